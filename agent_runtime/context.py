@@ -17,10 +17,10 @@ from snapline.agent_runtime.durable import ADOPTED, REFUSED, EffectWork, Pause, 
 from snapline.agent_runtime.effects import EffectOptions, Saga, at_rest, effect_work, read_outcome, undo_work
 from snapline.agent_runtime.encoding import encode_message, message_name
 from snapline.agent_runtime.fleet import check_state_image, encode_unchecked
-from snapline.agent_runtime.forgotten import Unawaited, awaited
+from snapline.agent_runtime.forgotten import UnawaitedCoroutines, awaited
 from snapline.agent_runtime.host.events import TurnEnded
 from snapline.agent_runtime.outside import DELAY_S_MAX, Outside, nanoseconds, plain_name, run_step, step_work, waits_of
-from snapline.agent_runtime.rare_requests import Seldom
+from snapline.agent_runtime.rare_requests import RareRequests
 from snapline.agent_runtime.results import argument_digest, read_message, read_result
 from snapline.agent_runtime.undoing import load_undo
 from snapline.errors import UnansweredCallError, UsageError, WaitTimeoutError
@@ -72,12 +72,12 @@ class Context:
         self._world = world
         self._sends: list[tuple[str, bytes]] = []
         self._stops = False
-        self._asked: Seldom | None = None
+        self._asked: RareRequests | None = None
         self._reply: bytes | None = None
         self._call = b""
         self._journal: TurnJournal | None = None
         self._closed = ""
-        self.unawaited: Unawaited | None = None
+        self.unawaited: UnawaitedCoroutines | None = None
 
     @property
     def received_from(self) -> str:
@@ -205,7 +205,7 @@ class Context:
         """End this turn without effect, and take the fleet back to a snapshot: "last", a tag or an epoch; see docs/going-back.md. UsageError."""
         self._check_open()
         wish, self._closed = rolling_back.wish_of(reason, to), "has asked that the fleet goes back"
-        raise rolling_back.RollbackAskedError(wish)
+        raise rolling_back.RollbackRequestedError(wish)
 
     def checkpoint(self) -> None:
         """Take a checkpoint of this agent after the turn, whatever its policy says.
@@ -468,11 +468,11 @@ class Context:
         if self._closed:
             raise UsageError(f"the turn of agent {self.agent!r} {self._closed}")
 
-    def _more(self) -> Seldom:
+    def _more(self) -> RareRequests:
         """Return the record for the rare requests of this turn."""
         self._check_open()
         if self._asked is None:
-            self._asked = Seldom()
+            self._asked = RareRequests()
         return self._asked
 
     # ---- for the runtime ------------------------------------------------------------------------------------------
@@ -513,7 +513,7 @@ class Context:
 
     def take_segment(self, pause: Pause | None = None) -> TurnEnded:
         """Return the outcome of a durable turn's segment, which ends here: as `outcome`, but stops and answers come with the turn's end."""
-        asked = self._asked or Seldom()
+        asked = self._asked or RareRequests()
         ended = TurnEnded(
             *(self.agent, self.incarnation, self._sends, asked.timers, asked.cancelled, list(asked.spawns.values())),
             wants_checkpoint=asked.wants_checkpoint,
@@ -532,7 +532,7 @@ class Context:
             reply = None
         if self._asked is None and reply is None and not self._stops and not is_durable:
             return TurnEnded(self.agent, self.incarnation, self._sends)
-        asked = self._asked or Seldom()
+        asked = self._asked or RareRequests()
         return TurnEnded(
             *(self.agent, self.incarnation, self._sends, asked.timers, asked.cancelled, list(asked.spawns.values())),
             *(self._stops, asked.wants_checkpoint, reply or b"", asked.outputs),

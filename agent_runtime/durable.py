@@ -7,7 +7,7 @@ journal's end the host log may know more (`logged_steps.py`): that is *adopted*,
 then leave with the next segment. So a handler must make the same requests in the same order whenever it runs: inputs that would make it differ (time,
 chance, the outside) come from the journal.
 
-The runtime drives a handler itself: it yields a `Stand`, and is sent the finished entry when there is one (`host/turns.py`).
+The runtime drives a handler itself: it yields a `SegmentEnd`, and is sent the finished entry when there is one (`host/turns.py`).
 """
 
 import contextlib
@@ -93,7 +93,7 @@ class EffectWork(msgspec.Struct, frozen=True):
     waits_s: tuple[float, ...]
 
 
-class Stand(msgspec.Struct, frozen=True):
+class SegmentEnd(msgspec.Struct, frozen=True):
     """The end of a segment.
 
     Attributes:
@@ -123,7 +123,7 @@ class Pause(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         seed: of the turn.
-        waits, timeout_ns, entries: as of `Stand`.
+        waits, timeout_ns, entries: as of `SegmentEnd`.
         is_logged: its result has to be in the host log before the turn goes on.
         intent: of an effect.
     """
@@ -227,7 +227,7 @@ class TurnJournal:
         if found is None:
             entries, self._fresh = self._fresh, []
             found = await _stand(
-                Stand(JournalEntry(kind, name, digest), timeout_ns, work, entries, is_repeated=known is not None)
+                SegmentEnd(JournalEntry(kind, name, digest), timeout_ns, work, entries, is_repeated=known is not None)
             )
         self._passed(place, found)
         return found
@@ -290,7 +290,7 @@ class TurnJournal:
 
 
 @types.coroutine
-def _stand(stand: Stand) -> Generator[Stand, JournalEntry, JournalEntry]:
+def _stand(stand: SegmentEnd) -> Generator[SegmentEnd, JournalEntry, JournalEntry]:
     found = yield stand
     return found
 

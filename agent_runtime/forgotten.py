@@ -28,7 +28,7 @@ _HERE = __name__.partition(".")[0]
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 
 
-class Unawaited:
+class UnawaitedCoroutines:
     """Unawaited coroutines of one turn.
 
     Attributes:
@@ -43,13 +43,13 @@ class Unawaited:
         self.dropped: list[str] = []
 
 
-class Noting(Protocol):
+class CallTracking(Protocol):
     """Part of a context that registers calls; None: no call of it was to be awaited."""
 
-    unawaited: Unawaited | None
+    unawaited: UnawaitedCoroutines | None
 
 
-_Ctx = TypeVar("_Ctx", bound=Noting)
+_Ctx = TypeVar("_Ctx", bound=CallTracking)
 
 
 class ContextCall(Coroutine[Any, Any, Any]):
@@ -57,11 +57,11 @@ class ContextCall(Coroutine[Any, Any, Any]):
 
     __slots__ = ("_begin", "_coroutine", "_noted")
 
-    def __init__(self, ctx: Noting, begin: Callable[[], Coroutine[Any, Any, Any]], said: str) -> None:
+    def __init__(self, ctx: CallTracking, begin: Callable[[], Coroutine[Any, Any, Any]], said: str) -> None:
         self._begin = begin
         self._coroutine: Coroutine[Any, Any, Any] | None = None
         if ctx.unawaited is None:
-            ctx.unawaited = Unawaited()
+            ctx.unawaited = UnawaitedCoroutines()
         self._noted = ctx.unawaited
         self._noted.waiting[id(self)] = said
 
@@ -136,7 +136,7 @@ def no_task(make_task: Callable[..., Any]) -> Iterator[None]:
 # ---- other coroutines -----------------------------------------------------------------------------------------------
 
 
-class Freed(NamedTuple):
+class FreedCoroutine(NamedTuple):
     """A coroutine that was never awaited. `task` is charged with it (None: the loop itself), and will check for it if it is that of a turn."""
 
     task: "asyncio.Task[Any] | None"
@@ -144,7 +144,7 @@ class Freed(NamedTuple):
     said: str
 
 
-freed: list[Freed] = []
+freed: list[FreedCoroutine] = []
 """Freed coroutines; in hosts' processes only."""
 
 _turn: "contextvars.ContextVar[asyncio.Task[Any] | None]" = contextvars.ContextVar("snapline_turn", default=None)
@@ -185,7 +185,7 @@ def _on_freed(coroutine: Any) -> None:
         _warn(coroutine)
     else:
         said = f"{coroutine.__qualname__}(…) at {_line(sys._getframe(1))}"
-        freed.append(Freed(_present(), False, said) if turn is None else Freed(turn, True, said))
+        freed.append(FreedCoroutine(_present(), False, said) if turn is None else FreedCoroutine(turn, True, said))
 
 
 def _present() -> "asyncio.Task[Any] | None":
@@ -195,7 +195,7 @@ def _present() -> "asyncio.Task[Any] | None":
         return None
 
 
-def left_by(ctx: Noting, *, is_over: bool) -> list[str]:
+def left_by(ctx: CallTracking, *, is_over: bool) -> list[str]:
     """Return the unawaited coroutines of this context's turn, which waits, or, `is_over`, has ended."""
     noted, found = ctx.unawaited, list[str]()
     if noted is not None:

@@ -15,10 +15,10 @@ from typing import Any
 
 from snapline.errors import StepCancelledError
 
-_present: ContextVar["Beat | None"] = ContextVar("snapline_step", default=None)
+_present: ContextVar["Heartbeats | None"] = ContextVar("snapline_step", default=None)
 
 
-class Beat:
+class Heartbeats:
     """Heartbeats of one attempt of a step.
 
     Attributes:
@@ -87,7 +87,7 @@ def heartbeat(details: Any = None) -> Any:  # whatever the step tells
     return beat.before
 
 
-async def heard_of(running: Awaitable[Any], beat: Beat, seconds: float) -> Any:  # the result of what runs
+async def heard_of(running: Awaitable[Any], beat: Heartbeats, seconds: float) -> Any:  # the result of what runs
     """Wait for it as long as it sends heartbeats.
 
     Raises:

@@ -15,7 +15,7 @@ from typing import Any
 
 from snapline.agent_runtime.agent import Handler
 from snapline.agent_runtime.durable import StepWork
-from snapline.agent_runtime.heartbeats import Beat, heard_of
+from snapline.agent_runtime.heartbeats import Heartbeats, heard_of
 from snapline.channels.child_processes import end_if_child
 from snapline.errors import UsageError
 from snapline.ids import is_plain
@@ -101,7 +101,7 @@ class Outside:
         return await asyncio.wait_for(running, seconds)
 
     def beating(
-        self, name: str, function: Callable[[], Any], beat: Beat, heartbeat_s: float | None
+        self, name: str, function: Callable[[], Any], beat: Heartbeats, heartbeat_s: float | None
     ) -> Coroutine[Any, Any, Any]:
         """Run a step whose function can send heartbeats; TimeoutError if none comes for `heartbeat_s`."""
         running = self.step(name, beat.of(function))
@@ -164,19 +164,19 @@ async def run_step(
     world: Outside, name: str, work: StepWork, began: Callable[[], None] = lambda: None
 ) -> Any:  # the function's own result
     """Run a step, and again if it raises; its last error is raised here. `began`: called before each attempt."""
-    beat = Beat(None)
+    beat = Heartbeats(None)
     for wait_s in work.waits_s:
         began()
         try:
             return await _attempt(world, name, work, beat)
         except Exception:
-            beat = Beat(beat.told)
+            beat = Heartbeats(beat.told)
             await world.pause(wait_s)
     began()
     return await _attempt(world, name, work, beat)
 
 
-async def _attempt(world: Outside, name: str, work: StepWork, beat: Beat) -> Any:  # the function's own result
+async def _attempt(world: Outside, name: str, work: StepWork, beat: Heartbeats) -> Any:  # the function's own result
     try:
         running = world.beating(name, work.function, beat, work.heartbeat_s)
         return await running if work.timeout_s is None else await world.limited(running, work.timeout_s)

@@ -3,7 +3,7 @@
 from snapline.agent_runtime.host.events import Emission, Spawn
 
 
-class Seldom:
+class RareRequests:
     """Requests besides the sends of one turn, or segment of one."""
 
     __slots__ = ("cancelled", "outputs", "spawns", "timers", "wants_checkpoint")

@@ -10,7 +10,7 @@ from snapline.ids import is_plain
 REASON_CHARACTERS_MAX = 1_000
 
 
-class RollbackWish(msgspec.Struct, frozen=True):
+class RollbackRequest(msgspec.Struct, frozen=True):
     """A turn's request. `snapshot`: "last", a tag or an epoch; `place`: function, file and line of the call, by which requests are counted."""
 
     snapshot: str
@@ -18,10 +18,10 @@ class RollbackWish(msgspec.Struct, frozen=True):
     place: str
 
 
-class RollbackAskedError(BaseException):
+class RollbackRequestedError(BaseException):
     """End of the turn that requests a rollback. No `Exception`: handlers of those must not go on, and no saga must undo what it has done."""
 
-    def __init__(self, wish: RollbackWish) -> None:
+    def __init__(self, wish: RollbackRequest) -> None:
         super().__init__(f"the turn asks that the fleet goes back to {wish.snapshot}: {wish.reason}")
         self.wish = wish
 
@@ -29,18 +29,18 @@ class RollbackAskedError(BaseException):
 NOT_UNDONE = 'ctx.rollback leaves the agent as it was before its turn: it needs on_error = "undo"'
 CAUGHT = "the handler has caught what ctx.rollback raises: let it pass"
 
-FAILURES = (Exception, RollbackAskedError, SystemExit)
+FAILURES = (Exception, RollbackRequestedError, SystemExit)
 """Exceptions of a handler that end its turn."""
 
 
-def wish_in(error: BaseException, on_error: str) -> tuple[RollbackWish | None, BaseException]:
+def wish_in(error: BaseException, on_error: str) -> tuple[RollbackRequest | None, BaseException]:
     """Return the request of a turn that has failed, if its agent may make one, and the error that it has failed by."""
-    if not isinstance(error, RollbackAskedError):
+    if not isinstance(error, RollbackRequestedError):
         return None, error
     return (error.wish, error) if on_error == "undo" else (None, UsageError(NOT_UNDONE))
 
 
-def wish_of(reason: str, snapshot: str) -> RollbackWish:
+def wish_of(reason: str, snapshot: str) -> RollbackRequest:
     """Return the request of a call of `ctx.rollback`; UsageError."""
     if not is_plain(reason) or not 0 < len(reason) <= REASON_CHARACTERS_MAX:
         raise UsageError(
@@ -50,4 +50,4 @@ def wish_of(reason: str, snapshot: str) -> RollbackWish:
         raise UsageError(f'ctx.rollback goes to "last", a tag or an epoch, as text, not to {snapshot!r:.100}')
     frame = sys._getframe(2)
     file = frame.f_code.co_filename.replace("\\", "/").rpartition("/")[2]
-    return RollbackWish(snapshot, reason, f"{frame.f_code.co_qualname} ({file}:{frame.f_lineno})")
+    return RollbackRequest(snapshot, reason, f"{frame.f_code.co_qualname} ({file}:{frame.f_lineno})")

@@ -29,7 +29,7 @@ from random import Random
 
 import msgspec
 
-from snapline.sim.faults.words import CrashWord
+from snapline.sim.faults.words import CrashFault
 from snapline.sim.run import run
 from snapline.sim.scenario import (
     FaultPart,
@@ -177,7 +177,7 @@ def one_crash(seed: int) -> Scenario:
     """The usual case alone: epochs of chandy-lamport, each tenth of a second, and a host that dies and comes back."""
     pattern = PatternPart(name="random", messages=400)
     fleet = FleetPart(agents=5, hosts=2, pattern=pattern, trigger=TriggerPart(every="100ms"))
-    crash = FaultPart(crash=CrashWord(host="h1", at="100ms", restart_after="200ms"))
+    crash = FaultPart(crash=CrashFault(host="h1", at="100ms", restart_after="200ms"))
     return Scenario(name="one-crash", fleet=fleet, fault=[crash])
 
 

@@ -31,7 +31,7 @@ from snapline.channels.options import server_options
 from snapline.errors import ProtocolError
 from snapline.failpoints import failpoint
 from snapline.security.dial_back import METHOD as CONFIRM
-from snapline.security.dial_back import Callers, Complaints, OwnCalls
+from snapline.security.dial_back import DialBackClient, OutgoingCalls, RefusalLog
 from snapline.security.rpc_authorization import FIRST_BYTES_MAX, HOST, People, RpcGuard
 from snapline.security.transport import LINK_AGE_S_MAX, RELOAD_S, Security
 from snapline.telemetry.health import begin, tell
@@ -81,9 +81,9 @@ class LinkTransport:
         self._security = security
         self.guard = RpcGuard(security, people)
         self.healthy = health.aio.HealthServicer()
-        self._callers = Callers(security, service=SERVICE, role=HOST)
-        self._own_calls = OwnCalls()
-        self._complaints = Complaints(log)
+        self._callers = DialBackClient(security, service=SERVICE, role=HOST)
+        self._own_calls = OutgoingCalls()
+        self._complaints = RefusalLog(log)
         self._reload_s = reload_s
         self._server: grpc.aio.Server | None = None
         self._streams: dict[str, PeerStream] = {}

@@ -92,7 +92,7 @@ from snapline.channels.link_events import (
     WriteReady,
 )
 from snapline.channels.order import OutgoingOrder
-from snapline.channels.words import UntoldWords
+from snapline.channels.words import UnreportedPhrases
 from snapline.errors import ProtocolError
 
 HEARTBEAT_NS = 500_000_000
@@ -136,7 +136,7 @@ class LinkCore:
         self._opened = 0
         self._grant_items = 0
         self._grant_bytes = 0
-        self._words = UntoldWords(self._in)
+        self._words = UnreportedPhrases(self._in)
         self._is_hello_due = False
         self._is_heartbeat_due = False
         self._written_ns = 0

@@ -19,7 +19,7 @@ _TELL_ITEMS = WINDOW_ITEMS // 4
 _TELL_BYTES = WINDOW_BYTES // 4
 
 
-class UntoldWords:
+class UnreportedPhrases:
     """See the module.
 
     Attributes:

@@ -100,15 +100,15 @@ def _mutated(mutant: str) -> contextlib.AbstractContextManager[None]:
 
 
 def _run(world: World, result: Result) -> None:
-    failpoints.install(world.desk.points.passed)
+    failpoints.install(world.shared.points.passed)
     watch = Watch(world)
     try:
-        ended = world.desk.kernel.run(world.desk.scenario.run.events_max)
+        ended = world.shared.kernel.run(world.shared.scenario.run.events_max)
         failpoints.install(None)
         watch.conclude(result, ended=ended)
     finally:
         world.hosts.forget()
-        world.desk.judge.replays.finish()
+        world.shared.judge.replays.finish()
 
 
 class Watch:
@@ -120,14 +120,14 @@ class Watch:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._desk = desk = world.desk
+        self._shared = shared = world.shared
         self._heal_ns: int | None = None
         self.healed_ns = self._whole_ns = 0
         self.pending: list[str] = ["the faults are not over"]
         self._looks = 0
-        self._looks_apart = LOOKS_APART + len(desk.agents) // AGENTS_A_LOOK
-        desk.kernel.at(LOOK_NS, self._look)
-        if desk.scenario.run.faults_from == "start":
+        self._looks_apart = LOOKS_APART + len(shared.agents) // AGENTS_A_LOOK
+        shared.kernel.at(LOOK_NS, self._look)
+        if shared.scenario.run.faults_from == "start":
             self._begin_faults()
         else:
             world.when_running(self._begin_faults)
@@ -136,12 +136,12 @@ class Watch:
         self._heal_ns = self._world.executor.begin()
 
     def _look(self, _: object) -> None:
-        world, desk, now_ns = self._world, self._desk, self._desk.kernel.now_ns
-        desk.journal.turn_page()
+        world, shared, now_ns = self._world, self._shared, self._shared.kernel.now_ns
+        shared.journal.turn_page()
         self._looks += 1
         if self._looks % self._looks_apart == 0:
             self._validate()
-        if self._heal_ns is None and now_ns > desk.scenario.liveness.within_ns:
+        if self._heal_ns is None and now_ns > shared.scenario.liveness.within_ns:
             self._heal_ns = now_ns  # it never began
         if not self.healed_ns and self._heal_ns is not None and self._heal_ns <= now_ns and not self._waits_for_work():
             self.healed_ns = now_ns
@@ -155,18 +155,18 @@ class Watch:
             self.pending = world.outlook.pending(self._whole_ns) + world.clients.pending()
             self.pending += world.operator.pending()
             self.pending = self.pending or world.owed() or owed
-        is_late = self.healed_ns and now_ns > self._whole_ns + desk.scenario.liveness.within_ns
-        if desk.judge.violations or (self.healed_ns and not self.pending) or is_late:
-            desk.kernel.is_over = True
+        is_late = self.healed_ns and now_ns > self._whole_ns + shared.scenario.liveness.within_ns
+        if shared.judge.violations or (self.healed_ns and not self.pending) or is_late:
+            shared.kernel.is_over = True
         else:
-            desk.kernel.at(now_ns + LOOK_NS, self._look)
+            shared.kernel.at(now_ns + LOOK_NS, self._look)
 
     def _work_owed(self) -> list[str]:
         """Return the work that a user's fleet still owes, unless it is idle; the checks after the faults follow it."""
-        desk = self._desk
-        now_ns, within_ns = desk.kernel.now_ns, desk.scenario.liveness.within_ns
+        shared = self._shared
+        now_ns, within_ns = shared.kernel.now_ns, shared.scenario.liveness.within_ns
         is_over = (
-            now_ns > self.healed_ns + WORK_NS or now_ns > max(desk.figures.last_turn_ns, self.healed_ns) + within_ns
+            now_ns > self.healed_ns + WORK_NS or now_ns > max(shared.figures.last_turn_ns, self.healed_ns) + within_ns
         )
         owed = "" if is_over else self._world.outlook.work_owed()
         return [owed] if owed else []
@@ -174,10 +174,10 @@ class Watch:
     def _waits_for_work(self) -> bool:
         """A crash in the midst of the work is yet to come; not for ever, and not if there is no work left."""
         world = self._world
-        desk = self._desk
-        idle_ns = desk.kernel.now_ns - max(desk.figures.last_turn_ns, self._heal_ns or 0)
-        is_over = self._heal_ns is None or desk.kernel.now_ns > self._heal_ns + WORK_NS
-        is_over = is_over or idle_ns > desk.scenario.liveness.within_ns
+        shared = self._shared
+        idle_ns = shared.kernel.now_ns - max(shared.figures.last_turn_ns, self._heal_ns or 0)
+        is_over = self._heal_ns is None or shared.kernel.now_ns > self._heal_ns + WORK_NS
+        is_over = is_over or idle_ns > shared.scenario.liveness.within_ns
         is_done = world.outlook.is_at_rest() and not world.clients.pending()
         return world.executor.waits_for_work and not is_over and not is_done
 
@@ -185,15 +185,15 @@ class Watch:
         try:
             self._world.validate()
         except AssertionError as error:
-            self._desk.kernel.is_over = False  # what is found at the end counts too
-            self._desk.core_failed("", error)
+            self._shared.kernel.is_over = False  # what is found at the end counts too
+            self._shared.core_failed("", error)
 
     def conclude(self, result: Result, *, ended: bool) -> None:
         """Ask the oracles that look at the whole, and write down the verdict."""
-        world, desk = self._world, self._desk
-        violations = desk.judge.violations
+        world, shared = self._world, self._shared
+        violations = shared.judge.violations
         world.probe_at_end()
-        if not violations and not desk.misuse:
+        if not violations and not shared.misuse:
             self._validate()
         if not violations:
             world.notes.store.read_back()
@@ -203,60 +203,60 @@ class Watch:
             states, is_quiet = world.outlook.states(), world.outlook.is_idle()
             resting = states if is_quiet else world.outlook.resting()
             images = {agent: encode_body(states[agent]) for agent in resting if agent in states}
-            desk.judge.at_end(
-                desk.kernel.now_ns,
+            shared.judge.at_end(
+                shared.kernel.now_ns,
                 images,
                 heard=world.outlook.heard(),
                 is_quiet=is_quiet,
                 is_released=world.is_released(),
             )
             world.check_outputs()
-            desk.workload.has_gone_back = desk.judge.books.inputs.has_fallen_back
-            broken = desk.workload.check_end(states) if desk.workload.ends else None
+            shared.workload.has_gone_back = shared.judge.books.inputs.has_fallen_back
+            broken = shared.workload.check_end(states) if shared.workload.ends else None
             if broken:
-                desk.say("workload", "G3", broken)
+                shared.say("workload", "G3", broken)
         result.violations = list(violations)
-        result.error = desk.misuse
-        if desk.workload.failure:
+        result.error = shared.misuse
+        if shared.workload.failure:
             at = "".join([f"at {seconds(found.t_ns)}, {found.text}\n" for found in violations[:1]])
-            result.error, result.violations = f"{desk.workload.failure}{at}", []
+            result.error, result.violations = f"{shared.workload.failure}{at}", []
         result.verdict = self._verdict(result, ended=ended)
         result.pending = self.pending if result.verdict == "undecided" else []
-        result.trace_hash = desk.journal.close()
-        result.waypoints = desk.journal.waypoints
-        result.journal = desk.journal.window
-        result.events = desk.kernel.events
-        result.messages = desk.judge.books.messages
-        result.virtual_ns = desk.kernel.now_ns
-        result.probes = dict(desk.judge.probes.hits)
+        result.trace_hash = shared.journal.close()
+        result.waypoints = shared.journal.waypoints
+        result.journal = shared.journal.window
+        result.events = shared.kernel.events
+        result.messages = shared.judge.books.messages
+        result.virtual_ns = shared.kernel.now_ns
+        result.probes = dict(shared.judge.probes.hits)
         result.faults = list(world.executor.faults)
-        result.steps_as_they_are = list(world.hosts.steps.stubs.as_they_are) if desk.scenario.fleet.module else []
+        result.steps_as_they_are = list(world.hosts.steps.stubs.as_they_are) if shared.scenario.fleet.module else []
         result.metrics = metrics_of(world)
 
     def _look_for_deserted(self) -> None:
         """Look for waiting clients once all is healed and the fleet lacks nothing: they are owed answers. A busy fleet may be slow."""
-        desk = self._desk
-        patience_ns = desk.scenario.liveness.within_ns // 2
-        if desk.scenario.budget == "within":
+        shared = self._shared
+        patience_ns = shared.scenario.liveness.within_ns // 2
+        if shared.scenario.budget == "within":
             for agent, why in self._world.outlook.blocked().items():
-                desk.say("stuck", "G10", f"{agent} stands in the middle of a durable turn, for good: {why}")
-        if not self.pending or desk.scenario.budget != "within":
+                shared.say("stuck", "G10", f"{agent} stands in the middle of a durable turn, for good: {why}")
+        if not self.pending or shared.scenario.budget != "within":
             return
-        for agent in self._world.outlook.forsaken(desk.kernel.now_ns - patience_ns):
+        for agent in self._world.outlook.forsaken(shared.kernel.now_ns - patience_ns):
             text = f"{agent} has asked that the fleet goes back, and stands for {patience_ns / 1e9:g} s, without a word"
-            desk.say("liveness", "G10", text)
+            shared.say("liveness", "G10", text)
         if self._world.outlook.pending(self.healed_ns):
             return
-        for text in self._world.clients.deserted(desk.kernel.now_ns - patience_ns):
-            desk.say("liveness", "R1", f"{text} for {patience_ns / 1e9:g} s, though everything runs")
+        for text in self._world.clients.deserted(shared.kernel.now_ns - patience_ns):
+            shared.say("liveness", "R1", f"{text} for {patience_ns / 1e9:g} s, though everything runs")
 
     def _hollow(self) -> str:
         """Return why a run of a user's fleet proves nothing about it, though nothing else is missing; "" if it does."""
-        scenario, taken = self._desk.scenario, self._desk.figures.turns
+        scenario, taken = self._shared.scenario, self._shared.figures.turns
         if not scenario.run.turns or self.pending:
             return ""
         promised = any(part.crash is not None and part.crash.when == "working" for part in scenario.fault)
-        if promised and not self._desk.judge.probes.hits.get("recovery"):
+        if promised and not self._shared.judge.probes.hits.get("recovery"):
             return f"the fleet was done after {taken} turns, before the crash that was to come in the midst of them"
         if self._world.outlook.work_owed() and 2 * taken < scenario.run.turns:
             return f"only {taken} of {scenario.run.turns} turns were taken"
@@ -267,12 +267,12 @@ class Watch:
             return "broken"
         if result.violations:
             return "violation"
-        if not self._desk.figures.handled:
+        if not self._shared.figures.handled:
             self.pending = [*self.pending, "nothing was exercised: no agent has handled a message, a timer or an input"]
         elif hollow := self._hollow():
             self.pending = [*self.pending, f"the run is hollow: {hollow}"]
         if not ended:
-            self.pending = [*self.pending, f"there were more than {self._desk.scenario.run.events_max} events"]
+            self.pending = [*self.pending, f"there were more than {self._shared.scenario.run.events_max} events"]
         return "undecided" if self.pending else "pass"
 
 
@@ -286,17 +286,17 @@ ZERO = (
 
 def metrics_of(world: World) -> dict[str, float]:
     """Figures of one run; names end with their unit."""
-    desk = world.desk
-    found = dict.fromkeys(ZERO, 0.0) | desk.figures.counts
-    found["piggyback_bytes"] += sum(run.carrier.core.desk.counts.piggyback_bytes for run in world.hosts.alive())
-    found["checkpoints_useless"] = float(desk.judge.probes.hits.get("useless checkpoint", 0))
+    shared = world.shared
+    found = dict.fromkeys(ZERO, 0.0) | shared.figures.counts
+    found["piggyback_bytes"] += sum(run.carrier.core.shared.counts.piggyback_bytes for run in world.hosts.alive())
+    found["checkpoints_useless"] = float(shared.judge.probes.hits.get("useless checkpoint", 0))
     if saved := found.pop("checkpoints_saved", 0.0):
         found["checkpoint_s"] = found["saving_s"] / saved
-    found["turns"] = desk.figures.turns
-    found["busy_s"] = desk.figures.busy_ns / 1e9
-    found["virtual_s"] = desk.kernel.now_ns / 1e9
-    found["store_bytes"] = desk.stores.disk.used_bytes()
+    found["turns"] = shared.figures.turns
+    found["busy_s"] = shared.figures.busy_ns / 1e9
+    found["virtual_s"] = shared.kernel.now_ns / 1e9
+    found["store_bytes"] = shared.stores.disk.used_bytes()
     if world.outlook.finished_ns:
         found["finish_s"] = world.outlook.finished_ns / 1e9
-        found["throughput_per_s"] = desk.judge.books.messages / found["finish_s"]
+        found["throughput_per_s"] = shared.judge.books.messages / found["finish_s"]
     return found

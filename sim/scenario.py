@@ -21,22 +21,22 @@ from snapline.sim.faults.durations import Duration, OptionalDuration, duration_n
 from snapline.sim.faults.points import FAILPOINTS, REAL_FAILPOINT_PREFIXES, REAL_FAILPOINTS, WORLD_FAILPOINTS
 from snapline.sim.faults.words import (
     REFUSED_WORDS,
-    CaptureWord,
-    ClockWord,
-    ClogWord,
-    CoordinatorWord,
-    CrashWord,
-    DelayWord,
-    DiskWord,
-    HangWord,
-    HoldWord,
-    LossWord,
-    MembershipWord,
-    PartitionWord,
-    PauseWord,
-    ResetWord,
-    SlowWord,
-    SwizzleWord,
+    CaptureFault,
+    ClockFault,
+    ClogFault,
+    CoordinatorFault,
+    CrashFault,
+    DelayFault,
+    DiskFault,
+    HangFault,
+    HoldFault,
+    LossFault,
+    MembershipFault,
+    PartitionFault,
+    PauseFault,
+    ResetFault,
+    SlowFault,
+    SwizzleFault,
     Word,
 )
 from snapline.sim.toml_text import format_toml, readable, shown
@@ -273,22 +273,22 @@ class RunPart(Part, frozen=True, kw_only=True):
 class FaultPart(Part, frozen=True, kw_only=True, omit_defaults=True):
     """Exactly one word is set."""
 
-    delay: DelayWord | None = None
-    slow: SlowWord | None = None
-    loss: LossWord | None = None
-    reset: ResetWord | None = None
-    hold: HoldWord | None = None
-    clog: ClogWord | None = None
-    swizzle: SwizzleWord | None = None
-    partition: PartitionWord | None = None
-    crash: CrashWord | None = None
-    capture: CaptureWord | None = None
-    pause: PauseWord | None = None
-    hang: HangWord | None = None
-    disk: DiskWord | None = None
-    clock: ClockWord | None = None
-    coordinator: CoordinatorWord | None = None
-    membership: MembershipWord | None = None
+    delay: DelayFault | None = None
+    slow: SlowFault | None = None
+    loss: LossFault | None = None
+    reset: ResetFault | None = None
+    hold: HoldFault | None = None
+    clog: ClogFault | None = None
+    swizzle: SwizzleFault | None = None
+    partition: PartitionFault | None = None
+    crash: CrashFault | None = None
+    capture: CaptureFault | None = None
+    pause: PauseFault | None = None
+    hang: HangFault | None = None
+    disk: DiskFault | None = None
+    clock: ClockFault | None = None
+    coordinator: CoordinatorFault | None = None
+    membership: MembershipFault | None = None
 
     @property
     def word(self) -> Word:
@@ -374,7 +374,7 @@ def coordinator_names(scenario: Scenario) -> tuple[str, ...]:
     return tuple(f"c{number + 1}" for number in range(scenario.fleet.coordinators))
 
 
-def _joins(scenario: Scenario) -> list[MembershipWord]:
+def _joins(scenario: Scenario) -> list[MembershipFault]:
     words = [fault.membership for fault in scenario.fault if fault.membership]
     return [word for word in words if word.kind == "join"]
 
@@ -484,16 +484,16 @@ def _name_problems(scenario: Scenario, word: Word) -> Iterator[str]:
     hosts, coordinators = host_names(scenario), coordinator_names(scenario)
     for key, name in word.nodes():
         match key, word:
-            case "host", DiskWord(is_cut=False):
+            case "host", DiskFault(is_cut=False):
                 known = hosts + coordinators
-            case ("host", _) | (_, HoldWord()):
+            case ("host", _) | (_, HoldFault()):
                 known = hosts
             case "node", _:
                 known = coordinators
             case _:
                 known = hosts + coordinators
         yield from _unknown(key, [name] if name else [], known)
-    if isinstance(word, MembershipWord) and word.kind == "join" and word.host:
+    if isinstance(word, MembershipFault) and word.kind == "join" and word.host:
         yield from _unknown("host", [word.host], joining_hosts(scenario))
         if sum(other.host == word.host for other in _joins(scenario)) > 1:
             yield f"host is {shown(word.host)}, which joins twice: leave the name out"

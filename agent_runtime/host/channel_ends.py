@@ -52,8 +52,8 @@ class ChannelEnds:
     _membership: Creating
     _durable: AwaitingReplies
 
-    def __init__(self, desk: HostState, links: HostLinks, failures: HostFailures) -> None:
-        self._desk = desk
+    def __init__(self, shared: HostState, links: HostLinks, failures: HostFailures) -> None:
+        self._shared = shared
         self._links = links
         self._failures = failures
         self.ending: dict[tuple[str, str], AgentInlet] = {}
@@ -86,33 +86,33 @@ class ChannelEnds:
         """Make a receiving end, for now of a sender on this host."""
         inlet = agent.inlets[sender] = AgentInlet(channel=0, sender=sender, receiver=agent.id)
         inlet.owner = agent
-        inlet.peer = self._desk.local
+        inlet.peer = self._shared.local
         inlet.first_number = 1
         return inlet
 
     def open(self, agent: LocalAgent, receiver: str) -> AgentOutlet:
         """Return the channel's sending end, connected as far as the receiver's place is known."""
-        desk = self._desk
+        shared = self._shared
         outlet = agent.outlets.get(receiver) or self.new_outlet(agent, receiver)
-        route = desk.routes.get(receiver)
+        route = shared.routes.get(receiver)
         if route is None:
             self._locate(receiver)
-        elif route[0] == desk.host:
+        elif route[0] == shared.host:
             self._connect_here(outlet)
         elif (peer := self._links.to(route[0])) is not None:
             self._connect_there(outlet, peer, route[1])
         return outlet
 
     def _connect_here(self, outlet: AgentOutlet) -> None:
-        desk = self._desk
-        owner = desk.agents.get(outlet.receiver)
+        shared = self._shared
+        owner = shared.agents.get(outlet.receiver)
         if owner is None:
-            desk.routes.pop(outlet.receiver, None)
+            shared.routes.pop(outlet.receiver, None)
             self._locate(outlet.receiver)
             return
         inlet = owner.inlets.get(outlet.sender) or self.new_inlet(owner, outlet.sender)
         _check_first_number(inlet, outlet.number + 1)
-        inlet.peer = outlet.peer = desk.local
+        inlet.peer = outlet.peer = shared.local
         inlet.credit_told = outlet.credit = outlet.number + CHANNEL_CREDIT
         outlet.inlet = inlet
 
@@ -154,7 +154,7 @@ class ChannelEnds:
 
     def accept(self, peer: Peer, command: lk.AcceptChannel) -> None:
         """Accept a peer's channel to an agent here. One that is not here, or not in that incarnation, receives nothing."""
-        owner = self._desk.agents.get(command.receiver)
+        owner = self._shared.agents.get(command.receiver)
         if owner is not None and owner.incarnation != command.receiver_incarnation:
             owner = None
         if owner is None:
@@ -186,35 +186,35 @@ class ChannelEnds:
     def _locate(self, receiver: str) -> None:
         if any(receiver in names for names in self.locating.values()):
             return
-        request = self._desk.next_request()
+        request = self._shared.next_request()
         self.locating[request] = (receiver,)
-        self._desk.out.append(msg.LocateAgents(request, (receiver,)))
+        self._shared.out.append(msg.LocateAgents(request, (receiver,)))
 
     def welcomed(self) -> None:
         """Repeat questions that the coordinator may not have received."""
         for request, agents in self.locating.items():
-            self._desk.out.append(msg.LocateAgents(request, agents))
+            self._shared.out.append(msg.LocateAgents(request, agents))
 
     def on_agents_located(self, event: msg.AgentsLocated) -> None:
-        desk = self._desk
+        shared = self._shared
         if self.locating.pop(event.request, None) is None:
             return
         for name, host, incarnation, ordinal in zip(
             event.agents, event.hosts, event.incarnations, event.ordinals, strict=True
         ):
             if host:
-                desk.routes[name] = (host, incarnation)
-                desk.ordinals[name] = ordinal
-            for agent in list(desk.agents.values()):
+                shared.routes[name] = (host, incarnation)
+                shared.ordinals[name] = ordinal
+            for agent in list(shared.agents.values()):
                 outlet = agent.outlets.get(name)
                 if outlet is not None and outlet.peer is None:
-                    self._settle(agent, outlet, is_found=name in desk.routes)
+                    self._settle(agent, outlet, is_found=name in shared.routes)
 
     def settle_waiting(self, hosts: Collection[str]) -> None:
         """Open outlets that waited for these hosts' places."""
-        for agent in list(self._desk.agents.values()):
+        for agent in list(self._shared.agents.values()):
             for outlet in list(agent.outlets.values()):
-                route = self._desk.routes.get(outlet.receiver)
+                route = self._shared.routes.get(outlet.receiver)
                 if outlet.peer is None and outlet.queue and route is not None and route[0] in hosts:
                     self.open(agent, outlet.receiver)
                     self._outlets.unpark(outlet)
@@ -241,7 +241,7 @@ class ChannelEnds:
         Other hosts drop their ends on `ChannelClosed`, behind all that is in transit. Numbers of channels that were not
         used since a plan restored them stay until the next plan: nothing names them on a link.
         """
-        agents = self._desk.agents
+        agents = self._shared.agents
         for receiver, outlet in gone.outlets.items():
             found = agents.get(receiver)
             self.end_inlet(found.inlets.get(gone.id) if found is not None else None)
@@ -277,8 +277,8 @@ class ChannelEnds:
         if outlet is None:
             return
         owner, receiver = outlet.owner, outlet.receiver
-        self._desk.routes.pop(receiver, None)
-        self._desk.ordinals.pop(receiver, None)
+        self._shared.routes.pop(receiver, None)
+        self._shared.ordinals.pop(receiver, None)
         self._mode.receiver_gone(owner, receiver)
         if owner.outlets.get(receiver) is outlet:
             self._settle(owner, outlet, is_found=False)

@@ -39,7 +39,7 @@ def heartbeat_of(
     certificate_left_ns: int | None = None,
 ) -> msg.Heartbeat:
     """Return the host's figures since its start, and its present state."""
-    counts, standing = core.desk.counts, core.mode.standing()
+    counts, standing = core.shared.counts, core.mode.standing()
     agents = [agent for agent in core.agents.values() if agent.inputs is not None or agent.outputs is not None]
     stand = standing_agents(core.agents.values(), now_ns)
     return msg.Heartbeat(

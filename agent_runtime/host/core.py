@@ -55,7 +55,7 @@ from snapline.agent_runtime.host.channel_ends import ChannelEnds
 from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.effects import Effects
 from snapline.agent_runtime.host.epoch_request import EpochRequest
-from snapline.agent_runtime.host.external_sends import MessagesTold
+from snapline.agent_runtime.host.external_sends import ExternalSends
 from snapline.agent_runtime.host.failures import HostFailures
 from snapline.agent_runtime.host.host_log import OwnLog
 from snapline.agent_runtime.host.host_state import HostState
@@ -109,30 +109,30 @@ class HostCore:
         Args:
             protocol, policy: which checkpointing protocol the fleet runs, and when its agents checkpoint on their own.
             trace_every: trace every N-th message of each channel; 0 = none.
-            is_watched: an observer wants `MessageLeft` commands.
+            is_watched: an observer wants `LoggedMessageSent` commands.
         """
-        self.desk = desk = HostState(host, trace_every=trace_every, is_watched=is_watched)
-        self.agents, self.peers = desk.agents, desk.peers
-        failures = HostFailures(desk)
-        self.links = links = HostLinks(desk)
-        self._ends = ends = ChannelEnds(desk, links, failures)
-        self._mailboxes = mailboxes = Mailboxes(desk, failures)
-        self._outlets = outlets = Outlets(desk, ends, mailboxes)
-        self._timers = timers = Timers(desk, mailboxes)
-        self._wish = wish = EpochRequest(desk)
-        self.log = log = OwnLog(desk)
-        self._inputs = inputs = Inputs(desk, mailboxes, wish, log)
-        self._steps = steps = StepLog(desk, mailboxes, log)
-        self._outputs = outputs = Outputs(desk, mailboxes, wish)
-        self._views = views = Views(desk)
+        self.shared = shared = HostState(host, trace_every=trace_every, is_watched=is_watched)
+        self.agents, self.peers = shared.agents, shared.peers
+        failures = HostFailures(shared)
+        self.links = links = HostLinks(shared)
+        self._ends = ends = ChannelEnds(shared, links, failures)
+        self._mailboxes = mailboxes = Mailboxes(shared, failures)
+        self._outlets = outlets = Outlets(shared, ends, mailboxes)
+        self._timers = timers = Timers(shared, mailboxes)
+        self._wish = wish = EpochRequest(shared)
+        self.log = log = OwnLog(shared)
+        self._inputs = inputs = Inputs(shared, mailboxes, wish, log)
+        self._steps = steps = StepLog(shared, mailboxes, log)
+        self._outputs = outputs = Outputs(shared, mailboxes, wish)
+        self._views = views = Views(shared)
         self._membership = membership = Membership(
-            desk, ends, outlets, mailboxes, failures, inputs, outputs, steps, views
+            shared, ends, outlets, mailboxes, failures, inputs, outputs, steps, views
         )
-        effects = Effects(desk, outputs, steps)
-        self._durable = durable = DurableTurns(desk, failures, mailboxes, timers, inputs, steps, effects)
-        self.turn_ends = TurnEnds(desk, failures, mailboxes, outlets, timers, membership, outputs, views, durable)
+        effects = Effects(shared, outputs, steps)
+        self._durable = durable = DurableTurns(shared, failures, mailboxes, timers, inputs, steps, effects)
+        self.turn_ends = TurnEnds(shared, failures, mailboxes, outlets, timers, membership, outputs, views, durable)
         parts = HostParts(
-            desk, links, ends, failures, mailboxes, outlets, membership, log, inputs, steps, outputs, wish, views
+            shared, links, ends, failures, mailboxes, outlets, membership, log, inputs, steps, outputs, wish, views
         )
         self.mode = mode = _mode_of(protocol, policy, parts)
         self._plans = HostPlans(parts, mode, timers, effects)
@@ -174,7 +174,7 @@ class HostCore:
             ev.BatchEnded: self.links.on_batch_ended,
             ev.WriteReady: self.links.on_write_ready,
             ev.TimerFired: self._on_timer_fired,
-            MessagesTold: self.turn_ends.on_messages_told,
+            ExternalSends: self.turn_ends.on_messages_told,
             ev.TurnFailed: self.turn_ends.on_turn_failed,
             ev.PeerKnocked: self.links.on_peer_knocked,
             ev.StreamOpened: self.links.on_stream_opened,
@@ -193,17 +193,17 @@ class HostCore:
 
     def handle(self, now_ns: int, event: ev.Heard) -> list[ev.Said]:
         """Handle one event; return what to do, in order."""
-        desk = self.desk
-        desk.now = now_ns
+        shared = self.shared
+        shared.now = now_ns
         out: list[ev.Said] = []
-        desk.out = out
+        shared.out = out
         self._handlers[type(event)](event)
         return out
 
     def _on_end_epoch(self, event: msg.EndEpoch) -> None:
         """End an epoch. The directive is repeated when its outputs are released; and for a plan's line, when the plan's agents are here."""
-        desk = self.desk
-        if event.epoch > desk.plan_epoch and event.epoch not in desk.ended:
+        shared = self.shared
+        if event.epoch > shared.plan_epoch and event.epoch not in shared.ended:
             self._wish.reset()
             self.mode.epoch_ended(event)
         self._inputs.epoch_ended(event)
@@ -222,17 +222,17 @@ class HostCore:
     @property
     def plan(self) -> int:
         """Number of the plan applied, or being applied; 0 before the first."""
-        return self.desk.plan
+        return self.shared.plan
 
     @property
     def start(self) -> int:
         """Number of this run of the host; 0 before the first Welcome."""
-        return self.desk.start
+        return self.shared.start
 
     @property
     def is_loaded(self) -> bool:
         """Return whether the plan's agents are here."""
-        return self.desk.is_loaded
+        return self.shared.is_loaded
 
     @property
     def wakeup_ns(self) -> int | None:

@@ -172,8 +172,10 @@ class HostDriver:
             ev.CloseStream: self._close_stream,
             ev.RefuseStream: lambda command: transport.refuse_stream(command.peer, command.reason, command.is_final),
             ev.Trace: self.tracing.carry,
-            lt.MessageBuried: lambda command: _log_letter(command.sender, command.agent, command.error),
-            lt.MessageVoided: lambda command: _log_letter(command.sender, command.receiver, command.error),
+            lt.MessageDeadLettered: lambda command: _log_letter(command.sender, command.agent, command.error),
+            lt.UnroutableMessageDeadLettered: lambda command: _log_letter(
+                command.sender, command.receiver, command.error
+            ),
             ev.Note: lambda command: log.log(logging.getLevelNamesMapping()[command.level.upper()], command.text),
         }
 

@@ -36,9 +36,9 @@ from snapline.agent_runtime.host.local_agent import (
     SEGMENT,
     AgentInlet,
     DurableTurn,
+    EmptySearch,
     Entry,
     LocalAgent,
-    Look,
 )
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.modes.mode import HostMode
@@ -64,7 +64,7 @@ class DurableTurns:
 
     def __init__(
         self,
-        desk: HostState,
+        shared: HostState,
         failures: HostFailures,
         mailboxes: Mailboxes,
         timers: Timers,
@@ -72,7 +72,7 @@ class DurableTurns:
         steps: StepLog,
         effects: Effects,
     ) -> None:
-        self._desk = desk
+        self._shared = shared
         self._failures = failures
         self._mailboxes = mailboxes
         self._timers = timers
@@ -97,14 +97,14 @@ class DurableTurns:
         turn.is_logged = pause.is_logged
         is_again = turn.waits is not None
         if turn.waits is None:
-            turn.waits, turn.look = pause.waits, Look()
+            turn.waits, turn.look = pause.waits, EmptySearch()
             if pause.timeout_ns is not None and pause.waits.kind not in OUTSIDE:
                 self._timers.set(agent, TURN_TIMER, pause.timeout_ns, b"")
-        turn.is_live, turn.since_ns = True, self._desk.now
+        turn.is_live, turn.since_ns = True, self._shared.now
         if is_again and turn.waits.kind == "call" and turn.waits.name not in agent.outlets:
             self._unanswered(agent, turn, turn.waits)  # what was said of its callee came while it was run again
         elif turn.waits.kind == "step":
-            self._desk.out.append(de.RunStep(agent.id, agent.incarnation, len(turn.journal), turn.waits.name))
+            self._shared.out.append(de.RunStep(agent.id, agent.incarnation, len(turn.journal), turn.waits.name))
 
     def intended(self, agent: LocalAgent, intent: EffectIntent) -> None:
         """Handle a turn that waits at an effect; what the segment has emitted comes before."""
@@ -170,9 +170,9 @@ class DurableTurns:
         assert turn is not None
         turn.is_live = False
         if event.is_divergent:
-            turn.problem, turn.since_ns = last_line(event.error), self._desk.now
+            turn.problem, turn.since_ns = last_line(event.error), self._shared.now
             agent.current, agent.attempts = None, 0
-            self._desk.note("error", f"agent {agent.id} stands in the middle of a turn: {turn.problem}")
+            self._shared.note("error", f"agent {agent.id} stands in the middle of a turn: {turn.problem}")
         return not event.is_divergent
 
     def retried(self, agent: LocalAgent, turn: DurableTurn) -> None:
@@ -225,16 +225,16 @@ class DurableTurns:
         assert turn is not None
         start = ev.StartTurn(agent.id, agent.incarnation, "segment", turn.sender, turn.payload)
         if turn.is_live:
-            self._desk.out.append(msgspec.structs.replace(start, found=turn.journal[-1]))
+            self._shared.out.append(msgspec.structs.replace(start, found=turn.journal[-1]))
             return
         logged = agent.begun.logged.get(turn.number, ()) if agent.begun is not None else ()
         start = msgspec.structs.replace(start, turn=turn.whole(), number=turn.number, logged=logged)
         if self._failures.deaths.known:
             start = self._mailboxes.or_refusal(agent, start, turn.what, turn.sender, turn.payload)
-        self._desk.out.append(start)
+        self._shared.out.append(start)
 
     def on_step_ended(self, event: de.StepEnded) -> None:
-        agent = self._desk.agents.get(event.agent)
+        agent = self._shared.agents.get(event.agent)
         turn = agent.turn if agent is not None else None
         if agent is None or turn is None or turn.waits is None or agent.incarnation != event.incarnation:
             return
@@ -405,8 +405,8 @@ class DurableTurns:
     def _tell_taken(
         self, agent: LocalAgent, what: str, sender: str, payload: bytes, *, is_stashed: bool = False
     ) -> None:
-        if self._desk.is_watched:
-            self._desk.out.append(we.MessageTaken(agent.id, what, sender, payload, is_stashed))
+        if self._shared.is_watched:
+            self._shared.out.append(we.MessageConsumedInTurn(agent.id, what, sender, payload, is_stashed))
 
 
 def _before(agent: LocalAgent, place: int) -> Iterator[int]:

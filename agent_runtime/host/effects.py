@@ -59,8 +59,8 @@ class Effects:
         are_held: none is begun until the next Quiesce, plan or stream.
     """
 
-    def __init__(self, desk: HostState, outputs: Outputs, steps: StepLog) -> None:
-        self._desk = desk
+    def __init__(self, shared: HostState, outputs: Outputs, steps: StepLog) -> None:
+        self._shared = shared
         self._outputs = outputs
         self._steps = steps
         self.are_refused = self.are_held = False
@@ -81,15 +81,15 @@ class Effects:
         if self.are_held:
             self._tell_quiesced()
             return
-        for agent in list(self._desk.agents.values()):
+        for agent in list(self._shared.agents.values()):
             if agent.effects is not None:
                 self.released(agent)
 
     def _tell_quiesced(self) -> None:
         """Answer the coordinator, if it waits and no effect is being called."""
-        agents = self._desk.agents.values()
+        agents = self._shared.agents.values()
         if self._number and not any(agent.effects is not None and agent.effects.is_called for agent in agents):
-            self._desk.out.append(Quiesced(self._number))
+            self._shared.out.append(Quiesced(self._number))
             self._number = 0
 
     # ---- calling --------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Effects:
             effects.is_in_doubt = False  # it comes from a checkpoint, and no life has called it
         if effects.is_in_doubt and not (intent.is_repeatable or intent.has_probe):
             effects.needs_people = True
-            self._desk.note("error", _needs_people(agent.id, opened))
+            self._shared.note("error", _needs_people(agent.id, opened))
         else:
             effects.is_ready = True
             self._call_if_released(agent, turn, effects, opened)
@@ -164,13 +164,13 @@ class Effects:
         if opened.is_marked and not opened.is_begun:
             self._steps.mark(agent, turn, opened)
             return
-        key = outside_key(self._desk.cluster, agent.id, opened.key, opened.generation)
+        key = outside_key(self._shared.cluster, agent.id, opened.key, opened.generation)
         undoes, wait_s = "", 0.0
         if opened.undoes:
-            undoes = outside_key(self._desk.cluster, agent.id, opened.undoes, opened.undoes_generation)
+            undoes = outside_key(self._shared.cluster, agent.id, opened.undoes, opened.undoes_generation)
             wait_s = effects.late_s()
         run = de.RunEffect(agent.id, agent.incarnation, len(turn.journal), opened.name, key, effects.is_in_doubt)
-        self._desk.out.append(msgspec.structs.replace(run, undoes=undoes, wait_s=wait_s))
+        self._shared.out.append(msgspec.structs.replace(run, undoes=undoes, wait_s=wait_s))
 
     def marked(self, agent: LocalAgent, turn: DurableTurn, mark: JournalEntry) -> None:
         """Call an effect whose mark is in the log: now no later life takes it for one that was not called."""
@@ -221,7 +221,7 @@ class Effects:
         made = effects.turn_ended(letter=agent.last_letter + 1)
         for each in made:
             if not each.undo:
-                key = outside_key(self._desk.cluster, agent.id, each.key, each.generation)
+                key = outside_key(self._shared.cluster, agent.id, each.key, each.generation)
                 self._emit(agent, EffectRecord(effect_records.LEFT, each.key, each.generation, each.name, key), time_ns)
         undone = [each for each in reversed(made) if each.undo]
         return undo_payload(undone) if undone else b""
@@ -230,7 +230,7 @@ class Effects:
         """Return the record of an effect of a discarded history that this turn has taken over: the ledger has lost that history's records."""
         assert agent.effects is not None
         key, generation = agent.effects.identity(intent)
-        outside = outside_key(self._desk.cluster, agent.id, key, generation)
+        outside = outside_key(self._shared.cluster, agent.id, key, generation)
         return EffectRecord(
             *(effect_records.DONE, key, generation, name, outside, intent.arguments),
             describe_result(result, is_done=True),
@@ -254,7 +254,7 @@ class Effects:
         )
 
     def _outcome(self, stage: str, agent: str, opened: OpenEffect, result: str = "") -> EffectRecord:
-        key = outside_key(self._desk.cluster, agent, opened.key, opened.generation)
+        key = outside_key(self._shared.cluster, agent, opened.key, opened.generation)
         return EffectRecord(
             stage,
             opened.key,
@@ -269,13 +269,13 @@ class Effects:
     def _emit(self, agent: LocalAgent, record: EffectRecord, time_ns: int) -> None:
         came_to, counts = (
             UNDONE if record.undoes and record.stage == effect_records.DONE else record.stage,
-            self._desk.counts.effects,
+            self._shared.counts.effects,
         )
         if came_to in counts:
             counts[came_to] += 1
         payload = encode_message(record)
-        if self._desk.is_watched:
-            self._desk.out.append(we.EffectTold(agent.id, payload))
+        if self._shared.is_watched:
+            self._shared.out.append(we.EffectRecordEmitted(agent.id, payload))
         self._outputs.emit(agent, [(EFFECTS_TOPIC, payload, time_ns)])
 
 

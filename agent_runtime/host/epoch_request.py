@@ -11,8 +11,8 @@ class EpochRequest:
 
     _mode: HostMode
 
-    def __init__(self, desk: HostState) -> None:
-        self._desk = desk
+    def __init__(self, shared: HostState) -> None:
+        self._shared = shared
         self._is_said = False
 
     def wire(self, mode: HostMode) -> None:
@@ -24,7 +24,7 @@ class EpochRequest:
         self._mode.awaited(agent)
         if not self._is_said:
             self._is_said = True
-            self._desk.out.append(msg.WantEpoch(self._desk.plan))
+            self._shared.out.append(msg.WantEpoch(self._shared.plan))
 
     def reset(self) -> None:
         """Forget the request: an epoch has ended, or a plan all history here, and agents that still wait repeat it."""
@@ -33,4 +33,4 @@ class EpochRequest:
     def welcomed(self) -> None:
         """Repeat what the coordinator may not have received."""
         if self._is_said:
-            self._desk.out.append(msg.WantEpoch(self._desk.plan))
+            self._shared.out.append(msg.WantEpoch(self._shared.plan))

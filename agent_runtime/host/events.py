@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from snapline.agent_runtime.durable import Pause
-from snapline.agent_runtime.rolling_back import RollbackWish
+from snapline.agent_runtime.rolling_back import RollbackRequest
 from snapline.channels.frame import Frame, LinkHello
 from snapline.messages import host_messages as msg
 from snapline.messages.inputs import InputOutcome
@@ -192,7 +192,7 @@ class TurnFailed(Event, frozen=True, gc=False):
     waits_ns: tuple[int, ...] = ()
     is_divergent: bool = False
     is_durable: bool = False
-    rollback: RollbackWish | None = None
+    rollback: RollbackRequest | None = None
     is_of_step: bool = False
 
 

@@ -3,7 +3,7 @@
 from snapline.agent_runtime.host.events import Event
 
 
-class MessagesTold(Event, frozen=True, gc=False):
+class ExternalSends(Event, frozen=True, gc=False):
     """Sends outside of any turn, since something that an agent represents has changed: state and sends belong together.
 
     `sends`: receivers and encoded messages.

@@ -32,12 +32,12 @@ class HostFailures:
 
     _mode: HostMode
 
-    def __init__(self, desk: HostState) -> None:
-        self._desk = desk
+    def __init__(self, shared: HostState) -> None:
+        self._shared = shared
         self.failed: dict[str, str] = {}
         self.poison: dict[Poison, tuple[int, int]] = {}
-        self.rollbacks = HostRollbacks(desk)
-        self.deaths = TurnDeaths(desk)
+        self.rollbacks = HostRollbacks(shared)
+        self.deaths = TurnDeaths(shared)
 
     def wire(self, mode: HostMode) -> None:
         """Connect the parts above."""
@@ -51,7 +51,7 @@ class HostFailures:
     def welcomed(self) -> None:
         """Repeat what the coordinator may not have received."""
         for agent, reason in self.failed.items():
-            self._desk.out.append(msg.AgentFailed(agent, self._desk.agents[agent].incarnation, reason))
+            self._shared.out.append(msg.AgentFailed(agent, self._shared.agents[agent].incarnation, reason))
         self.rollbacks.welcomed()
         self.deaths.welcomed()
 
@@ -61,7 +61,7 @@ class HostFailures:
         """Fail the agent: it takes no more turns, and nothing leaves it, until a plan has restored it."""
         agent.is_failed = True
         self.failed[agent.id] = reason
-        self._desk.out.append(msg.AgentFailed(agent.id, agent.incarnation, reason))
+        self._shared.out.append(msg.AgentFailed(agent.id, agent.incarnation, reason))
         self._mode.failed(agent)
 
     def crash(self, agent: LocalAgent, entry: Entry, event: ev.TurnFailed) -> None:
@@ -100,18 +100,20 @@ class HostFailures:
         elif agent.inputs is not None:
             key = agent.inputs.retries.get(key, key)
         self._add_letter(agent, DeadLetterRecord(sender, payload, error, attempts, time_ns, key))
-        self._desk.out.append(lt.MessageBuried(agent.id, what, sender, entry[2], last_line(error)))
+        self._shared.out.append(lt.MessageDeadLettered(agent.id, what, sender, entry[2], last_line(error)))
 
     def void(
         self, agent: LocalAgent, receiver: str, payload: bytes, error: str, *, is_refused_creation: bool = False
     ) -> None:
         """Make a message that can never arrive a dead letter of its sender."""
         self._add_letter(agent, DeadLetterRecord(agent.id, payload, error, 1, 0))
-        self._desk.out.append(lt.MessageVoided(agent.id, receiver, payload, last_line(error), is_refused_creation))
+        self._shared.out.append(
+            lt.UnroutableMessageDeadLettered(agent.id, receiver, payload, last_line(error), is_refused_creation)
+        )
 
     def _add_letter(self, agent: LocalAgent, letter: DeadLetterRecord) -> None:
         dead_letters.add(agent, letter)
-        self._desk.counts.dead_letters += 1
+        self._shared.counts.dead_letters += 1
         self._mode.moved(agent)
 
 

@@ -22,7 +22,7 @@ from snapline.messages.payloads import split_message
 from snapline.storage.packs.saved_effects import MadeEffect
 
 
-class Flight:
+class WaitingTurn:
     """A durable turn whose handler waits at an entry of its journal. `work`: that of the step, or effect, at which it waits."""
 
     __slots__ = ("coroutine", "ctx", "work")

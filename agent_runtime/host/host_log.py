@@ -77,8 +77,8 @@ class OwnLog:
     _inputs: Acknowledging
     _steps: Stepping
 
-    def __init__(self, desk: HostState) -> None:
-        self._desk = desk
+    def __init__(self, shared: HostState) -> None:
+        self._shared = shared
         self._queue: list[Pending] = []
         """Items for the next batch."""
         self._batches: dict[tuple[LogName, int], list[Pending]] = {}
@@ -108,7 +108,7 @@ class OwnLog:
     @property
     def name(self) -> LogName:
         """Name of the log to which batches go under the present plan."""
-        return LogName(self._desk.plan, self._desk.host, self._desk.start)
+        return LogName(self._shared.plan, self._shared.host, self._shared.start)
 
     def loaded(self, event: ev.AgentsLoaded) -> None:
         """Record whether the store takes logs: the plan's agents are here."""
@@ -145,7 +145,7 @@ class OwnLog:
         inputs = [pending.input for pending in batch if isinstance(pending, PendingInput)]
         entries = [pending.entry for pending in batch if isinstance(pending, PendingEntry)]
         command = le.AppendBatch(log, self._number, tuple(inputs), tuple(entries), self._certificate)
-        self._desk.out.append(command)
+        self._shared.out.append(command)
 
     def _take_batch(self) -> list[Pending]:
         size_bytes = count = 0
@@ -161,9 +161,9 @@ class OwnLog:
 
     def _open(self) -> None:
         """Ask the coordinator, again if it has not answered: its leader may have dropped the question."""
-        if self._ask_ns is None or self._ask_ns <= self._desk.now:
-            self._asked_ns, self._ask_ns = self._desk.now, self._desk.now + ASK_AGAIN_NS
-            self._desk.out.append(msg.OpenLog(self._desk.plan, self._key, self._durable if self._is_told else 0))
+        if self._ask_ns is None or self._ask_ns <= self._shared.now:
+            self._asked_ns, self._ask_ns = self._shared.now, self._shared.now + ASK_AGAIN_NS
+            self._shared.out.append(msg.OpenLog(self._shared.plan, self._key, self._durable if self._is_told else 0))
 
     def wakeups_ns(self) -> list[int]:
         """Return when `clock_passed` is wanted."""
@@ -177,14 +177,14 @@ class OwnLog:
     def welcomed(self) -> None:
         """Ask again what the coordinator may not have received."""
         if self._ask_ns is not None:
-            self._ask_ns = self._desk.now
+            self._ask_ns = self._shared.now
             self._open()
 
     # ---- what becomes of it -----------------------------------------------------------------------------------------
 
     def on_log_opened(self, event: msg.LogOpened) -> None:
         """Allow batches to be written, if it is the log of this plan."""
-        if event.plan == self._desk.plan and self._desk.is_loaded:
+        if event.plan == self._shared.plan and self._shared.is_loaded:
             self._is_open, self._certificate = True, event.certificate
             self._known = max(self._known, event.newest)
             self._ask_ns = None
@@ -199,7 +199,7 @@ class OwnLog:
 
     def on_batch_appended(self, event: le.BatchAppended) -> None:
         """Handle a durable batch. What a log that a plan has ended holds is found there by its owners."""
-        is_present = event.log == self.name and self._desk.is_loaded
+        is_present = event.log == self.name and self._shared.is_loaded
         for pending in self._batches.pop((event.log, event.number)):
             if isinstance(pending, PendingInput):
                 self._inputs.appended(pending, is_present=is_present)

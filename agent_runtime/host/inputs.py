@@ -19,7 +19,7 @@ from snapline.agent_runtime.host.host_log import OwnLog
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
-from snapline.agent_runtime.host.reply_waiters import Asks, dropped_reason
+from snapline.agent_runtime.host.reply_waiters import ReplyWaiters, dropped_reason
 from snapline.agent_runtime.traceparents import without_tail
 from snapline.messages import host_messages as msg
 from snapline.messages.effect_words import is_effect_word
@@ -50,10 +50,10 @@ class Request:
 class Inputs:
     """Inputs of the agents here. `asks`: clients that wait for answers."""
 
-    def __init__(self, desk: HostState, mailboxes: Mailboxes, wish: EpochRequest, log: OwnLog) -> None:
-        self._desk = desk
+    def __init__(self, shared: HostState, mailboxes: Mailboxes, wish: EpochRequest, log: OwnLog) -> None:
+        self._shared = shared
         self._log = log
-        self.asks = Asks(desk, wish)
+        self.asks = ReplyWaiters(shared, wish)
         self._are_held = False
         """No input is taken until the next Quiesce, plan or stream."""
         self._mailboxes = mailboxes
@@ -78,16 +78,16 @@ class Inputs:
 
     def loaded(self, event: ev.AgentsLoaded) -> None:
         """Restore what the logs of earlier plans hold beyond the agents' checkpoints: it waits for its turn again."""
-        desk = self._desk
+        shared = self._shared
         for loaded in event.agents:
             if loaded.checkpoint is not None and loaded.checkpoint.inputs.number:
-                desk.agents[loaded.agent].inputs = AgentInputs(loaded.checkpoint.inputs)
+                shared.agents[loaded.agent].inputs = AgentInputs(loaded.checkpoint.inputs)
         found = [*[(logged, True) for logged in event.dropped], *[(logged, False) for logged in event.inputs]]
         for logged, is_dropped in found:
-            agent = desk.agents.get(logged.agent)
+            agent = shared.agents.get(logged.agent)
             if agent is not None:
                 self._restore(agent, logged, is_dropped=is_dropped)
-            elif logged.agent not in desk.routes:
+            elif logged.agent not in shared.routes:
                 self._orphans.setdefault(logged.agent, []).append((logged, is_dropped))
 
     def _restore(self, agent: LocalAgent, logged: LoggedInput, *, is_dropped: bool) -> None:
@@ -116,7 +116,7 @@ class Inputs:
 
     def consume(self, logged: LoggedInput, *, is_buried: bool, reply: bytes, is_open: bool) -> None:
         """Consume an input: after its turn, as a dead letter, or, `is_open`, before its turn has ended."""
-        agent = self._desk.agents.get(logged.agent)
+        agent = self._shared.agents.get(logged.agent)
         if agent is not None and agent.inputs is not None:  # else it has left, and its inputs are dead letters
             agent.inputs.consume(logged, is_buried=is_buried, reply=reply, is_open=is_open)
             self.asks.consumed(agent, logged.key)
@@ -148,12 +148,12 @@ class Inputs:
             self._requests[event.request] = request
             self._log.append()
         else:
-            self._desk.out.append(ev.AnswerInputs(event.request, _decided(request)))
+            self._shared.out.append(ev.AnswerInputs(event.request, _decided(request)))
 
     def _take(self, event: ev.InputsOffered, place: int, offered: ev.OfferedInput) -> InputOutcome | None:
         """Return the answer, or None where it waits for a batch."""
-        agent = self._desk.agents.get(offered.agent)
-        if agent is None or not self._desk.is_loaded:
+        agent = self._shared.agents.get(offered.agent)
+        if agent is None or not self._shared.is_loaded:
             return InputOutcome(RETRY, reason=self._where_of(offered.agent))
         known = self._find(agent, event, place, offered)
         if known is not None:
@@ -170,11 +170,11 @@ class Inputs:
         return None
 
     def _where_of(self, agent: str) -> str:
-        desk = self._desk
-        if not desk.is_loaded:
-            return f"host {desk.host} has no agents yet"
-        route = desk.routes.get(agent)
-        return f"agent {agent} is not on host {desk.host}" + (f", but on {route[0]}" if route is not None else "")
+        shared = self._shared
+        if not shared.is_loaded:
+            return f"host {shared.host} has no agents yet"
+        route = shared.routes.get(agent)
+        return f"agent {agent} is not on host {shared.host}" + (f", but on {route[0]}" if route is not None else "")
 
     def _find(
         self, agent: LocalAgent, event: ev.InputsOffered, place: int, offered: ev.OfferedInput
@@ -226,7 +226,7 @@ class Inputs:
         if log.problem:
             return InputOutcome(RETRY, reason=f"the host log cannot be written: {log.problem}")
         if log.queued_bytes > QUEUED_BYTES_MAX:
-            return InputOutcome(RETRY, reason=f"host {self._desk.host} has too many inputs that wait for the store")
+            return InputOutcome(RETRY, reason=f"host {self._shared.host} has too many inputs that wait for the store")
         if agent.inputs is not None and len(agent.inputs.waiting) >= WAITING_MAX:
             return InputOutcome(RETRY, reason=f"agent {agent.id} has {WAITING_MAX:,} inputs waiting")
         if agent.is_full:
@@ -245,9 +245,9 @@ class Inputs:
         self._answer(pending, InputOutcome(RETRY, reason=RECOVERS))
 
     def _deliver(self, logged: LoggedInput) -> None:
-        agent = self._desk.agents.get(logged.agent)
+        agent = self._shared.agents.get(logged.agent)
         if agent is None:  # It has left since.
-            self._desk.counts.dead_letters += 1
+            self._shared.counts.dead_letters += 1
             return
         agent.mailbox.append((None, logged, logged.payload))
         if agent.current is None:
@@ -260,7 +260,7 @@ class Inputs:
             request.open -= 1
             if not request.open:
                 del self._requests[number]
-                self._desk.out.append(ev.AnswerInputs(number, _decided(request)))
+                self._shared.out.append(ev.AnswerInputs(number, _decided(request)))
             if answer.status == ACCEPTED:
                 answer = InputOutcome(REPEATED, answer.number)
         pending.waiters.clear()
@@ -268,7 +268,7 @@ class Inputs:
     # ---- invariants -----------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        for agent in self._desk.agents.values():
+        for agent in self._shared.agents.values():
             inputs = agent.inputs
             if inputs is None:
                 continue

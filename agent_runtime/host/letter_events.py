@@ -3,7 +3,7 @@
 from snapline.agent_runtime.host.events import Command
 
 
-class MessageBuried(Command, frozen=True, gc=False):
+class MessageDeadLettered(Command, frozen=True, gc=False):
     """A message, a timer or an input became a dead letter of its receiver: consumed, and nothing else happened. `what`: as a turn is named."""
 
     agent: str
@@ -13,7 +13,7 @@ class MessageBuried(Command, frozen=True, gc=False):
     error: str
 
 
-class MessageVoided(Command, frozen=True, gc=False):
+class UnroutableMessageDeadLettered(Command, frozen=True, gc=False):
     """A message that can never arrive became a dead letter of its sender. `is_refused_creation`: nobody else may have created it."""
 
     sender: str

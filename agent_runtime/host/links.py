@@ -68,8 +68,8 @@ class HostLinks:
     _outlets: Unparking
     _mailboxes: Arriving
 
-    def __init__(self, desk: HostState) -> None:
-        self._desk = desk
+    def __init__(self, shared: HostState) -> None:
+        self._shared = shared
         self.roster: dict[str, msg.RosterEntry] = {}
         self._knocks: dict[str, int] = {}  # host that has not dialled yet → when to knock again
 
@@ -79,48 +79,48 @@ class HostLinks:
 
     def judge(self, hello: LinkHello) -> Refused | None:
         """Return a refusal if this peer's stream must not be accepted, else None. Reads only; called by the adapter before it feeds LinkHello."""
-        desk = self._desk
-        peer = desk.peers.get(hello.host)
+        shared = self._shared
+        peer = shared.peers.get(hello.host)
         if peer is not None and peer.link is not None:
             return peer.link.judge(hello)
         entry = self._entry(hello.host)
         if entry is not None:
             return self._link(entry).judge(hello)
-        if not desk.is_loaded or hello.plan > desk.plan or hello.host in desk.plan_hosts:
-            return Refused(reason=f"host {desk.host} has not applied plan {hello.plan} yet", is_final=False)
-        return Refused(reason=f"host {hello.host} is not part of plan {desk.plan}", is_final=True)
+        if not shared.is_loaded or hello.plan > shared.plan or hello.host in shared.plan_hosts:
+            return Refused(reason=f"host {shared.host} has not applied plan {hello.plan} yet", is_final=False)
+        return Refused(reason=f"host {hello.host} is not part of plan {shared.plan}", is_final=True)
 
     # ---- making and dropping --------------------------------------------------------------------------------------
 
     def on_roster(self, event: msg.Roster) -> None:
         known, self.roster = self.roster, {entry.host: entry for entry in event.hosts}
-        found = [host for host in self._desk.plan_hosts if host in self.roster and host not in known]
-        if self._desk.is_loaded and found:
+        found = [host for host in self._shared.plan_hosts if host in self.roster and host not in known]
+        if self._shared.is_loaded and found:
             self._ends.settle_waiting(found)
 
     def _entry(self, host: str) -> msg.RosterEntry | None:
         """Return the host's roster entry if a link may lead there: both are hosts of the plan that is loaded."""
-        desk = self._desk
-        is_linked = host != desk.host and host in desk.plan_hosts and desk.host in desk.plan_hosts
-        if not desk.is_loaded or not is_linked:
+        shared = self._shared
+        is_linked = host != shared.host and host in shared.plan_hosts and shared.host in shared.plan_hosts
+        if not shared.is_loaded or not is_linked:
             return None
         return self.roster.get(host)
 
     def _link(self, entry: msg.RosterEntry) -> LinkCore:
-        desk = self._desk
+        shared = self._shared
         return LinkCore(
-            cluster=desk.cluster,
-            host=desk.host,
-            host_start=desk.start,
+            cluster=shared.cluster,
+            host=shared.host,
+            host_start=shared.start,
             peer=entry.host,
             peer_start=entry.host_start,
-            plan=desk.plan,
-            is_dialler=desk.host < entry.host,
+            plan=shared.plan,
+            is_dialler=shared.host < entry.host,
         )
 
     def to(self, host: str) -> Peer | None:
         """Return the host with its link, which is opened if there was none; None while the host's address is unknown."""
-        peer = self._desk.peers.get(host)
+        peer = self._shared.peers.get(host)
         if peer is not None:
             return peer
         entry = self._entry(host)
@@ -129,25 +129,25 @@ class HostLinks:
         peer = self._make(entry)
         assert peer.link is not None
         if peer.link.is_dialler:
-            self._desk.out.append(ev.DialPeer(host, entry.address))
+            self._shared.out.append(ev.DialPeer(host, entry.address))
         else:
             self._knock(peer)
         return peer
 
     def _make(self, entry: msg.RosterEntry) -> Peer:
-        peer = self._desk.peers[entry.host] = Peer(entry.host, entry.host_start, self._link(entry))
-        peer.broken_ns = self._desk.now
+        peer = self._shared.peers[entry.host] = Peer(entry.host, entry.host_start, self._link(entry))
+        peer.broken_ns = self._shared.now
         peer.measure_room()
         return peer
 
     def _knock(self, peer: Peer) -> None:
         """Knock at the peer. A lost host has no address any more, until a plan has ended this link too."""
         assert peer.link is not None and peer.broken_ns is not None
-        waited_ns = self._desk.now - peer.broken_ns
-        self._knocks[peer.host] = self._desk.now + min(max(KNOCK_NS, waited_ns // 2), KNOCK_NS_MAX)
+        waited_ns = self._shared.now - peer.broken_ns
+        self._knocks[peer.host] = self._shared.now + min(max(KNOCK_NS, waited_ns // 2), KNOCK_NS_MAX)
         entry = self._entry(peer.host)
         if entry is not None:
-            self._desk.out.append(ev.KnockAtPeer(peer.host, entry.address, peer.link.knock()))
+            self._shared.out.append(ev.KnockAtPeer(peer.host, entry.address, peer.link.knock()))
 
     def on_peer_knocked(self, event: ev.PeerKnocked) -> None:
         """Open a link to the host that asks to be dialled: there is a channel from there to here. A host of another plan, or start, will knock
@@ -158,24 +158,24 @@ class HostLinks:
 
     def is_expected(self, host: str) -> bool:
         """Return whether a stream of this peer would have a link."""
-        return host in self._desk.peers or (host < self._desk.host and self._entry(host) is not None)
+        return host in self._shared.peers or (host < self._shared.host and self._entry(host) is not None)
 
     def drop(self) -> None:
         """Drop all links: the plan that they belonged to is over."""
-        for host in self._desk.peers:
-            self._desk.out.append(ev.UndialPeer(host))
-        self._desk.peers.clear()
+        for host in self._shared.peers:
+            self._shared.out.append(ev.UndialPeer(host))
+        self._shared.peers.clear()
         self._knocks.clear()
 
     def unreached(self) -> list[tuple[Peer, int]]:
         """Return hosts of the plan without an established link, and since when."""
-        return [(peer, peer.broken_ns) for peer in self._desk.peers.values() if peer.broken_ns is not None]
+        return [(peer, peer.broken_ns) for peer in self._shared.peers.values() if peer.broken_ns is not None]
 
     # ---- streams and frames ---------------------------------------------------------------------------------------
 
     def on_stream_opened(self, event: ev.StreamOpened) -> None:
         entry = self._entry(event.peer)
-        if event.peer not in self._desk.peers and entry is not None:
+        if event.peer not in self._shared.peers and entry is not None:
             self._make(entry)
         self._feed(event.peer, lk.StreamOpened(event.attempt))
 
@@ -190,20 +190,20 @@ class HostLinks:
 
     def clock_passed(self) -> None:
         """Fire the timers of links and knocks that are due."""
-        now = self._desk.now
-        for peer in self._desk.peers.values():
+        now = self._shared.now
+        for peer in self._shared.peers.values():
             if peer.link is not None and peer.link.wakeup_ns is not None and peer.link.wakeup_ns <= now:
                 self._carry(peer, peer.link.handle(now, lk.TimerFired()))
         for host in [host for host, due_ns in self._knocks.items() if due_ns <= now]:
-            self._knock(self._desk.peers[host])
+            self._knock(self._shared.peers[host])
 
     def _feed(self, host: str, event: lk.Event) -> None:
-        peer = self._desk.peers.get(host)
+        peer = self._shared.peers.get(host)
         if peer is None or peer.link is None:
-            self._desk.out.append(ev.CloseStream(host, "no link of this plan"))
+            self._shared.out.append(ev.CloseStream(host, "no link of this plan"))
             return
-        peer.link.begun = self._desk.begun_epoch
-        self._carry(peer, peer.link.handle(self._desk.now, event))
+        peer.link.begun = self._shared.begun_epoch
+        self._carry(peer, peer.link.handle(self._shared.now, event))
         peer.measure_room()
         self._drain(peer)
 
@@ -211,7 +211,7 @@ class HostLinks:
         """Feed an event to a link, behind all that is queued for it."""
         assert peer.link is not None
         self._flush(peer)
-        self._carry(peer, peer.link.handle(self._desk.now, event))
+        self._carry(peer, peer.link.handle(self._shared.now, event))
         peer.measure_room()
 
     def _carry(self, peer: Peer, commands: Iterable[object]) -> None:
@@ -219,14 +219,14 @@ class HostLinks:
             if isinstance(command, lk.DeliverItems):
                 self._deliver(peer, command)
             elif isinstance(command, lk.WriteFrame):
-                self._desk.out.append(ev.WriteFrame(peer.host, command.frame))
+                self._shared.out.append(ev.WriteFrame(peer.host, command.frame))
             else:
                 self._carry_control(peer, command)
         if peer.link is not None and peer.link.wants_write:
-            self._desk.out.append(ev.WakeWriter(peer.host))
+            self._shared.out.append(ev.WakeWriter(peer.host))
 
     def _carry_control(self, peer: Peer, command: object) -> None:
-        desk = self._desk
+        shared = self._shared
         match command:
             case lk.RaiseCredit():
                 for channel, number in zip(command.channels, command.numbers, strict=True):
@@ -242,7 +242,7 @@ class HostLinks:
             case lk.DeliverMarker():
                 self._mode.marker_received(peer, command)
             case lk.CloseStream():
-                desk.out.append(ev.CloseStream(peer.host, command.reason))
+                shared.out.append(ev.CloseStream(peer.host, command.reason))
             case lk.ReportEstablished():
                 peer.is_reported = False
                 peer.broken_ns = None
@@ -250,22 +250,22 @@ class HostLinks:
                 if not command.resumed:
                     self._ends.hold(peer)
                     self._mode.linked(peer)
-                desk.note("info", f"link to {peer.host} {'resumed' if command.resumed else 'established'}")
+                shared.note("info", f"link to {peer.host} {'resumed' if command.resumed else 'established'}")
             case lk.ReportEnded():
-                peer.broken_ns = desk.now if peer.broken_ns is None else peer.broken_ns
+                peer.broken_ns = shared.now if peer.broken_ns is None else peer.broken_ns
                 self._suspect(peer, "stream broken")
             case lk.Refuse():
-                desk.out.append(ev.RefuseStream(peer.host, command.reason, command.is_final))
+                shared.out.append(ev.RefuseStream(peer.host, command.reason, command.is_final))
             case lk.ReportRefused():
                 if command.is_final:
-                    desk.note("warning", f"link to {peer.host} refused: {command.reason}")
+                    shared.note("warning", f"link to {peer.host} refused: {command.reason}")
             case _:
                 raise AssertionError(f"no such command of a link: {command!r}")
 
     def _suspect(self, peer: Peer, reason: str) -> None:
         if not peer.is_reported:
             peer.is_reported = True
-            self._desk.out.append(msg.PeerSuspected(peer.host, peer.start, reason))
+            self._shared.out.append(msg.PeerSuspected(peer.host, peer.start, reason))
 
     def _deliver(self, peer: Peer, items: lk.DeliverItems) -> None:
         """Deliver the messages of a frame. The hot path: once for each message."""
@@ -287,10 +287,10 @@ class HostLinks:
     @property
     def has_batch(self) -> bool:
         """Return whether BatchEnded would change anything: something is queued for a link, waits for room there, or was consumed."""
-        return any(peer.out_channels or peer.owes_word or peer.waiting for peer in self._desk.peers.values())
+        return any(peer.out_channels or peer.owes_word or peer.waiting for peer in self._shared.peers.values())
 
     def on_batch_ended(self, _event: ev.BatchEnded) -> None:
-        for peer in self._desk.peers.values():
+        for peer in self._shared.peers.values():
             if peer.out_channels:
                 self._flush(peer)
             if peer.owes_word:
@@ -307,7 +307,7 @@ class HostLinks:
         sent = lk.ItemsSent(peer.out_channels, peer.out_payloads, *self._mode.columns(peer.out_marks))
         peer.out_channels, peer.out_payloads, peer.out_marks = [], [], []
         peer.pending_bytes = 0
-        self._carry(peer, peer.link.handle(self._desk.now, sent))
+        self._carry(peer, peer.link.handle(self._shared.now, sent))
         peer.measure_room()
 
     def _tell_consumed(self, peer: Peer) -> None:
@@ -316,15 +316,15 @@ class HostLinks:
         consumed = lk.ItemsConsumed(peer.consumed_items, peer.consumed_bytes, peer.credit_channels, peer.credit_numbers)
         peer.consumed_items = peer.consumed_bytes = 0
         peer.credit_channels, peer.credit_numbers = [], []
-        self._carry(peer, peer.link.handle(self._desk.now, consumed))
+        self._carry(peer, peer.link.handle(self._shared.now, consumed))
 
     def wakeups_ns(self) -> list[int]:
         """Return the times at which `clock_passed` must be called."""
-        times = [peer.link.wakeup_ns for peer in self._desk.peers.values() if peer.link is not None]
+        times = [peer.link.wakeup_ns for peer in self._shared.peers.values() if peer.link is not None]
         return [*self._knocks.values(), *[time_ns for time_ns in times if time_ns is not None]]
 
     def validate(self) -> None:
-        for peer in self._desk.peers.values():
+        for peer in self._shared.peers.values():
             assert peer.link is not None
             peer.link.validate()
             assert len(peer.out_channels) == len(peer.out_payloads) == len(peer.out_marks)

@@ -86,7 +86,7 @@ TOLD: Entry = (None, "\0told", b"")
 """Placeholder for a turn while an agent reports results that came from no turn."""
 
 
-class Look:
+class EmptySearch:
     """Waiting entries that were compared with what a durable turn waits for, without a match.
 
     Attributes:
@@ -134,7 +134,7 @@ class DurableTurn:
         self.since_ns = self.logged = self.rolled = 0
         self.number = number
         self.prefix = b""
-        self.look = Look()
+        self.look = EmptySearch()
         self._sealed = SealedJournal()
 
     def whole(self) -> SavedTurn:

@@ -21,9 +21,9 @@ from snapline.agent_runtime.host.local_agent import (
     TOLD,
     AgentInlet,
     AgentOutlet,
+    EmptySearch,
     Entry,
     LocalAgent,
-    Look,
     Mark,
     Peer,
 )
@@ -83,8 +83,8 @@ class Mailboxes:
     _inputs: Answering
     _durable: GoingOn
 
-    def __init__(self, desk: HostState, failures: HostFailures) -> None:
-        self._desk = desk
+    def __init__(self, shared: HostState, failures: HostFailures) -> None:
+        self._shared = shared
         self._failures = failures
         self._poison, self._deaths = failures.poison, failures.deaths.known
 
@@ -135,7 +135,7 @@ class Mailboxes:
     def _discard(self, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
         """Take a message for an agent that is not here: kept if the agent is just being created, else a dead letter."""
         if not self._membership.keep_early(inlet, mark, payload):
-            self._desk.counts.dead_letters += 1
+            self._shared.counts.dead_letters += 1
             self.consume((inlet, mark, payload))
 
     # ---- the next turn --------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class Mailboxes:
         """Take up turns that the agent gave itself, if they need not be held back any more."""
         if not agent.is_crowded and not agent.is_full:
             if agent.turn is not None and agent.deferred:
-                agent.turn.look = Look()  # these come before what it has seen
+                agent.turn.look = EmptySearch()  # these come before what it has seen
             agent.mailbox.extendleft(reversed(agent.deferred))
             agent.deferred.clear()
             self.next_turn(agent)
@@ -201,8 +201,8 @@ class Mailboxes:
         if told is None:
             return False
         self.consume_own(entry, is_buried=False, reply=told, agent=agent)
-        if self._desk.is_watched:
-            self._desk.out.append(we.WordTaken(agent.id, entry[2], told))
+        if self._shared.is_watched:
+            self._shared.out.append(we.OperatorCommandConsumed(agent.id, entry[2], told))
         self._mode.moved(agent)
         return True
 
@@ -257,7 +257,7 @@ class Mailboxes:
         begun = agent.begun
         if begun is not None:
             turn = replace(turn, number=begun.count + 1, logged=begun.logged.get(begun.count + 1, ()))
-        self._desk.out.append(turn)
+        self._shared.out.append(turn)
 
     def or_refusal(self, agent: LocalAgent, turn: ev.StartTurn, what: str, sender: str, payload: bytes) -> ev.StartTurn:
         """Return the turn, refused if too many processes have died in it."""
@@ -316,7 +316,7 @@ class Mailboxes:
         if is_call:
             self._bury_unheard(agent, entry)
         else:
-            self._desk.counts.dead_letters += is_from_others(entry)
+            self._shared.counts.dead_letters += is_from_others(entry)
         if entry[0] is None:
             self.consume_own(entry, is_buried=True, agent=agent)
             self._mode.moved(agent)
@@ -332,9 +332,9 @@ class Mailboxes:
             self.consume_own(entry, is_buried=is_buried, is_open=is_open)
             return
         credit = inlet.consume()
-        desk = self._desk
-        if desk.trace_every and inlet.owner is not None and inlet.consumed % desk.trace_every == 0:
-            desk.out.append(ev.Trace("receive", inlet.receiver, inlet.sender, inlet.consumed))
+        shared = self._shared
+        if shared.trace_every and inlet.owner is not None and inlet.consumed % shared.trace_every == 0:
+            shared.out.append(ev.Trace("receive", inlet.receiver, inlet.sender, inlet.consumed))
         self._consumed(inlet)
         peer = inlet.peer
         if inlet.consumed >= inlet.first_number:
@@ -366,7 +366,7 @@ class Mailboxes:
             self._inputs.close(agent, mark.key, is_buried=is_buried, reply=reply)
 
     def _raise_credit(self, inlet: AgentInlet, credit: int) -> None:
-        sender = self._desk.agents.get(inlet.sender)
+        sender = self._shared.agents.get(inlet.sender)
         outlet = sender.outlets.get(inlet.receiver) if sender is not None else None
         if outlet is not None:
             outlet.credit = credit
@@ -376,7 +376,7 @@ class Mailboxes:
     # ---- invariants -----------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        for agent in self._desk.agents.values():
+        for agent in self._shared.agents.values():
             waiting: dict[str, int] = {}
             entries = [*agent.mailbox, *agent.deferred, *([agent.current] if agent.current is not None else [])]
             for inlet, _, _ in entries:
@@ -385,7 +385,7 @@ class Mailboxes:
             for sender, inlet in agent.inlets.items():
                 open_messages = inlet.arrived - inlet.consumed
                 assert open_messages == waiting.get(sender, 0), (agent.id, sender, open_messages, waiting)
-            may_start = agent.may_start and agent.turn is None and self._desk.is_loaded
+            may_start = agent.may_start and agent.turn is None and self._shared.is_loaded
             assert not (may_start and (agent.mailbox or agent.stash)), f"{agent.id} could start a turn"
 
 

@@ -35,7 +35,7 @@ class Membership:
 
     def __init__(
         self,
-        desk: HostState,
+        shared: HostState,
         ends: ChannelEnds,
         outlets: Outlets,
         mailboxes: Mailboxes,
@@ -45,7 +45,7 @@ class Membership:
         steps: StepLog,
         views: Views,
     ) -> None:
-        self._desk = desk
+        self._shared = shared
         self._ends = ends
         self._outlets = outlets
         self._mailboxes = mailboxes
@@ -70,11 +70,11 @@ class Membership:
 
     def welcomed(self) -> None:
         """Repeat the requests that the coordinator may not have received."""
-        desk = self._desk
+        shared = self._shared
         for request, (_, wanted) in self.reservations.items():
-            desk.out.append(msg.ReserveAgents(request, desk.plan, wanted))
+            shared.out.append(msg.ReserveAgents(request, shared.plan, wanted))
         for request, agent in self._retirements.items():
-            desk.out.append(msg.RetireAgent(request, desk.plan, agent))
+            shared.out.append(msg.RetireAgent(request, shared.plan, agent))
 
     # ---- creation -------------------------------------------------------------------------------------------------
 
@@ -86,17 +86,17 @@ class Membership:
 
     def reserve(self, agent: LocalAgent) -> None:
         """Request the ids of the agents that this one creates."""
-        request = self._desk.next_request()
+        request = self._shared.next_request()
         wanted = tuple([msg.AgentKind(name, plain_name(kind)) for name, kind, _ in agent.spawns])
         self.reservations[request] = (agent.id, wanted)
-        self._desk.out.append(msg.ReserveAgents(request, self._desk.plan, wanted))
+        self._shared.out.append(msg.ReserveAgents(request, self._shared.plan, wanted))
 
     def on_agents_reserved(self, event: msg.AgentsReserved) -> None:
         if event.request not in self.reservations:
             return
         parent, wanted = self.reservations[event.request]
-        agent = self._desk.agents[parent]
-        self._desk.ordinals.update(zip([each.agent for each in wanted], event.ordinals, strict=False))
+        agent = self._shared.agents[parent]
+        self._shared.ordinals.update(zip([each.agent for each in wanted], event.ordinals, strict=False))
         spawns, agent.spawns = agent.spawns, []
         held, agent.held = agent.held, []
         agent.current = RESUMED
@@ -119,7 +119,7 @@ class Membership:
         self._failures.void(parent, name, payload, reason, is_refused_creation=True)
         for inlet, mark, early in self._early.pop(name, ()):
             if early is not None:
-                self._desk.counts.dead_letters += 1
+                self._shared.counts.dead_letters += 1
                 self._mailboxes.consume((inlet, mark, early))
 
     def _create(self, parent: LocalAgent, name: str, kind: str, state: bytes, event: msg.AgentsReserved) -> None:
@@ -128,15 +128,15 @@ class Membership:
         After a recovery it may be here, or elsewhere, already: unborn, because a third agent's message to it was inside
         the cut while its creation was not.
         """
-        desk = self._desk
-        if name in desk.routes:
+        shared = self._shared
+        if name in shared.routes:
             self._outlets.leave(parent, [(name, creation_payload(kind, state))])
             return
         child = LocalAgent(name, plain_name(kind), event.incarnation)
         child.is_born = False
         child.awaits_creation = True
-        desk.agents[name] = child
-        desk.routes[name] = (desk.host, event.incarnation)
+        shared.agents[name] = child
+        shared.routes[name] = (shared.host, event.incarnation)
         self._mode.create(child, event)
         self._inputs.created(child, event.recorded)
         self._steps.created(child)
@@ -169,19 +169,19 @@ class Membership:
             return
         agent.is_retiring = True
         self._mode.retiring(agent)
-        request = self._desk.next_request()
+        request = self._shared.next_request()
         self._retirements[request] = agent.id
-        self._desk.out.append(msg.RetireAgent(request, self._desk.plan, agent.id))
+        self._shared.out.append(msg.RetireAgent(request, self._shared.plan, agent.id))
 
     def on_agent_retired(self, event: msg.AgentRetired) -> None:
-        agent = self._desk.agents.get(self._retirements.pop(event.request, ""))
+        agent = self._shared.agents.get(self._retirements.pop(event.request, ""))
         if agent is not None:
             self._mode.retired(agent, event.open_epochs)
             self._remove_if_done(agent)
 
     def excuse_retired(self, ended: int) -> None:
         """Release agents that stayed for this epoch only."""
-        for agent in [agent for agent in self._desk.agents.values() if agent.retired_in is not None]:
+        for agent in [agent for agent in self._shared.agents.values() if agent.retired_in is not None]:
             assert agent.retired_in is not None
             agent.retired_in.pop(ended, None)
             self._remove_if_done(agent)
@@ -189,22 +189,22 @@ class Membership:
     def _remove_if_done(self, agent: LocalAgent) -> None:
         if agent.retired_in is None or agent.retired_in:
             return
-        desk = self._desk
-        del desk.agents[agent.id]
-        desk.routes.pop(agent.id, None)
+        shared = self._shared
+        del shared.agents[agent.id]
+        shared.routes.pop(agent.id, None)
         for inlet in agent.inlets.values():
             inlet.owner = None
         for entry in [*agent.mailbox, *agent.deferred]:
-            desk.counts.dead_letters += is_from_others(entry)
+            shared.counts.dead_letters += is_from_others(entry)
             self._mailboxes.consume(entry)
-        desk.counts.dead_letters += len(agent.stash)
+        shared.counts.dead_letters += len(agent.stash)
         for sender in list(agent.inlets):
-            if sender in desk.agents and agent.id in desk.agents[sender].outlets:
-                self._outlets.unpark(desk.agents[sender].outlets[agent.id])
+            if sender in shared.agents and agent.id in shared.agents[sender].outlets:
+                self._outlets.unpark(shared.agents[sender].outlets[agent.id])
         for outlet in agent.outlets.values():
             outlet.inlet = None
         self._mode.removed(agent)
         self._inputs.asks.removed(agent.id)
         self._outputs.removed(agent)
         self._views.removed(agent.id)
-        desk.out.append(ev.ForgetAgent(agent.id))
+        shared.out.append(ev.ForgetAgent(agent.id))

@@ -161,7 +161,7 @@ class HostMetrics:
 
     def read(self, now: Heartbeat) -> Readings:
         """Return all readings; `now`: the heartbeat that the coordinator would be sent now."""
-        core, counts = self._core, self._core.desk.counts
+        core, counts = self._core, self._core.shared.counts
         agents = core.agents.values()
         return {
             "turns_total": now.turns,

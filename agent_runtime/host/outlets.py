@@ -8,22 +8,22 @@ from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import AgentOutlet, LocalAgent, Peer
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.modes.mode import HostMode
-from snapline.agent_runtime.host.retiring import Retiring
+from snapline.agent_runtime.host.retiring import AgentRetirement
 
 
 class Outlets:
     """Outlets of the agents here. A message that waits has neither number nor mark as yet: it belongs to its sender's state."""
 
     _mode: HostMode
-    _membership: Retiring
+    _membership: AgentRetirement
 
-    def __init__(self, desk: HostState, ends: ChannelEnds, mailboxes: Mailboxes) -> None:
-        self._desk = desk
+    def __init__(self, shared: HostState, ends: ChannelEnds, mailboxes: Mailboxes) -> None:
+        self._shared = shared
         self._ends = ends
         self._mailboxes = mailboxes
         self._arrive = mailboxes.arrive
 
-    def wire(self, mode: HostMode, membership: Retiring) -> None:
+    def wire(self, mode: HostMode, membership: AgentRetirement) -> None:
         """Connect the parts above this one. Functions that the hot path calls are bound once."""
         self._mode, self._membership = mode, membership
         self._mark = mode.mark
@@ -58,9 +58,9 @@ class Outlets:
         """Number and mark a message, at one instant: this is the moment it leaves its sender."""
         outlet.number += 1
         mark = self._mark(outlet, payload)
-        desk = self._desk
-        if desk.trace_every and outlet.number % desk.trace_every == 0:
-            desk.out.append(ev.Trace("send", outlet.sender, outlet.receiver, outlet.number))
+        shared = self._shared
+        if shared.trace_every and outlet.number % shared.trace_every == 0:
+            shared.out.append(ev.Trace("send", outlet.sender, outlet.receiver, outlet.number))
         if outlet.inlet is not None:
             self._arrive(outlet.inlet, mark, payload)
             return
@@ -106,7 +106,7 @@ class Outlets:
             self._membership.retire_if_drained(owner)
 
     def validate(self) -> None:
-        for agent in self._desk.agents.values():
+        for agent in self._shared.agents.values():
             assert agent.parked == sum(len(outlet.queue or ()) for outlet in agent.outlets.values()), agent.id
 
 

@@ -18,7 +18,7 @@ from snapline.agent_runtime.host.epoch_request import EpochRequest
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
-from snapline.agent_runtime.host.retiring import Retiring
+from snapline.agent_runtime.host.retiring import AgentRetirement
 from snapline.messages import host_messages as msg
 
 AGENT_BYTES_MAX = 16 * 1024 * 1024
@@ -38,11 +38,11 @@ class Calling(Protocol):
 class Outputs:
     """Outputs of the agents here. `size_bytes`: of all pending payloads."""
 
-    _membership: Retiring
+    _membership: AgentRetirement
     _effects: Calling
 
-    def __init__(self, desk: HostState, mailboxes: Mailboxes, wish: EpochRequest) -> None:
-        self._desk = desk
+    def __init__(self, shared: HostState, mailboxes: Mailboxes, wish: EpochRequest) -> None:
+        self._shared = shared
         self._mailboxes = mailboxes
         self._wish = wish
         self.size_bytes = 0
@@ -52,7 +52,7 @@ class Outputs:
         self._told: dict[str, int] = {}
         """Numbers of released outputs, received while the plan's agents were being loaded."""
 
-    def wire(self, membership: Retiring, effects: Calling) -> None:
+    def wire(self, membership: AgentRetirement, effects: Calling) -> None:
         """Connect the parts above this one."""
         self._membership, self._effects = membership, effects
 
@@ -68,7 +68,7 @@ class Outputs:
         """Load pending outputs, which are part of the checkpoints."""
         for loaded in event.agents:
             if loaded.checkpoint is not None and loaded.checkpoint.outputs.number:
-                outputs = self._desk.agents[loaded.agent].outputs = AgentOutputs(loaded.checkpoint.outputs)
+                outputs = self._shared.agents[loaded.agent].outputs = AgentOutputs(loaded.checkpoint.outputs)
                 outputs.release(self._told.get(loaded.agent, 0))
                 self.size_bytes += outputs.size_bytes
         self._told = {}
@@ -107,11 +107,11 @@ class Outputs:
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
         """Drop the outputs that the epoch has released. The release of a complete epoch is reported later: until then nobody requests another one."""
-        if not self._desk.is_loaded:
+        if not self._shared.is_loaded:
             self._told.update(zip(event.emitters, event.outputs, strict=True))
             return
         for name, number in zip(event.emitters, event.outputs, strict=True):
-            agent = self._desk.agents.get(name)
+            agent = self._shared.agents.get(name)
             if agent is not None and agent.outputs is not None and agent.outputs.pending:
                 self._release(agent, agent.outputs, number)
         if event.emitters or event.reason or not event.is_complete:
@@ -154,7 +154,7 @@ class Outputs:
             self._mailboxes.go_on(agent)
 
     def _emitters(self) -> list[LocalAgent]:
-        return [agent for agent in self._desk.agents.values() if agent.outputs is not None]
+        return [agent for agent in self._shared.agents.values() if agent.outputs is not None]
 
     def removed(self, agent: LocalAgent) -> None:
         """Forget the outputs of an agent that has left."""

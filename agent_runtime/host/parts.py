@@ -20,7 +20,7 @@ from snapline.agent_runtime.host.views import Views
 class HostParts(msgspec.Struct, frozen=True):
     """All parts below a mode."""
 
-    desk: HostState
+    shared: HostState
     links: HostLinks
     ends: ChannelEnds
     failures: HostFailures

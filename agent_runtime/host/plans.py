@@ -25,7 +25,7 @@ class HostPlans:
     def __init__(self, parts: HostParts, mode: HostMode, timers: Timers, effects: Effects) -> None:
         self._mode = mode
         self._timers = timers
-        self._desk = parts.desk
+        self._shared = parts.shared
         self._links = parts.links
         self._ends = parts.ends
         self._failures = parts.failures
@@ -46,12 +46,12 @@ class HostPlans:
 
     def on_welcome(self, event: msg.Welcome) -> None:
         """Repeat what the coordinator may not have received."""
-        self._desk.start = event.host_start
-        self._desk.cluster = event.cluster
+        self._shared.start = event.host_start
+        self._shared.cluster = event.cluster
         self._effects.welcomed(are_refused=event.refuses_effects)
         self.on_quiesce(Quiesce(0))  # what an earlier leader had held
-        if self._desk.is_loaded:
-            self._desk.out.append(msg.PlanApplied(self._desk.plan, self._desk.start))
+        if self._shared.is_loaded:
+            self._shared.out.append(msg.PlanApplied(self._shared.plan, self._shared.start))
         elif self._failure is not None:
             self.on_load_failed(self._failure)
         self._mode.welcomed()
@@ -67,30 +67,30 @@ class HostPlans:
         self._effects.on_quiesce(event)
 
     def on_plan_received(self, event: ev.PlanReceived) -> None:
-        desk = self._desk
-        if event.number <= desk.plan:
-            if event.number == desk.plan and desk.is_loaded:
-                desk.out.append(msg.PlanApplied(desk.plan, desk.start))
+        shared = self._shared
+        if event.number <= shared.plan:
+            if event.number == shared.plan and shared.is_loaded:
+                shared.out.append(msg.PlanApplied(shared.plan, shared.start))
             return
         self._drop_everything()
         self._failures.deaths.told(event.deaths)
-        desk.plan = event.number
-        desk.plan_hosts = event.hosts
-        desk.begun_epoch = desk.plan_epoch = event.begun_epoch
+        shared.plan = event.number
+        shared.plan_hosts = event.hosts
+        shared.begun_epoch = shared.plan_epoch = event.begun_epoch
         # One object for all agents of a host: there may be very many.
         known: dict[tuple[str, int], tuple[str, int]] = {}
         routes = [(place.agent, (place.host, place.incarnation)) for place in event.agents]
-        desk.routes = {agent: known.setdefault(route, route) for agent, route in routes}
-        desk.ordinals = {place.agent: place.ordinal for place in event.agents}
-        mine = tuple(place for place in event.agents if place.host == desk.host)
+        shared.routes = {agent: known.setdefault(route, route) for agent, route in routes}
+        shared.ordinals = {place.agent: place.ordinal for place in event.agents}
+        mine = tuple(place for place in event.agents if place.host == shared.host)
         line = event.line_epoch, event.line_root
         self._loading = ev.LoadAgents(event.number, *line, mine, event.logs, event.drop_before, event.newest)
         self._tries, self._again_ns = 0, None
-        desk.out.append(self._loading)
+        shared.out.append(self._loading)
 
     def _drop_everything(self) -> None:
         """Drop all agents here: the plan's commit ended their history; mailboxes and held turns go with it."""
-        desk = self._desk
+        shared = self._shared
         self._links.drop()
         self._ends.reset()
         self._mode.reset()
@@ -105,34 +105,34 @@ class HostPlans:
         self._views.reset()
         self._failures.reset()
         self._failure = None
-        desk.ended.clear()
-        desk.is_loaded = False
-        desk.agents.clear()
-        desk.local = Peer(desk.host, desk.start, None)
-        desk.out.append(ev.CancelTurns())
+        shared.ended.clear()
+        shared.is_loaded = False
+        shared.agents.clear()
+        shared.local = Peer(shared.host, shared.start, None)
+        shared.out.append(ev.CancelTurns())
 
     # ---- loading --------------------------------------------------------------------------------------------------
 
     def on_agents_loaded(self, event: ev.AgentsLoaded) -> None:
-        desk = self._desk
-        if event.plan != desk.plan or desk.is_loaded:
+        shared = self._shared
+        if event.plan != shared.plan or shared.is_loaded:
             return
-        desk.is_loaded = True
+        shared.is_loaded = True
         self._loading = None
-        desk.counts.plans += 1
-        desk.counts.first_plan_ns = desk.counts.first_plan_ns or desk.now
+        shared.counts.plans += 1
+        shared.counts.first_plan_ns = shared.counts.first_plan_ns or shared.now
         for loaded in event.agents:
             self._place(loaded)
         for loaded in event.agents:
             if loaded.checkpoint is not None:
-                self._restore_channels(desk.agents[loaded.agent], loaded.checkpoint)
+                self._restore_channels(shared.agents[loaded.agent], loaded.checkpoint)
         self._log.loaded(event)
         self._inputs.loaded(event)
         self._steps.loaded(event)
         self._outputs.loaded(event)
         self._mode.loaded(event.agents)
-        desk.out.append(msg.PlanApplied(desk.plan, desk.start))
-        for agent in list(desk.agents.values()):
+        shared.out.append(msg.PlanApplied(shared.plan, shared.start))
+        for agent in list(shared.agents.values()):
             self._set_going(agent)
 
     def _set_going(self, agent: LocalAgent) -> None:
@@ -147,23 +147,23 @@ class HostPlans:
 
     def on_load_failed(self, event: ev.LoadFailed) -> None:
         """Retry a store that cannot be read for a minute, then refuse the plan: another plan would need the same line."""
-        if event.plan != self._desk.plan:
+        if event.plan != self._shared.plan:
             return
         if event.may_pass and self._tries < LOAD_TRIES_MAX:
             self._tries += 1
-            self._again_ns = self._desk.now + LOAD_RETRY_NS
+            self._again_ns = self._shared.now + LOAD_RETRY_NS
             return
         self._failure = event
-        start = self._desk.start
-        self._desk.out.append(
+        start = self._shared.start
+        self._shared.out.append(
             msg.PlanRefused(event.plan, start, event.damaged_epoch, event.path, event.reason, event.may_pass)
         )
 
     def clock_passed(self) -> None:
         """Load again, if the time has come."""
-        if self._loading is not None and self._again_ns is not None and self._again_ns <= self._desk.now:
+        if self._loading is not None and self._again_ns is not None and self._again_ns <= self._shared.now:
             self._again_ns = None
-            self._desk.out.append(self._loading)
+            self._shared.out.append(self._loading)
 
     def wakeups_ns(self) -> list[int]:
         """Return the times at which `clock_passed` must be called."""
@@ -175,7 +175,7 @@ class HostPlans:
         checkpoint = loaded.checkpoint
         agent = LocalAgent(loaded.agent, "", loaded.incarnation)
         self._mode.place(agent, checkpoint)
-        self._desk.agents[agent.id] = agent
+        self._shared.agents[agent.id] = agent
         if checkpoint is None:
             agent.mailbox.append((None, START, b""))
             return
@@ -206,7 +206,7 @@ class HostPlans:
 
         Channels of agents that are gone have no numbers; a last message of such a sender may wait.
         """
-        routes = self._desk.routes
+        routes = self._shared.routes
         for sender in dict.fromkeys([*checkpoint.received, *checkpoint.in_transit]):
             if sender in routes or checkpoint.in_transit.get(sender):
                 self._restore_inlet(agent, sender, checkpoint)
@@ -226,7 +226,7 @@ class HostPlans:
 
     def _restore_inlet(self, agent: LocalAgent, sender: str, checkpoint: AgentCheckpoint) -> None:
         inlet = self._ends.new_inlet(agent, sender)
-        if sender not in self._desk.routes:
+        if sender not in self._shared.routes:
             self._ends.ending[sender, agent.id] = inlet
         inlet.consumed = inlet.arrived = checkpoint.received.get(sender, 0)
         for message in checkpoint.in_transit.get(sender, ()):

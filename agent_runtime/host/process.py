@@ -32,7 +32,7 @@ from snapline.agent_runtime.host.process_marks import ProcessMarks
 from snapline.agent_runtime.host.running_code import describe_running
 from snapline.agent_runtime.host.session import Session
 from snapline.agent_runtime.host.trace import TraceWriter
-from snapline.agent_runtime.host.users import AskedPeople
+from snapline.agent_runtime.host.users import CoordinatorUsers
 from snapline.agent_runtime.host.view_service import ViewService
 from snapline.channels.child_processes import end_if_child, handle_signal, keep_from_children, port_of
 from snapline.channels.frame import LinkHello, Refused
@@ -48,10 +48,10 @@ from snapline.security.transport import Security, is_loopback
 from snapline.storage.capture.image import StateImage
 from snapline.storage.packs.checkpoint import BootClock
 from snapline.storage.store.store import Store
-from snapline.telemetry.health import READY, open_health_door, tell
+from snapline.telemetry.health import READY, open_health_server, tell
 from snapline.telemetry.log_lines import BoundIds, LogScope
 from snapline.telemetry.metrics import Readings
-from snapline.telemetry.metrics_server import MetricsDoor, MetricsPlace, open_metrics_door
+from snapline.telemetry.metrics_server import MetricsPlace, MetricsServer, open_metrics_server
 from snapline.telemetry.spans import SPANS, SpanOptions, open_spans, read_spans
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Host:
         self._agents_of: WeakKeyDictionary[asyncio.Task[None], str] = WeakKeyDictionary()
         """Agents of the tasks in which turns and steps are run."""
         self._imaged = ""
-        self._people = AskedPeople(options.coordinator, options.security)
+        self._people = CoordinatorUsers(options.coordinator, options.security)
         self._transport = LinkTransport(self, host=options.host, security=options.security, people=self._people)
         self._export = open_spans(options.spans, role="host", name=options.host)
         self._carrier = self._make_carrier()
@@ -187,8 +187,8 @@ class Host:
         self.in_worker(self._check_keys, then=lambda _: None)
         try:
             async with contextlib.AsyncExitStack() as doors:
-                await open_health_door(doors, self._transport.healthy, self._options.health)
-                await open_metrics_door(doors, self._metrics_door, self._options.metrics, self._options.host)
+                await open_health_server(doors, self._transport.healthy, self._options.health)
+                await open_metrics_server(doors, self._metrics_door, self._options.metrics, self._options.host)
                 await doors.enter_async_context(supervised())
                 keep_from_children(loop, self._fleet_ports)
                 doors.enter_context(self._options.log_ids.reading(self._standing))
@@ -375,7 +375,7 @@ class Host:
 
     def place_of(self, agent: str) -> tuple[str, str]:
         """Return the other host where the agent lives, as far as is known here, and its address. Called for clients."""
-        host, _ = self._carrier.core.desk.routes.get(agent, ("", 0))
+        host, _ = self._carrier.core.shared.routes.get(agent, ("", 0))
         return ("", "") if host == self._options.host else (host, self.address_of(host))
 
     # ---- coordinator ----------------------------------------------------------------------------------------------
@@ -436,12 +436,12 @@ class Host:
 
     def _standing(self) -> dict[str, object]:
         """Return the fields of a log line; called when something is logged."""
-        desk, at = self._carrier.core.desk, self._carrier.at
+        shared, at = self._carrier.core.shared, self._carrier.at
         about = {} if at is None else {"agent": at.agent, "incarnation": at.incarnation}
         return {
-            "host_start": desk.start,
-            "plan": desk.plan,
-            "epoch": desk.begun_epoch,
+            "host_start": shared.start,
+            "plan": shared.plan,
+            "epoch": shared.begun_epoch,
             **about,
             **self._trace_of_line(),
         }
@@ -455,14 +455,14 @@ class Host:
             self._metrics.refused()
         return refused
 
-    def _metrics_door(self) -> MetricsDoor:
+    def _metrics_door(self) -> MetricsServer:
         self._metrics = metrics = HostMetrics(self._carrier.core)
 
         async def read() -> Readings:
             found = metrics.read(self._carrier.heartbeat(0, self._long_turns()))
             return {**found, **read_spans(self._export)}
 
-        return MetricsDoor(HOST, self._options.host, (*FAMILIES, *SPANS), read, self._options.security)
+        return MetricsServer(HOST, self._options.host, (*FAMILIES, *SPANS), read, self._options.security)
 
 
 async def run_host(options: HostOptions) -> int:

@@ -13,9 +13,9 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.driver import HostDriver, RunTurn
 from snapline.agent_runtime.host.durable_events import RunStep
 from snapline.agent_runtime.host.turn_marks import (
-    MarkedThreads,
     TurnMark,
     TurnMarks,
+    TurnThreads,
     limit_of,
     mark_of,
     read_marks,
@@ -64,9 +64,9 @@ class ProcessMarks:
 
     # ---- what runs --------------------------------------------------------------------------------------------------
 
-    def threads(self) -> MarkedThreads:
+    def threads(self) -> TurnThreads:
         """Return the event loop's own threads, marked."""
-        return MarkedThreads(thread_name_prefix="asyncio")
+        return TurnThreads(thread_name_prefix="asyncio")
 
     def task_of(
         self, at: ev.StartTurn | RunStep, coroutine: Coroutine[Any, Any, None], context: contextvars.Context

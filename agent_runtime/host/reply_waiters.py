@@ -10,7 +10,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.epoch_request import EpochRequest
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import LocalAgent
-from snapline.agent_runtime.host.retiring import Retiring
+from snapline.agent_runtime.host.retiring import AgentRetirement
 from snapline.messages import host_messages as msg
 from snapline.messages.inputs import BURIED, REPLIED, RETRY, UNKNOWN
 
@@ -18,18 +18,18 @@ Place = tuple[str, str]
 """Agent and key."""
 
 
-class Asks:
+class ReplyWaiters:
     """Requests that wait for answers of the agents here."""
 
-    _membership: Retiring
+    _membership: AgentRetirement
 
-    def __init__(self, desk: HostState, wish: EpochRequest) -> None:
-        self._desk = desk
+    def __init__(self, shared: HostState, wish: EpochRequest) -> None:
+        self._shared = shared
         self._wish = wish
         self._waiting: dict[Place, list[tuple[int, bool]]] = {}
         """Requests, and whether they take an early answer."""
 
-    def wire(self, membership: Retiring) -> None:
+    def wire(self, membership: AgentRetirement) -> None:
         """Connect the membership above this part."""
         self._membership = membership
 
@@ -41,10 +41,10 @@ class Asks:
                 self._tell(request, ev.AskAnswer(RETRY, reason="the fleet recovers"))
 
     def on_reply_awaited(self, event: ev.ReplyAwaited) -> None:
-        agent = self._desk.agents.get(event.agent)
-        if agent is None or not self._desk.is_loaded:
+        agent = self._shared.agents.get(event.agent)
+        if agent is None or not self._shared.is_loaded:
             self._tell(
-                event.request, ev.AskAnswer(RETRY, reason=f"agent {event.agent} is not on host {self._desk.host}")
+                event.request, ev.AskAnswer(RETRY, reason=f"agent {event.agent} is not on host {self._shared.host}")
             )
             return
         inputs = agent.inputs
@@ -87,13 +87,13 @@ class Asks:
     def epoch_ended(self, event: msg.EndEpoch) -> None:
         """Send the answers to inputs that the epoch holds as consumed: they are never taken back. Others wait for the next epoch."""
         for name, number in zip(event.agents, event.inputs, strict=True):
-            agent = self._desk.agents.get(name)
+            agent = self._shared.agents.get(name)
             if agent is not None and agent.inputs is not None:
                 agent.inputs.released = max(agent.inputs.released, number)
                 if agent.is_leaving:
                     self._membership.retire_if_drained(agent)
         for place in list(self._waiting):
-            agent = self._desk.agents.get(place[0])
+            agent = self._shared.agents.get(place[0])
             if agent is not None:
                 self.consumed(agent, place[1])
 
@@ -118,7 +118,7 @@ class Asks:
                 self._waiting.setdefault(place, []).append((request, is_early))
 
     def _tell(self, request: int, answer: ev.AskAnswer) -> None:
-        self._desk.out.append(ev.AnswerAsk(request, answer))
+        self._shared.out.append(ev.AnswerAsk(request, answer))
 
 
 def dropped_reason(key: str, agent: str) -> str:

@@ -5,7 +5,7 @@ from typing import Protocol
 from snapline.agent_runtime.host.local_agent import LocalAgent
 
 
-class Retiring(Protocol):
+class AgentRetirement(Protocol):
     """Part of a host core where agents leave."""
 
     def retire_if_drained(self, agent: LocalAgent) -> None:

@@ -3,7 +3,7 @@ turn's message waits in its place. It checkpoints like any other between two tur
 
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import STANDS_NS, LocalAgent
-from snapline.agent_runtime.rolling_back import RollbackWish
+from snapline.agent_runtime.rolling_back import RollbackRequest
 from snapline.messages import host_messages as msg
 
 
@@ -15,8 +15,8 @@ class HostRollbacks:
         refused: agent → why it stays suspended.
     """
 
-    def __init__(self, desk: HostState) -> None:
-        self._desk = desk
+    def __init__(self, shared: HostState) -> None:
+        self._shared = shared
         self.wanted: dict[str, msg.WantRollback] = {}
         self.refused: dict[str, str] = {}
 
@@ -27,19 +27,19 @@ class HostRollbacks:
 
     def welcomed(self) -> None:
         """Repeat requests that the coordinator may not have received, or a new one must know: refused ones too, for `status`."""
-        self._desk.out.extend(self.wanted.values())
+        self._shared.out.extend(self.wanted.values())
 
-    def want(self, agent: LocalAgent, wish: RollbackWish) -> None:
+    def want(self, agent: LocalAgent, wish: RollbackRequest) -> None:
         """Suspend an agent whose turn has ended with this request; its message is back in its place."""
         agent.retry_ns = STANDS_NS
         said = msg.WantRollback(agent.id, agent.incarnation, wish.snapshot, wish.reason, wish.place)
         self.wanted[agent.id] = said
-        self._desk.note("warning", f"agent {agent.id} stands: it asks to go back, at {wish.place}: {wish.reason}")
-        self._desk.out.append(said)
+        self._shared.note("warning", f"agent {agent.id} stands: it asks to go back, at {wish.place}: {wish.reason}")
+        self._shared.out.append(said)
 
     def on_refused(self, event: msg.RollbackRefused) -> None:
         """Keep a refused agent suspended. People are informed once."""
         said = self.wanted.get(event.agent)
         if said is not None and said.incarnation == event.incarnation and event.agent not in self.refused:
             self.refused[event.agent] = event.reason
-            self._desk.note("error", event.reason)
+            self._shared.note("error", event.reason)

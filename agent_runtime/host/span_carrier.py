@@ -8,7 +8,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.driver import HostDriver
 from snapline.agent_runtime.host.environment import HostEnvironment, TraceSink, Transport
 from snapline.agent_runtime.host.epoch_files import LoadedLine
-from snapline.agent_runtime.host.turn_spans import EFFECT, SpanOutside, TurnPlace, TurnSpans
+from snapline.agent_runtime.host.turn_spans import EFFECT, TracedEnvironment, TurnPlace, TurnSpans
 from snapline.storage.log.record import LoggedInput
 from snapline.telemetry.span_export import SpanExport
 
@@ -31,7 +31,7 @@ class SpanCarrier(HostDriver):
         trace: TraceSink | None,
         trace_every: int,
     ) -> None:
-        world = SpanOutside(export)
+        world = TracedEnvironment(export)
         super().__init__(host, fleet, around, transport, world=world, trace=trace, trace_every=trace_every)
         self.spans = TurnSpans(export, self.turns.run, self.turns.type_of, self._place_of)
         self._run_turn = self.spans.run

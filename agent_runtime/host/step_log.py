@@ -36,8 +36,8 @@ class StepLog:
 
     _effects: Marked
 
-    def __init__(self, desk: HostState, mailboxes: Mailboxes, log: OwnLog) -> None:
-        self._desk = desk
+    def __init__(self, shared: HostState, mailboxes: Mailboxes, log: OwnLog) -> None:
+        self._shared = shared
         self._mailboxes = mailboxes
         self._log = log
         self._orphans: dict[str, list[LoggedEntry]] = {}
@@ -57,7 +57,7 @@ class StepLog:
 
     def loaded(self, event: ev.AgentsLoaded) -> None:
         """Set the agents' counts of durable turns, and give agents the logged entries of turns to come."""
-        agents, routes = self._desk.agents, self._desk.routes
+        agents, routes = self._shared.agents, self._shared.routes
         for loaded in event.agents:
             if loaded.checkpoint is not None and loaded.checkpoint.durable_turns:
                 agent = agents[loaded.agent]
@@ -121,7 +121,7 @@ class StepLog:
     def _tell(self, why: str) -> None:
         if not self._has_told:
             self._has_told = True
-            self._desk.note(
+            self._shared.note(
                 "warning",
                 f"{why}: steps of durable turns are in checkpoints only, and may be run again after a recovery",
             )
@@ -174,7 +174,7 @@ class StepLog:
 
     def appended(self, pending: PendingEntry) -> None:
         """Continue a turn whose entry is durable. The agent may have another turn now, or none."""
-        agent = self._desk.agents.get(pending.entry.agent)
+        agent = self._shared.agents.get(pending.entry.agent)
         if agent is None or agent.turn is not pending.turn:
             return
         if pending.is_mark:

@@ -10,8 +10,8 @@ from snapline.agent_runtime.host.mailboxes import Mailboxes
 class Timers:
     """Timers and retries of the agents here, in two heaps; the agents' own fields tell which of their entries still count."""
 
-    def __init__(self, desk: HostState, mailboxes: Mailboxes) -> None:
-        self._desk = desk
+    def __init__(self, shared: HostState, mailboxes: Mailboxes) -> None:
+        self._shared = shared
         self._mailboxes = mailboxes
         self._timers: list[tuple[int, int, str, str]] = []
         self._retries: list[tuple[int, str, int]] = []
@@ -25,13 +25,13 @@ class Timers:
     def set(self, agent: LocalAgent, name: str, delay_ns: int, payload: bytes) -> None:
         """Set a timer of that name, instead of an older one."""
         self._count += 1
-        due_ns = self._desk.now + delay_ns
+        due_ns = self._shared.now + delay_ns
         agent.timers[name] = (due_ns, self._count, payload)
         heapq.heappush(self._timers, (due_ns, self._count, agent.id, name))
 
     def retry_in(self, agent: LocalAgent, wait_ns: int) -> None:
         """Delay the first message of the agent's mailbox by this time."""
-        agent.retry_ns = self._desk.now + wait_ns
+        agent.retry_ns = self._shared.now + wait_ns
         heapq.heappush(self._retries, (agent.retry_ns, agent.id, agent.incarnation))
 
     def wakeups_ns(self) -> list[int]:
@@ -40,10 +40,10 @@ class Timers:
 
     def fire(self) -> None:
         """Put timers that are due into their agents' mailboxes, as messages."""
-        desk = self._desk
-        while self._timers and self._timers[0][0] <= desk.now:
+        shared = self._shared
+        while self._timers and self._timers[0][0] <= shared.now:
             _, count, agent_id, name = heapq.heappop(self._timers)
-            agent = desk.agents.get(agent_id)
+            agent = shared.agents.get(agent_id)
             timer = agent.timers.get(name) if agent is not None else None
             if agent is None or timer is None or timer[1] != count:
                 continue  # cancelled, or set again since
@@ -53,10 +53,10 @@ class Timers:
 
     def retry(self) -> None:
         """Retry the messages that are due."""
-        desk = self._desk
-        while self._retries and self._retries[0][0] <= desk.now:
+        shared = self._shared
+        while self._retries and self._retries[0][0] <= shared.now:
             due_ns, agent_id, incarnation = heapq.heappop(self._retries)
-            agent = desk.agents.get(agent_id)
+            agent = shared.agents.get(agent_id)
             if agent is not None and (agent.retry_ns, agent.incarnation) == (due_ns, incarnation):
                 agent.retry_ns = None
                 self._mailboxes.next_turn(agent)

@@ -78,7 +78,7 @@ class Tracing:
         if self._recent is None:
             self._looks += 1
             run = f"{self._core.start}-{self._looks}"
-            self._recent = RecentLines(self._core.desk.host, run, self._around.wall_ns, plan=self._core.plan)
+            self._recent = RecentLines(self._core.shared.host, run, self._around.wall_ns, plan=self._core.plan)
             self._around.call_later(LOOK_S, self._look_away)
         if wanted.every != self._recent_every:
             self._recent_every = wanted.every

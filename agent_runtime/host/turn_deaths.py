@@ -47,8 +47,8 @@ class TurnDeaths:
     known: (agent, digest) → its record in the plan. Empty nearly always: check that first.
     """
 
-    def __init__(self, desk: HostState) -> None:
-        self._desk = desk
+    def __init__(self, shared: HostState) -> None:
+        self._shared = shared
         self.known: dict[tuple[str, bytes], TurnDeath] = {}
         self._survived: list[msg.TurnSurvived] = []
 
@@ -60,7 +60,7 @@ class TurnDeaths:
 
     def welcomed(self) -> None:
         """Repeat what the coordinator may not have received."""
-        self._desk.out.extend(self._survived)
+        self._shared.out.extend(self._survived)
 
     def against(self, agent: str, what: str, sender: str, payload: bytes) -> TurnDeath | None:
         """Return the deaths that deny this turn; None: it may run."""
@@ -77,4 +77,4 @@ class TurnDeaths:
             if self.known.pop(key, None) is not None:
                 said = msg.TurnSurvived(*key)
                 self._survived.append(said)
-                self._desk.out.append(said)
+                self._shared.out.append(said)

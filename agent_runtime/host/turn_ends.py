@@ -4,7 +4,7 @@ from snapline.agent_runtime.durable import refusal_of
 from snapline.agent_runtime.host import dead_letters
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.durable_turns import DurableTurns
-from snapline.agent_runtime.host.external_sends import MessagesTold
+from snapline.agent_runtime.host.external_sends import ExternalSends
 from snapline.agent_runtime.host.failures import HostFailures, is_creation, is_first, last_line, sender_of
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import TOLD, Entry, LocalAgent
@@ -17,7 +17,7 @@ from snapline.agent_runtime.host.rollbacks import HostRollbacks
 from snapline.agent_runtime.host.timers import Timers
 from snapline.agent_runtime.host.turn_deaths import TurnDeaths
 from snapline.agent_runtime.host.views import Views
-from snapline.agent_runtime.rolling_back import RollbackWish
+from snapline.agent_runtime.rolling_back import RollbackRequest
 from snapline.messages import host_messages as msg
 
 
@@ -33,7 +33,7 @@ class TurnEnds:
 
     def __init__(
         self,
-        desk: HostState,
+        shared: HostState,
         failures: HostFailures,
         mailboxes: Mailboxes,
         outlets: Outlets,
@@ -43,8 +43,8 @@ class TurnEnds:
         views: Views,
         durable: DurableTurns,
     ) -> None:
-        self._desk = desk
-        self._agents, self._poison, self._deaths = desk.agents, failures.poison, failures.deaths.known
+        self._shared = shared
+        self._agents, self._poison, self._deaths = shared.agents, failures.poison, failures.deaths.known
         self._failures = failures
         self._mailboxes = mailboxes
         self._outlets = outlets
@@ -78,7 +78,7 @@ class TurnEnds:
         entry = agent.current
         if event.pause is None:
             agent.attempts = 0
-        self._desk.counts.turns += 1
+        self._shared.counts.turns += 1
         if self._deaths and event.pause is None:
             turn = agent.turn
             whole = about(agent, entry) if turn is None else (turn.what, turn.sender, turn.payload)
@@ -123,7 +123,7 @@ class TurnEnds:
             self._views.turn_ended(agent)
         self._mailboxes.next_turn(agent)
 
-    def on_messages_told(self, event: MessagesTold) -> None:
+    def on_messages_told(self, event: ExternalSends) -> None:
         """Send messages that belong to no turn. Nothing was consumed. A record that is owed follows, as after a turn."""
         agent = self._agents.get(event.agent)
         if agent is None or agent.incarnation != event.incarnation:
@@ -157,7 +157,7 @@ class TurnEnds:
             self._failures.crash(agent, entry, event)
             return
         if event.on_error == "undo" and not event.is_final:
-            self._desk.out.append(ev.UndoTurn(agent.id))
+            self._shared.out.append(ev.UndoTurn(agent.id))
         if agent.turn is not None and not self._durable.failed(agent, event):
             return
         if event.rollback is not None:
@@ -176,10 +176,10 @@ class TurnEnds:
             self._mailboxes.start(agent, entry)
             return
         told = f"failed, and is tried again in {wait_ns / 1e9:g} s: {last_line(event.error)}"
-        self._desk.note("warning", f"a message from {sender_of(agent, entry)} to {agent.id} {told}")
+        self._shared.note("warning", f"a message from {sender_of(agent, entry)} to {agent.id} {told}")
         self._wait_to_retry(agent, wait_ns)
 
-    def _stand(self, agent: LocalAgent, wish: RollbackWish) -> None:
+    def _stand(self, agent: LocalAgent, wish: RollbackRequest) -> None:
         """Suspend an agent that has requested a rollback: until a plan comes it has no turn."""
         agent.attempts = 0
         self._mailboxes.put_back(agent)

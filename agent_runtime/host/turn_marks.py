@@ -270,7 +270,7 @@ class TurnMarks:
         self._slots[slot * SLOT_BYTES : slot * SLOT_BYTES + 2] = _NOTHING
 
 
-class MarkedThreads(ThreadPoolExecutor):
+class TurnThreads(ThreadPoolExecutor):
     """The threads of `asyncio.to_thread`: they run for the turn that calls it."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":

@@ -217,7 +217,7 @@ def _followed(event: ev.TurnEnded, tail: bytes) -> ev.TurnEnded:
     )
 
 
-class SpanOutside(Outside):
+class TracedEnvironment(Outside):
     """Steps and effects as spans below their turn's: one for each attempt."""
 
     def __init__(self, export: SpanExport) -> None:

@@ -17,14 +17,14 @@ from msgspec.structs import replace
 from snapline.agent_runtime import forgotten
 from snapline.agent_runtime.agent import UNDO_STATE_BYTES_MAX, Agent, AgentType, agent_type
 from snapline.agent_runtime.context import Context
-from snapline.agent_runtime.durable import Stand, TurnJournal
+from snapline.agent_runtime.durable import SegmentEnd, TurnJournal
 from snapline.agent_runtime.encoding import encode_ordered, has_one_order
 from snapline.agent_runtime.fleet import Fleet, check_skeleton, encode_state, own_modules, restore_agent, unsavable
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
 from snapline.agent_runtime.host.flights import (
-    Flight,
     NotUndoneError,
+    WaitingTurn,
     changed,
     decode_for,
     foreign,
@@ -108,7 +108,7 @@ class _Running:
         self.before: object = None  # the image decoded, between a failure and its undoing
         self.handling: _Coroutine | None = None  # what the handler of `task` returned
         self.task: RunningTurn | None = None
-        self.flight: Flight | None = None
+        self.flight: WaitingTurn | None = None
         self.warned = False
         self.authors: dict[str, None] = {}  # handlers that ran since the last capture
         self.imaged_authors = Authors()  # of that capture
@@ -340,7 +340,7 @@ class Turns:
             return self._ended(turn, ctx)
         if awaits:
             if ctx.journal is not None:
-                return self._advance(turn, self._running[turn.agent], Flight(ctx, coroutine), None)
+                return self._advance(turn, self._running[turn.agent], WaitingTurn(ctx, coroutine), None)
             if not inspect.isawaitable(coroutine):
                 kind = type(coroutine).__qualname__
                 return self._failed(turn, ctx, TypeError(f"the handler returned a {kind}: nobody is there to take it"))
@@ -372,10 +372,10 @@ class Turns:
             return self._failed(turn, ctx, changed(turn, error), is_final=True)
         if ctx.journal is None:
             return self._failed(turn, ctx, changed(turn, "its handler is not durable any more"), is_final=True)
-        return self._advance(turn, running, Flight(ctx, handle(running.agent, message, ctx)), None)
+        return self._advance(turn, running, WaitingTurn(ctx, handle(running.agent, message, ctx)), None)
 
     def _advance(
-        self, turn: ev.StartTurn, running: _Running, flight: Flight, found: JournalEntry | None
+        self, turn: ev.StartTurn, running: _Running, flight: WaitingTurn, found: JournalEntry | None
     ) -> ev.TurnEnded | ev.TurnFailed:
         """Run the handler until it asks for something that takes time."""
         ctx, running.flight = flight.ctx, None
@@ -391,7 +391,7 @@ class Turns:
         except (*FAILURES, asyncio.CancelledError) as error:
             is_final = isinstance(error, NotUndoneError)
             return self._failed(turn, ctx, journal.divergence or of_a_task(error), is_final=is_final)
-        problem = journal.divergence if type(stand) is Stand else foreign(stand)
+        problem = journal.divergence if type(stand) is SegmentEnd else foreign(stand)
         if problem is None and (ctx.unawaited or forgotten.freed):
             left = forgotten.left_by(ctx, is_over=False)
             problem = UsageError(forgotten.sentence(left)) if left else None

@@ -25,7 +25,7 @@ ASK_S = 5.0
 """Time to wait for the coordinator's answer: an election takes a second or two."""
 
 
-class AskedPeople:
+class CoordinatorUsers:
     """Users known to a host from the coordinator's answers."""
 
     def __init__(self, address: str, security: Security) -> None:

@@ -52,44 +52,44 @@ class Views:
         waiting: agent → requests that wait for the end of its turn. Checked after each turn.
     """
 
-    def __init__(self, desk: HostState) -> None:
-        self._desk = desk
+    def __init__(self, shared: HostState) -> None:
+        self._shared = shared
         self.waiting: dict[str, list[int]] = {}
 
     def on_view_wanted(self, event: ViewWanted) -> None:
-        desk = self._desk
-        agent = desk.agents.get(event.agent)
-        if agent is None or not desk.is_loaded:
-            self._refuse(event.request, f"agent {event.agent} is not on host {desk.host} just now")
+        shared = self._shared
+        agent = shared.agents.get(event.agent)
+        if agent is None or not shared.is_loaded:
+            self._refuse(event.request, f"agent {event.agent} is not on host {shared.host} just now")
         elif event.is_settled and (agent.current is not None or agent.is_failed):
             self.waiting.setdefault(agent.id, []).append(event.request)
         else:
-            desk.out.append(AnswerView(event.request, _view_of(agent, desk.now)))
+            shared.out.append(AnswerView(event.request, _view_of(agent, shared.now)))
 
     def on_effects_wanted(self, event: EffectsWanted) -> None:
         standing = (
-            agent for agent in self._desk.agents.values() if agent.turn is not None and agent.effects is not None
+            agent for agent in self._shared.agents.values() if agent.turn is not None and agent.effects is not None
         )
         found = [
             standing_of(agent) for agent in standing if agent.effects is not None and agent.effects.open is not None
         ]
-        self._desk.out.append(AnswerEffects(event.request, tuple(found[:EFFECTS_SHOWN])))
+        self._shared.out.append(AnswerEffects(event.request, tuple(found[:EFFECTS_SHOWN])))
 
     def on_waiting_wanted(self, event: WaitingWanted) -> None:
         """Answer with the waiting agents: those with a durable turn first, the longest waiting before the others; then those with most inputs."""
-        now_ns = self._desk.now
-        found = [agent for agent in self._desk.agents.values() if _has_waiting(agent)]
+        now_ns = self._shared.now
+        found = [agent for agent in self._shared.agents.values() if _has_waiting(agent)]
         found.sort(key=lambda agent: (agent.turn is None, -_waited_ns(agent.turn, now_ns), -_inputs_of(agent)))
         shown = tuple([_view_of(agent, now_ns) for agent in found[:WAITING_SHOWN]])
-        self._desk.out.append(AnswerWaiting(event.request, shown, len(found) - len(shown)))
+        self._shared.out.append(AnswerWaiting(event.request, shown, len(found) - len(shown)))
 
     def on_tracing_wanted(self, event: TracingWanted) -> None:
-        self._desk.trace_every = event.every
+        self._shared.trace_every = event.every
 
     def turn_ended(self, agent: LocalAgent) -> None:
         """Answer requests for an agent that is between two turns; the next one may start now."""
         for request in self.waiting.pop(agent.id, ()):
-            self._desk.out.append(AnswerView(request, _view_of(agent, self._desk.now)))
+            self._shared.out.append(AnswerView(request, _view_of(agent, self._shared.now)))
 
     def removed(self, agent: str) -> None:
         """Refuse requests for an agent that has left."""
@@ -103,11 +103,11 @@ class Views:
                 self._refuse(request, "the fleet recovers")
 
     def _refuse(self, request: int, reason: str) -> None:
-        self._desk.out.append(AnswerView(request, None, reason))
+        self._shared.out.append(AnswerView(request, None, reason))
 
     def validate(self) -> None:
         for agent in self.waiting:
-            found = self._desk.agents[agent]
+            found = self._shared.agents[agent]
             assert found.current is not None or found.is_failed, f"{agent} is between two turns, and nobody was told"
 
 

@@ -3,7 +3,7 @@
 from snapline.agent_runtime.host.events import Command
 
 
-class MessageLeft(Command, frozen=True, gc=False):
+class LoggedMessageSent(Command, frozen=True, gc=False):
     """The next message of a logged channel left its sender's outbox; emitted for an observer that watches.
 
     `is_in_turn`: its sender's rule has seen a message already whose turn has not ended.
@@ -14,7 +14,7 @@ class MessageLeft(Command, frozen=True, gc=False):
     is_in_turn: bool
 
 
-class WordTaken(Command, frozen=True, gc=False):
+class OperatorCommandConsumed(Command, frozen=True, gc=False):
     """An operator command consumed without a turn; `told`: its reply."""
 
     agent: str
@@ -22,14 +22,14 @@ class WordTaken(Command, frozen=True, gc=False):
     told: bytes
 
 
-class EffectTold(Command, frozen=True, gc=False):
+class EffectRecordEmitted(Command, frozen=True, gc=False):
     """A ledger record that the core itself emitted for an agent: it is not among the outputs of a turn's end."""
 
     agent: str
     payload: bytes
 
 
-class MessageTaken(Command, frozen=True, gc=False):
+class MessageConsumedInTurn(Command, frozen=True, gc=False):
     """A message or an input consumed in the middle of a durable turn: by the turn, or, `is_stashed`, to have its own turn later."""
 
     agent: str

@@ -69,7 +69,7 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
     is_live: bool = False
 
 
-class ForkWish(msgspec.Struct, frozen=True, kw_only=True):
+class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request for a fork.
 
     Attributes:
@@ -88,7 +88,7 @@ class ForkWish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fork_snapshot(
-    source: Store, epoch: int, to: str, wish: ForkWish, *, keys: Keys | None = None, begin_again: bool = False
+    source: Store, epoch: int, to: str, wish: ForkRequest, *, keys: Keys | None = None, begin_again: bool = False
 ) -> Fork:
     """Make a fork of a snapshot; its store, at the path or URL `to`, is durable when this returns.
 
@@ -115,7 +115,7 @@ def fork_snapshot(
 class _Judged:
     """A request that fits its snapshot: all checkpoints have been read, and none that would be refused is left."""
 
-    def __init__(self, source: Store, epoch: int, wish: ForkWish) -> None:
+    def __init__(self, source: Store, epoch: int, wish: ForkRequest) -> None:
         self._source = source
         self._wish = wish
         self._manifest: Manifest = source.read_manifest(source.read_ref(epoch), epoch=epoch)

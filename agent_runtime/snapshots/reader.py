@@ -37,7 +37,7 @@ from snapline.agent_runtime.snapshots.cut_contents import (
     pending_spawns,
     pending_timers,
 )
-from snapline.agent_runtime.snapshots.forking import Fork, ForkInputs, ForkWish, fork_snapshot
+from snapline.agent_runtime.snapshots.forking import Fork, ForkInputs, ForkRequest, fork_snapshot
 from snapline.errors import NotFoundError
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.storage.capture.plain_values import find_field, plain_value
@@ -207,7 +207,7 @@ class Snapshot:
             StoreError: a disk failed.
         """
         settings = {place: msgspec.json.encode(value) for place, value in (set or {}).items()}
-        wish = ForkWish(name=name, settings=settings, fleet=self._fleet, inputs=inputs, is_live=live)
+        wish = ForkRequest(name=name, settings=settings, fleet=self._fleet, inputs=inputs, is_live=live)
         return fork_snapshot(self._store, self.epoch, os.fspath(to), wish, begin_again=again)
 
     @functools.cached_property

@@ -22,7 +22,7 @@ from benchmarks.checkmate.queries import (
 )
 
 from snapline.channels.frame import Frame, Items, encode_frame
-from snapline.sim.faults.words import CrashWord
+from snapline.sim.faults.words import CrashFault
 from snapline.sim.run import run
 from snapline.sim.scenario import DelayPart, FaultPart, FleetPart, LivenessPart, NetworkPart, RunPart, Scenario
 from snapline.sim.workloads.workload import Workload
@@ -70,7 +70,7 @@ class Wire:
         self.frames = self.payload = 0
 
     def listen(self, world: World) -> None:
-        network, name = world.desk.network, "open"
+        network, name = world.shared.network, "open"
         really = network.open
 
         def opened(*arguments: Any) -> Stream:
@@ -149,18 +149,18 @@ class QueryWork(Workload):
     def begin(self, world: World) -> None:
         self._world = world
         self.wire.listen(world)
-        world.desk.kernel.at(LOOK_NS, self._look)
+        world.shared.kernel.at(LOOK_NS, self._look)
 
     def _look(self, _: object) -> None:
         world = self._world
         assert world is not None
-        kernel = world.desk.kernel
+        kernel = world.shared.kernel
         now_s = kernel.now_ns / 1e9
         states = world.outlook.states()
         is_whole = len(states) == len(self.fleet.agents)
         self.looks.append(Look(now_s, self._lag_s(states, world) if is_whole else None))
-        if world.desk.faults and not self.failed_s:
-            self.failed_s = world.desk.faults[0].at_ns / 1e9
+        if world.shared.faults and not self.failed_s:
+            self.failed_s = world.shared.faults[0].at_ns / 1e9
         if self.failed_s and not self.back_s and is_whole and self._has_moved(world):
             self.back_s = now_s
         is_over = self.began_s and now_s >= self.began_s + self.setting.seconds
@@ -182,8 +182,8 @@ class QueryWork(Workload):
         feeds = [state for state in states.values() if isinstance(state, Feed)]
         if not all(feed.started_ns for feed in feeds):
             return None
-        wall_ns = world.desk.clocks.wall_ns("h1")
-        self.began_s = self.began_s or world.desk.kernel.now_ns / 1e9
+        wall_ns = world.shared.clocks.wall_ns("h1")
+        self.began_s = self.began_s or world.shared.kernel.now_ns / 1e9
         owed = sum(due(feed.stream, wall_ns - feed.started_ns) - feed.position for feed in feeds)
         sent, passed = sum(feed.sent for feed in feeds), sum(feed.position for feed in feeds)
         operators = (x for x in states.values() if isinstance(x, Conversion | Counts | Tables | Reached))
@@ -210,7 +210,9 @@ def scenario_of(setting: Setting) -> Scenario:
     host = (
         f"h{2 + int(setting.fails_at) % (setting.workers - 1)}" if setting.workers > 1 else "h1"
     )  # h1 owns the popular keys
-    crash = CrashWord(at=f"{round(setting.fails_at * 1000)}ms", host=host, restart_after=f"{round(RESTART_S * 1000)}ms")
+    crash = CrashFault(
+        at=f"{round(setting.fails_at * 1000)}ms", host=host, restart_after=f"{round(RESTART_S * 1000)}ms"
+    )
     return Scenario(
         name=f"checkmate-{setting.query}",
         fleet=FleetPart(agents=setting.workers, hosts=setting.workers, protocol=_protocol(setting)),

@@ -24,22 +24,22 @@ Source = Callable[[], Sequence[Concern]]
 class Concerns:
     """The fleet's concerns. Volatile: a new leader sees them anew."""
 
-    def __init__(self, desk: LeaderState, sources: Sequence[Source]) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState, sources: Sequence[Source]) -> None:
+        self._shared = shared
         self._sources = sources
         self._since_ns: dict[tuple[str, tuple[str, ...], tuple[str, ...]], int] = {}
         self._look_ns = 0
 
     def evaluate(self) -> None:
         """Note which concerns are new and which are over."""
-        if self._desk.now >= self._look_ns:
-            self._look_ns = self._desk.now + LOOK_NS
+        if self._shared.now >= self._look_ns:
+            self._look_ns = self._shared.now + LOOK_NS
             self.current()
 
     def current(self) -> tuple[Concern, ...]:
         """Return the present concerns; a fleet that has ended has none."""
-        now, known = self._desk.now, self._since_ns
-        told = () if self._desk.state.image.outcome else [x for source in self._sources for x in source()]
+        now, known = self._shared.now, self._since_ns
+        told = () if self._shared.state.image.outcome else [x for source in self._sources for x in source()]
         found = []
         self._since_ns = {}
         for concern in told:
@@ -49,14 +49,14 @@ class Concerns:
         return tuple(found)
 
 
-def standing_agents(desk: LeaderState, attendance: HostSessions) -> list[Concern]:
+def standing_agents(shared: LeaderState, attendance: HostSessions) -> list[Concern]:
     """Return agents that wait in the middle of a durable turn, from heartbeats: the named ones, and the number of others by host."""
     found: list[Concern] = []
     for host in attendance.attached():
         session = attendance.attached_session(host)
         if session is None:
             continue
-        heard_ns, beat = max(0, desk.now - session.beaten_ns), session.heartbeat
+        heard_ns, beat = max(0, shared.now - session.beaten_ns), session.heartbeat
         named = [told for told in beat.standing if told.kind in KINDS]  # a host of another release may say more
         for told in named:
             text = f"agent {told.agent} on host {host} stands in the middle of a turn: {told.reason}"
@@ -71,9 +71,9 @@ def standing_agents(desk: LeaderState, attendance: HostSessions) -> list[Concern
     return found
 
 
-def aborted_epochs(desk: LeaderState, store: StoreWatch) -> list[Concern]:
+def aborted_epochs(shared: LeaderState, store: StoreWatch) -> list[Concern]:
     """Return the concern that epochs are aborted in a row, though the store is healthy: the fleet works, and nothing is saved."""
-    state = desk.state
+    state = shared.state
     if state.phase != RUNNING or store.is_degraded:
         return []
     count = 0

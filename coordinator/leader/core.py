@@ -59,7 +59,7 @@ from snapline.coordinator.leader.events import (
 from snapline.coordinator.leader.host_words import EndHostRequested, EndWanted, ForgetHostRequested, MovesRequested
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderOptions, Proposal
 from snapline.coordinator.leader.parts import make_parts, sources_of
-from snapline.coordinator.leader.standing import LeaderStanding
+from snapline.coordinator.leader.standing import LeaderStatus
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RECOVERING, OperationResult
 from snapline.coordinator.state.fleet_view import FleetView
@@ -122,13 +122,13 @@ class LeaderCore:
         self.parts = make_parts(state, options)
         self.wakeup_ns = 0
         self._is_one_confirmation_of_many = False
-        self._concerns = Concerns(self.parts.desk, sources_of(self.parts))
+        self._concerns = Concerns(self.parts.shared, sources_of(self.parts))
 
     def handle(self, now_ns: int, event: Event) -> list[Command]:
         """Take one event and return the commands, to be carried out in order; `now_ns` is monotonic."""
-        parts, desk = self.parts, self.parts.desk
+        parts, shared = self.parts, self.parts.shared
         late_ns = now_ns - self.wakeup_ns
-        desk.now, desk.out = now_ns, []
+        shared.now, shared.out = now_ns, []
         if self.wakeup_ns and late_ns > LATE_NS:
             late = (parts.attendance, parts.suspicion, parts.cuts, parts.answers, parts.stop_question, parts.quiescence)
             for part in late:
@@ -138,15 +138,15 @@ class LeaderCore:
         message = event.message if isinstance(event, MessageReceived) else None
         is_early = now_ns < self.wakeup_ns
         if isinstance(message, Heartbeat) and is_early:
-            return desk.out
-        desk.propose_again()
+            return shared.out
+        shared.propose_again()
         self._greet()
         is_of_agents = isinstance(message, OF_AGENTS) or self._is_one_confirmation_of_many
         self._evaluate(is_news_of_hosts=not (is_of_agents and is_early))
         trigger_ns = parts.period.next_ns
         is_near = trigger_ns is not None and now_ns < trigger_ns < now_ns + TICK_NS
         self.wakeup_ns = trigger_ns if trigger_ns is not None and is_near else now_ns + TICK_NS
-        return desk.out
+        return shared.out
 
     def _take(self, event: Event) -> None:
         parts = self.parts
@@ -238,10 +238,10 @@ class LeaderCore:
         parts.objectives.evaluate()
         self._concerns.evaluate()
 
-    def standing(self) -> LeaderStanding:
+    def standing(self) -> LeaderStatus:
         """Return the status of the fleet now, next to that in the state."""
         parts = self.parts
-        return LeaderStanding(
+        return LeaderStatus(
             parts.triggers.skipped,
             parts.lines.log_bytes,
             parts.store.condition(),
@@ -301,7 +301,7 @@ class LeaderCore:
                 parts.rollbacks.on_wanted(session, message)
             case TurnSurvived():
                 forgiven = op.ForgiveTurn(message.agent, message.digest)
-                parts.desk.propose(f"forgive/{message.agent}/{message.digest.hex()}", forgiven)
+                parts.shared.propose(f"forgive/{message.agent}/{message.digest.hex()}", forgiven)
             case StopEvaluated():
                 parts.stop_question.on_reached(session, message)
             case Quiesced():
@@ -316,7 +316,7 @@ class LeaderCore:
         parts = self.parts
         for session in parts.attendance.take_newly_attached():
             here = (session.id,)
-            parts.desk.send(here, parts.attendance.roster())  # a new one goes to all, and so to this one again
+            parts.shared.send(here, parts.attendance.roster())  # a new one goes to all, and so to this one again
             plan = parts.plans.directive()
             directives: list[Directive] = []
             if plan is not None and not self.state.image.outcome:
@@ -325,17 +325,17 @@ class LeaderCore:
             directives += [*parts.modes.mode.directives_for(session.host), *parts.quiescence.directives_for()]
             directives += parts.farewell.directives_for()
             for directive in directives:
-                parts.desk.send(here, directive)
+                parts.shared.send(here, directive)
 
     # ---- proposals ------------------------------------------------------------------------------------------------
 
     def _on_proposal_ended(self, event: ProposalEnded) -> None:
-        ended = self.parts.desk.end_proposal(event.token, event.outcome)
+        ended = self.parts.shared.end_proposal(event.token, event.outcome)
         if ended is None:
             return
         proposal, result = ended
         if result is not None and result.is_refused and not isinstance(proposal.kind, ASKED_BY_HOSTS):
-            self.parts.desk.note("info", f"{type(proposal.kind).__name__} was refused: {result.reason}")
+            self.parts.shared.note("info", f"{type(proposal.kind).__name__} was refused: {result.reason}")
         self._dispatch_result(proposal, result)
 
     def _dispatch_result(self, proposal: Proposal, result: OperationResult | None) -> None:

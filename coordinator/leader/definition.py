@@ -29,15 +29,15 @@ PARTS_MAX, PART_CHARACTERS_MAX = 16, 600
 class Definition:
     """The definition, until it is in the log."""
 
-    def __init__(self, desk: LeaderState, attendance: HostSessions) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState, attendance: HostSessions) -> None:
+        self._shared = shared
         self._attendance = attendance
         self._received: FleetDefinition | None = None
         self._join: Join | None = None
 
     def on_received(self, session: HostSession, message: FleetDefinition) -> None:
         """Take the fleet's definition from a host."""
-        if self._desk.state.is_defined or self._received is not None:
+        if self._shared.state.is_defined or self._received is not None:
             return
         problem = _problem_of(message)
         if problem:
@@ -47,17 +47,17 @@ class Definition:
 
     def evaluate(self) -> None:
         """Propose the missing part of the definition."""
-        state, definition = self._desk.state, self._received
+        state, definition = self._shared.state, self._received
         if definition is None or self._join is None:
             return
         if state.is_defined or state.image.definition_digest not in (b"", self._join.definition_digest):
             self._received = None
             return
         if not state.image.agents_defined:
-            self._desk.propose(
+            self._shared.propose(
                 "define",
                 op.DefineFleet(
-                    self._desk.options.cluster,
+                    self._shared.options.cluster,
                     definition.name,
                     definition.protocol,
                     definition.period_ns,
@@ -84,7 +84,7 @@ class Definition:
                 break
             agents.append(entry.agent)
             kinds.append(entry.kind)
-        self._desk.propose("define", op.DefineAgents(first, tuple(agents), tuple(kinds)))
+        self._shared.propose("define", op.DefineAgents(first, tuple(agents), tuple(kinds)))
 
 
 def _problem_of(definition: FleetDefinition) -> str:

@@ -9,7 +9,7 @@ A fleet that does not run has no work to lose: hosts may leave at once. The wait
 
 import msgspec
 
-from snapline.coordinator.leader.epochs.publishing import Refs
+from snapline.coordinator.leader.epochs.publishing import RefPublisher
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import LeaderState
 from snapline.coordinator.leader.quiescence import Quiescence
@@ -29,8 +29,10 @@ class _LastEpoch(msgspec.Struct, frozen=True):
 class Departures:
     """Processes that wait to leave. Volatile: hosts repeat it on every new stream."""
 
-    def __init__(self, desk: LeaderState, attendance: HostSessions, refs: Refs, quiescence: Quiescence) -> None:
-        self._desk = desk
+    def __init__(
+        self, shared: LeaderState, attendance: HostSessions, refs: RefPublisher, quiescence: Quiescence
+    ) -> None:
+        self._shared = shared
         self._attendance = attendance
         self._refs = refs
         self._quiescence = quiescence
@@ -48,7 +50,7 @@ class Departures:
 
     def on_wanted(self, session: HostSession, message: WantLeave) -> None:
         """Take the request of a host that must stop."""
-        self._desk.note("info", f"host {session.host} is to stop ({message.reason}): a snapshot is taken before")
+        self._shared.note("info", f"host {session.host} is to stop ({message.reason}): a snapshot is taken before")
         self._waiting[session.id] = None
 
     def on_end_wanted(self) -> None:
@@ -62,14 +64,14 @@ class Departures:
     @property
     def wants_epoch(self) -> bool:
         """Return whether an epoch of all agents is to begin now."""
-        state, last = self._desk.state, self._last
-        if last is None or last.plan != state.plan_number or self._desk.is_on_its_way("begin"):
+        state, last = self._shared.state, self._last
+        if last is None or last.plan != state.plan_number or self._shared.is_on_its_way("begin"):
             return False
         return not self._present and max(state.newest_complete(), *state.open_epochs(), 0) <= last.begun
 
     def evaluate(self) -> None:
         """Advance the wait: hold effects, want an epoch, send MayLeave."""
-        state = self._desk.state
+        state = self._shared.state
         for sessions in (self._waiting, self._told):
             for number in [number for number in sessions if self._attendance.session(number) is None]:
                 del sessions[number]
@@ -92,7 +94,7 @@ class Departures:
             self._tell(newest)
 
     def _tell(self, epoch: int) -> None:
-        self._desk.send(tuple(self._waiting), MayLeave(epoch))
+        self._shared.send(tuple(self._waiting), MayLeave(epoch))
         self._told.update(self._waiting)
         self._waiting.clear()
         self.is_saved, self._is_ending = self.is_saved or self._is_ending, False

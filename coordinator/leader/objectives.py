@@ -33,8 +33,8 @@ def objectives_missed(concerns: Iterable[Concern]) -> tuple[str, ...]:
 class Objectives:
     """Watch on the recovery objectives."""
 
-    def __init__(self, desk: LeaderState) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState) -> None:
+        self._shared = shared
         self._offset_ns: int | None = None
         """Offset from the monotonic clock to the state's; the largest seen, since operations are applied some time after their proposal."""
         self._line: tuple[int, int] | None = None
@@ -50,10 +50,10 @@ class Objectives:
 
     def evaluate(self) -> None:
         """Check both objectives, and log changes."""
-        image = self._desk.state.image
+        image = self._shared.state.image
         if not (image.rpo_ns or image.rto_ns) or not image.plans or image.outcome:
             return
-        offset_ns = image.now_ns - self._desk.now
+        offset_ns = image.now_ns - self._shared.now
         self._offset_ns = offset_ns if self._offset_ns is None else max(self._offset_ns, offset_ns)
         if image.rpo_ns:
             self._look_at_work(image.rpo_ns)
@@ -62,10 +62,10 @@ class Objectives:
 
     @property
     def _now_ns(self) -> int:
-        return self._desk.now + (self._offset_ns or 0)
+        return self._shared.now + (self._offset_ns or 0)
 
     def _look_at_work(self, rpo_ns: int) -> None:
-        state = self._desk.state
+        state = self._shared.state
         if state.phase != RUNNING:
             return
         at_risk_ns, before, line = self._at_risk_ns, self._line, (state.plan_number, state.newest_complete())
@@ -85,10 +85,10 @@ class Objectives:
 
     @property
     def _at_risk_ns(self) -> int:
-        return self._desk.state.at_risk_ns(self._now_ns) or 0
+        return self._shared.state.at_risk_ns(self._now_ns) or 0
 
     def _look_at_recoveries(self, rto_ns: int) -> None:
-        state = self._desk.state
+        state = self._shared.state
         last = next((plan for plan in reversed(state.image.plans) if self._counts(plan) and plan.done_ns), None)
         lasts_ns = self._recovering_ns()
         if (lasts_ns is not None and lasts_ns > rto_ns) or (last is not None and self._took_ns(last) > rto_ns):
@@ -99,14 +99,14 @@ class Objectives:
             )
 
     def _counts(self, plan: PlanRecord) -> bool:
-        return plan.is_failure and plan.number > self._desk.state.start_plan
+        return plan.is_failure and plan.number > self._shared.state.start_plan
 
     def _took_ns(self, plan: PlanRecord) -> int:
-        return plan.done_ns - self._desk.state.recovery_began_ns(plan)
+        return plan.done_ns - self._shared.state.recovery_began_ns(plan)
 
     def _recovering_ns(self) -> int | None:
         """Return how long a failure has kept the fleet from running; None: none does."""
-        state, plan = self._desk.state, self._desk.state.plan
+        state, plan = self._shared.state, self._shared.state.plan
         began_ns = None
         if plan is not None and not plan.done_ns and plan.number > state.start_plan:
             began_ns = state.recovery_began_ns(plan) if plan.is_failure else None
@@ -119,22 +119,24 @@ class Objectives:
 
     def _miss(self, kind: str, text: str) -> None:
         if kind not in self._since:
-            self._since[kind] = self._desk.now
-            self._desk.note("warning", text)
+            self._since[kind] = self._shared.now
+            self._shared.note("warning", text)
 
     def _keep(self, kind: str, text: str) -> None:
         if self._since.pop(kind, None) is not None:
-            self._desk.note("info", text)
+            self._shared.note("info", text)
 
     def concerns(self) -> list[Concern]:
         """Return the missed objectives."""
         texts = {RPO: self._work_said(self._peak_ns), RTO: self._recovery_said()}
         return [
-            Concern(kind, (), self._desk.now - self._since[kind], texts[kind]) for kind in texts if kind in self._since
+            Concern(kind, (), self._shared.now - self._since[kind], texts[kind])
+            for kind in texts
+            if kind in self._since
         ]
 
     def _work_said(self, peak_ns: int) -> str:
-        state = self._desk.state
+        state = self._shared.state
         most = "at most " if state.is_autonomous else ""
         rpo_s = _s(state.image.rpo_ns)
         if state.phase == RUNNING and self._at_risk_ns > state.image.rpo_ns:
@@ -142,7 +144,7 @@ class Objectives:
         return f"a failure would have undone {most}{_s(peak_ns)} of work before the last epoch was complete; rpo_s is {rpo_s}"
 
     def _recovery_said(self) -> str:
-        state, lasts_ns = self._desk.state, self._recovering_ns()
+        state, lasts_ns = self._shared.state, self._recovering_ns()
         rto_s = _s(state.image.rto_ns)
         if lasts_ns is not None and lasts_ns > state.image.rto_ns:
             return f"a failure has kept the fleet from running for {_s(lasts_ns)}; rto_s is {rto_s}"

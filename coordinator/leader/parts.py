@@ -9,7 +9,7 @@ from snapline.coordinator.leader.departures import Departures
 from snapline.coordinator.leader.epochs.epochs import Epochs
 from snapline.coordinator.leader.epochs.open_epochs import OpenEpochs
 from snapline.coordinator.leader.epochs.period import Period
-from snapline.coordinator.leader.epochs.publishing import Refs
+from snapline.coordinator.leader.epochs.publishing import RefPublisher
 from snapline.coordinator.leader.epochs.releases import Releases
 from snapline.coordinator.leader.epochs.retention import Retention
 from snapline.coordinator.leader.epochs.snapshots import Snapshots
@@ -44,7 +44,7 @@ from snapline.coordinator.leader.quiescence import Quiescence
 from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.coordinator.leader.recovery_queries import RecoveryQueries
 from snapline.coordinator.leader.requests import Requests
-from snapline.coordinator.leader.shutdown import Farewell
+from snapline.coordinator.leader.shutdown import Shutdown
 from snapline.coordinator.leader.stop_question import StopQuestion
 from snapline.coordinator.state.fleet_view import FleetView
 
@@ -53,7 +53,7 @@ from snapline.coordinator.state.fleet_view import FleetView
 class Parts:
     """All parts of one leader, for the core, which dispatches to them, and for tests."""
 
-    desk: LeaderState
+    shared: LeaderState
     # who is there
     attendance: HostSessions
     admission: Admission
@@ -68,7 +68,7 @@ class Parts:
     period: Period
     snapshots: Snapshots
     underway: OpenEpochs
-    refs: Refs
+    refs: RefPublisher
     releases: Releases
     triggers: Triggers
     epochs: Epochs
@@ -95,7 +95,7 @@ class Parts:
     stop_question: StopQuestion
     quiescence: Quiescence
     departures: Departures
-    farewell: Farewell
+    farewell: Shutdown
     objectives: Objectives
     processes: ProcessWatch
 
@@ -114,9 +114,9 @@ def sources_of(parts: Parts) -> tuple[Source, ...]:
         parts.quiescence.concerns,
         parts.restores.concerns,
         parts.rollbacks.concerns,
-        partial(standing_agents, parts.desk, parts.attendance),
+        partial(standing_agents, parts.shared, parts.attendance),
         parts.store.concerns,
-        partial(aborted_epochs, parts.desk, parts.store),
+        partial(aborted_epochs, parts.shared, parts.store),
         parts.objectives.concerns,
         parts.line_check.concerns,
         parts.plans.concerns,
@@ -125,38 +125,39 @@ def sources_of(parts: Parts) -> tuple[Source, ...]:
 
 def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
     """Return the parts of a new leader."""
-    desk = LeaderState(state, options)
-    attendance, spares, period, snapshots = HostSessions(desk), StandbyHosts(desk), Period(desk), Snapshots(desk)
-    lines = Lines(desk, attendance)
-    store = StoreWatch(desk, attendance, period)
-    underway = OpenEpochs(desk, store)
-    refs = Refs(desk, attendance, snapshots, store, lines)
-    releases = Releases(desk, attendance, refs, store)
-    freezing, rounds = Freezing(desk, attendance, spares), Rounds(desk, attendance, lines)
-    leaving, line_epochs = Leaving(desk, attendance, lines), LineEpochs(desk, underway, lines)
-    coordinated = Coordinated(desk, attendance, underway)
+    shared = LeaderState(state, options)
+    attendance, spares = HostSessions(shared), StandbyHosts(shared)
+    period, snapshots = Period(shared), Snapshots(shared)
+    lines = Lines(shared, attendance)
+    store = StoreWatch(shared, attendance, period)
+    underway = OpenEpochs(shared, store)
+    refs = RefPublisher(shared, attendance, snapshots, store, lines)
+    releases = Releases(shared, attendance, refs, store)
+    freezing, rounds = Freezing(shared, attendance, spares), Rounds(shared, attendance, lines)
+    leaving, line_epochs = Leaving(shared, attendance, lines), LineEpochs(shared, underway, lines)
+    coordinated = Coordinated(shared, attendance, underway)
     modes = ModeChoice(
         state,
         coordinated=coordinated,
-        koo_toueg=KooToueg(desk, attendance, lines, line_epochs, rounds, refs, leaving, underway, store),
-        autonomous=Autonomous(desk, lines, line_epochs, freezing, leaving, store),
+        koo_toueg=KooToueg(shared, attendance, lines, line_epochs, rounds, refs, leaving, underway, store),
+        autonomous=Autonomous(shared, lines, line_epochs, freezing, leaving, store),
     )
-    quiescence = Quiescence(desk, attendance)
-    moves, loads = Moves(desk, attendance, quiescence), Loads(desk)
-    stop_question = StopQuestion(desk, attendance, refs, quiescence)
-    departures = Departures(desk, attendance, refs, quiescence)
-    triggers = Triggers(desk, modes, underway, refs, snapshots, store, period, moves, departures, stop_question)
-    line_check, answers, restores = LineCheck(desk), PlanAnswers(desk, attendance), Restores(desk)
+    quiescence = Quiescence(shared, attendance)
+    moves, loads = Moves(shared, attendance, quiescence), Loads(shared)
+    stop_question = StopQuestion(shared, attendance, refs, quiescence)
+    departures = Departures(shared, attendance, refs, quiescence)
+    triggers = Triggers(shared, modes, underway, refs, snapshots, store, period, moves, departures, stop_question)
+    line_check, answers, restores = LineCheck(shared), PlanAnswers(shared, attendance), Restores(shared)
     return Parts(
-        desk=desk,
+        shared=shared,
         attendance=attendance,
-        admission=Admission(desk, attendance),
-        suspicion=FailureDetector(desk, attendance),
-        forgetting=HostRemoval(desk),
-        missing_hosts=MissingHosts(desk, attendance),
+        admission=Admission(shared, attendance),
+        suspicion=FailureDetector(shared, attendance),
+        forgetting=HostRemoval(shared),
+        missing_hosts=MissingHosts(shared, attendance),
         spares=spares,
-        cuts=Partitions(desk, attendance, spares),
-        definition=Definition(desk, attendance),
+        cuts=Partitions(shared, attendance, spares),
+        definition=Definition(shared, attendance),
         store=store,
         period=period,
         snapshots=snapshots,
@@ -164,8 +165,8 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         refs=refs,
         releases=releases,
         triggers=triggers,
-        epochs=Epochs(desk, modes, underway, refs, releases, store),
-        retention=Retention(desk, underway, refs, releases, stop_question),
+        epochs=Epochs(shared, modes, underway, refs, releases, store),
+        retention=Retention(shared, underway, refs, releases, stop_question),
         modes=modes,
         coordinated=coordinated,
         lines=lines,
@@ -178,14 +179,14 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         restores=restores,
         moves=moves,
         loads=loads,
-        rollbacks=Rollbacks(desk, attendance, restores),
-        plans=Plans(desk, attendance, lines, modes, triggers, line_check, answers, spares, restores, moves, loads),
-        requests=Requests(desk, attendance, modes),
-        questions=RecoveryQueries(desk, attendance, lines),
+        rollbacks=Rollbacks(shared, attendance, restores),
+        plans=Plans(shared, attendance, lines, modes, triggers, line_check, answers, spares, restores, moves, loads),
+        requests=Requests(shared, attendance, modes),
+        questions=RecoveryQueries(shared, attendance, lines),
         stop_question=stop_question,
         quiescence=quiescence,
         departures=departures,
-        farewell=Farewell(desk, attendance, refs, releases, snapshots),
-        objectives=Objectives(desk),
-        processes=ProcessWatch(desk, attendance),
+        farewell=Shutdown(shared, attendance, refs, releases, snapshots),
+        objectives=Objectives(shared),
+        processes=ProcessWatch(shared, attendance),
     )

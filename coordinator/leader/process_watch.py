@@ -18,8 +18,8 @@ DAY_NS = 86_400 * SECOND_NS
 class ProcessWatch:
     """The latest reports. Volatile: they are repeated."""
 
-    def __init__(self, desk: LeaderState, attendance: HostSessions) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState, attendance: HostSessions) -> None:
+        self._shared = shared
         self._attendance = attendance
         self._looked = ReplicaLooked("", ())
         self._since_ns: dict[str, int] = {}
@@ -28,7 +28,7 @@ class ProcessWatch:
     def on_replica_looked(self, event: ReplicaLooked) -> None:
         """Take this replica's check of itself and the others."""
         self._looked = event
-        self._since_ns = {each: self._since_ns.get(each, self._desk.now) for each in event.missing}
+        self._since_ns = {each: self._since_ns.get(each, self._shared.now) for each in event.missing}
 
     def concerns(self) -> list[Concern]:
         """Return the concerns of the replicas and of each host."""
@@ -47,7 +47,7 @@ class ProcessWatch:
         return found
 
     def _of_replicas(self) -> list[Concern]:
-        now = self._desk.now
+        now = self._shared.now
         missing = {each: now - since_ns for each, since_ns in self._since_ns.items() if now - since_ns >= SHOWN_NS}
         if not missing:
             return []

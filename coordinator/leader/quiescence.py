@@ -28,8 +28,8 @@ class Hold(msgspec.Struct, frozen=True):
 class Quiescence:
     """Requested holds, and the hosts that have answered. Volatile: a new leader's streams end all holds."""
 
-    def __init__(self, desk: LeaderState, attendance: HostSessions) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState, attendance: HostSessions) -> None:
+        self._shared = shared
         self._attendance = attendance
         self._wishes: dict[str, tuple[bool, bool]] = {}
         """Reason → whether inputs, and effects, are to be held."""
@@ -52,12 +52,12 @@ class Quiescence:
     @property
     def is_quiet(self) -> bool:
         """Return whether no effect is being called in the fleet, as its hosts report, or their time is over."""
-        if not self._held.effects or self._held.plan != self._desk.state.plan_number:
+        if not self._held.effects or self._held.plan != self._shared.state.plan_number:
             return False
-        return self._desk.now >= self._since_ns + QUIESCE_NS or not self._busy()
+        return self._shared.now >= self._since_ns + QUIESCE_NS or not self._busy()
 
     def _busy(self) -> list[str]:
-        plan = self._desk.state.plan
+        plan = self._shared.state.plan
         sessions = [(host, self._attendance.attached_session(host)) for host in (plan.hosts if plan else ())]
         return [host for host, session in sessions if session is not None and session.id not in self._quiet]
 
@@ -68,7 +68,7 @@ class Quiescence:
 
     def shift(self, late_ns: int) -> None:
         """Extend the wait by `late_ns`, by which this process was late."""
-        self._since_ns = min(self._since_ns + late_ns, self._desk.now)
+        self._since_ns = min(self._since_ns + late_ns, self._shared.now)
 
     def evaluate(self) -> None:
         """Send the holds again under a new plan, which has ended them."""
@@ -79,7 +79,7 @@ class Quiescence:
         return [self._directive()] if self._held.inputs or self._held.effects else []
 
     def _tell(self) -> None:
-        plan = self._desk.state.plan_number
+        plan = self._shared.state.plan_number
         inputs = any(inputs for inputs, _ in self._wishes.values())
         effects = any(effects for _, effects in self._wishes.values())
         wanted, held = Hold(plan, inputs, effects), self._held
@@ -90,17 +90,17 @@ class Quiescence:
         if is_over:
             return
         if effects and not (held.effects and held.plan == plan):
-            self._since_ns = self._desk.now
+            self._since_ns = self._shared.now
         self._number += 1
         self._quiet = {}
-        self._desk.send(self._attendance.all_sessions(), self._directive())
+        self._shared.send(self._attendance.all_sessions(), self._directive())
 
     def _directive(self) -> Quiesce:
         return Quiesce(self._number, self._held.inputs, self._held.effects)
 
     def concerns(self) -> list[Concern]:
         """Return the hosts whose effects are waited for, or did not end in time."""
-        lasts_ns = self._desk.now - self._since_ns
+        lasts_ns = self._shared.now - self._since_ns
         busy = self._busy() if self._held.effects and lasts_ns >= SECOND_NS else []
         if not busy:
             return []

@@ -36,26 +36,26 @@ class LineQuestion(msgspec.Struct):
 class RecoveryQueries:
     """Open recovery queries."""
 
-    def __init__(self, desk: LeaderState, attendance: HostSessions, lines: Lines) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState, attendance: HostSessions, lines: Lines) -> None:
+        self._shared = shared
         self._attendance = attendance
         self._lines = lines
         self._questions: dict[int, LineQuestion] = {}
 
     def on_requested(self, event: LineRequested) -> None:
         """Take a tool's query."""
-        plan = self._desk.state.plan
+        plan = self._shared.state.plan
         hosts = [] if plan is None else [x for x in plan.hosts if self._attendance.attached_session(x)]
-        self._questions[event.request] = LineQuestion(event.failures, self._desk.now, dict.fromkeys(hosts))
+        self._questions[event.request] = LineQuestion(event.failures, self._shared.now, dict.fromkeys(hosts))
         if len(self._questions) > QUESTIONS_MAX:
             self._refuse(next(iter(self._questions)), f"{QUESTIONS_MAX} others have asked since")
         if plan is not None:
-            self._desk.send(self._attendance.sessions_of(hosts), ReportNumbers(event.request, plan.number))
+            self._shared.send(self._attendance.sessions_of(hosts), ReportNumbers(event.request, plan.number))
 
     def on_numbers_reported(self, session: HostSession, message: NumbersReported) -> None:
         """Take the positions of a host's agents."""
         question, ledger = self._questions.get(message.request), self._lines.ledger
-        if question is None or message.plan != self._desk.state.plan_number or session.host not in question.waiting:
+        if question is None or message.plan != self._shared.state.plan_number or session.host not in question.waiting:
             return
         names, sizes = message.names, (len(message.received_from), len(message.received_number))
         indices = (*message.agents, *message.received_from)
@@ -63,7 +63,7 @@ class RecoveryQueries:
             return
         if max(indices, default=-1) >= len(names) or max(message.received_of, default=-1) >= len(message.agents):
             return
-        if self._desk.state.stranger_of(session.host, [names[x] for x in message.agents]):
+        if self._shared.state.stranger_of(session.host, [names[x] for x in message.agents]):
             return
         del question.waiting[session.host]
         received: list[dict[str, int]] = [{} for _ in message.agents]
@@ -71,14 +71,14 @@ class RecoveryQueries:
             message.received_of, message.received_from, message.received_number, strict=True
         ):
             received[index][names[sender]] = number
-        living = self._desk.state.image.agents
+        living = self._shared.state.image.agents
         for index, agent in enumerate(message.agents):
             if ledger is not None and names[agent] in living:
                 ledger.report_live(names[agent], received[index], message.turns[index])
 
     def evaluate(self) -> None:
         """Answer the queries that can be answered, and refuse those that are too old."""
-        ledger, now = (self._lines.ledger if self._lines.is_settled else None), self._desk.now
+        ledger, now = (self._lines.ledger if self._lines.is_settled else None), self._shared.now
         for request, question in list(self._questions.items()):
             if ledger is not None and (not question.waiting or now >= question.asked_ns + WAIT_NS):
                 self._answer(request, question, ledger)
@@ -86,15 +86,15 @@ class RecoveryQueries:
                 self._refuse(request, "the checkpoints in the store are being read")
 
     def _answer(self, request: int, question: LineQuestion, ledger: Ledger) -> None:
-        for agent, _ in self._desk.state.living_agents():
+        for agent, _ in self._shared.state.living_agents():
             ledger.join(agent)
         del self._questions[request]
         lines = find_lines(ledger, question.failures)
-        self._desk.out.append(AnswerLine(request, tuple(lines), tuple(question.waiting)))
+        self._shared.out.append(AnswerLine(request, tuple(lines), tuple(question.waiting)))
 
     def _refuse(self, request: int, reason: str) -> None:
         del self._questions[request]
-        self._desk.out.append(AnswerLine(request, refused=f"{reason}: ask again in a moment"))
+        self._shared.out.append(AnswerLine(request, refused=f"{reason}: ask again in a moment"))
 
 
 def find_lines(ledger: Ledger, failures: tuple[tuple[str, ...], ...]) -> list[FoundLine]:

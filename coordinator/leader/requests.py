@@ -33,15 +33,15 @@ BATCH_BYTES_MAX = 48 * 1024
 class Requests:
     """Pending requests of hosts."""
 
-    def __init__(self, desk: LeaderState, attendance: HostSessions, modes: ModeChoice) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState, attendance: HostSessions, modes: ModeChoice) -> None:
+        self._shared = shared
         self._attendance = attendance
         self._modes = modes
 
     def on_received(self, session: HostSession, message: ReserveAgents | RetireAgent | LocateAgents) -> None:
         """Take a host's request, perhaps a repeated one."""
         if isinstance(message, LocateAgents):
-            self._desk.send((session.id,), self._locate(message))
+            self._shared.send((session.id,), self._locate(message))
             return
         kind: op.Kind
         if isinstance(message, ReserveAgents):
@@ -49,7 +49,7 @@ class Requests:
             kinds = tuple([x.kind for x in message.agents])
             if sum(len(x.encode()) + 4 for x in names + kinds) > BATCH_BYTES_MAX:
                 reason = f"{len(names)} agents are too many for one request"
-                self._desk.send((session.id,), AgentsReserved(message.request, refused=reason))
+                self._shared.send((session.id,), AgentsReserved(message.request, refused=reason))
                 return
             what, kind = "reserve", op.CreateAgents(session.host, session.start, message.plan, names, kinds)
         else:
@@ -57,26 +57,26 @@ class Requests:
             if removal is None:
                 return
             what, kind = "retire", removal
-        if self._desk.is_full:
-            self._desk.note("error", f"host {session.host} asks for too much at once")
-            self._desk.out.append(CloseStream(session.id))
+        if self._shared.is_full:
+            self._shared.note("error", f"host {session.host} asks for too much at once")
+            self._shared.out.append(CloseStream(session.id))
             self._attendance.on_closed(session.id)
             return
         client = f"{session.host}.{session.start}.{what}"
-        self._desk.propose(f"{client}/{message.request}", kind, client=client, sequence=message.request)
+        self._shared.propose(f"{client}/{message.request}", kind, client=client, sequence=message.request)
 
     def on_log_wanted(self, session: HostSession, message: OpenLog) -> None:
         """Take the request of a host that is about to log inputs, or has logged some; perhaps a repeated one."""
         kind = op.OpenHostLog(session.host, session.start, message.plan, message.key, message.newest)
-        self._desk.propose(f"log/{message.plan}/{session.host}.{session.start}", kind)
+        self._shared.propose(f"log/{message.plan}/{session.host}.{session.start}", kind)
 
     def on_log_opened(self, kind: op.OpenHostLog, result: OperationResult) -> None:
         """Allow the log, unless it was refused, as when the plan is over: then the host receives the next one."""
         session = self._attendance.session_of(kind.host)
         if session is not None and session.start == kind.host_start and not result.is_refused:
-            certify, log = self._desk.options.certify, LogName(kind.plan, kind.host, kind.host_start)
+            certify, log = self._shared.options.certify, LogName(kind.plan, kind.host, kind.host_start)
             certificate = certify(log, kind.key) if certify is not None and kind.key else b""
-            self._desk.send((session.id,), LogOpened(kind.plan, certificate, kind.newest))
+            self._shared.send((session.id,), LogOpened(kind.plan, certificate, kind.newest))
 
     def on_ended(self, proposal: Proposal, result: OperationResult) -> None:
         """Answer a committed or refused creation or removal. The leader's own removals are answered in `modes/leaving.py`.
@@ -87,23 +87,23 @@ class Requests:
         kind = proposal.kind
         assert isinstance(kind, op.CreateAgents | op.RemoveAgent)
         session = self._attendance.session_of(kind.host)
-        is_own = proposal.client == self._desk.options.client
+        is_own = proposal.client == self._shared.options.client
         if session is None or session.start != kind.host_start or is_own or result.status == OVER:
             return
         refused = (result.reason or "refused") if result.is_refused else ""
         answer: Directive
         if isinstance(kind, op.CreateAgents):
-            agents = self._desk.state.image.agents
+            agents = self._shared.state.image.agents
             if not refused and not all(agent in agents for agent in kind.agents):
                 return  # A plan has made the creation void. Its hosts drop such an answer; who has not heard of it would create nobody's agent.
             ordinals = () if refused else tuple([agents[agent].ordinal for agent in kind.agents])
             answer = AgentsReserved(proposal.sequence, result.begun, result.epochs, result.number, refused, ordinals)
         else:
             answer = AgentRetired(proposal.sequence, result.epochs, refused)
-        self._desk.send((session.id,), answer)
+        self._shared.send((session.id,), answer)
 
     def _locate(self, message: LocateAgents) -> AgentsLocated:
-        agents = self._desk.state.image.agents
+        agents = self._shared.state.image.agents
         hosts: list[str] = []
         incarnations: list[int] = []
         ordinals: list[int] = []

@@ -3,7 +3,7 @@
 A fleet that stops in an epoch ends when the outputs of that epoch are released.
 """
 
-from snapline.coordinator.leader.epochs.publishing import Refs
+from snapline.coordinator.leader.epochs.publishing import RefPublisher
 from snapline.coordinator.leader.epochs.releases import Releases
 from snapline.coordinator.leader.epochs.snapshots import Snapshots
 from snapline.coordinator.leader.events import EndRun
@@ -17,13 +17,18 @@ FAREWELL_NS = 5 * SECOND_NS
 """Time for hosts to receive Finish, and to leave."""
 
 
-class Farewell:
+class Shutdown:
     """Shutdown of the fleet and of this run."""
 
     def __init__(
-        self, desk: LeaderState, attendance: HostSessions, refs: Refs, releases: Releases, snapshots: Snapshots
+        self,
+        shared: LeaderState,
+        attendance: HostSessions,
+        refs: RefPublisher,
+        releases: Releases,
+        snapshots: Snapshots,
     ) -> None:
-        self._desk = desk
+        self._shared = shared
         self._attendance = attendance
         self._refs = refs
         self._releases = releases
@@ -35,7 +40,7 @@ class Farewell:
     def on_end_ended(self, result: OperationResult) -> None:
         """Drop the end if EndFleet was refused: its reason does not hold any more."""
         if result.is_refused:
-            self._desk.ending = None
+            self._shared.ending = None
 
     def directives_for(self) -> list[Finish]:
         """Return Finish, once sent, for a host that has just come back."""
@@ -43,26 +48,26 @@ class Farewell:
 
     def evaluate(self) -> None:
         """Propose the end that a part has requested; after it, send Finish and end the run."""
-        desk, image = self._desk, self._desk.state.image
+        shared, image = self._shared, self._shared.state.image
         if not image.outcome:
-            if desk.ending is not None and not self._is_awaited(*desk.ending):
-                desk.propose("end", op.EndFleet(*desk.ending, is_newest=bool(desk.ending[0])))
+            if shared.ending is not None and not self._is_awaited(*shared.ending):
+                shared.propose("end", op.EndFleet(*shared.ending, is_newest=bool(shared.ending[0])))
             return
         if self._told_ns is None:
-            self._told_ns = desk.now
-            desk.note("info", f"the fleet has {image.outcome}: {image.ending}")
-            desk.send(self._attendance.all_sessions(), self._finish())
-        is_time_over = desk.now >= self._told_ns + FAREWELL_NS
+            self._told_ns = shared.now
+            shared.note("info", f"the fleet has {image.outcome}: {image.ending}")
+            shared.send(self._attendance.all_sessions(), self._finish())
+        is_time_over = shared.now >= self._told_ns + FAREWELL_NS
         is_stored = not self._refs.owed and self._releases.is_settled
         is_settled = self._attendance.is_empty and is_stored and self._snapshots.is_settled
-        if desk.options.exit_when_finished and not self._is_over and (is_time_over or is_settled):
+        if shared.options.exit_when_finished and not self._is_over and (is_time_over or is_settled):
             self._is_over = True
-            desk.out.append(EndRun(0 if image.outcome == "stopped" else 1, image.ending))
+            shared.out.append(EndRun(0 if image.outcome == "stopped" else 1, image.ending))
 
     def _is_awaited(self, epoch: int, outcome: str, _reason: str) -> bool:
         """Return whether the end waits for outputs: a fleet that stops first releases all of its last epoch."""
         return outcome == "stopped" and self._releases.is_owed_up_to(epoch)
 
     def _finish(self) -> Finish:
-        image = self._desk.state.image
+        image = self._shared.state.image
         return Finish(image.outcome_epoch, image.outcome, image.ending)

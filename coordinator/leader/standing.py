@@ -7,7 +7,7 @@ from snapline.messages.concerns import Concern
 from snapline.messages.host_messages import Heartbeat
 
 
-class LeaderStanding(msgspec.Struct, frozen=True):
+class LeaderStatus(msgspec.Struct, frozen=True):
     """Status of the fleet, as far as the log does not hold it.
 
     Attributes:

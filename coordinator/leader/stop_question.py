@@ -15,7 +15,7 @@ older state, and cancels the decision.
 
 import msgspec
 
-from snapline.coordinator.leader.epochs.publishing import Refs
+from snapline.coordinator.leader.epochs.publishing import RefPublisher
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.leader.quiescence import Quiescence
@@ -59,8 +59,10 @@ class Decided(msgspec.Struct, frozen=True):
 class StopQuestion:
     """Open questions and the decision. Volatile: a new leader asks again."""
 
-    def __init__(self, desk: LeaderState, attendance: HostSessions, refs: Refs, quiescence: Quiescence) -> None:
-        self._desk = desk
+    def __init__(
+        self, shared: LeaderState, attendance: HostSessions, refs: RefPublisher, quiescence: Quiescence
+    ) -> None:
+        self._shared = shared
         self._attendance = attendance
         self._refs = refs
         self._quiescence = quiescence
@@ -79,7 +81,7 @@ class StopQuestion:
     def shift(self, late_ns: int) -> None:
         """Move all questions by `late_ns`, by which this process was late."""
         for asked in self._asked.values():
-            asked.since_ns = min(asked.since_ns + late_ns, self._desk.now)
+            asked.since_ns = min(asked.since_ns + late_ns, self._shared.now)
 
     @property
     def epochs_read(self) -> tuple[int, ...]:
@@ -98,36 +100,36 @@ class StopQuestion:
         if decided is None:
             return
         self._open_effects = message.open_effects
-        self._again_ns = self._desk.now + (AGAIN_NS if message.open_effects else 0)
+        self._again_ns = self._shared.now + (AGAIN_NS if message.open_effects else 0)
         if not (message.reached and message.open_effects):
-            self._turns_ns = self._desk.now
+            self._turns_ns = self._shared.now
         is_waiting = bool(message.open_effects) and not (
-            message.reached and self._desk.now >= self._turns_ns + TURNS_NS
+            message.reached and self._shared.now >= self._turns_ns + TURNS_NS
         )
         is_answer = message.reached or bool(message.error)
-        if is_answer and not is_waiting and epoch == self._desk.state.newest_complete():
+        if is_answer and not is_waiting and epoch == self._shared.state.newest_complete():
             told = f"stop_when holds in epoch {epoch}"
             if epoch != decided.epoch:
                 told = f"stop_when holds, and epoch {epoch} is the last one (it was asked of epoch {decided.epoch})"
-            self._desk.end(epoch, decided.outcome, told if decided.outcome == "stopped" else decided.reason)
+            self._shared.end(epoch, decided.outcome, told if decided.outcome == "stopped" else decided.reason)
 
     def _decide(self, message: StopEvaluated) -> None:
         """Decide the end by the first answer that says so."""
-        desk, epoch = self._desk, message.epoch
+        shared, epoch = self._shared, message.epoch
         if self._decided is not None or not (message.reached or message.error or message.open_effects):
             return
         outcome, reason = "stopped", ""
         if message.error:
             outcome, reason = "failed", op.clip(f"stop_when failed on epoch {epoch}: {message.error}")
-        self._turns_ns = desk.now
-        self._decided = Decided(desk.state.plan_number, epoch, outcome, reason, desk.now)
+        self._turns_ns = shared.now
+        self._decided = Decided(shared.state.plan_number, epoch, outcome, reason, shared.now)
 
     @property
     def wants_epoch(self) -> bool:
         """Return whether the fleet is to end, and its newest epoch was checked and is not its last one."""
-        state = self._desk.state
+        state = self._shared.state
         is_looked_at = not self._asked and state.newest_complete() <= self._evaluated
-        is_due = self._decided is not None and self._desk.now >= self._again_ns
+        is_due = self._decided is not None and self._shared.now >= self._again_ns
         return is_due and is_looked_at and not state.open_epochs()
 
     @property
@@ -138,14 +140,14 @@ class StopQuestion:
         """
         if self._decided is None:
             return False
-        state = self._desk.state
+        state = self._shared.state
         is_unchecked = bool(state.open_epochs()) or state.newest_complete() > self._evaluated
         is_answer_due = any(not self._is_overdue(asked) for asked in self._asked.values())
         return is_answer_due or (is_unchecked and self._free_session() is not None)
 
     def evaluate(self) -> None:
         """Ask a host, unless another one still has time to answer."""
-        image = self._desk.state.image
+        image = self._shared.state.image
         if image.never_stops:
             return
         for number in [number for number in self._asked if self._attendance.session(number) is None]:
@@ -158,25 +160,25 @@ class StopQuestion:
             if killer is None:
                 self._ask(newest)
             else:
-                self._desk.end(newest, "failed", f"{killer.sentence()}, and it is not asked again")
+                self._shared.end(newest, "failed", f"{killer.sentence()}, and it is not asked again")
 
     def _follow_decision(self) -> None:
         """Hold inputs while the last epoch is made."""
-        decided, desk = self._decided, self._desk
-        if decided is not None and decided.plan != desk.state.plan_number:
+        decided, shared = self._decided, self._shared
+        if decided is not None and decided.plan != shared.state.plan_number:
             self._decided, self._evaluated, self._open_effects = None, 0, ()
-        if self._decided is None or desk.state.image.outcome:
+        if self._decided is None or shared.state.image.outcome:
             self._quiescence.drop(REASON)
-        elif desk.ending is None:
+        elif shared.ending is None:
             self._quiescence.want(REASON, inputs=True)
 
     def _ask(self, epoch: int) -> None:
         """Ask the first living host that owes no answer."""
         session = self._free_session()
         if session is not None:
-            self._asked[session.id] = Asked(session.host, epoch, self._desk.now)
-            root, is_decided = self._desk.state.image.epochs[epoch].root, self._decided is not None
-            self._desk.send((session.id,), EvaluateStop(epoch, root, is_decided))
+            self._asked[session.id] = Asked(session.host, epoch, self._shared.now)
+            root, is_decided = self._shared.state.image.epochs[epoch].root, self._decided is not None
+            self._shared.send((session.id,), EvaluateStop(epoch, root, is_decided))
 
     def _free_session(self) -> HostSession | None:
         """Return the session of the first living host that owes no answer."""
@@ -184,21 +186,21 @@ class StopQuestion:
         return next((each for each in sessions if each is not None and each.id not in self._asked), None)
 
     def _is_overdue(self, asked: Asked) -> bool:
-        return self._desk.now - asked.since_ns >= ANSWER_NS
+        return self._shared.now - asked.since_ns >= ANSWER_NS
 
     def concerns(self) -> list[Concern]:
         """Return the hosts that owe an answer, and the open effects that the end waits for."""
         found = []
         for asked in self._asked.values():
             if self._is_overdue(asked):
-                lasts_ns = self._desk.now - asked.since_ns
+                lasts_ns = self._shared.now - asked.since_ns
                 text = (
                     f"host {asked.host} was asked whether the fleet may stop (stop_when, epoch {asked.epoch}) "
                     f"and has not answered for {lasts_ns / 1e9:.1f} s"
                 )
                 found.append(Concern("stop", (asked.host,), lasts_ns, text))
         if self._decided is not None and self._open_effects:
-            lasts_ns = self._desk.now - self._decided.since_ns
+            lasts_ns = self._shared.now - self._decided.since_ns
             text = f"the fleet ends (stop_when) when these effects have ended: {'; '.join(self._open_effects)}"
             found.append(Concern("stop", (), lasts_ns, text))
         return found

@@ -145,7 +145,7 @@ def _refuse(*_: object) -> NoReturn:
     raise pickle.UnpicklingError("pysyncobj may not unpickle here: no message or file of this release contains pickles")
 
 
-class FalseAlarms(logging.Filter):
+class FalseAlarmFilter(logging.Filter):
     """Drops a line of the library that is not true here.
 
     "truncating already-applied log entries" is logged whenever an AppendEntries reaches back; with the kept tail (H4)
@@ -157,7 +157,7 @@ class FalseAlarms(logging.Filter):
         return not str(record.msg).startswith("truncating already-applied")
 
 
-_false_alarms = FalseAlarms()
+_false_alarms = FalseAlarmFilter()
 
 
 def drop_false_alarms() -> None:

@@ -39,7 +39,7 @@ from snapline.coordinator.raft.peers import RaftNode
 from snapline.errors import ProtocolError
 from snapline.protos.v1 import raft_pb2
 from snapline.security.dial_back import METHOD as CONFIRM
-from snapline.security.dial_back import Callers, Complaints, OwnCalls
+from snapline.security.dial_back import DialBackClient, OutgoingCalls, RefusalLog
 from snapline.security.rpc_authorization import FIRST_BYTES_MAX, read_first
 from snapline.security.transport import Security
 from snapline.security.trust import why_other_transport
@@ -249,10 +249,10 @@ class PeerStreams:
         self._outgoing: dict[str, OutgoingStream] = {}
         self._sessions: dict[str, Hello] = {}
         """The newest that each peer has had here."""
-        self._callers = Callers(security, service=SERVICE, role=ROLE)
-        self._own_calls = OwnCalls()
+        self._callers = DialBackClient(security, service=SERVICE, role=ROLE)
+        self._own_calls = OutgoingCalls()
         self._dialling: list[asyncio.Task[None]] = []
-        self._complaints = Complaints(log)
+        self._complaints = RefusalLog(log)
         self._complained: set[str] = set()
         self._is_stopped = False
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
-from snapline.coordinator.leader.standing import LeaderStanding
+from snapline.coordinator.leader.standing import LeaderStatus
 from snapline.coordinator.service.leader_figures import LeaderFigures
 from snapline.coordinator.service.log import ReplicatedLog
 from snapline.coordinator.service.store_keeper import StoreKeeper
@@ -215,7 +215,7 @@ class Driver:
         assert isinstance(found, answer), f"{question} is answered by {found!r}"
         return found
 
-    def standing(self) -> LeaderStanding:
+    def standing(self) -> LeaderStatus:
         """Return this leader's view of itself."""
         return self._core.standing()
 

@@ -20,7 +20,7 @@ from snapline.messages.coordinator_client import LEADER_KEY
 from snapline.security.rpc_authorization import ERROR_KEY, Context
 
 
-class WhoLeads:
+class LeaderHint:
     """Leader as this replica knows it."""
 
     def __init__(self, leadership: Leadership, replica: Replica, members: Mapping[str, str]) -> None:
@@ -47,7 +47,7 @@ class Servicer(Protocol):
     """Interface that `translated` needs of a servicer."""
 
     @property
-    def who_leads(self) -> WhoLeads: ...
+    def who_leads(self) -> LeaderHint: ...
 
 
 ServicerT = TypeVar("ServicerT", bound=Servicer)

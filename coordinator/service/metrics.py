@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from snapline.coordinator.leader.epochs.store_watch import DEGRADED
-from snapline.coordinator.leader.standing import LeaderStanding
+from snapline.coordinator.leader.standing import LeaderStatus
 from snapline.coordinator.raft.replica import Replica
 from snapline.coordinator.service.leader_figures import NS, LeaderFigures
 from snapline.coordinator.service.leadership import Leadership
@@ -170,7 +170,7 @@ class CoordinatorMetrics:
             "raft_commit_seconds": raft.counters.commits_s,
         }
 
-    def _read_fleet(self, standing: LeaderStanding) -> Readings:
+    def _read_fleet(self, standing: LeaderStatus) -> Readings:
         state, image = self._state, self._state.image
         hosts = Counter(record.state for record in image.hosts.values())
         kinds = Counter(concern.kind for concern in standing.concerns)

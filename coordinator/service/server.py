@@ -29,7 +29,7 @@ from snapline.coordinator.raft.learner import is_majority_lost
 from snapline.coordinator.raft.node import DUMP_FILE, JOURNAL_FILE
 from snapline.coordinator.raft.replica import Replica, ReplicaOptions
 from snapline.coordinator.service.adapter import Driver
-from snapline.coordinator.service.calls import WhoLeads
+from snapline.coordinator.service.calls import LeaderHint
 from snapline.coordinator.service.fork_founding import found_fork
 from snapline.coordinator.service.leader_figures import LeaderFigures
 from snapline.coordinator.service.leadership import Leadership
@@ -38,8 +38,8 @@ from snapline.coordinator.service.planned_stop import CoordinatorStop
 from snapline.coordinator.service.replicated import MirroredMachine, RaftLog
 from snapline.coordinator.service.servicer import CoordinatorServicer
 from snapline.coordinator.service.store_keeper import StoreKeeper
-from snapline.coordinator.service.users import FleetPeople
-from snapline.coordinator.service.users_servicer import PeopleServicer
+from snapline.coordinator.service.users import FleetUsers
+from snapline.coordinator.service.users_servicer import UsersServicer
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.errors import DamagedDataError, LogError, SnaplineError, StoreError, StoreKeyError, UsageError
 from snapline.failpoints import failpoint
@@ -51,10 +51,10 @@ from snapline.security.transport import RELOAD_S, Security
 from snapline.storage.retention.retention_policy import Policy
 from snapline.storage.store.locks import LockHeldError, lock_file
 from snapline.storage.store.store import Store
-from snapline.telemetry.health import READY, begin, open_health_door, tell
+from snapline.telemetry.health import READY, begin, open_health_server, tell
 from snapline.telemetry.log_lines import BoundIds
 from snapline.telemetry.metrics import Readings
-from snapline.telemetry.metrics_server import MetricsDoor, MetricsPlace, open_metrics_door
+from snapline.telemetry.metrics_server import MetricsPlace, MetricsServer, open_metrics_server
 from snapline.telemetry.spans import SPANS, SpanOptions, open_spans, read_spans
 
 if TYPE_CHECKING:
@@ -168,8 +168,8 @@ async def run_coordinator(options: CoordinatorOptions) -> int:
         async with contextlib.AsyncExitStack() as doors:
             process = _Process(options, store)
             doors.enter_context(_stopped_by_signals(process.stop_asked))  # first: what is opened later is closed again
-            await open_health_door(doors, healthy, options.health)
-            await open_metrics_door(doors, process.metrics_door, options.metrics, options.node)
+            await open_health_server(doors, healthy, options.health)
+            await open_metrics_server(doors, process.metrics_endpoint, options.metrics, options.node)
             doors.enter_context(options.log_ids.reading(process.standing))
             return await process.run(healthy)
 
@@ -252,8 +252,8 @@ class _Process:
         self._log = RaftLog(self._replica.driver)
 
     async def run(self, healthy: health.aio.HealthServicer) -> int:
-        who_leads = WhoLeads(self._leadership, self._replica, self._members)
-        people = FleetPeople(
+        who_leads = LeaderHint(self._leadership, self._replica, self._members)
+        people = FleetUsers(
             self._machine.state,
             self._replica.driver,
             self._log,
@@ -275,7 +275,7 @@ class _Process:
             hosts_expected=self._options.hosts_expected,
             figures=self._figures,
         )
-        speaking = PeopleServicer(people, guard, who_leads)
+        speaking = UsersServicer(people, guard, who_leads)
         server, address = await _listen(self._options, (servicer, speaking), self._replica, guard, healthy)
         tasks = [asyncio.create_task(_keep_reloading(self._options.security))]
         try:
@@ -317,7 +317,7 @@ class _Process:
         state = self._machine.state
         return {"fleet": state.image.name, "plan": state.plan_number, "epoch": state.image.begun}
 
-    def metrics_door(self) -> MetricsDoor:
+    def metrics_endpoint(self) -> MetricsServer:
         """Return the metrics endpoint of this process and, while it leads, the fleet."""
         metrics = CoordinatorMetrics(
             self._replica,
@@ -330,7 +330,7 @@ class _Process:
         async def read() -> Readings:
             return {**await metrics.read(), **read_spans(self._export)}
 
-        return MetricsDoor(COORDINATOR, self._options.node, (*FAMILIES, *SPANS), read, self._options.security)
+        return MetricsServer(COORDINATOR, self._options.node, (*FAMILIES, *SPANS), read, self._options.security)
 
     async def _start_replica(self) -> None:
         try:
@@ -475,7 +475,7 @@ def _check_store(state: FleetView, store: Store) -> None:
 
 async def _listen(
     options: CoordinatorOptions,
-    servicers: tuple[CoordinatorServicer, PeopleServicer],
+    servicers: tuple[CoordinatorServicer, UsersServicer],
     replica: Replica,
     guard: RpcGuard,
     healthy: health.aio.HealthServicer,
@@ -495,7 +495,7 @@ async def _listen(
 
 async def _add_services(
     server: grpc.aio.Server,
-    servicers: tuple[CoordinatorServicer, PeopleServicer],
+    servicers: tuple[CoordinatorServicer, UsersServicer],
     healthy: health.aio.HealthServicer,
 ) -> None:
     coordinator_pb2_grpc.add_CoordinatorServicer_to_server(servicers[0], server)  # type: ignore[no-untyped-call]  # generated

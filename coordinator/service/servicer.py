@@ -17,10 +17,10 @@ from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader import host_words as words
 from snapline.coordinator.leader.objectives import objectives_missed
-from snapline.coordinator.leader.standing import LeaderStanding
+from snapline.coordinator.leader.standing import LeaderStatus
 from snapline.coordinator.raft.replica import Replica
 from snapline.coordinator.service.adapter import Driver, Outbox
-from snapline.coordinator.service.calls import WhoLeads, translated
+from snapline.coordinator.service.calls import LeaderHint, translated
 from snapline.coordinator.service.documents import list_snapshots, show_document, verify
 from snapline.coordinator.service.epoch_history import epoch_history
 from snapline.coordinator.service.fleet_answers import (
@@ -109,7 +109,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         members: Mapping[str, str],
         security: Security,
         guard: RpcGuard,
-        who_leads: WhoLeads,
+        who_leads: LeaderHint,
         hosts_expected: int,
         figures: LeaderFigures,
     ) -> None:
@@ -256,7 +256,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             **{name: sum(getattr(host, name) for host in hosts) for name in LOG_FIELDS},
         )
 
-    def _host_status(self, host: str, agents: int, leading: LeaderStanding | None) -> HostStatus:
+    def _host_status(self, host: str, agents: int, leading: LeaderStatus | None) -> HostStatus:
         record = self._state.image.hosts[host]
         status = HostStatus(host, record.address, record.start, record.state, agents, is_drained=record.is_drained)
         heartbeat = None if leading is None else leading.heartbeats.get(host)

@@ -11,7 +11,7 @@ import time
 
 from snapline.coordinator.leader.leader_state import SECOND_NS
 from snapline.coordinator.raft.driver import RaftDriver
-from snapline.coordinator.service.calls import WhoLeads
+from snapline.coordinator.service.calls import LeaderHint
 from snapline.coordinator.service.leadership import Leadership
 from snapline.coordinator.service.log import ReplicatedLog
 from snapline.coordinator.state import operations as op
@@ -37,7 +37,7 @@ AT_HOSTS = {rpc.rpartition("/")[2]: door for rpc, door in RPC_RULES.items() if d
 """Calls of people to hosts that change something."""
 
 
-class FleetPeople:
+class FleetUsers:
     """Users as the coordinator knows them; one for each replica."""
 
     def __init__(
@@ -46,7 +46,7 @@ class FleetPeople:
         raft: RaftDriver,
         log: ReplicatedLog,
         leadership: Leadership,
-        who_leads: WhoLeads,
+        who_leads: LeaderHint,
         *,
         node: str,
         security: Security,

@@ -2,8 +2,8 @@
 
 from google.protobuf.message import Message
 
-from snapline.coordinator.service.calls import WhoLeads, translated
-from snapline.coordinator.service.users import FleetPeople
+from snapline.coordinator.service.calls import LeaderHint, translated
+from snapline.coordinator.service.users import FleetUsers
 from snapline.errors import UsageError
 from snapline.messages.codec import writer_of
 from snapline.messages.users import ReadAuditReply, ReadTokensReply
@@ -13,10 +13,10 @@ from snapline.security.rpc_authorization import Caller, Context, RpcGuard
 from snapline.security.tokens import clipped
 
 
-class PeopleServicer(coordinator_pb2_grpc.PeopleServicer):
+class UsersServicer(coordinator_pb2_grpc.PeopleServicer):
     """Serves admins, and hosts that people have called."""
 
-    def __init__(self, people: FleetPeople, guard: RpcGuard, who_leads: WhoLeads) -> None:
+    def __init__(self, people: FleetUsers, guard: RpcGuard, who_leads: LeaderHint) -> None:
         self._people = people
         self._guard = guard
         self.who_leads = who_leads

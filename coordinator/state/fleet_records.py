@@ -312,7 +312,7 @@ class CondemnedRecord(msgspec.Struct):
     reason: str
 
 
-class Remembered(msgspec.Struct):
+class RememberedResult(msgspec.Struct):
     """Result of a request, for the case that it comes again."""
 
     sequence: int
@@ -380,7 +380,7 @@ class FleetImage(msgspec.Struct):
     outcome: str = ""
     outcome_epoch: int = 0
     ending: str = ""
-    requests: dict[str, list[Remembered]] = {}
+    requests: dict[str, list[RememberedResult]] = {}
     now_ns: int = 0
     fork: ForkOrigin | None = None
     tokens: dict[str, TokenRecord] = {}

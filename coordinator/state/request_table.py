@@ -11,7 +11,7 @@ from snapline.coordinator.state.fleet_records import (
     RESULTS_KEPT,
     FleetImage,
     OperationResult,
-    Remembered,
+    RememberedResult,
 )
 from snapline.coordinator.state.operations import Operation
 
@@ -33,7 +33,7 @@ def find(image: FleetImage, operation: Operation, digest: bytes) -> OperationRes
 def remember(image: FleetImage, operation: Operation, digest: bytes, result: OperationResult) -> None:
     """Keep the result of a request that was done, or refused, just now."""
     results = image.requests.pop(operation.client, [])
-    results.append(Remembered(operation.sequence, digest, result))
+    results.append(RememberedResult(operation.sequence, digest, result))
     results.sort(key=lambda x: x.sequence)
     del results[:-RESULTS_KEPT]
     image.requests[operation.client] = results

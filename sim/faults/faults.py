@@ -17,23 +17,23 @@ from snapline.sim.faults.partitions import Pair, all_pairs, one_way, pairs_cut_o
 from snapline.sim.faults.words import (
     EVERY_HOST,
     ROLLING_PAUSE_NS,
-    CaptureWord,
-    ClockWord,
-    ClogWord,
-    CoordinatorWord,
-    CrashWord,
-    DelayWord,
-    DiskWord,
-    HangWord,
-    HoldWord,
-    LossWord,
-    MembershipWord,
-    PartitionWord,
-    PathWord,
-    PauseWord,
-    ResetWord,
-    SlowWord,
-    SwizzleWord,
+    CaptureFault,
+    ClockFault,
+    ClogFault,
+    CoordinatorFault,
+    CrashFault,
+    DelayFault,
+    DiskFault,
+    HangFault,
+    HoldFault,
+    LossFault,
+    MembershipFault,
+    PartitionFault,
+    PathFault,
+    PauseFault,
+    ResetFault,
+    SlowFault,
+    SwizzleFault,
     Word,
 )
 from snapline.sim.result import ExecutedFault
@@ -106,24 +106,24 @@ class Schedule:
             self._arm(index, word)
             return
         match word:
-            case DelayWord() | LossWord() | HoldWord() | ClogWord():
+            case DelayFault() | LossFault() | HoldFault() | ClogFault():
                 self._begin_on_pairs(index, word)
-            case PartitionWord():
+            case PartitionFault():
                 self._begin_partition(index, word)
-            case SwizzleWord():
+            case SwizzleFault():
                 self._begin_swizzle(index, word)
-            case ResetWord():
+            case ResetFault():
                 for time in range(word.times):
                     self._after(time * duration_ns(word.every), partial(self._reset, index, word, time))
-            case SlowWord() | PauseWord() | HangWord() | ClockWord():
+            case SlowFault() | PauseFault() | HangFault() | ClockFault():
                 self._begin_on_hosts(index, word)
-            case CrashWord():
+            case CrashFault():
                 self._begin_crash(index, word)
-            case DiskWord():
+            case DiskFault():
                 self._begin_disk(index, word)
-            case CoordinatorWord():
+            case CoordinatorFault():
                 self._begin_coordinator(index, word)
-            case MembershipWord():
+            case MembershipFault():
                 self._begin_membership(index, word)
             case _:
                 raise AssertionError(f"no word {word}")
@@ -132,19 +132,19 @@ class Schedule:
         """Arm the failpoint: the node that reaches it is killed, paused, reset, or gets an error."""
         action: FailpointAction
         match word:
-            case CrashWord():
+            case CrashFault():
                 action = "power-cut" if word.is_power_cut else "crash"
                 for_ns, hit = word.restart_after_ns or 0, word.hit
-            case ResetWord():
+            case ResetFault():
                 action, for_ns, hit = "reset", 0, word.hit
-            case CaptureWord():
+            case CaptureFault():
                 self._note(index, f"an agent's state cannot be encoded, {word.times} times from image {word.hit} on")
                 for time in range(word.times):
                     self._executor.arm_failpoint(word.point, word.hit + time, "refuse", 0)
                 return
-            case PauseWord():
+            case PauseFault():
                 action, for_ns, hit = "pause", word.lasts_ns, word.hit
-            case DiskWord():
+            case DiskFault():
                 action, for_ns, hit = "error", 0, word.hit
             case _:
                 raise AssertionError(f"{word} does not wait at a failpoint")
@@ -153,32 +153,32 @@ class Schedule:
 
     # The network.
 
-    def _begin_on_pairs(self, index: int, word: DelayWord | LossWord | HoldWord | ClogWord) -> None:
+    def _begin_on_pairs(self, index: int, word: DelayFault | LossFault | HoldFault | ClogFault) -> None:
         part: Part = ()
         match word:
-            case DelayWord():
+            case DelayFault():
                 what, text, part = "delay", "takes longer", (duration_ns(word.least), duration_ns(word.jitter))
                 pairs = self._named_or_all(word)
-            case LossWord():
+            case LossFault():
                 what, text, part = "loss", f"loses {word.per_mille} of 1000 packets", (word.per_mille,)
                 pairs = self._named_or_all(word)
-            case HoldWord():
+            case HoldFault():
                 what, text = "hold", "holds markers"
                 pairs = _both_ways(self._named_or_drawn(index, word.between, self._executor.hosts))
-            case ClogWord():
+            case ClogFault():
                 what, text = "block", "lets nothing pass"
                 pairs = self._named_or_drawn(index, word.between, self._nodes())
         until_ns = self._conditions.worsen_for(word.lasts_ns, [(what, *pair) for pair in pairs], part)
         self._note(index, f"{_said(pairs)} {text}", until_ns)
 
-    def _begin_partition(self, index: int, word: PartitionWord) -> None:
+    def _begin_partition(self, index: int, word: PartitionFault) -> None:
         pairs = self._pairs_of_partition(index, word)
         if word.direction == "one-way":
             pairs = one_way(pairs, self._executor.choices.pick("fault", (index, "way"), 2))
         until_ns = self._conditions.worsen_for(word.lasts_ns, [("block", *pair) for pair in pairs])
         self._note(index, f"{word.shape}: {_said(pairs)} lets nothing pass", until_ns)
 
-    def _pairs_of_partition(self, index: int, word: PartitionWord) -> list[Pair]:
+    def _pairs_of_partition(self, index: int, word: PartitionFault) -> list[Pair]:
         nodes = self._nodes()
         match word.shape:
             case "isolate-leader":
@@ -192,7 +192,7 @@ class Schedule:
             case shape:
                 return pairs_of_shape(shape, shuffled(nodes, self._executor.choices, index, "order"))
 
-    def _begin_swizzle(self, index: int, word: SwizzleWord) -> None:
+    def _begin_swizzle(self, index: int, word: SwizzleFault) -> None:
         """Clogs in the first half of the time, unclogs in the second, in another order."""
         nodes, choices, half_ns = self._nodes(), self._executor.choices, word.lasts_ns // 2
         count = 1 + choices.pick("fault", (index, "count"), max(1, len(nodes) - 1))
@@ -208,31 +208,31 @@ class Schedule:
         pairs = pairs_cut_off([node], self._nodes())
         self._conditions.worsen_for(lasts_ns, [("block", *pair) for pair in pairs])
 
-    def _reset(self, index: int, word: ResetWord, time: int) -> None:
+    def _reset(self, index: int, word: ResetFault, time: int) -> None:
         for one, other in self._named_or_drawn(index, word.between, self._nodes(), time):
             self._note(index, f"{one} and {other} lose their stream")
             self._executor.reset_stream(one, other)
 
     # Hosts.
 
-    def _begin_on_hosts(self, index: int, word: SlowWord | PauseWord | HangWord | ClockWord) -> None:
+    def _begin_on_hosts(self, index: int, word: SlowFault | PauseFault | HangFault | ClockFault) -> None:
         hosts = self._named_hosts(index, word.host)
         part: Part = ()
         kind: Condition = ()
         match word:
-            case SlowWord():
+            case SlowFault():
                 what, text, part = "slow", f"runs at {word.percent} % of its speed", (word.percent,)
-            case PauseWord():
+            case PauseFault():
                 what, text = "pause", "stands still"
-            case HangWord():
+            case HangFault():
                 what, kind, text = "hang", (word.what,), _HANGING[word.what]
-            case ClockWord():
+            case ClockFault():
                 what, part = "clock", (word.skew_ns, word.drift_ppm)
                 text = f"has a clock that is {word.skew} ahead and drifts by {word.drift_ppm} ppm"
         until_ns = self._conditions.worsen_for(word.lasts_ns, [(what, host, *kind) for host in hosts], part)
         self._note(index, f"{', '.join(hosts)} {text}", until_ns)
 
-    def _begin_crash(self, index: int, word: CrashWord) -> None:
+    def _begin_crash(self, index: int, word: CrashFault) -> None:
         if word.is_rolling:
             step_ns = (word.restart_after_ns or 0) + ROLLING_PAUSE_NS
             for place, host in enumerate(self._executor.hosts):
@@ -241,11 +241,11 @@ class Schedule:
         for host in self._named_hosts(index, EVERY_HOST if word.is_of_all else word.host):
             self._crash(index, word, host)
 
-    def _crash(self, index: int, word: CrashWord, host: str) -> None:
+    def _crash(self, index: int, word: CrashFault, host: str) -> None:
         until_ns = self._conditions.take_down(word.restart_after_ns, ("down", host), self._executor.crash_host)
         self._note(index, f"{host} is killed", until_ns)
 
-    def _begin_membership(self, index: int, word: MembershipWord) -> None:
+    def _begin_membership(self, index: int, word: MembershipFault) -> None:
         if word.kind == "leave":
             for host in self._named_hosts(index, word.host):
                 self._leave(index, host, word.back_after_ns)
@@ -262,7 +262,7 @@ class Schedule:
 
     # Disks.
 
-    def _begin_disk(self, index: int, word: DiskWord) -> None:
+    def _begin_disk(self, index: int, word: DiskFault) -> None:
         if word.mode == "bit-flip":
             self._flip(index, word, FLIP_TRIES)
         elif word.is_cut:
@@ -275,7 +275,7 @@ class Schedule:
             until_ns = self._conditions.worsen_for(word.lasts_ns, [condition])
             self._note(index, f"{'everybody' if node == EVERY_HOST else node} has a disk with {word.mode}", until_ns)
 
-    def _flip(self, index: int, word: DiskWord, tries: int) -> None:
+    def _flip(self, index: int, word: DiskFault, tries: int) -> None:
         damaged = self._executor.flip_bit(self._executor.choices.pick("fault", (index, "bit"), _BIT_PICKS))
         if damaged:
             self._note(index, f"a bit flips: {damaged}")
@@ -286,7 +286,7 @@ class Schedule:
 
     # The coordinator.
 
-    def _begin_coordinator(self, index: int, word: CoordinatorWord) -> None:
+    def _begin_coordinator(self, index: int, word: CoordinatorFault) -> None:
         match word.kind:
             case "depose":
                 self._note(index, f"{self._executor.leader() or 'nobody'} is deposed")
@@ -303,7 +303,7 @@ class Schedule:
                 order = shuffled(nodes, self._executor.choices, index, "order")
                 self._kill(index, word, order[: len(nodes) // 2 + 1])
 
-    def _kill(self, index: int, word: CoordinatorWord, nodes: Sequence[str]) -> None:
+    def _kill(self, index: int, word: CoordinatorFault, nodes: Sequence[str]) -> None:
         how = self._executor.crash_coordinator
         ends_ns = [self._conditions.take_down(word.lasts_ns, ("coordinator-down", node), how) for node in nodes]
         self._note(index, f"{', '.join(nodes)}: killed, {word.kind}", max(ends_ns))
@@ -325,7 +325,7 @@ class Schedule:
         """Return all nodes that are in the network, or may be before the fault is over."""
         return self._executor.hosts + self._executor.coordinators
 
-    def _named_or_all(self, word: PathWord) -> list[Pair]:
+    def _named_or_all(self, word: PathFault) -> list[Pair]:
         if word.direction == "one-way":
             return [(word.between[0], word.between[1])]
         return all_pairs(word.between or self._nodes())
@@ -398,9 +398,9 @@ def budget_problems(scenario: Scenario) -> Iterator[str]:
             f"{nodes} of {fleet.coordinators} coordinators are lost for ever: "
             "within the budget a majority must come back; set for"
         )
-    if scenario.run.keep_epochs < 2 and any(isinstance(word, DiskWord) and word.mode == "bit-flip" for word in words):
+    if scenario.run.keep_epochs < 2 and any(isinstance(word, DiskFault) and word.mode == "bit-flip" for word in words):
         yield "a bit flips in the only epoch that is kept: set run.keep_epochs to 2 or more"
-    if any(isinstance(word, DiskWord) and word.mode == "stale-read" for word in words):
+    if any(isinstance(word, DiskFault) and word.mode == "stale-read" for word in words):
         yield "a store must show what was written to it: stale reads are beyond the budget; set budget to beyond"
 
 
@@ -412,11 +412,11 @@ def _count_lost(lost: Sequence[str]) -> int:
 def _hosts_lost(word: Word, hosts: int) -> list[str]:
     """Return the first hosts that never come back by themselves; "" is any host."""
     match word:
-        case CrashWord(restart_after="") if word.is_of_all:
+        case CrashFault(restart_after="") if word.is_of_all:
             return [""] * hosts
-        case CrashWord(restart_after="") | MembershipWord(kind="leave", back_after=""):
+        case CrashFault(restart_after="") | MembershipFault(kind="leave", back_after=""):
             return [word.host]
-        case DiskWord(restart_after="") if word.is_cut:
+        case DiskFault(restart_after="") if word.is_cut:
             return [""] * hosts if word.host == EVERY_HOST else [word.host]
         case _:
             return []
@@ -425,11 +425,11 @@ def _hosts_lost(word: Word, hosts: int) -> list[str]:
 def _coordinators_lost(word: Word, coordinators: int) -> list[str]:
     """Return the coordinators that never come back; one may reach a failpoint."""
     match word:
-        case CrashWord(restart_after="") if word.point:
+        case CrashFault(restart_after="") if word.point:
             return [""]
-        case CoordinatorWord(lasts="", kind="kill" | "kill-leader"):
+        case CoordinatorFault(lasts="", kind="kill" | "kill-leader"):
             return [word.node]
-        case CoordinatorWord(lasts="", kind="lose-quorum"):
+        case CoordinatorFault(lasts="", kind="lose-quorum"):
             return [""] * coordinators
         case _:
             return []

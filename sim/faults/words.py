@@ -62,7 +62,7 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         yield from ()
 
 
-class LastingWord(Word, frozen=True, kw_only=True):
+class LastingFault(Word, frozen=True, kw_only=True):
     """Fault that lasts for a time: the key `for`."""
 
     lasts: Duration = msgspec.field(default="1s", name="for")
@@ -90,7 +90,7 @@ def _pair_nodes(between: list[str]) -> Iterator[tuple[str, str]]:
         yield f"between[{index}]", node
 
 
-class PairWord(LastingWord, frozen=True, kw_only=True):
+class PairFault(LastingFault, frozen=True, kw_only=True):
     """Fault between two nodes; its meaning without named nodes is the word's."""
 
     between: list[str] = []
@@ -102,18 +102,18 @@ class PairWord(LastingWord, frozen=True, kw_only=True):
         yield from _pair_nodes(self.between)
 
 
-class PathWord(PairWord, frozen=True, kw_only=True):
+class PathFault(PairFault, frozen=True, kw_only=True):
     """Fault of the traffic between two nodes, or all of them; "one-way" is from the first to the second only."""
 
     direction: Literal["both", "one-way"] = "both"
 
     def problems(self) -> Iterator[str]:
-        yield from PairWord.problems(self)
+        yield from PairFault.problems(self)
         if self.direction == "one-way" and not self.between:
             yield 'direction = "one-way" needs between'
 
 
-class HostWord(LastingWord, frozen=True, kw_only=True):
+class HostFault(LastingFault, frozen=True, kw_only=True):
     """Fault of a host: "" is drawn, "*" every host."""
 
     host: str = ""
@@ -123,28 +123,28 @@ class HostWord(LastingWord, frozen=True, kw_only=True):
             yield "host", self.host
 
 
-class DelayWord(PathWord, frozen=True, kw_only=True):
+class DelayFault(PathFault, frozen=True, kw_only=True):
     """Packets take longer: between two nodes, or all."""
 
     least: Duration = "50ms"
     jitter: Duration = "50ms"
 
 
-class LossWord(PathWord, frozen=True, kw_only=True):
+class LossFault(PathFault, frozen=True, kw_only=True):
     """Packets are lost, and sent again by TCP: between two nodes, or all."""
 
     per_mille: PerMille = 100
 
 
-class HoldWord(PairWord, frozen=True, kw_only=True):
+class HoldFault(PairFault, frozen=True, kw_only=True):
     """Markers wait between two hosts, everything else passes."""
 
 
-class ClogWord(PairWord, frozen=True, kw_only=True):
+class ClogFault(PairFault, frozen=True, kw_only=True):
     """One-way block from the first node to the second; the other way is open."""
 
 
-class SwizzleWord(LastingWord, frozen=True, kw_only=True):
+class SwizzleFault(LastingFault, frozen=True, kw_only=True):
     """Some nodes are cut off one after the other, and come back in another order."""
 
 
@@ -162,7 +162,7 @@ MOMENTS = {
 }
 
 
-class ResetWord(Word, frozen=True, kw_only=True):
+class ResetFault(Word, frozen=True, kw_only=True):
     """A stream between two nodes breaks, so many times; a pair is drawn each time if none is named.
 
     Attributes:
@@ -191,7 +191,7 @@ class ResetWord(Word, frozen=True, kw_only=True):
         yield from _pair_nodes(self.between)
 
 
-class PartitionWord(LastingWord, frozen=True, kw_only=True):
+class PartitionFault(LastingFault, frozen=True, kw_only=True):
     """The network falls apart; "one-way" cuts only one direction, drawn. `host`, `agent`: who is isolated; "" is drawn."""
 
     shape: Literal[
@@ -219,13 +219,13 @@ class PartitionWord(LastingWord, frozen=True, kw_only=True):
         yield "host", self.host
 
 
-class SlowWord(HostWord, frozen=True, kw_only=True):
+class SlowFault(HostFault, frozen=True, kw_only=True):
     """The processor of a host is slow."""
 
     percent: Percent = 10
 
 
-class PauseWord(HostWord, frozen=True, kw_only=True):
+class PauseFault(HostFault, frozen=True, kw_only=True):
     """A host pauses, and goes on as if nothing had happened; with a failpoint, the node that reaches it."""
 
     failpoint: str = ""
@@ -240,7 +240,7 @@ class PauseWord(HostWord, frozen=True, kw_only=True):
             yield "host does not go with failpoint: whoever gets there stands still"
 
 
-class HangWord(HostWord, frozen=True, kw_only=True):
+class HangFault(HostFault, frozen=True, kw_only=True):
     """Hanging calls of a host, until the fault is over.
 
     Attributes:
@@ -251,7 +251,7 @@ class HangWord(HostWord, frozen=True, kw_only=True):
     what: Hanging = "store"
 
 
-class ClockWord(HostWord, frozen=True, kw_only=True):
+class ClockFault(HostFault, frozen=True, kw_only=True):
     """The wall clock of a host is wrong."""
 
     skew: SignedDuration = "3s"
@@ -266,7 +266,7 @@ ROLLING_PAUSE_NS = 100_000_000
 """Time between the return of one host and the crash of the next: long enough to see it back, too short to finish rejoining."""
 
 
-class CrashWord(Word, frozen=True, kw_only=True):
+class CrashFault(Word, frozen=True, kw_only=True):
     """A host is killed: at a time, at a failpoint that it reaches, or in a state.
 
     Attributes:
@@ -319,7 +319,7 @@ class CrashWord(Word, frozen=True, kw_only=True):
             yield "host", self.host
 
 
-class DiskWord(HostWord, frozen=True, kw_only=True):
+class DiskFault(HostFault, frozen=True, kw_only=True):
     """Disk fault; `host = "*"` is all hosts, and coordinators too.
 
     Attributes:
@@ -349,7 +349,7 @@ class DiskWord(HostWord, frozen=True, kw_only=True):
         return self.failpoint
 
     def ends_ns(self, hosts: int) -> int:
-        return self.at_ns + (self.restart_after_ns or 0) if self.is_cut else LastingWord.ends_ns(self, hosts)
+        return self.at_ns + (self.restart_after_ns or 0) if self.is_cut else LastingFault.ends_ns(self, hosts)
 
     def problems(self) -> Iterator[str]:
         if self.failpoint and self.mode != "eio":
@@ -360,7 +360,7 @@ class DiskWord(HostWord, frozen=True, kw_only=True):
             yield "host does not go with bit-flip: the store is everybody's"
 
 
-class CaptureWord(Word, frozen=True, kw_only=True):
+class CaptureFault(Word, frozen=True, kw_only=True):
     """The state of an agent cannot be encoded: from the `hit`-th image on that a host takes, `times` times."""
 
     hit: Hit = 1
@@ -371,7 +371,7 @@ class CaptureWord(Word, frozen=True, kw_only=True):
         return WHEN_CAPTURING
 
 
-class CoordinatorWord(Word, frozen=True, kw_only=True):
+class CoordinatorFault(Word, frozen=True, kw_only=True):
     """Fault of the coordinator; `for = ""` lasts until `heal`. `node`: of "kill"; "" is drawn."""
 
     kind: Literal["kill-leader", "lose-quorum", "depose", "unknown-outcome", "kill"] = "kill-leader"
@@ -394,7 +394,7 @@ class CoordinatorWord(Word, frozen=True, kw_only=True):
         yield "node", self.node
 
 
-class MembershipWord(Word, frozen=True, kw_only=True):
+class MembershipFault(Word, frozen=True, kw_only=True):
     """A host leaves with a goodbye, or a new one joins.
 
     Attributes:

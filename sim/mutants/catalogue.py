@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from snapline.sim.faults.words import CaptureWord, CrashWord, DelayWord, DiskWord, PauseWord, ResetWord, SlowWord
+from snapline.sim.faults.words import CaptureFault, CrashFault, DelayFault, DiskFault, PauseFault, ResetFault, SlowFault
 from snapline.sim.mutants import clients, going_back, hosts, inputs, links, outputs, recoveries, rules, stores
 from snapline.sim.mutants.effects_catalogue import OF_EFFECTS
 from snapline.sim.mutants.letters_catalogue import LETTER_MUTANTS
@@ -26,17 +26,17 @@ BUSY = ("random", "bank", "all-to-all", "ring")
 
 
 def _power_cut(*times: str) -> list[FaultPart]:
-    return [FaultPart(disk=DiskWord(mode="power-cut", at=at, restart_after="200ms")) for at in times]
+    return [FaultPart(disk=DiskFault(mode="power-cut", at=at, restart_after="200ms")) for at in times]
 
 
-RESETS = FaultPart(reset=ResetWord(at="350ms", times=20, every="30ms"))
-FLIPS = FaultPart(disk=DiskWord(mode="bit-flip", at="700ms", lasts="5ms"))
-UNSAVABLE = [FaultPart(capture=CaptureWord(hit=hit, times=2)) for hit in (20, 45)]
-EVERYBODY = FaultPart(crash=CrashWord(at="706ms", restart_after="200ms", is_all=True))
-SLOW_HOSTS = FaultPart(slow=SlowWord(host="*", at="0s", lasts="4s", percent=1))
-SLOW_WORDS = FaultPart(delay=DelayWord(at="0s", lasts="3s", least="20ms", jitter="60ms"))
-LATE_WORDS = FaultPart(delay=DelayWord(between=["c1", "h2"], at="0s", lasts="4s", least="100ms", jitter="0s"))
-SLOW_ANSWERS = FaultPart(delay=DelayWord(between=["c1", "h1"], at="0s", lasts="4s", least="60ms", jitter="0s"))
+RESETS = FaultPart(reset=ResetFault(at="350ms", times=20, every="30ms"))
+FLIPS = FaultPart(disk=DiskFault(mode="bit-flip", at="700ms", lasts="5ms"))
+UNSAVABLE = [FaultPart(capture=CaptureFault(hit=hit, times=2)) for hit in (20, 45)]
+EVERYBODY = FaultPart(crash=CrashFault(at="706ms", restart_after="200ms", is_all=True))
+SLOW_HOSTS = FaultPart(slow=SlowFault(host="*", at="0s", lasts="4s", percent=1))
+SLOW_WORDS = FaultPart(delay=DelayFault(at="0s", lasts="3s", least="20ms", jitter="60ms"))
+LATE_WORDS = FaultPart(delay=DelayFault(between=["c1", "h2"], at="0s", lasts="4s", least="100ms", jitter="0s"))
+SLOW_ANSWERS = FaultPart(delay=DelayFault(between=["c1", "h1"], at="0s", lasts="4s", least="60ms", jitter="0s"))
 MANY_EPOCHS = FleetPart(
     agents=3,
     pattern=PatternPart(name="random", messages=400, payload_bytes=256),
@@ -45,7 +45,7 @@ MANY_EPOCHS = FleetPart(
 TOKENS = FleetPart(agents=4, pattern=PatternPart(name="bank"), trigger=TriggerPart(every="50ms"))
 
 CRASHES = ("500ms", "900ms", "1.3s")
-STANDSTILLS = [FaultPart(pause=PauseWord(at=at, lasts="4s")) for at in CRASHES]
+STANDSTILLS = [FaultPart(pause=PauseFault(at=at, lasts="4s")) for at in CRASHES]
 
 SAYING = ClientsPart(count=3, inputs=60, pause="10ms")
 """Inputs to fleets that can receive them at every moment."""
@@ -58,7 +58,7 @@ SAYING_ALONE = ClientsPart(count=3, inputs=60, pause="10ms", asks=False)
 SPEAKING = OutputsPart(one_in=2)
 SPOKEN = template(patterns=BUSY, faults=_crash(*CRASHES), outputs=SPEAKING)
 DYING_LEADERS = [
-    FaultPart(crash=CrashWord(failpoint=point, hit=hit, restart_after="200ms"))
+    FaultPart(crash=CrashFault(failpoint=point, hit=hit, restart_after="200ms"))
     for point, hit in (("coordinator.epoch.published", 3), ("store.outputs.directory", 2))
 ]
 
@@ -68,8 +68,8 @@ LOST_EPOCHS = [
     fault
     for at_ms in (900, 1600, 2300)
     for fault in (
-        FaultPart(disk=DiskWord(mode="bit-flip", at=f"{at_ms}ms", lasts="5ms")),
-        FaultPart(crash=CrashWord(at=f"{at_ms + 6}ms", restart_after="200ms", is_all=True)),
+        FaultPart(disk=DiskFault(mode="bit-flip", at=f"{at_ms}ms", lasts="5ms")),
+        FaultPart(crash=CrashFault(at=f"{at_ms + 6}ms", restart_after="200ms", is_all=True)),
     )
 ]
 """The newest epoch is damaged, and then needed."""

@@ -23,9 +23,9 @@ def key_of_its_life() -> list[Patch]:
     original = Effects._call_if_released
 
     def call(self: Effects, agent: LocalAgent, *rest: Any) -> None:
-        cluster, self._desk.cluster = self._desk.cluster, f"life-{agent.incarnation}"
+        cluster, self._shared.cluster = self._shared.cluster, f"life-{agent.incarnation}"
         original(self, agent, *rest)
-        self._desk.cluster = cluster
+        self._shared.cluster = cluster
 
     return [(Effects, "_call_if_released", call)]
 

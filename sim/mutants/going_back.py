@@ -4,20 +4,20 @@ from msgspec.structs import replace
 
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.rollbacks import HostRollbacks
-from snapline.agent_runtime.rolling_back import RollbackWish
+from snapline.agent_runtime.rolling_back import RollbackRequest
 from snapline.coordinator.leader.plans.plans import Plans
 from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.coordinator.state import fleet_state
 from snapline.coordinator.state.fleet_records import COMPLETE, VOID
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.messages import host_messages as msg
-from snapline.sim.faults.words import CoordinatorWord, CrashWord
+from snapline.sim.faults.words import CoordinatorFault, CrashFault
 from snapline.sim.mutants.registry import Mutant, template
 from snapline.sim.scenario import ClientsPart, FaultPart, FleetPart, PatternPart, RestoresPart, TriggerPart
 from snapline.sim.world.patches import Patch
 from snapline.storage.packs.checkpoint import KnownKey
 
-CRASHES = [FaultPart(crash=CrashWord(at=f"{at}ms", restart_after="200ms")) for at in range(600, 4600, 500)]
+CRASHES = [FaultPart(crash=CrashFault(at=f"{at}ms", restart_after="200ms")) for at in range(600, 4600, 500)]
 
 OFTEN = RestoresPart(times=4, drops_one_in=1)
 
@@ -43,7 +43,7 @@ def drop_lost() -> list[Patch]:
     original = Plans.directive
 
     def directive(self: Plans) -> msg.Plan | None:
-        found, plan = original(self), self._desk.state.plan
+        found, plan = original(self), self._shared.state.plan
         is_first = plan is not None and plan.restore is not None and plan.restore.drop_inputs
         return found if found is None or is_first else replace(found, drop_before=0)
 
@@ -59,7 +59,7 @@ def void_base() -> list[Patch]:
     """Checkpoints are taken to build on the newest epoch, be it void or not."""
 
     def base(self: Lines) -> int | None:
-        epochs = self._desk.state.image.epochs
+        epochs = self._shared.state.image.epochs
         return next((x for x in reversed(epochs) if epochs[x].status in (COMPLETE, VOID)), 0)
 
     return [(Lines, "_base", base)]
@@ -69,7 +69,7 @@ def goes_on_after_asking() -> list[Patch]:
     """Let an agent that asks for a rollback take its turns meanwhile."""
     original = HostRollbacks.want
 
-    def want(self: HostRollbacks, agent: LocalAgent, wish: RollbackWish) -> None:
+    def want(self: HostRollbacks, agent: LocalAgent, wish: RollbackRequest) -> None:
         original(self, agent, wish)
         agent.retry_ns = None
 
@@ -91,7 +91,7 @@ def said_once() -> list[Patch]:
 
 
 LEADERS_DIE = [
-    FaultPart(coordinator=CoordinatorWord(kind="kill-leader", at=f"{at}ms", lasts="400ms")) for at in (400, 900, 1500)
+    FaultPart(coordinator=CoordinatorFault(kind="kill-leader", at=f"{at}ms", lasts="400ms")) for at in (400, 900, 1500)
 ]
 
 ASKING = FleetPart(

@@ -50,7 +50,7 @@ def marker_late() -> list[Patch]:
     shown, check, handle = CoordinatedMode._show, CoordinatedMode._check, HostCore.handle
 
     def check_epochs(self: CoordinatedMode) -> None:
-        now = self._desk.now
+        now = self._shared.now
         begun = vars(self).setdefault("_begun", {})
         late = [each for each in self.epochs.values() if now < begun.setdefault(each.number, now) + LATE_NS]
         for epoch in late:
@@ -195,7 +195,7 @@ def failed_agent_goes_on() -> list[Patch]:
     original = TurnEnds.on_turn_ended
 
     def on_turn_ended(self: TurnEnds, event: ev.TurnEnded) -> None:
-        agent = self._desk.agents.get(event.agent)
+        agent = self._shared.agents.get(event.agent)
         if agent is None or not agent.is_failed:
             original(self, event)
             return

@@ -10,7 +10,7 @@ from snapline.agent_runtime.host.agent_inputs import AgentInputs, PendingInput
 from snapline.agent_runtime.host.host_log import OwnLog
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.local_agent import LocalAgent
-from snapline.agent_runtime.host.reply_waiters import Asks
+from snapline.agent_runtime.host.reply_waiters import ReplyWaiters
 from snapline.coordinator.service import log_sweeper
 from snapline.messages.inputs import ACCEPTED, InputOutcome
 from snapline.sim.world.patches import Patch
@@ -180,28 +180,28 @@ def _gaps_unnoticed() -> list[Patch]:
 
 def answered_early() -> list[Patch]:
     """Report answers at the end of the turn, as if they were final."""
-    original = Asks._answer
+    original = ReplyWaiters._answer
 
-    def answer(self: Asks, agent: LocalAgent, place: Any) -> None:
+    def answer(self: ReplyWaiters, agent: LocalAgent, place: Any) -> None:
         assert agent.inputs is not None
         agent.inputs.released = agent.inputs.consumed
         original(self, agent, place)
 
-    return [(Asks, "_answer", answer)]
+    return [(ReplyWaiters, "_answer", answer)]
 
 
 def released_to_the_present() -> list[Patch]:
     """A complete epoch releases what was answered until now, not what it holds."""
-    original = Asks.epoch_ended
+    original = ReplyWaiters.epoch_ended
 
-    def epoch_ended(self: Asks, event: Any) -> None:
+    def epoch_ended(self: ReplyWaiters, event: Any) -> None:
         for name in event.agents:
-            agent = self._desk.agents.get(name)
+            agent = self._shared.agents.get(name)
             if agent is not None and agent.inputs is not None:
                 agent.inputs.released = agent.inputs.consumed
         original(self, event)
 
-    return [(Asks, "epoch_ended", epoch_ended)]
+    return [(ReplyWaiters, "epoch_ended", epoch_ended)]
 
 
 def replies_not_saved() -> list[Patch]:

@@ -55,7 +55,7 @@ def word_not_logged() -> list[Patch]:
     original = Inputs._take
 
     def take(self: Inputs, event: ev.InputsOffered, place: int, offered: ev.OfferedInput) -> InputOutcome | None:
-        agent = self._desk.agents.get(offered.agent)
+        agent = self._shared.agents.get(offered.agent)
         if agent is None or not offered.is_word or read_word(offered.payload).verb != DROP:
             return original(self, event, place, offered)
         dead_letters.settled(agent, (None, "", offered.payload))

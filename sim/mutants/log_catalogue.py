@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from snapline.sim.faults.words import CrashWord, DiskWord, PauseWord
+from snapline.sim.faults.words import CrashFault, DiskFault, PauseFault
 from snapline.sim.mutants import inputs
 from snapline.sim.mutants.registry import Mutant, template
 from snapline.sim.scenario import ClientsPart, FaultPart
@@ -14,12 +14,12 @@ BUSY = ("random", "bank", "all-to-all", "ring")
 SWEPT_OFTEN_MS = 20
 
 FAILING_BATCHES = [
-    FaultPart(disk=DiskWord(mode="eio", failpoint="store.log.batch.linked", hit=hit)) for hit in (2, 4, 8)
+    FaultPart(disk=DiskFault(mode="eio", failpoint="store.log.batch.linked", hit=hit)) for hit in (2, 4, 8)
 ]
 STALLED_BATCHES = [
-    FaultPart(pause=PauseWord(failpoint="store.log.batch.synced", hit=hit, lasts="4s")) for hit in (3, 9, 20)
+    FaultPart(pause=PauseFault(failpoint="store.log.batch.synced", hit=hit, lasts="4s")) for hit in (3, 9, 20)
 ]
-ROLLING = [FaultPart(crash=CrashWord(at="600ms", restart_after="200ms", is_rolling=True))]
+ROLLING = [FaultPart(crash=CrashFault(at="600ms", restart_after="200ms", is_rolling=True))]
 
 OF_LOGS: dict[str, Mutant] = {
     "present-log-sealed": Mutant(

@@ -40,10 +40,10 @@ def released_at_begun() -> list[Patch]:
     original = Coordinated.on_manifest_written
 
     def on_manifest_written(self: Coordinated, event: Any) -> None:
-        image, newest = self._desk.state.image, self._desk.state.newest_complete()
+        image, newest = self._shared.state.image, self._shared.state.newest_complete()
         if not event.error:
             ancestors = (Ancestor(newest, image.epochs[newest].root, False),) if newest else ()
-            self._desk.out.append(ReleaseEpoch(event.epoch, event.root, ancestors))
+            self._shared.out.append(ReleaseEpoch(event.epoch, event.root, ancestors))
         original(self, event)
 
     return [(Coordinated, "on_manifest_written", on_manifest_written)]

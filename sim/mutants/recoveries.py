@@ -71,7 +71,7 @@ def part_missing() -> list[Patch]:
         original(self, entry, stage)
         if isinstance(entry.stage, StoringManifest) and len(entry.stage.manifest.agents) > 1:
             manifest = entry.stage.manifest
-            self._desk.out[-1] = cut = msgspec.structs.replace(manifest, agents=manifest.agents[:-1])
+            self._shared.out[-1] = cut = msgspec.structs.replace(manifest, agents=manifest.agents[:-1])
             entry.stage = StoringManifest(cut)
 
     return [(Coordinated, "_judge", judge)]
@@ -82,7 +82,7 @@ def ref_before_decision() -> list[Patch]:
 
     def on_manifest_written(self: Coordinated, event: ManifestWritten) -> None:
         if not event.error:
-            self._desk.out.append(PublishEpoch(event.epoch, event.root))
+            self._shared.out.append(PublishEpoch(event.epoch, event.root))
         original(self, event)
 
     return [(Coordinated, "on_manifest_written", on_manifest_written)]
@@ -104,7 +104,7 @@ def members_never_unborn() -> list[Patch]:
 
     def on_manifest_written(self: Coordinated, event: ManifestWritten) -> None:
         original(self, event)
-        entry, agents = self._underway.get(event.epoch), self._desk.state.image.agents
+        entry, agents = self._underway.get(event.epoch), self._shared.state.image.agents
         if entry is not None and isinstance(entry.stage, Deciding):
             completion = entry.stage.completion
             later = [x for x in completion.unborn_agents if not agents[x].is_member_of(event.epoch)]

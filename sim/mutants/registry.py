@@ -14,7 +14,7 @@ from snapline.compiled import is_compiled
 from snapline.coordinator.leader.modes import epoch_reports
 from snapline.coordinator.service import line_store
 from snapline.errors import UsageError
-from snapline.sim.faults.words import CrashWord
+from snapline.sim.faults.words import CrashFault
 from snapline.sim.scenario import (
     ClientsPart,
     FaultPart,
@@ -55,7 +55,7 @@ class Mutant(msgspec.Struct, frozen=True, kw_only=True):
 
 def crash_at(*times: str) -> list[FaultPart]:
     """Return faults that kill a host at each of these times."""
-    return [FaultPart(crash=CrashWord(at=at, restart_after="200ms")) for at in times]
+    return [FaultPart(crash=CrashFault(at=at, restart_after="200ms")) for at in times]
 
 
 def template(

@@ -20,8 +20,8 @@ another one than are inside the cut (Mattern 1989). Outboxes are not seen by the
 from collections.abc import Container, Iterator, Mapping
 
 from snapline.messages.payloads import CREATE
-from snapline.sim.oracles.ground_truth import Books
-from snapline.sim.oracles.ground_truth_records import NOWHERE, Branch, ChannelBook, CutPlace, CutRecord, digest_of
+from snapline.sim.oracles.ground_truth import GroundTruth
+from snapline.sim.oracles.ground_truth_records import NOWHERE, Branch, ChannelTruth, CutPlace, CutRecord, digest_of
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 
 Finding = tuple[str, str, str]
@@ -29,7 +29,7 @@ Finding = tuple[str, str, str]
 
 
 def record_cut(
-    books: Books, epoch: int, plan: int, checkpoints: Mapping[str, AgentCheckpoint]
+    books: GroundTruth, epoch: int, plan: int, checkpoints: Mapping[str, AgentCheckpoint]
 ) -> tuple[CutRecord, list[Finding]]:
     """Find the place of every agent in the cut; what has no place, or is not what was captured there, is a finding."""
     findings: list[Finding] = []
@@ -47,7 +47,7 @@ def record_cut(
     return cut, findings
 
 
-def _check_image(books: Books, branch: Branch, epoch: int, checkpoint: AgentCheckpoint) -> Iterator[Finding]:
+def _check_image(books: GroundTruth, branch: Branch, epoch: int, checkpoint: AgentCheckpoint) -> Iterator[Finding]:
     """A stored checkpoint against the image it was made of, and the branch that it is to belong to."""
     agent = checkpoint.agent
     name = f"epoch {epoch}: checkpoint {checkpoint.number} of {agent}, incarnation {checkpoint.incarnation},"
@@ -82,13 +82,13 @@ def _was_born_inside(branch: Branch, cut: CutRecord, agent: str, checkpoints: Ma
         if payload[:1] == CREATE
     ]
     return not creations or any(
-        index < Books.left(channel, cut.places[channel.sender])
+        index < GroundTruth.left(channel, cut.places[channel.sender])
         for channel, index in creations
         if channel.sender in cut.places
     )
 
 
-def check_counts(books: Books, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> Iterator[Finding]:
+def check_counts(books: GroundTruth, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> Iterator[Finding]:
     """Orphans and channel states, by counting messages."""
     outboxes = {agent: _outbox_of(checkpoint) for agent, checkpoint in checkpoints.items() if checkpoint.outbox}
     seen: dict[tuple[str, str], None] = {}
@@ -121,9 +121,9 @@ def check_counts(books: Books, cut: CutRecord, checkpoints: Mapping[str, AgentCh
                 )
 
 
-def _check_outside(cut: CutRecord, channel: ChannelBook, at: CutPlace) -> Iterator[Finding]:
+def _check_outside(cut: CutRecord, channel: ChannelTruth, at: CutPlace) -> Iterator[Finding]:
     """Check that nothing had left for an agent that is not in the cut and was not gone before it: it would be lost."""
-    left = Books.left(channel, at)
+    left = GroundTruth.left(channel, at)
     lost = left - sum(index < left and count < at.voids for index, count in channel.void.items())
     if lost > 0:
         text = (
@@ -142,7 +142,7 @@ def _outbox_of(checkpoint: AgentCheckpoint) -> dict[str, list[bytes]]:
 def _check_channel(
     cut: CutRecord,
     checkpoints: Mapping[str, AgentCheckpoint],
-    channel: ChannelBook,
+    channel: ChannelTruth,
     at: CutPlace,
     got: int,
     parked: list[bytes],
@@ -177,9 +177,9 @@ def _check_channel(
         )
 
 
-def _sent_inside(channel: ChannelBook, at: CutPlace) -> int:
+def _sent_inside(channel: ChannelTruth, at: CutPlace) -> int:
     """Return how many messages the sender's turns had sent at its place, those in its outbox included."""
-    return Books.left(channel, at) + at.parked.get(channel.receiver, 0)
+    return GroundTruth.left(channel, at) + at.parked.get(channel.receiver, 0)
 
 
 def _compare(found: list[bytes], expected: list[bytes]) -> str:
@@ -189,7 +189,7 @@ def _compare(found: list[bytes], expected: list[bytes]) -> str:
     return f"{len(expected)} must be ({missing} missing, {surplus} surplus, else out of order or twice)"
 
 
-def check_clocks(books: Books, cut: CutRecord) -> Iterator[Finding]:
+def check_clocks(books: GroundTruth, cut: CutRecord) -> Iterator[Finding]:
     """Orphans once more, by vector clocks."""
     branch = books.branch_of(cut.plan)
     inside = [0] * len(books.places)
@@ -213,7 +213,7 @@ def check_clocks(books: Books, cut: CutRecord) -> Iterator[Finding]:
                 )
 
 
-def situations(books: Books, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> Iterator[str]:
+def situations(books: GroundTruth, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> Iterator[str]:
     """Names of the probes that this epoch hits."""
     if any(any(x.in_transit.values()) for x in checkpoints.values()):
         yield "channel state not empty"
@@ -228,7 +228,7 @@ def situations(books: Books, cut: CutRecord, checkpoints: Mapping[str, AgentChec
         yield "channel opened after a record"
 
 
-def situations_at_end(books: Books, initial: Container[str]) -> Iterator[str]:
+def situations_at_end(books: GroundTruth, initial: Container[str]) -> Iterator[str]:
     """Names of the probes that a run hits which has ended; `initial`: the agents that it began with."""
     letters, outputs, branch = books.letters, books.outputs, books.branches.get(books.newest_plan)
     histories = branch.histories if branch is not None else {}

@@ -17,7 +17,7 @@ from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT
 from snapline.messages.dead_letters import DROP, GONE, RETRY, WORD, DeadLetterCommand, read_word
 from snapline.messages.effect_words import is_effect_wish, is_effect_word
 from snapline.sim.oracles.drops import Drop, Drops
-from snapline.sim.oracles.ground_truth_records import AgentHistory, CutPlace, LetterChange, Report, WordEffect, show
+from snapline.sim.oracles.ground_truth_records import AgentHistory, CommandEffect, CutPlace, LetterChange, Report, show
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord
 
 
@@ -34,7 +34,7 @@ class Letter(msgspec.Struct, frozen=True):
         return identity_of(DeadLetterRecord(self.sender, self.payload, "", 0, 0))
 
 
-class SaidWord(msgspec.Struct):
+class GivenCommand(msgspec.Struct):
     """One word, under a key of its own. `acknowledged_ns`: 0 while it was not."""
 
     agent: str
@@ -53,7 +53,7 @@ class LetterOracle:
 
     def __init__(self, report: Report) -> None:
         self._report = report
-        self.said: dict[str, SaidWord] = {}
+        self.said: dict[str, GivenCommand] = {}
         self.effects: dict[str, int] = {}
 
     # ---- operators ------------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ class LetterOracle:
     def on_said(self, agent: str, key: str, payload: bytes) -> None:
         """Note a word that an operator is about to send for the first time."""
         word = read_word(payload)
-        self.said[key] = SaidWord(agent, word.verb, word.identity)
+        self.said[key] = GivenCommand(agent, word.verb, word.identity)
 
     def on_acknowledged(self, t_ns: int, key: str) -> None:
         """Note that the operator got the receipt, perhaps again."""
@@ -118,7 +118,7 @@ class LetterOracle:
         self._note(history, RETRY, letter.identity, how)
 
     def _note(self, history: AgentHistory, verb: str, identity: bytes, how: str) -> None:
-        history.words.append(WordEffect(history.turns, verb, identity))
+        history.words.append(CommandEffect(history.turns, verb, identity))
         self.effects[how] = self.effects.get(how, 0) + 1
 
     def _say(self, t_ns: int, text: str) -> None:

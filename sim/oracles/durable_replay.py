@@ -18,7 +18,7 @@ import msgspec
 
 from snapline.agent_runtime.agent import Agent, AgentType, Handler
 from snapline.agent_runtime.context import Context
-from snapline.agent_runtime.durable import Stand, TurnJournal, read_call
+from snapline.agent_runtime.durable import SegmentEnd, TurnJournal, read_call
 from snapline.agent_runtime.encoding import encode_ordered
 from snapline.agent_runtime.fleet import own_modules, restore_agent
 from snapline.agent_runtime.host.events import StartTurn, TurnEnded, TurnFailed
@@ -170,7 +170,7 @@ def _asks(coroutine: Any, journal: TurnJournal) -> str:
     place = f", at {frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
     with contextlib.suppress(Exception):  # a handler that does not let go is left where it is
         coroutine.close()
-    if not isinstance(stand, Stand):
+    if not isinstance(stand, SegmentEnd):
         return f"it awaits a {type(stand).__qualname__}{place}"
     return (
         str(journal.divergence)

@@ -42,7 +42,7 @@ from snapline.sim.oracles.ground_truth_records import (
     AgentHistory,
     Branch,
     Captured,
-    ChannelBook,
+    ChannelTruth,
     CutPlace,
     CutRecord,
     Draws,
@@ -61,7 +61,7 @@ from snapline.sim.oracles.steps import StepOracle
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 
-class Books:
+class GroundTruth:
     """All branches of one run.
 
     Attributes:
@@ -297,7 +297,7 @@ class Books:
         self._histories = self.branch_of(plan).histories
         self._plan_now = plan
 
-    def _tick(self, plan: int, history: AgentHistory, channel: ChannelBook | None) -> None:
+    def _tick(self, plan: int, history: AgentHistory, channel: ChannelTruth | None) -> None:
         """The agent's vector clock after its turn; its own component is the number of its turns."""
         clock = history.clocks[-1]
         if channel is not None and 0 < len(channel.got_at) <= len(channel.sent_at):
@@ -319,11 +319,11 @@ class Books:
 
     # ---- what is not as it should be --------------------------------------------------------------------------------
 
-    def _skip_void(self, channel: ChannelBook, turn: int) -> None:
+    def _skip_void(self, channel: ChannelTruth, turn: int) -> None:
         while len(channel.got_at) in channel.void:
             channel.got_at.append(turn)
 
-    def _consume_other(self, t_ns: int, plan: int, channel: ChannelBook, turn: int, payload: bytes) -> None:
+    def _consume_other(self, t_ns: int, plan: int, channel: ChannelTruth, turn: int, payload: bytes) -> None:
         """The payload is not the channel's next one: say what it is."""
         self._skip_void(channel, turn)
         index = len(channel.got_at)
@@ -334,7 +334,7 @@ class Books:
         if index < len(channel.sent):
             channel.got_at.append(turn)
 
-    def _name_mismatch(self, t_ns: int, plan: int, channel: ChannelBook, payload: bytes) -> tuple[str, str, int, str]:
+    def _name_mismatch(self, t_ns: int, plan: int, channel: ChannelTruth, payload: bytes) -> tuple[str, str, int, str]:
         index, sent = len(channel.got_at), channel.sent
         text = f"{channel.receiver} consumed {show(payload)} from {channel.sender} under plan {plan} as message {index + 1}"
         if payload in sent[index:]:
@@ -368,12 +368,12 @@ class Books:
             history = histories[agent] = AgentHistory(agent, {}, {}, [], [], clocks)
         return history
 
-    def channel_of(self, plan: int, sender: str, receiver: str) -> ChannelBook:
+    def channel_of(self, plan: int, sender: str, receiver: str) -> ChannelTruth:
         """A channel of a branch; an empty one where nothing was sent."""
         branch = self.branches.get(plan) or self.branch_of(plan)
         channel = branch.channels.get((sender, receiver))
         if channel is None:
-            channel = ChannelBook(sender, receiver, [], [], [], NO_VOIDS, self._none_left)
+            channel = ChannelTruth(sender, receiver, [], [], [], NO_VOIDS, self._none_left)
             branch.channels[sender, receiver] = channel
             self.history_of(plan, sender).outward[receiver] = channel
             self.history_of(plan, receiver).inward[sender] = channel
@@ -433,12 +433,12 @@ class Books:
     # ---- counts at a position -------------------------------------------------------------------------------------
 
     @staticmethod
-    def left(channel: ChannelBook, place: CutPlace) -> int:
+    def left(channel: ChannelTruth, place: CutPlace) -> int:
         """Return how many messages had left their sender at its place, void ones included."""
         return bisect_right(channel.sent_at, place.turns) - place.parked.get(channel.receiver, 0)
 
     @staticmethod
-    def got(channel: ChannelBook, place: CutPlace) -> int:
+    def got(channel: ChannelTruth, place: CutPlace) -> int:
         """Return how many its receiver had consumed at its place, void ones included."""
         return bisect_right(channel.got_at, place.turns)
 
@@ -457,11 +457,11 @@ class Books:
                 self._copy_channel(branch, channel, cut.places[sender], cut.places.get(receiver, NOWHERE))
         return branch
 
-    def _copy_channel(self, branch: Branch, channel: ChannelBook, sender: CutPlace, receiver: CutPlace) -> None:
+    def _copy_channel(self, branch: Branch, channel: ChannelTruth, sender: CutPlace, receiver: CutPlace) -> None:
         sent, got = bisect_right(channel.sent_at, sender.turns), bisect_right(channel.got_at, receiver.turns)
         void = {index: count for index, count in channel.void.items() if count < sender.voids}
         left = sent - sender.parked.get(channel.receiver, 0) - len(void)
-        copied = ChannelBook(
+        copied = ChannelTruth(
             channel.sender,
             channel.receiver,
             channel.sent[:sent],

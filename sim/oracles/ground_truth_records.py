@@ -35,7 +35,7 @@ NO_VOIDS: Mapping[int, int] = MappingProxyType({})
 """Void messages of nearly all channels: none."""
 
 
-class ChannelBook(msgspec.Struct):
+class ChannelTruth(msgspec.Struct):
     """All messages of one channel in one branch.
 
     Attributes:
@@ -111,7 +111,7 @@ class LetterChange(msgspec.Struct, frozen=True):
         return self.turns <= turns and self.voids <= voids
 
 
-class WordEffect(msgspec.Struct, frozen=True):
+class CommandEffect(msgspec.Struct, frozen=True):
     """An operator's word was consumed, with or without a turn, at that turn."""
 
     turns: int
@@ -140,8 +140,8 @@ class AgentHistory(msgspec.Struct):
     """
 
     agent: str
-    inward: dict[str, ChannelBook]
-    outward: dict[str, ChannelBook]
+    inward: dict[str, ChannelTruth]
+    outward: dict[str, ChannelTruth]
     captured: list[Captured]
     log: list[Turn]
     clocks: list[list[int]]
@@ -156,7 +156,7 @@ class AgentHistory(msgspec.Struct):
     put_off: list[tuple[int, bytes, bool]] = []
     outputs: list[tuple[int, bytes]] = []
     letters: list[LetterChange] = []
-    words: list[WordEffect] = []
+    words: list[CommandEffect] = []
     failed_ns: int = 0
 
 
@@ -169,7 +169,7 @@ class Branch(msgspec.Struct):
 
     plan: int
     histories: dict[str, AgentHistory]
-    channels: dict[tuple[str, str], ChannelBook]
+    channels: dict[tuple[str, str], ChannelTruth]
     loaded: dict[str, None]
 
 

@@ -42,7 +42,7 @@ from snapline.protocols.names import is_autonomous
 from snapline.sim.oracles import cuts
 from snapline.sim.oracles.dead_letters import check_letters
 from snapline.sim.oracles.garbage import check_deleted, is_covered
-from snapline.sim.oracles.ground_truth import Books
+from snapline.sim.oracles.ground_truth import GroundTruth
 from snapline.sim.oracles.ground_truth_records import NOWHERE, AgentHistory, CutRecord, digest_of
 from snapline.sim.oracles.lines import LineOracle
 from snapline.sim.oracles.log_history import LogHistory
@@ -65,7 +65,7 @@ CUTS_KEPT = 64
 """Cuts of complete epochs, for plans that start from them; a world keeps far fewer in its store."""
 
 
-class Terms(msgspec.Struct, frozen=True, kw_only=True):
+class JudgeTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Terms by which a run is judged.
 
     Attributes:
@@ -95,10 +95,10 @@ class Judge:
         on_frozen, on_unsaved: of `LivePlaces`: the agents of a host stand still, and one cannot be saved.
     """
 
-    def __init__(self, terms: Terms, *, fleet: Fleet, agents: Sequence[str]) -> None:
+    def __init__(self, terms: JudgeTerms, *, fleet: Fleet, agents: Sequence[str]) -> None:
         self.violations: list[Violation] = []
         self.probes = Probes()
-        self.books = Books(self.report, agents=agents, with_clocks=terms.with_clocks, with_log=terms.with_replay)
+        self.books = GroundTruth(self.report, agents=agents, with_clocks=terms.with_clocks, with_log=terms.with_replay)
         self.on_turn = self.books.on_turn
         self.on_buried = self.books.on_buried
         self.on_voided = self.books.on_voided

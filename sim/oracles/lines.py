@@ -30,8 +30,8 @@ from itertools import product
 
 import msgspec
 
-from snapline.sim.oracles.ground_truth import Books
-from snapline.sim.oracles.ground_truth_records import NOWHERE, Captured, ChannelBook, CutPlace, CutRecord
+from snapline.sim.oracles.ground_truth import GroundTruth
+from snapline.sim.oracles.ground_truth_records import NOWHERE, Captured, ChannelTruth, CutPlace, CutRecord
 
 Finding = tuple[str, str, str]
 
@@ -53,14 +53,14 @@ Channels = Sequence[tuple[str, str, list[int], list[int]]]
 """Sender, receiver; of each candidate of the sender what had left, of the receiver what was consumed."""
 
 
-def counted(candidates: Candidates, channels: Mapping[tuple[str, str], ChannelBook]) -> Channels:
+def counted(candidates: Candidates, channels: Mapping[tuple[str, str], ChannelTruth]) -> Channels:
     """Count each channel's messages at each candidate."""
     return [
         (
             sender,
             receiver,
-            [Books.left(channel, x.place) for x in candidates[sender]],
-            [Books.got(channel, x.place) for x in candidates[receiver]],
+            [GroundTruth.left(channel, x.place) for x in candidates[sender]],
+            [GroundTruth.got(channel, x.place) for x in candidates[receiver]],
         )
         for (sender, receiver), channel in channels.items()
         if sender in candidates and receiver in candidates
@@ -111,7 +111,7 @@ def maximal(tops: Mapping[str, int], channels: Channels) -> dict[str, int]:
 class LineOracle:
     """Durable checkpoints of each plan, and the lines that may be made of them."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: GroundTruth) -> None:
         self._books = books
         self._durable: dict[int, dict[str, dict[int, Captured]]] = {}
         self._known: dict[int, dict[str, int]] = {}

@@ -22,7 +22,7 @@ from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import STALE, read_call
 from snapline.agent_runtime.encoding import encode_body
 from snapline.agent_runtime.fleet import Fleet, encode_state, restore_agent
-from snapline.agent_runtime.heartbeats import Beat
+from snapline.agent_runtime.heartbeats import Heartbeats
 from snapline.agent_runtime.kinds import find_class
 from snapline.agent_runtime.outside import Outside
 from snapline.messages.payloads import CREATE, read_creation, split_message
@@ -57,7 +57,7 @@ class _Draws(Outside):
             return copy.deepcopy(found.value)
         raise LookupError(f"it runs step {name!r} where it did not")
 
-    def beating(self, name: str, function: Callable[[], Any], _beat: Beat, _heartbeat_s: float | None) -> Any:
+    def beating(self, name: str, function: Callable[[], Any], _beat: Heartbeats, _heartbeat_s: float | None) -> Any:
         return self.step(name, function)
 
     async def pause(self, seconds: float) -> None:

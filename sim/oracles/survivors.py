@@ -23,7 +23,7 @@ import msgspec
 
 from snapline.coordinator.leader.modes.freeze import FREEZE_NS
 from snapline.messages.host_messages import AgentsFrozen, FreezeAgents
-from snapline.sim.oracles.ground_truth import Books
+from snapline.sim.oracles.ground_truth import GroundTruth
 from snapline.sim.oracles.ground_truth_records import AgentHistory, CutPlace
 
 Request = tuple[str, int]
@@ -95,7 +95,7 @@ class Freezes:
 class LivePlaces:
     """Places of agents when their hosts froze, from the books."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: GroundTruth) -> None:
         self._books = books
         self._places: dict[tuple[str, int, int, int], dict[str, CutPlace]] = {}
 

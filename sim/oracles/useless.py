@@ -25,8 +25,8 @@ from collections.abc import Iterator
 import msgspec
 
 from snapline.protocols.names import CIC_PROTOCOLS, UNCOORDINATED
-from snapline.sim.oracles.ground_truth import Books
-from snapline.sim.oracles.ground_truth_records import AgentHistory, Branch, Captured, ChannelBook, CutPlace
+from snapline.sim.oracles.ground_truth import GroundTruth
+from snapline.sim.oracles.ground_truth_records import AgentHistory, Branch, Captured, ChannelTruth, CutPlace
 
 Finding = tuple[str, str, str]
 
@@ -91,8 +91,8 @@ def intervals_of(branch: Branch) -> Intervals:
     return Intervals(checkpoints, first, flows, nodes)
 
 
-def _flows_of(channel: ChannelBook, checkpoints: dict[str, list[Captured]]) -> Iterator[Flow]:
-    left = [Books.left(channel, _place(x)) for x in checkpoints[channel.sender]]
+def _flows_of(channel: ChannelTruth, checkpoints: dict[str, list[Captured]]) -> Iterator[Flow]:
+    left = [GroundTruth.left(channel, _place(x)) for x in checkpoints[channel.sender]]
     got = [bisect_right(channel.got_at, x.turns) for x in checkpoints[channel.receiver]]
     voids = 0
     for index in range(min(len(channel.got_at), len(channel.sent_at))):

@@ -19,7 +19,7 @@ from snapline.errors import UsageError
 from snapline.protocols.names import CHANDY_LAMPORT, PROTOCOLS
 from snapline.sim.choices import stream_of
 from snapline.sim.faults.durations import duration_ns, format_duration
-from snapline.sim.faults.words import CrashWord
+from snapline.sim.faults.words import CrashFault
 from snapline.sim.result import Result
 from snapline.sim.scenario import FaultPart, Scenario, TriggerPart
 from snapline.sim.search.pool import SEED_TIMEOUT_S, make_setup, run_tasks
@@ -210,7 +210,7 @@ def failures(scenario: Scenario, rate_per_s: float, seed: int) -> list[FaultPart
         if at_s >= until_s:
             break
         at = format_duration(max(1, round(at_s * 1e3)) * 10**6)
-        found.append(FaultPart(crash=CrashWord(at=at, restart_after=f"{round(RESTART_AFTER_S * 1e3)}ms")))
+        found.append(FaultPart(crash=CrashFault(at=at, restart_after=f"{round(RESTART_AFTER_S * 1e3)}ms")))
     return found
 
 

@@ -13,23 +13,23 @@ from snapline.sim.faults.durations import format_duration
 from snapline.sim.faults.words import (
     EVERY_HOST,
     ROLLING_PAUSE_NS,
-    CaptureWord,
-    ClockWord,
-    ClogWord,
-    CoordinatorWord,
-    CrashWord,
-    DelayWord,
-    DiskWord,
-    HangWord,
-    HoldWord,
-    LossWord,
-    MembershipWord,
+    CaptureFault,
+    ClockFault,
+    ClogFault,
+    CoordinatorFault,
+    CrashFault,
+    DelayFault,
+    DiskFault,
+    HangFault,
+    HoldFault,
+    LossFault,
+    MembershipFault,
     Moment,
-    PartitionWord,
-    PauseWord,
-    ResetWord,
-    SlowWord,
-    SwizzleWord,
+    PartitionFault,
+    PauseFault,
+    ResetFault,
+    SlowFault,
+    SwizzleFault,
     Word,
 )
 from snapline.sim.scenario import PatternPart, Scenario, coordinator_names, host_names
@@ -175,38 +175,38 @@ class Span:
 def _draw_delay_word(span: Span) -> Word:
     least = span.dice.duration(5 * MS, 200 * MS, *span.key("least"))
     between, direction = span.path()
-    word = DelayWord(at=span.at, lasts=span.lasts(), least=least, between=between, direction=direction)
+    word = DelayFault(at=span.at, lasts=span.lasts(), least=least, between=between, direction=direction)
     return msgspec.structs.replace(word, jitter=span.of(("0s", least, "300ms"), "jitter"))
 
 
 def _draw_slow(span: Span) -> Word:
-    return SlowWord(at=span.at, lasts=span.lasts(), percent=span.of((50, 10, 2), "percent"))
+    return SlowFault(at=span.at, lasts=span.lasts(), percent=span.of((50, 10, 2), "percent"))
 
 
 def _draw_loss(span: Span) -> Word:
     between, direction = span.path()
-    word = LossWord(at=span.at, lasts=span.lasts(), between=between, direction=direction)
+    word = LossFault(at=span.at, lasts=span.lasts(), between=between, direction=direction)
     return msgspec.structs.replace(word, per_mille=span.of((10, 100, 300, 700), "per mille"))
 
 
 def _draw_reset(span: Span) -> Word:
     if span.one_in(4, "is in a moment"):
-        return ResetWord(at=span.at, when=span.moment(), hit=span.hit())
+        return ResetFault(at=span.at, when=span.moment(), hit=span.hit())
     times = span.between(1, 5, "times")
     every = span.dice.duration(10 * MS, min(500 * MS, span.room_ns // times), *span.key("every"))
-    return ResetWord(at=span.at, times=times, every=every)
+    return ResetFault(at=span.at, times=times, every=every)
 
 
 def _draw_hold(span: Span) -> Word:
-    return HoldWord(at=span.at, lasts=span.lasts())
+    return HoldFault(at=span.at, lasts=span.lasts())
 
 
 def _draw_clog(span: Span) -> Word:
-    return ClogWord(at=span.at, lasts=span.lasts())
+    return ClogFault(at=span.at, lasts=span.lasts())
 
 
 def _draw_swizzle(span: Span) -> Word:
-    return SwizzleWord(at=span.at, lasts=span.lasts())
+    return SwizzleFault(at=span.at, lasts=span.lasts())
 
 
 def _draw_partition(span: Span) -> Word:
@@ -221,7 +221,7 @@ def _draw_partition(span: Span) -> Word:
         "isolate-leader",
         "isolate-host",
     )
-    word = PartitionWord(at=span.at, lasts=span.lasts(), direction=span.of(("both", "one-way"), "direction"))
+    word = PartitionFault(at=span.at, lasts=span.lasts(), direction=span.of(("both", "one-way"), "direction"))
     return msgspec.structs.replace(word, shape=span.of((*shapes, "isolate-agent"), "shape"))
 
 
@@ -231,28 +231,28 @@ def _draw_crash(span: Span) -> Word:
     match span.between(0, 7, "style"):
         case 0 | 1:
             when = span.of(("recording", "recovering"), "when")
-            word = CrashWord(at=span.at, restart_after=after, hit=span.between(1, 4, "hit"))
+            word = CrashFault(at=span.at, restart_after=after, hit=span.between(1, 4, "hit"))
             return msgspec.structs.replace(word, when=when)
         case 7:
-            return CrashWord(at=span.at, restart_after=after, when=span.moment(), hit=span.hit())
+            return CrashFault(at=span.at, restart_after=after, when=span.moment(), hit=span.hit())
         case 2:
-            return CrashWord(at=span.at, restart_after=after, is_all=True)
+            return CrashFault(at=span.at, restart_after=after, is_all=True)
         case 3:
             most_ns = span.room_ns // span.hosts_most - ROLLING_PAUSE_NS
             if most_ns < 50 * MS:
-                return CrashWord(at=span.at, restart_after=after)
+                return CrashFault(at=span.at, restart_after=after)
             rolling = span.dice.duration(50 * MS, most_ns, *span.key("rolling"))
-            return CrashWord(at=span.at, restart_after=rolling, is_rolling=True)
+            return CrashFault(at=span.at, restart_after=rolling, is_rolling=True)
         case _:
-            return CrashWord(at=span.at, restart_after=span.back_or_never())
+            return CrashFault(at=span.at, restart_after=span.back_or_never())
 
 
 def _draw_capture(span: Span) -> Word:
-    return CaptureWord(at=span.at, hit=span.between(1, 12, "hit"), times=span.of((1, 1, 1, 3), "times"))
+    return CaptureFault(at=span.at, hit=span.between(1, 12, "hit"), times=span.of((1, 1, 1, 3), "times"))
 
 
 def _draw_pause(span: Span) -> Word:
-    return PauseWord(at=span.at, lasts=span.lasts())
+    return PauseFault(at=span.at, lasts=span.lasts())
 
 
 def _draw_hang(span: Span) -> Word:
@@ -260,7 +260,7 @@ def _draw_hang(span: Span) -> Word:
     long_ns = 6 * S
     is_long = span.room_ns > long_ns and span.one_in(2, "hangs long")
     lasts = span.dice.duration(long_ns, min(2 * long_ns, span.room_ns), *span.key("for")) if is_long else span.lasts()
-    word = HangWord(at=span.at, lasts=lasts, what=span.of(("store", "store", "stop"), "what"))
+    word = HangFault(at=span.at, lasts=lasts, what=span.of(("store", "store", "stop"), "what"))
     is_blocked = span.dice.one_in_apart(3, *span.key("blocked"))
     return msgspec.structs.replace(word, what="loop") if is_blocked else word
 
@@ -268,7 +268,7 @@ def _draw_hang(span: Span) -> Word:
 def _draw_disk(span: Span) -> Word:
     modes = ("power-cut", "power-cut", "torn", "bit-flip", "eio", "failed-sync", "full", "slow", "stale-read")
     mode = span.of(modes, "mode")
-    word = DiskWord(at=span.at, lasts=span.lasts(), restart_after=span.back_or_never())
+    word = DiskFault(at=span.at, lasts=span.lasts(), restart_after=span.back_or_never())
     host = EVERY_HOST if mode != "bit-flip" and span.one_in(4, "everybody") else ""
     if span.dice.one_in_apart(4, *span.key("away")):
         mode = "away"
@@ -278,18 +278,18 @@ def _draw_disk(span: Span) -> Word:
 def _draw_clock(span: Span) -> Word:
     sign = span.of(("", "-"), "sign")
     skew = sign + span.dice.duration(MS, 3600 * S, *span.key("skew"))
-    return ClockWord(at=span.at, lasts=span.lasts(), skew=skew, drift_ppm=span.of((0, 500, -500, 100_000), "drift"))
+    return ClockFault(at=span.at, lasts=span.lasts(), skew=skew, drift_ppm=span.of((0, 500, -500, 100_000), "drift"))
 
 
 def _draw_coordinator(span: Span) -> Word:
     kind = span.of(("kill-leader", "lose-quorum", "depose", "unknown-outcome", "kill"), "kind")
     lasts = "" if kind != "unknown-outcome" and span.one_in(8, "never") else span.lasts()
-    word = CoordinatorWord(at=span.at, lasts=lasts, per_mille=span.of((100, 300, 1000), "per mille"))
+    word = CoordinatorFault(at=span.at, lasts=lasts, per_mille=span.of((100, 300, 1000), "per mille"))
     return msgspec.structs.replace(word, kind=kind)
 
 
 def _draw_membership(span: Span) -> Word:
-    word = MembershipWord(at=span.at, back_after="" if span.one_in(3, "never") else span.back_after())
+    word = MembershipFault(at=span.at, back_after="" if span.one_in(3, "never") else span.back_after())
     return msgspec.structs.replace(word, kind=span.of(("leave", "join"), "kind"))
 
 

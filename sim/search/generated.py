@@ -10,15 +10,15 @@ from snapline.sim.faults.faults import DESCRIPTIONS
 from snapline.sim.faults.points import FAILPOINTS
 from snapline.sim.faults.words import (
     MOMENTS,
-    CoordinatorWord,
-    CrashWord,
-    DelayWord,
-    DiskWord,
-    HangWord,
-    LossWord,
-    MembershipWord,
-    PartitionWord,
-    ResetWord,
+    CoordinatorFault,
+    CrashFault,
+    DelayFault,
+    DiskFault,
+    HangFault,
+    LossFault,
+    MembershipFault,
+    PartitionFault,
+    ResetFault,
 )
 from snapline.sim.scenario import PATTERN_NAMES, FaultPart, Scenario
 from snapline.sim.world.limits import LIMITS
@@ -106,21 +106,21 @@ def _of_faults(faults: Iterable[FaultPart]) -> Iterator[tuple[str, list[str]]]:
     for fault in faults:
         word = fault.word
         match word:
-            case PartitionWord():
+            case PartitionFault():
                 yield "faults", [f"partition: {word.shape}"]
-            case DiskWord():
+            case DiskFault():
                 yield "faults", [f"disk: {word.mode}"]
-            case HangWord():
+            case HangFault():
                 yield "faults", [f"hang: {word.what}"]
-            case CoordinatorWord() | MembershipWord():
+            case CoordinatorFault() | MembershipFault():
                 yield "faults", [f"{fault.kind}: {word.kind}"]
-            case HangWord():
+            case HangFault():
                 yield "faults", [f"hang: {word.what}"]
             case _:
                 yield "faults", [fault.kind]
-        if isinstance(word, DelayWord | LossWord) and word.between:
+        if isinstance(word, DelayFault | LossFault) and word.between:
             yield "paths", [f"{fault.kind} {'one way' if word.direction == 'one-way' else 'of one pair'}"]
-        if isinstance(word, CrashWord | ResetWord) and word.when:
+        if isinstance(word, CrashFault | ResetFault) and word.when:
             yield "moments", [word.when]
         if word.point in FAILPOINTS:
             yield "failpoints", [word.point]

@@ -23,7 +23,7 @@ from snapline.sim.choices import RandomChoices
 from snapline.sim.faults.durations import duration_ns, format_duration
 from snapline.sim.faults.faults import budget_problems
 from snapline.sim.faults.points import FAILPOINTS
-from snapline.sim.faults.words import CrashWord, DiskWord, PauseWord, Word
+from snapline.sim.faults.words import CrashFault, DiskFault, PauseFault, Word
 from snapline.sim.scenario import (
     PATTERN_NAMES,
     WORDS,
@@ -409,7 +409,7 @@ def _with_restarts(dice: Dice, scenario: Scenario) -> Scenario:
     for index in range((0, 1, 2, 4)[dice.below_apart(4, "restarts")]):
         at = format_duration((1 + dice.below_apart(40, "restart", index)) * (scenario.run.until_ns - S) // 40)
         after = ("50ms", "200ms", "1s")[dice.below_apart(3, "restart", index, "after")]
-        scenario = _with_fault(scenario, [FaultPart(crash=CrashWord(at=at, restart_after=after))])
+        scenario = _with_fault(scenario, [FaultPart(crash=CrashFault(at=at, restart_after=after))])
     return scenario
 
 
@@ -418,7 +418,7 @@ def _with_failing_logs(dice: Dice, scenario: Scenario) -> Scenario:
     for point in [point for point in FAILPOINTS if point.startswith(_INPUT_POINTS)]:
         if dice.one_in_apart(4, "failing", point):
             hit = 1 + dice.below_apart(6, "failing", point, "hit")
-            scenario = _with_fault(scenario, [FaultPart(disk=DiskWord(mode="eio", failpoint=point, hit=hit))])
+            scenario = _with_fault(scenario, [FaultPart(disk=DiskFault(mode="eio", failpoint=point, hit=hit))])
     return scenario
 
 
@@ -426,17 +426,17 @@ def _with_standstill(dice: Dice, scenario: Scenario) -> Scenario:
     """A host that awakes when the fleet has long gone on without it, and finds what clients have said to it."""
     at_ns = (1 + dice.below_apart(10, "standstill", "at")) * 200 * MS
     lasts_ns = min(4 * S, scenario.run.until_ns - at_ns)
-    word = PauseWord(at=format_duration(at_ns), lasts=format_duration(lasts_ns))
+    word = PauseFault(at=format_duration(at_ns), lasts=format_duration(lasts_ns))
     return _with_fault(scenario, [FaultPart(pause=word)])
 
 
-def _draw_crash_at_work(dice: Dice, scenario: Scenario) -> CrashWord:
+def _draw_crash_at_work(dice: Dice, scenario: Scenario) -> CrashFault:
     """Draw a crash and restart of the process that takes a turn in the first half of the work; for a user's fleet, in its second quarter."""
     turns = scenario.run.turns or scenario.fleet.pattern.messages or MESSAGES_ENDLESS
     least = max(1, scenario.run.turns // 4)
     hit = dice.between(least, max(least, turns // 2), "at work", "hit")
     after = dice.duration(200 * MS, 2 * S, "at work", "back")
-    return CrashWord(at="0s", when="working", hit=hit, restart_after=after)
+    return CrashFault(at="0s", when="working", hit=hit, restart_after=after)
 
 
 def _with_fault(scenario: Scenario, faults: Sequence[FaultPart]) -> Scenario:
@@ -471,12 +471,12 @@ def _draw_failpoints(dice: Dice, scenario: Scenario, kinds: Collection[str]) -> 
             after = dice.duration(200 * MS, 2 * S, point, "after")
             match dice.below(8, point, "how") if kinds.issuperset(("pause", "disk")) else 7:
                 case 0:
-                    faults.append(FaultPart(pause=PauseWord(failpoint=point, hit=hit, lasts=after)))
+                    faults.append(FaultPart(pause=PauseFault(failpoint=point, hit=hit, lasts=after)))
                 case 1:
-                    faults.append(FaultPart(disk=DiskWord(mode="eio", failpoint=point, hit=hit)))
+                    faults.append(FaultPart(disk=DiskFault(mode="eio", failpoint=point, hit=hit)))
                 case _:
                     is_power_cut = "disk" in kinds and dice.one_in_apart(2, point, "power")
-                    word = CrashWord(failpoint=point, hit=hit, restart_after=after, is_power_cut=is_power_cut)
+                    word = CrashFault(failpoint=point, hit=hit, restart_after=after, is_power_cut=is_power_cut)
                     faults.append(FaultPart(crash=word))
     return faults
 

@@ -15,10 +15,10 @@ from snapline.client import events as ev
 from snapline.coordinator.service.fleet_answers import located
 from snapline.messages.answers import LocatedAgent
 from snapline.messages.inputs import ACCEPTED, REPEATED, AskOutcome, GivenInput, InputOutcome
-from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.host import SimHost
 from snapline.sim.world.hosts import Hosts
 from snapline.sim.world.replicated_log import SimulatedLog
+from snapline.sim.world.world_state import WorldState
 
 MS = 1_000_000
 
@@ -63,9 +63,15 @@ class ClientCalls:
     """The requests of one client's core; `feed` gets the events."""
 
     def __init__(
-        self, desk: WorldDesk, log: SimulatedLog, hosts: Hosts, name: str, pick: Pick, feed: Callable[[ev.Event], None]
+        self,
+        shared: WorldState,
+        log: SimulatedLog,
+        hosts: Hosts,
+        name: str,
+        pick: Pick,
+        feed: Callable[[ev.Event], None],
     ) -> None:
-        self._desk = desk
+        self._shared = shared
         self._log = log
         self._hosts = hosts
         self._name = name
@@ -110,7 +116,7 @@ class ClientCalls:
     def _perhaps_astray(self, found: LocatedAgent) -> LocatedAgent:
         if found.state != "alive" or not self._is_one_in(ASTRAY_ONE_IN, "astray"):
             return found
-        hosts = self._desk.hosts
+        hosts = self._shared.hosts
         host = hosts[self._pick("host", len(hosts))]
         return replace(found, host=host, address=f"{host}:1")
 
@@ -198,7 +204,7 @@ class ClientCalls:
         """A host is about to take a message, or has it already."""
         if not one.payload:
             one.payload = payload
-            self._desk.judge.books.inputs.on_offered(one.given.agent, self._name, one.serial, payload)
+            self._shared.judge.books.inputs.on_offered(one.given.agent, self._name, one.serial, payload)
 
     def _on_outcomes(
         self,
@@ -211,16 +217,16 @@ class ClientCalls:
         is_heard: bool,
     ) -> None:
         """The host, which was of this plan when it was asked, has decided."""
-        oracle = self._desk.judge.books.inputs
+        oracle = self._shared.judge.books.inputs
         for each, outcome in zip(inputs, outcomes, strict=True):
-            self._desk.judge.probes.hit(f"input {outcome.status}")
+            self._shared.judge.probes.hit(f"input {outcome.status}")
             if outcome.status in (ACCEPTED, REPEATED):
                 oracle.on_taken(each.payload, plan, outcome.number, is_repeated=outcome.status == REPEATED)
         if is_heard:
             self._come_back(request, host, ev.RequestAnswered(request, tuple(outcomes)))
 
     def _on_answer(self, request: int, host: str, outcome: AskOutcome) -> None:
-        self._desk.judge.probes.hit(f"ask {outcome.status}")
+        self._shared.judge.probes.hit(f"ask {outcome.status}")
         self._come_back(request, host, ev.AnswerHeard(request, outcome))
 
     def _come_back(self, request: int, host: str, event: ev.Event) -> None:
@@ -247,10 +253,10 @@ class ClientCalls:
 
     def _way_ns(self, node: str) -> int | None:
         self._calls += 1
-        return self._desk.network.path_ns(self._name, node, ("client", self._name, self._calls))
+        return self._shared.network.path_ns(self._name, node, ("client", self._name, self._calls))
 
     def _is_one_in(self, n: int, what: str) -> bool:
         return self._pick(what, n) == n - 1
 
     def _later(self, delay_ns: int, call: Callable[[], None]) -> None:
-        self._desk.call_at(self._desk.kernel.now_ns + delay_ns, call)
+        self._shared.call_at(self._shared.kernel.now_ns + delay_ns, call)

@@ -24,9 +24,9 @@ from snapline.sim.choices import DrawnRandom
 from snapline.sim.workloads.given import given_input
 from snapline.sim.workloads.nudge import Nudge
 from snapline.sim.world.client_calls import ClientCalls, ClientInput
-from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.hosts import Hosts
 from snapline.sim.world.replicated_log import SimulatedLog
+from snapline.sim.world.world_state import WorldState
 
 MS = 1_000_000
 S = 1000 * MS
@@ -57,12 +57,12 @@ SPEAKS_EVERY = 2
 class Clients:
     """All clients of a run."""
 
-    def __init__(self, desk: WorldDesk, log: SimulatedLog, hosts: Hosts) -> None:
+    def __init__(self, shared: WorldState, log: SimulatedLog, hosts: Hosts) -> None:
         self._log = log
-        count = desk.scenario.clients.count if desk.workload.takes_inputs else 0
-        given = desk.workload.inputs
-        source = given.of_run(DrawnRandom(desk.choices, "inputs")) if given is not None else None
-        self._all = [SimClient(desk, log, hosts, f"client{number + 1}", source) for number in range(count)]
+        count = shared.scenario.clients.count if shared.workload.takes_inputs else 0
+        given = shared.workload.inputs
+        source = given.of_run(DrawnRandom(shared.choices, "inputs")) if given is not None else None
+        self._all = [SimClient(shared, log, hosts, f"client{number + 1}", source) for number in range(count)]
 
     def start(self) -> None:
         """Start all clients, without waiting for a fleet."""
@@ -103,18 +103,18 @@ class SimClient:
     """
 
     def __init__(
-        self, desk: WorldDesk, log: SimulatedLog, hosts: Hosts, name: str, source: Iterator[AgentInput] | None
+        self, shared: WorldState, log: SimulatedLog, hosts: Hosts, name: str, source: Iterator[AgentInput] | None
     ) -> None:
         """`source`: what a user gives, to whichever client comes for it; None: the workload makes inputs."""
         self.name = name
         self._source = source
         self.is_done = self.is_patient = False
         self.moved_ns = 0
-        self._desk = desk
+        self._shared = shared
         self._log = log
         self._hosts = hosts
-        self._oracle = desk.judge.books.inputs
-        self._left = desk.scenario.clients.inputs
+        self._oracle = shared.judge.books.inputs
+        self._left = shared.scenario.clients.inputs
         self._inputs = 0
         """Made so far."""
         self._given = self._numbers = 0
@@ -132,12 +132,12 @@ class SimClient:
 
     def _open_client(self) -> None:
         self.core = ClientCore(self._pick("seed", 1 << 16))
-        self._calls = ClientCalls(self._desk, self._log, self._hosts, self.name, self._misfortune, self._feed)
+        self._calls = ClientCalls(self._shared, self._log, self._hosts, self.name, self._misfortune, self._feed)
         self._timer_ns = None
 
     def _pick(self, what: str, n: int) -> int:
         """Draw a choice; 0 is benign."""
-        return self._desk.choices.pick("clients", (self.name, what, self._given), n)
+        return self._shared.choices.pick("clients", (self.name, what, self._given), n)
 
     def _misfortune(self, what: str, n: int) -> int:
         """Draw what happens to its requests, until all faults are over."""
@@ -168,9 +168,9 @@ class SimClient:
     def _feed(self, event: ev.Event) -> None:
         """Run the core on an event, as `client/client.py` does."""
         try:
-            commands = self.core.handle(self._desk.kernel.now_ns, event)
+            commands = self.core.handle(self._shared.kernel.now_ns, event)
         except Exception as error:
-            self._desk.core_failed(self.name, error)
+            self._shared.core_failed(self.name, error)
             return
         for command in commands:
             match command:
@@ -191,7 +191,7 @@ class SimClient:
         if wakeup_ns is not None and wakeup_ns != self._timer_ns:
             self._timer_ns = wakeup_ns
             core = self.core
-            self._desk.call_at(wakeup_ns, lambda: self._timer_fired(core, wakeup_ns))
+            self._shared.call_at(wakeup_ns, lambda: self._timer_fired(core, wakeup_ns))
 
     def _timer_fired(self, core: ClientCore, wakeup_ns: int) -> None:
         if core is self.core and self._timer_ns == wakeup_ns:
@@ -208,12 +208,12 @@ class SimClient:
             self.is_done = not (self._sends or self._asks or self._resting)
         elif len(self._sends) + self._resting <= self._room:
             self._is_waiting = True
-            pause_ns = self._desk.scenario.clients.pause_ns
+            pause_ns = self._shared.scenario.clients.pause_ns
             self._later(pause_ns * self._pick("pause", 8) // 4, self._give_some)
 
     def _give_some(self) -> None:
         self._is_waiting = False
-        self.moved_ns = self._desk.kernel.now_ns
+        self.moved_ns = self._shared.kernel.now_ns
         if not self.is_patient and self._is_one_in(CLOSES_ONE_IN, "closes"):
             self._close()
         count = min(self._left, 1 + self._pick("count", REQUEST_MAX))
@@ -230,10 +230,10 @@ class SimClient:
         try:
             given = self._drawn() if self._source is None else self._taken(self._source)
         except SnaplineError as error:
-            self._desk.misused(str(error))
+            self._shared.misused(str(error))
             return None
         except Exception:
-            self._desk.misused(f"the function that makes inputs raised\n{traceback.format_exc()}")
+            self._shared.misused(f"the function that makes inputs raised\n{traceback.format_exc()}")
             return None
         if given is None:
             return None
@@ -241,17 +241,17 @@ class SimClient:
         made = ClientInput(given, self._given)
         if made.payload:
             self._oracle.on_offered(given.agent, self.name, made.serial, made.payload)
-        if self._desk.scenario.clients.asks and self._is_one_in(ASKS_ONE_IN, "asks"):
+        if self._shared.scenario.clients.asks and self._is_one_in(ASKS_ONE_IN, "asks"):
             made.asks, made.is_early = True, self._is_one_in(EARLY_ONE_IN, "early")
         return made
 
     def _drawn(self) -> GivenInput | None:
         """The workload's message for some agent."""
         agent = self._agent()
-        message = self._desk.workload.input_of(agent, self.name, self._inputs, self._pick)
+        message = self._shared.workload.input_of(agent, self.name, self._inputs, self._pick)
         if message is None:
             return None
-        if isinstance(message, Nudge) and self._desk.scenario.outputs.one_in:
+        if isinstance(message, Nudge) and self._shared.scenario.outputs.one_in:
             message = replace(message, speaks=self._inputs % SPEAKS_EVERY == 0)
         return GivenInput(agent, self._key(), encode_message(message))
 
@@ -272,7 +272,7 @@ class SimClient:
 
     def _agent(self) -> str:
         """Draw an agent that lives, or has stopped."""
-        living = dict.fromkeys([agent for agent, _ in self._log.canonical.living_agents()] or self._desk.agents)
+        living = dict.fromkeys([agent for agent, _ in self._log.canonical.living_agents()] or self._shared.agents)
         stopped = [agent for agent in self._seen if agent not in living]
         self._seen.update(living)
         is_stopped = bool(stopped) and self._is_one_in(STOPPED_ONE_IN, "stopped")
@@ -306,7 +306,7 @@ class SimClient:
 
     def _deadline_ns(self) -> int:
         patience_ns = PATIENCE_NS[0 if self.is_patient else self._pick("patience", len(PATIENCE_NS))]
-        return self._desk.kernel.now_ns + patience_ns
+        return self._shared.kernel.now_ns + patience_ns
 
     def _drop(self, inputs: list[ClientInput]) -> None:
         """The program does not wait for these any more."""
@@ -324,7 +324,7 @@ class SimClient:
         """The program closes its client, and has another one: what is under way must end at once."""
         self._feed(ev.ClientClosed())
         for each in (*self._sends.values(), *self._asks.values()):
-            self._oracle.on_overdue(self._desk.kernel.now_ns, self.name, f"{each.given.key}, though it has closed")
+            self._oracle.on_overdue(self._shared.kernel.now_ns, self.name, f"{each.given.key}, though it has closed")
         self._calls.close()
         self._open_client()
 
@@ -332,8 +332,8 @@ class SimClient:
 
     def _send_ended(self, end: ev.FinishSend) -> None:
         one = self._sends.pop(end.send)
-        now_ns, payload = self._desk.kernel.now_ns, one.payload
-        self._desk.judge.probes.hit(f"send {end.ending}")
+        now_ns, payload = self._shared.kernel.now_ns, one.payload
+        self._shared.judge.probes.hit(f"send {end.ending}")
         match end.ending:
             case ev.TAKEN:
                 self._oracle.on_acknowledged(now_ns, payload, end.number)
@@ -358,10 +358,10 @@ class SimClient:
 
     def _on_denied(self, one: ClientInput, end: ev.FinishSend) -> None:
         if one.payload:
-            self._oracle.on_denied(self._desk.kernel.now_ns, one.payload, f"{end.ending}: {end.reason}")
+            self._oracle.on_denied(self._shared.kernel.now_ns, one.payload, f"{end.ending}: {end.reason}")
 
     def _is_always_there(self, agent: str) -> bool:
-        return agent in self._desk.agents and not self._desk.judge.books.has_stopped(agent)
+        return agent in self._shared.agents and not self._shared.judge.books.has_stopped(agent)
 
     def _say_again(self, one: ClientInput) -> None:
         """Retry an input of unknown outcome, or one not accepted in time."""
@@ -392,7 +392,7 @@ class SimClient:
 
     def _ask_ended(self, end: ev.FinishAsk) -> None:
         one = self._asks.pop(end.ask)
-        now_ns, payload = self._desk.kernel.now_ns, one.payload
+        now_ns, payload = self._shared.kernel.now_ns, one.payload
         if end.ending == ev.ANSWERED:
             assert end.outcome is not None
             name = end.outcome.type.encode()
@@ -420,9 +420,9 @@ class SimClient:
         def look() -> None:
             if number in open_:
                 what = f"{open_[number].given.key} for {open_[number].given.agent}"
-                self._oracle.on_overdue(self._desk.kernel.now_ns, self.name, what)
+                self._oracle.on_overdue(self._shared.kernel.now_ns, self.name, what)
 
-        self._desk.call_at(deadline_ns + OVERDUE_NS, look)
+        self._shared.call_at(deadline_ns + OVERDUE_NS, look)
 
     def _later(self, delay_ns: int, call: Callable[[], None]) -> None:
-        self._desk.call_at(self._desk.kernel.now_ns + delay_ns, call)
+        self._shared.call_at(self._shared.kernel.now_ns + delay_ns, call)

@@ -1,7 +1,7 @@
 """Counters of a run."""
 
 
-class Figures:
+class RunCounters:
     """Counters of one run.
 
     Attributes:

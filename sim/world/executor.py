@@ -11,12 +11,12 @@ from snapline.sim.choices import Choices
 from snapline.sim.faults.executor import WHEN_WORKING, DiskMode, FailpointAction, Hanging
 from snapline.sim.faults.faults import schedule
 from snapline.sim.result import ExecutedFault
-from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.hosts import Hosts
 from snapline.sim.world.kernel import SimulatedCrash
 from snapline.sim.world.notes import WorldNotes
 from snapline.sim.world.replicated_log import SimulatedLog
-from snapline.sim.world.simulated_replica import Seat
+from snapline.sim.world.simulated_replica import SimulatedReplica
+from snapline.sim.world.world_state import WorldState
 
 
 class SimExecutor:
@@ -27,61 +27,66 @@ class SimExecutor:
     """
 
     def __init__(
-        self, desk: WorldDesk, log: SimulatedLog, seats: Mapping[str, Seat], hosts: Hosts, notes: WorldNotes
+        self,
+        shared: WorldState,
+        log: SimulatedLog,
+        seats: Mapping[str, SimulatedReplica],
+        hosts: Hosts,
+        notes: WorldNotes,
     ) -> None:
-        self._desk = desk
+        self._shared = shared
         self._log = log
         self._seats = seats
         self._hosts = hosts
         self._store = notes.store
         self._origin_ns = 0
-        self.faults: list[ExecutedFault] = desk.faults
+        self.faults: list[ExecutedFault] = shared.faults
 
     # ---- the scenario's clock and names ---------------------------------------------------------------------------
 
     def begin(self) -> int:
         """The scenario's clock starts now; returns when its last fault is over, in the world's time."""
-        self._origin_ns = self._desk.kernel.now_ns
-        return self._origin_ns + max(schedule(self._desk.scenario, self), self._desk.scenario.liveness.heal_ns)
+        self._origin_ns = self._shared.kernel.now_ns
+        return self._origin_ns + max(schedule(self._shared.scenario, self), self._shared.scenario.liveness.heal_ns)
 
     @property
     def now_ns(self) -> int:
         """Time of the scenario: faults count from the call of `begin`."""
-        return self._desk.kernel.now_ns - self._origin_ns
+        return self._shared.kernel.now_ns - self._origin_ns
 
     @property
     def choices(self) -> Choices:
-        return self._desk.choices
+        return self._shared.choices
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        return self._desk.hosts
+        return self._shared.hosts
 
     @property
     def coordinators(self) -> tuple[str, ...]:
-        return self._desk.coordinators
+        return self._shared.coordinators
 
     @property
     def agents(self) -> tuple[str, ...]:
-        return self._desk.agents
+        return self._shared.agents
 
     def host_of(self, agent: str) -> str:
         record = self._log.canonical.image.agents.get(agent)
         return record.host if record is not None and record.left_plan is None else ""
 
     def at(self, t_ns: int, call: Callable[[], None]) -> None:
-        self._desk.call_at(t_ns + self._origin_ns, call)
+        self._shared.call_at(t_ns + self._origin_ns, call)
 
     def note_fault(self, fault: ExecutedFault) -> None:
         until_ns = fault.until_ns + self._origin_ns if fault.until_ns else 0
         fault = msgspec.structs.replace(fault, at_ns=fault.at_ns + self._origin_ns, until_ns=until_ns)
         self.faults.append(fault)
-        self._desk.journal.add((self._desk.kernel.now_ns, "fault", fault.kind, fault.text, 0, 0))
+        self._shared.journal.add((self._shared.kernel.now_ns, "fault", fault.kind, fault.text, 0, 0))
 
     # ---- failpoints -----------------------------------------------------------------------------------------------
 
     def arm_failpoint(self, name: str, hit: int, action: FailpointAction, restart_after_ns: int) -> None:
-        self._desk.points.arm(name, hit, lambda node: self._act(node, name, action, restart_after_ns))
+        self._shared.points.arm(name, hit, lambda node: self._act(node, name, action, restart_after_ns))
 
     def _act(self, node: str, name: str, action: FailpointAction, after_ns: int) -> None:
         """Apply what was armed at this point to the node that passes it now."""
@@ -100,7 +105,7 @@ class SimExecutor:
             case "refuse":
                 raise EncodingError(f"the state cannot be saved, says the simulation at {name}")
             case "reset":
-                for stream in self._desk.network.streams_of(node):
+                for stream in self._shared.network.streams_of(node):
                     stream.close()
             case "pause" if node in self.hosts:
                 self.pause_host(node)
@@ -109,34 +114,34 @@ class SimExecutor:
     @property
     def waits_for_work(self) -> bool:
         """Return whether a kill is armed for a turn that has not come yet."""
-        return self._desk.points.waits_at(WHEN_WORKING)
+        return self._shared.points.waits_at(WHEN_WORKING)
 
     def disarm_failpoints(self) -> None:
-        self._desk.points.disarm()
+        self._shared.points.disarm()
 
     # ---- the network ----------------------------------------------------------------------------------------------
 
     def set_delay(self, sender: str, receiver: str, least_ns: int, jitter_ns: int) -> None:
-        self._desk.network.set_delay((sender, receiver), least_ns, jitter_ns)
+        self._shared.network.set_delay((sender, receiver), least_ns, jitter_ns)
 
     def set_loss(self, sender: str, receiver: str, per_mille: int) -> None:
-        self._desk.network.set_loss((sender, receiver), per_mille)
+        self._shared.network.set_loss((sender, receiver), per_mille)
 
     def block(self, sender: str, receiver: str) -> None:
-        self._desk.network.block((sender, receiver))
+        self._shared.network.block((sender, receiver))
 
     def unblock(self, sender: str, receiver: str) -> None:
-        self._desk.network.unblock((sender, receiver))
+        self._shared.network.unblock((sender, receiver))
 
     def reset_stream(self, one: str, other: str) -> None:
-        for stream in self._desk.network.streams_between(one, other):
+        for stream in self._shared.network.streams_between(one, other):
             stream.close()
 
     def hold_markers(self, sender: str, receiver: str, is_held: bool) -> None:
-        self._desk.network.hold((sender, receiver), is_held)
+        self._shared.network.hold((sender, receiver), is_held)
 
     def reset_network(self) -> None:
-        self._desk.network.reset()
+        self._shared.network.reset()
 
     # ---- hosts ----------------------------------------------------------------------------------------------------
 
@@ -166,29 +171,29 @@ class SimExecutor:
         self._lose_unsynced(host)
 
     def _lose_unsynced(self, node: str) -> None:
-        disk = self._desk.stores.disk
+        disk = self._shared.stores.disk
         before = disk.used_bytes()
         disk.power_cut(node, self.choices)
-        self._desk.judge.probes.sometimes(disk.used_bytes() < before, "unsynced data lost")
+        self._shared.judge.probes.sometimes(disk.used_bytes() < before, "unsynced data lost")
         self._store.on_power_cut(node)
 
     # ---- disks and clocks -----------------------------------------------------------------------------------------
 
     def set_disk(self, host: str, mode: DiskMode, is_on: bool) -> None:
-        self._desk.stores.disk.set_fault(host, mode, is_on)
+        self._shared.stores.disk.set_fault(host, mode, is_on)
 
     def clear_disks(self) -> None:
-        self._desk.stores.disk.clear_faults()
+        self._shared.stores.disk.clear_faults()
 
     def flip_bit(self, pick: int) -> str:
         """Damage a file; within the budget an older whole epoch must be left."""
         complete = self._log.canonical.complete_epochs()
         whole = [epoch for epoch in complete if not self._store.is_flipped(epoch)]
-        if self._desk.scenario.budget == "within" and (len(whole) < 2 or whole[-1] != complete[-1]):
+        if self._shared.scenario.budget == "within" and (len(whole) < 2 or whole[-1] != complete[-1]):
             return ""
         if not complete:
             return ""
-        disk = self._desk.stores.disk
+        disk = self._shared.stores.disk
         files = [path for path in self._store.files_of(complete[-1]) if path in disk.nodes]
         if not files:
             return ""
@@ -199,7 +204,7 @@ class SimExecutor:
         return f"{path} of epoch {complete[-1]}"
 
     def set_clock(self, host: str, skew_ns: int, drift_ppm: int) -> None:
-        self._desk.clocks.set(host, skew_ns=skew_ns, drift_ppm=drift_ppm)
+        self._shared.clocks.set(host, skew_ns=skew_ns, drift_ppm=drift_ppm)
 
     # ---- the coordinator ------------------------------------------------------------------------------------------
 

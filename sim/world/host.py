@@ -32,14 +32,14 @@ from snapline.sim.faults.executor import (
     WHEN_WORKING,
     Hanging,
 )
-from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.kernel import PIECE, SimulatedCrash
 from snapline.sim.world.links import SimTransport
 from snapline.sim.world.notes import WorldNotes
 from snapline.sim.world.outside import SimOutside
-from snapline.sim.world.session import SeatDoor, SimSession
+from snapline.sim.world.session import ReplicaSession, SimSession
 from snapline.sim.world.steps import DrivenTurn, Steps, check_handler_error, may_wait
 from snapline.sim.world.workers import Workers
+from snapline.sim.world.world_state import WorldState
 from snapline.storage.capture.image import StateImage
 from snapline.storage.packs.checkpoint import BootClock
 from snapline.storage.store.store import Store
@@ -70,74 +70,74 @@ class SimCarrier(HostDriver):
     """The production carrier; what it does to agents is told to the world's judge."""
 
     def __init__(self, sim: "SimHost", outside: SimOutside) -> None:
-        desk = sim.desk
-        trace = desk.trace.of(lambda: self.core.plan) if desk.trace is not None else None
-        fleet = desk.workload.fleet
+        shared = sim.shared
+        trace = shared.trace.of(lambda: self.core.plan) if shared.trace is not None else None
+        fleet = shared.workload.fleet
         super().__init__(sim.name, fleet, sim, sim.transport, world=outside, trace=trace, is_watched=True)
         self.sim = sim
-        self._desk = desk
+        self._shared = shared
         self.outside = outside
-        self._judge = desk.judge
-        self._passed = desk.points.passed
-        self._add = desk.journal.add
+        self._judge = shared.judge
+        self._passed = shared.points.passed
+        self._add = shared.journal.add
         self._run_turn = self._watch_turn
         self._begun_as: dict[str, str] = {}
         """Agent → what its present turn was begun for; later segments do not say it."""
         self._carriers = {
             **self._carriers,
-            we.MessageLeft: self._message_left,
-            lt.MessageBuried: self._message_buried,
-            lt.MessageVoided: self._message_voided,
-            we.MessageTaken: self._message_taken,
-            we.WordTaken: self._word_taken,
+            we.LoggedMessageSent: self._message_left,
+            lt.MessageDeadLettered: self._message_buried,
+            lt.UnroutableMessageDeadLettered: self._message_voided,
+            we.MessageConsumedInTurn: self._message_taken,
+            we.OperatorCommandConsumed: self._word_taken,
             de.RunStep: self._run_step,
             de.RunEffect: self._run_effect,
-            we.EffectTold: self._effect_told,
+            we.EffectRecordEmitted: self._effect_told,
             ev.ReportFrozen: self._report_frozen,
         }
 
     # ---- what the core says of messages and freezes -----------------------------------------------------------------
 
-    def _message_left(self, left: we.MessageLeft) -> None:
-        now_ns = self._desk.kernel.now_ns
+    def _message_left(self, left: we.LoggedMessageSent) -> None:
+        now_ns = self._shared.kernel.now_ns
         self._judge.on_left(self.core.plan, left.sender, left.receiver, is_in_turn=left.is_in_turn, t_ns=now_ns)
 
-    def _message_buried(self, buried: lt.MessageBuried) -> None:
-        now_ns = self._desk.kernel.now_ns
+    def _message_buried(self, buried: lt.MessageDeadLettered) -> None:
+        now_ns = self._shared.kernel.now_ns
         agent = self.core.agents.get(buried.agent)
         if agent is not None:
             self._judge.books.steps.on_buried(agent.id, agent.incarnation)
         self._judge.on_buried(now_ns, self.core.plan, buried.agent, buried.what, buried.sender, buried.payload)
 
-    def _message_taken(self, taken: we.MessageTaken) -> None:
-        now_ns = self._desk.kernel.now_ns
+    def _message_taken(self, taken: we.MessageConsumedInTurn) -> None:
+        now_ns = self._shared.kernel.now_ns
         self._judge.books.on_taken(
             now_ns, self.core.plan, taken.agent, taken.what, taken.sender, taken.payload, is_stashed=taken.is_stashed
         )
         self._judge.probes.sometimes(taken.is_stashed, "message put off")
 
-    def _word_taken(self, taken: we.WordTaken) -> None:
-        now_ns = self._desk.kernel.now_ns
+    def _word_taken(self, taken: we.OperatorCommandConsumed) -> None:
+        now_ns = self._shared.kernel.now_ns
         self._judge.books.on_word_taken(now_ns, self.core.plan, taken.agent, taken.payload, taken.told)
 
-    def _message_voided(self, voided: lt.MessageVoided) -> None:
+    def _message_voided(self, voided: lt.UnroutableMessageDeadLettered) -> None:
         tell = self._judge.on_refused if voided.is_refused_creation else self._judge.on_voided
-        tell(self._desk.kernel.now_ns, self.core.plan, voided.sender, voided.receiver, voided.payload)
+        tell(self._shared.kernel.now_ns, self.core.plan, voided.sender, voided.receiver, voided.payload)
 
     def _run_step(self, command: de.RunStep) -> None:
-        self._judge.books.steps.on_step(self._desk.kernel.now_ns, command.agent, command.incarnation, command.name)
+        self._judge.books.steps.on_step(self._shared.kernel.now_ns, command.agent, command.incarnation, command.name)
         self.turns.run_step(command)
 
     def _run_effect(self, command: de.RunEffect) -> None:
-        now_ns, books = self._desk.kernel.now_ns, self._judge.books
+        now_ns, books = self._shared.kernel.now_ns, self._judge.books
         books.outputs.on_called(now_ns, command.agent, command.key)
         is_present = self.core.plan >= books.newest_plan
         books.effects.on_called(now_ns, command.agent, command.incarnation, command.key, is_present=is_present)
         self._judge.probes.sometimes(command.is_in_doubt, "effect in doubt")
         self.turns.run_step(command)
 
-    def _effect_told(self, told: we.EffectTold) -> None:
-        self._judge.books.on_effect_told(self._desk.kernel.now_ns, self.core.plan, told.agent, told.payload)
+    def _effect_told(self, told: we.EffectRecordEmitted) -> None:
+        self._judge.books.on_effect_told(self._shared.kernel.now_ns, self.core.plan, told.agent, told.payload)
 
     def _report_frozen(self, command: ev.ReportFrozen) -> None:
         core = self.core
@@ -148,7 +148,7 @@ class SimCarrier(HostDriver):
 
     def feed(self, event: ev.Heard) -> None:
         if type(event) is ev.CheckpointFailed:
-            self._judge.books.on_failed(self._desk.kernel.now_ns, event.incarnation, event.agent)
+            self._judge.books.on_failed(self._shared.kernel.now_ns, event.incarnation, event.agent)
             freeze = self.core.mode.standing().freeze
             if freeze is not None:
                 self._judge.on_unsaved(self.host, self.core.start, self.core.plan, freeze, event.agent)
@@ -160,7 +160,7 @@ class SimCarrier(HostDriver):
         self._passed(WHEN_WORKING)
         rollbacks = self._judge.books.rollbacks
         if rollbacks.asked:
-            rollbacks.on_turn(self._desk.kernel.now_ns, turn.agent, turn.incarnation)
+            rollbacks.on_turn(self._shared.kernel.now_ns, turn.agent, turn.incarnation)
         if turn.turn is not None or turn.what != "segment":
             self._begun_as[turn.agent] = turn.what if turn.turn is None else turn.turn.what
         draws: list[object] = []
@@ -174,11 +174,11 @@ class SimCarrier(HostDriver):
             if turn.found is not None:
                 place = self._judge.books.steps.place_of(turn.agent, turn.incarnation)
                 self._judge.books.steps.waits.on_over(
-                    self._desk.kernel.now_ns, turn.agent, place, turn.found, self._desk.faults
+                    self._shared.kernel.now_ns, turn.agent, place, turn.found, self._shared.faults
                 )
             self._judge.books.steps.on_started(turn, state)
             self._judge.replays.durable.on_started(turn, state)
-        ended = self._desk.speech.spoken(turn, self.turns.run(turn), self._desk.kernel.now_ns)
+        ended = self._shared.speech.spoken(turn, self.turns.run(turn), self._shared.kernel.now_ns)
         if ended is None:
             self.sim.waiting[turn.agent] = turn, draws
             return None
@@ -187,13 +187,13 @@ class SimCarrier(HostDriver):
 
     def _turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> None:
         turn, draws = self.sim.waiting.pop(event.agent)
-        ended = self._desk.speech.spoken(turn, event, self._desk.kernel.now_ns)
+        ended = self._shared.speech.spoken(turn, event, self._shared.kernel.now_ns)
         assert isinstance(ended, ev.TurnEnded | ev.TurnFailed)
         self._note(turn, ended, draws)
         super()._turn_ended(ended)
 
     def _note(self, turn: ev.StartTurn, ended: ev.Event, draws: list[object]) -> None:
-        now_ns = self._desk.kernel.now_ns
+        now_ns = self._shared.kernel.now_ns
         self._add((now_ns, self.host, turn.agent, turn.what, turn.sender, turn.payload))
         if type(ended) is ev.TurnEnded:
             self._judge.books.steps.on_ended(ended)
@@ -220,7 +220,7 @@ class SimCarrier(HostDriver):
                 )
             if ended.stops:
                 self._judge.on_stopping(turn.incarnation, turn.agent)
-            self._desk.figures.on_turn(now_ns, turn.what)
+            self._shared.figures.on_turn(now_ns, turn.what)
         elif type(ended) is ev.TurnFailed:
             self._judge.books.steps.on_ended(ended)
             self._judge.replays.durable.on_failed(now_ns, ended, turn, self.turns.type_of(turn.agent))
@@ -239,26 +239,26 @@ class SimCarrier(HostDriver):
 
     def _capture(self, command: ev.CaptureState) -> None:
         self._passed(WHEN_RECORDING)
-        now_ns = self._desk.kernel.now_ns
+        now_ns = self._shared.kernel.now_ns
         if command.control.is_born:
             self._add((now_ns, self.host, command.agent, "capture", command.epochs, command.control.number))
         super()._capture(command)
 
     def _take_checkpoint(self, command: ev.TakeCheckpoint) -> None:
         self._passed(WHEN_RECORDING)
-        now_ns = self._desk.kernel.now_ns
+        now_ns = self._shared.kernel.now_ns
         self._add((now_ns, self.host, command.agent, command.basis, command.round, command.control.number))
-        self._desk.figures.count(f"checkpoints_{command.basis}")
+        self._shared.figures.count(f"checkpoints_{command.basis}")
         super()._take_checkpoint(command)
 
     def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
         """The judge sees the very image that was taken, or the whole state if parts of it are elsewhere."""
-        costs = self._desk.workload.costs
+        costs = self._shared.workload.costs
         self.sim.costs_ns += costs.capture_ns + costs.capture_byte_ns * image.size_bytes
         agent = command.agent
         whole = encode_state(agent, self.turns.object_of(agent), known) if image.parts else image.skeleton
         basis, round_ = (command.basis, command.round) if isinstance(command, ev.TakeCheckpoint) else ("coordinated", 0)
-        now_ns = self._desk.kernel.now_ns
+        now_ns = self._shared.kernel.now_ns
         self._judge.books.steps.on_captured(agent, command.control.incarnation, command.control.number)
         self._judge.on_captured(now_ns, self.core.plan, agent, command.control, whole, basis, round_)
 
@@ -271,7 +271,7 @@ class SimCarrier(HostDriver):
 
     def _loaded(self, command: ev.LoadAgents, outcome: LoadedLine | ev.LoadFailed) -> None:
         if command.plan == self.core.plan and not isinstance(outcome, ev.LoadFailed):
-            now_ns = self._desk.kernel.now_ns
+            now_ns = self._shared.kernel.now_ns
             for each in outcome.agents:
                 self._add((now_ns, self.host, each.agent, "load", command.plan, command.line_epoch))
                 checkpoint = each.checkpoint
@@ -288,7 +288,7 @@ class SimCarrier(HostDriver):
         super()._loaded(command, outcome)
 
 
-class Around(Protocol):
+class HostOwner(Protocol):
     """Interface of a run's owner: `hosts.Hosts`."""
 
     @property
@@ -325,14 +325,20 @@ class SimHost:
     """
 
     def __init__(
-        self, desk: WorldDesk, notes: WorldNotes, doors: Mapping[str, SeatDoor], around: Around, name: str, number: int
+        self,
+        shared: WorldState,
+        notes: WorldNotes,
+        doors: Mapping[str, ReplicaSession],
+        around: HostOwner,
+        name: str,
+        number: int,
     ) -> None:
-        self.desk = desk
+        self.shared = shared
         self.notes = notes
         self._around = around
         self.name = name
         self.instance = f"{name}.{number}"
-        self._kernel = desk.kernel
+        self._kernel = shared.kernel
         self.is_alive = True
         self.stops: dict[str, None] = {}
         self.waiting: dict[str, tuple[ev.StartTurn, list[object]]] = {}
@@ -367,13 +373,13 @@ class SimHost:
             self._held.append(call)
             return
         function, argument = call
-        self.desk.points.acting = self.name
+        self.shared.points.acting = self.name
         try:
             function(argument)
         except SimulatedCrash:
             self._around.crash(self.name)
         except Exception as error:
-            self.desk.core_failed(self.name, error)
+            self.shared.core_failed(self.name, error)
 
     def offer(self, client: str, inputs: Sequence[GivenInput], taking: Taking, then: Then) -> None:
         """Take a client's request. `taking` gets each message before the host decides; `then` gets all outcomes, in order."""
@@ -422,7 +428,7 @@ class SimHost:
 
     def _place_of(self, agent: str) -> tuple[str, str]:
         """Return the agent's host and address, as far as this host knows; empty if local."""
-        host, _ = self.carrier.core.desk.routes.get(agent, ("", 0))
+        host, _ = self.carrier.core.shared.routes.get(agent, ("", 0))
         return (host, f"{host}:1") if host not in ("", self.name) else ("", "")
 
     def pause(self, why: str) -> None:
@@ -457,21 +463,21 @@ class SimHost:
         carrier = self.carrier
         if carrier.queue or carrier.core.has_batch:
             self._is_pumping = True
-            self.later(max(self._kernel.now_ns, self._busy_until_ns) + self.desk.workload.costs.batch_ns, self._pump)
+            self.later(max(self._kernel.now_ns, self._busy_until_ns) + self.shared.workload.costs.batch_ns, self._pump)
         else:  # a batch would change nothing
             self._set_timer()
 
     def _pump(self, _: object) -> None:
-        carrier, desk = self.carrier, self.desk
-        counts, costs = carrier.core.desk.counts, desk.workload.costs
+        carrier, shared = self.carrier, self.shared
+        counts, costs = carrier.core.shared.counts, shared.workload.costs
         turns, sent, self.costs_ns = counts.turns, counts.piggybacked, 0
-        carrier.run_turns(desk.scenario.run.turns_in_a_row)
+        carrier.run_turns(shared.scenario.run.turns_in_a_row)
         self.costs_ns += costs.batch_ns + (counts.turns - turns) * costs.turn_ns
         self.costs_ns += (counts.piggybacked - sent) * costs.send_ns
-        desk.figures.busy_ns += self.costs_ns
+        shared.figures.busy_ns += self.costs_ns
         self._busy_until_ns = self._kernel.now_ns + self.costs_ns * 100 // self._around.speed_of(self.name)
-        if len(desk.journal.entries) >= PIECE:
-            desk.journal.turn_page()
+        if len(shared.journal.entries) >= PIECE:
+            shared.journal.turn_page()
         if carrier.queue:
             self.later(self._busy_until_ns, self._pump)
         else:
@@ -499,7 +505,7 @@ class SimHost:
         return self._kernel.now_ns
 
     def wall_ns(self) -> int:
-        return self.desk.clocks.wall_ns(self.name)
+        return self.shared.clocks.wall_ns(self.name)
 
     def boot_clock(self) -> BootClock:
         """Return the clock of one machine for all hosts, never rebooted."""
@@ -540,7 +546,7 @@ class SimHost:
     # ---- the coordinator ------------------------------------------------------------------------------------------
 
     def capturing(self, agent: str) -> None:
-        self.desk.points.passed(WHEN_CAPTURING)
+        self.shared.points.passed(WHEN_CAPTURING)
 
     def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
         self.carrier.captured(command, known, image)

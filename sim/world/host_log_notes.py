@@ -14,24 +14,24 @@ from collections.abc import Mapping, Sequence
 
 from snapline.agent_runtime.host import events as ev
 from snapline.messages.inputs import ACCEPTED, REPEATED, InputOutcome
-from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.replicated_log import SimulatedLog
+from snapline.sim.world.world_state import WorldState
 from snapline.storage.store.layout import LOG
 
 
 class HostLogNotes:
     """Log observer of one run. It reports nothing once a fault has damaged files, or the bytes of a complete epoch are lost."""
 
-    def __init__(self, desk: WorldDesk, log: SimulatedLog, flipped: Mapping[str, int]) -> None:
-        self._desk = desk
+    def __init__(self, shared: WorldState, log: SimulatedLog, flipped: Mapping[str, int]) -> None:
+        self._shared = shared
         self._log = log
         self._flipped = flipped
         self._payloads: dict[tuple[str, str], bytes] = {}
         """Agent and key → payload."""
 
     def _is_judged(self) -> bool:
-        oracle = self._desk.judge.books.inputs
-        return not self._flipped and not oracle.has_lost_bytes and self._desk.scenario.budget == "within"
+        oracle = self._shared.judge.books.inputs
+        return not self._flipped and not oracle.has_lost_bytes and self._shared.scenario.budget == "within"
 
     def on_offered(self, host: str, inputs: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome]) -> None:
         """A host answers a request."""
@@ -41,29 +41,29 @@ class HostLogNotes:
             self._payloads[offered.agent, offered.key] = offered.payload
             if self._is_judged() and not self._is_held(offered.agent, offered.payload):
                 text = f"{host} says that input {offered.key} of {offered.agent} is {answer.status}, and no batch that would outlive a power cut holds it"
-                self._desk.say("receipts", "R1", text)
+                self._shared.say("receipts", "R1", text)
 
     def on_asked(self, host: str, agent: str, key: str, answer: ev.AskAnswer) -> None:
         """A host tells an answer as final."""
         payload = self._payloads.get((agent, key))
-        oracle = self._desk.judge.books.inputs
+        oracle = self._shared.judge.books.inputs
         if answer.status != "replied" or payload is None or oracle.has_fallen_back or not self._is_judged():
             return
-        if not self._desk.judge.holds_answer(self._log.canonical.newest_complete(), agent, payload):
+        if not self._shared.judge.holds_answer(self._log.canonical.newest_complete(), agent, payload):
             text = f"{host} tells the answer to input {key} of {agent} as final, and no complete epoch holds the turn that gave it"
-            self._desk.say("receipts", "R2", text)
+            self._shared.say("receipts", "R2", text)
 
     def _is_held(self, agent: str, payload: bytes) -> bool:
-        files = self._desk.stores.disk.durable_files(f"{LOG}/")
+        files = self._shared.stores.disk.durable_files(f"{LOG}/")
         if any(payload in data for data in files.values()):
             return True
-        return self._desk.judge.holds_input(self._log.canonical.newest_complete(), agent, payload)
+        return self._shared.judge.holds_input(self._log.canonical.newest_complete(), agent, payload)
 
     # ---- deletions --------------------------------------------------------------------------------------------------
 
     def files(self) -> dict[str, bytes]:
         """Return all files of the logs as they are now."""
-        return self._desk.stores.disk.files_below(f"{LOG}/")
+        return self._shared.stores.disk.files_below(f"{LOG}/")
 
     def on_swept(self, before: Mapping[str, bytes]) -> None:
         """A leader has deleted batches. `before`: all that there was."""
@@ -72,14 +72,14 @@ class HostLogNotes:
         kept = self._log.canonical.complete_epochs()
         if not gone or not kept or not self._is_judged():
             return
-        oracle = self._desk.judge.books.inputs
+        oracle = self._shared.judge.books.inputs
         for payload, offered in oracle.offered.items():
             if not offered.acknowledged_ns or not any(payload in data for data in gone):
                 continue
             is_dropped = oracle.drops.may_be_missing(self._log.canonical.plan_number, payload)
             if is_dropped or any(payload in data for data in now.values()):
                 continue
-            if not self._desk.judge.holds_input(kept[0], offered.agent, payload):
+            if not self._shared.judge.holds_input(kept[0], offered.agent, payload):
                 text = f"the batch with an input of {offered.client} for {offered.agent} is deleted, and epoch {kept[0]}, which is kept, does not hold its effect"
-                self._desk.say("garbage", "G7", text)
+                self._shared.say("garbage", "G7", text)
                 return

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from snapline.agent_runtime.host.driver import HostDriver
-from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.notes import WorldNotes
+from snapline.sim.world.world_state import WorldState
 
 
 class HostRun(Protocol):
@@ -19,7 +19,7 @@ class HostRun(Protocol):
         ...
 
     @property
-    def desk(self) -> WorldDesk: ...
+    def shared(self) -> WorldState: ...
     @property
     def notes(self) -> WorldNotes: ...
     @property

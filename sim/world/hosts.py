@@ -8,14 +8,14 @@ from snapline.agent_runtime.host.events import Event, StartTurn
 from snapline.agent_runtime.host.turn_marks import limit_of, mark_of
 from snapline.sim.faults.executor import Hanging
 from snapline.sim.workloads.failing import ProcessKilled
-from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.host import BLOCKED, STOPPED, SimHost
 from snapline.sim.world.kernel import SimulatedCrash
 from snapline.sim.world.notes import WorldNotes
 from snapline.sim.world.recording import HostSpan
-from snapline.sim.world.session import SeatDoor
+from snapline.sim.world.session import ReplicaSession
 from snapline.sim.world.steps import Steps
-from snapline.sim.world.stubs import StubDesk
+from snapline.sim.world.stubs import StubServices
+from snapline.sim.world.world_state import WorldState
 
 RESTART_NS = 500_000_000
 """A launcher starts a host again that ended although the fleet has not."""
@@ -32,13 +32,13 @@ class Hosts:
         steps: carries out what turns await.
     """
 
-    def __init__(self, desk: WorldDesk, notes: WorldNotes, doors: Mapping[str, SeatDoor]) -> None:
+    def __init__(self, shared: WorldState, notes: WorldNotes, doors: Mapping[str, ReplicaSession]) -> None:
         self.runs: dict[str, SimHost] = {}
-        self.steps = Steps(StubDesk(desk))
-        self._desk = desk
+        self.steps = Steps(StubServices(shared))
+        self._shared = shared
         self._notes = notes
         self._doors = doors
-        self._starts = dict.fromkeys(desk.hosts, 0)
+        self._starts = dict.fromkeys(shared.hosts, 0)
         self._speeds: dict[str, int] = {}
         self._hanging: dict[tuple[str, Hanging], None] = {}
 
@@ -67,7 +67,7 @@ class Hosts:
             return
         self._bury(run)
         if not self._notes.log.is_over():
-            self._desk.call_at(self._desk.kernel.now_ns + RESTART_NS, lambda: self.start(run.name))
+            self._shared.call_at(self._shared.kernel.now_ns + RESTART_NS, lambda: self.start(run.name))
 
     def _mortal(self, run: SimHost, run_turn: RunTurn) -> RunTurn:
         """A turn may kill the process: the mark stays, and a launcher starts the host again."""
@@ -79,8 +79,8 @@ class Hosts:
                 limit = limit_of(run.carrier.turns.type_of(turn.agent))
                 mark = mark_of(turn.agent, turn.what, turn.sender, turn.payload, limit)
                 self._notes.died[run.name] = run.instance, (mark.death(is_beside=False),)
-                self._desk.judge.probes.hit("process killed by a message")
-                self._desk.call_at(self._desk.kernel.now_ns + RESTART_NS, lambda: self._start_again(run))
+                self._shared.judge.probes.hit("process killed by a message")
+                self._shared.call_at(self._shared.kernel.now_ns + RESTART_NS, lambda: self._start_again(run))
                 raise SimulatedCrash(run.name) from None
 
         return watched
@@ -97,10 +97,10 @@ class Hosts:
 
     def _bury(self, run: SimHost) -> None:
         run.die()
-        for span in self._desk.recording.hosts if self._desk.recording is not None else ():
+        for span in self._shared.recording.hosts if self._shared.recording is not None else ():
             if span.host == run.name and not span.until_ns:
-                span.until_ns = self._desk.kernel.now_ns
-        self._desk.network.close_all(run.name)
+                span.until_ns = self._shared.kernel.now_ns
+        self._shared.network.close_all(run.name)
 
     # ---- what faults do -------------------------------------------------------------------------------------------
 
@@ -108,34 +108,34 @@ class Hosts:
         """Start the host; no-op if it is up."""
         if self.run_of(host) is not None:
             return
-        desk = self._desk
+        shared = self._shared
         self._starts[host] += 1
-        if desk.recording is not None:
-            desk.recording.hosts.append(HostSpan(host, desk.kernel.now_ns))
-        run = self.runs[host] = SimHost(desk, self._notes, self._doors, self, host, self._starts[host])
+        if shared.recording is not None:
+            shared.recording.hosts.append(HostSpan(host, shared.kernel.now_ns))
+        run = self.runs[host] = SimHost(shared, self._notes, self._doors, self, host, self._starts[host])
         run.carrier.wrap_turns(lambda run_turn: self._mortal(run, run_turn))
-        desk.journal.add((desk.kernel.now_ns, host, "", "start", self._starts[host], 0))
+        shared.journal.add((shared.kernel.now_ns, host, "", "start", self._starts[host], 0))
 
     def crash(self, host: str) -> None:
         """Crash the host; no-op if it is down."""
         run = self.run_of(host)
         if run is None:
             return
-        desk, core = self._desk, run.carrier.core
-        desk.judge.probes.sometimes(core.mode.standing().open_epochs > 0, "crash while recording")
-        desk.judge.probes.sometimes(core.plan > 0 and not core.is_loaded, "crash while recovering")
-        desk.figures.count("piggyback_bytes", core.desk.counts.piggyback_bytes)
+        shared, core = self._shared, run.carrier.core
+        shared.judge.probes.sometimes(core.mode.standing().open_epochs > 0, "crash while recording")
+        shared.judge.probes.sometimes(core.plan > 0 and not core.is_loaded, "crash while recovering")
+        shared.figures.count("piggyback_bytes", core.shared.counts.piggyback_bytes)
         self._bury(run)
-        desk.network.wake(host)
-        desk.stores.disk.crash(host)
-        desk.journal.add((desk.kernel.now_ns, host, "", "crash", 0, 0))
+        shared.network.wake(host)
+        shared.stores.disk.crash(host)
+        shared.journal.add((shared.kernel.now_ns, host, "", "crash", 0, 0))
 
     def leave(self, host: str) -> None:
         """Say goodbye and end; no-op if it is down."""
         run = self.run_of(host)
         if run is not None:
             run.session.leave("drained")
-            self._desk.call_at(self._desk.kernel.now_ns + GOODBYE_NS, lambda: self._gone(run))
+            self._shared.call_at(self._shared.kernel.now_ns + GOODBYE_NS, lambda: self._gone(run))
 
     def _gone(self, run: SimHost) -> None:
         if self.runs[run.name] is run:
@@ -146,13 +146,13 @@ class Hosts:
         run = self.run_of(host)
         if run is not None:
             run.pause(STOPPED)
-            self._desk.network.silence(host)
+            self._shared.network.silence(host)
 
     def resume(self, host: str) -> None:
         """Resume the host; no-op if it is down or not paused."""
         run = self.run_of(host)
         if run is not None and STOPPED in run.stops:
-            self._desk.network.wake(host)
+            self._shared.network.wake(host)
             run.resume(STOPPED)
 
     def set_speed(self, host: str, percent: int) -> None:

@@ -23,7 +23,7 @@ class LinkStream:
         self.is_accepted = False
         one, other = dialler.host, acceptor.host
         key = ("link", one.instance, other.instance, attempt)
-        self.stream: Stream = one.desk.network.open((one.name, other.name), key, self._deliver, self._closed)
+        self.stream: Stream = one.shared.network.open((one.name, other.name), key, self._deliver, self._closed)
 
     def _side_of(self, node: str) -> "SimTransport":
         return self.dialler if node == self.dialler.host.name else self.acceptor
@@ -34,7 +34,7 @@ class LinkStream:
 
     def _closed(self, node: str) -> None:
         side = self._side_of(node)
-        side.host.later(side.host.desk.kernel.now_ns, side.lost, self)
+        side.host.later(side.host.shared.kernel.now_ns, side.lost, self)
 
 
 class SimTransport:
@@ -48,7 +48,7 @@ class SimTransport:
         """`find`: the transport of a host that answers on its port."""
         self.host = host
         self._find = find
-        self._desk = host.desk
+        self._shared = host.shared
         self._dialled: dict[str, int] = {}
         self._streams: dict[str, LinkStream] = {}
         self._is_awake: dict[str, None] = {}
@@ -57,7 +57,7 @@ class SimTransport:
         self._knocks = 0
 
     def _soon(self, function: Callable[..., object], argument: object = None) -> None:
-        self.host.later(self._desk.kernel.now_ns, function, argument)
+        self.host.later(self._shared.kernel.now_ns, function, argument)
 
     # ---- what the carrier asks for --------------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ class SimTransport:
     def knock(self, peer: str, address: str, hello: LinkHello) -> None:
         there = self._find(peer)
         self._knocks += 1
-        if there is not None and self._desk.network.can_reach(self.host.name, peer):
+        if there is not None and self._shared.network.can_reach(self.host.name, peer):
             LinkStream(self, there, -self._knocks).stream.send(self.host.name, Frame(body=hello))
 
     def undial(self, peer: str) -> None:
@@ -105,7 +105,7 @@ class SimTransport:
             return
         self._dialled[peer] += 1
         there = self._find(peer)
-        if there is None or not self._desk.network.can_reach(self.host.name, peer):
+        if there is None or not self._shared.network.can_reach(self.host.name, peer):
             self._retry(peer)
             return
         found = LinkStream(self, there, self._dialled[peer])
@@ -118,8 +118,8 @@ class SimTransport:
 
     def _retry(self, peer: str) -> None:
         key = ("dial", self.host.instance, peer, self._dialled[peer])
-        wait_ns = RETRY_LEAST_NS + RETRY_STEP_NS * self._desk.choices.pick("net", key, RETRY_STEPS)
-        self.host.later(self._desk.kernel.now_ns + wait_ns, self._try, peer)
+        wait_ns = RETRY_LEAST_NS + RETRY_STEP_NS * self._shared.choices.pick("net", key, RETRY_STEPS)
+        self.host.later(self._shared.kernel.now_ns + wait_ns, self._try, peer)
 
     # ---- both sides -----------------------------------------------------------------------------------------------
 
@@ -143,21 +143,23 @@ class SimTransport:
     def _note_opened(self, peer: str) -> None:
         core = self.host.carrier.core
         is_in_epoch = core.peers[peer].floor is None and core.mode.standing().open_epochs > 0
-        self._desk.judge.probes.sometimes(is_in_epoch, "link in an epoch")
+        self._shared.judge.probes.sometimes(is_in_epoch, "link in an epoch")
 
     def _note_written(self, peer: str, frame: Frame) -> None:
         """Numbers that were written before belong to frames of a stream that broke."""
         if isinstance(frame.body, Items):
             written = self._written.get(peer, 0)
-            self._desk.judge.probes.sometimes(frame.first_number <= written, "resend after reset")
+            self._shared.judge.probes.sometimes(frame.first_number <= written, "resend after reset")
             self._written[peer] = max(written, frame.first_number)
 
     def _note_received(self, peer: str, frame: Frame) -> None:
         if isinstance(frame.body, Items):
             newest = self._received.get(peer, 0)
-            self._desk.judge.probes.sometimes(frame.first_number <= newest, "duplicate frame dropped")
+            self._shared.judge.probes.sometimes(frame.first_number <= newest, "duplicate frame dropped")
             self._received[peer] = max(newest, frame.first_number + len(frame.body.channel) - 1)
-        self._desk.journal.add((self._desk.kernel.now_ns, self.host.name, peer, "frame", frame.first_number, frame.ack))
+        self._shared.journal.add(
+            (self._shared.kernel.now_ns, self.host.name, peer, "frame", frame.first_number, frame.ack)
+        )
 
     def take(self, delivered: tuple[LinkStream, object]) -> None:
         """A frame has come."""
@@ -202,7 +204,7 @@ class SimTransport:
             return Refused(f"attempt {hello.attempt} of {peer}: {current.attempt} is newer", is_final=False)
         refused = self.host.carrier.accepted(peer, hello)
         older = refused is not None and hello.plan < self.host.carrier.core.plan
-        self._desk.judge.probes.sometimes(older, "older incarnation refused")
+        self._shared.judge.probes.sometimes(older, "older incarnation refused")
         return refused
 
     def lost(self, found: LinkStream) -> None:

@@ -8,10 +8,10 @@ from snapline.coordinator.state.operations import decode_operation
 from snapline.messages.status import Standing
 from snapline.protocols.names import is_logged
 from snapline.sim.oracles.survivors import Frozen
-from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.recording import EpochSpan
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.store_notes import StoreNotes
+from snapline.sim.world.world_state import WorldState
 
 _ABORTING = op.AbortEpoch | op.AdmitHost | op.CommitPlan | op.CondemnEpoch | op.EndFleet | op.LoseHosts | op.Restore
 """Operations that end open epochs; their result lists these epochs."""
@@ -29,8 +29,8 @@ class LogNotes:
         is_ended: a leader has said that the fleet's run is over.
     """
 
-    def __init__(self, desk: WorldDesk, log: SimulatedLog, store: StoreNotes, frozen: Freezing) -> None:
-        self._desk = desk
+    def __init__(self, shared: WorldState, log: SimulatedLog, store: StoreNotes, frozen: Freezing) -> None:
+        self._shared = shared
         self._log = log
         self._store = store
         self._frozen = frozen
@@ -48,8 +48,8 @@ class LogNotes:
         for call in waiting:
             call()
         if self._lost_ns and not is_first:
-            self._desk.figures.count("recoveries")
-            self._desk.figures.count("recovery_s", (now_ns - self._lost_ns) / 1e9)
+            self._shared.figures.count("recoveries")
+            self._shared.figures.count("recovery_s", (now_ns - self._lost_ns) / 1e9)
             self._lost_ns = 0
 
     def is_over(self) -> bool:
@@ -59,28 +59,30 @@ class LogNotes:
     def on_proposed(self, node: str, entry: bytes) -> int:
         """A leader proposes; returns the proposal's number."""
         self._proposals += 1
-        self._desk.judge.probes.sometimes(self._log.leader not in ("", node), "stale leader proposed")
-        self._desk.judge.on_proposed(self._desk.kernel.now_ns, self._proposals, entry)
+        self._shared.judge.probes.sometimes(self._log.leader not in ("", node), "stale leader proposed")
+        self._shared.judge.on_proposed(self._shared.kernel.now_ns, self._proposals, entry)
         return self._proposals
 
     def on_outcome(self, proposal: int, outcome: ProposalOutcome) -> None:
         """Report the outcome that a proposal's leader learned."""
-        self._desk.judge.on_outcome(self._desk.kernel.now_ns, proposal, outcome, None)
+        self._shared.judge.on_outcome(self._shared.kernel.now_ns, proposal, outcome, None)
 
     def on_standing(self, node: str, standing: Standing) -> None:
         """A replica believes something else of who leads."""
-        desk = self._desk
-        desk.journal.add((desk.kernel.now_ns, node, standing.leader, "leads", standing.term, int(standing.is_leader)))
+        shared = self._shared
+        shared.journal.add(
+            (shared.kernel.now_ns, node, standing.leader, "leads", standing.term, int(standing.is_leader))
+        )
         if standing.is_leader and standing.term > 1:
-            desk.judge.probes.hit("leader change")
-            desk.judge.probes.sometimes(bool(self._log.canonical.open_epochs()), "leader change during an epoch")
+            shared.judge.probes.hit("leader change")
+            shared.judge.probes.sometimes(bool(self._log.canonical.open_epochs()), "leader change during an epoch")
 
     def on_committed(self, index: int, node: str, entry: bytes, result: OperationResult) -> None:
         """An entry is committed, and has been applied."""
         operation = decode_operation(entry)
-        now_ns, judge = self._desk.kernel.now_ns, self._desk.judge
+        now_ns, judge = self._shared.kernel.now_ns, self._shared.judge
         kind = operation.kind
-        self._desk.journal.add((now_ns, node, type(kind).__name__, "committed", index, result.status))
+        self._shared.journal.add((now_ns, node, type(kind).__name__, "committed", index, result.status))
         request = (operation.client, operation.sequence)
         is_new = result.status == APPLIED and request not in self._requests  # a request said twice has its first result
         if is_new:
@@ -94,27 +96,27 @@ class LogNotes:
             self._note_operation(kind, result)
 
     def _on_epoch_complete(self, kind: op.CompleteEpoch) -> None:
-        now_ns, judge = self._desk.kernel.now_ns, self._desk.judge
+        now_ns, judge = self._shared.kernel.now_ns, self._shared.judge
         record = self._log.canonical.image.epochs[kind.epoch]
-        if is_logged(self._desk.workload.fleet.protocol):
+        if is_logged(self._shared.workload.fleet.protocol):
             self._store.see_packs(record.plan)
         else:
-            self._desk.figures.on_saved(now_ns - self._begun_ns[kind.epoch])
+            self._shared.figures.on_saved(now_ns - self._begun_ns[kind.epoch])
         found, error = self._store.read_root(kind.epoch, kind.root)
         self.completed_ns[kind.epoch] = now_ns
-        self._desk.figures.count("epochs_complete")
+        self._shared.figures.count("epochs_complete")
         if found is None and self._store.is_flipped(kind.epoch):
             judge.on_damaged_base(kind.epoch)
             found, error = self._store.read_written(kind.epoch, kind.root)
         judge.on_epoch_complete(now_ns, kind.epoch, record.trigger, found, error)
-        recording = self._desk.recording
+        recording = self._shared.recording
         if recording is not None and found is not None:
             span = recording.epochs.setdefault(kind.epoch, EpochSpan(kind.epoch, record.plan, now_ns))
             span.ended_ns, span.outcome = now_ns, "complete"
             span.cut = {agent: each.number for agent, each in found.items() if not each.is_unborn}
 
     def _note_operation(self, kind: op.Kind, result: OperationResult) -> None:
-        now_ns, state, recording = self._desk.kernel.now_ns, self._log.canonical, self._desk.recording
+        now_ns, state, recording = self._shared.kernel.now_ns, self._log.canonical, self._shared.recording
         match kind:
             case op.BeginEpoch():
                 number = state.image.begun
@@ -126,7 +128,7 @@ class LogNotes:
             case op.CommitPlan() | op.Restore():
                 self._note_plan()
             case op.CondemnEpoch():
-                self._desk.judge.on_condemned(now_ns, kind.epoch, is_whole=self._is_whole(kind.epoch))
+                self._shared.judge.on_condemned(now_ns, kind.epoch, is_whole=self._is_whole(kind.epoch))
             case op.ConfirmPlan() if state.phase == RUNNING:
                 self._note_running(now_ns, is_first=state.plan_number == 1)
             case _:
@@ -142,24 +144,24 @@ class LogNotes:
         return found is not None
 
     def _note_plan(self) -> None:
-        state, figures = self._log.canonical, self._desk.figures
+        state, figures = self._log.canonical, self._shared.figures
         plan = state.plan
         assert plan is not None
-        undone = self._desk.judge.rollback_of(plan.number - 1, plan.line_epoch)
+        undone = self._shared.judge.rollback_of(plan.number - 1, plan.line_epoch)
         figures.count("agents_rolled_back", len(undone))
         for turns, checkpoints in undone:
             figures.count("lost_turns", turns)
             figures.count("checkpoints_lost", checkpoints)
             figures.raise_to("rollback_turns", turns)
             figures.raise_to("domino_depth", checkpoints)
-        if self._desk.trace is not None:
+        if self._shared.trace is not None:
             placed = {agent: record.host for agent, record in state.living_agents()}
-            self._desk.trace.on_plan(plan.number, plan.line_epoch, placed)
+            self._shared.trace.on_plan(plan.number, plan.line_epoch, placed)
 
     def _note_aborted(self, epochs: tuple[int, ...]) -> None:
-        recording = self._desk.recording
+        recording = self._shared.recording
         for epoch in epochs:
-            self._desk.figures.count("epochs_aborted")
+            self._shared.figures.count("epochs_aborted")
             if recording is not None and epoch in recording.epochs:
                 span = recording.epochs[epoch]
-                span.ended_ns, span.outcome = self._desk.kernel.now_ns, "aborted"
+                span.ended_ns, span.outcome = self._shared.kernel.now_ns, "aborted"

@@ -7,8 +7,8 @@ away, so that whatever goes wrong has somewhere to go.
 from collections.abc import Callable
 
 from snapline.coordinator.leader.host_words import AnswerMoves, MovesRequested
-from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.replicated_log import SimulatedLog
+from snapline.sim.world.world_state import WorldState
 
 HOME_NS = 200_000_000
 """Period at which he removes the marks, `HOME_TIMES` in all: there may be no leader at the first."""
@@ -21,8 +21,8 @@ Ask = Callable[[MovesRequested], None]
 class Mover:
     """Operator of one run."""
 
-    def __init__(self, desk: WorldDesk, log: SimulatedLog, ask: Ask) -> None:
-        self._desk = desk
+    def __init__(self, shared: WorldState, log: SimulatedLog, ask: Ask) -> None:
+        self._shared = shared
         self._log = log
         self._ask = ask
         self._numbers = 0
@@ -30,16 +30,16 @@ class Mover:
 
     def start(self) -> None:
         """Schedule all moves, as the fleet has begun to work."""
-        times, until_ns = self._desk.scenario.run.moves, self._desk.scenario.run.until_ns
-        now_ns = self._desk.kernel.now_ns
+        times, until_ns = self._shared.scenario.run.moves, self._shared.scenario.run.until_ns
+        now_ns = self._shared.kernel.now_ns
         for time in range(times):
             after_ns = until_ns * (1 + self._pick("at", time, 64)) // 65
-            self._desk.call_at(now_ns + after_ns, lambda time=time: self._come(time))  # type: ignore[misc]  # its own
+            self._shared.call_at(now_ns + after_ns, lambda time=time: self._come(time))  # type: ignore[misc]  # its own
         for time in range(HOME_TIMES if times else 0):
-            self._desk.call_at(now_ns + until_ns + time * HOME_NS, self._resume_all)
+            self._shared.call_at(now_ns + until_ns + time * HOME_NS, self._resume_all)
 
     def _pick(self, what: str, time: int, n: int) -> int:
-        return self._desk.choices.pick("mover", (what, time), n)
+        return self._shared.choices.pick("mover", (what, time), n)
 
     def _come(self, time: int) -> None:
         hosts = sorted(self._log.canonical.image.hosts)
@@ -67,8 +67,8 @@ class Mover:
     def on_answered(self, answer: AnswerMoves) -> None:
         """Each request is answered once at most: a leader that ends answers none."""
         if answer.request not in self._open:
-            self._desk.say("answer", "G4", f"request {answer.request} for moves is answered twice, or was never made")
+            self._shared.say("answer", "G4", f"request {answer.request} for moves is answered twice, or was never made")
         self._open.pop(answer.request, None)
         plan = self._log.canonical.plan
         is_moved = plan is not None and plan.reason.startswith("agents ")
-        self._desk.judge.probes.sometimes(is_moved, "agents moved on purpose")
+        self._shared.judge.probes.sometimes(is_moved, "agents moved on purpose")

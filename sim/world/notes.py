@@ -5,12 +5,12 @@ from collections.abc import Callable
 from snapline.coordinator.leader.events import AnswerRestore
 from snapline.coordinator.leader.host_words import AnswerMoves
 from snapline.messages.turn_deaths import TurnDeath
-from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.host_log_notes import HostLogNotes
 from snapline.sim.world.log_notes import Freezing, LogNotes
 from snapline.sim.world.questions import SnapshotQuestions
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.store_notes import StoreNotes
+from snapline.sim.world.world_state import WorldState
 
 
 class WorldNotes:
@@ -19,10 +19,10 @@ class WorldNotes:
     on_restore_answered: Callable[[AnswerRestore], None]
     on_moves_answered: Callable[[AnswerMoves], None]
 
-    def __init__(self, desk: WorldDesk, log: SimulatedLog, frozen: Freezing) -> None:
-        self.store = StoreNotes(desk, log)
-        self.host_logs = HostLogNotes(desk, log, self.store.flipped)
-        self.log = LogNotes(desk, log, self.store, frozen)
+    def __init__(self, shared: WorldState, log: SimulatedLog, frozen: Freezing) -> None:
+        self.store = StoreNotes(shared, log)
+        self.host_logs = HostLogNotes(shared, log, self.store.flipped)
+        self.log = LogNotes(shared, log, self.store, frozen)
         self.died: dict[str, tuple[str, tuple[TurnDeath, ...]]] = {}
         """Host → the run that a message has killed last, and what it was: the marks that the run leaves."""
-        self.questions = SnapshotQuestions(desk, log, self.log.completed_ns)
+        self.questions = SnapshotQuestions(shared, log, self.log.completed_ns)

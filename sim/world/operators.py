@@ -17,9 +17,9 @@ from snapline.messages.effect_records import outside_key
 from snapline.messages.effect_words import EffectResolution, effect_word_payload, is_effect_word
 from snapline.messages.inputs import ACCEPTED, InputOutcome
 from snapline.sim.oracles.dead_letters import word_name
-from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.hosts import Hosts
 from snapline.sim.world.replicated_log import SimulatedLog
+from snapline.sim.world.world_state import WorldState
 
 MS = 1_000_000
 
@@ -45,8 +45,8 @@ class SimOperator:
 
     name = "operator"
 
-    def __init__(self, desk: WorldDesk, log: SimulatedLog, hosts: Hosts) -> None:
-        self._desk = desk
+    def __init__(self, shared: WorldState, log: SimulatedLog, hosts: Hosts) -> None:
+        self._shared = shared
         self._log = log
         self._hosts = hosts
         self._stubs = hosts.steps.stubs
@@ -57,7 +57,7 @@ class SimOperator:
 
     def start(self) -> None:
         """Start looking, without waiting for a fleet."""
-        if self._desk.scenario.clients.is_settling or self._desk.workload.fleet.simulate is not None:
+        if self._shared.scenario.clients.is_settling or self._shared.workload.fleet.simulate is not None:
             self._later(LOOK_NS, self._look)
 
     def pending(self) -> list[str]:
@@ -67,7 +67,7 @@ class SimOperator:
 
     def _pick(self, what: str, n: int) -> int:
         """Draw a choice; 0 is benign."""
-        return self._desk.choices.pick("operators", (what, self._said, self._attempt), n)
+        return self._shared.choices.pick("operators", (what, self._said, self._attempt), n)
 
     def _is_one_in(self, n: int, what: str) -> bool:
         return self._pick(what, n) == n - 1
@@ -80,7 +80,7 @@ class SimOperator:
             not self._open
             and not self._resolve()
             and self._said < WORDS_MAX
-            and self._desk.scenario.clients.is_settling
+            and self._shared.scenario.clients.is_settling
         ):
             self._choose()
         self._later(LOOK_NS, self._look)
@@ -93,7 +93,7 @@ class SimOperator:
                 if effects is None or effects.open is None or not effects.needs_people:
                     continue
                 opened = effects.open
-                key = outside_key(self._desk.stores.id, agent.id, opened.key, opened.generation)
+                key = outside_key(self._shared.stores.id, agent.id, opened.key, opened.generation)
                 if self._stubs.is_under_way(key):
                     continue
                 is_done = key in self._stubs.done
@@ -102,14 +102,14 @@ class SimOperator:
                 self._said_of_effects += 1
                 payload = effect_word_payload(word)
                 self._open.append(ev.OfferedInput(agent.id, f"resolve-{self._said_of_effects}", payload, is_word=True))
-                self._desk.judge.probes.hit("effect resolved as done" if is_done else "effect resolved as not done")
+                self._shared.judge.probes.hit("effect resolved as done" if is_done else "effect resolved as not done")
                 self._later(LOOK_NS * THINKS[self._pick("thinks", len(THINKS))], self._send)
                 return True
         return False
 
     def _choose(self) -> None:
         """Words about one agent's letters, if it has any."""
-        agents = self._desk.agents
+        agents = self._shared.agents
         agent = agents[self._pick("agent", len(agents))]
         letters = self._letters_of(agent)
         if not letters:
@@ -121,7 +121,7 @@ class SimOperator:
             self._said += 1
             payload = word_payload(DeadLetterCommand(verb, number, identity))
             offered = ev.OfferedInput(agent, f"{verb}-{number}-{self._said}", payload, is_word=True)
-            self._desk.judge.books.letters.on_said(agent, offered.key, payload)
+            self._shared.judge.books.letters.on_said(agent, offered.key, payload)
             self._open.append(offered)
         self._later(LOOK_NS * THINKS[self._pick("thinks", len(THINKS))], self._send)
 
@@ -161,7 +161,7 @@ class SimOperator:
         self._later(TIMEOUT_NS, self._timed_out)
 
     def _way_ns(self, host: str, copy: int) -> int:
-        way_ns = self._desk.network.path_ns(self.name, host, ("operator", self._attempt, copy))
+        way_ns = self._shared.network.path_ns(self.name, host, ("operator", self._attempt, copy))
         return TIMEOUT_NS if way_ns is None else way_ns
 
     def _deliver(self, host: str, words: Sequence[ev.OfferedInput]) -> None:
@@ -174,15 +174,15 @@ class SimOperator:
         """The host, which was of this plan when it was asked, has spoken; its word may be lost."""
         for word, answer in zip(words, answers, strict=True):
             if answer.status == ACCEPTED and not is_effect_word(word.payload):
-                self._desk.judge.books.inputs.drops.on_taken(plan, word_name(word.key), is_repeated=False)
+                self._shared.judge.books.inputs.drops.on_taken(plan, word_name(word.key), is_repeated=False)
         if not self._is_one_in(LOST_ONE_IN, "answer lost"):
             self._later(self._way_ns(host, 2), lambda: self._answered(words, answers))
 
     def _answered(self, words: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome]) -> None:
         for word, answer in zip(words, answers, strict=True):
-            self._desk.judge.probes.hit(f"word {answer.status}")
+            self._shared.judge.probes.hit(f"word {answer.status}")
             if answer.status in ("accepted", "repeated") and not is_effect_word(word.payload):
-                self._desk.judge.books.letters.on_acknowledged(self._desk.kernel.now_ns, word.key)
+                self._shared.judge.books.letters.on_acknowledged(self._shared.kernel.now_ns, word.key)
             is_doubted = answer.status == "accepted" and self._is_one_in(AGAIN_ONE_IN, "again")
             if answer.status != "retry" and not is_doubted and word in self._open:
                 self._open.remove(word)
@@ -193,4 +193,4 @@ class SimOperator:
         self._send()
 
     def _later(self, delay_ns: int, call: Callable[[], None]) -> None:
-        self._desk.call_at(self._desk.kernel.now_ns + delay_ns, call)
+        self._shared.call_at(self._shared.kernel.now_ns + delay_ns, call)

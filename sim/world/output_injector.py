@@ -7,13 +7,13 @@ from msgspec.structs import replace
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import events as ev
 from snapline.sim.choices import Choices
-from snapline.sim.oracles.ground_truth import Books
+from snapline.sim.oracles.ground_truth import GroundTruth
 
 TOPICS = ("news", "totals")
 TWICE_ONE_IN = 4
 
 
-class Spoken(msgspec.Struct, frozen=True):
+class InjectedOutput(msgspec.Struct, frozen=True):
     """One output: of an agent's turn under a plan."""
 
     agent: str
@@ -22,10 +22,10 @@ class Spoken(msgspec.Struct, frozen=True):
     place: int
 
 
-class Speech:
+class OutputInjector:
     """Injector that lets one turn in `one_in` emit; 0: none."""
 
-    def __init__(self, choices: Choices, books: Books, one_in: int) -> None:
+    def __init__(self, choices: Choices, books: GroundTruth, one_in: int) -> None:
         self._choices = choices
         self._books = books
         self._one_in = one_in
@@ -37,7 +37,7 @@ class Speech:
         key = (turn.agent, turn.incarnation, self._books.history_of(turn.incarnation, turn.agent).turns + 1)
         if not self._is_one_in(self._one_in, "speaks", *key):
             return ended
-        said = [Spoken(*key, place) for place in range(1 + self._is_one_in(TWICE_ONE_IN, "twice", *key))]
+        said = [InjectedOutput(*key, place) for place in range(1 + self._is_one_in(TWICE_ONE_IN, "twice", *key))]
         drawn = [(TOPICS[each.turn % 2], encode_message(each), now_ns) for each in said]
         return replace(ended, outputs=[*ended.outputs, *drawn])
 

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from snapline.agent_runtime.heartbeats import Beat
+from snapline.agent_runtime.heartbeats import Heartbeats
 from snapline.agent_runtime.outside import Outside
 from snapline.sim.oracles.ground_truth_records import StepOutcome
 from snapline.sim.world.host_run import HostRun
@@ -30,14 +30,14 @@ class SimOutside(Outside):
         return now
 
     def elapsed_ns(self) -> int:
-        return self._host.desk.kernel.now_ns
+        return self._host.shared.kernel.now_ns
 
     def random(self) -> float:
-        drawn = self._host.desk.random_of(self.agent)
+        drawn = self._host.shared.random_of(self.agent)
         self.draws.append(drawn)
         return drawn
 
-    def beating(self, name: str, function: Callable[[], Any], _beat: Beat, _heartbeat_s: float | None) -> Any:
+    def beating(self, name: str, function: Callable[[], Any], _beat: Heartbeats, _heartbeat_s: float | None) -> Any:
         return self.step(name, function)  # as it is, for its stub
 
     async def step(self, name: str, function: Callable[[], Any]) -> Any:  # the function's own result

@@ -7,26 +7,26 @@ from snapline.coordinator.state.fleet_records import RUNNING
 from snapline.protocols.names import is_autonomous
 from snapline.protocols.policy import Every
 from snapline.sim.world.clocks import START_OF_TIME_NS
-from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.hosts import Hosts
 from snapline.sim.world.notes import WorldNotes
 from snapline.sim.world.replicated_log import SimulatedLog
+from snapline.sim.world.world_state import WorldState
 
 REST_NS = 1_000_000_000
 """Longer than a message takes on any network that is drawn."""
 
 
-class Outlook:
+class PendingWork:
     """Looks, and changes nothing.
 
     Attributes:
         finished_ns: when the workload had been done, once it was seen to be; 0 before.
     """
 
-    def __init__(self, desk: WorldDesk, log: SimulatedLog, hosts: Hosts, notes: WorldNotes) -> None:
+    def __init__(self, shared: WorldState, log: SimulatedLog, hosts: Hosts, notes: WorldNotes) -> None:
         self.finished_ns = 0
-        self._desk = desk
-        self._workload = desk.workload
+        self._shared = shared
+        self._workload = shared.workload
         self._log = log
         self._hosts = hosts
         self._notes = notes
@@ -103,7 +103,7 @@ class Outlook:
             missing.append(f"nobody has answered questions {unanswered} for a snapshot")
         if self._workload.ends and not missing and not self._is_done():
             missing.append("the workload is not done")
-        if owed := self._desk.judge.stop_owed():
+        if owed := self._shared.judge.stop_owed():
             missing.append(owed)
         self._stuck = self._still_stuck() if not missing else None
         return missing + [f"agent {agent} {why[0]}, for ever" for agent, why in (self._stuck or {}).items()]
@@ -119,7 +119,7 @@ class Outlook:
             elif not found.is_born:
                 now[agent] = ("is not born", 0, 0)
             elif found.is_held:
-                now[agent] = ("is held", self._desk.judge.turns_of(agent), found.checkpoints)
+                now[agent] = ("is held", self._shared.judge.turns_of(agent), found.checkpoints)
         before = now if self._stuck is None else self._stuck
         return {agent: why for agent, why in now.items() if before.get(agent) == why}
 
@@ -127,7 +127,7 @@ class Outlook:
         """A fleet at rest that saves by the clock has saved all that it did; after so many messages, or by hand, it may not."""
         if not any(isinstance(trigger, Every) for trigger in self._workload.fleet.triggers):
             return []
-        behind = self._desk.judge.beyond_line()
+        behind = self._shared.judge.beyond_line()
         text = (
             f"all is at rest, and no complete epoch holds what {len(behind)} agents did last: {', '.join(behind[:3])}"
         )
@@ -140,19 +140,19 @@ class Outlook:
         states = self.states()
         done = len(states) == len(living) and self._workload.is_done(states)
         if done and not self.finished_ns:
-            self.finished_ns = self._desk.figures.last_turn_ns
+            self.finished_ns = self._shared.figures.last_turn_ns
         return done
 
     def is_at_rest(self) -> bool:
         """Return whether nothing has happened for a while and nothing will, or the fleet has ended."""
         if self._log.canonical.image.outcome:
             return True
-        rests = self._desk.kernel.now_ns > self._desk.figures.last_turn_ns + REST_NS
+        rests = self._shared.kernel.now_ns > self._shared.figures.last_turn_ns + REST_NS
         return self._log.canonical.phase == RUNNING and self.is_idle() and rests
 
     def forsaken(self, since_ns: int) -> list[str]:
         """Agents that have asked before that the fleet goes back, and were neither heard nor refused, though it runs."""
-        asked = self._desk.judge.books.rollbacks.asked
+        asked = self._shared.judge.books.rollbacks.asked
         found = []
         for run in self._hosts.alive() if self._log.canonical.phase == RUNNING else ():
             rollbacks = run.carrier.core.turn_ends.rollbacks
@@ -162,7 +162,7 @@ class Outlook:
 
     def work_owed(self) -> str:
         """Return the turns still missing in a fleet without a known end; "" if it took enough."""
-        turns, taken = self._desk.scenario.run.turns, self._desk.figures.turns
+        turns, taken = self._shared.scenario.run.turns, self._shared.figures.turns
         if self._workload.ends or taken >= turns or self.is_at_rest():
             return ""
         return f"{taken} of {turns} turns were taken"

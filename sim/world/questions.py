@@ -5,8 +5,8 @@ from typing import NamedTuple, Protocol
 
 from snapline.coordinator.leader import events as le
 from snapline.protocols.names import is_autonomous
-from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.replicated_log import SimulatedLog
+from snapline.sim.world.world_state import WorldState
 
 
 class AskedLeader(Protocol):
@@ -30,8 +30,8 @@ class SnapshotQuestion(NamedTuple):
 class SnapshotQuestions:
     """Snapshot requests not answered yet, by number."""
 
-    def __init__(self, desk: WorldDesk, log: SimulatedLog, completed_ns: Mapping[int, int]) -> None:
-        self._desk = desk
+    def __init__(self, shared: WorldState, log: SimulatedLog, completed_ns: Mapping[int, int]) -> None:
+        self._shared = shared
         self._log = log
         self._completed_ns = completed_ns
         self._open: dict[int, SnapshotQuestion] = {}
@@ -40,7 +40,7 @@ class SnapshotQuestions:
     def put(self, leader: AskedLeader) -> None:
         """Ask for a snapshot."""
         self._count += 1
-        self._open[self._count] = SnapshotQuestion(leader, self._desk.kernel.now_ns, self._log.canonical.image.begun)
+        self._open[self._count] = SnapshotQuestion(leader, self._shared.kernel.now_ns, self._log.canonical.image.begun)
         leader.ask(self._count)
 
     def on_answered(self, answer: le.AnswerSnapshot) -> None:
@@ -48,17 +48,17 @@ class SnapshotQuestions:
         question = self._open.pop(answer.request, None)
         if question is None:
             text = f"question {answer.request} for a snapshot is answered twice, or was never put"
-            self._desk.say("answer", "G4", text)
+            self._shared.say("answer", "G4", text)
             return
-        self._desk.judge.probes.sometimes(answer.is_complete, "snapshot asked for")
+        self._shared.judge.probes.sometimes(answer.is_complete, "snapshot asked for")
         if not answer.is_complete:
             return
         if answer.epoch not in self._completed_ns:
             text = f"epoch {answer.epoch} is given as a complete snapshot, and was never complete"
-            self._desk.say("answer", "G4", text)
-        elif not is_autonomous(self._desk.workload.fleet.protocol) and answer.epoch <= question.begun:
+            self._shared.say("answer", "G4", text)
+        elif not is_autonomous(self._shared.workload.fleet.protocol) and answer.epoch <= question.begun:
             text = f"epoch {answer.epoch} is given to somebody who asked when epoch {question.begun} had begun"
-            self._desk.say("answer", "G4", text)
+            self._shared.say("answer", "G4", text)
 
     def unanswered(self, since_ns: int) -> list[int]:
         """Return the queries that a present leader received before that time."""

@@ -65,7 +65,7 @@ class Slot:
         self.result = OperationResult("unchanged")
 
 
-class Reign:
+class LeaderTerm:
     """One term of one leader.
 
     Attributes:
@@ -94,7 +94,7 @@ class Append(msgspec.Struct, frozen=True):
     """The first `length` slots of a reign, durable at a replica from `durable_ns` on."""
 
     durable_ns: int
-    reign: Reign
+    reign: LeaderTerm
     length: int
     is_acknowledged: bool
 
@@ -130,8 +130,8 @@ class SimReplica:
         self.log: list[Slot] = []
         self.length = 0
         self.appends: deque[Append] = deque()
-        self.leading: Reign | None = None
-        self.heard_from: Reign | None = None
+        self.leading: LeaderTerm | None = None
+        self.heard_from: LeaderTerm | None = None
         self.heard_ns = self.majority_ns = 0
         self.told = Standing()
         self.attempt = -1
@@ -164,10 +164,10 @@ class SimReplica:
             self.appends.clear()
 
 
-class ReignKeeper(Protocol):
+class LogModel(Protocol):
     """Effect of reigns on states and proposers: `SimulatedLog`."""
 
-    def on_committed(self, reign: Reign, leader: SimReplica, length: int) -> None:
+    def on_committed(self, reign: LeaderTerm, leader: SimReplica, length: int) -> None:
         """The leader has found the first `length` slots of its reign committed; more than before, and it knows."""
 
     def on_told(self, replica: SimReplica) -> None:
@@ -180,7 +180,7 @@ class ReignKeeper(Protocol):
         """The replica is up, and time passes."""
 
 
-class Reigns:
+class RaftModel:
     """Elects, replicates and commits.
 
     Attributes:
@@ -191,7 +191,7 @@ class Reigns:
     def __init__(
         self,
         nodes: tuple[str, ...],
-        keeper: ReignKeeper,
+        keeper: LogModel,
         *,
         at: Callable[[int, Callable[[], None]], None],
         now: Callable[[], int],
@@ -199,7 +199,7 @@ class Reigns:
         delay_ns: Callable[[str, str], int | None],
     ) -> None:
         self.replicas = {name: SimReplica(name) for name in nodes}
-        self.newest: Reign | None = None
+        self.newest: LeaderTerm | None = None
         self.term = 0
         self.majority = len(nodes) // 2 + 1
         self.at, self.now, self.pick, self._delay_ns = at, now, pick, delay_ns
@@ -246,7 +246,7 @@ class Reigns:
         run = replica.run
         self.at(self.now() + ALONE_NS, lambda: self._on_votes_counted(replica, run))
 
-    def _lose_tails(self, reign: Reign) -> None:
+    def _lose_tails(self, reign: LeaderTerm) -> None:
         """A leader crashed: each follower may miss the last of what was on its way to it (0: gets all)."""
         for replica in self.replicas.values():
             replica.settle(self.now())
@@ -257,7 +257,7 @@ class Reigns:
 
     # ---- replication ----------------------------------------------------------------------------------------------
 
-    def replicate(self, reign: Reign) -> None:
+    def replicate(self, reign: LeaderTerm) -> None:
         """Send the reign's whole log to all that can be reached, and plan the commit."""
         leader, now_ns, length = self.replicas[reign.leader], self.now(), len(reign.slots)
         reign.sends += 1
@@ -286,7 +286,7 @@ class Reigns:
             reign.commit_ns = max(reign.commit_ns, acknowledged[self.majority - 1])
             self.at(reign.commit_ns, lambda: self._on_acknowledged(reign))
 
-    def _hear(self, replica: SimReplica, reign: Reign, there: int) -> None:
+    def _hear(self, replica: SimReplica, reign: LeaderTerm, there: int) -> None:
         """A follower hears a leader, whose term it takes at once; what it believes changes at the arrival."""
         now_ns, run = self.now(), replica.run
         replica.heard_ns = now_ns
@@ -295,7 +295,7 @@ class Reigns:
             replica.raise_term(reign.term, now_ns)
             self.at(now_ns + there, lambda: self._on_heard(replica, run, reign))
 
-    def _on_heard(self, replica: SimReplica, run: int, reign: Reign) -> None:
+    def _on_heard(self, replica: SimReplica, run: int, reign: LeaderTerm) -> None:
         if replica.run == run and replica.heard_from is reign:
             replica.leading = None
             self.tell(replica, Standing(reign.term, reign.leader))
@@ -312,7 +312,7 @@ class Reigns:
             leader.raise_term(term, self.now())
             self.step_down(leader)
 
-    def _on_acknowledged(self, reign: Reign) -> None:
+    def _on_acknowledged(self, reign: LeaderTerm) -> None:
         leader, now_ns = self.replicas[reign.leader], self.now()
         if leader.leading is not reign:
             return
@@ -327,7 +327,7 @@ class Reigns:
             if not was_ready and leader.leading is reign:
                 self.tell(leader, Standing(reign.term, leader.name, is_leader=True))
 
-    def _agreed(self, reign: Reign) -> int:
+    def _agreed(self, reign: LeaderTerm) -> int:
         """Return the number of slots that a majority holds."""
         if len(reign.match) < self.majority:
             return 0
@@ -348,7 +348,7 @@ class Reigns:
             self._keeper.on_beat(replica)
         self._stand(replicas)
 
-    def _beat(self, leader: SimReplica, reign: Reign) -> None:
+    def _beat(self, leader: SimReplica, reign: LeaderTerm) -> None:
         """One round of heartbeats. Steps down after too long without a majority."""
         now_ns, reached, is_lagging = self.now(), 1, reign.committed < len(reign.slots)
         for replica in self.replicas.values() if not reign.is_deposed else ():
@@ -370,7 +370,7 @@ class Reigns:
         if is_lagging:
             self.replicate(reign)
 
-    def _inform(self, replica: SimReplica, reign: Reign) -> bool:
+    def _inform(self, replica: SimReplica, reign: LeaderTerm) -> bool:
         """Tell a follower what is committed; returns whether it lacks slots."""
         replica.settle(self.now())
         if replica.log is not reign.slots:
@@ -452,7 +452,7 @@ class Reigns:
     def _begin_reign(self, leader: SimReplica, voters: list[SimReplica]) -> None:
         self.term += 1
         now_ns = self.now()
-        reign = self.newest = Reign(self.term, leader.name, leader.log[: leader.length])
+        reign = self.newest = LeaderTerm(self.term, leader.name, leader.log[: leader.length])
         for voter in voters:
             voter.raise_term(self.term, now_ns)
             voter.heard_ns = now_ns

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from snapline.errors import SnaplineError
 from snapline.sim.oracles.outputs import Had
 from snapline.sim.scenario import reads_outputs
-from snapline.sim.world.desk import WorldDesk
+from snapline.sim.world.world_state import WorldState
 from snapline.storage.store.store import Store
 
 READ_NS = 60_000_000
@@ -18,9 +18,9 @@ DIES_ONE_IN, STOPS_ONE_IN = 5, 6
 class SimReader:
     """See the module."""
 
-    def __init__(self, desk: WorldDesk, store: Store, is_damaged: Callable[[], bool]) -> None:
+    def __init__(self, shared: WorldState, store: Store, is_damaged: Callable[[], bool]) -> None:
         """`is_damaged`: a fault has damaged files of the store."""
-        self._desk = desk
+        self._shared = shared
         self._store = store
         self._is_damaged = is_damaged
         self._reads = 0
@@ -30,11 +30,11 @@ class SimReader:
 
     def start(self) -> None:
         """Start reading, without waiting for a fleet."""
-        if reads_outputs(self._desk.scenario):
+        if reads_outputs(self._shared.scenario):
             self._later()
 
     def _later(self) -> None:
-        self._desk.call_at(self._desk.kernel.now_ns + READ_NS, self._read)
+        self._shared.call_at(self._shared.kernel.now_ns + READ_NS, self._read)
 
     def _read(self) -> None:
         self._reads += 1
@@ -57,8 +57,8 @@ class SimReader:
                 self._cursor = str(batch.end)
         except SnaplineError as error:
             if not self._is_damaged():
-                self._desk.say("reader", "R2", f"a reader of outputs at {self._cursor!r} was told: {error}")
+                self._shared.say("reader", "R2", f"a reader of outputs at {self._cursor!r} was told: {error}")
         return self._had
 
     def _is_one_in(self, n: int, what: str) -> bool:
-        return self._desk.choices.pick("outputs", ("reader", what, self._reads), n) == n - 1
+        return self._shared.choices.pick("outputs", ("reader", what, self._reads), n) == n - 1

@@ -28,7 +28,7 @@ from snapline.coordinator.state.operations import decode_operation
 from snapline.errors import UsageError
 from snapline.messages.status import Standing
 from snapline.sim.choices import Choices
-from snapline.sim.world.raft_model import MS, Reign, Reigns, SimReplica, Slot, Waiting
+from snapline.sim.world.raft_model import MS, LeaderTerm, RaftModel, SimReplica, Slot, Waiting
 
 PROPOSE_NS = 5_000 * MS
 """Deadline of a proposal, as in the real driver."""
@@ -68,7 +68,7 @@ class SimulatedLog:
             on_standing: what a node believes has changed. Not called for a node that crashes or starts.
             on_committed: (position in `entries`, proposer, entry, result), at the moment of the commit.
         """
-        self.reigns = Reigns(
+        self.reigns = RaftModel(
             nodes, self, at=at, now=now, pick=lambda key, n: choices.pick("log", key, n), delay_ns=delay_ns
         )
         self._replicas = self.reigns.replicas
@@ -139,7 +139,7 @@ class SimulatedLog:
 
     # ---- proposals ------------------------------------------------------------------------------------------------
 
-    def _append(self, reign: Reign, proposer: SimReplica, entry: bytes, then: Then | None) -> None:
+    def _append(self, reign: LeaderTerm, proposer: SimReplica, entry: bytes, then: Then | None) -> None:
         """Give the entry a place in the leader's log; `then` is None if nobody waits."""
         slot = Slot(entry, index=len(reign.slots), term=reign.term, proposer=proposer.name)
         reign.slots.append(slot)
@@ -216,7 +216,7 @@ class SimulatedLog:
 
     # ---- states ---------------------------------------------------------------------------------------------------
 
-    def on_committed(self, reign: Reign, leader: SimReplica, length: int) -> None:
+    def on_committed(self, reign: LeaderTerm, leader: SimReplica, length: int) -> None:
         """The leader applies; what nobody has applied before is committed here and now."""
         done = len(self._committed)
         self._catch_up(leader, min(length, done))
@@ -224,7 +224,7 @@ class SimulatedLog:
             self._commit(reign, leader, length)
         self._resolve(leader)
 
-    def _commit(self, reign: Reign, leader: SimReplica, length: int) -> None:
+    def _commit(self, reign: LeaderTerm, leader: SimReplica, length: int) -> None:
         done = len(self._committed)
         assert not done or reign.slots[done - 1] is self._committed[-1], f"term {reign.term} lost committed entries"
         state = self.canonical = leader.state

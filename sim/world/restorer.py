@@ -11,11 +11,11 @@ from snapline.coordinator.leader import events as le
 from snapline.coordinator.service.restoring import AnswerT
 from snapline.errors import NotFoundError, SnaplineError, UsageError
 from snapline.messages.answers import RestoreReply
-from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.kernel import Kernel
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.simulated_replica import SimLeader
 from snapline.sim.world.waiting import Future, VirtualLoop, drive, settle
+from snapline.sim.world.world_state import WorldState
 
 AGAIN_NS = 400_000_000
 """Time before he repeats an unanswered request: an election takes as long."""
@@ -59,14 +59,14 @@ class Restorer:
 
     def __init__(
         self,
-        desk: WorldDesk,
+        shared: WorldState,
         log: SimulatedLog,
         leader: Callable[[], SimLeader | None],
         stands: Callable[[], bool],
         is_calling: Callable[[], bool],
     ) -> None:
         """`leader`: the leader, if any. `stands`: an agent is stopped, as its rollback was refused. `is_calling`: an effect is being called."""
-        self._desk = desk
+        self._shared = shared
         self._log = log
         self._leader = leader
         self._stands = stands
@@ -78,12 +78,12 @@ class Restorer:
 
     def start(self) -> None:
         """The fleet has begun to work: from now on he comes at moments that are drawn."""
-        part, until_ns = self._desk.scenario.restores, self._desk.scenario.run.until_ns
+        part, until_ns = self._shared.scenario.restores, self._shared.scenario.run.until_ns
         for time in range(part.times):
             after_ns = until_ns * (1 + self._pick("at", time, 64)) // 65
-            self._desk.call_at(self._desk.kernel.now_ns + after_ns, lambda time=time: self._come(time))  # type: ignore[misc]  # its own
+            self._shared.call_at(self._shared.kernel.now_ns + after_ns, lambda time=time: self._come(time))  # type: ignore[misc]  # its own
 
-        if self._desk.workload.rolls_back:
+        if self._shared.workload.rolls_back:
             self._look()
 
     def _look(self) -> None:
@@ -91,22 +91,22 @@ class Restorer:
         complete = self._log.canonical.complete_epochs()
         if complete and self._stands():
             self._helps += 1
-            self._desk.judge.probes.hit("rollback refused")
+            self._shared.judge.probes.hit("rollback refused")
             self._say(OperatorsRestore(f"helper-{self._helps}", complete[-1], False, 0))
-        self._desk.call_at(self._desk.kernel.now_ns + HELPS_NS, self._look)
+        self._shared.call_at(self._shared.kernel.now_ns + HELPS_NS, self._look)
 
     def _pick(self, what: str, time: int, n: int) -> int:
-        return self._desk.choices.pick("operator", (what, time), n)
+        return self._shared.choices.pick("operator", (what, time), n)
 
     def _come(self, time: int, looks: int = 0) -> None:
         if looks < LOOKS_MAX and self._pick("amid", time, 2) == 1 and not self._is_calling():
-            later_ns = self._desk.kernel.now_ns + LOOK_NS
-            self._desk.call_at(later_ns, lambda: self._come(time, looks + 1))
+            later_ns = self._shared.kernel.now_ns + LOOK_NS
+            self._shared.call_at(later_ns, lambda: self._come(time, looks + 1))
             return
         complete = self._log.canonical.complete_epochs()
         if not complete:
             return
-        part = self._desk.scenario.restores
+        part = self._shared.scenario.restores
         epoch = complete[-1 - self._pick("epoch", time, len(complete))]
         drops = bool(part.drops_one_in) and self._pick("drops", time, part.drops_one_in) == part.drops_one_in - 1
         self._say(OperatorsRestore(f"operator-{time}", epoch, drops, 0))
@@ -116,10 +116,10 @@ class Restorer:
             return
         leader = self._leader()
         if leader is not None:
-            loop = _LeaderLoop(self._desk.kernel, leader)
+            loop = _LeaderLoop(self._shared.kernel, leader)
             drive(loop, self._restore(loop, leader, wish), lambda answer: self._ended(wish, answer))
         again = wish._replace(asked=wish.asked + 1)
-        self._desk.call_at(self._desk.kernel.now_ns + AGAIN_NS, lambda: self._say(again))
+        self._shared.call_at(self._shared.kernel.now_ns + AGAIN_NS, lambda: self._say(again))
 
     async def _restore(self, loop: VirtualLoop, leader: SimLeader, wish: OperatorsRestore) -> RestoreReply:
         def ask(question: Callable[[int], le.Event], answer: type[AnswerT]) -> Awaitable[AnswerT]:
@@ -136,20 +136,22 @@ class Restorer:
         """The leader has answered the service."""
         future = self._open.pop(answer.request, None)
         if future is None:
-            self._desk.say("answer", "G4", f"request {answer.request} to go back is answered twice, or was never made")
+            self._shared.say(
+                "answer", "G4", f"request {answer.request} to go back is answered twice, or was never made"
+            )
             return
         future.set_result(answer)
 
     def _ended(self, wish: OperatorsRestore, answer: Callable[[], RestoreReply]) -> None:
         """Check that the answer to a restore agrees with the log."""
-        probes = self._desk.judge.probes
+        probes = self._shared.judge.probes
         try:
             reply = answer()
         except (UsageError, NotFoundError) as error:  # for good
             self._answered[wish.token] = None
             probes.hit("restore refused")
-            if "lack inputs" in str(error) and self._desk.scenario.budget == "within":
-                self._desk.say("answer", "R1", f"{wish.token} is refused, and no fault has deleted inputs: {error}")
+            if "lack inputs" in str(error) and self._shared.scenario.budget == "within":
+                self._shared.say("answer", "R1", f"{wish.token} is refused, and no fault has deleted inputs: {error}")
             return
         except SnaplineError:  # for now
             probes.hit("restore refused")
@@ -158,4 +160,6 @@ class Restorer:
         probes.hit("fleet taken back")
         plan = self._log.canonical.plan_asked_for(wish.token)
         if plan is None or (plan.number, plan.line_epoch) != (reply.plan, reply.epoch):
-            self._desk.say("answer", "G4", f"{wish.token} is told of plan {reply.plan}, which does not go back for it")
+            self._shared.say(
+                "answer", "G4", f"{wish.token} is told of plan {reply.plan}, which does not go back for it"
+            )

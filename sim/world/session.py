@@ -14,7 +14,7 @@ RETRY_LEAST_NS, RETRY_STEP_NS, RETRY_STEPS = 50_000_000, 50_000_000, 9
 """Retry delay: from 0.05 to 0.5 s, as in production."""
 
 
-class SeatDoor(Protocol):
+class ReplicaSession(Protocol):
     """Replica of the coordinator, as hosts see it: `seat.Seat`."""
 
     @property
@@ -40,7 +40,7 @@ class SeatDoor(Protocol):
 class SimSession:
     """One run's stream, dialled again for as long as the run lives."""
 
-    def __init__(self, host: HostRun, doors: Mapping[str, SeatDoor]) -> None:
+    def __init__(self, host: HostRun, doors: Mapping[str, ReplicaSession]) -> None:
         self._host = host
         self._doors = doors
         self._nodes = tuple(doors)
@@ -59,7 +59,7 @@ class SimSession:
         self._tries += 1
         node = self._node
         door = self._doors[node]
-        if not host.desk.network.can_reach(host.name, node) or not door.is_up:
+        if not host.shared.network.can_reach(host.name, node) or not door.is_up:
             self._turn_to(self._next())
             return
         if not door.leads:
@@ -76,10 +76,10 @@ class SimSession:
     def _turn_to(self, node: str) -> None:
         self._node = node
         host = self._host
-        wait_ns = RETRY_LEAST_NS + RETRY_STEP_NS * host.desk.choices.pick(
+        wait_ns = RETRY_LEAST_NS + RETRY_STEP_NS * host.shared.choices.pick(
             "net", ("redial", host.instance, self._tries), RETRY_STEPS
         )
-        host.later(host.desk.kernel.now_ns + wait_ns, self.dial)
+        host.later(host.shared.kernel.now_ns + wait_ns, self.dial)
 
     def _received(self, item: object) -> None:
         if self._stream is not None:
@@ -95,7 +95,7 @@ class SimSession:
         """A thread tells the leader, on a connection of its own, that a handler blocks this host."""
         host = self._host
         for node, door in self._doors.items():
-            if door.is_up and door.leads and host.desk.network.can_reach(host.name, node):
+            if door.is_up and door.leads and host.shared.network.can_reach(host.name, node):
                 door.hear_busy(host, busy_ns)
 
     def leave(self, reason: str) -> None:

@@ -21,38 +21,38 @@ from snapline.messages.status import Standing
 from snapline.messages.wire import decode_host_message, encode_directive
 from snapline.sim.faults.executor import WHEN_DECIDING, WHEN_TELLING
 from snapline.sim.oracles.survivors import Freezes
-from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.host_run import HostRun
 from snapline.sim.world.kernel import SimulatedCrash
 from snapline.sim.world.network import Stream
 from snapline.sim.world.notes import WorldNotes
 from snapline.sim.world.replicated_log import SimulatedLog
+from snapline.sim.world.world_state import WorldState
 from snapline.storage.retention.retention_policy import parse_policy
 
 PROPOSAL_TIMEOUT_NS = 30_000_000_000
 """Deadline of a proposal, as in production."""
 
 
-def _options(desk: WorldDesk, client: str) -> LeaderOptions:
-    run = desk.scenario.run
+def _options(shared: WorldState, client: str) -> LeaderOptions:
+    run = shared.scenario.run
     return LeaderOptions(
         client=client,
-        cluster=desk.stores.id,
-        hosts_expected=desk.scenario.fleet.hosts,
+        cluster=shared.stores.id,
+        hosts_expected=shared.scenario.fleet.hosts,
         rejoin_grace_ns=run.rejoin_grace_ns,
         keep_epochs=max(2, run.keep_epochs),
         exit_when_finished=True,
     )
 
 
-def _keeper(desk: WorldDesk, node: str, state: FleetState) -> StoreKeeper:
-    policy = desk.scenario.run.retention
+def _keeper(shared: WorldState, node: str, state: FleetState) -> StoreKeeper:
+    policy = shared.scenario.run.retention
     return StoreKeeper(
-        desk.stores.of(node),
+        shared.stores.of(node),
         state,
         retention=parse_policy(policy) if policy else None,
-        wall_ns=lambda: desk.clocks.wall_ns(node),
-        now_ns=lambda: desk.kernel.now_ns,
+        wall_ns=lambda: shared.clocks.wall_ns(node),
+        now_ns=lambda: shared.kernel.now_ns,
     )
 
 
@@ -89,11 +89,11 @@ class SimLeader:
     """
 
     def __init__(
-        self, desk: WorldDesk, log: SimulatedLog, notes: WorldNotes, node: str, term: int, crash: Callable[[], None]
+        self, shared: WorldState, log: SimulatedLog, notes: WorldNotes, node: str, term: int, crash: Callable[[], None]
     ) -> None:
         """`crash`: ends the process that it runs in."""
-        self._desk = desk
-        self._kernel = desk.kernel
+        self._shared = shared
+        self._kernel = shared.kernel
         self._log = log
         self._notes = notes
         self._crash = crash
@@ -101,9 +101,9 @@ class SimLeader:
         self._term = term
         self.is_over = False
         state = log.state_of(node)
-        self._core = LeaderCore(state, _options(desk, f"{node}.{term}"))
-        self.restoring = Restoring(state, desk.stores.of(node))
-        keeper = _keeper(desk, node, state)
+        self._core = LeaderCore(state, _options(shared, f"{node}.{term}"))
+        self.restoring = Restoring(state, shared.stores.of(node))
+        keeper = _keeper(shared, node, state)
         self._sessions: dict[int, Stream] = {}
         self._hosts: dict[int, str] = {}
         self.freezes = Freezes()
@@ -119,7 +119,7 @@ class SimLeader:
     def start(self, _: object = None) -> None:
         """Begin to lead."""
         self.feed(ev.LeaderStarted())
-        if self._desk.scenario.outputs.is_watched:
+        if self._shared.scenario.outputs.is_watched:
             self.feed(ev.OutputReadersChanged(is_watched=True))
 
     def stop(self) -> None:
@@ -133,13 +133,13 @@ class SimLeader:
         if self.is_over:
             return
         function, argument = call
-        self._desk.points.acting = self._node
+        self._shared.points.acting = self._node
         try:
             function(argument)
         except SimulatedCrash:
             self._crash()
         except Exception as error:
-            self._desk.core_failed(self._node, error)
+            self._shared.core_failed(self._node, error)
 
     def feed(self, event: ev.Event) -> None:
         """Hand an event to the core and carry out what it says."""
@@ -196,7 +196,7 @@ class SimLeader:
             else:
                 self._kernel.at(self._kernel.now_ns, self.fire, (self._closed, number))
 
-        stream = self._desk.network.open((host.name, self._node), ("session", key), deliver, ended)
+        stream = self._shared.network.open((host.name, self._node), ("session", key), deliver, ended)
         self._sessions[number], self._hosts[number] = stream, host.name
         return stream
 
@@ -204,7 +204,7 @@ class SimLeader:
         number, item = said
         if number in self._sessions:
             assert isinstance(item, bytes)
-            self._desk.figures.count("control_messages")
+            self._shared.figures.count("control_messages")
             message = decode_host_message(item)
             if isinstance(message, AgentsFrozen):
                 self.freezes.on_answered(number, message, self._kernel.now_ns)
@@ -230,7 +230,7 @@ class SimLeader:
 
     def _cost_ns(self) -> int:
         self._works += 1
-        return self._desk.stores.cost_ns(self._node, (self._node, self._term, self._works))
+        return self._shared.stores.cost_ns(self._node, (self._node, self._term, self._works))
 
     def _work(self, command: ev.Command) -> None:
         answer = self._calls[type(command)](command)
@@ -257,7 +257,7 @@ class SimLeader:
                     message = encode_directive(command.directive)
                     for stream in streams:
                         stream.send(self._node, message)
-                        self._desk.points.passed(WHEN_TELLING)
+                        self._shared.points.passed(WHEN_TELLING)
             case ev.Propose():
                 self._propose(command)
             case ev.CloseStream():
@@ -285,7 +285,7 @@ class SimLeader:
     def _propose(self, command: ev.Propose) -> None:
         if isinstance(command.kind, CommitPlan):
             self.freezes.on_plan_proposed((command.client, command.sequence), self._kernel.now_ns)
-        operation = Operation(self._desk.clocks.wall_ns(self._node), command.client, command.sequence, command.kind)
+        operation = Operation(self._shared.clocks.wall_ns(self._node), command.client, command.sequence, command.kind)
         entry = encode_operation(operation)
         proposal = self._notes.log.on_proposed(self._node, entry)
         answered: list[bool] = []
@@ -301,11 +301,11 @@ class SimLeader:
         self._kernel.at(late_ns, lambda _: end(Unknown("the log did not answer in time")))
 
     def _decided(self, event: ev.ProposalEnded) -> None:
-        self._desk.points.passed(WHEN_DECIDING)
+        self._shared.points.passed(WHEN_DECIDING)
         self.feed(event)
 
 
-class Seat:
+class SimulatedReplica:
     """One replica's process.
 
     Attributes:
@@ -313,8 +313,8 @@ class Seat:
         known_leader: who leads, as far as it knows; empty if nobody does.
     """
 
-    def __init__(self, desk: WorldDesk, log: SimulatedLog, notes: WorldNotes, node: str) -> None:
-        self._desk = desk
+    def __init__(self, shared: WorldState, log: SimulatedLog, notes: WorldNotes, node: str) -> None:
+        self._shared = shared
         self._log = log
         self._notes = notes
         self._node = node
@@ -342,7 +342,7 @@ class Seat:
         """Start or stop leading: the leader has changed, as this replica sees it."""
         self.known_leader = standing.leader
         if standing.is_leader and self.leader is None and self.is_up:
-            self.leader = SimLeader(self._desk, self._log, self._notes, self._node, standing.term, self.crash)
+            self.leader = SimLeader(self._shared, self._log, self._notes, self._node, standing.term, self.crash)
             self.leader.fire((self.leader.start, None))
         elif not standing.is_leader and self.leader is not None:
             self._stop_leading()
@@ -352,7 +352,7 @@ class Seat:
         if not self.is_up:
             self.is_up = True
             self._log.start(self._node)
-            self._desk.journal.add((self._desk.kernel.now_ns, self._node, "", "start", 0, 0))
+            self._shared.journal.add((self._shared.kernel.now_ns, self._node, "", "start", 0, 0))
 
     def crash(self) -> None:
         """The process is gone; nothing if it was before."""
@@ -361,10 +361,10 @@ class Seat:
         self.is_up = False
         self._stop_leading()
         self.known_leader = ""
-        self._desk.network.close_all(self._node)
+        self._shared.network.close_all(self._node)
         self._log.crash(self._node)
-        self._desk.stores.disk.crash(self._node)
-        self._desk.journal.add((self._desk.kernel.now_ns, self._node, "", "crash", 0, 0))
+        self._shared.stores.disk.crash(self._node)
+        self._shared.journal.add((self._shared.kernel.now_ns, self._node, "", "crash", 0, 0))
 
     def _stop_leading(self) -> None:
         leader, self.leader = self.leader, None

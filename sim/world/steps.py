@@ -12,7 +12,7 @@ from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host import events as ev
 from snapline.sim.world.host_run import HostRun
 from snapline.sim.world.kernel import NotSimulatedError
-from snapline.sim.world.stubs import StubDesk
+from snapline.sim.world.stubs import StubServices
 from snapline.sim.world.waiting import Wait
 
 STEP_LEAST_NS, STEP_JITTER_NS, STEP_STEPS = 1_000_000, 50_000_000, 16
@@ -25,7 +25,7 @@ FOREIGN = "no running event loop"
 class Steps:
     """Carries out `ctx.step`."""
 
-    def __init__(self, stubs: StubDesk) -> None:
+    def __init__(self, stubs: StubServices) -> None:
         self.stubs = stubs
         self._count = 0
 
@@ -35,7 +35,7 @@ class Steps:
         if call is not None:
             return await call.answered()
         self._count += 1
-        drawn = host.desk.choices.pick("schedule", ("step", host.instance, name, self._count), STEP_STEPS)
+        drawn = host.shared.choices.pick("schedule", ("step", host.instance, name, self._count), STEP_STEPS)
         await Wait(STEP_LEAST_NS + STEP_JITTER_NS * drawn // STEP_STEPS)
         outcome = function()
         return run_alone(name, outcome) if inspect.iscoroutine(outcome) else outcome
@@ -43,7 +43,7 @@ class Steps:
 
 async def limited(host: HostRun, running: Awaitable[Any], limit_ns: int) -> Any:  # the result of what runs
     """Wait at most the limit for a step; TimeoutError after that."""
-    ends_ns = host.desk.kernel.now_ns + limit_ns
+    ends_ns = host.shared.kernel.now_ns + limit_ns
     inner = running.__await__()
     try:
         while True:
@@ -59,7 +59,7 @@ async def limited(host: HostRun, running: Awaitable[Any], limit_ns: int) -> Any:
 
 async def _first(host: HostRun, wait: Wait, ends_ns: int) -> None:
     """Wait for an event or the time-out."""
-    left_ns = ends_ns - host.desk.kernel.now_ns
+    left_ns = ends_ns - host.shared.kernel.now_ns
     if wait.delay_ns is None:
         host.later(ends_ns, wait.expire)
         await wait
@@ -97,7 +97,7 @@ class DrivenTurn:
         self._drawing, self._draws = drawing, drawing.draws
         self._coroutine = coroutine
         self._is_over = False
-        host.later(host.desk.kernel.now_ns, self._go_on)
+        host.later(host.shared.kernel.now_ns, self._go_on)
 
     def cancel(self) -> None:
         if not self._is_over:
@@ -115,11 +115,11 @@ class DrivenTurn:
             return
         if not isinstance(waits_for, Wait):
             self._is_over = True
-            self._host.desk.misused(_foreign(self._coroutine, waits_for))
+            self._host.shared.misused(_foreign(self._coroutine, waits_for))
         elif waits_for.delay_ns is None:
-            waits_for.begin(lambda: self._host.later(self._host.desk.kernel.now_ns, self._go_on))
+            waits_for.begin(lambda: self._host.later(self._host.shared.kernel.now_ns, self._go_on))
         else:
-            self._host.later(self._host.desk.kernel.now_ns + waits_for.delay_ns, self._go_on)
+            self._host.later(self._host.shared.kernel.now_ns + waits_for.delay_ns, self._go_on)
 
 
 def _foreign(coroutine: "Coroutine[object, None, None]", waits_for: object) -> str:

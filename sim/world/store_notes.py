@@ -13,8 +13,8 @@ from snapline.coordinator.leader import events as le
 from snapline.errors import NotFoundError, SnaplineError
 from snapline.messages.host_messages import CheckpointsStored, HostMessage
 from snapline.sim.oracles.pack_reader import read_pack
-from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.replicated_log import SimulatedLog
+from snapline.sim.world.world_state import WorldState
 from snapline.storage.capture.sealed_journal import whole_turn
 from snapline.storage.outputs.record import Release
 from snapline.storage.packs.checkpoint import AgentCheckpoint
@@ -30,11 +30,11 @@ class StoreNotes:
         flipped: paths of files that a fault has damaged, and which bit.
     """
 
-    def __init__(self, desk: WorldDesk, log: SimulatedLog) -> None:
-        self._desk = desk
+    def __init__(self, shared: WorldState, log: SimulatedLog) -> None:
+        self._shared = shared
         self._log = log
-        self._disk = desk.stores.disk
-        self._reader = desk.stores.reader
+        self._disk = shared.stores.disk
+        self._reader = shared.stores.reader
         self.flipped: dict[str, int] = {}
         self._packs: dict[str, list[tuple[str, int]]] = {}
         self._unreported: dict[str, None] = {}
@@ -68,31 +68,31 @@ class StoreNotes:
         name = layout.parse_any_pack_path(path)
         if name is not None:
             self._note_saved(found)
-            self._desk.judge.on_checkpoints_durable(self._desk.kernel.now_ns, name.number, found)
+            self._shared.judge.on_checkpoints_durable(self._shared.kernel.now_ns, name.number, found)
 
     def _note_saved(self, found: Iterable[AgentCheckpoint]) -> None:
-        now_ns, books = self._desk.kernel.now_ns, self._desk.judge.books
+        now_ns, books = self._shared.kernel.now_ns, self._shared.judge.books
         for captured in filter(None, map(books.find, found)):
-            self._desk.figures.on_saved(now_ns - captured.t_ns)
+            self._shared.figures.on_saved(now_ns - captured.t_ns)
 
     def on_known(self, path: str) -> None:
         """The coordinator has acknowledged a pack of checkpoints to its host."""
         name = layout.parse_any_pack_path(path)
         for agent, number in self._packs.get(path, ()):
-            self._desk.judge.on_checkpoints_known(0 if name is None else name.number, agent, number)
+            self._shared.judge.on_checkpoints_known(0 if name is None else name.number, agent, number)
 
     # ---- what the leader publishes and deletes --------------------------------------------------------------------
 
     def on_published(self, epoch: int, root: str) -> None:
         """A leader has written an epoch's ref."""
-        self._desk.judge.on_published(self._desk.kernel.now_ns, epoch, root)
-        if self._desk.scenario.run.retention and epoch not in self._published_ms:
+        self._shared.judge.on_published(self._shared.kernel.now_ns, epoch, root)
+        if self._shared.scenario.run.retention and epoch not in self._published_ms:
             with contextlib.suppress(SnaplineError):
                 self._published_ms[epoch] = self._created_of(epoch, root)
 
     def on_released(self, epoch: int) -> None:
         """A leader has released an epoch's outputs: the file, if there is one, says what."""
-        self._desk.judge.on_released(self._desk.kernel.now_ns, epoch, self._read_release(epoch))
+        self._shared.judge.on_released(self._shared.kernel.now_ns, epoch, self._read_release(epoch))
 
     def _read_release(self, epoch: int) -> Release | None:
         try:
@@ -118,16 +118,16 @@ class StoreNotes:
         epoch = self._log.canonical.newest_complete()
         is_readable = not epoch or bool(self.flipped) or self._is_readable(epoch)
         for plan, checkpoints in (missing or {0: []}).items():
-            self._desk.judge.on_deleted(self._desk.kernel.now_ns, is_readable, checkpoints, plan=plan)
+            self._shared.judge.on_deleted(self._shared.kernel.now_ns, is_readable, checkpoints, plan=plan)
 
     def _note_refs(self, node: str) -> None:
         """Report the epochs left in the store, where a retention policy is set."""
-        if not self._desk.scenario.run.retention or self.flipped:
+        if not self._shared.scenario.run.retention or self.flipped:
             return
         after = set(self._reader.epochs())
         before_ms = {**self._created_ms(after - self._published_ms.keys()), **self._published_ms}
-        now_ms = self._desk.clocks.wall_ns(node) // 1_000_000
-        self._desk.judge.on_retained(self._desk.kernel.now_ns, before_ms, after, now_ms=now_ms)
+        now_ms = self._shared.clocks.wall_ns(node) // 1_000_000
+        self._shared.judge.on_retained(self._shared.kernel.now_ns, before_ms, after, now_ms=now_ms)
         self._published_ms = {epoch: each for epoch, each in self._published_ms.items() if epoch in after}
 
     def _created_ms(self, untold: set[int]) -> dict[int, int]:
@@ -146,7 +146,7 @@ class StoreNotes:
 
     def on_damaged(self, path: str) -> None:
         """The coordinator has found a file that is not what was written; "" if it has not."""
-        self._desk.judge.probes.sometimes(bool(path) and path not in self.flipped, "torn write found")
+        self._shared.judge.probes.sometimes(bool(path) and path not in self.flipped, "torn write found")
 
     def files_of(self, epoch: int) -> list[str]:
         """Return all files of a complete epoch."""
@@ -172,7 +172,7 @@ class StoreNotes:
             found, error = self._read_epoch(epoch)
             if found is None:
                 text = f"epoch {epoch} was complete, and lost with the power of {host}: {error}"
-                self._desk.say("durable", "G4", text)
+                self._shared.say("durable", "G4", text)
         self._check_refs(host)
 
     def _check_refs(self, node: str) -> None:
@@ -182,7 +182,7 @@ class StoreNotes:
                 found, error = self.read_root(epoch, self._reader.read_ref(epoch))
                 if found is None:
                     text = f"epoch {epoch} is listed after {node} lost its power, and is not whole: {error}"
-                    self._desk.say("listed", "G4", text)
+                    self._shared.say("listed", "G4", text)
 
     # ---- epochs, read whole ---------------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class StoreNotes:
         """Every epoch that is kept, but the newest, which plans and oracles have read."""
         for epoch in self._log.canonical.complete_epochs()[:-1]:
             if not self.is_flipped(epoch):
-                self._desk.judge.on_read_back(self._desk.kernel.now_ns, epoch, *self._read_epoch(epoch))
+                self._shared.judge.on_read_back(self._shared.kernel.now_ns, epoch, *self._read_epoch(epoch))
 
     def _is_readable(self, epoch: int) -> bool:
         """Return whether every byte of a complete epoch can be read. Files identical to last time are not read again."""
@@ -234,7 +234,7 @@ class StoreNotes:
         if not checkpoint.parts:
             return checkpoint
         contents = parts.read(checkpoint.agent, checkpoint.parts)
-        made = restored(self._desk.workload.fleet, checkpoint, contents)
+        made = restored(self._shared.workload.fleet, checkpoint, contents)
         state = encode_state(checkpoint.agent, made, agent_type(type(made)))
         return replace(checkpoint, state=state, parts=[])
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from snapline.agent_runtime.fleet import Stubs, stubs_of
 from snapline.sim.result import ExecutedFault
-from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.kernel import NotSimulatedError
 from snapline.sim.world.waiting import VirtualLoop, Wait, drive
+from snapline.sim.world.world_state import WorldState
 
 MS = 1_000_000
 
@@ -37,14 +37,14 @@ _PER_MILLE = 1000
 class Outages:
     """Failures of calls, by kind; `is_over`: none any more."""
 
-    def __init__(self, desk: WorldDesk) -> None:
-        self._desk = desk
+    def __init__(self, shared: WorldState) -> None:
+        self._shared = shared
         self.is_over = False
 
     def drawn(self, name: str, number: int) -> str:
         """ "", "late", "lost" or "failed"."""
-        steps = self._desk.scenario.steps
-        drawn = _PER_MILLE - 1 - self._desk.choices.pick("steps", (name, number, "fate"), _PER_MILLE)
+        steps = self._shared.scenario.steps
+        drawn = _PER_MILLE - 1 - self._shared.choices.pick("steps", (name, number, "fate"), _PER_MILLE)
         if self.is_over:
             return ""
         for fate, per_mille in (
@@ -59,7 +59,7 @@ class Outages:
 
     def note(self, text: str) -> None:
         """A call has gone wrong."""
-        self._desk.faults.append(ExecutedFault("step", text, self._desk.kernel.now_ns))
+        self._shared.faults.append(ExecutedFault("step", text, self._shared.kernel.now_ns))
 
 
 class StubCall:
@@ -71,7 +71,7 @@ class StubCall:
 
     def __init__(
         self,
-        desk: WorldDesk,
+        shared: WorldState,
         outages: Outages,
         name: str,
         number: int,
@@ -79,7 +79,7 @@ class StubCall:
         arrived: Callable[[Callable[[], Any] | None], None],
     ) -> None:
         """`arrived`: called when the request is there, with what the stub has answered, or with None if it never will be."""
-        self._desk = desk
+        self._shared = shared
         self._name = name
         self._number = number
         self._function = function
@@ -89,7 +89,7 @@ class StubCall:
         self._begin(outages)
 
     def _pick(self, what: str, n: int) -> int:
-        return self._desk.choices.pick("steps", (self._name, self._number, what), n)
+        return self._shared.choices.pick("steps", (self._name, self._number, what), n)
 
     def _way_ns(self, way: str) -> int:
         return WAY_LEAST_NS + WAY_JITTER_NS * self._pick(way, WAY_STEPS) // WAY_STEPS
@@ -118,11 +118,11 @@ class StubCall:
         self._in(there_ns, self._lose if is_before and self._fate != "late" else self._arrive)
 
     def _in(self, delay_ns: int, call: Callable[[], None]) -> None:
-        self._desk.call_at(self._desk.kernel.now_ns + delay_ns, call)
+        self._shared.call_at(self._shared.kernel.now_ns + delay_ns, call)
 
     def _arrive(self) -> None:
         """The request is there."""
-        loop = VirtualLoop(self._desk.kernel)
+        loop = VirtualLoop(self._shared.kernel)
         drive(loop, _called(self._function), self._done)
 
     def _lose(self) -> None:
@@ -145,9 +145,9 @@ class StubCall:
         try:
             answer()
         except AssertionError as error:
-            self._desk.say("stub", "stub", f"the stub of step {self._name!r}: {_said(error)}")
+            self._shared.say("stub", "stub", f"the stub of step {self._name!r}: {_said(error)}")
         except NotSimulatedError as error:
-            self._desk.misused(f"step {self._name!r}: {error}")
+            self._shared.misused(f"step {self._name!r}: {error}")
 
     def _broken(self) -> None:
         """Break the connection: the outcome stays unknown."""
@@ -161,7 +161,7 @@ class StubCall:
         return self._answer()
 
 
-class StubDesk:
+class StubServices:
     """The stubs of one run.
 
     Attributes:
@@ -170,11 +170,11 @@ class StubDesk:
         done: outside key of an effect → what its stub has answered. A person who looks there finds that.
     """
 
-    def __init__(self, desk: WorldDesk) -> None:
-        self._desk = desk
-        self._stubs: Stubs | None = stubs_of(desk.workload.fleet)
+    def __init__(self, shared: WorldState) -> None:
+        self._shared = shared
+        self._stubs: Stubs | None = stubs_of(shared.workload.fleet)
         self._calls: dict[str, int] = {}
-        self.outages = Outages(desk)
+        self.outages = Outages(shared)
         self.as_they_are: dict[str, None] = {}
         self.done: dict[str, Any] = {}
         self._under_way: dict[str, int] = {}
@@ -204,13 +204,13 @@ class StubDesk:
                 f"step {name!r} has no stub; Fleet(simulate=…) has for: {known}. Add one; if the step's function touches nothing outside, "
                 "give that function itself"
             )
-            self._desk.misused(text)
+            self._shared.misused(text)
             raise NotSimulatedError(text)
         number = self._calls[name] = self._calls.get(name, 0) + 1
         key = _outside_key_of(name, function)
         self._under_way[key] = self._under_way.get(key, 0) + 1
         arrived = functools.partial(self._note_arrived, key)
-        return StubCall(self._desk, self.outages, name, number, _with_arguments(self._stubs[name], function), arrived)
+        return StubCall(self._shared, self.outages, name, number, _with_arguments(self._stubs[name], function), arrived)
 
 
 def _outside_key_of(name: str, function: Callable[[], Any]) -> str:

@@ -14,7 +14,7 @@ class Workers:
     def __init__(self, host: HostRun, hangs: Callable[[Hanging], bool]) -> None:
         """`hangs`: whether such calls hang."""
         self._host = host
-        self._stores = host.desk.stores
+        self._stores = host.shared.stores
         self._hangs = hangs
         self._busy_until_ns = 0
         self._count = 0
@@ -29,17 +29,17 @@ class Workers:
 
     def store(self, work: Callable[[], None]) -> None:
         """Run a store call after those before it, when its time has passed."""
-        begin_ns = max(self._host.desk.kernel.now_ns, self._busy_until_ns)
+        begin_ns = max(self._host.shared.kernel.now_ns, self._busy_until_ns)
         self._busy_until_ns = begin_ns + self._cost_ns()
         self._host.later(self._busy_until_ns, self._work, ("store", work))
 
     def evaluate(self, work: Callable[[], None]) -> None:
         """Run `stop_when` when its time has passed."""
-        self._host.later(self._host.desk.kernel.now_ns + self._cost_ns(), self._work, ("stop", work))
+        self._host.later(self._host.shared.kernel.now_ns + self._cost_ns(), self._work, ("stop", work))
 
     def log(self, work: Callable[[], None]) -> None:
         """Run a log call when its time has passed; the same disk may hang."""
-        self._host.later(self._host.desk.kernel.now_ns + self._cost_ns(), self._work, ("store", work))
+        self._host.later(self._host.shared.kernel.now_ns + self._cost_ns(), self._work, ("store", work))
 
     def _cost_ns(self) -> int:
         self._count += 1

@@ -1,6 +1,6 @@
 """A fleet in virtual time: production cores, carriers, agents, leader and store, in a simulated network on a simulated disk.
 
-What decides is the product. What surrounds it is here, in parts that share a desk (`desk.py`): hosts that die and come back
+What decides is the product. What surrounds it is here, in parts that share a desk (`shared.py`): hosts that die and come back
 (`hosts.py`, `host.py`), links and streams that break (`network.py`, `links.py`, `session.py`), replicas of the coordinator
 (`simulated_replica.py`) on a model of their log (`replicated_log.py`), a disk that forgets what was not synced (`disk.py`). Faults are carried
 out by `executor.py`; what hosts, coordinators and log do is told to the judge by `notes.py`, and the parts judge nothing themselves.
@@ -24,19 +24,19 @@ from snapline.sim.oracles.survivors import Frozen
 from snapline.sim.scenario import Scenario, joining_hosts, reads_outputs
 from snapline.sim.workloads.workload import Workload
 from snapline.sim.world.clients import Clients
-from snapline.sim.world.desk import WorldDesk
 from snapline.sim.world.executor import SimExecutor
 from snapline.sim.world.hosts import Hosts
 from snapline.sim.world.kernel import Journal
 from snapline.sim.world.mover import Mover
 from snapline.sim.world.notes import WorldNotes
 from snapline.sim.world.operators import SimOperator
-from snapline.sim.world.pending_work import Outlook
+from snapline.sim.world.pending_work import PendingWork
 from snapline.sim.world.reader import SimReader
 from snapline.sim.world.recording import Recording
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.restorer import Restorer
-from snapline.sim.world.simulated_replica import Seat, SimLeader
+from snapline.sim.world.simulated_replica import SimLeader, SimulatedReplica
+from snapline.sim.world.world_state import WorldState
 
 
 class World:
@@ -52,11 +52,11 @@ class World:
         recording: Recording | None = None,
         journal: Journal | None = None,
     ) -> None:
-        self.desk = desk = WorldDesk(scenario, seed, choices, workload, recording=recording, journal=journal)
+        self.shared = shared = WorldState(scenario, seed, choices, workload, recording=recording, journal=journal)
         self.log = SimulatedLog(
-            desk.coordinators,
-            at=desk.call_at,
-            now=lambda: desk.kernel.now_ns,
+            shared.coordinators,
+            at=shared.call_at,
+            now=lambda: shared.kernel.now_ns,
             choices=choices,
             delay_ns=self._raft_delay_ns,
             on_standing=self._on_standing,
@@ -64,28 +64,28 @@ class World:
         )
         self._raft_messages = 0
         self._release_awaited: int | None = None
-        self.notes = WorldNotes(desk, self.log, self._frozen)
+        self.notes = WorldNotes(shared, self.log, self._frozen)
         self.notes.log.on_running.append(self._ask_soon)
-        restorer = Restorer(desk, self.log, self._leader, self._does_one_stand, self._is_calling)
+        restorer = Restorer(shared, self.log, self._leader, self._does_one_stand, self._is_calling)
         self.notes.on_restore_answered = restorer.on_answered
         self.notes.log.on_running.append(restorer.start)
-        mover = Mover(desk, self.log, self._tell_leader)
+        mover = Mover(shared, self.log, self._tell_leader)
         self.notes.on_moves_answered = mover.on_answered
         self.notes.log.on_running.append(mover.start)
-        self.seats = {node: Seat(desk, self.log, self.notes, node) for node in desk.coordinators}
-        self.hosts = Hosts(desk, self.notes, self.seats)
-        self.executor = SimExecutor(desk, self.log, self.seats, self.hosts, self.notes)
-        self.clients = Clients(desk, self.log, self.hosts)
-        self.operator = SimOperator(desk, self.log, self.hosts)
-        self.reader = SimReader(desk, desk.stores.reader, lambda: bool(self.notes.store.flipped))
-        self.outlook = Outlook(desk, self.log, self.hosts, self.notes)
+        self.seats = {node: SimulatedReplica(shared, self.log, self.notes, node) for node in shared.coordinators}
+        self.hosts = Hosts(shared, self.notes, self.seats)
+        self.executor = SimExecutor(shared, self.log, self.seats, self.hosts, self.notes)
+        self.clients = Clients(shared, self.log, self.hosts)
+        self.operator = SimOperator(shared, self.log, self.hosts)
+        self.reader = SimReader(shared, shared.stores.reader, lambda: bool(self.notes.store.flipped))
+        self.outlook = PendingWork(shared, self.log, self.hosts, self.notes)
         self._start()
 
     def _start(self) -> None:
-        for node in self.desk.coordinators:
+        for node in self.shared.coordinators:
             self.log.start(node)
-        late = joining_hosts(self.desk.scenario)
-        for host in self.desk.hosts:
+        late = joining_hosts(self.shared.scenario)
+        for host in self.shared.hosts:
             if host not in late:
                 self.hosts.start(host)
         self.clients.start()
@@ -96,7 +96,7 @@ class World:
 
     def _raft_delay_ns(self, one: str, other: str) -> int | None:
         self._raft_messages += 1
-        return self.desk.network.path_ns(one, other, ("raft", one, other, self._raft_messages))
+        return self.shared.network.path_ns(one, other, ("raft", one, other, self._raft_messages))
 
     def _on_standing(self, node: str, standing: Standing) -> None:
         self.notes.log.on_standing(node, standing)
@@ -121,7 +121,7 @@ class World:
             return frozen
         core = run.carrier.core
         still = [x.id for x in core.agents.values() if x.current is None and x.is_born and not x.is_failed]
-        self.desk.judge.on_frozen(frozen.host, core.start, frozen.plan, frozen.number, still)
+        self.shared.judge.on_frozen(frozen.host, core.start, frozen.plan, frozen.number, still)
         return replace(frozen, start=core.start)
 
     # ---- who uses the fleet ---------------------------------------------------------------------------------------
@@ -131,17 +131,17 @@ class World:
         self.notes.log.on_running.insert(0, call)
 
     def _ask_soon(self) -> None:
-        self.desk.call_at(self.desk.kernel.now_ns, self._ask_for_snapshots)
+        self.shared.call_at(self.shared.kernel.now_ns, self._ask_for_snapshots)
 
     def _ask_for_snapshots(self) -> None:
         """Ask the leader for a snapshot now, and periodically from then on."""
-        every_ns = self.desk.scenario.run.snapshots_every_ns
+        every_ns = self.shared.scenario.run.snapshots_every_ns
         if not every_ns:
             return
         leader = self._leader()
         if leader is not None:
             self.notes.questions.put(leader)
-        self.desk.call_at(self.desk.kernel.now_ns + every_ns, self._ask_for_snapshots)
+        self.shared.call_at(self.shared.kernel.now_ns + every_ns, self._ask_for_snapshots)
 
     def _leader(self) -> SimLeader | None:
         return next((seat.leader for seat in self.seats.values() if seat.leader is not None), None)
@@ -163,7 +163,7 @@ class World:
     def complete_fleet(self) -> None:
         """Start all hosts of a fleet that has never begun: it needs each once, even those that left permanently."""
         if self.log.canonical.plan is None:
-            for host in self.desk.hosts[: self.desk.scenario.fleet.hosts]:
+            for host in self.shared.hosts[: self.shared.scenario.fleet.hosts]:
                 self.hosts.start(host)
 
     def owed(self) -> list[str]:
@@ -186,14 +186,14 @@ class World:
 
     def check_outputs(self) -> None:
         """Check that released outputs are still there, and that the cursor's reader has had exactly these."""
-        if self.notes.store.flipped or not reads_outputs(self.desk.scenario):
+        if self.notes.store.flipped or not reads_outputs(self.shared.scenario):
             return
-        oracle = self.desk.judge.books.outputs
-        oracle.check_files(self.desk.kernel.now_ns, self.notes.store.releases())
+        oracle = self.shared.judge.books.outputs
+        oracle.check_files(self.shared.kernel.now_ns, self.notes.store.releases())
         had, released = flat(self.reader.read()), flat(oracle.had)
         if had != released:
             text = f"a reader has had {len(had)} outputs, and {len(released)} are released and not taken back"
-            self.desk.say("reader", "R2", text)
+            self.shared.say("reader", "R2", text)
 
     def validate(self) -> None:
         """Invariants of all cores."""
@@ -204,7 +204,7 @@ class World:
 
     def probe_at_end(self) -> None:
         """Hit probes for facts that can only be counted."""
-        probes, refused = self.desk.judge.probes, self.desk.stores.disk.refused
+        probes, refused = self.shared.judge.probes, self.shared.stores.disk.refused
         probes.sometimes(errno.ENOSPC in refused, "disk full")
         probes.sometimes(errno.EIO in refused, "disk failed")
         faults = self.executor.faults

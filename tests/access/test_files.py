@@ -21,7 +21,7 @@ from snapline.coordinator.service.backup import write_backup
 from snapline.deploy import launch_agent
 from snapline.deploy.child import Child
 from snapline.deploy.data_directory import LOGS_FOLDER, STORE_FOLDER, lock, write_address
-from snapline.deploy.kept_fleet import KeptPlan, write_plan
+from snapline.deploy.kept_fleet import DetachedPlan, write_plan
 from snapline.deploy.plan import FleetPlan
 from snapline.deploy.scaling import want_hosts
 from snapline.messages.coordinator_client import CoordinatorClient
@@ -99,7 +99,7 @@ def write_secrets(folder: Path) -> None:
 async def write_launchers_files(data: Path) -> None:
     """As `snapline up` does in a folder that was there before."""
     os.close(lock(data))
-    write_plan(data, KeptPlan("ssh", FleetPlan("f", "m:f", str(data), 1, {})))
+    write_plan(data, DetachedPlan("ssh", FleetPlan("f", "m:f", str(data), 1, {})))
     write_address(data, "127.0.0.1:1")
     want_hosts(data, 1)
     start_in_background(["version"], data, 0.0).wait()
@@ -111,7 +111,7 @@ async def look_at_a_post(patch: pytest.MonkeyPatch) -> tuple[set[str], dict[str,
     with tempfile.TemporaryDirectory() as folder:
         patch.setattr(launch_agent, "MEMORY", Path(folder) / "memory")
         launch_agent.MEMORY.mkdir()
-        running = launch_agent.Post(launch_agent.runtime_folder("key"), Path(folder))
+        running = launch_agent.LaunchAgent(launch_agent.runtime_folder("key"), Path(folder))
         serving = asyncio.create_task(running.serve(launch_agent.IDLE_S))
         while not serving.done() and not list(launch_agent.MEMORY.rglob(launch_agent.SOCKET)):
             await asyncio.sleep(0.01)

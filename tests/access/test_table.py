@@ -17,7 +17,7 @@ from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.protos import v1
 from snapline.security import rpc_authorization
 from snapline.security.rpc_authorization import RPC_RULES
-from snapline.telemetry import metrics_server as metrics_door
+from snapline.telemetry import metrics_server as metrics_endpoint
 from snapline.view.acting import Operators
 from snapline.view.app import View
 
@@ -40,7 +40,7 @@ def test_the_guard_goes_by_the_same_roles_and_sizes() -> None:
         assert set(door.roles) == {role.rstrip("!") for role in row.roles.split()}, rpc
         assert door.is_for_itself == ("!" in row.roles), rpc
         assert door.request_bytes_max == (0 if row.is_stream else row.bytes_max), rpc
-    assert set(metrics_door.READERS) == set(METRICS_READERS.split())
+    assert set(metrics_endpoint.READERS) == set(METRICS_READERS.split())
 
 
 def routes_of(routes: object) -> set[str]:

@@ -159,8 +159,10 @@ class ScriptedFleet:
 
     def _link_all(self) -> None:
         for host, other in itertools.combinations(self.hosts(), 2):
-            desk = host.core.desk
-            knock = LinkIdentity(desk.cluster, other.name, other.start, host.name, host.start, desk.plan).hello(0, 0, 0)
+            shared = host.core.shared
+            knock = LinkIdentity(shared.cluster, other.name, other.start, host.name, host.start, shared.plan).hello(
+                0, 0, 0
+            )
             host.feed(ev.PeerKnocked(knock))
 
     def do_hear(self, command: ScriptCommand) -> None:

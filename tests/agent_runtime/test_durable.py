@@ -17,7 +17,7 @@ import snapline
 from snapline.agent_runtime import durable
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.context import Context
-from snapline.agent_runtime.durable import DONE, FAILED, LATE, Stand, TurnJournal, read_call, reply_to
+from snapline.agent_runtime.durable import DONE, FAILED, LATE, SegmentEnd, TurnJournal, read_call, reply_to
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
@@ -80,7 +80,7 @@ async def play(ctx: Context, words: Sequence[str], seen: list[object]) -> None:
                 ctx.send("c", Told(place))
 
 
-def answer(stand: Stand, place: int) -> JournalEntry:
+def answer(stand: SegmentEnd, place: int) -> JournalEntry:
     """What comes of an entry: known from its place alone, whoever asks."""
     kind, name, digest = stand.waits.kind, stand.waits.name, stand.waits.digest
     if kind == "step":

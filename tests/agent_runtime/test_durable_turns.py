@@ -198,9 +198,9 @@ def test_an_agent_that_stops_buries_what_was_put_off() -> None:
     driver = waiting(CALL)
     driver.remote_sends("z", "a", OTHER, reply())
     driver.end("a", stops=True)
-    agent, before = driver.core.agents["a"], driver.core.desk.counts.dead_letters
+    agent, before = driver.core.agents["a"], driver.core.shared.counts.dead_letters
     driver.core._mailboxes.drain(agent)
-    assert not agent.stash and driver.core.desk.counts.dead_letters == before + 1
+    assert not agent.stash and driver.core.shared.counts.dead_letters == before + 1
 
 
 # -- failures ------------------------------------------------------------------------------------------------------------

@@ -219,9 +219,9 @@ def another_key(patch: Patch) -> None:
     intended = Effects._call_if_released
 
     def mutant(self, agent, turn, effects, opened):  # type: ignore[no-untyped-def]  # as the method
-        cluster, self._desk.cluster = self._desk.cluster, f"c{agent.incarnation}"
+        cluster, self._shared.cluster = self._shared.cluster, f"c{agent.incarnation}"
         intended(self, agent, turn, effects, opened)
-        self._desk.cluster = cluster
+        self._shared.cluster = cluster
 
     patch.setattr(Effects, "_call_if_released", mutant)
 

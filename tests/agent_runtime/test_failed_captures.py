@@ -57,11 +57,11 @@ def test_the_turn_behind_a_forced_checkpoint_that_failed_does_not_count(make: Ma
     """Its sends would carry the index of a checkpoint that does not exist."""
     driver = make()
     force(driver)
-    consumed, turns = driver.core.agents["a"].inlets["z"].consumed, driver.core.desk.counts.turns
+    consumed, turns = driver.core.agents["a"].inlets["z"].consumed, driver.core.shared.counts.turns
     said = driver.end("a", ("b", b"\x01x"), timers=[("late", 5, b"")], spawns=[("c", "k", b"")])
     assert not said and "b" not in driver.turns, "nothing leaves"
     assert driver.core.agents["a"].inlets["z"].consumed == consumed, "its message is not received"
-    assert driver.core.desk.counts.turns == turns and not driver.core.agents["a"].timers
+    assert driver.core.shared.counts.turns == turns and not driver.core.agents["a"].timers
 
 
 def test_a_failing_turn_behind_it_means_nothing_either(make: Make) -> None:
@@ -94,8 +94,8 @@ def test_what_a_checkpoint_does_not_hold_is_said_behind_it(make: Make) -> None:
     driver = make()
     driver.wake("b")
     said = driver.end("b", ("a", b"\x00\x00\x01k"))
-    kinds = [type(x) for x in said if isinstance(x, ev.TakeCheckpoint | lt.MessageBuried) and x.agent == "a"]
-    assert kinds == [ev.TakeCheckpoint, lt.MessageBuried]
+    kinds = [type(x) for x in said if isinstance(x, ev.TakeCheckpoint | lt.MessageDeadLettered) and x.agent == "a"]
+    assert kinds == [ev.TakeCheckpoint, lt.MessageDeadLettered]
 
 
 def test_a_freeze_names_those_whose_image_failed(make: Make) -> None:
@@ -143,7 +143,7 @@ def a_failed_agent_goes_on(patch: pytest.MonkeyPatch) -> None:
     end = TurnEnds.on_turn_ended
 
     def mutant(self: TurnEnds, event: ev.TurnEnded) -> None:
-        agent = self._desk.agents[event.agent]
+        agent = self._shared.agents[event.agent]
         agent.is_failed, was_failed = False, agent.is_failed
         end(self, event)
         agent.is_failed = was_failed

@@ -19,7 +19,7 @@ from snapline.agent_runtime.durable import REFUSED
 from snapline.agent_runtime.encoding import encode_body, encode_message
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host.core import HostCore
-from snapline.agent_runtime.snapshots.forking import Fork, ForkWish, fork_snapshot
+from snapline.agent_runtime.snapshots.forking import Fork, ForkRequest, fork_snapshot
 from snapline.agent_runtime.snapshots.state_setting import SettingError
 from snapline.agent_runtime.undoing import UNDO
 from snapline.errors import EncodingError, FleetDefinitionError, UsageError
@@ -161,7 +161,7 @@ def library(**options: Any) -> Fleet:
 def fork(store: Store, to: Path, *, settings: Mapping[str, str] | None = None, **options: Any) -> Fork:
     encoded = {place: value.encode() for place, value in (settings or {}).items()}
     fleet = options.pop("fleet", library())
-    return fork_snapshot(store, 4, str(to), ForkWish(name="f", settings=encoded, fleet=fleet, **options))
+    return fork_snapshot(store, 4, str(to), ForkRequest(name="f", settings=encoded, fleet=fleet, **options))
 
 
 def states_of(store: str | Path) -> dict[str, Any]:

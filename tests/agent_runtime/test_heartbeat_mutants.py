@@ -19,8 +19,8 @@ def every_attempt_counts_anew(patch: Patch) -> None:
 
     def mutant(self: HostLinks, event: ev.StreamClosed) -> None:
         closed(self, event)
-        for peer in self._desk.peers.values():
-            peer.broken_ns = self._desk.now
+        for peer in self._shared.peers.values():
+            peer.broken_ns = self._shared.now
 
     patch.setattr(HostLinks, "on_stream_closed", mutant)
 

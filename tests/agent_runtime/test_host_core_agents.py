@@ -87,7 +87,7 @@ def test_a_message_that_overtakes_the_creation_waits_for_it(drive: Drive) -> Non
     driver = drive()
     request = spawn(driver)
     driver.remote_sends("z", "c", b"\x011", b"\x012")
-    assert not driver.turns and not driver.core.desk.counts.dead_letters
+    assert not driver.turns and not driver.core.shared.counts.dead_letters
     reserve(driver, request)
     order = []
     while "c" in driver.turns:
@@ -106,7 +106,7 @@ def test_a_channel_that_opens_before_the_creation_belongs_to_it(drive: Drive) ->
     reserve(driver, request)
     driver.end("c")
     driver.remote_sends("y", "c", b"\x011")
-    assert driver.turns["c"].payload == b"\x011" and not driver.core.desk.counts.dead_letters
+    assert driver.turns["c"].payload == b"\x011" and not driver.core.shared.counts.dead_letters
 
 
 def test_what_came_early_for_a_refused_spawn_is_dead_letters(drive: Drive) -> None:
@@ -114,7 +114,7 @@ def test_what_came_early_for_a_refused_spawn_is_dead_letters(drive: Drive) -> No
     request = spawn(driver)
     driver.remote_sends("z", "c", b"\x011", b"\x012")
     reserve(driver, request, refused="no")
-    assert driver.core.desk.counts.dead_letters == 3
+    assert driver.core.shared.counts.dead_letters == 3
     (inlet,) = [inlet for inlet in driver.core.peers["h2"].inlets.values() if inlet.receiver == "c"]
     assert inlet.consumed == 2, "else the sender's window would stay narrow"
 
@@ -309,7 +309,7 @@ def test_a_stopped_agent_takes_no_more_turns_and_is_forgotten(drive: Drive) -> N
     assert "a" not in driver.turns
     commands = driver.feed(msg.AgentRetired(request, (), ""))
     assert ev.ForgetAgent("a") in commands and "a" not in driver.core.agents
-    assert driver.core.desk.counts.dead_letters == 1
+    assert driver.core.shared.counts.dead_letters == 1
 
 
 def test_what_is_sent_to_an_agent_that_left_is_dead_letters(drive: Drive) -> None:
@@ -321,7 +321,7 @@ def test_what_is_sent_to_an_agent_that_left_is_dead_letters(drive: Drive) -> Non
     driver.wake("b")
     driver.end("b", *[("a", b"\x01")] * 1000, ("z", b"\x01z"))
     driver.remote_sends("z", "a", *[b"\x01"] * CHANNEL_CREDIT)
-    assert driver.core.desk.counts.dead_letters == 1000 + CHANNEL_CREDIT
+    assert driver.core.shared.counts.dead_letters == 1000 + CHANNEL_CREDIT
     assert driver.core.agents["b"].parked == 0
     driver.flush()
     assert driver.remote.credits[driver.remote.channels["z", "a"]] == 2 * CHANNEL_CREDIT
@@ -335,10 +335,10 @@ def test_what_was_parked_for_an_agent_that_left_is_dead_letters(drive: Drive) ->
     driver.end("b", *[("a", b"\x01")] * 5000)
     driver.end("a", stops=True)
     driver.feed(msg.AgentRetired(driver.last(msg.RetireAgent).request, (), ""))
-    assert driver.core.agents["b"].parked == 0 and driver.core.desk.counts.dead_letters == 5000
+    assert driver.core.agents["b"].parked == 0 and driver.core.shared.counts.dead_letters == 5000
     driver.wake("b")
     driver.end("b", *[("a", b"\x01")] * 1000)
-    assert driver.core.agents["b"].parked == 0 and driver.core.desk.counts.dead_letters == 6000
+    assert driver.core.agents["b"].parked == 0 and driver.core.shared.counts.dead_letters == 6000
 
 
 def test_an_unbounded_number_of_parked_messages_can_be_given_up(drive: Drive) -> None:
@@ -348,7 +348,7 @@ def test_an_unbounded_number_of_parked_messages_can_be_given_up(drive: Drive) ->
     driver.end("b", *[("a", b"\x01")] * 300_000)
     driver.end("a", stops=True)
     driver.feed(msg.AgentRetired(driver.last(msg.RetireAgent).request, (), ""))
-    assert driver.core.desk.counts.dead_letters == 300_000
+    assert driver.core.shared.counts.dead_letters == 300_000
 
 
 def test_an_outbox_drains_before_the_leave_is_asked_for(drive: Drive) -> None:
@@ -428,7 +428,7 @@ def test_timers_of_a_leaver_come_to_nothing(drive: Drive) -> None:
     driver.end("a", timers=[("t", 5, b"\x01")], stops=True)
     driver.feed(ev.TimerFired())
     driver.feed(msg.AgentRetired(driver.last(msg.RetireAgent).request, (), ""))
-    assert not driver.turns and driver.core.desk.counts.dead_letters == 0
+    assert not driver.turns and driver.core.shared.counts.dead_letters == 0
 
 
 # ---- whereabouts ----------------------------------------------------------------------------------------------------
@@ -500,7 +500,7 @@ def test_an_older_answer_does_not_undo_what_is_known_here(drive: Drive) -> None:
 def test_messages_for_an_agent_that_is_not_here_are_dead_letters(drive: Drive) -> None:
     driver = drive()
     driver.remote_sends("z", "ghost", b"\x011", b"\x012")
-    assert driver.core.desk.counts.dead_letters == 2 and not driver.turns
+    assert driver.core.shared.counts.dead_letters == 2 and not driver.turns
 
 
 def test_messages_for_another_incarnation_are_dead_letters(drive: Drive) -> None:
@@ -508,7 +508,7 @@ def test_messages_for_another_incarnation_are_dead_letters(drive: Drive) -> None
     driver.connect()
     driver.remote.send("z", "a", b"\x011", incarnation=7)
     driver.pump()
-    assert driver.core.desk.counts.dead_letters == 1 and not driver.turns
+    assert driver.core.shared.counts.dead_letters == 1 and not driver.turns
 
 
 def test_what_the_coordinator_may_not_have_heard_is_said_again(drive: Drive) -> None:

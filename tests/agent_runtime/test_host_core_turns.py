@@ -27,7 +27,7 @@ def test_every_agent_starts_once(drive: Drive) -> None:
     driver = drive(starts=False)
     assert {turn.agent: turn.what for turn in driver.turns.values()} == {"a": "start", "b": "start"}
     driver.end_all()
-    assert not driver.turns and driver.core.desk.counts.turns == 2
+    assert not driver.turns and driver.core.shared.counts.turns == 2
 
 
 def test_messages_become_turns_one_by_one_and_in_order(drive: Drive) -> None:
@@ -77,11 +77,11 @@ def test_a_failed_turn_is_undone_and_tried_again_then_buried_with_its_traceback(
     for _ in range(2):
         assert driver.fail("a", retries=2) == [ev.UndoTurn("a"), first]
     commands = driver.fail("a", "Traceback …\nValueError: no", retries=2)
-    (buried,) = driver.all_of(lt.MessageBuried)
+    (buried,) = driver.all_of(lt.MessageDeadLettered)
     assert commands[0] == ev.UndoTurn("a") and (buried.agent, buried.error) == ("a", "ValueError: no")
     (letter,) = driver.core.agents["a"].dead_letters
     assert (letter.sender, letter.payload, letter.attempts, letter.time_ns) == ("z", b"\x01w", 3, 5)
-    assert letter.error == "Traceback …\nValueError: no" and driver.core.desk.counts.dead_letters == 1
+    assert letter.error == "Traceback …\nValueError: no" and driver.core.shared.counts.dead_letters == 1
 
 
 def test_attempts_are_counted_for_each_message(drive: Drive) -> None:

@@ -189,7 +189,7 @@ def a_crashed_agent_goes_on_without_the_message(patch: Patch) -> None:
     def make(failed: Any) -> Any:
         def lossy(self: TurnEnds, event: ev.TurnFailed) -> None:
             failed(self, event)
-            agent = self._desk.agents.get(event.agent)
+            agent = self._shared.agents.get(event.agent)
             if agent is not None and agent.is_failed and event.on_error == "recover":
                 agent.is_failed = False
                 self._mailboxes.consume(agent.mailbox.popleft())
@@ -204,7 +204,7 @@ def a_running_turn_does_not_delay_the_record(patch: Patch) -> None:
     def make(begin: Any) -> Any:
         def hasty(self: CoordinatedMode, epoch: int) -> None:
             begin(self, epoch)
-            for agent in list(self._desk.agents.values()):
+            for agent in list(self._shared.agents.values()):
                 if agent.current is not None and agent.owes:
                     self._record(agent)
 
@@ -240,9 +240,9 @@ def leavers_go_at_once(patch: Patch) -> None:
 def a_plan_keeps_the_queue_of_the_old_links(patch: Patch) -> None:
     def make(drop: Any) -> Any:
         def keeping(self: HostLinks) -> None:
-            peers = dict(self._desk.peers)
+            peers = dict(self._shared.peers)
             drop(self)
-            self._desk.peers.update(peers)
+            self._shared.peers.update(peers)
 
         return keeping
 

@@ -357,7 +357,7 @@ def test_input_whose_handler_fails_for_good_is_a_dead_letter_and_consumed(driver
     driver.feed(ev.TurnFailed("a", 1, "ValueError: no", 5))
     (letter,) = driver.core.agents["a"].dead_letters
     assert (letter.sender, letter.payload) == ("@shop", b"\x011")
-    assert driver.last(lt.MessageBuried).what == "input"
+    assert driver.last(lt.MessageDeadLettered).what == "input"
     found = driver.core.agents["a"].inputs
     assert found is not None and found.saved().keys[0].is_buried and found.consumed == 1
     assert client.told(("a", "k1", b"\x011")) == [("repeated", 1)]

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from snapline.agent_runtime import durable
-from snapline.agent_runtime.durable import DONE, EffectIntent, EffectWork, Stand, TurnJournal
+from snapline.agent_runtime.durable import DONE, EffectIntent, EffectWork, SegmentEnd, TurnJournal
 from snapline.errors import UsageError
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 
@@ -30,7 +30,7 @@ def entries_of(journal: TurnJournal, result: bytes, work: Any = None) -> list[Jo
     running = handler()
     stand: Any = running.send(None)
     try:
-        while isinstance(stand, Stand):
+        while isinstance(stand, SegmentEnd):
             stand = running.send(msgspec.structs.replace(stand.waits, outcome=DONE, result=result))
     except StopIteration:
         pass

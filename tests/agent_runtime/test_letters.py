@@ -164,7 +164,7 @@ def test_one_that_fails_again_is_a_new_letter_of_the_same_message(driver: Driver
     newest = agent_of(driver).dead_letters[-1]
     assert (newest.sender, newest.payload, newest.error, newest.attempts) == ("z", b"\x01A", "ValueError: still", 2)
     assert told(driver, "k")[0] == "buried"
-    assert driver.last(lt.MessageBuried).what == "letter"
+    assert driver.last(lt.MessageDeadLettered).what == "letter"
 
 
 def test_a_dropped_letter_is_forgotten_without_a_turn_and_stays_counted(driver: Driver, operator: Operator) -> None:
@@ -270,9 +270,9 @@ def test_an_agent_that_stops_takes_no_words(driver: Driver, operator: Operator) 
 def test_words_of_an_agent_that_stops_are_no_dead_letters_of_anybody(driver: Driver, operator: Operator) -> None:
     driver.wake("a")
     operator.settle("k", word(DROP, 4))
-    before = driver.core.desk.counts.dead_letters
+    before = driver.core.shared.counts.dead_letters
     driver.end("a", stops=True)
-    assert driver.core.desk.counts.dead_letters == before
+    assert driver.core.shared.counts.dead_letters == before
 
 
 def test_a_letter_that_crashes_its_agent_too_often_is_buried_again(driver: Driver, operator: Operator) -> None:

@@ -10,7 +10,7 @@ from tests.kit.logged_fleet import LoggedFleet
 
 from snapline.agent_runtime.host.local_agent import Entry, LocalAgent
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
-from snapline.agent_runtime.host.modes.hold_reasons import AgentHolds
+from snapline.agent_runtime.host.modes.hold_reasons import HoldReasons
 from snapline.agent_runtime.host.modes.logged import LoggedMode
 from snapline.agent_runtime.host.modes.rounds import HostRounds
 from snapline.errors import ProtocolError, UsageError
@@ -79,11 +79,11 @@ def aborted_rounds_count(patch: Patch) -> None:
 
 
 def old_news_ends_a_blockade(patch: Patch) -> None:
-    def lax(self: AgentHolds, agent: LocalAgent) -> None:
+    def lax(self: HoldReasons, agent: LocalAgent) -> None:
         agent.is_held = False
         self._mailboxes.next_turn(agent)
 
-    patch.setattr(AgentHolds, "release", lax)
+    patch.setattr(HoldReasons, "release", lax)
     patch.setattr(LoggedMode, "validate", lambda self: None)
 
 

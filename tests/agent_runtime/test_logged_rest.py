@@ -49,7 +49,7 @@ def test_the_invariant_finds_a_move_that_nobody_notes(monkeypatch: pytest.Monkey
     note = Saving.moved
 
     def deaf(self: Saving, agent: LocalAgent) -> None:
-        if agent is not self._desk.agents["a"]:
+        if agent is not self._shared.agents["a"]:
             note(self, agent)
 
     monkeypatch.setattr(Saving, "moved", deaf)

@@ -12,7 +12,7 @@ from tests.agent_runtime.test_durable import SEED, WORDS, Clock, Go, Notes, answ
 
 import snapline
 from snapline.agent_runtime.context import Context
-from snapline.agent_runtime.durable import DONE, Stand, TurnJournal
+from snapline.agent_runtime.durable import DONE, SegmentEnd, TurnJournal
 from snapline.agent_runtime.encoding import encode_message, has_one_order
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.turns import Turns
@@ -78,7 +78,7 @@ class Life:
         self.stand = stand
         return False
 
-    def finish(self, stand: Stand) -> None:
+    def finish(self, stand: SegmentEnd) -> None:
         """What it stands at has come; of a step the log holds it, before all else."""
         place = len(self.journal)
         self.journal.append(answer(stand, place))

@@ -16,7 +16,7 @@ from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import durable_turns, local_agent
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.durable_turns import DurableTurns
-from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent, Look
+from snapline.agent_runtime.host.local_agent import DurableTurn, EmptySearch, LocalAgent
 from snapline.channels import channel
 from snapline.channels import link_events as lk
 from snapline.storage.packs.checkpoint import JournalEntry
@@ -51,7 +51,7 @@ def plainly() -> Iterator[None]:
     find, put_off = DurableTurns._find, DurableTurns._put_off
 
     def find_again(self: DurableTurns, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        turn.look = Look()
+        turn.look = EmptySearch()
         return find(self, agent, turn, waits)
 
     def put_off_again(self: DurableTurns, agent: LocalAgent, turn: DurableTurn) -> bool:

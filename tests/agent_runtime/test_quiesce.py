@@ -91,7 +91,7 @@ def test_plan_ends_the_hold() -> None:
     driver.feed(ends.Quiesce(8, holds_inputs=True, holds_effects=True))
     driver.receive_plan(2)
     driver.load(2)
-    assert not driver.core.desk.agents["a"].is_failed
+    assert not driver.core.shared.agents["a"].is_failed
     driver.end("a")
     driver.remote_sends("z", "a", b"\x02Go\x01")
     driver.end("a")

@@ -186,7 +186,7 @@ class Traced:
 
     def __init__(self, clock: Clock, file: File | None = None, file_every: int = 1) -> None:
         self.driver = Driver()
-        self.driver.core.desk.trace_every = file_every if file is not None else 0
+        self.driver.core.shared.trace_every = file_every if file is not None else 0
         around = cast(HostEnvironment, clock)  # of which it needs three calls
         self.tracing = Tracing(around, self.driver.core, self._feed, file, file_every)
 
@@ -215,7 +215,7 @@ class Traced:
 
 def test_while_nobody_looks_the_core_traces_nothing(clock: Clock) -> None:
     traced = Traced(clock)
-    assert traced.send(5) == 0 and not traced.tracing.is_on and traced.driver.core.desk.trace_every == 0
+    assert traced.send(5) == 0 and not traced.tracing.is_on and traced.driver.core.shared.trace_every == 0
 
 
 def test_it_traces_from_the_first_question_on_and_stops_when_nobody_has_asked_for_some_seconds(clock: Clock) -> None:
@@ -228,7 +228,7 @@ def test_it_traces_from_the_first_question_on_and_stops_when_nobody_has_asked_fo
     clock.pass_by(LOOK_S - 0.1)
     assert traced.send() == 1, "somebody has asked meanwhile"
     clock.pass_by(0.2)
-    assert traced.send() == 0 and not traced.tracing.is_on and traced.driver.core.desk.trace_every == 0
+    assert traced.send() == 0 and not traced.tracing.is_on and traced.driver.core.shared.trace_every == 0
     assert clock.calls == [], "no timer is left"
     again = traced.ask(first.cursor)
     assert again.lines == [] and again.cursor.partition(".")[0] != first.cursor.partition(".")[0], "it kept nothing"
@@ -243,7 +243,7 @@ def test_both_ends_trace_the_same_messages_and_a_file_gets_its_own(clock: Clock)
     assert [each[3] for each in file.told if each[0] == "send"] == [3, 6, 9, 12]
     assert numbers_of(traced.ask(every=2)) == [2, 4, 6, 8, 10, 12]
     clock.pass_by(LOOK_S + 1)
-    assert traced.driver.core.desk.trace_every == 3 and traced.tracing.is_on
+    assert traced.driver.core.shared.trace_every == 3 and traced.tracing.is_on
     traced.send(3)
     assert [each[3] for each in file.told if each[0] == "send"] == [3, 6, 9, 12, 15]
 

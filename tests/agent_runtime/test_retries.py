@@ -136,7 +136,7 @@ def test_a_plan_ends_the_wait_and_the_message_is_tried_at_once() -> None:
 def test_a_message_is_traced_as_received_when_it_was() -> None:
     """A checkpoint that is taken while it waits does not hold it."""
     driver = Driver()
-    driver.core.desk.trace_every = 1
+    driver.core.shared.trace_every = 1
     driver.wake("a")
     driver.fail("a", **WAITS)
     pass_time(driver, SECOND)
@@ -286,8 +286,8 @@ def the_receive_is_traced_at_the_first_try(patch: Patch) -> None:
 
     def consuming(self: CoordinatedMode, agent: LocalAgent, entry: Entry) -> None:
         original(self, agent, entry)
-        if self._desk.trace_every and entry[0] is not None:
-            self._desk.out.append(ev.Trace("receive", agent.id, entry[0].sender, entry[0].consumed + 1))
+        if self._shared.trace_every and entry[0] is not None:
+            self._shared.out.append(ev.Trace("receive", agent.id, entry[0].sender, entry[0].consumed + 1))
 
     patch.setattr(CoordinatedMode, "consuming", consuming)
 

@@ -13,10 +13,10 @@ import snapline
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.turns import Turns
-from snapline.agent_runtime.rolling_back import RollbackWish
+from snapline.agent_runtime.rolling_back import RollbackRequest
 from snapline.messages import host_messages as msg
 
-WISH = RollbackWish("last", "astray", "f (a.py:1)")
+WISH = RollbackRequest("last", "astray", "f (a.py:1)")
 SAID = msg.WantRollback("a", 1, "last", "astray", "f (a.py:1)")
 
 

@@ -47,8 +47,8 @@ def test_inputs_of_an_agent_that_stops_before_their_turns_are_dead_letters(proto
     driver.end("a", stops=True)
     assert letters_of(driver) == [("@shop", b"\x01k1"), ("@shop", b"\x01k2")]
     assert "stopped before" in driver.core.agents["a"].dead_letters[0].error
-    buried = [x.payload for x in driver.all_of(lt.MessageBuried)]
-    assert buried == [b"\x01k1", b"\x01k2"] and driver.core.desk.counts.dead_letters == 2
+    buried = [x.payload for x in driver.all_of(lt.MessageDeadLettered)]
+    assert buried == [b"\x01k1", b"\x01k2"] and driver.core.shared.counts.dead_letters == 2
     assert driver.all_of(msg.RetireAgent) == [], "it stays: its letters are its own"
 
 
@@ -181,7 +181,7 @@ def test_agent_that_stays_for_its_letters_holds_up_nobody_who_sends_to_it(driver
         driver.remote_sends("z", "a", b"\x01%d" % number)
     assert not driver.core.agents["a"].mailbox
     driver.flush()
-    assert driver.remote.credits[1] > 1000 and driver.core.desk.counts.dead_letters == 1001
+    assert driver.remote.credits[1] > 1000 and driver.core.shared.counts.dead_letters == 1001
 
 
 def test_call_of_an_agent_that_stays_for_its_letters_is_refused(driver: Driver, client: Operator) -> None:

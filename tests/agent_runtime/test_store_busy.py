@@ -58,10 +58,10 @@ def test_basic_checkpoints_are_put_off_and_taken_once_when_the_store_has_caught_
     driver = make()
     assert turn(driver) == [("a", "basic")]
     driver.feed(BUSY)
-    turns = driver.core.desk.counts.turns
+    turns = driver.core.shared.counts.turns
     assert [turn(driver, agent) for agent in "aabab"] == [[]] * 5
-    assert driver.core.desk.counts.turns == turns + 5, "the agents go on"
-    assert driver.core.desk.counts.put_off == 2, "one of each agent that has missed one"
+    assert driver.core.shared.counts.turns == turns + 5, "the agents go on"
+    assert driver.core.shared.counts.put_off == 2, "one of each agent that has missed one"
     beat = heartbeat_of(driver.core, 1, now_ns=0)
     assert (beat.put_off, beat.store_problem) == (2, "the disk is full")
     assert taken(driver.feed(FREE)) == [("a", "basic"), ("b", "basic")]
@@ -71,7 +71,7 @@ def test_basic_checkpoints_are_put_off_and_taken_once_when_the_store_has_caught_
 def test_problem_alone_puts_nothing_off(make: Make) -> None:
     driver = make()
     driver.feed(ev.StoreWatched(False, "the disk is full"))
-    assert turn(driver) == [("a", "basic")] and driver.core.desk.counts.put_off == 0
+    assert turn(driver) == [("a", "basic")] and driver.core.shared.counts.put_off == 0
 
 
 def test_agent_in_a_turn_takes_it_after_the_turn(make: Make) -> None:
@@ -117,7 +117,7 @@ def test_plan_begins_with_a_good_opinion(make: Make) -> None:
     assert (
         logged(driver.core).holds.backlog.is_busy,
         logged(driver.core).holds.backlog.problem,
-        driver.core.desk.counts.put_off,
+        driver.core.shared.counts.put_off,
     ) == (False, "", 1)
     driver.load(2)
     assert taken(driver.feed(FREE)) == []
@@ -129,7 +129,7 @@ def test_time_that_comes_while_the_store_is_busy_is_no_busy_loop(make: Make) -> 
     turn(driver)
     assert driver.core.mode.wakeups_ns()
     assert taken(driver.feed(ev.TimerFired(), after_ns=2 * SECOND)) == []
-    assert driver.core.desk.counts.put_off == 2 and driver.core.mode.wakeups_ns() == []
+    assert driver.core.shared.counts.put_off == 2 and driver.core.mode.wakeups_ns() == []
     assert sorted(taken(driver.feed(FREE))) == [("a", "basic"), ("b", "basic")]
 
 
@@ -169,7 +169,7 @@ def test_lines_stay_consistent_and_recovery_exact(protocol: str, seeds: range, m
         completed += world.completed
         if protocol != UNCOORDINATED:
             assert useless(world) == 0
-    put_off = sum(host.core.desk.counts.put_off for host in dict.fromkeys(told))
+    put_off = sum(host.core.shared.counts.put_off for host in dict.fromkeys(told))
     assert completed > 12 and len(told) > 12 and put_off > 12, (completed, len(told), put_off)
 
 

@@ -16,8 +16,8 @@ from snapline.agent_runtime.host.turn_deaths import Sample, digest_of_turn
 from snapline.agent_runtime.host.turn_marks import (
     SLOT_BYTES,
     SLOTS,
-    MarkedThreads,
     TurnMarks,
+    TurnThreads,
     _mark_in,
     default_marks,
     limit_of,
@@ -32,7 +32,7 @@ DYING = """
 import asyncio, contextvars, os, signal, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from snapline.agent_runtime.host.turn_marks import MarkedThreads, TurnMarks, mark_of
+from snapline.agent_runtime.host.turn_marks import TurnThreads, TurnMarks, mark_of
 from snapline.agent_runtime.outside import Outside
 
 marks = TurnMarks()
@@ -59,7 +59,7 @@ async def waits(*events):
         await event.wait()
 
 async def main():
-    asyncio.get_running_loop().set_default_executor(MarkedThreads())
+    asyncio.get_running_loop().set_default_executor(TurnThreads())
     {body}
 
 asyncio.run(main())
@@ -179,7 +179,7 @@ async def test_suspects_run_one_at_a_time_in_threads() -> None:
     most = {"a": 0, "b": 0}
     gate = asyncio.Event()
     loop = asyncio.get_running_loop()
-    loop.set_default_executor(MarkedThreads())
+    loop.set_default_executor(TurnThreads())
 
     def work(agent: str) -> None:
         at_once[agent] += 1

@@ -10,7 +10,7 @@ from snapline.agent_runtime import context, fleet
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.host import turns
 from snapline.agent_runtime.outside import Outside
-from snapline.agent_runtime.rare_requests import Seldom
+from snapline.agent_runtime.rare_requests import RareRequests
 from snapline.storage.capture.image import Authors
 
 Patch = pytest.MonkeyPatch
@@ -33,13 +33,13 @@ def the_second_spawn_of_an_id_is_taken(patch: Patch) -> None:
         def __contains__(self, key: object) -> bool:
             return False
 
-    original = Seldom.__init__
+    original = RareRequests.__init__
 
-    def init(self: Seldom) -> None:
+    def init(self: RareRequests) -> None:
         original(self)
         self.spawns = Forgetful()
 
-    patch.setattr(Seldom, "__init__", init)
+    patch.setattr(RareRequests, "__init__", init)
 
 
 def a_spawned_state_is_not_read_back(patch: Patch) -> None:

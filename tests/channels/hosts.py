@@ -28,10 +28,10 @@ from snapline.channels.link_events import (
     WriteFrame,
     WriteReady,
 )
-from snapline.security.dial_back import OwnCalls
+from snapline.security.dial_back import OutgoingCalls
 from snapline.security.transport import Security
 
-OWN_CALLS = OwnCalls()
+OWN_CALLS = OutgoingCalls()
 """Of all hosts and raw diallers of a test process."""
 
 

@@ -25,7 +25,7 @@ from snapline.channels.link_events import ChannelOpened, CloseStream, ItemsSent,
 from snapline.channels.listening import AddressBusyError
 from snapline.channels.options import client_options
 from snapline.errors import UsageError
-from snapline.security.dial_back import OwnCalls
+from snapline.security.dial_back import OutgoingCalls
 from snapline.security.transport import Security
 
 
@@ -200,7 +200,7 @@ class Raw:
         self._open(is_forged=is_forged)
 
     def _open(self, *, is_forged: bool = False) -> None:
-        self._own = (OwnCalls() if is_forged else OWN_CALLS).new()
+        self._own = (OutgoingCalls() if is_forged else OWN_CALLS).new()
         opening: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(f"/{SERVICE}/Open")
         self._call = opening(metadata=self._own.__enter__())
 

@@ -12,7 +12,7 @@ from snapline.channels.incoming import IncomingOrder
 from snapline.channels.link import LinkCore
 from snapline.channels.link_events import Command
 from snapline.channels.order import OutgoingOrder
-from snapline.channels.words import UntoldWords
+from snapline.channels.words import UnreportedPhrases
 from snapline.errors import ProtocolError
 
 STORM = Faults(cut=0.02, lose=0.02, double=0.05)
@@ -134,14 +134,14 @@ def _resends_all_unacked_as_new(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forgets_lost_credit(patch: pytest.MonkeyPatch) -> None:
-    forget = UntoldWords.forget_stream
+    forget = UnreportedPhrases.forget_stream
 
-    def mutant(self: UntoldWords) -> None:
+    def mutant(self: UnreportedPhrases) -> None:
         untold = self.untold
         forget(self)
         self.untold = untold
 
-    patch.setattr(UntoldWords, "forget_stream", mutant)
+    patch.setattr(UnreportedPhrases, "forget_stream", mutant)
 
 
 def _markers_overtake(patch: pytest.MonkeyPatch) -> None:
@@ -167,15 +167,15 @@ def _parts_keep_the_window(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_word_of_its_own(patch: pytest.MonkeyPatch) -> None:
-    note = UntoldWords.note
+    note = UnreportedPhrases.note
 
-    def mutant(self: UntoldWords, now_ns: int) -> None:
+    def mutant(self: UnreportedPhrases, now_ns: int) -> None:
         note(self, now_ns)
         self.due_ns = now_ns + 3600 * SECOND
         self.is_due = False
 
-    patch.setattr(UntoldWords, "note", mutant)
-    patch.setattr(UntoldWords, "note_frame", lambda self, now_ns, is_small: mutant(self, now_ns))
+    patch.setattr(UnreportedPhrases, "note", mutant)
+    patch.setattr(UnreportedPhrases, "note_frame", lambda self, now_ns, is_small: mutant(self, now_ns))
     patch.setattr(link, "HEARTBEAT_NS", 3600 * SECOND)
 
 

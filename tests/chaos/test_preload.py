@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapline.chaos import preload
-from snapline.chaos.control import FIELDS, Wrongs
+from snapline.chaos.control import FIELDS, FaultCounters
 
 needs_compiler = pytest.mark.skipif(bool(preload.reason_against()), reason=preload.reason_against())
 
@@ -71,7 +71,7 @@ def test_files_below_the_root_fail_and_the_clock_is_wrong(tmp_path: Path) -> Non
     root.mkdir()
     elsewhere.mkdir()
     (root / "known").write_bytes(b"known")
-    Wrongs(tmp_path / "control")
+    FaultCounters(tmp_path / "control")
     library = preload.build(tmp_path)
     added = preload.environment(library, control=tmp_path / "control", journal=tmp_path / "journal", root=root)
     command = [sys.executable, "-c", PROGRAM, str(root), str(tmp_path / "control"), str(elsewhere)]

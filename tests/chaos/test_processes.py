@@ -15,9 +15,9 @@ from tests.chaos.test_executor import STEP_NS
 from snapline.chaos import commands as cm
 from snapline.chaos.executor import ChaosExecutor
 from snapline.chaos.processes import Processes
-from snapline.chaos.remote_faults import Elsewhere
+from snapline.chaos.remote_faults import RemoteFaults
 from snapline.chaos.templates import EVERYTHING, drawn
-from snapline.deploy.kept_fleet import KeptPlan
+from snapline.deploy.kept_fleet import DetachedPlan
 from snapline.deploy.plan import FleetPlan
 from snapline.deploy.running_fleet import LaunchedFleet
 from snapline.sim.choices import RandomChoices
@@ -133,7 +133,7 @@ def test_elsewhere_there_is_a_way_for_all_that_the_executor_says(
     executor = ChaosExecutor(scenario, RandomChoices(seed))
     executor.handle(0, cm.FleetLookedAt("c1", {"a0": "h1"}, ("packs/one",)))
     what = FleetPlan("", fleet="", data_dir="", hosts=1, node={})
-    site = Elsewhere(scenario, tmp_path, KeptPlan("ssh", what, machines=("m1",)), fleet="a:b", arguments={})
+    site = RemoteFaults(scenario, tmp_path, DetachedPlan("ssh", what, machines=("m1",)), fleet="a:b", arguments={})
     about_processes: list[cm.Command] = []
     monkeypatch.setattr(site._processes, "carry_out", about_processes.append)
     said = executor.begin()

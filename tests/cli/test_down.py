@@ -11,7 +11,7 @@ from tests.kit.command_line import Run
 from snapline.cli import fleet_locations
 from snapline.cli.settings import UserSettings
 from snapline.cli.up_background import plan_before
-from snapline.deploy.kept_fleet import KeptPlan, write_plan
+from snapline.deploy.kept_fleet import DetachedPlan, write_plan
 from snapline.deploy.plan import FleetPlan
 from snapline.errors import NotFoundError
 
@@ -56,7 +56,7 @@ def test_a_process_that_has_the_number_of_a_keeper_that_died_is_left_alone(
 def test_a_fleet_elsewhere_of_the_same_name_in_another_folder_is_left_alone(folder: Path) -> None:
     """What `--on ssh` keeps lies in runs/NAME, whatever the folder on the machines is."""
     keeper = folder / "runs" / "fleet"
-    write_plan(keeper, KeptPlan("ssh", FleetPlan("fleet", "m:f", "/data/a", 1, node={}), machines=("m1",)))
+    write_plan(keeper, DetachedPlan("ssh", FleetPlan("fleet", "m:f", "/data/a", 1, node={}), machines=("m1",)))
     settings = UserSettings()
     for named in ("/data/a", None):
         assert plan_before(settings, "fleet", "ssh", None, named, keeper).what.data_dir == "/data/a"

@@ -18,7 +18,7 @@ from tests.kit.command_line import Run
 from snapline.cli import log_entries
 from snapline.cli.log_entries import LEVELS, EntryReader, LogEntry, merge, parse_since
 from snapline.cli.log_files import find_logs
-from snapline.deploy.kept_fleet import KeptPlan, write_plan
+from snapline.deploy.kept_fleet import DetachedPlan, write_plan
 from snapline.deploy.plan import FleetPlan
 from snapline.errors import UsageError
 
@@ -290,7 +290,7 @@ def test_logs_of_containers_are_where_their_launcher_has_them_written(
 ) -> None:
     """The keeper of such a fleet has a folder of its own, DIR/keeper."""
     plan = FleetPlan("fleet", fleet="bank:fleet", data_dir=str(logged), hosts=1, node={})
-    write_plan(logged / "keeper", KeptPlan("podman", plan))
+    write_plan(logged / "keeper", DetachedPlan("podman", plan))
     (folder / "snapline.toml").write_text(f'[up]\non = "podman"\ndata_dir = "{logged}"\n')
     end = run("host", "logs", "h1", "-n", "1", *where.split())
     assert (end.code, end.out) == (0, HOST.splitlines()[-1] + "\n"), end.err

@@ -24,7 +24,7 @@ def admitted_before_the_probe(patch: pytest.MonkeyPatch) -> None:
     def mutant(self: Admission, number: int, join: Join) -> None:
         joined(self, number, join)
         session = self._attendance.opened(number)
-        if session is not None and join.host not in self._desk.state.image.hosts:
+        if session is not None and join.host not in self._shared.state.image.hosts:
             self._propose(session)
 
     patch.setattr(Admission, "on_joined", mutant)

@@ -22,7 +22,7 @@ def a_fleet_that_has_ended_takes_any_host_for_its_own(patch: Patch) -> None:
     original = Admission._refusal_of
 
     def refusal_of(self: Admission, *arguments: Any) -> str:
-        return "" if self._desk.state.image.outcome else original(self, *arguments)
+        return "" if self._shared.state.image.outcome else original(self, *arguments)
 
     patch.setattr(Admission, "_refusal_of", refusal_of)
 

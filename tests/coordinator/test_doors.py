@@ -12,7 +12,7 @@ from tests.coordinator.test_server import Running
 from tests.security.certificates import Authority
 
 from snapline.agent_runtime.host.session import Session
-from snapline.agent_runtime.host.users import AskedPeople
+from snapline.agent_runtime.host.users import CoordinatorUsers
 from snapline.channels.options import client_options
 from snapline.coordinator.service import host_stream
 from snapline.errors import NotFoundError, UsageError
@@ -295,7 +295,7 @@ async def test_a_host_asks_who_bears_a_token_and_says_what_was_asked_of_it(prote
     admin = CoordinatorClient(protected.address, protected.security("admin", "ada"))
     token = new_token()
     await admin.make_token("bob", "operator", digest_of(token), 3600)
-    people = AskedPeople(protected.address, protected.security("host", "h1"))
+    people = CoordinatorUsers(protected.address, protected.security("host", "h1"))
     with pytest.raises(UsageError, match="host h1 is no member of this fleet"):
         await people.holder(digest_of(token))
     host = GrpcHost("h1", protected.address, protected.running.open_store())

@@ -10,9 +10,9 @@ from tests.security.certificates import Authority, Leaf
 from snapline.coordinator.raft.driver import RaftDriver
 from snapline.coordinator.raft.replica import Replica
 from snapline.coordinator.service.adapter import Driver
-from snapline.coordinator.service.calls import WhoLeads
+from snapline.coordinator.service.calls import LeaderHint
 from snapline.coordinator.service.leadership import Leadership
-from snapline.coordinator.service.users import FleetPeople
+from snapline.coordinator.service.users import FleetUsers
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (
     ALIVE,
@@ -34,7 +34,7 @@ ADA = Caller(Identity("operator", "ada"), DIGEST)
 SECURITY = Security.loopback()
 
 
-class Elsewhere(WhoLeads):
+class Elsewhere(LeaderHint):
     def __init__(self) -> None:
         super().__init__(Leadership(lambda: cast(Driver, None)), cast(Replica, None), {})
 
@@ -64,13 +64,13 @@ class Log:
 
 def people(
     *answers: str, leads: bool = True, security: Security = SECURITY, hosts: Mapping[str, str] = {"h1": ALIVE}
-) -> tuple[FleetPeople, Log]:
+) -> tuple[FleetUsers, Log]:
     state, leadership = FleetState(), Leadership(lambda: cast(Driver, None))
     state.apply(op.Operation(1, "test", 1, op.MakeToken("ada", "operator", DIGEST, 1 << 62)))
     state.image.hosts.update({host: HostRecord(1, "", "", standing) for host, standing in hosts.items()})
     leadership.driver = cast(Driver, object()) if leads else None
     log = Log(state, *(answers or ("committed",)))
-    return FleetPeople(state, cast(RaftDriver, None), log, leadership, Elsewhere(), node="c1", security=security), log
+    return FleetUsers(state, cast(RaftDriver, None), log, leadership, Elsewhere(), node="c1", security=security), log
 
 
 async def test_a_replica_that_does_not_lead_knows_the_tokens_that_it_knows_and_sends_others_to_the_leader() -> None:

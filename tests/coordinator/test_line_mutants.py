@@ -177,7 +177,7 @@ def thawed_before_a_plan(patch: pytest.MonkeyPatch) -> None:
     directives_for = Freezing.directives_for
 
     def mutant(self: Freezing, host: str) -> list[FreezeAgents | ThawAgents]:
-        return directives_for(self, host) or [ThawAgents(self._desk.state.plan_number, ANY_FREEZE)]
+        return directives_for(self, host) or [ThawAgents(self._shared.state.plan_number, ANY_FREEZE)]
 
     patch.setattr(Freezing, "directives_for", mutant)
 
@@ -199,7 +199,7 @@ def a_sweep_goes_by_what_this_leader_has_open(patch: pytest.MonkeyPatch) -> None
     sweep = Retention._sweep
 
     def mutant(self: Retention) -> None:
-        out = self._desk.out
+        out = self._shared.out
         before = len(out)
         sweep(self)
         known = (*[entry.epoch for entry in self._underway], *self._refs.owed)

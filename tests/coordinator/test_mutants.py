@@ -7,7 +7,7 @@ from tests.coordinator.test_random_executions import execute
 
 from snapline.coordinator.leader.epochs.epochs import Epochs
 from snapline.coordinator.leader.epochs.open_epochs import EpochUnderway, ToldChannels
-from snapline.coordinator.leader.epochs.publishing import Refs
+from snapline.coordinator.leader.epochs.publishing import RefPublisher
 from snapline.coordinator.leader.epochs.retention import Retention
 from snapline.coordinator.leader.hosts.failure_detector import FailureDetector
 from snapline.coordinator.leader.modes import coordinated, epoch_reports
@@ -47,7 +47,7 @@ def abort_after_complete(patch: pytest.MonkeyPatch) -> None:
     def complete_and_abort(self: Epochs, entry: EpochUnderway, outcome: op.CompleteEpoch | op.AbortEpoch) -> None:
         decide(self, entry, outcome)
         if isinstance(outcome, op.CompleteEpoch):
-            self._desk.propose(f"late/{entry.epoch}", op.AbortEpoch(entry.epoch, "late"))
+            self._shared.propose(f"late/{entry.epoch}", op.AbortEpoch(entry.epoch, "late"))
 
     patch.setattr(FleetState, "_abort_epoch", mutant)
     patch.setattr(Epochs, "_decide", complete_and_abort)
@@ -119,8 +119,8 @@ def confirmed_by_hearsay(patch: pytest.MonkeyPatch) -> None:
 
     def mutant(self: Plans, plan: PlanRecord) -> None:
         for host in plan.hosts:
-            start = self._desk.state.image.hosts[host].start
-            self._desk.propose(f"confirm/{host}", op.ConfirmPlan(plan.number, host, start))
+            start = self._shared.state.image.hosts[host].start
+            self._shared.propose(f"confirm/{host}", op.ConfirmPlan(plan.number, host, start))
 
     patch.setattr(Plans, "_confirm", mutant)
 
@@ -148,13 +148,13 @@ def condemned_epochs_are_lines(patch: pytest.MonkeyPatch) -> None:
 
 def told_before_the_ref(patch: pytest.MonkeyPatch) -> None:
     """Hosts hear of a complete epoch before it has its ref."""
-    on_completed = Refs.on_completed
+    on_completed = RefPublisher.on_completed
 
-    def mutant(self: Refs, epoch: int) -> None:
+    def mutant(self: RefPublisher, epoch: int) -> None:
         on_completed(self, epoch)
         self._tell_end(epoch, is_complete=True, reason="")
 
-    patch.setattr(Refs, "on_completed", mutant)
+    patch.setattr(RefPublisher, "on_completed", mutant)
 
 
 def the_line_is_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def the_line_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     def forget(self: Retention) -> None:
         newest = self._refs.newest_published()
         if newest:
-            self._desk.propose("forget", op.ForgetEpochs((newest,)))
+            self._shared.propose("forget", op.ForgetEpochs((newest,)))
 
     patch.setattr(FleetState, "_forget_epochs", mutant)
     patch.setattr(Retention, "_forget", forget)
@@ -183,10 +183,10 @@ def losses_are_not_noticed(patch: pytest.MonkeyPatch) -> None:
 def a_new_leader_publishes_nothing(patch: pytest.MonkeyPatch) -> None:
     """A decision without a ref stays without one."""
 
-    def mutant(self: Refs) -> None:
-        self._aborts_told = self._desk.state.image.aborted
+    def mutant(self: RefPublisher) -> None:
+        self._aborts_told = self._shared.state.image.aborted
 
-    patch.setattr(Refs, "on_started", mutant)
+    patch.setattr(RefPublisher, "on_started", mutant)
 
 
 def void_marks_are_missing(patch: pytest.MonkeyPatch) -> None:

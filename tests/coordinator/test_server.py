@@ -26,7 +26,7 @@ from snapline.errors import CoordinatorUnavailableError, LogError, NotFoundError
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.storage.store.store import Store
-from snapline.telemetry.health import ALIVE, READY, is_serving, open_health_door
+from snapline.telemetry.health import ALIVE, READY, is_serving, open_health_server
 
 GRACE_S, LIMIT_S = 0.3, 10.0
 
@@ -277,7 +277,7 @@ async def test_the_health_door_says_ready_when_it_leads_and_cannot_be_had_twice(
     assert await is_serving(door, ALIVE, LIMIT_S) and await is_serving(door, READY, LIMIT_S)
     async with contextlib.AsyncExitStack() as doors:
         with pytest.raises(AddressError, match="choose another --health"):
-            await open_health_door(doors, health.aio.HealthServicer(), "192.0.2.1:1")
+            await open_health_server(doors, health.aio.HealthServicer(), "192.0.2.1:1")
 
 
 async def test_an_operator_forgets_a_host(running: Running) -> None:

@@ -54,7 +54,7 @@ def cuts_count_before_the_fleet_runs(patch: Patch) -> None:
     evaluate = Partitions.evaluate
 
     def mutant(self: Partitions) -> None:
-        self._running = Running(self._desk.state.plan_number, 1)
+        self._running = Running(self._shared.state.plan_number, 1)
         evaluate(self)
 
     patch.setattr(Partitions, "evaluate", mutant)
@@ -81,7 +81,7 @@ def the_grace_does_not_protect(patch: Patch) -> None:
 
 def spare_for_ever(patch: Patch) -> None:
     def mutant(self: StandbyHosts, host: str) -> bool:
-        return bool(self._desk.state.image.hosts[host].spare)
+        return bool(self._shared.state.image.hosts[host].spare)
 
     patch.setattr(StandbyHosts, "_is_kept_away", mutant)
 

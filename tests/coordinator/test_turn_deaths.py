@@ -134,7 +134,7 @@ def test_a_predicate_that_kills_ends_the_fleet_and_says_so() -> None:
     bench = Bench(1)
     asked = TurnDeath("", "stop_when", "", "", b"stop", limit=2)
     bench.start_fleet("h1")
-    bench.core.parts.desk.state.image.deaths = [msgspec.structs.replace(asked, times=3)]
+    bench.core.parts.shared.state.image.deaths = [msgspec.structs.replace(asked, times=3)]
     bench.feed(ev.SnapshotRequested(1))
     bench.report("h1", 1)
     assert bench.state.image.outcome == "failed"

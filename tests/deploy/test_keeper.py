@@ -30,7 +30,7 @@ from snapline.deploy.supervision import (
     StartProcess,
     StopProcess,
 )
-from snapline.deploy.supervisor import HEALTHY_S, RESTARTS_MAX, SILENCE_S, Keeper, OnFailure, restart_pause_s
+from snapline.deploy.supervisor import HEALTHY_S, RESTARTS_MAX, SILENCE_S, OnFailure, Supervisor, restart_pause_s
 from snapline.messages.turn_deaths import STOP_WHEN, TurnDeath
 
 KILLED = Exit(-9, "SIGKILL", log="h.log")
@@ -46,7 +46,7 @@ class Driver:
     """A keeper with two hosts and, unless told otherwise, one coordinator; plays its launcher."""
 
     def __init__(self, on_failure: OnFailure = "restart", coordinators: Sequence[str] = ("coordinator",)) -> None:
-        self.keeper = Keeper(hosts=("h1", "h2"), coordinators=coordinators, on_failure=on_failure)
+        self.keeper = Supervisor(hosts=("h1", "h2"), coordinators=coordinators, on_failure=on_failure)
         self.now_ns = 0
 
     def feed(self, event: KeeperEvent, after_s: float = 0.0) -> list[KeeperCommand]:

@@ -12,51 +12,51 @@ import pytest
 
 from snapline.deploy.conformance.bench import processes_naming, until
 from snapline.deploy.conformance.process_checks import SLEEP, program
-from snapline.deploy.launch_agent import Post, runtime_folder
-from snapline.deploy.launch_agent_protocol import NoPostError, PostLine
+from snapline.deploy.launch_agent import LaunchAgent, runtime_folder
+from snapline.deploy.launch_agent_protocol import LaunchAgentConnection, LaunchAgentMissingError
 from snapline.deploy.launching import Handle, ProcessSpec
-from snapline.deploy.post_caller import PostCaller, PostGoneError, ReplacedError
-from snapline.deploy.post_wire import PostAnswer, PostRequest
+from snapline.deploy.post_caller import LaunchAgentClient, LaunchAgentGoneError, ReplacedError
+from snapline.deploy.post_wire import LaunchAgentReply, LaunchAgentRequest
 from snapline.errors import ExternalFailureError, UsageError
 
 
 @pytest.fixture
-async def post(tmp_path: Path) -> AsyncIterator[Post]:
-    made = Post(tmp_path / "runtime", tmp_path / "data")
+async def post(tmp_path: Path) -> AsyncIterator[LaunchAgent]:
+    made = LaunchAgent(tmp_path / "runtime", tmp_path / "data")
     yield made
-    await made.answer(PostRequest("last", "hold"))
-    await made.answer(PostRequest("last", "close"))
+    await made.answer(LaunchAgentRequest("last", "hold"))
+    await made.answer(LaunchAgentRequest("last", "close"))
 
 
-async def start(post: Post, holder: str, spec: ProcessSpec) -> PostAnswer:
-    return await post.answer(PostRequest(holder, "start", spec=spec))
+async def start(post: LaunchAgent, holder: str, spec: ProcessSpec) -> LaunchAgentReply:
+    return await post.answer(LaunchAgentRequest(holder, "start", spec=spec))
 
 
-async def test_a_post_that_nobody_holds_does_nothing(post: Post) -> None:
+async def test_a_post_that_nobody_holds_does_nothing(post: LaunchAgent) -> None:
     assert (await start(post, "a", program("h1", SLEEP))).fault == "unheld"
 
 
-async def test_who_was_replaced_can_neither_start_nor_end_anything(post: Post) -> None:
-    await post.answer(PostRequest("a", "hold"))
+async def test_who_was_replaced_can_neither_start_nor_end_anything(post: LaunchAgent) -> None:
+    await post.answer(LaunchAgentRequest("a", "hold"))
     handle = (await start(post, "a", program("h1", SLEEP))).handle
-    await post.answer(PostRequest("b", "hold"))
+    await post.answer(LaunchAgentRequest("b", "hold"))
     assert (await start(post, "a", program("h2", SLEEP))).fault == "replaced"
     for word in ("kill", "freeze", "stop", "close"):
-        assert (await post.answer(PostRequest("a", word, handle=handle))).fault == "replaced"
-    assert (await post.answer(PostRequest("b", "status", handle=handle))).exit is None
+        assert (await post.answer(LaunchAgentRequest("a", word, handle=handle))).fault == "replaced"
+    assert (await post.answer(LaunchAgentRequest("b", "status", handle=handle))).exit is None
     assert (await start(post, "b", program("h1", SLEEP, instance="run-2"))).handle == handle
 
 
-async def test_a_start_that_is_said_again_is_one_run_even_when_it_has_ended(post: Post) -> None:
-    await post.answer(PostRequest("a", "hold"))
+async def test_a_start_that_is_said_again_is_one_run_even_when_it_has_ended(post: LaunchAgent) -> None:
+    await post.answer(LaunchAgentRequest("a", "hold"))
     first = (await start(post, "a", program("h1", "pass"))).handle
-    assert (await post.answer(PostRequest("a", "watch", handle=first))).exit is not None
+    assert (await post.answer(LaunchAgentRequest("a", "watch", handle=first))).exit is not None
     assert (await start(post, "a", program("h1", "pass"))).handle == first
     assert (await start(post, "a", program("h1", "pass", instance="run-2"))).handle != first
 
 
-async def test_a_process_stands_still_while_its_holder_says_so(post: Post) -> None:
-    await post.answer(PostRequest("a", "hold"))
+async def test_a_process_stands_still_while_its_holder_says_so(post: LaunchAgent) -> None:
+    await post.answer(LaunchAgentRequest("a", "hold"))
     handle = (await start(post, "a", program("h1", SLEEP))).handle
     assert handle is not None
     status = Path(f"/proc/{handle.pid}/stat")
@@ -64,17 +64,19 @@ async def test_a_process_stands_still_while_its_holder_says_so(post: Post) -> No
     def state() -> str:
         return status.read_text().rpartition(")")[2].split()[0]
 
-    assert (await post.answer(PostRequest("a", "freeze", handle=handle))).fault == ""
+    assert (await post.answer(LaunchAgentRequest("a", "freeze", handle=handle))).fault == ""
     await until("it stands still", lambda: state() == "T")
-    assert (await post.answer(PostRequest("a", "thaw", handle=handle))).fault == ""
+    assert (await post.answer(LaunchAgentRequest("a", "thaw", handle=handle))).fault == ""
     await until("it goes on", lambda: state() != "T")
 
 
-async def test_a_coordinator_keeps_its_port(post: Post) -> None:
-    await post.answer(PostRequest("a", "hold"))
-    ports = [(await post.answer(PostRequest("a", "port", name=name, address="127.0.0.1"))).port for name in "ccd"]
+async def test_a_coordinator_keeps_its_port(post: LaunchAgent) -> None:
+    await post.answer(LaunchAgentRequest("a", "hold"))
+    ports = [
+        (await post.answer(LaunchAgentRequest("a", "port", name=name, address="127.0.0.1"))).port for name in "ccd"
+    ]
     assert ports[0] == ports[1] != ports[2]
-    refused = await post.answer(PostRequest("a", "port", name="e", address="192.0.2.1"))
+    refused = await post.answer(LaunchAgentRequest("a", "port", name="e", address="192.0.2.1"))
     assert refused.fault == "failed" and "no free port on 192.0.2.1" in refused.reason
 
 
@@ -82,20 +84,22 @@ LEAVING = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sy
 """A host that is asked to end leaves its fleet, and ends with 0."""
 
 
-async def test_a_farewell_is_said_before_its_process_is_asked_to_end(post: Post, tmp_path: Path) -> None:
+async def test_a_farewell_is_said_before_its_process_is_asked_to_end(post: LaunchAgent, tmp_path: Path) -> None:
     """Its 0 is not told as one: it would mean that the fleet is over, and that nothing is to be started again."""
-    await post.answer(PostRequest("a", "hold"))
+    await post.answer(LaunchAgentRequest("a", "hold"))
     farewell = (sys.executable, "-c", f"import pathlib; pathlib.Path({str(tmp_path / 'said')!r}).touch()")
     leaving = program("h1", LEAVING.format(ready=str(tmp_path / "ready")))
-    handle = (await post.answer(PostRequest("a", "start", spec=leaving, farewell=farewell))).handle
+    handle = (await post.answer(LaunchAgentRequest("a", "start", spec=leaving, farewell=farewell))).handle
     other = (await start(post, "a", program("c1", SLEEP, "coordinator"))).handle
     await until("it listens", (tmp_path / "ready").exists)
-    watching = asyncio.create_task(post.answer(PostRequest("a", "watch", handle=handle)))
+    watching = asyncio.create_task(post.answer(LaunchAgentRequest("a", "watch", handle=handle)))
     assert await post.bid_farewell()
     ended = (await watching).exit
     assert ended is not None and (ended.code, ended.text) == (None, "ended by its place")
     assert (tmp_path / "said").exists()
-    assert (await post.answer(PostRequest("a", "status", handle=other))).exit is None, "a process without one stays"
+    assert (await post.answer(LaunchAgentRequest("a", "status", handle=other))).exit is None, (
+        "a process without one stays"
+    )
 
 
 async def test_a_post_that_is_ended_tells_of_its_processes_that_their_place_has_ended(tmp_path: Path) -> None:
@@ -118,8 +122,8 @@ def bridge(folder: Path, *more: str) -> list[str]:
     return [*command, *more]
 
 
-def caller(folder: Path, holder: str) -> PostCaller:
-    return PostCaller("m1", holder, lambda: PostLine.open(bridge(folder)))
+def caller(folder: Path, holder: str) -> LaunchAgentClient:
+    return LaunchAgentClient("m1", holder, lambda: LaunchAgentConnection.open(bridge(folder)))
 
 
 def lines(folder: Path) -> list[int]:
@@ -190,8 +194,8 @@ async def test_keys_are_read_by_their_user_alone_and_gone_with_the_post(tmp_path
 
 
 async def test_a_bridge_that_must_not_start_a_post_says_so(tmp_path: Path) -> None:
-    with pytest.raises(NoPostError) as refused:
-        await PostLine.open(bridge(tmp_path, "--must-run"))
+    with pytest.raises(LaunchAgentMissingError) as refused:
+        await LaunchAgentConnection.open(bridge(tmp_path, "--must-run"))
     assert refused.value.code == 69
     assert processes_naming(str(tmp_path)) == []
 
@@ -201,17 +205,17 @@ async def test_a_post_of_another_version_is_refused(tmp_path: Path) -> None:
         'import sys; print(\'Welcome!\'); print(\'{"snapline":"0.0.1","address":""}\', flush=True); sys.stdin.read()'
     )
     with pytest.raises(ExternalFailureError, match=r"snapline 0.0.1 is installed there, and .* here"):
-        await PostLine.open([sys.executable, "-c", greeting])
+        await LaunchAgentConnection.open([sys.executable, "-c", greeting])
 
 
 async def test_who_gives_a_post_up_is_told_so_to_whoever_waits() -> None:
-    async def dial() -> PostLine:
-        raise PostGoneError("its node died")
+    async def dial() -> LaunchAgentConnection:
+        raise LaunchAgentGoneError("its node died")
 
-    post = PostCaller("n1", "a", dial)
+    post = LaunchAgentClient("n1", "a", dial)
     ended = await post.watch(Handle("h1", "run-1", "n1", 1))
     assert (ended.code, ended.text) == (None, "its node died")
-    with pytest.raises(PostGoneError):
+    with pytest.raises(LaunchAgentGoneError):
         await post.start(program("h1", SLEEP), {})
 
 

@@ -11,22 +11,22 @@ from snapline.deploy import ray_worker as ray_seat
 from snapline.deploy.launching import Handle, ProcessSpec
 from snapline.deploy.plan import NODE, PRIVATE, FleetPlan, commands_of, own_files, read_certificates
 from snapline.deploy.ray_cluster import RayCluster
-from snapline.deploy.ray_worker import NodeSeat, PrivateFiles, exit_from
+from snapline.deploy.ray_worker import NodeWorker, PrivateFiles, exit_from
 from snapline.deploy.running_fleet import ALONE
 from snapline.errors import UsageError
 from snapline.security.certificates import Authority
 
 
 @pytest.fixture
-def seat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeSeat:
+def seat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeWorker:
     monkeypatch.setattr(ray_seat, "node_here", lambda: ("node-7", "127.0.0.1"))
-    return NodeSeat(str(tmp_path / "data"))
+    return NodeWorker(str(tmp_path / "data"))
 
 
 READ = "import sys; print(sys.argv[1], open(sys.argv[2]).read(), sys.argv[2])"
 
 
-async def test_a_seat_fills_in_its_node_its_interpreter_and_its_private_files(seat: NodeSeat) -> None:
+async def test_a_seat_fills_in_its_node_its_interpreter_and_its_private_files(seat: NodeWorker) -> None:
     spec = ProcessSpec("h1", "host", "run", ("/elsewhere/python", "-c", READ, f"{NODE}:0", f"{PRIVATE}/own.key"))
     started = await seat.start(msgspec.msgpack.encode(spec), {"own.key": b"secret"})
     handle = msgspec.msgpack.decode(started, type=Handle)
@@ -66,12 +66,12 @@ def test_keys_end_with_the_process_that_holds_them_however_it_ends(tmp_path: Pat
     assert not path.exists() and list(tmp_path.iterdir()) == []
 
 
-async def test_a_coordinator_is_given_one_address(seat: NodeSeat) -> None:
+async def test_a_coordinator_is_given_one_address(seat: NodeWorker) -> None:
     first = await seat.address()
     assert first.startswith("127.0.0.1:") and await seat.address() == first
 
 
-async def test_a_seat_that_was_started_again_knows_nothing_of_a_process_before(seat: NodeSeat) -> None:
+async def test_a_seat_that_was_started_again_knows_nothing_of_a_process_before(seat: NodeWorker) -> None:
     """Ray starts an actor anew, with the same arguments: it must not take a word about an earlier run for one about its own."""
     old = msgspec.msgpack.encode(Handle("h1", "run-1", "node-3", 4711))
     for ended in (await seat.watch(old), await seat.stop(old, 0.0), await seat.status(old)):

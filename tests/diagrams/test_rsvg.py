@@ -14,7 +14,7 @@ import pytest
 from tests.recovery.executions import parse
 from tests.view.test_simulation import CONFIG, simulated
 
-from snapline.diagrams.event_window import Happened
+from snapline.diagrams.event_window import EventLog
 from snapline.diagrams.space_time import draw_window
 from snapline.diagrams.style import COLORS
 from snapline.diagrams.traced import analysis_svg
@@ -69,7 +69,7 @@ def colour(name: str) -> tuple[int, int, int]:
 def space_time() -> str:
     """As the screen Space-time gives it."""
     trace = parse(WORDS)
-    happened = Happened(
+    happened = EventLog(
         [TracedEvent(event, f"h{index % 2}") for index, event in enumerate(trace.events)], is_whole=True
     )
     window = happened.window("agents", happened.rows_of("agents"), count=100)

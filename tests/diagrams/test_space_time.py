@@ -15,7 +15,7 @@ from tests.recovery.test_merge import files_of, play
 
 from snapline.diagrams import event_window as happened_module
 from snapline.diagrams import shiviz
-from snapline.diagrams.event_window import CHOSEN_MAX, ROWS_MAX, Happened, Rows, Window, message_name, natural
+from snapline.diagrams.event_window import CHOSEN_MAX, ROWS_MAX, EventLog, Rows, Window, message_name, natural
 from snapline.diagrams.space_time import draw_window, scene_of
 from snapline.protocols.names import CHANDY_LAMPORT
 from snapline.recovery.gathered import MarkerCame, MarkerLeft, TracedEvent, gather
@@ -25,13 +25,13 @@ SEEDS = range(4, 10)
 ROWS: tuple[Rows, ...] = ("agents", "hosts")
 
 
-def world(seed: int, protocol: str = CHANDY_LAMPORT) -> Happened:
+def world(seed: int, protocol: str = CHANDY_LAMPORT) -> EventLog:
     """A fleet with recoveries, as its hosts have traced it."""
     played = play(seed, protocol, steps=700)
-    return Happened(gather(parts_of(files_of(played, is_lossy=False))), is_whole=True)
+    return EventLog(gather(parts_of(files_of(played, is_lossy=False))), is_whole=True)
 
 
-def some_window(found: Happened, rows: Rows, chance: random.Random) -> Window:
+def some_window(found: EventLog, rows: Rows, chance: random.Random) -> Window:
     agents = chance.sample(sorted(found.busy), chance.randint(1, len(found.busy)))
     lanes = found.rows_of(rows, agents)
     first = chance.randrange(len(found))
@@ -61,7 +61,7 @@ def other_ends(events: list[TracedEvent]) -> dict[int, list[int]]:
     return found
 
 
-def expected_shown(found: Happened, window: Window) -> tuple[list[int], list[int]]:
+def expected_shown(found: EventLog, window: Window) -> tuple[list[int], list[int]]:
     """Positions of dots, and of checkpoints, that a picture must have."""
     events, lanes = list(found.events), set(window.lanes)
     ends = other_ends(events)
@@ -142,7 +142,7 @@ def test_a_picture_has_an_arrow_for_each_message_and_marker_with_an_end_in_its_w
 # -- clocks --------------------------------------------------------------------------------------------------------------
 
 
-def happened_before(found: Happened, rows: Rows) -> dict[int, set[int]]:
+def happened_before(found: EventLog, rows: Rows) -> dict[int, set[int]]:
     """Event → all events in its past: the closure of "same life of a row, later", "sent, received" and "went back to".
 
     Lives and recoveries as `diagrams/event_window.py` says it: who goes back goes on from the checkpoint of the line, and has forgotten the rest.
@@ -175,7 +175,7 @@ def happened_before(found: Happened, rows: Rows) -> dict[int, set[int]]:
     return before
 
 
-def life_of(found: Happened, position: int, rows: Rows) -> str:
+def life_of(found: EventLog, position: int, rows: Rows) -> str:
     """Of the row of an event: `a`, or `a#3` after recovery by plan 3."""
     row, life = row_of(found.events[position], rows), ""
     for each in list(found.events)[:position]:
@@ -259,12 +259,12 @@ def a_clock_does_not_join(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_step_that_counts_not_breaks_the_chain(patch: pytest.MonkeyPatch) -> None:
-    real = Happened._steps
-    patch.setattr(Happened, "_steps", lambda *args: (step for step in real(*args) if step.is_counted))
+    real = EventLog._steps
+    patch.setattr(EventLog, "_steps", lambda *args: (step for step in real(*args) if step.is_counted))
 
 
 def who_goes_back_remembers(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Happened, "_begun_again", lambda *_: iter(()))
+    patch.setattr(EventLog, "_begun_again", lambda *_: iter(()))
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_a_window_moves_by_events_that_it_shows(seed: int, rows: Rows) -> None:
             assert found.shown(wider) == [*before[-3:], *found.shown(window), *after[:2]]
 
 
-def ring(agents: int, hosts: int = 3) -> Happened:
+def ring(agents: int, hosts: int = 3) -> EventLog:
     events: list[TracedEvent] = []
     for number in range(agents):
         name, to = f"a{number}", f"a{(number + 1) % agents}"
@@ -311,7 +311,7 @@ def ring(agents: int, hosts: int = 3) -> Happened:
             events.append(
                 TracedEvent(MessageSent(name, f"{name}>{to}:{len(events)}", to), f"h{number % hosts}", 1 + len(events))
             )
-    return Happened(events, is_whole=True)
+    return EventLog(events, is_whole=True)
 
 
 def test_of_many_agents_the_busiest_have_rows_below_their_hosts() -> None:
@@ -339,7 +339,7 @@ def test_names_are_text_in_pictures_and_logs() -> None:
         TracedEvent(MarkerLeft(evil, "m", "h2", 1), evil, 8),
         TracedEvent(MarkerCame("h2", "m", evil, 1), "h2", 9),
     ]
-    found = Happened(events, is_whole=True)
+    found = EventLog(events, is_whole=True)
     window = found.window("agents", found.rows_of("agents"), count=9)
     drawn = draw_window(found, window, found.chosen(window, 1), href=lambda position: f"/?a={evil}&event={position}")
     root = ElementTree.fromstring(drawn)
@@ -359,7 +359,7 @@ def test_messages_are_named_for_people(message: str, name: str) -> None:
 def test_a_trace_that_begins_in_the_middle_names_no_message_an_orphan() -> None:
     received = TracedEvent(MessageReceived("b", "a>b:7"), "h1", 5)
     for is_whole, state in ((False, "ordinary"), (True, "orphan")):
-        found = Happened([received], is_whole=is_whole)
+        found = EventLog([received], is_whole=is_whole)
         (arrow,) = scene_of(found, found.window("agents", ("host:h1", "b"), count=5)).arrows
         assert arrow.state == state and arrow.sender == ""
 
@@ -374,7 +374,7 @@ def test_rows_whose_events_are_known_are_bounded(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("step_ns", [7_000, 40_000_000])
 def test_the_ticks_of_an_axis_say_different_times(step_ns: int) -> None:
     events = [TracedEvent(MessageSent("a", f"m{n}", "b"), "h1", 10**18 + n * step_ns) for n in range(100)]
-    found = Happened(events, is_whole=True)
+    found = EventLog(events, is_whole=True)
     scene = scene_of(found, found.window("agents", ("host:h1", "a"), count=100))
     times = [words for _, words in scene.ticks(10)]
     assert len(times) == 10 == len(set(times))

@@ -22,7 +22,7 @@ from snapline.agent_runtime.reading import Output, OutputsReverted
 from snapline.client.client import Client
 from snapline.client.endings import Receipt
 from snapline.client.giving import OutsideMessage
-from snapline.client.outputs import WantedOutputs, wanted_outputs
+from snapline.client.outputs import OutputsRequest, wanted_outputs
 from snapline.gateway import limits
 from snapline.gateway.app import PART_BYTES, Gateway, _Reader
 from snapline.gateway.openapi import openapi_of
@@ -370,7 +370,7 @@ class Note(snapline.Message):
 )
 async def test_a_reader_that_takes_nothing_costs_no_more_than_32_mib(message: Note, pages: int) -> None:
     made = Pages(message)
-    wanted = WantedOutputs("", "", "", msgspec.Raw, True, 10.0)
+    wanted = OutputsRequest("", "", "", msgspec.Raw, True, 10.0)
     gc.collect()
     tracemalloc.start()
     try:

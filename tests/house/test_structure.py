@@ -277,13 +277,13 @@ REACHING_ROOMS = ("agent_runtime/host/", "coordinator/leader/")
 
 
 def reaching(product: Product) -> list[str]:
-    """`self.x.y = …`; a desk, and what lies on it, is there to be written on by every part."""
+    """`self.x.y = …`; a shared, and what lies on it, is there to be written on by every part."""
     return [
         f"{name} {target}"
         for name, tree in product.trees.items()
         if name.startswith(REACHING_ROOMS)
         for _, target in house.reaching_assignments(tree)
-        if "desk." not in target
+        if "shared." not in target
     ]
 
 
@@ -307,9 +307,9 @@ def test_the_search_finds_what_reaches_into_another_part(line: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["self.a = b.c = 1", "self._desk.out = []", "self.a.b()", "self.a[0] = self.b.c", "x = self.desk\nx.now = 1"],
+    ["self.a = b.c = 1", "self._shared.out = []", "self.a.b()", "self.a[0] = self.b.c", "x = self.shared\nx.now = 1"],
 )
-def test_own_attributes_and_the_desk_may_be_set(line: str) -> None:
+def test_own_attributes_and_the_shared_state_may_be_set(line: str) -> None:
     assert not reaching(house.product({"coordinator/leader/a.py": line}))
 
 

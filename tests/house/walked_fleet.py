@@ -123,7 +123,7 @@ def ask_line(address: str) -> None:
     )
 
 
-PUBLISHED = "coordinator/leader/epochs/publishing.py:Refs.on_published"
+PUBLISHED = "coordinator/leader/epochs/publishing.py:RefPublisher.on_published"
 
 EPOCHS, MESSAGES = 5, range(2, 6)
 """So many tries has a way: another epoch, or a frame of another kind, may be under way when one begins."""

@@ -27,7 +27,7 @@ from tests.integration.victims import HOST, Killer, Program, is_whole
 
 from snapline.agent_runtime.snapshots.cut import load_cut
 from snapline.chaos import preload
-from snapline.chaos.control import Wrongs
+from snapline.chaos.control import FaultCounters
 from snapline.client.client import Client
 from snapline.errors import InputDeadLetteredError, NotFoundError, UsageError
 from snapline.examples.payments import Book, read_entries
@@ -54,7 +54,7 @@ class Troubles(Killer):
     """Kills, and all the rest; each is over, and the fleet whole, when the next one comes."""
 
     def __init__(
-        self, fleet: Running, programs: dict[str, Program], chosen: random.Random, client: Client, wrongs: Wrongs
+        self, fleet: Running, programs: dict[str, Program], chosen: random.Random, client: Client, wrongs: FaultCounters
     ) -> None:
         super().__init__(fleet, programs, chosen)
         self._client = client
@@ -147,7 +147,7 @@ async def mixed_run(data_dir: Path, chosen: random.Random, *, faults: int) -> Ou
     """So many faults, a second after each time all is up."""
     data_dir.parent.mkdir(exist_ok=True)
     ledger, book = data_dir.with_name("payments.jsonl"), data_dir.with_name("trips.txt")
-    wrongs = Wrongs(data_dir.with_name("wrongs"))
+    wrongs = FaultCounters(data_dir.with_name("wrongs"))
     library = preload.build(data_dir.parent)
     environment = preload.environment(
         library, control=data_dir.with_name("wrongs"), journal=Path("/dev/null"), root=data_dir.with_name("nothing")

@@ -326,7 +326,7 @@ class FleetWorld:
         return False
 
     def _turns(self) -> int:
-        return sum(host.core.desk.counts.turns for host in self.hosts.values())
+        return sum(host.core.shared.counts.turns for host in self.hosts.values())
 
     def is_busy(self) -> bool:
         """Is a turn, a message, an epoch or a recovery on its way? An agent that nobody creates again keeps its messages."""

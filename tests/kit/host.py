@@ -47,7 +47,7 @@ class Host:
         self.name = name
         self.start = start
         self.core = HostCore(name, protocol=world.fleet.protocol, policy=world.fleet.policy)
-        self.core.desk.trace_every = world.trace_every
+        self.core.shared.trace_every = world.trace_every
         self.turns = Turns(world.fleet, self.feed, world.warnings.append, _VirtualOutside(world))
         self.queue: deque[ev.StartTurn] = deque()
         self.running: list[ev.TurnEnded | ev.TurnFailed] = []

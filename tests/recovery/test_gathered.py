@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.recovery.test_merge import Files, files_of, play, truth
 
-from snapline.diagrams.event_window import Happened
+from snapline.diagrams.event_window import EventLog
 from snapline.errors import TraceError
 from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG
 from snapline.recovery.gathered import HostPart, MarkerCame, MarkerLeft, TracedEvent, gather, read_part
@@ -103,7 +103,7 @@ def test_what_is_undone_is_what_the_world_has_undone(protocol: str) -> None:
     undone = compared = 0
     for seed in range(2):
         world = play(seed, protocol, steps=1000)
-        happened = Happened(gather(parts_of(files_of(world, is_lossy=False))), is_whole=True)
+        happened = EventLog(gather(parts_of(files_of(world, is_lossy=False))), is_whole=True)
         whole = [each.event for each in happened.events]
         traced = {(event.agent, event.number) for event in whole if isinstance(event, CheckpointTaken)}
         expected = [event for event in truth(world).events if event.agent in world.fleet.agents]

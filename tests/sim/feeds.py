@@ -17,7 +17,7 @@ from snapline.agent_runtime.snapshots.cut import Cut
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import Committed, OperationResult
 from snapline.coordinator.state.fleet_state import FleetState
-from snapline.sim.oracles.judge import Judge, Terms
+from snapline.sim.oracles.judge import Judge, JudgeTerms
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage, SpawnRequest
 
 
@@ -72,7 +72,7 @@ class Feed:
         self.spawning = spawning
         self.protocol = protocol
         names = [f"a{number}" for number in range(agents)]
-        terms = Terms(
+        terms = JudgeTerms(
             protocol=protocol,
             budget=options.pop("budget", "within"),
             check_cut=options.pop("check_cut", nothing),

@@ -16,7 +16,7 @@ from snapline.messages.status import Standing
 from snapline.sim.choices import RandomChoices, RecordedChoices
 from snapline.sim.world import replicated_log
 from snapline.sim.world.patches import patched
-from snapline.sim.world.raft_model import MS, Reigns
+from snapline.sim.world.raft_model import MS, RaftModel
 from snapline.sim.world.replicated_log import SimulatedLog
 
 SECOND = 1_000 * MS
@@ -42,7 +42,7 @@ class World(VirtualTime):
     """Replicas in virtual time; a random source breaks things until `FAULTS_NS`. `bad` collects what must not be."""
 
     def __init__(
-        self, seed: int, *, count: int = 3, kind: type[SimulatedLog | Reigns] = SimulatedLog, calm: bool = False
+        self, seed: int, *, count: int = 3, kind: type[SimulatedLog | RaftModel] = SimulatedLog, calm: bool = False
     ) -> None:
         super().__init__()
         self.random = Random(seed)
@@ -56,8 +56,8 @@ class World(VirtualTime):
         self.proposals: list[Proposal] = []
         self.acknowledged: list[bytes] = []
         self.committed: list[tuple[str, bytes, OperationResult]] = []
-        with patched([(replicated_log, "Reigns", kind)] if issubclass(kind, Reigns) else []):
-            self.log = (SimulatedLog if issubclass(kind, Reigns) else kind)(
+        with patched([(replicated_log, "RaftModel", kind)] if issubclass(kind, RaftModel) else []):
+            self.log = (SimulatedLog if issubclass(kind, RaftModel) else kind)(
                 self.nodes,
                 at=self.at,
                 now=lambda: self.now_ns,

@@ -9,11 +9,11 @@ from tests.sim.feeds import Feed, make_fleet, nothing
 
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.events import Control
-from snapline.sim.oracles.judge import Judge, Terms
+from snapline.sim.oracles.judge import Judge, JudgeTerms
 
 
 def make_judge(agents: int = 2) -> Judge:
-    terms = Terms(protocol="chandy-lamport", budget="within", with_clocks=True, check_cut=nothing)
+    terms = JudgeTerms(protocol="chandy-lamport", budget="within", with_clocks=True, check_cut=nothing)
     return Judge(terms, fleet=make_fleet(agents), agents=[f"a{number}" for number in range(agents)])
 
 

@@ -25,7 +25,7 @@ from snapline.sim.checking import (
     trigger_part,
 )
 from snapline.sim.faults.durations import duration_ns
-from snapline.sim.faults.words import CrashWord, PauseWord
+from snapline.sim.faults.words import CrashFault, PauseFault
 from snapline.sim.run import run
 from snapline.sim.scenario import (
     FaultPart,
@@ -129,7 +129,7 @@ def test_a_fleet_that_ends_early_is_recovered_in_the_midst_of_all_that_it_has() 
 
 
 def test_a_run_whose_crash_has_not_come_is_hollow() -> None:
-    crash = FaultPart(crash=CrashWord(at="0s", when="working", hit=10_000))
+    crash = FaultPart(crash=CrashFault(at="0s", when="working", hit=10_000))
     fleet = FleetPart(agents=2, module="tests.sim.checked_fleets:short_ping_pong")
     result = run(Scenario(fleet=fleet, fault=[crash], run=RunPart(until="1s", turns=102)), 1)
     assert result.verdict == "undecided" and result.pending == [
@@ -160,7 +160,7 @@ def test_a_run_lasts_until_the_time_that_is_asked_for() -> None:
 
 
 def test_faults_that_name_hosts_keep_them() -> None:
-    faults = Scenario(fleet=FleetPart(hosts=3), fault=[FaultPart(pause=PauseWord(host="h3"))])
+    faults = Scenario(fleet=FleetPart(hosts=3), fault=[FaultPart(pause=PauseFault(host="h3"))])
     scenario = Subject(fleets.sound, faults=faults).scenario(1)
     assert (scenario.fleet.hosts, scenario.fault, scenario.name) == (3, faults.fault, "passers")
     with pytest.raises(UsageError, match=r"passers: fault\[0\]\.pause\.host is \"h3\": use h1, h2"):
@@ -404,7 +404,7 @@ def test_a_memory_outside_of_the_state_is_found_by_running_again() -> None:
 
 
 def test_where_nothing_is_run_again_a_crash_and_the_invariant_show_it() -> None:
-    faults = Scenario(fleet=FleetPart(hosts=2), fault=[FaultPart(crash=CrashWord(host="h1", restart_after="300ms"))])
+    faults = Scenario(fleet=FleetPart(hosts=2), fault=[FaultPart(crash=CrashFault(host="h1", restart_after="300ms"))])
     sound = run_fleet(functools.partial(fleets.passers, fleets.Passer, 17), faults=faults, invariant=fleets.all_there)
     assert (sound.verdict, sound.metrics["recoveries"]) == ("pass", 1)
     result = run_fleet(fleets.wrong_and_large, faults=faults, invariant=fleets.all_there)

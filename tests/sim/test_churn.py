@@ -10,7 +10,7 @@ from snapline.agent_runtime.host.core import HostCore
 from snapline.coordinator.leader.modes.leaving import Leaving
 from snapline.coordinator.service.line_store import ComposedLine
 from snapline.coordinator.state import defining
-from snapline.sim.faults.words import CrashWord
+from snapline.sim.faults.words import CrashFault
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import FaultPart, FleetPart, RunPart, Scenario, TriggerPart
@@ -38,7 +38,7 @@ class Nursery(msgspec.Struct):
     done: int = 0
 
 
-class Books(msgspec.Struct):
+class GroundTruth(msgspec.Struct):
     papers: int = 0
 
 
@@ -65,7 +65,7 @@ class Mother(snapline.Agent):
 
 
 class Clerk(snapline.Agent):
-    state: Books
+    state: GroundTruth
 
     @snapline.handler
     async def on_paper(self, message: Paper, ctx: snapline.Context) -> None:
@@ -97,11 +97,11 @@ class Nurseries(Workload):
 def churn(protocol: str, *, seed: int = 1, crashes: tuple[str, ...] = ("900ms", "2200ms")) -> Result:
     fleet = snapline.Fleet(
         "nursery",
-        agents={"mother": Mother(Nursery()), "clerk": Clerk(Books())},
+        agents={"mother": Mother(Nursery()), "clerk": Clerk(GroundTruth())},
         protocol=protocol,
         triggers=[snapline.Every(seconds=0.1)],
     )
-    faults = [FaultPart(crash=CrashWord(at=at, restart_after="100ms")) for at in crashes]
+    faults = [FaultPart(crash=CrashFault(at=at, restart_after="100ms")) for at in crashes]
     part = FleetPart(agents=2, hosts=2, coordinators=1, protocol=protocol, trigger=TriggerPart(every="100ms"))
     scenario = Scenario(name="churn", fleet=part, fault=faults, run=RunPart(until="20s", keep_epochs=2))
     return run(scenario, seed, workload=Nurseries(fleet, ends=True))
@@ -134,7 +134,7 @@ def test_agents_that_stop_leave_and_are_forgotten(protocol: str, cores: list[Hos
     for core in cores:
         known = [len(agent.inlets) + len(agent.outlets) for agent in core.agents.values()]
         links = [len(peer.inlets) + len(peer.outlets) for peer in core.peers.values()]
-        assert max([*known, *links, len(core.desk.routes), len(core.desk.ordinals)], default=0) < AGENTS_MAX, (
+        assert max([*known, *links, len(core.shared.routes), len(core.shared.ordinals)], default=0) < AGENTS_MAX, (
             known,
             links,
         )

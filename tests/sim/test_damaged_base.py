@@ -6,7 +6,7 @@ import pytest
 
 from snapline.agent_runtime.host.chunk_tables import ChunkTables
 from snapline.coordinator.service import store_keeper
-from snapline.sim.faults.words import DiskWord
+from snapline.sim.faults.words import DiskFault
 from snapline.sim.mutants.registry import template
 from snapline.sim.oracles.judge import Judge
 from snapline.sim.result import Result
@@ -25,7 +25,7 @@ DAMAGED = template(
         pattern=PatternPart(name="memory", messages=200),
         trigger=TriggerPart(every="100ms"),
     ),
-    faults=[FaultPart(disk=DiskWord(mode="bit-flip", at="800ms", lasts="300ms"))],
+    faults=[FaultPart(disk=DiskFault(mode="bit-flip", at="800ms", lasts="300ms"))],
 )
 
 

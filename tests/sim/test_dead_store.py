@@ -7,7 +7,7 @@ import pytest
 from snapline.agent_runtime.host import backlog, checkpoint_writer
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
 from snapline.agent_runtime.host.modes import logged as logged_mode
-from snapline.agent_runtime.host.modes.pause import StandingStill
+from snapline.agent_runtime.host.modes.pause import AgentPause
 from snapline.coordinator.leader.modes import koo_toueg
 from snapline.protocols.names import PROTOCOLS, is_logged
 from snapline.sim.result import Result
@@ -40,18 +40,18 @@ def most(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(logged_mode, "LOGS_BYTES_MAX", LOGS_MAX)
     monkeypatch.setattr(checkpoint_writer, "WAITING_CHECKPOINTS_MAX", CHECKPOINTS_MAX)
     found = [0, 0]
-    keep, stand = LoggedAgent.keep, StandingStill._stand_still
+    keep, stand = LoggedAgent.keep, AgentPause._stand_still
 
     def kept(self: LoggedAgent, receiver: str, number: int, payload: bytes, piggyback: bytes) -> None:
         keep(self, receiver, number, payload, piggyback)
         found[0] = max(found[0], self.backlog.log_bytes)
 
-    def stood(self: StandingStill) -> None:
+    def stood(self: AgentPause) -> None:
         stand(self)
         found[1] += 1
 
     monkeypatch.setattr(LoggedAgent, "keep", kept)
-    monkeypatch.setattr(StandingStill, "_stand_still", stood)
+    monkeypatch.setattr(AgentPause, "_stand_still", stood)
     return found
 
 
@@ -83,12 +83,12 @@ def test_large_logs_begin_a_round(monkeypatch: pytest.MonkeyPatch, most: list[in
 
 def nobody_stands(patch: pytest.MonkeyPatch) -> None:
     """The memory fills."""
-    patch.setattr(StandingStill, "_stand_still", lambda self: None)
+    patch.setattr(AgentPause, "_stand_still", lambda self: None)
 
 
 def nobody_goes_on(patch: pytest.MonkeyPatch) -> None:
     """G10: the store works again, and nothing else does."""
-    patch.setattr(StandingStill, "_go_on", lambda self: None)
+    patch.setattr(AgentPause, "_go_on", lambda self: None)
 
 
 @pytest.mark.parametrize("mutant", [nobody_stands, nobody_goes_on], ids=lambda mutant: mutant.__name__)

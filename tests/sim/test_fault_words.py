@@ -9,7 +9,7 @@ import msgspec
 
 from snapline.sim.faults.faults import describe_words
 from snapline.sim.faults.points import FAILPOINTS, REAL_FAILPOINT_PREFIXES, REAL_FAILPOINTS
-from snapline.sim.faults.words import CoordinatorWord, DiskWord, HangWord, MembershipWord, PartitionWord
+from snapline.sim.faults.words import CoordinatorFault, DiskFault, HangFault, MembershipFault, PartitionFault
 from snapline.sim.scenario import WORDS
 
 ROOT = Path(__file__).parents[2] / "src" / "snapline"
@@ -19,11 +19,11 @@ def test_every_word_shape_mode_and_kind_is_described() -> None:
     described = {word for _, word, _ in describe_words()}
     wanted = {word for word in WORDS if word not in ("partition", "hang", "disk", "coordinator", "membership")}
     for name, word, key in (
-        ("partition", PartitionWord, "shape"),
-        ("hang", HangWord, "what"),
-        ("disk", DiskWord, "mode"),
-        ("coordinator", CoordinatorWord, "kind"),
-        ("membership", MembershipWord, "kind"),
+        ("partition", PartitionFault, "shape"),
+        ("hang", HangFault, "what"),
+        ("disk", DiskFault, "mode"),
+        ("coordinator", CoordinatorFault, "kind"),
+        ("membership", MembershipFault, "kind"),
     ):
         kinds = {field.name: field.type for field in msgspec.structs.fields(word)}[key]
         wanted |= {f"{name}: {kind}" for kind in get_args(kinds)}

@@ -17,20 +17,20 @@ from snapline.sim.faults.durations import duration_ns, format_duration
 from snapline.sim.faults.faults import FLIP_TRIES, check_budget, heal, schedule
 from snapline.sim.faults.partitions import all_pairs
 from snapline.sim.faults.words import (
-    ClockWord,
-    ClogWord,
-    CoordinatorWord,
-    CrashWord,
-    DelayWord,
-    DiskWord,
-    HangWord,
-    HostWord,
-    LastingWord,
-    LossWord,
-    MembershipWord,
-    PartitionWord,
-    PauseWord,
-    SlowWord,
+    ClockFault,
+    ClogFault,
+    CoordinatorFault,
+    CrashFault,
+    DelayFault,
+    DiskFault,
+    HangFault,
+    HostFault,
+    LastingFault,
+    LossFault,
+    MembershipFault,
+    PartitionFault,
+    PauseFault,
+    SlowFault,
     Word,
 )
 from snapline.sim.scenario import WORDS, FaultPart, FleetPart, RunPart, Scenario, SwarmPart, parse_scenario
@@ -145,29 +145,29 @@ hosts = st.sampled_from(["h1", "h2", "*"])
 node_pairs = st.sampled_from([["h1", "h2"], ["h2", "h1"], ["h1", "c1"]])
 
 overlapping_words: st.SearchStrategy[Word] = st.one_of(
-    st.builds(ClogWord, at=times, lasts=lasting, between=node_pairs),
+    st.builds(ClogFault, at=times, lasts=lasting, between=node_pairs),
     st.builds(
-        PartitionWord, at=times, lasts=lasting, shape=st.just("isolate-host"), host=st.sampled_from(["h1", "h2"])
+        PartitionFault, at=times, lasts=lasting, shape=st.just("isolate-host"), host=st.sampled_from(["h1", "h2"])
     ),
-    st.builds(LossWord, at=times, lasts=lasting, between=node_pairs, per_mille=st.integers(1, 1000)),
-    st.builds(PauseWord, at=times, lasts=lasting, host=hosts),
-    st.builds(HangWord, at=times, lasts=lasting, host=hosts, what=st.sampled_from(["store", "stop"])),
-    st.builds(SlowWord, at=times, lasts=lasting, host=hosts, percent=st.integers(1, 99)),
-    st.builds(ClockWord, at=times, lasts=lasting, host=hosts, skew=st.sampled_from(["1s", "-2s", "5ms"])),
-    st.builds(DiskWord, at=times, lasts=lasting, host=hosts, mode=st.sampled_from(["eio", "full"])),
+    st.builds(LossFault, at=times, lasts=lasting, between=node_pairs, per_mille=st.integers(1, 1000)),
+    st.builds(PauseFault, at=times, lasts=lasting, host=hosts),
+    st.builds(HangFault, at=times, lasts=lasting, host=hosts, what=st.sampled_from(["store", "stop"])),
+    st.builds(SlowFault, at=times, lasts=lasting, host=hosts, percent=st.integers(1, 99)),
+    st.builds(ClockFault, at=times, lasts=lasting, host=hosts, skew=st.sampled_from(["1s", "-2s", "5ms"])),
+    st.builds(DiskFault, at=times, lasts=lasting, host=hosts, mode=st.sampled_from(["eio", "full"])),
     st.builds(
-        CoordinatorWord, at=times, lasts=lasting, kind=st.just("unknown-outcome"), per_mille=st.integers(1, 1000)
+        CoordinatorFault, at=times, lasts=lasting, kind=st.just("unknown-outcome"), per_mille=st.integers(1, 1000)
     ),
-    st.builds(CoordinatorWord, at=times, lasts=lasting, kind=st.just("kill"), node=st.sampled_from(["c1", "c2"])),
+    st.builds(CoordinatorFault, at=times, lasts=lasting, kind=st.just("kill"), node=st.sampled_from(["c1", "c2"])),
 )
 overlapping = st.lists(overlapping_words, min_size=1, max_size=6)
 
 
-OfHost = TypeVar("OfHost", bound=HostWord)
+OfHost = TypeVar("OfHost", bound=HostFault)
 
 
 def end_ns(word: Word) -> int:
-    assert isinstance(word, LastingWord | CoordinatorWord)
+    assert isinstance(word, LastingFault | CoordinatorFault)
     return word.at_ns + duration_ns(word.lasts)
 
 
@@ -181,33 +181,33 @@ def expected(words: list[Word], t_ns: int, executor: FakeExecutor) -> dict[str, 
             if isinstance(word, kind):
                 yield from ((word, host) for host in (executor.hosts if word.host == "*" else [word.host]))
 
-    blocked = {(word.between[0], word.between[1]) for word in under_way if isinstance(word, ClogWord)}
+    blocked = {(word.between[0], word.between[1]) for word in under_way if isinstance(word, ClogFault)}
     for word in under_way:
-        if isinstance(word, PartitionWord):
+        if isinstance(word, PartitionFault):
             blocked |= {(one, other) for one in nodes for other in nodes if one != other and word.host in (one, other)}
     losses: dict[tuple[str, str], int] = {}
     for word in under_way:
-        if isinstance(word, LossWord):
+        if isinstance(word, LossFault):
             for pair in (tuple(word.between), tuple(word.between[::-1])):
                 losses[pair[0], pair[1]] = max(losses.get((pair[0], pair[1]), 0), word.per_mille)
     clocks: dict[str, int] = {}
     speeds: dict[str, int] = {}
-    for word, host in hit(ClockWord):
+    for word, host in hit(ClockFault):
         clocks[host] = clocks.get(host, 0) + word.skew_ns
-    for word, host in hit(SlowWord):
+    for word, host in hit(SlowFault):
         speeds[host] = min(speeds.get(host, 100), word.percent)
     disks = {
         (name, word.mode)
         for word in under_way
-        if isinstance(word, DiskWord)
+        if isinstance(word, DiskFault)
         for name in (nodes if word.host == "*" else [word.host])
     }
-    coordinator = [word for word in under_way if isinstance(word, CoordinatorWord)]
+    coordinator = [word for word in under_way if isinstance(word, CoordinatorFault)]
     return {
         "blocked": blocked,
         "losses": losses,
-        "paused": {host for _, host in hit(PauseWord)},
-        "hanging": {(host, word.what) for word, host in hit(HangWord)},
+        "paused": {host for _, host in hit(PauseFault)},
+        "hanging": {(host, word.what) for word, host in hit(HangFault)},
         "clocks": {host: skew for host, skew in clocks.items() if skew},
         "speeds": speeds,
         "disks": disks,
@@ -294,8 +294,8 @@ def test_books_that_do_not_count_are_found(
 
 
 def test_the_latest_delay_counts_and_then_the_one_before() -> None:
-    first = DelayWord(at="1s", lasts="4s", least="10ms", jitter="0s", between=["h1", "h2"])
-    second = DelayWord(at="2s", lasts="1s", least="20ms", jitter="1ms", between=["h2", "h1"])
+    first = DelayFault(at="1s", lasts="4s", least="10ms", jitter="0s", between=["h1", "h2"])
+    second = DelayFault(at="2s", lasts="1s", least="20ms", jitter="1ms", between=["h2", "h1"])
     scenario = scenario_of(first, second)
     executor = FakeExecutor(scenario, RandomChoices(0))
     schedule(scenario, executor)
@@ -310,7 +310,7 @@ def test_the_latest_delay_counts_and_then_the_one_before() -> None:
 
 
 def test_a_host_that_is_killed_comes_back() -> None:
-    executor = executed(scenario_of(CrashWord(at="1s", host="h2", restart_after="2s")))
+    executor = executed(scenario_of(CrashFault(at="1s", host="h2", restart_after="2s")))
     assert [call for call in executor.calls if call[1] != "note_fault"] == [
         (10**9, "crash_host", ("h2",)),
         (3 * 10**9, "start_host", ("h2",)),
@@ -319,18 +319,18 @@ def test_a_host_that_is_killed_comes_back() -> None:
 
 
 def test_a_host_that_is_killed_twice_comes_back_when_both_say_so() -> None:
-    words = (CrashWord(at="1s", host="h1", restart_after="3s"), DiskWord(at="2s", host="h1", restart_after="500ms"))
+    words = (CrashFault(at="1s", host="h1", restart_after="3s"), DiskFault(at="2s", host="h1", restart_after="500ms"))
     executor = executed(scenario_of(*words))
     assert [t_ns for t_ns, name, _ in executor.calls if name == "start_host"] == [4 * 10**9]
 
 
 def test_all_hosts_at_once() -> None:
-    executor = executed(scenario_of(CrashWord(is_all=True)))
+    executor = executed(scenario_of(CrashFault(is_all=True)))
     assert names_of(executor) == ["crash_host"] * 3 + ["start_host"] * 3
 
 
 def test_rolling_crashes_never_overlap() -> None:
-    executor = executed(scenario_of(CrashWord(at="1s", is_rolling=True, restart_after="300ms"), hosts=4))
+    executor = executed(scenario_of(CrashFault(at="1s", is_rolling=True, restart_after="300ms"), hosts=4))
     assert names_of(executor) == ["crash_host", "start_host"] * 4
     assert [call[2] for call in executor.calls if call[1] == "crash_host"] == [("h1",), ("h2",), ("h3",), ("h4",)]
 
@@ -338,12 +338,12 @@ def test_rolling_crashes_never_overlap() -> None:
 @pytest.mark.parametrize(
     ("word", "armed"),
     [
-        (CrashWord(failpoint="store.ref.linked", hit=2), ("store.ref.linked", 2, "crash", 500 * MS)),
-        (CrashWord(when="recording", restart_after=""), ("world.recording", 1, "crash", 0)),
-        (CrashWord(when="recovering", hit=3, restart_after="0s"), ("world.recovering", 3, "crash", 1)),
-        (CrashWord(failpoint="store.ref.linked", is_power_cut=True), ("store.ref.linked", 1, "power-cut", 500 * MS)),
-        (PauseWord(failpoint="store.ref.linked", lasts="2s"), ("store.ref.linked", 1, "pause", 2000 * MS)),
-        (DiskWord(mode="eio", failpoint="store.pack.synced"), ("store.pack.synced", 1, "error", 0)),
+        (CrashFault(failpoint="store.ref.linked", hit=2), ("store.ref.linked", 2, "crash", 500 * MS)),
+        (CrashFault(when="recording", restart_after=""), ("world.recording", 1, "crash", 0)),
+        (CrashFault(when="recovering", hit=3, restart_after="0s"), ("world.recovering", 3, "crash", 1)),
+        (CrashFault(failpoint="store.ref.linked", is_power_cut=True), ("store.ref.linked", 1, "power-cut", 500 * MS)),
+        (PauseFault(failpoint="store.ref.linked", lasts="2s"), ("store.ref.linked", 1, "pause", 2000 * MS)),
+        (DiskFault(mode="eio", failpoint="store.pack.synced"), ("store.pack.synced", 1, "error", 0)),
     ],
 )
 def test_what_waits_at_a_failpoint_is_armed_from_the_start_until_heal(word: Word, armed: tuple[object, ...]) -> None:
@@ -358,8 +358,8 @@ def test_what_waits_at_a_failpoint_is_armed_from_the_start_until_heal(word: Word
 
 def test_a_host_that_joins_is_down_until_then_whatever_restarts() -> None:
     words = (
-        CrashWord(at="1s", is_all=True, restart_after="100ms"),
-        MembershipWord(kind="join", at="3s", back_after="2s"),
+        CrashFault(at="1s", is_all=True, restart_after="100ms"),
+        MembershipFault(kind="join", at="3s", back_after="2s"),
     )
     scenario = scenario_of(*words)
     executor = FakeExecutor(scenario, RandomChoices(0))
@@ -373,12 +373,12 @@ def test_a_host_that_joins_is_down_until_then_whatever_restarts() -> None:
 
 
 def test_a_host_that_leaves_says_goodbye_and_is_not_killed() -> None:
-    executor = executed(scenario_of(MembershipWord(host="h1", back_after="1s")))
+    executor = executed(scenario_of(MembershipFault(host="h1", back_after="1s")))
     assert names_of(executor) == ["leave_host", "start_host"]
 
 
 def test_a_bit_flip_tries_again_until_there_is_an_older_epoch() -> None:
-    scenario = scenario_of(DiskWord(mode="bit-flip", at="1s", lasts="1s"))
+    scenario = scenario_of(DiskFault(mode="bit-flip", at="1s", lasts="1s"))
     executor = FakeExecutor(scenario, RandomChoices(0))
     executor.flips_refused = 3
     schedule(scenario, executor)
@@ -388,7 +388,7 @@ def test_a_bit_flip_tries_again_until_there_is_an_older_epoch() -> None:
 
 
 def test_a_bit_flip_gives_up() -> None:
-    scenario = scenario_of(DiskWord(mode="bit-flip", at="1s", lasts="1s"))
+    scenario = scenario_of(DiskFault(mode="bit-flip", at="1s", lasts="1s"))
     executor = FakeExecutor(scenario, RandomChoices(0))
     executor.flips_refused = 1000
     end_ns = schedule(scenario, executor)
@@ -399,7 +399,7 @@ def test_a_bit_flip_gives_up() -> None:
 
 @pytest.mark.parametrize("coordinators", [1, 3, 5])
 def test_a_lost_quorum_leaves_no_majority(coordinators: int) -> None:
-    scenario = scenario_of(CoordinatorWord(kind="lose-quorum", at="1s", lasts="1s"), coordinators=coordinators)
+    scenario = scenario_of(CoordinatorFault(kind="lose-quorum", at="1s", lasts="1s"), coordinators=coordinators)
     executor = FakeExecutor(scenario, RandomChoices(5))
     schedule(scenario, executor)
     executor.run_until(10**9)
@@ -409,8 +409,8 @@ def test_a_lost_quorum_leaves_no_majority(coordinators: int) -> None:
 
 
 def test_the_leader_is_who_leads_when_the_fault_begins() -> None:
-    kill = CoordinatorWord(kind="kill", node="c1", at="1s", lasts="9s")
-    scenario = scenario_of(kill, PartitionWord(shape="isolate-leader", at="2s", lasts="1s"))
+    kill = CoordinatorFault(kind="kill", node="c1", at="1s", lasts="9s")
+    scenario = scenario_of(kill, PartitionFault(shape="isolate-leader", at="2s", lasts="1s"))
     executor = FakeExecutor(scenario, RandomChoices(0))
     schedule(scenario, executor)
     executor.run_until(2 * 10**9)
@@ -418,7 +418,7 @@ def test_the_leader_is_who_leads_when_the_fault_begins() -> None:
 
 
 def test_an_isolated_agent_takes_its_host_along() -> None:
-    executor = executed(scenario_of(PartitionWord(shape="isolate-agent", agent="a1")))
+    executor = executed(scenario_of(PartitionFault(shape="isolate-agent", agent="a1")))
     assert {call[2] for call in executor.calls if call[1] == "block"} == {
         pair for pair in all_pairs(executor.hosts + executor.coordinators) if "h2" in pair
     }
@@ -445,16 +445,16 @@ def test_a_fleet_of_one_host_has_nothing_to_hold() -> None:
 # The budget.
 
 BEYOND: list[tuple[Scenario, str]] = [
-    (scenario_of(CrashWord(host="h1", restart_after=""), hosts=1), "1 of 1 hosts"),
-    (scenario_of(CrashWord(is_all=True, restart_after="")), "3 of 3 hosts"),
-    (scenario_of(DiskWord(host="*", restart_after="")), "3 of 3 hosts"),
-    (scenario_of(*[CrashWord(restart_after="")] * 3), "3 of 3 hosts"),
-    (scenario_of(*[MembershipWord(host=f"h{number}") for number in (1, 2, 3)]), "3 of 3 hosts"),
-    (scenario_of(CoordinatorWord(lasts=""), coordinators=1), "1 of 1 coordinators"),
-    (scenario_of(CoordinatorWord(lasts=""), CoordinatorWord(lasts="", kind="kill")), "2 of 3 coordinators"),
-    (scenario_of(CoordinatorWord(lasts="", kind="lose-quorum")), "3 of 3 coordinators"),
-    (scenario_of(CrashWord(failpoint="store.ref.linked", restart_after=""), coordinators=1), "1 of 1 coordinators"),
-    (scenario_of(DiskWord(mode="bit-flip"), keep_epochs=1), "set run.keep_epochs to 2"),
+    (scenario_of(CrashFault(host="h1", restart_after=""), hosts=1), "1 of 1 hosts"),
+    (scenario_of(CrashFault(is_all=True, restart_after="")), "3 of 3 hosts"),
+    (scenario_of(DiskFault(host="*", restart_after="")), "3 of 3 hosts"),
+    (scenario_of(*[CrashFault(restart_after="")] * 3), "3 of 3 hosts"),
+    (scenario_of(*[MembershipFault(host=f"h{number}") for number in (1, 2, 3)]), "3 of 3 hosts"),
+    (scenario_of(CoordinatorFault(lasts=""), coordinators=1), "1 of 1 coordinators"),
+    (scenario_of(CoordinatorFault(lasts=""), CoordinatorFault(lasts="", kind="kill")), "2 of 3 coordinators"),
+    (scenario_of(CoordinatorFault(lasts="", kind="lose-quorum")), "3 of 3 coordinators"),
+    (scenario_of(CrashFault(failpoint="store.ref.linked", restart_after=""), coordinators=1), "1 of 1 coordinators"),
+    (scenario_of(DiskFault(mode="bit-flip"), keep_epochs=1), "set run.keep_epochs to 2"),
 ]
 
 
@@ -468,12 +468,12 @@ def test_faults_beyond_the_budget_are_refused_unless_said_so(scenario: Scenario,
 @pytest.mark.parametrize(
     "scenario",
     [
-        scenario_of(CrashWord(host="h1", restart_after=""), CrashWord(host="h1", restart_after=""), hosts=2),
-        scenario_of(CrashWord(is_all=True), DiskWord(host="*")),
-        scenario_of(CoordinatorWord(lasts="", kind="kill", node="c1")),
-        scenario_of(CoordinatorWord(kind="lose-quorum"), coordinators=1),
-        scenario_of(CoordinatorWord(lasts="", kind="depose"), coordinators=1),
-        scenario_of(DiskWord(mode="bit-flip"), DiskWord(mode="eio", restart_after="", host="*")),
+        scenario_of(CrashFault(host="h1", restart_after=""), CrashFault(host="h1", restart_after=""), hosts=2),
+        scenario_of(CrashFault(is_all=True), DiskFault(host="*")),
+        scenario_of(CoordinatorFault(lasts="", kind="kill", node="c1")),
+        scenario_of(CoordinatorFault(kind="lose-quorum"), coordinators=1),
+        scenario_of(CoordinatorFault(lasts="", kind="depose"), coordinators=1),
+        scenario_of(DiskFault(mode="bit-flip"), DiskFault(mode="eio", restart_after="", host="*")),
     ],
 )
 def test_faults_within_the_budget_pass(scenario: Scenario) -> None:

@@ -734,7 +734,7 @@ def test_counting_the_failures_of_all_agents_together_is_found(monkeypatch: pyte
     def mutant(self: Plans, session: HostSession, message: AgentFailed) -> None:
         on_agent_failed(self, session, message)
         line, failures = self._agent_failures
-        self._agent_failures = line, dict.fromkeys(self._desk.state.image.agents, max(failures.values(), default=0))
+        self._agent_failures = line, dict.fromkeys(self._shared.state.image.agents, max(failures.values(), default=0))
 
     monkeypatch.setattr(Plans, "on_agent_failed", mutant)
     result = run(parse_scenario(SEVEN_CRASH, source="here"), 3584)

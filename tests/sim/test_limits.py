@@ -18,7 +18,7 @@ from snapline.coordinator.leader.events import AnswerSnapshot
 from snapline.coordinator.service import store_keeper
 from snapline.sim.choices import RandomChoices
 from snapline.sim.faults.faults import schedule
-from snapline.sim.faults.words import MOMENTS, CaptureWord, CrashWord, DelayWord, ResetWord
+from snapline.sim.faults.words import MOMENTS, CaptureFault, CrashFault, DelayFault, ResetFault
 from snapline.sim.oracles.retention import Wanted, wanted_epochs
 from snapline.sim.result import Result
 from snapline.sim.run import run
@@ -54,7 +54,7 @@ LONG = FleetPart(
 )
 """It works for some two seconds."""
 
-CRASH = FaultPart(crash=CrashWord(at="300ms", restart_after="200ms"))
+CRASH = FaultPart(crash=CrashFault(at="300ms", restart_after="200ms"))
 
 
 def places_of(name: str) -> list[str]:
@@ -122,7 +122,7 @@ def test_small_credit_and_parts_are_met() -> None:
 
 
 def test_delay_may_be_of_one_direction_alone() -> None:
-    word = DelayWord(at="1s", lasts="1s", least="9ms", jitter="0s", between=["c1", "h2"], direction="one-way")
+    word = DelayFault(at="1s", lasts="1s", least="9ms", jitter="0s", between=["c1", "h2"], direction="one-way")
     scenario = Scenario(fault=[FaultPart(delay=word)])
     executor = FakeExecutor(scenario, RandomChoices(1))
     schedule(scenario, executor)
@@ -139,7 +139,7 @@ def test_an_uneven_path_stays_uneven_when_all_is_made_whole() -> None:
 
 
 def test_a_delay_that_ends_gives_a_path_back_its_own() -> None:
-    word = DelayWord(at="1s", lasts="1s", least="9ms", jitter="0s")
+    word = DelayFault(at="1s", lasts="1s", least="9ms", jitter="0s")
     network = NetworkPart(delay=DelayPart(least="1ms", jitter="0s"), paths={"c1>h2": DelayPart(least="50ms")})
     scenario = Scenario(fault=[FaultPart(delay=word)], network=network)
     executor = FakeExecutor(scenario, RandomChoices(1))
@@ -157,9 +157,9 @@ def executed(result: Result) -> list[str]:
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_whoever_comes_to_a_moment_is_hit(moment: str) -> None:
-    crash = msgspec.convert({"when": moment, "at": "0s"}, CrashWord)
-    reset = msgspec.convert({"when": moment, "at": "500ms"}, ResetWord)
-    faults = [FaultPart(crash=crash), FaultPart(reset=reset), FaultPart(crash=CrashWord(at="900ms"))]
+    crash = msgspec.convert({"when": moment, "at": "0s"}, CrashFault)
+    reset = msgspec.convert({"when": moment, "at": "500ms"}, ResetFault)
+    faults = [FaultPart(crash=crash), FaultPart(reset=reset), FaultPart(crash=CrashFault(at="900ms"))]
     fleet = msgspec.structs.replace(LONG, coordinators=3)
     result = run(Scenario(fleet=fleet, fault=faults), 3)
     assert result.verdict == "pass", (result.violations, result.pending, result.error)
@@ -169,7 +169,7 @@ def test_whoever_comes_to_a_moment_is_hit(moment: str) -> None:
 @pytest.mark.parametrize("protocol", ["chandy-lamport", "uncoordinated"])
 def test_a_capture_that_fails_costs_an_epoch_or_a_recovery_and_nothing_else(protocol: str) -> None:
     fleet = msgspec.structs.replace(SMALL, protocol=protocol, trigger=TriggerPart(every="100ms"))
-    result = run(Scenario(fleet=fleet, fault=[FaultPart(capture=CaptureWord(at="0s", hit=3, times=2))]), 2)
+    result = run(Scenario(fleet=fleet, fault=[FaultPart(capture=CaptureFault(at="0s", hit=3, times=2))]), 2)
     assert result.verdict == "pass", (result.violations, result.pending, result.error)
     assert len([text for text in executed(result) if text.startswith("refuse")]) == 2
     assert result.probes.get("epoch aborted") or result.probes.get("recovery")
@@ -190,7 +190,7 @@ def _lose(store: StoreNotes, epoch: int) -> None:
 
 
 def _change(store: StoreNotes, epoch: int) -> None:
-    store._desk.judge._cuts[epoch].checkpoints["a0"] = b"something else"
+    store._shared.judge._cuts[epoch].checkpoints["a0"] = b"something else"
 
 
 @pytest.mark.parametrize(("harm", "oracle"), [(_lose, "durable"), (_change, "restored")])
@@ -242,9 +242,9 @@ def test_snapshots_that_are_asked_for_are_made(protocol: str) -> None:
 def test_an_old_epoch_given_to_who_asks_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def answer_old(self: Snapshots, epoch: int, *, is_complete: bool, reason: str) -> None:
         answer(self, epoch, is_complete=is_complete, reason=reason)
-        self._desk.out = [
+        self._shared.out = [
             replace(each, epoch=1) if isinstance(each, AnswerSnapshot) and each.epoch > 1 else each
-            for each in self._desk.out
+            for each in self._shared.out
         ]
 
     answer = Snapshots.answer
@@ -268,7 +268,7 @@ def test_what_a_policy_keeps_is_kept() -> None:
 
 DIED_WITH_A_REF = Scenario(
     fleet=LONG,
-    fault=[FaultPart(crash=CrashWord(failpoint="store.ref.durable", hit=5, restart_after="300ms"))],
+    fault=[FaultPart(crash=CrashFault(failpoint="store.ref.durable", hit=5, restart_after="300ms"))],
     run=RunPart(keep_epochs=1, retention="last=3,hourly=0,daily=0"),
     limits={"sweep_ms": 100, "forget_at_once": 1},
 )

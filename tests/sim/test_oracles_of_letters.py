@@ -7,7 +7,7 @@ import pytest
 
 from snapline.messages.dead_letters import DROP, GONE, RETRY, DeadLetterCommand, word_payload
 from snapline.sim.oracles.dead_letters import Letter, check_letters, letters_of, word_name
-from snapline.sim.oracles.ground_truth import Books
+from snapline.sim.oracles.ground_truth import GroundTruth
 from snapline.sim.oracles.ground_truth_records import AgentHistory, CutPlace, CutRecord
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord, LetterNumbers
 
@@ -20,7 +20,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.said: list[str] = []
-        self.books = Books(
+        self.books = GroundTruth(
             lambda *finding: self.said.append(finding[3]), agents=["a"], with_clocks=False, with_log=False
         )
 

@@ -15,7 +15,7 @@ from snapline.sim.oracles.ground_truth_records import (
     AgentHistory,
     Branch,
     Captured,
-    ChannelBook,
+    ChannelTruth,
     CutPlace,
     CutRecord,
 )
@@ -59,7 +59,7 @@ class LineFeed:
                 found.append(line)
         return found
 
-    def _fits(self, channel: ChannelBook, line: dict[str, int]) -> bool:
+    def _fits(self, channel: ChannelTruth, line: dict[str, int]) -> bool:
         sender = self.taken[channel.sender][line[channel.sender]]
         receiver = self.taken[channel.receiver][line[channel.receiver]]
         sent = sum(turn <= sender.turns for turn in channel.sent_at)
@@ -331,7 +331,7 @@ def test_a_turn_that_was_tried_and_is_not_in_a_cut_is_not_the_next_one_of_the_br
 
 
 def test_an_outbox_at_an_image_moves_the_message_to_the_next_interval() -> None:
-    channel = ChannelBook("a", "b", [b"m"], [1], [1], {}, [1])
+    channel = ChannelTruth("a", "b", [b"m"], [1], [1], {}, [1])
     image = Captured(1, "a", 1, 0, "basic", 0, 1, 0, {"b": 1}, b"")
     histories = {
         "a": AgentHistory("a", {}, {"b": channel}, [image], [], [], turns=1),

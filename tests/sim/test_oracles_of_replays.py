@@ -10,9 +10,9 @@ from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.encoding import encode_body, encode_message
 from snapline.agent_runtime.outside import Outside
 from snapline.errors import UsageError
-from snapline.sim.oracles.ground_truth import Books
+from snapline.sim.oracles.ground_truth import GroundTruth
 from snapline.sim.oracles.ground_truth_records import StepOutcome
-from snapline.sim.oracles.judge import Judge, Terms
+from snapline.sim.oracles.judge import Judge, JudgeTerms
 from snapline.sim.oracles.probes import CATALOGUE, Probe, Probes
 from snapline.sim.oracles.replay import NOT_POSSIBLE, replay
 
@@ -62,9 +62,13 @@ class Draws(Outside):
 SUMS = snapline.Fleet("sums", agents={"s0": Summer(Sums()), "s1": Summer(Sums())})
 
 
-def summed(judge: Judge | None = None) -> tuple[Books, dict[str, bytes]]:
+def summed(judge: Judge | None = None) -> tuple[GroundTruth, dict[str, bytes]]:
     """Two agents that run through; returns their books and last states."""
-    books = judge.books if judge is not None else Books(_silent, agents=["s0", "s1"], with_clocks=False, with_log=True)
+    books = (
+        judge.books
+        if judge is not None
+        else GroundTruth(_silent, agents=["s0", "s1"], with_clocks=False, with_log=True)
+    )
     agents = {name: SUMS.make(name) for name in SUMS.agents}
     queue: list[tuple[str, str, bytes]] = []
     for name, agent in agents.items():
@@ -127,7 +131,7 @@ def test_another_history_is_found(change: str) -> None:
 
 def test_what_came_of_steps_is_given_again_and_what_is_not_known_is_not_run_again() -> None:
     fleet = snapline.Fleet("steps", agents={"s0": Steps(Sums())})
-    books = Books(_silent, agents=["s0"], with_clocks=False, with_log=True)
+    books = GroundTruth(_silent, agents=["s0"], with_clocks=False, with_log=True)
     books.on_turn(0, 1, "s0", "start", "s0", b"", [], [])
     books.on_turn(0, 1, "s0", "message", "s0", encode_message(Number(1)), [], [], draws=(StepOutcome(5),))
     history = books.branch_of(1).histories["s0"]
@@ -153,7 +157,7 @@ def test_a_state_in_another_form_is_the_same() -> None:
 
 def test_at_the_end_the_judge_runs_everything_again() -> None:
     def judge() -> Judge:
-        terms = Terms(protocol="chandy-lamport", budget="within", with_clocks=False, check_cut=lambda cut: None)
+        terms = JudgeTerms(protocol="chandy-lamport", budget="within", with_clocks=False, check_cut=lambda cut: None)
         return Judge(terms, fleet=SUMS, agents=["s0", "s1"])
 
     right = judge()

@@ -11,7 +11,7 @@ from snapline.coordinator.state.operations import decode_operation
 from snapline.errors import UsageError
 from snapline.messages.status import Standing
 from snapline.sim.choices import RandomChoices, RecordedChoices
-from snapline.sim.world.raft_model import LEASE_NS, MS, Reign, Reigns, SimReplica
+from snapline.sim.world.raft_model import LEASE_NS, MS, LeaderTerm, RaftModel, SimReplica
 from snapline.sim.world.replicated_log import IMAGE_AFTER, SimulatedLog, Then
 
 # ---- properties -------------------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def test_validate_finds_a_state_that_somebody_changed() -> None:
 # ---- mutants: the oracles above can fail ------------------------------------------------------------------------------
 
 
-class ForgetsTheLast(Reigns):
+class ForgetsTheLast(RaftModel):
     """A new leader begins without its last slot."""
 
     def _begin_reign(self, leader: SimReplica, voters: list[SimReplica]) -> None:
@@ -259,7 +259,7 @@ class ForgetsTheLast(Reigns):
         super()._begin_reign(leader, voters)
 
 
-class VotesForAnybody(Reigns):
+class VotesForAnybody(RaftModel):
     def is_as_good(self, candidate: SimReplica, voter: SimReplica) -> bool:
         return True
 
@@ -267,19 +267,19 @@ class VotesForAnybody(Reigns):
 class AcknowledgesEarly(SimulatedLog):
     """Tells the proposer before a majority has it."""
 
-    def _append(self, reign: Reign, proposer: SimReplica, entry: bytes, then: Then | None) -> None:
+    def _append(self, reign: LeaderTerm, proposer: SimReplica, entry: bytes, then: Then | None) -> None:
         super()._append(reign, proposer, entry, None)
         if then is not None:
             result = FleetState.restore(proposer.state.freeze()).apply(decode_operation(entry))
             self._tell_later(proposer, proposer.run, MS, then, Committed(result))
 
 
-class CommitsWithoutMajority(Reigns):
-    def _agreed(self, reign: Reign) -> int:
+class CommitsWithoutMajority(RaftModel):
+    def _agreed(self, reign: LeaderTerm) -> int:
         return max(reign.match.values(), default=0)
 
 
-class ForgetsItsVote(Reigns):
+class ForgetsItsVote(RaftModel):
     """Old leaders are not refused."""
 
     def _begin_reign(self, leader: SimReplica, voters: list[SimReplica]) -> None:
@@ -289,7 +289,7 @@ class ForgetsItsVote(Reigns):
             voter.term = terms.get(voter.name, voter.term)
 
 
-class LosesWhatIsDurable(Reigns):
+class LosesWhatIsDurable(RaftModel):
     def take_down(self, replica: SimReplica) -> None:
         super().take_down(replica)
         replica.length = max(0, replica.length - 1)
@@ -305,19 +305,19 @@ class RejectsWhatIsUnknown(SimulatedLog):
 class AppendsTwice(SimulatedLog):
     """A forwarded proposal whose answer is late is sent again."""
 
-    def _append(self, reign: Reign, proposer: SimReplica, entry: bytes, then: Then | None) -> None:
+    def _append(self, reign: LeaderTerm, proposer: SimReplica, entry: bytes, then: Then | None) -> None:
         if proposer.name != reign.leader:
             super()._append(reign, proposer, entry, None)
         super()._append(reign, proposer, entry, then)
 
 
-class LeadsBeforeItsBarrier(Reigns):
+class LeadsBeforeItsBarrier(RaftModel):
     def _begin_reign(self, leader: SimReplica, voters: list[SimReplica]) -> None:
         super()._begin_reign(leader, voters)
         self.tell(leader, Standing(self.term, leader.name, is_leader=True))
 
 
-class SharesTerms(Reigns):
+class SharesTerms(RaftModel):
     def _begin_reign(self, leader: SimReplica, voters: list[SimReplica]) -> None:
         self.term -= self.term > 1
         super()._begin_reign(leader, voters)
@@ -333,7 +333,7 @@ class AppliesOutOfOrder(SimulatedLog):
         super()._catch_up(replica, length)
 
 
-MUTANTS: tuple[type[SimulatedLog | Reigns], ...] = (
+MUTANTS: tuple[type[SimulatedLog | RaftModel], ...] = (
     ForgetsTheLast,
     VotesForAnybody,
     AcknowledgesEarly,
@@ -349,6 +349,6 @@ MUTANTS: tuple[type[SimulatedLog | Reigns], ...] = (
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_the_mutant_is_found_where_the_model_is_not(mutant: type[SimulatedLog | Reigns]) -> None:
+def test_the_mutant_is_found_where_the_model_is_not(mutant: type[SimulatedLog | RaftModel]) -> None:
     seed = next(seed for seed in range(200) if World(seed, kind=mutant).run())
     assert World(seed).run() == []

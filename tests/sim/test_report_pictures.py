@@ -28,7 +28,7 @@ from tests.sim.recordings import (
 from snapline.diagrams import history as past
 from snapline.diagrams.style import clean
 from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, MessageSent, Recovery, read_trace
-from snapline.sim.faults.words import CrashWord
+from snapline.sim.faults.words import CrashFault
 from snapline.sim.report import files
 from snapline.sim.report.pictures import draw_run
 from snapline.sim.report.timeline import draw_timeline
@@ -102,7 +102,7 @@ def test_every_message_is_drawn_once_and_is_what_a_replay_says(steps: list[Opera
 
 
 def test_the_picture_of_a_real_run_is_what_a_replay_says() -> None:
-    crash = FaultPart(crash=CrashWord(host="h1", at="200ms", restart_after="200ms"))
+    crash = FaultPart(crash=CrashFault(host="h1", at="200ms", restart_after="200ms"))
     fleet = FleetPart(agents=4, pattern=PatternPart(name="random", messages=300), trigger=TriggerPart(every="60ms"))
     network = NetworkPart(delay=DelayPart(least="10ms", jitter="10ms"))
     scenario = Scenario(name="real", fleet=fleet, network=network, fault=[crash])

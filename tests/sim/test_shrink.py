@@ -14,7 +14,7 @@ from tests.sim import toys
 
 from snapline.errors import SnaplineError, UsageError
 from snapline.sim.choices import Choices, RandomChoices, Record, RecordedChoices
-from snapline.sim.faults.words import CrashWord, PauseWord
+from snapline.sim.faults.words import CrashFault, PauseFault
 from snapline.sim.report.files import read_choices
 from snapline.sim.result import Result, Verdict, Violation
 from snapline.sim.scenario import FaultPart, FleetPart, PatternPart, Scenario, TriggerPart, parse_scenario
@@ -94,8 +94,8 @@ def test_growing_values_are_few_and_below(least: int, value: int) -> None:
 
 def failing(*, crashes: int = 1, pauses: int = 3, messages: int = 120) -> tuple[Scenario, int, Result]:
     """A run of the toy that fails, with faults that have nothing to do with it."""
-    faults = [FaultPart(pause=PauseWord(at="1s", lasts="2s"))] * pauses
-    faults[1:1] = [FaultPart(crash=CrashWord(at="3s"))] * crashes
+    faults = [FaultPart(pause=PauseFault(at="1s", lasts="2s"))] * pauses
+    faults[1:1] = [FaultPart(crash=CrashFault(at="3s"))] * crashes
     fleet = FleetPart(agents=6, hosts=3, coordinators=3, pattern=PatternPart(messages=messages))
     scenario = Scenario(name="Toy: late", fleet=fleet, fault=faults)
     for seed in range(100):
@@ -216,7 +216,7 @@ def test_few_messages_are_reached_where_checkpoints_and_faults_must_come_as_earl
         return Result(name="paced", seed=seed, verdict=verdict, violations=violations, messages=messages)
 
     fleet = FleetPart(pattern=PatternPart(messages=4000), trigger=TriggerPart(every="1s"))
-    scenario = Scenario(name="paced", fleet=fleet, fault=[FaultPart(crash=CrashWord(at="3s"))])
+    scenario = Scenario(name="paced", fleet=fleet, fault=[FaultPart(crash=CrashFault(at="3s"))])
     shrunk = shrink(scenario, 1, paced(scenario, 1), runner=paced)
     assert shrunk.scenario.fleet.pattern.messages <= 40
 
@@ -238,7 +238,7 @@ def test_leaving_out_one_fault_keeps_the_draws_of_the_others() -> None:
         verdict: Verdict = "violation" if is_hit else "pass"
         return Result(name="drawn", seed=seed, verdict=verdict, violations=violations)
 
-    faults = [FaultPart(pause=PauseWord())] * 4 + [FaultPart(crash=CrashWord())]
+    faults = [FaultPart(pause=PauseFault())] * 4 + [FaultPart(crash=CrashFault())]
     scenario = Scenario(name="drawn", fault=faults)
     seed = next(seed for seed in range(1000) if drawn(scenario, seed).verdict == "violation")
     shrunk = shrink(scenario, seed, drawn(scenario, seed), runner=drawn)

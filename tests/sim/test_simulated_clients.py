@@ -11,7 +11,7 @@ import pytest
 import snapline
 from snapline.client.core import ClientCore
 from snapline.sim.choices import RandomChoices, RecordedChoices
-from snapline.sim.faults.words import CrashWord
+from snapline.sim.faults.words import CrashFault
 from snapline.sim.run import run
 from snapline.sim.scenario import (
     ClientsPart,
@@ -35,7 +35,7 @@ def scenario_of(pattern: str, *, crashes: tuple[str, ...] = ()) -> Scenario:
         name=pattern,
         fleet=FleetPart(agents=4, hosts=2, pattern=PatternPart(name=pattern), trigger=TriggerPart(every="100ms")),
         clients=GIVING,
-        fault=[FaultPart(crash=CrashWord(at=at, restart_after="200ms")) for at in crashes],
+        fault=[FaultPart(crash=CrashFault(at=at, restart_after="200ms")) for at in crashes],
         run=RunPart(until="3s"),
     )
 

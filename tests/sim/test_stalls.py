@@ -10,7 +10,7 @@ from snapline.coordinator.leader.hosts.failure_detector import FailureDetector
 from snapline.coordinator.leader.hosts.partitions import CUT_NS, Partitions
 from snapline.coordinator.leader.plans import plan_answers
 from snapline.coordinator.state.fleet_records import HostRecord
-from snapline.sim.faults.words import ClogWord, CoordinatorWord, CrashWord, HangWord, PauseWord, ResetWord
+from snapline.sim.faults.words import ClogFault, CoordinatorFault, CrashFault, HangFault, PauseFault, ResetFault
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import (
@@ -35,7 +35,7 @@ def cut(*pairs: str, both_ways: bool = False) -> list[FaultPart]:
     """Nothing passes from the first host of "h1 h2" to the second, as good as for ever."""
     named = [pair.split() for pair in pairs]
     named += [pair[::-1] for pair in named if both_ways]
-    return [FaultPart(clog=ClogWord(between=pair, at="2s", lasts=f"{LASTS_S}s")) for pair in named]
+    return [FaultPart(clog=ClogFault(between=pair, at="2s", lasts=f"{LASTS_S}s")) for pair in named]
 
 
 def play(
@@ -100,7 +100,7 @@ def test_whatever_is_cut_between_hosts(faults: list[FaultPart], hosts: int) -> N
 
 def test_a_new_leader_in_the_middle_decides_too() -> None:
     """The new one hears of the cut from the hosts; it may take as long once more."""
-    killed = FaultPart(coordinator=CoordinatorWord(kind="kill-leader", at="5s", lasts="1s"))
+    killed = FaultPart(coordinator=CoordinatorFault(kind="kill-leader", at="5s", lasts="1s"))
     result, recording = play([*cut("h1 h2"), killed], coordinators=3)
     assert 0 < result.metrics["finish_s"] < LASTS_S - 10 and result.metrics["recoveries"] >= 1
     leaderless_ns = result.faults[1].at_ns
@@ -111,8 +111,8 @@ def test_a_new_leader_in_the_middle_decides_too() -> None:
 
 
 def test_a_host_that_never_applies_the_plan_is_done_without() -> None:
-    hung = FaultPart(hang=HangWord(host="h2", at="2s", lasts=f"{LASTS_S}s"))
-    crash = FaultPart(crash=CrashWord(host="h1", at="2100ms", restart_after="300ms"))
+    hung = FaultPart(hang=HangFault(host="h2", at="2s", lasts=f"{LASTS_S}s"))
+    crash = FaultPart(crash=CrashFault(host="h1", at="2100ms", restart_after="300ms"))
     result, recording = play([hung, crash])
     assert result.metrics["recovery_s"] * SECOND <= THREE_TIMEOUTS_NS
     assert result.metrics["recoveries"] == 1
@@ -122,16 +122,16 @@ def test_a_host_that_never_applies_the_plan_is_done_without() -> None:
 
 
 def test_a_plan_that_nobody_applies_is_made_anew_until_somebody_does() -> None:
-    hung = FaultPart(hang=HangWord(host="*", at="2s", lasts="12s"))
-    crash = FaultPart(crash=CrashWord(host="h1", at="2100ms", restart_after="300ms"))
+    hung = FaultPart(hang=HangFault(host="*", at="2s", lasts="12s"))
+    crash = FaultPart(crash=CrashFault(host="h1", at="2100ms", restart_after="300ms"))
     result, _ = play([hung, crash])
     assert 11.8 <= result.metrics["recovery_s"] <= 13
 
 
 def test_a_handler_that_blocks_its_host_costs_no_recovery() -> None:
     """Longer than anything is waited for; the leader is lost meanwhile."""
-    blocked = FaultPart(hang=HangWord(host="h2", what="loop", at="2s", lasts="12s"))
-    killed = FaultPart(coordinator=CoordinatorWord(kind="kill-leader", at="5s", lasts="1s"))
+    blocked = FaultPart(hang=HangFault(host="h2", what="loop", at="2s", lasts="12s"))
+    killed = FaultPart(coordinator=CoordinatorFault(kind="kill-leader", at="5s", lasts="1s"))
     result, recording = play([blocked, killed], coordinators=3)
     assert result.metrics["recoveries"] == 0
     until_ns = result.faults[0].at_ns + 12 * SECOND
@@ -139,14 +139,14 @@ def test_a_handler_that_blocks_its_host_costs_no_recovery() -> None:
 
 
 def test_a_link_that_breaks_while_a_handler_blocks_one_of_its_hosts_is_no_cut() -> None:
-    blocked = FaultPart(hang=HangWord(host="h2", what="loop", at="2s", lasts="12s"))
-    broken = [FaultPart(reset=ResetWord(between=[host, "h2"], at="3s")) for host in ("h1", "h3")]
+    blocked = FaultPart(hang=HangFault(host="h2", what="loop", at="2s", lasts="12s"))
+    broken = [FaultPart(reset=ResetFault(between=[host, "h2"], at="3s")) for host in ("h1", "h3")]
     result, _ = play([blocked, *broken])
     assert result.metrics["recoveries"] == 0
 
 
 def test_a_host_that_stands_still_is_lost_all_the_same() -> None:
-    result, _ = play([FaultPart(pause=PauseWord(host="h2", at="2s", lasts="12s"))])
+    result, _ = play([FaultPart(pause=PauseFault(host="h2", at="2s", lasts="12s"))])
     assert result.metrics["recoveries"] >= 1
 
 
@@ -169,7 +169,7 @@ def last_epoch_s(recording: Recording) -> float:
 
 def test_a_predicate_that_hangs_on_one_host_is_asked_of_the_next() -> None:
     usual, sooner = orders()
-    result, recording = orders(FaultPart(hang=HangWord(host="h1", what="stop", at="1us", lasts=f"{LASTS_S}s")))
+    result, recording = orders(FaultPart(hang=HangFault(host="h1", what="stop", at="1us", lasts=f"{LASTS_S}s")))
     assert usual.verdict == result.verdict == "pass", (result.pending, result.error, result.violations)
     assert last_epoch_s(recording) <= last_epoch_s(sooner) + THREE_TIMEOUTS_NS / SECOND
 

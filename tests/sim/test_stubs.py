@@ -16,7 +16,7 @@ from snapline.agent_runtime.host.durable_events import RunEffect
 from snapline.agent_runtime.outside import Outside
 from snapline.errors import FleetDefinitionError
 from snapline.sim.checking import Subject, run_fleet
-from snapline.sim.faults.words import CrashWord
+from snapline.sim.faults.words import CrashFault
 from snapline.sim.report.text import summarise
 from snapline.sim.result import Result
 from snapline.sim.run import run
@@ -284,7 +284,7 @@ def test_once_everything_is_whole_no_call_goes_wrong() -> None:
 @pytest.mark.slow
 def test_a_request_that_has_left_arrives_though_its_host_died() -> None:
     """Every call is late, half of them on their way to the stub, and in the midst of one all hosts die."""
-    crash = FaultPart(crash=CrashWord(at="1s", restart_after="200ms", is_all=True))
+    crash = FaultPart(crash=CrashFault(at="1s", restart_after="200ms", is_all=True))
     repeated = 0
     for seed in range(2):
         steps = StepsPart(late_per_mille=1000)
@@ -321,7 +321,7 @@ def test_a_step_that_pays_twice_is_convicted_by_what_its_stub_asserts(kind: type
 
 def asking(seed: int) -> Result:
     """Hosts that only die: calls of one that goes on after it was replaced are not fenced, and a bank without keys does them."""
-    dies = [FaultPart(crash=CrashWord(at=f"{at}ms", host="*")) for at in (150, 800, 1_500, 2_600)]
+    dies = [FaultPart(crash=CrashFault(at=f"{at}ms", host="*")) for at in (150, 800, 1_500, 2_600)]
     steps = StepsPart(late_per_mille=200, lost_per_mille=150, failed_per_mille=250)
     fleet = FleetPart(module="x:y", hosts=2)
     until = LivenessPart(heal="3s")

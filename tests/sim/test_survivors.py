@@ -7,7 +7,7 @@ from snapline.agent_runtime.host import driver
 from snapline.coordinator.leader.modes.freeze import FREEZE_NS
 from snapline.messages.host_messages import AgentsFrozen, FreezeAgents, StopEvaluated
 from snapline.sim.mutants import MUTANTS
-from snapline.sim.oracles.ground_truth import Books
+from snapline.sim.oracles.ground_truth import GroundTruth
 from snapline.sim.oracles.ground_truth_records import CutPlace, CutRecord
 from snapline.sim.oracles.lines import LineOracle
 from snapline.sim.oracles.survivors import Freezes, Frozen, LivePlaces
@@ -64,7 +64,7 @@ def test_who_was_asked_later_or_on_a_broken_stream_demands_nothing() -> None:
     assert in_time(freezes, "h1")[0].is_awaited, "an answer to another question"
 
 
-def played() -> Books:
+def played() -> GroundTruth:
     """a0 has sent three messages, of which one waits in its outbox; a1 has consumed one."""
     books = make_judge().books
     books.on_turn(0, 1, "a0", "start", "a0", b"", [("a1", b"1"), ("a1", b"2"), ("a1", b"3")], [])
@@ -74,7 +74,7 @@ def played() -> Books:
     return books
 
 
-def live(books: Books, *agents: str) -> dict[str, CutPlace]:
+def live(books: GroundTruth, *agents: str) -> dict[str, CutPlace]:
     places = LivePlaces(books)
     places.on_frozen("h1", 1, 1, 5, agents)
     return dict(places.of([Frozen("h1", 1, 5, ("busy",), start=1)], 1))
@@ -99,7 +99,7 @@ def test_who_cannot_be_saved_has_stood_still_for_nothing() -> None:
     assert [*places.of([Frozen("h1", 1, 5, start=1)], 1)] == ["a1"]
 
 
-def findings(books: Books, cut: CutRecord | None, *agents: str) -> list[str]:
+def findings(books: GroundTruth, cut: CutRecord | None, *agents: str) -> list[str]:
     return [text for _, _, text in LineOracle(books).check_plan(1, cut, live(books, *agents), PLAN)]
 
 

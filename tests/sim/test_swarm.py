@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from snapline.protocols.names import PROTOCOLS
 from snapline.sim.faults.faults import check_budget
 from snapline.sim.faults.points import FAILPOINTS
-from snapline.sim.faults.words import CrashWord, PauseWord
+from snapline.sim.faults.words import CrashFault, PauseFault
 from snapline.sim.run import run
 from snapline.sim.scenario import (
     PATTERN_NAMES,
@@ -152,7 +152,7 @@ def test_beyond_the_budget_some_are_lost_for_ever() -> None:
 def test_what_the_template_says_stays(seed: int) -> None:
     template = Scenario(
         name="mine",
-        fault=[FaultPart(crash=CrashWord(host="h4", at="8s")), FaultPart(pause=PauseWord(at="1s", host="h1"))],
+        fault=[FaultPart(crash=CrashFault(host="h4", at="8s")), FaultPart(pause=PauseFault(at="1s", host="h1"))],
         fleet=FleetPart(hosts=4, coordinators=3, pattern=PatternPart(payload_bytes=99)),
         liveness=LivenessPart(heal="9s", within="1m"),
         run=RunPart(events_max=77),

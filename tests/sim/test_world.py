@@ -184,7 +184,7 @@ def test_what_the_hosts_leave_out_would_have_changed_nothing(monkeypatch: pytest
         if has_batch(core):
             return True
         before = [(name, peer.link.freeze(), peer.items_room, peer.bytes_room) for name, peer in linked(core)]
-        assert core.handle(core.desk.now, ev.BatchEnded()) == []
+        assert core.handle(core.shared.now, ev.BatchEnded()) == []
         assert before == [(name, peer.link.freeze(), peer.items_room, peer.bytes_room) for name, peer in linked(core)]
         left_out["batches"] += 1
         return False
@@ -194,7 +194,9 @@ def test_what_the_hosts_leave_out_would_have_changed_nothing(monkeypatch: pytest
         core = transport.host.carrier.core
         there = core.peers.get(peer)
         if there is not None and there.link is not None and not there.link.wants_write:
-            assert not [command for command in core.handle(core.desk.now, ev.WriteReady(peer)) if not is_wake(command)]
+            assert not [
+                command for command in core.handle(core.shared.now, ev.WriteReady(peer)) if not is_wake(command)
+            ]
             left_out["frames"] += 1
 
     monkeypatch.setattr(HostCore, "has_batch", property(check_batch))

@@ -19,9 +19,9 @@ from tests.security.certificates import Authority, Leaf
 from snapline.channels.listening import AddressBusyError
 from snapline.errors import CoordinatorUnavailableError, UsageError
 from snapline.security.transport import Security, server_name
-from snapline.telemetry import metrics_server as metrics_door
+from snapline.telemetry import metrics_server as metrics_endpoint
 from snapline.telemetry.metrics import COUNTER, GAUGE, HISTOGRAM, SUMMARY, Distribution, Family, Readings, Total
-from snapline.telemetry.metrics_server import MetricsDoor, MetricsPlace, open_metrics_door
+from snapline.telemetry.metrics_server import MetricsPlace, MetricsServer, open_metrics_server
 
 FAMILIES = (
     Family("things_total", COUNTER, "things", "numThings", ("kind",)),
@@ -80,7 +80,7 @@ def _parts(text: str) -> tuple[int, str, str]:
 @contextlib.asynccontextmanager
 async def opened(security: Security | None = None) -> AsyncIterator[Opened]:
     async with AsyncExitStack() as stack:
-        door = MetricsDoor("host", "h1", FAMILIES, answer, security or Security.loopback())
+        door = MetricsServer("host", "h1", FAMILIES, answer, security or Security.loopback())
         yield Opened(await door.listen(stack, "127.0.0.1:0"))
 
 
@@ -123,18 +123,21 @@ async def test_only_metrics_are_read_there(method: str, path: str, code: int) ->
 async def test_what_is_no_request_is_told_so_or_dropped() -> None:
     async with opened() as door:
         assert _parts(await door.send(b"\0\1\2\r\n\r\n"))[0] == 400
-        assert await door.send(b"GET /metrics HTTP/1.1\r\nA: " + b"a" * metrics_door.HEAD_BYTES_MAX + b"\r\n\r\n") == ""
+        assert (
+            await door.send(b"GET /metrics HTTP/1.1\r\nA: " + b"a" * metrics_endpoint.HEAD_BYTES_MAX + b"\r\n\r\n")
+            == ""
+        )
         assert (await door.get())[0] == 200
 
 
 async def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_door, "REQUEST_S_MAX", 0.05)
+    monkeypatch.setattr(metrics_endpoint, "REQUEST_S_MAX", 0.05)
     async with opened() as door:
         assert await door.send(b"GET /met") == ""
 
 
 async def test_beyond_so_many_connections_the_oldest_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_door, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(metrics_endpoint, "CONNECTIONS_MAX", 1)
     async with opened() as door:
         reader, silent = await asyncio.open_connection("127.0.0.1", door.port)
         silent.write(b"GET ")
@@ -145,8 +148,8 @@ async def test_beyond_so_many_connections_the_oldest_is_cut(monkeypatch: pytest.
 
 
 async def test_a_reader_that_takes_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_door, "REQUEST_S_MAX", 0.3)
-    monkeypatch.setattr(metrics_door._Exposition, "write", lambda *_: ("text/plain", bytes(32 * 1024 * 1024)))
+    monkeypatch.setattr(metrics_endpoint, "REQUEST_S_MAX", 0.3)
+    monkeypatch.setattr(metrics_endpoint._Exposition, "write", lambda *_: ("text/plain", bytes(32 * 1024 * 1024)))
     async with opened() as door:
         reader, writer = await asyncio.open_connection("127.0.0.1", door.port, limit=1)
         writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
@@ -179,7 +182,7 @@ async def test_figures_that_cannot_be_had_are_said_to_be() -> None:
         raise CoordinatorUnavailableError("its thread does not answer")
 
     async with AsyncExitStack() as stack:
-        door = MetricsDoor("coordinator", "c1", FAMILIES, fail, Security.loopback())
+        door = MetricsServer("coordinator", "c1", FAMILIES, fail, Security.loopback())
         code, _, body = await Opened(await door.listen(stack, "127.0.0.1:0")).get()
     assert (code, body) == (503, "its thread does not answer\n")
 
@@ -188,19 +191,19 @@ async def test_figures_that_cannot_be_had_are_said_to_be() -> None:
 
 
 async def test_other_machines_are_kept_out_as_from_every_port() -> None:
-    door = MetricsDoor("host", "h1", FAMILIES, answer, Security.loopback())
+    door = MetricsServer("host", "h1", FAMILIES, answer, Security.loopback())
     async with AsyncExitStack() as stack:
         with pytest.raises(UsageError, match="without certificates"):
             await door.listen(stack, "0.0.0.0:0")
         with pytest.raises(UsageError, match="HOST:PORT"):
             await door.listen(stack, "unix:/tmp/x")
-        insecure = MetricsDoor("host", "h1", FAMILIES, answer, Security.insecure())
+        insecure = MetricsServer("host", "h1", FAMILIES, answer, Security.insecure())
         await insecure.listen(stack, "0.0.0.0:0")
 
 
 async def test_a_taken_port_is_said_in_a_sentence() -> None:
     async with opened() as door:
-        again = MetricsDoor("host", "h1", FAMILIES, answer, Security.loopback())
+        again = MetricsServer("host", "h1", FAMILIES, answer, Security.loopback())
         async with AsyncExitStack() as stack:
             with pytest.raises(AddressBusyError, match="choose another --metrics"):
                 await again.listen(stack, f"127.0.0.1:{door.port}")
@@ -231,12 +234,12 @@ async def test_a_renewed_certificate_is_shown_to_the_next_who_asks(tmp_path: Pat
 async def test_a_file_says_where_while_it_is_open(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "metrics" / "h1.json"
 
-    def make() -> MetricsDoor:
-        return MetricsDoor("host", "h1", FAMILIES, answer, Security.loopback())
+    def make() -> MetricsServer:
+        return MetricsServer("host", "h1", FAMILIES, answer, Security.loopback())
 
     with caplog.at_level("INFO"):
         async with AsyncExitStack() as stack:
-            await open_metrics_door(stack, make, MetricsPlace("127.0.0.1:0", file), "h1")
+            await open_metrics_server(stack, make, MetricsPlace("127.0.0.1:0", file), "h1")
             (target,) = json.loads(file.read_text())
             address = target["targets"][0]
             assert target["labels"] == {"instance": "h1"}
@@ -246,19 +249,19 @@ async def test_a_file_says_where_while_it_is_open(tmp_path: Path, caplog: pytest
 
 
 async def test_without_an_address_nothing_is_opened() -> None:
-    def make() -> MetricsDoor:
+    def make() -> MetricsServer:
         raise AssertionError("nobody asked")
 
     async with AsyncExitStack() as stack:
-        await open_metrics_door(stack, make, MetricsPlace(), "h1")
+        await open_metrics_server(stack, make, MetricsPlace(), "h1")
 
 
 async def test_a_file_that_cannot_be_written_is_said_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
 
-    def make() -> MetricsDoor:
-        return MetricsDoor("host", "h1", FAMILIES, answer, Security.loopback())
+    def make() -> MetricsServer:
+        return MetricsServer("host", "h1", FAMILIES, answer, Security.loopback())
 
     async with AsyncExitStack() as stack:
         with pytest.raises(UsageError, match="--metrics-file"):
-            await open_metrics_door(stack, make, MetricsPlace("127.0.0.1:0", tmp_path / "taken" / "f"), "h1")
+            await open_metrics_server(stack, make, MetricsPlace("127.0.0.1:0", tmp_path / "taken" / "f"), "h1")

@@ -23,7 +23,7 @@ from snapline.security.transport import Security
 from snapline.storage.store.store import Store
 from snapline.view import actions as deeds_module
 from snapline.view.acting import ROLES, Operators
-from snapline.view.actions import DeedOutcome, Deeds, Fields, ProposedDeed
+from snapline.view.actions import ActionOutcome, Actions, Fields, ProposedAction
 from snapline.view.app import View
 from snapline.view.questions import open_questions
 from snapline.view.watch import FleetWatch
@@ -301,16 +301,16 @@ async def test_hostile_names_are_text_in_what_is_asked_and_told() -> None:
 # -- what was proposed -------------------------------------------------------------------------------------------------
 
 
-def counting(done: list[Fields]) -> ProposedDeed:
-    async def do(fields: Fields) -> DeedOutcome:
+def counting(done: list[Fields]) -> ProposedAction:
+    async def do(fields: Fields) -> ActionOutcome:
         done.append(fields)
-        return DeedOutcome("done")
+        return ActionOutcome("done")
 
-    return ProposedDeed("t", "b", (), do)
+    return ProposedAction("t", "b", (), do)
 
 
 async def test_a_page_that_is_not_known_any_more_does_nothing() -> None:
-    deeds, done = Deeds(kept_max=2), list[Fields]()
+    deeds, done = Actions(kept_max=2), list[Fields]()
     keys = [deeds.propose("me", counting(done)) for _ in range(3)]
     with pytest.raises(UsageError, match="too old"):
         await deeds.do("me", keys[0], {})
@@ -326,21 +326,21 @@ async def test_a_page_that_is_not_known_any_more_does_nothing() -> None:
 
 async def test_what_takes_long_is_under_way_and_not_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deeds_module, "WAIT_S", 0.0)
-    deeds, gate, begun = Deeds(kept_max=1), asyncio.Event(), list[int]()
+    deeds, gate, begun = Actions(kept_max=1), asyncio.Event(), list[int]()
 
-    async def do(_fields: Fields) -> DeedOutcome:
+    async def do(_fields: Fields) -> ActionOutcome:
         begun.append(1)
         await gate.wait()
-        return DeedOutcome("done")
+        return ActionOutcome("done")
 
-    key = deeds.propose("", ProposedDeed("t", "b", (), do))
+    key = deeds.propose("", ProposedAction("t", "b", (), do))
     for _ in range(2):
         await deeds.do("", key, {})
     assert deeds.outcome("", key)[1] is None
     with pytest.raises(UsageError, match="1 actions are under way"):
-        deeds.propose("", ProposedDeed("t", "b", (), do))
+        deeds.propose("", ProposedAction("t", "b", (), do))
     gate.set()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     found = deeds.outcome("", key)[1]
-    assert found == DeedOutcome("done") and begun == [1]
+    assert found == ActionOutcome("done") and begun == [1]

@@ -18,7 +18,7 @@ from snapline.view.cut_facts import cut_of
 from snapline.view.export import ExportedScreen, FleetExport, cut_screen
 from snapline.view.export_page import check_free, export_page, write_file
 from snapline.view.markup import Markup, tag
-from snapline.view.redaction import Withheld
+from snapline.view.redaction import Redaction
 from snapline.view.status import standing
 
 HOSTILE = '"><script>alert(1)</script><img src=https://evil.example/x onerror=alert(2)><!-- </style> \u202e'
@@ -30,7 +30,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "RATE_S", 0.0)
 
 
-async def exported(fleet: SimulatedFleet, withheld: Withheld | None = None, snapshot: str = "latest") -> Node:
+async def exported(fleet: SimulatedFleet, withheld: Redaction | None = None, snapshot: str = "latest") -> Node:
     name, screens = await FleetExport(fleet, snapshot, withheld).screens()
     return parse(export_page(name, screens, "about it"))
 
@@ -244,7 +244,7 @@ def test_what_is_too_large_in_any_case_is_a_sentence(monkeypatch: pytest.MonkeyP
 
 
 async def test_without_states_nothing_that_an_agent_wrote_is_in_the_file() -> None:
-    page = await exported(busy_fleet(SECRET), Withheld())
+    page = await exported(busy_fleet(SECRET), Redaction())
     assert "could not be had" not in page.text and "needs people: 1" in page.text
     whole = page.text + "".join([value for each in page.all() for value in each.attributes.values()])
     assert SECRET in (await exported(busy_fleet(SECRET))).text
@@ -258,7 +258,7 @@ async def test_without_states_nothing_that_an_agent_wrote_is_in_the_file() -> No
 
 
 def test_digests_say_nothing_to_who_tries_them_all() -> None:
-    one, other = Withheld(), Withheld()
+    one, other = Redaction(), Redaction()
     assert one.told({"pin": 7}) == one.told({"pin": 7}) != other.told({"pin": 7})
     assert one.told({"a": 1, "b": 2}) == one.told({"b": 2, "a": 1}) != one.told({"a": 1, "b": 3})
     assert hashlib.sha256(b'{"pin":7}').hexdigest()[:12] not in one.told({"pin": 7})

@@ -8,7 +8,7 @@ from tests.view.simulated import SimulatedFleet
 
 from snapline.view.facts import COURSE_MAX, FleetFacts, Heard, TurnRates
 from snapline.view.fleet_page import NOTICES_OPEN, ROWS_MAX, AgentSearch, FleetScreen
-from snapline.view.partials import ViewerCopy
+from snapline.view.partials import ViewerState
 from snapline.view.watch import FleetWatch
 
 ALL = AgentSearch()
@@ -110,7 +110,7 @@ async def test_agents_stand_in_the_order_that_people_count() -> None:
 
 
 async def test_only_what_has_changed_is_sent_again() -> None:
-    fleet, screen, shown = SimulatedFleet(), FleetScreen(), ViewerCopy()
+    fleet, screen, shown = SimulatedFleet(), FleetScreen(), ViewerState()
     first = await standing(fleet)
     assert {id for id, _ in shown.changes(screen.pieces(first, ALL))} >= {"hosts", "host-h1", "agents", "found"}
     assert shown.changes(screen.pieces(first, ALL)) == []

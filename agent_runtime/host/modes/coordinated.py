@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, Entry, HostEpoch, LocalAgent, Mark, Peer
-from snapline.agent_runtime.host.modes.mode import Handlers, HostStanding
+from snapline.agent_runtime.host.modes.mode import CheckpointCondition, Handlers
 from snapline.agent_runtime.host.parts import HostParts
 from snapline.channels.link_events import DeliverItems, DeliverMarker, MarkerSent
 from snapline.messages import host_messages as msg
@@ -44,7 +44,7 @@ class CoordinatedMode:
     """
 
     def __init__(self, parts: HostParts) -> None:
-        self._desk = parts.desk
+        self._shared = parts.shared
         self._links = parts.links
         self._ends = parts.ends
         self._mailboxes = parts.mailboxes
@@ -87,8 +87,8 @@ class CoordinatedMode:
 
     def _show(self, owner: LocalAgent, inlet: AgentInlet, stamp: int, payload: bytes) -> None:
         """Show the agent's core a message that is channel state, or brings news of an epoch."""
-        _tell(owner, self._desk.now, MessageArrived(inlet.sender, inlet.arrived, stamp, payload))
-        if stamp > self._desk.begun_epoch:
+        _tell(owner, self._shared.now, MessageArrived(inlet.sender, inlet.arrived, stamp, payload))
+        if stamp > self._shared.begun_epoch:
             self._begin(stamp)
 
     def consuming(self, agent: LocalAgent, entry: Entry) -> None:
@@ -121,22 +121,22 @@ class CoordinatedMode:
     # ---- agents ---------------------------------------------------------------------------------------------------
 
     def place(self, agent: LocalAgent, checkpoint: AgentCheckpoint | None) -> None:
-        agent.protocol = EpochStampedCore(agent.id, recorded=self._desk.begun_epoch)
+        agent.protocol = EpochStampedCore(agent.id, recorded=self._shared.begun_epoch)
 
     def create(self, child: LocalAgent, reserved: msg.AgentsReserved) -> None:
         """Create an agent. It owes what began after its creation was committed and has not ended."""
-        unborn_in = self._desk.not_ended(epoch for epoch in reserved.open_epochs if epoch <= reserved.recorded)
+        unborn_in = self._shared.not_ended(epoch for epoch in reserved.open_epochs if epoch <= reserved.recorded)
         child.protocol = EpochStampedCore(child.id, recorded=reserved.recorded, unborn_in=unborn_in)
-        if reserved.recorded > self._desk.begun_epoch:
+        if reserved.recorded > self._shared.begun_epoch:
             self._begin(reserved.recorded)
-        for ended in sorted(self._desk.ended):
+        for ended in sorted(self._shared.ended):
             if ended > child.protocol.recorded:
-                _tell(child, self._desk.now, EpochEnded(ended))
+                _tell(child, self._shared.now, EpochEnded(ended))
         for epoch in self.epochs.values():
             if epoch.number > child.protocol.recorded:
                 epoch.unrecorded[child.id] = None
-        if self._desk.begun_epoch > child.protocol.recorded:
-            _tell(child, self._desk.now, EpochAnnounced(self._desk.begun_epoch))
+        if self._shared.begun_epoch > child.protocol.recorded:
+            _tell(child, self._shared.now, EpochAnnounced(self._shared.begun_epoch))
 
     def created(self) -> None:
         self._check()
@@ -146,13 +146,13 @@ class CoordinatedMode:
 
     def retired(self, agent: LocalAgent, open_epochs: Sequence[int]) -> None:
         """Excuse the agent from every epoch begun after its leave."""
-        desk = self._desk
+        shared = self._shared
         newest = max(open_epochs, default=0)
-        if newest > desk.begun_epoch:
+        if newest > shared.begun_epoch:
             self._begin(newest)  # the agent is in it; the stream that was to tell so broke
-        agent.retired_in = desk.not_ended(open_epochs)
+        agent.retired_in = shared.not_ended(open_epochs)
         last = max(open_epochs, default=agent.protocol.recorded)
-        _tell(agent, desk.now, LeaveCommitted(last))
+        _tell(agent, shared.now, LeaveCommitted(last))
         for epoch in self.epochs.values():
             if epoch.number > last:
                 epoch.unrecorded.pop(agent.id, None)
@@ -160,7 +160,7 @@ class CoordinatedMode:
 
     def removed(self, agent: LocalAgent) -> None:
         """Remember the agent: what it has ever sent is still to be covered by an epoch that does not hold it."""
-        self.departed[agent.id] = (self._desk.begun_epoch, agent)
+        self.departed[agent.id] = (self._shared.begun_epoch, agent)
 
     def failed(self, agent: LocalAgent) -> None:
         """Do nothing: the agent's record is missing, and the coordinator will end the open epochs with a plan."""
@@ -172,7 +172,7 @@ class CoordinatedMode:
 
     def reset(self) -> None:
         for epoch in self.epochs:
-            self._desk.out.append(ev.DropEpoch(epoch))
+            self._shared.out.append(ev.DropEpoch(epoch))
         self.epochs.clear()
         self.departed.clear()
         self.unasked.clear()
@@ -183,39 +183,39 @@ class CoordinatedMode:
     def welcomed(self) -> None:
         for epoch in self.epochs.values():
             if epoch.refusal:
-                self._desk.out.append(msg.EpochRefused(epoch.number, epoch.refusal))
+                self._shared.out.append(msg.EpochRefused(epoch.number, epoch.refusal))
             elif epoch.is_reported:
-                self._desk.out.append(ev.ReportEpoch(epoch.number))
+                self._shared.out.append(ev.ReportEpoch(epoch.number))
 
     # ---- epochs: beginning ----------------------------------------------------------------------------------------
 
     def _on_begin_epoch(self, event: msg.BeginEpoch) -> None:
-        if event.plan != self._desk.plan or not self._desk.is_loaded:
+        if event.plan != self._shared.plan or not self._shared.is_loaded:
             return
         known = self.epochs.get(event.epoch)
-        if event.epoch > self._desk.begun_epoch:
+        if event.epoch > self._shared.begun_epoch:
             self._begin(event.epoch)
         elif event.again and known is not None and known.is_reported:
-            self._desk.out.append(ev.ReportEpoch(event.epoch))
+            self._shared.out.append(ev.ReportEpoch(event.epoch))
 
     def _begin(self, epoch: int) -> None:
         """Begin an epoch at its first news, from any source: all agents here owe it, idle ones record at once."""
-        desk = self._desk
-        for number in range(desk.begun_epoch + 1, epoch + 1):
-            if number in desk.ended:
+        shared = self._shared
+        for number in range(shared.begun_epoch + 1, epoch + 1):
+            if number in shared.ended:
                 continue
             unrecorded = {
                 agent.id: None
-                for agent in desk.agents.values()
+                for agent in shared.agents.values()
                 if agent.protocol.recorded < number and agent.retired_in is None
             }
-            awaited = {host: None for host, peer in desk.peers.items() if _is_marked(peer, number)}
-            self.epochs[number] = HostEpoch(number, unrecorded, awaited, desk.now)
-        desk.begun_epoch = epoch
+            awaited = {host: None for host, peer in shared.peers.items() if _is_marked(peer, number)}
+            self.epochs[number] = HostEpoch(number, unrecorded, awaited, shared.now)
+        shared.begun_epoch = epoch
         announced = EpochAnnounced(epoch)
-        for agent in desk.agents.values():
+        for agent in shared.agents.values():
             if agent.retired_in is None:
-                _tell(agent, desk.now, announced)
+                _tell(agent, shared.now, announced)
                 self.unasked[agent.id] = None
         self._ask()
         self._check()
@@ -226,7 +226,7 @@ class CoordinatedMode:
         while self.unasked and asked < RECORDED_AT_ONCE:
             name = next(iter(self.unasked))
             del self.unasked[name]
-            agent = self._desk.agents.get(name)
+            agent = self._shared.agents.get(name)
             if agent is not None and agent.owes and agent.current is None:
                 self._mailboxes.next_turn(agent)
                 asked += 1
@@ -235,12 +235,12 @@ class CoordinatedMode:
 
     def _record(self, agent: LocalAgent) -> None:
         """Record, between two turns, the agent's image and numbers, for every epoch it owes."""
-        desk = self._desk
+        shared = self._shared
         boundary = TurnBoundaryReached(agent.sent(), agent.received(), self._waiting_of(agent))
-        for command in _tell(agent, desk.now, boundary):
+        for command in _tell(agent, shared.now, boundary):
             match command:
                 case RecordState():
-                    desk.out.append(ev.CaptureState(agent.id, command.epochs, agent.control(desk.now)))
+                    shared.out.append(ev.CaptureState(agent.id, command.epochs, agent.control(shared.now)))
                     agent.checkpoints += 1
                 case SendMarkers():
                     epoch = self.epochs.get(command.epoch)
@@ -265,7 +265,7 @@ class CoordinatedMode:
     def linked(self, peer: Peer) -> None:
         """Expect no marker on a new link for what had begun before, here or there."""
         assert peer.floor is not None
-        if peer.floor > self._desk.begun_epoch:
+        if peer.floor > self._shared.begun_epoch:
             self._begin(peer.floor)
         for number, epoch in self.epochs.items():
             if number <= peer.floor:
@@ -275,12 +275,12 @@ class CoordinatedMode:
     def is_behind(self, agent: LocalAgent, peer: Peer) -> bool:
         if peer.floor is None or agent.protocol.recorded >= peer.floor or agent.retired_in is not None:
             return False
-        return agent.owes or peer.floor > self._desk.begun_epoch
+        return agent.owes or peer.floor > self._shared.begun_epoch
 
     def _release(self) -> None:
         """Let agents that owe nothing any more send over links opened meanwhile."""
         for agent_id in list(self._ends.held):
-            agent = self._desk.agents.get(agent_id)
+            agent = self._shared.agents.get(agent_id)
             if agent is None or not agent.owes:
                 self._ends.release(agent_id)
 
@@ -299,10 +299,10 @@ class CoordinatedMode:
         """Send one marker item over each link that was there, behind everything stamped older: all agents here have recorded."""
         epoch.markers_sent = True
         here: dict[str, dict[str, int]] = {}
-        marked = [peer for peer in self._desk.peers.values() if _is_marked(peer, epoch.number)]
+        marked = [peer for peer in self._shared.peers.values() if _is_marked(peer, epoch.number)]
         items: dict[str, tuple[list[int], list[int]]] = {peer.host: ([], []) for peer in marked}
         for agent_id, last_numbers in epoch.markers.items():
-            agent = self._desk.agents.get(agent_id)
+            agent = self._shared.agents.get(agent_id)
             if agent is None:
                 continue
             for receiver, last in last_numbers.items():
@@ -325,9 +325,9 @@ class CoordinatedMode:
         epoch = marker.epoch
         if marker.is_last:
             self._trace_marker("receive_marker", peer.host, epoch)
-        if epoch in self._desk.ended:
+        if epoch in self._shared.ended:
             return
-        if epoch > self._desk.begun_epoch:
+        if epoch > self._shared.begun_epoch:
             self._begin(epoch)
         by_receiver: dict[str, dict[str, int]] = {}
         for channel, last in zip(marker.channels, marker.last_numbers, strict=True):
@@ -341,20 +341,20 @@ class CoordinatedMode:
             self._check()
 
     def _trace_marker(self, what: str, other: str, epoch: int) -> None:
-        if self._desk.trace_every:
-            self._desk.out.append(ev.Trace(what, self._desk.host, other, epoch))
+        if self._shared.trace_every:
+            self._shared.out.append(ev.Trace(what, self._shared.host, other, epoch))
 
     def _show_markers(self, epoch: int, by_receiver: dict[str, dict[str, int]]) -> None:
         for receiver, last_numbers in by_receiver.items():
-            agent = self._desk.agents.get(receiver)
+            agent = self._shared.agents.get(receiver)
             if agent is not None and agent.retired_in is None:
-                _tell(agent, self._desk.now, MarkersReceived(epoch, last_numbers))
+                _tell(agent, self._shared.now, MarkersReceived(epoch, last_numbers))
 
     def _close(self, epoch: HostEpoch) -> None:
         """Close the host's part and store it: nothing of this epoch can arrive here any more."""
         epoch.is_stored = True
         records: dict[str, RecordedPart] = {}
-        for agent in self._desk.agents.values():
+        for agent in self._shared.agents.values():
             if epoch.number not in agent.protocol.open_epochs():
                 continue
             record = agent.protocol.record_of(epoch.number)
@@ -362,15 +362,15 @@ class CoordinatedMode:
                 records[agent.id] = record
             # else: nobody has sent it anything inside the cut, so there it does not exist, not even as unborn.
         departed = {agent_id: sent for agent_id, (_, gone) in self.departed.items() if (sent := gone.sent())}
-        self._desk.out.append(ev.StoreEpoch(epoch.number, self._desk.plan, records, departed, epoch.heard_ns))
+        self._shared.out.append(ev.StoreEpoch(epoch.number, self._shared.plan, records, departed, epoch.heard_ns))
 
     # ---- epochs: ending -------------------------------------------------------------------------------------------
 
     def _on_epoch_stored(self, event: ev.EpochStored) -> None:
         epoch = self.epochs.get(event.epoch)
-        if epoch is not None and event.plan == self._desk.plan and not epoch.refusal:
+        if epoch is not None and event.plan == self._shared.plan and not epoch.refusal:
             epoch.is_reported = True
-            self._desk.out.append(ev.ReportEpoch(event.epoch))
+            self._shared.out.append(ev.ReportEpoch(event.epoch))
 
     def _on_capture_failed(self, event: ev.CaptureFailed) -> None:
         """Refuse the epochs: without its image the agent would be stored as not created yet, and such a part is never reported."""
@@ -378,7 +378,7 @@ class CoordinatedMode:
             self._refuse(number, event.reason)
 
     def _on_epoch_not_stored(self, event: ev.EpochNotStored) -> None:
-        if event.plan == self._desk.plan:
+        if event.plan == self._shared.plan:
             self._refuse(event.epoch, event.reason)
 
     def _refuse(self, number: int, reason: str) -> None:
@@ -386,17 +386,17 @@ class CoordinatedMode:
         epoch = self.epochs.get(number)
         if epoch is not None:
             epoch.refusal = reason
-            self._desk.out.append(msg.EpochRefused(number, reason))
+            self._shared.out.append(msg.EpochRefused(number, reason))
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
-        if event.epoch in self._desk.ended:
+        if event.epoch in self._shared.ended:
             return
-        self._desk.ended.append(event.epoch)
+        self._shared.ended.append(event.epoch)
         self.epochs.pop(event.epoch, None)
-        self._desk.out.append(ev.DropEpoch(event.epoch))
+        self._shared.out.append(ev.DropEpoch(event.epoch))
         ended = EpochEnded(event.epoch)
-        for agent in self._desk.agents.values():
-            _tell(agent, self._desk.now, ended)
+        for agent in self._shared.agents.values():
+            _tell(agent, self._shared.now, ended)
         self._membership.excuse_retired(event.epoch)
         if event.is_complete:
             # An epoch begun after an agent left has covered all it ever sent.
@@ -410,10 +410,10 @@ class CoordinatedMode:
 
     def _on_freeze_agents(self, event: msg.FreezeAgents) -> None:
         """Report at once: nothing here moves that a line could not have."""
-        self._desk.out.append(ev.ReportFrozen(event.plan, event.number, ()))
+        self._shared.out.append(ev.ReportFrozen(event.plan, event.number, ()))
 
     def _on_report_numbers(self, event: msg.ReportNumbers) -> None:
-        self._desk.out.append(msg.NumbersReported(event.request, event.plan))
+        self._shared.out.append(msg.NumbersReported(event.request, event.plan))
 
     def clock_passed(self) -> None:
         if self.unasked:
@@ -422,23 +422,23 @@ class CoordinatedMode:
 
     def wakeups_ns(self) -> list[int]:
         """Return the present time if an agent is still to record: with the loop in between."""
-        return [self._desk.now] if self.unasked else []
+        return [self._shared.now] if self.unasked else []
 
-    def standing(self) -> HostStanding:
+    def standing(self) -> CheckpointCondition:
         storing = [x for x in self.epochs.values() if x.is_stored and not x.is_reported and not x.refusal]
-        return HostStanding(open_epochs=len(self.epochs), storing=len(storing))
+        return CheckpointCondition(open_epochs=len(self.epochs), storing=len(storing))
 
     def validate(self) -> None:
-        desk = self._desk
-        for agent in desk.agents.values():
+        shared = self._shared
+        for agent in shared.agents.values():
             agent.protocol.validate()
             assert agent.owes == (agent.protocol.owed > agent.protocol.recorded), agent.id
-            assert agent.protocol.recorded <= desk.begun_epoch, agent.id
+            assert agent.protocol.recorded <= shared.begun_epoch, agent.id
         for number, epoch in self.epochs.items():
-            assert number == epoch.number and number <= desk.begun_epoch
+            assert number == epoch.number and number <= shared.begun_epoch
             assert not (epoch.is_stored and (epoch.unrecorded or epoch.awaited)), number
             for agent_id in epoch.unrecorded:
-                owing = desk.agents.get(agent_id)
+                owing = shared.agents.get(agent_id)
                 assert owing is not None and owing.protocol.recorded < number, (number, agent_id)
 
 

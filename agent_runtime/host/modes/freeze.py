@@ -6,7 +6,7 @@ that runs on for a second is left out: its agent counts as failed, as does one w
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.local_agent import LocalAgent
-from snapline.agent_runtime.host.modes.hold_reasons import AgentHolds
+from snapline.agent_runtime.host.modes.hold_reasons import HoldReasons
 from snapline.agent_runtime.host.modes.saving import Saving
 from snapline.agent_runtime.host.parts import HostParts
 from snapline.messages import host_messages as msg
@@ -16,14 +16,14 @@ FREEZE_NS = 1_000_000_000
 
 
 class HostFreeze:
-    """The freeze that this host is in, if any (`AgentHolds.freeze`).
+    """The freeze that this host is in, if any (`HoldReasons.freeze`).
 
     Attributes:
         unfrozen: agents that still run the turn in which it found them.
     """
 
-    def __init__(self, parts: HostParts, holds: AgentHolds, saving: Saving) -> None:
-        self._desk = parts.desk
+    def __init__(self, parts: HostParts, holds: HoldReasons, saving: Saving) -> None:
+        self._shared = parts.shared
         self._holds = holds
         self._saving = saving
         self.unfrozen: dict[str, None] = {}
@@ -36,14 +36,14 @@ class HostFreeze:
 
     def on_freeze_agents(self, event: msg.FreezeAgents) -> None:
         """Freeze all agents. A host that has not applied the plan, or came back since, has nothing that moved."""
-        desk = self._desk
-        if event.plan != desk.plan or not desk.is_loaded:
-            desk.out.append(ev.ReportFrozen(event.plan, event.number, ()))
+        shared = self._shared
+        if event.plan != shared.plan or not shared.is_loaded:
+            shared.out.append(ev.ReportFrozen(event.plan, event.number, ()))
             return
-        self._report_ns = desk.now + FREEZE_NS
-        self.unfrozen = {agent.id: None for agent in desk.agents.values() if not agent.is_failed}
+        self._report_ns = shared.now + FREEZE_NS
+        self.unfrozen = {agent.id: None for agent in shared.agents.values() if not agent.is_failed}
         self._holds.freeze_all(event.number)
-        for agent in list(desk.agents.values()):
+        for agent in list(shared.agents.values()):
             if agent.current is None and not agent.is_failed:
                 self._freeze(agent)
         self._report_soon()
@@ -71,7 +71,7 @@ class HostFreeze:
     def _report_soon(self) -> None:
         """Report, if all are frozen, when the images just requested have been taken. One that fails is named."""
         if not self.unfrozen:
-            self._report_ns = self._desk.now
+            self._report_ns = self._shared.now
 
     def wakeups_ns(self) -> list[int]:
         """Return when `clock_passed` is wanted."""
@@ -79,20 +79,20 @@ class HostFreeze:
 
     def clock_passed(self) -> None:
         """Report, if the freeze has waited long enough."""
-        if self._report_ns is not None and self._report_ns <= self._desk.now:
+        if self._report_ns is not None and self._report_ns <= self._shared.now:
             self._report()
 
     def _report(self) -> None:
         assert self._holds.freeze is not None
-        failed = {agent.id: None for agent in self._desk.agents.values() if agent.is_failed}
+        failed = {agent.id: None for agent in self._shared.agents.values() if agent.is_failed}
         running = tuple({**self.unfrozen, **failed})
-        self._desk.out.append(ev.ReportFrozen(self._desk.plan, self._holds.freeze, running))
+        self._shared.out.append(ev.ReportFrozen(self._shared.plan, self._holds.freeze, running))
         self.reset()
 
     def on_thaw_agents(self, event: msg.ThawAgents) -> None:
         """End the freeze. Number 0 ends any freeze: the coordinator sends it to every host that comes back and is not to be frozen."""
         freeze = self._holds.freeze
-        if event.plan != self._desk.plan or freeze is None or event.number not in (0, freeze):
+        if event.plan != self._shared.plan or freeze is None or event.number not in (0, freeze):
             return
         self.reset()
         self._holds.thaw()

@@ -6,7 +6,7 @@ from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.parts import HostParts
 
 
-class AgentHolds:
+class HoldReasons:
     """Holds of one host's agents.
 
     Attributes:
@@ -15,7 +15,7 @@ class AgentHolds:
     """
 
     def __init__(self, parts: HostParts) -> None:
-        self._desk = parts.desk
+        self._shared = parts.shared
         self._outlets = parts.outlets
         self._mailboxes = parts.mailboxes
         self.freeze: int | None = None
@@ -47,7 +47,7 @@ class AgentHolds:
         self.release_all()
 
     def _hold_all(self) -> None:
-        for agent in self._desk.agents.values():
+        for agent in self._shared.agents.values():
             agent.is_held = True
 
     @property
@@ -65,5 +65,5 @@ class AgentHolds:
 
     def release_all(self) -> None:
         """Let all agents go on that no other reason holds."""
-        for agent in list(self._desk.agents.values()):
+        for agent in list(self._shared.agents.values()):
             self.release(agent)

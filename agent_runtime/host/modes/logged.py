@@ -21,9 +21,9 @@ from snapline.agent_runtime.host.backlog import LOGS_BYTES_MAX
 from snapline.agent_runtime.host.local_agent import AgentInlet, AgentOutlet, Entry, LocalAgent, Mark, Peer
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
 from snapline.agent_runtime.host.modes.freeze import HostFreeze
-from snapline.agent_runtime.host.modes.hold_reasons import AgentHolds
-from snapline.agent_runtime.host.modes.mode import Handlers, HostStanding
-from snapline.agent_runtime.host.modes.pause import StandingStill
+from snapline.agent_runtime.host.modes.hold_reasons import HoldReasons
+from snapline.agent_runtime.host.modes.mode import CheckpointCondition, Handlers
+from snapline.agent_runtime.host.modes.pause import AgentPause
 from snapline.agent_runtime.host.modes.rounds import HostRounds
 from snapline.agent_runtime.host.modes.saving import Saving, changed
 from snapline.agent_runtime.host.parts import HostParts
@@ -48,16 +48,16 @@ class LoggedMode:
     """
 
     def __init__(self, parts: HostParts, protocol: str, policy: Policy) -> None:
-        self._desk = parts.desk
+        self._shared = parts.shared
         self._ends = parts.ends
         self._mailboxes = parts.mailboxes
         self._membership = parts.membership
         self._protocol = protocol
         self._policy = policy
         self._is_autonomous = is_autonomous(protocol)
-        self.holds = AgentHolds(parts)
+        self.holds = HoldReasons(parts)
         self._saving = Saving(parts, self.holds)
-        self._standing = StandingStill(parts, self.holds, self._saving, is_autonomous=self._is_autonomous)
+        self._standing = AgentPause(parts, self.holds, self._saving, is_autonomous=self._is_autonomous)
         self._freeze = HostFreeze(parts, self.holds, self._saving)
         self._rounds = HostRounds(parts, self.holds, self._saving, self._standing)
 
@@ -76,20 +76,20 @@ class LoggedMode:
 
     def mark(self, outlet: AgentOutlet, payload: bytes) -> Mark:
         """Log the message, and return what it carries for the protocol."""
-        desk, owner = self._desk, outlet.owner
+        shared, owner = self._shared, outlet.owner
         logged = owner.logged
         rule, piggyback = logged.rule, b""
-        if desk.is_watched:
+        if shared.is_watched:
             is_in_turn = logged.admitted or owner.attempts > 0
-            desk.out.append(we.MessageLeft(outlet.sender, outlet.receiver, is_in_turn))
+            shared.out.append(we.LoggedMessageSent(outlet.sender, outlet.receiver, is_in_turn))
         if rule is not None:
-            piggyback = rule.send(desk.ordinals[outlet.receiver])
-            desk.counts.piggyback_bytes += len(piggyback)
+            piggyback = rule.send(shared.ordinals[outlet.receiver])
+            shared.counts.piggyback_bytes += len(piggyback)
             if rule.checkpoints_after_sends:
                 logged.owe("forced")
         elif logged.rounds is not None:
             logged.rounds.sent(outlet.receiver, outlet.number)
-        desk.counts.piggybacked += 1
+        shared.counts.piggybacked += 1
         logged.keep(outlet.receiver, outlet.number, payload, piggyback)
         if owner.current is None:
             self._saving.moved(owner)  # it had waited for credit: the outbox is shorter than at the last checkpoint
@@ -100,7 +100,7 @@ class LoggedMode:
         return piggyback
 
     def columns(self, marks: list[Mark]) -> tuple[list[int], list[bytes]]:
-        return [self._desk.begun_epoch], marks  # type: ignore[return-value]  # this mode's marks are piggybacks
+        return [self._shared.begun_epoch], marks  # type: ignore[return-value]  # this mode's marks are piggybacks
 
     def marks(self, items: DeliverItems) -> Sequence[Mark]:
         return items.piggybacks or [b""] * len(items.channels)
@@ -120,7 +120,7 @@ class LoggedMode:
         if logged.rule is None:
             return
         assert isinstance(piggyback, bytes)
-        sender = self._desk.ordinals.get(inlet.sender, -1)
+        sender = self._shared.ordinals.get(inlet.sender, -1)
         # What is not born yet has done nothing: its creation counts as the checkpoint before its first message.
         # One that was tried, and has waited, is merged already. What left meanwhile was sent before it, in this same interval.
         has_sent = agent.attempts > 0 and logged.log_messages > 0 and self._protocol in CIC_PROTOCOLS
@@ -187,7 +187,7 @@ class LoggedMode:
     # ---- agents ---------------------------------------------------------------------------------------------------
 
     def place(self, agent: LocalAgent, checkpoint: AgentCheckpoint | None) -> None:
-        ordinal = self._desk.ordinals[agent.id]
+        ordinal = self._shared.ordinals[agent.id]
         agent.logged = logged = self._make(agent.id, ordinal, checkpoint)
         agent.owes = True  # rules and rounds look each time
         if checkpoint is not None:
@@ -199,18 +199,18 @@ class LoggedMode:
         number = checkpoint.number if checkpoint is not None else 0
         rule = rounds = None
         if not self._is_autonomous:
-            rounds = kt.KooTouegCore(agent, latest_round=self._desk.begun_epoch)
+            rounds = kt.KooTouegCore(agent, latest_round=self._shared.begun_epoch)
         elif checkpoint is not None and (image or not checkpoint.is_unborn):
             rule = restore_rule(self._protocol, ordinal, image)
         else:
-            rule = make_rule(self._protocol, ordinal, len(self._desk.ordinals))
-        clock = PolicyClock(self._policy, agent, now_ns=self._desk.now, number=number)
-        counts = self._desk.counts  # each plan after the first one is a failure: what an adaptive policy goes by
-        clock.failure_rate(counts.plans - 1, self._desk.now - counts.first_plan_ns)
+            rule = make_rule(self._protocol, ordinal, len(self._shared.ordinals))
+        clock = PolicyClock(self._policy, agent, now_ns=self._shared.now, number=number)
+        counts = self._shared.counts  # each plan after the first one is a failure: what an adaptive policy goes by
+        clock.failure_rate(counts.plans - 1, self._shared.now - counts.first_plan_ns)
         return LoggedAgent(self.holds.backlog, clock, rule, rounds)
 
     def create(self, child: LocalAgent, reserved: msg.AgentsReserved) -> None:
-        child.logged = self._make(child.id, self._desk.ordinals.get(child.id, 0), None)
+        child.logged = self._make(child.id, self._shared.ordinals.get(child.id, 0), None)
         child.owes = True
         child.is_held = self.holds.are_all_held
 
@@ -223,7 +223,7 @@ class LoggedMode:
         self._mailboxes.next_turn(agent)
 
     def retired(self, agent: LocalAgent, open_epochs: Sequence[int]) -> None:
-        agent.retired_in = self._desk.not_ended(open_epochs)
+        agent.retired_in = self._shared.not_ended(open_epochs)
 
     def removed(self, agent: LocalAgent) -> None:
         agent.logged.drop_log()
@@ -245,7 +245,7 @@ class LoggedMode:
         """Take initial checkpoints: line 0 is nowhere in the store, and no line could hold an agent that has taken no other."""
         for loaded in agents:
             if loaded.checkpoint is None:
-                self._saving.take(self._desk.agents[loaded.agent], "initial")
+                self._saving.take(self._shared.agents[loaded.agent], "initial")
 
     def welcomed(self) -> None:
         """Do nothing: the writer repeats what is durable."""
@@ -260,8 +260,8 @@ class LoggedMode:
         raise ProtocolError(f"{peer.host} has sent a marker of epoch {marker.epoch} in a logged fleet")
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
-        if event.epoch not in self._desk.ended:
-            self._desk.ended.append(event.epoch)
+        if event.epoch not in self._shared.ended:
+            self._shared.ended.append(event.epoch)
             self._rounds.ended(event)
             self._membership.excuse_retired(event.epoch)
 
@@ -270,12 +270,12 @@ class LoggedMode:
         names: dict[str, int] = {}
         agents: list[int] = []
         received: list[tuple[int, int, int]] = []
-        moved = [agent for agent in self._desk.agents.values() if agent.logged.has_moved]
+        moved = [agent for agent in self._shared.agents.values() if agent.logged.has_moved]
         for index, agent in enumerate(moved):
             agents.append(names.setdefault(agent.id, len(names)))
             for sender, number in changed(agent.received(), agent.logged.received).items():
                 received.append((index, names.setdefault(sender, len(names)), number))
-        self._desk.out.append(
+        self._shared.out.append(
             msg.NumbersReported(
                 event.request, event.plan, tuple(names), tuple(agents),
                 received_of=tuple([of for of, _, _ in received]),
@@ -292,10 +292,10 @@ class LoggedMode:
     def wakeups_ns(self) -> list[int]:
         return [*self._saving.wakeups_ns(), *self._standing.wakeups_ns(), *self._freeze.wakeups_ns()]
 
-    def standing(self) -> HostStanding:
-        logged = [agent.logged for agent in self._desk.agents.values()]
+    def standing(self) -> CheckpointCondition:
+        logged = [agent.logged for agent in self._shared.agents.values()]
         backlog = self.holds.backlog
-        return HostStanding(
+        return CheckpointCondition(
             log_messages=sum(each.log_messages for each in logged),
             log_bytes=sum(each.log_bytes for each in logged),
             store_problem=backlog.problem,
@@ -306,10 +306,10 @@ class LoggedMode:
     # ---- invariants -----------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        logs = [agent.logged.log_bytes for agent in self._desk.agents.values()]
+        logs = [agent.logged.log_bytes for agent in self._shared.agents.values()]
         backlog = self.holds.backlog
         assert backlog.log_bytes == sum(logs), (backlog.log_bytes, logs)
-        for agent in self._desk.agents.values():
+        for agent in self._shared.agents.values():
             logged = agent.logged
             for receiver, messages in logged.log.items():
                 last, first = agent.outlets[receiver].number, logged.sent.get(receiver, 0)

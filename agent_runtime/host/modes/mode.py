@@ -18,7 +18,7 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage
 Handlers = Mapping[type[ev.Heard], Callable[[Any], None]]
 
 
-class HostStanding(msgspec.Struct, frozen=True):
+class CheckpointCondition(msgspec.Struct, frozen=True):
     """State of a host's checkpoints.
 
     Attributes:
@@ -142,7 +142,7 @@ class HostMode(Protocol):
     def handlers(self) -> Handlers:
         """Return the handlers of the events that only this mode knows."""
 
-    def standing(self) -> HostStanding:
+    def standing(self) -> CheckpointCondition:
         """Return the state for the host's heartbeat."""
 
     def validate(self) -> None:

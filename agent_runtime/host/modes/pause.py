@@ -1,7 +1,7 @@
 """A store that does not keep up: checkpoints are deferred, and what then has no room in memory pauses the agents (`backlog.py`)."""
 
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.modes.hold_reasons import AgentHolds
+from snapline.agent_runtime.host.modes.hold_reasons import HoldReasons
 from snapline.agent_runtime.host.modes.saving import Saving
 from snapline.agent_runtime.host.parts import HostParts
 
@@ -9,11 +9,11 @@ SAVE_NS = 100_000_000
 """Time between two times that all agents take checkpoints because their logs are too large: what is left is of agents in long turns."""
 
 
-class StandingStill:
+class AgentPause:
     """See the module."""
 
-    def __init__(self, parts: HostParts, holds: AgentHolds, saving: Saving, *, is_autonomous: bool) -> None:
-        self._desk = parts.desk
+    def __init__(self, parts: HostParts, holds: HoldReasons, saving: Saving, *, is_autonomous: bool) -> None:
+        self._shared = parts.shared
         self._mailboxes = parts.mailboxes
         self._holds = holds
         self._saving = saving
@@ -24,7 +24,7 @@ class StandingStill:
         backlog = self._holds.backlog
         if self._is_autonomous and not backlog.is_busy:
             if backlog.save_ns is None:
-                backlog.save_at(self._desk.now)
+                backlog.save_at(self._shared.now)
         elif not backlog.is_standing and self._must_stand():
             self._stand_still()
 
@@ -52,10 +52,10 @@ class StandingStill:
         self._holds.stand_still()
         problem = self._holds.backlog.problem
         why = f": {problem}" if problem else ""
-        self._desk.note("warning", f"no more can wait in memory for the store: the agents stand still{why}")
+        self._shared.note("warning", f"no more can wait in memory for the store: the agents stand still{why}")
 
     def _go_on(self) -> None:
-        self._desk.note("info", "there is room for logs and checkpoints again: the agents go on")
+        self._shared.note("info", "there is room for logs and checkpoints again: the agents go on")
         self._holds.go_on()
 
     def wakeups_ns(self) -> list[int]:
@@ -66,10 +66,10 @@ class StandingStill:
     def clock_passed(self) -> None:
         """Let all agents take checkpoints, if it is time: each log is small, and all together are too large."""
         backlog = self._holds.backlog
-        if backlog.save_ns is None or backlog.save_ns > self._desk.now:
+        if backlog.save_ns is None or backlog.save_ns > self._shared.now:
             return
-        for agent in list(self._desk.agents.values()):
+        for agent in list(self._shared.agents.values()):
             if agent.logged.log_bytes:
                 self._saving.owe_basic(agent.id, agent.logged)
                 self._mailboxes.next_turn(agent)
-        backlog.save_at(self._desk.now + SAVE_NS if backlog.has_too_many_logs else None)
+        backlog.save_at(self._shared.now + SAVE_NS if backlog.has_too_many_logs else None)

@@ -7,8 +7,8 @@ import msgspec
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.local_agent import LocalAgent
-from snapline.agent_runtime.host.modes.hold_reasons import AgentHolds
-from snapline.agent_runtime.host.modes.pause import StandingStill
+from snapline.agent_runtime.host.modes.hold_reasons import HoldReasons
+from snapline.agent_runtime.host.modes.pause import AgentPause
 from snapline.agent_runtime.host.modes.saving import Saving
 from snapline.agent_runtime.host.parts import HostParts
 from snapline.errors import ProtocolError
@@ -33,8 +33,8 @@ class CheckpointAnswer(msgspec.Struct, frozen=True, gc=False):
 class HostRounds:
     """See the module."""
 
-    def __init__(self, parts: HostParts, holds: AgentHolds, saving: Saving, standing: StandingStill) -> None:
-        self._desk = parts.desk
+    def __init__(self, parts: HostParts, holds: HoldReasons, saving: Saving, standing: AgentPause) -> None:
+        self._shared = parts.shared
         self._holds = holds
         self._saving = saving
         self._standing = standing
@@ -46,12 +46,12 @@ class HostRounds:
         self._asked = []
 
     def on_request_checkpoints(self, event: msg.RequestCheckpoints) -> None:
-        if event.plan != self._desk.plan or not self._desk.is_loaded:
+        if event.plan != self._shared.plan or not self._shared.is_loaded:
             return
         answers: list[CheckpointAnswer] = []
         for agent_id, asker, number in zip(event.agents, event.askers, event.numbers, strict=True):
             asked = kt.CheckpointRequested(event.epoch, asker or None, number)
-            agent = self._desk.agents.get(agent_id)
+            agent = self._shared.agents.get(agent_id)
             if agent is None:  # just being created: it has received nothing that this round could know of
                 answers.append(CheckpointAnswer(agent_id, asker, True, False, 0, {}))
             elif agent.current is not None:
@@ -73,7 +73,7 @@ class HostRounds:
         if not agent.is_born or agent.is_failed or logged.rounds is None:
             return [CheckpointAnswer(agent.id, asked.by or "", not agent.is_failed, False, 0, {})]
         answers: list[CheckpointAnswer] = []
-        for command in logged.rounds.handle(self._desk.now, asked):
+        for command in logged.rounds.handle(self._shared.now, asked):
             match command:
                 case kt.TakeTentative():
                     self._saving.take(agent, "tentative", round_=command.round)
@@ -96,15 +96,19 @@ class HostRounds:
 
     def _answer(self, epoch: int, answers: list[CheckpointAnswer]) -> None:
         if answers:
-            self._desk.out.append(_columns_of(answers, epoch=epoch, plan=self._desk.plan, host_start=self._desk.start))
+            self._shared.out.append(
+                _columns_of(answers, epoch=epoch, plan=self._shared.plan, host_start=self._shared.start)
+            )
 
     def ended(self, event: msg.EndEpoch) -> None:
         """End a decided round: tentative checkpoints become permanent, or are dropped."""
         self._asked = [entry for entry in self._asked if entry[1].round > event.epoch]
-        for agent in list(self._desk.agents.values()):
+        for agent in list(self._shared.agents.values()):
             if agent.logged.rounds is None:
                 continue
-            for command in agent.logged.rounds.handle(self._desk.now, kt.RoundDecided(event.epoch, event.is_complete)):
+            for command in agent.logged.rounds.handle(
+                self._shared.now, kt.RoundDecided(event.epoch, event.is_complete)
+            ):
                 self._decide(agent, event.epoch, is_permanent=isinstance(command, kt.MakePermanent))
             if agent.is_held:
                 self._holds.release(agent)
@@ -119,8 +123,8 @@ class HostRounds:
             raise ProtocolError(f"{agent.id}: round {epoch} is committed without its checkpoint")
         agent.checkpoints = tentative.number
         logged.settle(tentative.sent, tentative.received)
-        if self._desk.trace_every:
-            self._desk.out.append(ev.Trace("checkpoint", agent.id, "basic", tentative.number))
+        if self._shared.trace_every:
+            self._shared.out.append(ev.Trace("checkpoint", agent.id, "basic", tentative.number))
 
 
 def _columns_of(answers: list[CheckpointAnswer], *, epoch: int, plan: int, host_start: int) -> msg.CheckpointsAnswered:

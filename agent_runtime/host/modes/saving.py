@@ -11,15 +11,15 @@ import heapq
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.logged_agent import LoggedAgent, Tentative
-from snapline.agent_runtime.host.modes.hold_reasons import AgentHolds
+from snapline.agent_runtime.host.modes.hold_reasons import HoldReasons
 from snapline.agent_runtime.host.parts import HostParts
 
 
 class Saving:
     """See the module."""
 
-    def __init__(self, parts: HostParts, holds: AgentHolds) -> None:
-        self._desk = parts.desk
+    def __init__(self, parts: HostParts, holds: HoldReasons) -> None:
+        self._shared = parts.shared
         self._mailboxes = parts.mailboxes
         self._failures = parts.failures
         self._holds = holds
@@ -44,7 +44,7 @@ class Saving:
         if logged.rule is None:
             return
         logged.clock.consumed()
-        if logged.clock.is_due(self._desk.now):
+        if logged.clock.is_due(self._shared.now):
             self.owe_basic(agent.id, logged)
         elif logged.timer_ns is None:
             self._look_later(agent, logged)
@@ -55,11 +55,11 @@ class Saving:
             logged.owe("basic")
         elif agent_id not in self.put_off:
             self.put_off[agent_id] = None
-            self._desk.counts.put_off += 1
+            self._shared.counts.put_off += 1
 
     def put_off_all(self) -> None:
         """Defer what is owed: the store is busy."""
-        for agent in self._desk.agents.values():
+        for agent in self._shared.agents.values():
             if agent.logged.owed == "basic":
                 agent.logged.owed = ""
                 self.owe_basic(agent.id, agent.logged)
@@ -68,7 +68,7 @@ class Saving:
         """Let agents take what they have missed: the store is free."""
         missed, self.put_off = self.put_off, {}
         for agent_id in missed:
-            found = self._desk.agents.get(agent_id)
+            found = self._shared.agents.get(agent_id)
             if found is not None and found.logged.has_moved:
                 found.logged.owe("basic")
                 self._mailboxes.next_turn(found)
@@ -77,7 +77,7 @@ class Saving:
         due = logged.clock.due_ns
         if due is not None:
             logged.timer_ns = due
-            heapq.heappush(self._looks, (due, agent.id, self._desk.plan))
+            heapq.heappush(self._looks, (due, agent.id, self._shared.plan))
 
     def wakeups_ns(self) -> list[int]:
         """Return when `clock_passed` is wanted."""
@@ -85,14 +85,14 @@ class Saving:
 
     def clock_passed(self) -> None:
         """Check the times at which checkpoints were to be due."""
-        desk = self._desk
-        while self._looks and self._looks[0][0] <= desk.now:
+        shared = self._shared
+        while self._looks and self._looks[0][0] <= shared.now:
             due, agent_id, plan = heapq.heappop(self._looks)
-            agent = desk.agents.get(agent_id)
-            if agent is None or plan != desk.plan or agent.logged.timer_ns != due:
+            agent = shared.agents.get(agent_id)
+            if agent is None or plan != shared.plan or agent.logged.timer_ns != due:
                 continue
             agent.logged.timer_ns = None
-            if agent.logged.clock.is_due(desk.now):
+            if agent.logged.clock.is_due(shared.now):
                 self.owe_basic(agent.id, agent.logged)
                 self._mailboxes.next_turn(agent)
             else:
@@ -102,17 +102,17 @@ class Saving:
 
     def take(self, agent: LocalAgent, basis: str, *, cause: bytes | None = None, round_: int = 0) -> None:
         """Capture the agent: state, numbers, log. The state must not change before the command is carried out."""
-        desk, logged = self._desk, agent.logged
+        shared, logged = self._shared, agent.logged
         number = 0 if basis == "initial" else agent.checkpoints + 1
         if logged.rule is not None and basis != "initial":
             logged.rule.checkpoint(cause)
         sent, received = agent.sent(), agent.received()
-        desk.out.append(
+        shared.out.append(
             ev.TakeCheckpoint(
                 agent.id,
                 basis,
                 round_,
-                agent.control(desk.now, number, logged.image()),
+                agent.control(shared.now, number, logged.image()),
                 sent,
                 received,
                 changed(sent, logged.sent),
@@ -124,24 +124,24 @@ class Saving:
                 logged.turns,
             )
         )
-        desk.counts.checkpoints += 1
-        desk.counts.forced += basis == "forced"
+        shared.counts.checkpoints += 1
+        shared.counts.forced += basis == "forced"
         if basis == "tentative":
             logged.tentative = Tentative(number, sent, received)
             return
         agent.checkpoints = number
         logged.settle(sent, received)
-        logged.clock.taken(desk.now)
+        logged.clock.taken(shared.now)
         logged.timer_ns = None
 
     def on_checkpoint_measured(self, event: ev.CheckpointMeasured) -> None:
-        agent = self._desk.agents.get(event.agent)
+        agent = self._shared.agents.get(event.agent)
         if agent is not None:
             agent.logged.clock.measured(event.cost_ns)
 
     def on_checkpoint_failed(self, event: ev.CheckpointFailed) -> None:
         """Fail the agent: what it has done since its last durable checkpoint can never be saved, and it goes back there."""
-        agent = self._desk.agents.get(event.agent)
+        agent = self._shared.agents.get(event.agent)
         if agent is not None and agent.incarnation == event.incarnation and not agent.is_failed:
             self._failures.fail(agent, event.reason)
 

@@ -15,7 +15,7 @@ from snapline.coordinator.leader.epochs.open_epochs import (
     Failing,
     OpenEpochs,
 )
-from snapline.coordinator.leader.epochs.publishing import Refs
+from snapline.coordinator.leader.epochs.publishing import RefPublisher
 from snapline.coordinator.leader.epochs.releases import Releases
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.hosts.host_sessions import HostSession
@@ -34,14 +34,14 @@ class Epochs:
 
     def __init__(
         self,
-        desk: LeaderState,
+        shared: LeaderState,
         modes: ModeChoice,
         underway: OpenEpochs,
-        refs: Refs,
+        refs: RefPublisher,
         releases: Releases,
         store: StoreWatch,
     ) -> None:
-        self._desk = desk
+        self._shared = shared
         self._modes = modes
         self._underway = underway
         self._refs = refs
@@ -52,7 +52,7 @@ class Epochs:
         """Return the ends of the epochs after this one, for a host that has just come back."""
         return [
             EndEpoch(x.epoch, x.is_complete, x.reason)
-            for x in self._desk.state.image.outcomes
+            for x in self._shared.state.image.outcomes
             if x.epoch > epoch and x.epoch not in self._refs.owed and self._underway.get(x.epoch) is None
         ]
 
@@ -64,15 +64,15 @@ class Epochs:
             return
         entry = self._underway.get(report.epoch)
         if entry is None:
-            outcome = self._desk.state.outcome_of(report.epoch)
+            outcome = self._shared.state.outcome_of(report.epoch)
             if outcome is not None and report.epoch not in self._refs.owed:
-                self._desk.send((session.id,), EndEpoch(report.epoch, outcome.is_complete, outcome.reason))
+                self._shared.send((session.id,), EndEpoch(report.epoch, outcome.is_complete, outcome.reason))
         elif (
             isinstance(entry.stage, Collecting)
             and session.host in entry.hosts
             and entry.stage.take(session.host, report)
         ):
-            after_ns = self._desk.now - entry.opened_ns
+            after_ns = self._shared.now - entry.opened_ns
             entry.account = with_report(entry.account, session.host, report, after_ns=after_ns)
 
     def on_refused(self, session: HostSession, message: EpochRefused) -> None:
@@ -81,9 +81,9 @@ class Epochs:
         reason = f"host {session.host}: {message.reason}"
         if entry is not None and isinstance(entry.stage, (*WAITING, Failing)):
             self._underway.fail_to_store(entry, reason)
-            self._desk.note("warning", f"epoch {message.epoch} is refused: {reason}")
+            self._shared.note("warning", f"epoch {message.epoch} is refused: {reason}")
         if message.is_final:
-            self._desk.end(0, "failed", op.clip(f"no epoch can complete: {reason}"))
+            self._shared.end(0, "failed", op.clip(f"no epoch can complete: {reason}"))
 
     # ---- deciding -------------------------------------------------------------------------------------------------
 
@@ -98,7 +98,7 @@ class Epochs:
 
     def _end_what_ended(self) -> None:
         for entry in self._underway:
-            record = self._desk.state.image.epochs.get(entry.epoch)
+            record = self._shared.state.image.epochs.get(entry.epoch)
             if record is not None and record.status == OPEN:
                 continue
             self._underway.end(entry)
@@ -110,7 +110,7 @@ class Epochs:
                 self._store.ended(entry.epoch)
 
     def _open_what_began(self) -> None:
-        state = self._desk.state
+        state = self._shared.state
         plan = state.plan
         if plan is None:
             return
@@ -119,14 +119,14 @@ class Epochs:
             stage = self._modes.mode.start(epoch, plan) if self._underway.get(epoch) is None else None
             if stage is not None:
                 trigger = state.image.epochs[epoch].trigger
-                now = self._desk.now
+                now = self._shared.now
                 self._underway.begin(
                     EpochUnderway(epoch, list(plan.hosts), trigger, now + timeout_ns, stage, opened_ns=now)
                 )
 
     def _move_on(self, entry: EpochUnderway) -> None:
         is_waiting = isinstance(entry.stage, WAITING)
-        if self._desk.now >= entry.deadline_ns and (is_waiting or isinstance(entry.stage, STORING)):
+        if self._shared.now >= entry.deadline_ns and (is_waiting or isinstance(entry.stage, STORING)):
             self._time_out(entry)
         elif is_waiting:
             self._modes.mode.collect(entry)
@@ -136,7 +136,7 @@ class Epochs:
             self._decide(entry, op.AbortEpoch(entry.epoch, op.clip(entry.stage.problem), entry.account))
 
     def _decide(self, entry: EpochUnderway, outcome: op.CompleteEpoch | op.AbortEpoch) -> None:
-        self._desk.propose(f"epoch/{entry.epoch}", outcome)
+        self._shared.propose(f"epoch/{entry.epoch}", outcome)
 
     def _time_out(self, entry: EpochUnderway) -> None:
         """Fail an epoch that has taken too long: because of the store, if it waits for that."""

@@ -106,8 +106,8 @@ class EpochUnderway(msgspec.Struct):
 class OpenEpochs:
     """The open epochs."""
 
-    def __init__(self, desk: LeaderState, store: StoreWatch) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState, store: StoreWatch) -> None:
+        self._shared = shared
         self._store = store
         self._open: dict[int, EpochUnderway] = {}
 

@@ -15,8 +15,8 @@ class Period:
         next_ns: when the next epoch is due; None: not known.
     """
 
-    def __init__(self, desk: LeaderState) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState) -> None:
+        self._shared = shared
         self.next_ns: int | None = None
 
     def stop(self) -> None:
@@ -25,7 +25,7 @@ class Period:
 
     def is_over(self) -> bool:
         """Return whether an epoch is due: true once for each period."""
-        now, period_ns = self._desk.now, self._desk.state.image.period_ns
+        now, period_ns = self._shared.now, self._shared.state.image.period_ns
         if not period_ns:
             return False
         if self.next_ns is None:
@@ -39,7 +39,7 @@ class Period:
 
     def first_from(self, time_ns: int) -> int | None:
         """Return the first due time that is not before `time_ns`; None: not known."""
-        period_ns = self._desk.state.image.period_ns
+        period_ns = self._shared.state.image.period_ns
         if not period_ns or self.next_ns is None or self.next_ns >= time_ns:
             return self.next_ns
         return self.next_ns - (self.next_ns - time_ns) // period_ns * period_ns

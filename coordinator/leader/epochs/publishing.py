@@ -35,13 +35,13 @@ class Publishing(msgspec.Struct, frozen=True):
     """The ref is being written."""
 
 
-class Refs:
+class RefPublisher:
     """Complete epochs without a ref, as far as known, and the notices of ended epochs."""
 
     def __init__(
-        self, desk: LeaderState, attendance: HostSessions, snapshots: Snapshots, store: StoreWatch, lines: Lines
+        self, shared: LeaderState, attendance: HostSessions, snapshots: Snapshots, store: StoreWatch, lines: Lines
     ) -> None:
-        self._desk = desk
+        self._shared = shared
         self._attendance = attendance
         self._snapshots = snapshots
         self._store = store
@@ -58,18 +58,18 @@ class Refs:
 
     def newest_published(self) -> int:
         """Return the newest epoch that is complete, not condemned, and has its ref; 0 = none."""
-        return next((x for x in reversed(self._desk.state.complete_epochs()) if x not in self._owed), 0)
+        return next((x for x in reversed(self._shared.state.complete_epochs()) if x not in self._owed), 0)
 
     # ---- what happens ---------------------------------------------------------------------------------------------
 
     def on_started(self) -> None:
         """Start without knowledge of refs; hosts have been sent earlier aborts, or are when they come back."""
-        self._owed = {epoch: Due(self._desk.now) for epoch in self._desk.state.complete_epochs()}
-        self._aborts_told = self._desk.state.image.aborted
+        self._owed = {epoch: Due(self._shared.now) for epoch in self._shared.state.complete_epochs()}
+        self._aborts_told = self._shared.state.image.aborted
 
     def on_completed(self, epoch: int) -> None:
         """Note a complete epoch, which needs a ref."""
-        self._owed[epoch] = Due(self._desk.now)
+        self._owed[epoch] = Due(self._shared.now)
 
     def on_forgotten(self, epochs: Iterable[int]) -> None:
         """Drop forgotten epochs."""
@@ -87,11 +87,11 @@ class Refs:
             self._tell_end(epoch, is_complete=True, reason="", inputs=event.inputs)
             self._lines.on_published(epoch)
             return
-        self._owed[epoch] = Due(self._desk.now + PUBLISH_RETRY_NS)
+        self._owed[epoch] = Due(self._shared.now + PUBLISH_RETRY_NS)
         if event.is_final:
-            self._desk.end(0, "failed", op.clip(event.error))
+            self._shared.end(0, "failed", op.clip(event.error))
         elif event.damaged_path:
-            self._desk.condemn(epoch, event.damaged_path, event.error)
+            self._shared.condemn(epoch, event.damaged_path, event.error)
         else:
             self._store.failed(epoch, f"the ref of epoch {epoch} cannot be written: {event.error}", is_news=True)
 
@@ -99,7 +99,7 @@ class Refs:
 
     def tell(self) -> None:
         """Notify hosts of condemned and aborted epochs; answer tools that wait for epochs that had ended before."""
-        image = self._desk.state.image
+        image = self._shared.state.image
         for epoch in list(self._owed):
             record = image.epochs.get(epoch)
             if record is None or record.status != COMPLETE:
@@ -108,25 +108,25 @@ class Refs:
                 self._tell_end(epoch, is_complete=record is not None, reason="condemned")
         self._tell_aborts()
         for epoch in self._snapshots.epochs:
-            outcome = self._desk.state.outcome_of(epoch)
+            outcome = self._shared.state.outcome_of(epoch)
             if outcome is not None and epoch not in self._owed:
                 self._snapshots.answer(epoch, is_complete=outcome.is_complete, reason=outcome.reason)
 
     def _tell_aborts(self) -> None:
-        image = self._desk.state.image
+        image = self._shared.state.image
         fresh, self._aborts_told = image.aborted - self._aborts_told, image.aborted
         for outcome in [x for x in image.outcomes if not x.is_complete][-fresh:] if fresh else []:
-            self._desk.note("warning", f"epoch {outcome.epoch} is aborted: {outcome.reason}")
+            self._shared.note("warning", f"epoch {outcome.epoch} is aborted: {outcome.reason}")
             self._tell_end(outcome.epoch, is_complete=False, reason=outcome.reason)
 
     def _tell_end(self, epoch: int, *, is_complete: bool, reason: str, inputs: Mapping[str, int] = NO_INPUTS) -> None:
         ended = EndEpoch(epoch, is_complete, reason, tuple(inputs), tuple(inputs.values()))
-        self._desk.send(self._attendance.all_sessions(), ended)
+        self._shared.send(self._attendance.all_sessions(), ended)
         self._snapshots.answer(epoch, is_complete=is_complete, reason=reason)
 
     def publish(self) -> None:
         """Write the refs that are due."""
         for epoch, stage in self._owed.items():
-            if isinstance(stage, Due) and stage.at_ns <= self._desk.now:
+            if isinstance(stage, Due) and stage.at_ns <= self._shared.now:
                 self._owed[epoch] = Publishing()
-                self._desk.out.append(PublishEpoch(epoch, self._desk.state.image.epochs[epoch].root))
+                self._shared.out.append(PublishEpoch(epoch, self._shared.state.image.epochs[epoch].root))

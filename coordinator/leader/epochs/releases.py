@@ -14,7 +14,7 @@ Hosts that load a plan's line get its pending outputs with it. So the newest rel
 
 import msgspec
 
-from snapline.coordinator.leader.epochs.publishing import Refs
+from snapline.coordinator.leader.epochs.publishing import RefPublisher
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.events import EpochPublished, EpochReleased, OutputReadersChanged, ReleaseEpoch
 from snapline.coordinator.leader.hosts.host_sessions import HostSessions
@@ -38,8 +38,8 @@ class Told(msgspec.Struct, frozen=True):
 class Releases:
     """Complete epochs that are not released, as far as known; and whether outputs have readers that follow them."""
 
-    def __init__(self, desk: LeaderState, attendance: HostSessions, refs: Refs, store: StoreWatch) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState, attendance: HostSessions, refs: RefPublisher, store: StoreWatch) -> None:
+        self._shared = shared
         self._attendance = attendance
         self._refs = refs
         self._store = store
@@ -67,7 +67,7 @@ class Releases:
 
     def pins(self) -> int | None:
         """Return the lowest epoch that a coming release needs; None: any may be forgotten."""
-        state = self._desk.state
+        state = self._shared.state
         pending = [epoch for epoch in (*state.open_epochs(), *self._owed) if epoch in state.image.epochs]
         return forgettable_below(state.image, pending)
 
@@ -80,11 +80,11 @@ class Releases:
 
     def on_started(self) -> None:
         """Start without knowledge of releases: all complete epochs are owed."""
-        self._owed = dict.fromkeys(self._desk.state.complete_epochs(), self._desk.now)
+        self._owed = dict.fromkeys(self._shared.state.complete_epochs(), self._shared.now)
 
     def on_completed(self, epoch: int) -> None:
         """Note a complete epoch, which needs a release."""
-        self._owed[epoch] = self._desk.now
+        self._owed[epoch] = self._shared.now
 
     def on_published(self, event: EpochPublished) -> None:
         """Note a published epoch that is known to have nothing to release."""
@@ -95,7 +95,7 @@ class Releases:
         """Notify hosts when outputs gain or lose readers that follow them: with readers, hosts request epochs."""
         if event.is_watched != self._is_watched:
             self._is_watched = event.is_watched
-            self._desk.send(self._attendance.all_sessions(), OutputsWatched(event.is_watched))
+            self._shared.send(self._attendance.all_sessions(), OutputsWatched(event.is_watched))
 
     def on_released(self, event: EpochReleased) -> None:
         """Take the result of a release."""
@@ -104,7 +104,7 @@ class Releases:
             return
         self._releasing = 0
         if event.error:
-            self._owed[epoch] = self._desk.now + RELEASE_RETRY_NS
+            self._owed[epoch] = self._shared.now + RELEASE_RETRY_NS
             self._on_failed(event)
         else:
             self._store.stored(epoch)
@@ -114,7 +114,7 @@ class Releases:
 
     def _on_failed(self, event: EpochReleased) -> None:
         if event.damaged_path:
-            self._desk.condemn(event.damaged_epoch, event.damaged_path, event.error)
+            self._shared.condemn(event.damaged_epoch, event.damaged_path, event.error)
         else:
             problem = f"the outputs of epoch {event.epoch} cannot be released: {event.error}"
             self._store.failed(event.epoch, problem, is_news=True)
@@ -125,7 +125,7 @@ class Releases:
             self._newest = told
 
     def _is_complete(self, epoch: int) -> bool:
-        record = self._desk.state.image.epochs.get(epoch)
+        record = self._shared.state.image.epochs.get(epoch)
         return record is not None and record.status == COMPLETE
 
     # ---- deciding -------------------------------------------------------------------------------------------------
@@ -142,9 +142,9 @@ class Releases:
     def _go_back(self) -> None:
         """Forget the newest release, of an epoch that does not count any more, and release the newest complete epoch again."""
         self._newest = Told(0)
-        newest = self._desk.state.newest_complete()
+        newest = self._shared.state.newest_complete()
         if newest:
-            self._owed.setdefault(newest, self._desk.now)
+            self._owed.setdefault(newest, self._shared.now)
 
     def _drop_condemned(self) -> None:
         for epoch in [epoch for epoch in self._owed if epoch != self._releasing and not self._is_complete(epoch)]:
@@ -158,21 +158,21 @@ class Releases:
 
     def _say_condemned(self, epoch: int) -> None:
         """Notify hosts that wait for the release of a condemned epoch."""
-        self._desk.send(self._attendance.all_sessions(), EndEpoch(epoch, is_complete=True, reason="condemned"))
+        self._shared.send(self._attendance.all_sessions(), EndEpoch(epoch, is_complete=True, reason="condemned"))
 
     def _next(self) -> int:
         """Return the lowest epoch that is owed, if its turn has come; else 0."""
         epoch = min(self._owed, default=0)
         if not epoch or self._releasing or not self._may_be_released(epoch):
             return 0
-        return epoch if all(opened > epoch for opened in self._desk.state.open_epochs()) else 0
+        return epoch if all(opened > epoch for opened in self._shared.state.open_epochs()) else 0
 
     def _may_be_released(self, epoch: int) -> bool:
         """Return whether it has its ref, and a release that failed is long enough ago."""
-        return epoch not in self._refs.owed and self._owed[epoch] <= self._desk.now
+        return epoch not in self._refs.owed and self._owed[epoch] <= self._shared.now
 
     def _release(self, epoch: int) -> None:
-        image = self._desk.state.image
+        image = self._shared.state.image
         ancestors = lineage_of(image, epoch)
         if ancestors is None:
             self._drop(epoch)
@@ -181,18 +181,18 @@ class Releases:
         is_fall_back = has_fallen_back(image, epoch, after)
         if epoch in self._silent and not is_fall_back:
             self._settle(Told(epoch, self._silent[epoch]))
-            self._said = (self._desk.state.plan_number, epoch)
+            self._said = (self._shared.state.plan_number, epoch)
             return
         self._releasing = epoch
-        self._desk.out.append(ReleaseEpoch(epoch, image.epochs[epoch].root, ancestors, is_fall_back))
+        self._shared.out.append(ReleaseEpoch(epoch, image.epochs[epoch].root, ancestors, is_fall_back))
 
     def _tell(self) -> None:
         newest, (plan, epoch) = self._newest, self._said
         is_news = newest.epoch > epoch and bool(newest.inputs or newest.outputs)
-        is_again = self._desk.state.plan_number != plan and bool(newest.outputs)
+        is_again = self._shared.state.plan_number != plan and bool(newest.outputs)
         if is_news or is_again:
-            self._said = (self._desk.state.plan_number, newest.epoch)
-            self._desk.send(self._attendance.all_sessions(), self._directive())
+            self._said = (self._shared.state.plan_number, newest.epoch)
+            self._shared.send(self._attendance.all_sessions(), self._directive())
 
     def _directive(self) -> EndEpoch:
         newest = self._newest

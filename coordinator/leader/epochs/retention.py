@@ -5,7 +5,7 @@ those whose files were not deleted because of a crash.
 """
 
 from snapline.coordinator.leader.epochs.open_epochs import OpenEpochs
-from snapline.coordinator.leader.epochs.publishing import Refs
+from snapline.coordinator.leader.epochs.publishing import RefPublisher
 from snapline.coordinator.leader.epochs.releases import Releases
 from snapline.coordinator.leader.events import DeleteEpochs, SweepLogs, SweepStore
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
@@ -31,9 +31,14 @@ class Retention:
     """Retention: decides when to forget, and when to sweep."""
 
     def __init__(
-        self, desk: LeaderState, underway: OpenEpochs, refs: Refs, releases: Releases, stop_question: StopQuestion
+        self,
+        shared: LeaderState,
+        underway: OpenEpochs,
+        refs: RefPublisher,
+        releases: Releases,
+        stop_question: StopQuestion,
     ) -> None:
-        self._desk = desk
+        self._shared = shared
         self._underway = underway
         self._refs = refs
         self._releases = releases
@@ -43,14 +48,14 @@ class Retention:
 
     def on_started(self) -> None:
         """Sweep at once: an earlier leader may have died between log and store."""
-        self._sweep_ns, self._aborts_seen = self._desk.now, self._desk.state.image.aborted
+        self._sweep_ns, self._aborts_seen = self._shared.now, self._shared.state.image.aborted
 
     def on_forgotten(self, result: OperationResult) -> None:
         """Delete the files after ForgetEpochs is committed."""
         self._refs.on_forgotten(result.epochs)
         if result.epochs:
-            self._desk.out.append(DeleteEpochs(result.epochs))
-            if self._desk.state.image.logs:
+            self._shared.out.append(DeleteEpochs(result.epochs))
+            if self._shared.state.image.logs:
                 self._sweep_logs()
 
     def evaluate(self) -> None:
@@ -62,13 +67,13 @@ class Retention:
         spared = dict.fromkeys((*self._stop_question.epochs_read, *self._refs.owed))
         wanted = dict.fromkeys((*self._old(), *self._void()))  # some are both
         old = tuple([epoch for epoch in wanted if epoch not in spared])
-        if old and self._desk.state.phase == RUNNING:
-            self._desk.propose("forget", op.ForgetEpochs(old))
+        if old and self._shared.state.phase == RUNNING:
+            self._shared.propose("forget", op.ForgetEpochs(old))
 
     def _old(self) -> list[int]:
-        state = self._desk.state
+        state = self._shared.state
         complete = state.complete_epochs()
-        keep = max(2, self._desk.options.keep_epochs)
+        keep = max(2, self._shared.options.keep_epochs)
         if len(complete) < keep + FORGET_AT_ONCE:
             return []
         pin = self._releases.pins()
@@ -77,7 +82,7 @@ class Retention:
 
     def _void(self) -> list[int]:
         """Return the void epochs to forget. A release needs them to revert outputs; once a later epoch is released none does."""
-        newest, records = self._desk.state.newest_complete(), self._desk.state.image.epochs
+        newest, records = self._shared.state.newest_complete(), self._shared.state.image.epochs
         if self._releases.is_owed_up_to(newest):
             return []
         return [epoch for epoch, record in records.items() if record.status == VOID and epoch < newest]
@@ -88,21 +93,21 @@ class Retention:
         Sweeps are slow and wait for each other: manifests may be written and refs published before one is carried out. So its
         lists are the log's, not this leader's: epochs that are complete, open or not begun yet at its request are spared.
         """
-        image, now = self._desk.state.image, self._desk.now
+        image, now = self._shared.state.image, self._shared.now
         if image.aborted != self._aborts_seen:
             self._aborts_seen, self._sweep_ns = image.aborted, min(self._sweep_ns, now + SWEEP_NS)
         if now < self._sweep_ns or self._underway.is_deciding:
             return
         self._sweep_ns = now + SWEEP_IDLE_NS
         kept = tuple([epoch for epoch, record in image.epochs.items() if record.status != OPEN])
-        undecided = (*self._desk.state.open_epochs(), *self._refs.owed)
-        self._desk.out.append(SweepStore(kept, undecided, image.begun))
+        undecided = (*self._shared.state.open_epochs(), *self._refs.owed)
+        self._shared.out.append(SweepStore(kept, undecided, image.begun))
         self._sweep_logs()
 
     def _sweep_logs(self) -> None:
         """Delete log entries of inputs that all kept epochs hold as consumed, and of turns that have ended in all of them."""
-        state = self._desk.state
+        state = self._shared.state
         epochs = {epoch: state.image.epochs[epoch].root for epoch in state.complete_epochs()}
         plan = state.plan
         settled_epoch = plan.begun_epoch + SETTLED_EPOCHS if plan is not None else 0
-        self._desk.out.append(SweepLogs(state.plan_number, epochs, state.left_before(), settled_epoch))
+        self._shared.out.append(SweepLogs(state.plan_number, epochs, state.left_before(), settled_epoch))

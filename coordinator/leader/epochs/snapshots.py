@@ -16,8 +16,8 @@ REQUESTS_MAX = 256
 class Snapshots:
     """Waiting requests, and their epochs. Volatile: a tool asks the next leader again."""
 
-    def __init__(self, desk: LeaderState) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState) -> None:
+        self._shared = shared
         self._requests: list[int] = []
         self._assigned: list[int] = []
         """Requests that wait for the epoch whose BeginEpoch is pending."""
@@ -64,13 +64,13 @@ class Snapshots:
 
     def answer(self, epoch: int, *, is_complete: bool, reason: str) -> None:
         """Answer the requests of an epoch that has its outcome, once the hosts have been sent it."""
-        record = self._desk.state.image.epochs.get(epoch)
+        record = self._shared.state.image.epochs.get(epoch)
         root = record.root if record is not None and is_complete else ""
         for request in self._waiting.pop(epoch, []):
-            self._desk.out.append(AnswerSnapshot(request, epoch, is_complete, reason, root))
+            self._shared.out.append(AnswerSnapshot(request, epoch, is_complete, reason, root))
 
     def refuse(self, reason: str) -> None:
         """Refuse all requests that want an epoch to begin."""
         requests, self._requests = self._requests, []
         for request in requests:
-            self._desk.out.append(AnswerSnapshot(request, 0, False, reason, ""))
+            self._shared.out.append(AnswerSnapshot(request, 0, False, reason, ""))

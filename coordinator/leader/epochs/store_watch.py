@@ -51,8 +51,8 @@ class StoreWatch:
         skipped: regular triggers deferred because the store failed.
     """
 
-    def __init__(self, desk: LeaderState, attendance: HostSessions, period: Period) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState, attendance: HostSessions, period: Period) -> None:
+        self._shared = shared
         self._attendance = attendance
         self._period = period
         self._breaker = Breaker()
@@ -71,11 +71,11 @@ class StoreWatch:
 
     def allows(self) -> bool:
         """Return whether a regular epoch may begin now."""
-        return self._breaker.allows(self._desk.now)
+        return self._breaker.allows(self._shared.now)
 
     def begun(self, epoch: int) -> None:
         """Note that an epoch is open."""
-        self._breaker.begun(epoch, self._desk.now)
+        self._breaker.begun(epoch, self._shared.now)
 
     def allows_trigger(self) -> bool:
         """Return whether a trigger may begin an epoch now; count it as skipped if not."""
@@ -85,8 +85,8 @@ class StoreWatch:
     def failed(self, epoch: int, reason: str, *, is_news: bool = False) -> None:
         """Note that the epoch, or its ref, could not be stored. `is_news`: log it, unless the store is already degraded."""
         if is_news and not self.is_degraded:
-            self._desk.note("error", reason)
-        self._breaker.failed(epoch, self._desk.now, reason)
+            self._shared.note("error", reason)
+        self._breaker.failed(epoch, self._shared.now, reason)
 
     def stored(self, epoch: int) -> None:
         """Note that the epoch has its ref."""
@@ -100,16 +100,16 @@ class StoreWatch:
 
     def evaluate(self) -> None:
         """Check the heartbeats; log once when the store degrades, and once when it has recovered."""
-        if self._desk.now >= self._look_ns:
-            self._look_ns = self._desk.now + LOOK_NS
+        if self._shared.now >= self._look_ns:
+            self._look_ns = self._shared.now + LOOK_NS
             self._look()
         if self.is_degraded and not self._is_told:
-            self._is_told, self._told_ns = True, self._desk.now
-            self._desk.note("warning", f"the store is degraded: {self._reason}")
+            self._is_told, self._told_ns = True, self._shared.now
+            self._shared.note("warning", f"the store is degraded: {self._reason}")
         elif self._is_told and not self.is_degraded:
             self._is_told = False
-            lasted_s = (self._desk.now - self._told_ns) / SECOND_NS
-            self._desk.note("info", f"the store works again; it was degraded for {lasted_s:.1f} s")
+            lasted_s = (self._shared.now - self._told_ns) / SECOND_NS
+            self._shared.note("info", f"the store works again; it was degraded for {lasted_s:.1f} s")
 
     def host_problem(self, hosts: list[str]) -> str:
         """Return why one of these hosts cannot store; "" if all can."""
@@ -125,7 +125,7 @@ class StoreWatch:
         skipped = self.skipped + sum(x.heartbeat.put_off for x in self._sessions())
         if not self.is_degraded:
             return StoreCondition(skipped=skipped)
-        now = self._desk.now
+        now = self._shared.now
         since_ns = min([x for x in (self._breaker.since_ns, self._host_since_ns) if x])
         try_ns = self._period.first_from(self._breaker.next_try_ns)
         wait_ns = 0 if try_ns is None else max(0, try_ns - now)
@@ -135,7 +135,7 @@ class StoreWatch:
         """Return the hosts whose agents are paused."""
         found = []
         for host, since_ns in self._standing.items():
-            lasts_ns = self._desk.now - since_ns
+            lasts_ns = self._shared.now - since_ns
             text = f"host {host}: no more can wait in memory for the store, and its agents stand still for {lasts_ns / 1e9:.1f} s"
             found.append(Concern("memory", (host,), lasts_ns, text))
         return found
@@ -156,8 +156,8 @@ class StoreWatch:
     def _look(self) -> None:
         sessions = self._sessions()
         self._standing = {
-            x.host: self._standing.get(x.host, self._desk.now) for x in sessions if x.heartbeat.is_standing
+            x.host: self._standing.get(x.host, self._shared.now) for x in sessions if x.heartbeat.is_standing
         }
         found = {x.host: x.heartbeat.store_problem for x in sessions}
         self._host_reasons = {host: f"host {host}: {problem}" for host, problem in found.items() if problem}
-        self._host_since_ns = (self._host_since_ns or self._desk.now) if self._host_reasons else None
+        self._host_since_ns = (self._host_since_ns or self._shared.now) if self._host_reasons else None

@@ -8,13 +8,13 @@ Manual epochs, and those for a recovery, begin at once.
 from snapline.coordinator.leader.departures import Departures
 from snapline.coordinator.leader.epochs.open_epochs import OpenEpochs
 from snapline.coordinator.leader.epochs.period import Period
-from snapline.coordinator.leader.epochs.publishing import Refs
+from snapline.coordinator.leader.epochs.publishing import RefPublisher
 from snapline.coordinator.leader.epochs.snapshots import Snapshots
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.hosts.host_sessions import HostSession
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.leader.modes.choice import ModeChoice
-from snapline.coordinator.leader.modes.mode import Begun, Declined, Later, Present, Wish
+from snapline.coordinator.leader.modes.mode import Begun, Declined, EpochDemand, Later, Present
 from snapline.coordinator.leader.plans.moves import Moves
 from snapline.coordinator.leader.stop_question import StopQuestion
 from snapline.coordinator.state.fleet_records import RUNNING, OperationResult
@@ -38,10 +38,10 @@ class Triggers:
 
     def __init__(
         self,
-        desk: LeaderState,
+        shared: LeaderState,
         modes: ModeChoice,
         underway: OpenEpochs,
-        refs: Refs,
+        refs: RefPublisher,
         snapshots: Snapshots,
         store: StoreWatch,
         period: Period,
@@ -49,7 +49,7 @@ class Triggers:
         departures: Departures,
         stop_question: StopQuestion,
     ) -> None:
-        self._desk = desk
+        self._shared = shared
         self._modes = modes
         self._underway = underway
         self._refs = refs
@@ -74,9 +74,9 @@ class Triggers:
 
     def on_wanted(self, session: HostSession, message: WantEpoch) -> None:
         """Take the request of a host whose clients or agents wait for an epoch."""
-        if message.plan != self._desk.state.plan_number:
+        if message.plan != self._shared.state.plan_number:
             return
-        now = self._desk.now
+        now = self._shared.now
         since, last = self._waits.get(session.host, (now, now))
         is_again = now - last <= max(AGAIN_NS, 3 * self._last_took_ns())
         self._is_wanted = True
@@ -89,8 +89,8 @@ class Triggers:
 
     def evaluate(self) -> None:
         """Begin an epoch, if one is wanted and can be."""
-        state = self._desk.state
-        if state.phase != RUNNING or self._desk.ending is not None:
+        state = self._shared.state
+        if state.phase != RUNNING or self._shared.ending is not None:
             self._period.stop()
             self._waits.clear()
             phase = "ending" if state.phase == RUNNING else state.phase
@@ -101,14 +101,14 @@ class Triggers:
         count, is_last = self._snapshots.count, self._departures.wants_epoch
         is_due = self._is_due() or is_last
         is_overdue, is_of_all = self._is_overdue(), is_last or self._is_end_overdue()
-        wish = Wish(count > 0, is_due, self._is_held, is_of_all=is_of_all, is_overdue=is_overdue)
+        wish = EpochDemand(count > 0, is_due, self._is_held, is_of_all=is_of_all, is_overdue=is_overdue)
         match self._modes.mode.try_begin(wish):
             case Begun():
                 self._snapshots.assign()
                 self._is_wanted = False
                 if is_overdue:
                     self._waits.clear()
-                self._early_ns = self._desk.now + max(EARLY_NS, EARLY_FACTOR * self._last_took_ns())
+                self._early_ns = self._shared.now + max(EARLY_NS, EARLY_FACTOR * self._last_took_ns())
             case Later():
                 self.skipped += is_due
             case Declined(reason):
@@ -133,12 +133,12 @@ class Triggers:
     def _is_early(self) -> bool:
         """Return whether an epoch begins early: a client, a move or the fleet's end waits, and it is not too soon."""
         is_wanted = self._is_wanted or self._moves.wants_epoch or self._stop_question.wants_epoch
-        if not is_wanted or self._desk.now < self._early_ns or self._underway.is_storing:
+        if not is_wanted or self._shared.now < self._early_ns or self._underway.is_storing:
             return False
         return self._store.allows_trigger()
 
     def _is_overdue(self) -> bool:
-        now = self._desk.now
+        now = self._shared.now
         return self._is_wanted and any(now - since >= OVERDUE_NS for since, _ in self._waits.values())
 
     def _is_end_overdue(self) -> bool:
@@ -146,10 +146,10 @@ class Triggers:
         if not self._stop_question.wants_epoch:
             self._end_ns = None
             return False
-        self._end_ns = self._desk.now if self._end_ns is None else self._end_ns
-        return self._desk.now - self._end_ns >= OVERDUE_NS
+        self._end_ns = self._shared.now if self._end_ns is None else self._end_ns
+        return self._shared.now - self._end_ns >= OVERDUE_NS
 
     def _last_took_ns(self) -> int:
         """Return how long the newest complete epoch took."""
-        newest = self._desk.state.image.epochs.get(self._desk.state.newest_complete())
+        newest = self._shared.state.image.epochs.get(self._shared.state.newest_complete())
         return 0 if newest is None else max(0, newest.ended_ns - newest.begun_ns)

@@ -33,8 +33,8 @@ GO_ON = "To go on from a snapshot with a changed one: `snapline snapshot fork ID
 class Admission:
     """Sessions on their way to being attached. Volatile: hosts come again."""
 
-    def __init__(self, desk: LeaderState, attendance: HostSessions) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState, attendance: HostSessions) -> None:
+        self._shared = shared
         self._attendance = attendance
         self._read_probe: dict[str, str] = {}
         """Host → the run of it that has read its probe."""
@@ -47,14 +47,14 @@ class Admission:
         if attendance.opened(number) is not None:
             return
         session = attendance.open(number, join)
-        record = self._desk.state.image.hosts.get(join.host)
+        record = self._shared.state.image.hosts.get(join.host)
         refusal = self._refusal_of(join, record)
         if refusal:
             attendance.turn_away(session, refusal, is_final=True)
             return
         if record is not None and _is_run_of(record, join):
             attendance.take_place(session, record.start)
-        elif self._desk.state.image.outcome:
+        elif self._shared.state.image.outcome:
             attendance.send_off(session)
             return
         if self._read_probe.get(join.host) == join.instance:
@@ -63,7 +63,7 @@ class Admission:
         for older in attendance.all_opened():
             if older.host == join.host and older is not session and not older.start:
                 attendance.turn_away(older, f"a newer stream of host {join.host} has come", is_final=False)
-        self._desk.out.append(WriteProbe(session.id))
+        self._shared.out.append(WriteProbe(session.id))
 
     def _on_probed(self, session: HostSession) -> None:
         """Attach a session that sees the store; first admit a run that the state does not know."""
@@ -75,14 +75,14 @@ class Admission:
 
     def _propose(self, session: HostSession) -> None:
         join = session.join
-        record = self._desk.state.image.hosts.get(join.host)
+        record = self._shared.state.image.hosts.get(join.host)
         start = 0 if record is None else record.start
         until_ns = self._attendance.ran_until_ns({join.host: start})
         kind = op.AdmitHost(join.host, join.instance, join.address, start, join.died, join.died_in, until_ns)
-        self._desk.propose(f"admit/{session.id}", kind)
+        self._shared.propose(f"admit/{session.id}", kind)
 
     def _refusal_of(self, join: Join, record: HostRecord | None) -> str:
-        state = self._desk.state
+        state = self._shared.state
         known = state.image.definition_digest
         if record is not None and join.instance in record.past:
             return f"a newer process has taken the place of host {join.host}: end this one"
@@ -102,19 +102,19 @@ class Admission:
         session = self._attendance.opened(int(key.removeprefix("admit/")))
         if session is None or not isinstance(session.stage, Admitting) or result is None:
             return
-        record = self._desk.state.image.hosts.get(session.host)
+        record = self._shared.state.image.hosts.get(session.host)
         refusal = self._refusal_of(session.join, record)
         if refusal:
             self._attendance.turn_away(session, refusal, is_final=True)
-        elif self._desk.state.image.outcome and (record is None or record.instance != session.join.instance):
+        elif self._shared.state.image.outcome and (record is None or record.instance != session.join.instance):
             self._attendance.send_off(session)
         elif result.is_refused:
             if record is None or record.start == kind.expected_start:
                 self._attendance.turn_away(session, result.reason, is_final=True)
         elif record is not None and record.instance == session.join.instance:
-            self._desk.note("info", f"host {session.host} joins from {session.join.address}, start {record.start}")
+            self._shared.note("info", f"host {session.host} joins from {session.join.address}, start {record.start}")
             for death in kind.died_in:
-                self._desk.note("warning", f"the process of host {session.host} died while {death.describe()}")
+                self._shared.note("warning", f"the process of host {session.host} died while {death.describe()}")
             self._attendance.take_place(session, record.start)
             self._attendance.attach(session)
 
@@ -122,7 +122,7 @@ class Admission:
         """Reject hosts that joined before the fleet was defined, and define another."""
         for session in self._attendance.all_opened():
             refusal = self._refusal_of(session.join, None)
-            if refusal and not self._desk.state.image.outcome:
+            if refusal and not self._shared.state.image.outcome:
                 self._attendance.turn_away(session, refusal, is_final=True)
 
     # ---- the probe ------------------------------------------------------------------------------------------------
@@ -132,15 +132,15 @@ class Admission:
         session = self._attendance.opened(event.session)
         if session is None or not isinstance(session.stage, Joining):
             if event.path:
-                self._desk.out.append(RemoveProbe(event.path))
+                self._shared.out.append(RemoveProbe(event.path))
         elif event.error:
-            self._desk.note("error", f"the store cannot be written: {event.error}")
+            self._shared.note("error", f"the store cannot be written: {event.error}")
             self._attendance.turn_away(
                 session, f"the coordinator cannot write the store: {event.error}", is_final=False
             )
         else:
-            session.stage = Probing(event.path, event.content, self._desk.now)
-            self._desk.send((session.id,), ReadProbe(event.path))
+            session.stage = Probing(event.path, event.content, self._shared.now)
+            self._shared.send((session.id,), ReadProbe(event.path))
 
     def on_probe_read(self, number: int, message: ProbeRead) -> None:
         """Compare the probe with the content that the host has read."""
@@ -148,13 +148,15 @@ class Admission:
         if session is None or not isinstance(session.stage, Probing) or message.path != session.stage.path:
             return
         probe, session.stage = session.stage, Admitting()
-        self._desk.out.append(RemoveProbe(probe.path))
+        self._shared.out.append(RemoveProbe(probe.path))
         if message.content == probe.content:
             self._read_probe[session.host] = session.join.instance
             self._on_probed(session)
             return
         reason = message.error or "it found other bytes"
-        if message.may_pass or session.host in self._desk.state.image.hosts:  # one that had it finds it away, not wrong
+        if (
+            message.may_pass or session.host in self._shared.state.image.hosts
+        ):  # one that had it finds it away, not wrong
             self._attendance.turn_away(
                 session, f"host {session.host} cannot read the store now: {reason}", is_final=False
             )
@@ -170,7 +172,7 @@ class Admission:
 
     def evaluate(self) -> None:
         """Propose admissions again; give up on probes."""
-        if self._desk.state.image.outcome:
+        if self._shared.state.image.outcome:
             return
         for session in self._attendance.all_opened():
             if isinstance(session.stage, Attached):
@@ -178,10 +180,10 @@ class Admission:
             match session.stage:
                 case Admitting():
                     self._propose(session)
-                case Joining(since_ns) if self._desk.now - since_ns >= PROBE_NS:
+                case Joining(since_ns) if self._shared.now - since_ns >= PROBE_NS:
                     what = f"the coordinator could not write a probe for host {session.host} in time"
                     self._give_up(session, what)
-                case Probing(_, _, since_ns) if self._desk.now - since_ns >= PROBE_NS:
+                case Probing(_, _, since_ns) if self._shared.now - since_ns >= PROBE_NS:
                     self._give_up(session, f"host {session.host} did not say what its probe holds")
                 case _:
                     pass

@@ -60,8 +60,8 @@ class BusyReport(msgspec.Struct, frozen=True):
 class FailureDetector:
     """Evidence against hosts. Volatile: a new leader waits for all that the state calls alive."""
 
-    def __init__(self, desk: LeaderState, attendance: HostSessions) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState, attendance: HostSessions) -> None:
+        self._shared = shared
         self._attendance = attendance
         self._deadlines: dict[str, int] = {}
         """Host alive in the state without a session → when it counts as lost."""
@@ -75,23 +75,23 @@ class FailureDetector:
 
     def on_started(self) -> None:
         """Give all hosts that are alive in the state time to come back."""
-        for host, record in self._desk.state.image.hosts.items():
+        for host, record in self._shared.state.image.hosts.items():
             if record.state == ALIVE:
-                self._deadlines[host] = self._desk.now + RESTART_GRACE_NS
+                self._deadlines[host] = self._shared.now + RESTART_GRACE_NS
 
     def on_peer_suspected(self, message: PeerSuspected) -> None:
         """Note a broken link to a host. It counts within a second of its stream to us breaking."""
-        record = self._desk.state.image.hosts.get(message.host)
+        record = self._shared.state.image.hosts.get(message.host)
         if record is None or record.start != message.host_start or self._is_reported(message.host, record):
             return
         if message.host in self._deadlines:
-            self._deadlines[message.host] = min(self._deadlines[message.host], self._desk.now)
+            self._deadlines[message.host] = min(self._deadlines[message.host], self._shared.now)
         else:
-            self._peer_suspicions[message.host] = (message.host_start, self._desk.now)
+            self._peer_suspicions[message.host] = (message.host_start, self._shared.now)
 
     def on_busy_reported(self, event: HostBusyReported) -> None:
         """Take the report of a host's thread: its process lives, and something holds its event loop."""
-        record, now = self._desk.state.image.hosts.get(event.host), self._desk.now
+        record, now = self._shared.state.image.hosts.get(event.host), self._shared.now
         if record is None or record.instance != event.instance or record.state != ALIVE:
             return
         self._busy[event.host] = BusyReport(record.start, now, event.busy_ns, op.clip(event.what))
@@ -100,17 +100,17 @@ class FailureDetector:
 
     def on_exit_reported(self, event: HostExitReported) -> None:
         """Take a launcher's report that a run is over."""
-        record = self._desk.state.image.hosts.get(event.host)
+        record = self._shared.state.image.hosts.get(event.host)
         if record is not None and record.instance == event.instance and record.state != LEFT:
             self._exits[event.host] = Exited(record.start, event.reason, event.died_in)
 
     def on_end_requested(self, host: str) -> None:
         """End a host's run for an operator: the host is notified, and does not count any more even if it misses that."""
-        record, session = self._desk.state.image.hosts.get(host), self._attendance.session_of(host)
+        record, session = self._shared.state.image.hosts.get(host), self._attendance.session_of(host)
         if record is not None and record.state == ALIVE:
             self._exits[host] = Exited(record.start, ENDED)
         if session is not None:
-            self._desk.send((session.id,), TurnedAway(f"host {host}: {ENDED}", True))
+            self._shared.send((session.id,), TurnedAway(f"host {host}: {ENDED}", True))
 
     def on_leave(self, session: HostSession, message: Leave) -> None:
         """Take a host's Leave."""
@@ -118,7 +118,7 @@ class FailureDetector:
 
     def shift(self, late_ns: int) -> None:
         """Move all times by `late_ns`, by which this process was late: no host is suspected for that."""
-        now = self._desk.now
+        now = self._shared.now
         self._deadlines = {host: deadline + late_ns for host, deadline in self._deadlines.items()}
         self._heard_ns = {host: min(heard_ns + late_ns, now) for host, heard_ns in self._heard_ns.items()}
         self._busy = {
@@ -128,14 +128,14 @@ class FailureDetector:
 
     def evaluate(self) -> None:
         """Propose losses."""
-        if not self._desk.state.image.outcome:
+        if not self._shared.state.image.outcome:
             self._propose_losses()
 
     def _propose_losses(self) -> None:
         leaving: list[op.LostHost] = []
         lost: list[op.LostHost] = []
         reasons: list[str] = []
-        for host, record in self._desk.state.image.hosts.items():
+        for host, record in self._shared.state.image.hosts.items():
             if record.state != ALIVE:
                 self._count_late(host, record)
                 for known in (self._deadlines, self._leaves, self._exits, self._heard_ns, self._busy):
@@ -148,10 +148,10 @@ class FailureDetector:
             if reason:
                 lost.append(op.LostHost(host, record.start, () if lost else self._died_in(host, record)))
                 reasons.append(f"host {host}: {reason}")
-        if leaving and self._desk.propose("leave", op.LoseHosts(tuple(leaving), "the host leaves", True)):
-            self._desk.note("info", f"leaving: {', '.join(x.host for x in leaving)}")
-        if lost and self._desk.propose("lose", self._loss_of(lost, reasons)):
-            self._desk.note("warning", f"lost: {'; '.join(reasons)}")
+        if leaving and self._shared.propose("leave", op.LoseHosts(tuple(leaving), "the host leaves", True)):
+            self._shared.note("info", f"leaving: {', '.join(x.host for x in leaving)}")
+        if lost and self._shared.propose("lose", self._loss_of(lost, reasons)):
+            self._shared.note("warning", f"lost: {'; '.join(reasons)}")
 
     def _loss_of(self, lost: list[op.LostHost], reasons: list[str]) -> op.LoseHosts:
         until_ns = self._attendance.ran_until_ns({each.host: each.host_start for each in lost})
@@ -168,10 +168,10 @@ class FailureDetector:
         died_in = self._died_in(host, record)
         if died_in:
             late = op.LostHost(host, record.start, died_in)
-            self._desk.propose(f"died/{host}", op.LoseHosts((late,), f"host {host} died in the middle of a turn"))
+            self._shared.propose(f"died/{host}", op.LoseHosts((late,), f"host {host} died in the middle of a turn"))
 
     def _suspicion_of(self, host: str, record: HostRecord) -> str:
-        now = self._desk.now
+        now = self._shared.now
         exited = self._exits.get(host)
         if exited is not None and exited.start == record.start:
             return exited.reason or "its process has ended"
@@ -187,7 +187,7 @@ class FailureDetector:
 
     def _deadline_of(self, host: str, record: HostRecord) -> int:
         """Return when a host whose stream has just broken is lost."""
-        now = self._desk.now
+        now = self._shared.now
         if self._is_reported(host, record):
             return self._busy[host].at_ns + BUSY_NS
         start, since_ns = self._peer_suspicions.get(host, (0, 0))
@@ -198,14 +198,14 @@ class FailureDetector:
     def _is_reported(self, host: str, record: HostRecord) -> bool:
         """Return whether its process has reported within BUSY_NS that it lives."""
         report = self._busy.get(host)
-        return report is not None and report.start == record.start and self._desk.now - report.at_ns < BUSY_NS
+        return report is not None and report.start == record.start and self._shared.now - report.at_ns < BUSY_NS
 
     # ---- for people -------------------------------------------------------------------------------------------------
 
     def concerns(self) -> list[Concern]:
         """Return the busy hosts, with the cause, and the messages that kill processes."""
-        found = [_concern_of(death) for death in self._desk.state.image.deaths[-DEATHS_SHOWN:]]
-        for host, record in self._desk.state.image.hosts.items():
+        found = [_concern_of(death) for death in self._shared.state.image.deaths[-DEATHS_SHOWN:]]
+        for host, record in self._shared.state.image.hosts.items():
             busy_ns, what = self._busy_with(host, record) if record.state == ALIVE else (0, "")
             if busy_ns:
                 text = (
@@ -221,7 +221,7 @@ class FailureDetector:
         quiet_ns = 0 if session is None else self._attendance.quiet_ns(session)
         if self._is_reported(host, record) and (session is None or quiet_ns >= QUIET_NS):
             report = self._busy[host]
-            return report.busy_ns + self._desk.now - report.at_ns, report.what
+            return report.busy_ns + self._shared.now - report.at_ns, report.what
         return (quiet_ns, "") if quiet_ns >= BUSY_NS else (0, "")
 
 

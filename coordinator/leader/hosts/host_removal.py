@@ -18,7 +18,7 @@ REFUSE_NS = 5 * SECOND_NS
 """Time limit for an operator's request: an entry of the log takes milliseconds."""
 
 
-class OperatorsWord(msgspec.Struct, frozen=True):
+class OperatorRequest(msgspec.Struct, frozen=True):
     """An operator's request: its host and time."""
 
     host: str
@@ -28,20 +28,20 @@ class OperatorsWord(msgspec.Struct, frozen=True):
 class HostRemoval:
     """Hosts whose records are to be removed. Volatile."""
 
-    def __init__(self, desk: LeaderState) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState) -> None:
+        self._shared = shared
         self._over_ns: dict[str, int] = {}
         """Host that is over and has no agents → since when, as this leader saw it."""
-        self._asked: dict[int, OperatorsWord] = {}
+        self._asked: dict[int, OperatorRequest] = {}
         """Operators' requests, by number."""
 
     def on_requested(self, event: ForgetHostRequested) -> None:
         """Take an operator's request to forget a host."""
-        self._asked[event.request] = OperatorsWord(event.host, self._desk.now)
+        self._asked[event.request] = OperatorRequest(event.host, self._shared.now)
 
     def evaluate(self) -> None:
         """Propose to forget hosts that have been over for FORGET_NS, or are named by an operator; answer operators."""
-        state, now = self._desk.state, self._desk.now
+        state, now = self._shared.state, self._shared.now
         for request, asked in list(self._asked.items()):
             self._follow(request, asked)
         if state.image.outcome:
@@ -49,18 +49,18 @@ class HostRemoval:
         self._over_ns = {host: self._over_ns.get(host, now) for host in state.image.hosts if state.may_forget(host)}
         due = tuple([host for host, since_ns in self._over_ns.items() if now - since_ns >= FORGET_NS])
         if due:
-            self._desk.propose("forget-hosts", op.ForgetHosts(due))
+            self._shared.propose("forget-hosts", op.ForgetHosts(due))
 
-    def _follow(self, request: int, asked: OperatorsWord) -> None:
-        host, state = asked.host, self._desk.state
+    def _follow(self, request: int, asked: OperatorRequest) -> None:
+        host, state = asked.host, self._shared.state
         record = state.image.hosts.get(host)
         if record is None or record.state == ALIVE:
             self._answer(request, "")
-        elif self._desk.now >= asked.asked_ns + REFUSE_NS:
+        elif self._shared.now >= asked.asked_ns + REFUSE_NS:
             self._answer(request, f"host {host} is not forgotten yet: ask again in a moment")
         elif state.may_forget(host):
-            self._desk.propose(f"forget-host/{host}", op.ForgetHosts((host,)))
+            self._shared.propose(f"forget-host/{host}", op.ForgetHosts((host,)))
 
     def _answer(self, request: int, refused: str) -> None:
         del self._asked[request]
-        self._desk.out.append(AnswerForgetting(request, refused))
+        self._shared.out.append(AnswerForgetting(request, refused))

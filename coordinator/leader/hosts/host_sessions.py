@@ -84,8 +84,8 @@ class HostSession(msgspec.Struct):
 class HostSessions:
     """The sessions. Volatile: rebuilt from the hosts' messages."""
 
-    def __init__(self, desk: LeaderState) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState) -> None:
+        self._shared = shared
         self._sessions: dict[int, HostSession] = {}
         self._current: dict[str, HostSession] = {}
         """Host → the session of the run that the state knows."""
@@ -97,7 +97,7 @@ class HostSessions:
 
     def on_started(self) -> None:
         """Note the time of the log's last entry, which is of the leader before this one."""
-        self._led_until_ns = self._desk.state.image.now_ns
+        self._led_until_ns = self._shared.state.image.now_ns
 
     # ---- questions ------------------------------------------------------------------------------------------------
 
@@ -123,7 +123,7 @@ class HostSessions:
         session = self._current.get(host)
         if session is None or not isinstance(session.stage, Attached):
             return None
-        record = self._desk.state.image.hosts.get(host)
+        record = self._shared.state.image.hosts.get(host)
         is_alive = record is not None and record.state == ALIVE and record.start == session.start
         return session if is_alive else None
 
@@ -158,7 +158,7 @@ class HostSessions:
 
     def quiet_ns(self, session: HostSession) -> int:
         """Return how long nothing has been heard of it."""
-        return self._desk.now - session.stage.heard_ns if isinstance(session.stage, Attached) else 0
+        return self._shared.now - session.stage.heard_ns if isinstance(session.stage, Attached) else 0
 
     def log_bytes(self) -> int:
         """Return the size of the sender logs in memory of the host with the most."""
@@ -173,7 +173,7 @@ class HostSessions:
 
     def open(self, number: int, join: Join) -> HostSession:
         """Open a session for the first message of a stream."""
-        session = self._sessions[number] = HostSession(number, join, Joining(self._desk.now))
+        session = self._sessions[number] = HostSession(number, join, Joining(self._shared.now))
         return session
 
     def take_place(self, session: HostSession, start: int) -> None:
@@ -182,47 +182,47 @@ class HostSessions:
         if older is not None:
             if older.join.instance != session.join.instance:
                 reason = f"a newer process has taken the place of host {session.host}: end this one"
-                self._desk.send((older.id,), TurnedAway(reason, True))
+                self._shared.send((older.id,), TurnedAway(reason, True))
             self._close(older)
         session.start = start
         self._current[session.host] = session
 
     def attach(self, session: HostSession) -> None:
         """Attach the session: the host takes part from here on."""
-        session.stage = Attached(self._desk.now)
+        session.stage = Attached(self._shared.now)
         self._seen[session.host] = session.start
         self._welcome(session)
         self._newly_attached.append(session)
 
     def _welcome(self, session: HostSession) -> None:
         session.is_asked = self._asks_more()
-        desk, fork = self._desk, self._desk.state.image.fork
-        cluster = desk.state.image.cluster or desk.options.cluster
+        shared, fork = self._shared, self._shared.state.image.fork
+        cluster = shared.state.image.cluster or shared.options.cluster
         is_shadow = fork is not None and not fork.is_live
-        wants, heartbeat_ns = session.is_asked, desk.options.heartbeat_ns
-        desk.send((session.id,), Welcome(session.start, cluster, wants, heartbeat_ns, is_shadow))
+        wants, heartbeat_ns = session.is_asked, shared.options.heartbeat_ns
+        shared.send((session.id,), Welcome(session.start, cluster, wants, heartbeat_ns, is_shadow))
 
     def _asks_more(self) -> bool:
         """Return whether one more host is to be asked for the fleet's definition."""
-        return not self._desk.state.is_defined and sum(map(self._may_answer, self._sessions.values())) < ASKED_MAX
+        return not self._shared.state.is_defined and sum(map(self._may_answer, self._sessions.values())) < ASKED_MAX
 
     def _may_answer(self, session: HostSession) -> bool:
         return session.is_asked and self.quiet_ns(session) < DEFINING_NS
 
     def turn_away(self, session: HostSession, reason: str, *, is_final: bool) -> None:
         """Reject the host, with a reason, and close the session."""
-        self._desk.note("warning", f"turned away: {reason}")
-        self._desk.send((session.id,), TurnedAway(reason, is_final))
+        self._shared.note("warning", f"turned away: {reason}")
+        self._shared.send((session.id,), TurnedAway(reason, is_final))
         self._close(session)
 
     def send_off(self, session: HostSession) -> None:
         """Send Finish to a run that had no part in the fleet, which has ended, and close the session."""
-        image = self._desk.state.image
-        self._desk.send((session.id,), Finish(image.outcome_epoch, image.outcome, image.ending))
+        image = self._shared.state.image
+        self._shared.send((session.id,), Finish(image.outcome_epoch, image.outcome, image.ending))
         self._close(session)
 
     def _close(self, session: HostSession) -> None:
-        self._desk.out.append(CloseStream(session.id))
+        self._shared.out.append(CloseStream(session.id))
         self.on_closed(session.id)
 
     def on_closed(self, number: int) -> None:
@@ -231,7 +231,7 @@ class HostSessions:
         if session is None:
             return
         if isinstance(session.stage, Probing):
-            self._desk.out.append(RemoveProbe(session.stage.path))
+            self._shared.out.append(RemoveProbe(session.stage.path))
         if self._current.get(session.host) is session:
             del self._current[session.host]
 
@@ -241,16 +241,16 @@ class HostSessions:
         """Note a message, of any kind, as a sign of life."""
         if isinstance(session.stage, Attached):
             if self.quiet_ns(session) >= QUIET_NS:
-                session.stage.woken_ns = self._desk.now
-            session.stage.heard_ns = self._desk.now
+                session.stage.woken_ns = self._shared.now
+            session.stage.heard_ns = self._shared.now
 
     def on_heartbeat(self, session: HostSession, message: Heartbeat) -> None:
         """Keep the host's heartbeat."""
-        session.heartbeat, session.beaten_ns = message, self._desk.now
+        session.heartbeat, session.beaten_ns = message, self._shared.now
 
     def shift(self, late_ns: int) -> None:
         """Move all times by `late_ns`, by which this process was late: no host was silent for that."""
-        now = self._desk.now
+        now = self._shared.now
         for session in self._sessions.values():
             match session.stage:
                 case Joining() | Probing():
@@ -271,7 +271,7 @@ class HostSessions:
         roster = self.roster()
         if roster != self._roster:
             self._roster = roster
-            self._desk.send(self.all_sessions(), roster)
+            self._shared.send(self.all_sessions(), roster)
 
     def _ask_others(self) -> None:
         """Ask other hosts for the definition: those that were asked may be gone."""
@@ -281,14 +281,14 @@ class HostSessions:
 
     def roster(self) -> Roster:
         """Return the addresses of the living hosts."""
-        hosts = sorted(self._desk.state.image.hosts.items())
+        hosts = sorted(self._shared.state.image.hosts.items())
         return Roster(tuple([RosterEntry(host, x.address, x.start) for host, x in hosts if x.state == ALIVE]))
 
     def _drop_lost_sessions(self) -> None:
         """Close sessions whose run is over for the state: they have to join again."""
-        hosts = self._desk.state.image.hosts
+        hosts = self._shared.state.image.hosts
         for host, session in list(self._current.items()):
             record = hosts.get(host)
             is_over = record is None or record.state != ALIVE or record.start != session.start
-            if is_over and not self._desk.state.image.outcome:
+            if is_over and not self._shared.state.image.outcome:
                 self._close(session)

@@ -50,20 +50,20 @@ class _Measure(msgspec.Struct):
 class Loads:
     """Measured load of hosts. Volatile: the next leader measures again."""
 
-    def __init__(self, desk: LeaderState) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState) -> None:
+        self._shared = shared
         self._plan = 0
         """The plan under which all of this was measured."""
         self._measures: dict[str, _Measure] = {}
 
     def on_heartbeat(self, session: HostSession) -> None:
         """Take the number of turns from a host's heartbeat."""
-        state = self._desk.state
+        state = self._shared.state
         if state.phase != RUNNING:
             return
         if self._plan != state.plan_number:
             self._plan, self._measures = state.plan_number, {}
-        mark = _Mark(self._desk.now, session.heartbeat.turns)
+        mark = _Mark(self._shared.now, session.heartbeat.turns)
         measure = self._measures.get(session.host)
         if measure is None or mark.turns < measure.latest.turns:
             self._measures[session.host] = _Measure(mark, mark, mark)
@@ -74,7 +74,7 @@ class Loads:
 
     def weights(self) -> tuple[int, ...]:
         """Return the weight of an agent of each host of the plan, in their order; empty: not known, or all the same."""
-        state, plan = self._desk.state, self._desk.state.plan
+        state, plan = self._shared.state, self._shared.state.plan
         if plan is None or self._plan != plan.number:
             return ()
         agents = Counter(record.host for _, record in state.living_agents())

@@ -13,26 +13,26 @@ NAMED_MAX = 10
 class MissingHosts:
     """Watch on missing hosts. Volatile: a new leader gives the hosts time to come back."""
 
-    def __init__(self, desk: LeaderState, attendance: HostSessions) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState, attendance: HostSessions) -> None:
+        self._shared = shared
         self._attendance = attendance
         self._since_ns: int | None = None
 
     def evaluate(self) -> None:
         """Note since when hosts are missing."""
         are_missing = bool(self._text())
-        self._since_ns = (self._since_ns or self._desk.now) if are_missing else None
+        self._since_ns = (self._since_ns or self._shared.now) if are_missing else None
 
     def concerns(self) -> list[Concern]:
         """Return the concern that no host is there, or too few to begin."""
-        lasts_ns = 0 if self._since_ns is None else self._desk.now - self._since_ns
+        lasts_ns = 0 if self._since_ns is None else self._shared.now - self._since_ns
         text = self._text() if lasts_ns >= SHOWN_NS else ""
         return [Concern("hosts", (), lasts_ns, text)] if text else []
 
     def _text(self) -> str:
-        state, here = self._desk.state, self._attendance.attached()
+        state, here = self._shared.state, self._attendance.attached()
         if not state.image.plans:
-            expected = self._desk.options.hosts_expected
+            expected = self._shared.options.hosts_expected
             return f"the fleet waits for its hosts: {len(here)} of {expected} are there" if len(here) < expected else ""
         if here:
             return ""

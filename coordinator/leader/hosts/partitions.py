@@ -58,8 +58,8 @@ class Running(msgspec.Struct, frozen=True):
 class Partitions:
     """The known cuts. Volatile: the hosts repeat them."""
 
-    def __init__(self, desk: LeaderState, attendance: HostSessions, spares: StandbyHosts) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState, attendance: HostSessions, spares: StandbyHosts) -> None:
+        self._shared = shared
         self._attendance = attendance
         self._spares = spares
         self._running: Running | None = None
@@ -67,17 +67,17 @@ class Partitions:
     def shift(self, late_ns: int) -> None:
         """Move the start of the run by `late_ns`, by which this process was late: no link is suspected for that."""
         if self._running is not None:
-            since_ns = min(self._running.since_ns + late_ns, self._desk.now)
+            since_ns = min(self._running.since_ns + late_ns, self._shared.now)
             self._running = Running(self._running.plan, since_ns)
 
     # ---- questions ------------------------------------------------------------------------------------------------
 
     def _cuts(self) -> dict[Pair, NetworkCut]:
         """Return all pairs of the plan's hosts that are cut now."""
-        plan, running, found = self._desk.state.plan, self._running, dict[Pair, NetworkCut]()
-        if plan is None or self._desk.state.phase != RUNNING or running is None or running.plan != plan.number:
+        plan, running, found = self._shared.state.plan, self._running, dict[Pair, NetworkCut]()
+        if plan is None or self._shared.state.phase != RUNNING or running is None or running.plan != plan.number:
             return found
-        begins_ns = running.since_ns + len(self._desk.state.image.agents) // AGENTS_A_SECOND * SECOND_NS
+        begins_ns = running.since_ns + len(self._shared.state.image.agents) // AGENTS_A_SECOND * SECOND_NS
         for host in plan.hosts:
             session = self._attendance.attached_session(host)
             if session is None or session.heartbeat.plan != plan.number or self._is_busy(session):
@@ -105,7 +105,7 @@ class Partitions:
         """Return the hosts that do not reach each other."""
         found = []
         for pair, cut in self._cuts().items():
-            lasts_ns = self._desk.now - cut.since_ns
+            lasts_ns = self._shared.now - cut.since_ns
             if cut.is_waited and lasts_ns >= SHOWN_NS:
                 text = f"hosts {pair[0]} and {pair[1]} have not reached each other for {lasts_ns / 1e9:.1f} s"
                 found.append(Concern("cut", pair, lasts_ns, text))
@@ -115,13 +115,13 @@ class Partitions:
 
     def evaluate(self) -> None:
         """Evict hosts, if a cut has lasted."""
-        state = self._desk.state
+        state = self._shared.state
         if state.phase != RUNNING:
             self._running = None
             return
         if self._running is None or self._running.plan != state.plan_number:
-            self._running = Running(state.plan_number, self._desk.now)
-        cuts, now = self._cuts(), self._desk.now
+            self._running = Running(state.plan_number, self._shared.now)
+        cuts, now = self._cuts(), self._shared.now
         if any(cut.is_waited and now - cut.since_ns >= CUT_NS for cut in cuts.values()):
             reasons = self._choose({pair: cut for pair, cut in cuts.items() if now - cut.since_ns >= COUNTED_NS})
             if reasons:
@@ -141,7 +141,7 @@ class Partitions:
             host = max(ends, key=lambda host: (len(others[host]), host))
             open_pairs = [pair for pair in open_pairs if host not in pair]
             if self._spares.may_go(host):
-                longest_ns = self._desk.now - min(cuts[pair].since_ns for pair in cuts if host in pair)
+                longest_ns = self._shared.now - min(cuts[pair].since_ns for pair in cuts if host in pair)
                 reasons[host] = f"cut from {', '.join(sorted(others[host]))} for {longest_ns / 1e9:.1f} s"
         return reasons
 

@@ -18,8 +18,8 @@ just before, and back, and no epoch would complete."""
 class StandbyHosts:
     """Evicted hosts and standby hosts."""
 
-    def __init__(self, desk: LeaderState) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState) -> None:
+        self._shared = shared
         self._since_ns: dict[str, int] = {}
         """Standby host → when this leader first saw it so."""
         self._gone_ns: dict[str, int] = {}
@@ -33,48 +33,48 @@ class StandbyHosts:
 
     def is_put_out(self, host: str) -> bool:
         """Return whether the plan that is needed now does without `host`, be it back or not."""
-        need = self._desk.state.image.need
-        return need is not None and host in need.lost and bool(self._desk.state.image.hosts[host].spare)
+        need = self._shared.state.image.need
+        return need is not None and host in need.lost and bool(self._shared.state.image.hosts[host].spare)
 
     def may_go(self, host: str) -> bool:
         """Return whether `host` has not been evicted within the rejoin grace."""
         gone_ns = self._gone_ns.get(host)
-        return gone_ns is None or self._desk.now - gone_ns >= self._desk.options.rejoin_grace_ns
+        return gone_ns is None or self._shared.now - gone_ns >= self._shared.options.rejoin_grace_ns
 
     def _is_kept_away(self, host: str) -> bool:
-        if not self._desk.state.image.hosts[host].spare:
+        if not self._shared.state.image.hosts[host].spare:
             return False
-        limit_ns = max(SPARE_NS, self._desk.options.rejoin_grace_ns)
-        return self.is_put_out(host) or self._desk.now - self._since_ns.get(host, self._desk.now) < limit_ns
+        limit_ns = max(SPARE_NS, self._shared.options.rejoin_grace_ns)
+        return self.is_put_out(host) or self._shared.now - self._since_ns.get(host, self._shared.now) < limit_ns
 
     def concerns(self) -> list[Concern]:
         """Return the hosts that get no agents, and why."""
         found = []
         for host, since_ns in self._since_ns.items():
-            record = self._desk.state.image.hosts[host]
+            record = self._shared.state.image.hosts[host]
             text = f"host {host} is alive and gets no agents for now: {record.spare}"
-            found.append(Concern("spare", (host,), self._desk.now - since_ns, text))
+            found.append(Concern("spare", (host,), self._shared.now - since_ns, text))
         return found
 
     # ---- deciding -------------------------------------------------------------------------------------------------
 
     def put_out(self, reasons: dict[str, str]) -> bool:
         """Evict these hosts, each for its reason: lose them, and keep them out of the next plan; return whether it was proposed."""
-        hosts = self._desk.state.image.hosts
+        hosts = self._shared.state.image.hosts
         lost = tuple([op.LostHost(host, hosts[host].start) for host in reasons])
         reason = "; ".join([f"host {host}: {why}" for host, why in reasons.items()])
-        is_proposed = self._desk.propose("spare", op.LoseHosts(lost, op.clip(reason), is_spare=True))
+        is_proposed = self._shared.propose("spare", op.LoseHosts(lost, op.clip(reason), is_spare=True))
         if is_proposed:
-            self._desk.note("warning", f"put out: {reason}")
+            self._shared.note("warning", f"put out: {reason}")
         return is_proposed
 
     def evaluate(self) -> None:
         """Follow the state."""
-        hosts = self._desk.state.image.hosts
+        hosts = self._shared.state.image.hosts
         for forgotten in [host for host in self._since_ns if host not in hosts]:
             del self._since_ns[forgotten]
         for host, record in hosts.items():
             if not record.spare:
                 self._since_ns.pop(host, None)
             elif host not in self._since_ns:
-                self._since_ns[host] = self._gone_ns[host] = self._desk.now
+                self._since_ns[host] = self._gone_ns[host] = self._shared.now

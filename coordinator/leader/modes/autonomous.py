@@ -25,7 +25,7 @@ from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.leader.modes.freeze import Freezing
 from snapline.coordinator.leader.modes.leaving import Leaving
 from snapline.coordinator.leader.modes.line_epochs import LOG_TRIGGER, LineEpochs
-from snapline.coordinator.leader.modes.mode import Begun, Later, Losses, Present, Wish
+from snapline.coordinator.leader.modes.mode import Begun, EpochDemand, Later, LossReport, Present
 from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RECOVERY_TRIGGER, RUNNING, OperationResult, PlanRecord
@@ -46,14 +46,14 @@ class Autonomous:
 
     def __init__(
         self,
-        desk: LeaderState,
+        shared: LeaderState,
         lines: Lines,
         epochs: LineEpochs,
         freezing: Freezing,
         leaving: Leaving,
         store: StoreWatch,
     ) -> None:
-        self._desk = desk
+        self._shared = shared
         self._lines = lines
         self._epochs = epochs
         self._freezing = freezing
@@ -72,12 +72,12 @@ class Autonomous:
         """Follow plan and checkpoints. A plan ends the freeze of a fleet that needs one."""
         self._lines.evaluate()
         self._freezing.evaluate()
-        if self._desk.state.phase != RUNNING:
+        if self._shared.state.phase != RUNNING:
             self._is_freezing = False
 
     # ---- beginning ------------------------------------------------------------------------------------------------
 
-    def try_begin(self, wish: Wish) -> Begun | Later | Present | None:
+    def try_begin(self, wish: EpochDemand) -> Begun | Later | Present | None:
         """Propose an epoch if there is a reason. A freeze for the logs, once begun, goes on to its end, even if its epoch fails."""
         if self._epochs.is_busy:
             return Later()
@@ -89,7 +89,7 @@ class Autonomous:
         is_wanted = wish.is_asked or (wish.is_of_all and not self._is_freezing)
         return self._present() if is_wanted and self._lines.is_settled else None
 
-    def _trigger(self, wish: Wish) -> str:
+    def _trigger(self, wish: EpochDemand) -> str:
         """Return why an epoch is to begin now; "" if none is."""
         lines = self._lines
         if not lines.is_ready or not lines.is_settled:
@@ -120,14 +120,14 @@ class Autonomous:
         return Present(ledger.base_epoch, op.clip(ledger.why_not_advanced()))
 
     def _log_trigger(self) -> str:
-        limit, size = self._desk.state.image.log_bytes_max, self._lines.log_bytes
+        limit, size = self._shared.state.image.log_bytes_max, self._lines.log_bytes
         if not limit:
             return ""
         has_advanced = self._lines.has_advanced
         if has_advanced and size > max(limit // 2, self._log_left + limit // 4):
             return LOG_TRIGGER
-        if size > limit and (not has_advanced or self._log_left > limit) and self._desk.now >= self._freeze_ns:
-            self._desk.note(
+        if size > limit and (not has_advanced or self._log_left > limit) and self._shared.now >= self._freeze_ns:
+            self._shared.note(
                 "warning",
                 f"sender logs take {size} bytes of at most {limit}, and the recovery line does not advance: the fleet is "
                 "stopped for a checkpoint of all its agents. A shorter checkpoint policy, or a protocol that forces "
@@ -138,7 +138,7 @@ class Autonomous:
         return ""
 
     def _thaw(self) -> None:
-        self._is_freezing, self._freeze_ns = False, self._desk.now + FREEZE_PAUSE_NS
+        self._is_freezing, self._freeze_ns = False, self._shared.now + FREEZE_PAUSE_NS
         self._freezing.thaw()
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
@@ -152,7 +152,7 @@ class Autonomous:
             return begun if isinstance(begun, Failing) else None
         if any(number > ledger.newest.get(agent, 0) for agent, number in begun.line.items()):
             return Failing("a checkpoint of its line was found damaged")
-        self._lines.materialise(epoch, begun.line, self._desk.state.member_records(epoch))
+        self._lines.materialise(epoch, begun.line, self._shared.state.member_records(epoch))
         return StoringLine()
 
     def collect(self, entry: EpochUnderway) -> None:
@@ -177,7 +177,7 @@ class Autonomous:
         if not self._freezing.ask() or not lines.is_settled or epochs.is_busy:
             return False
         self._newest = lines.newest()
-        records, number = self._desk.state.image.epochs.values(), self._desk.state.plan_number
+        records, number = self._shared.state.image.epochs.values(), self._shared.state.plan_number
         made = [x for x in records if x.plan == number and x.trigger == RECOVERY_TRIGGER]
         is_enough = len(made) >= RECOVERY_EPOCHS_MAX or epochs.recovery_failures >= RECOVERY_FAILURES_MAX
         if not lines.has_advanced or is_enough:
@@ -190,12 +190,12 @@ class Autonomous:
         self._newest = {}
         self._epochs.on_plan_ended()
 
-    def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> Losses:
+    def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> LossReport:
         """Return the losses: an agent keeps its live state if that is its newest checkpoint, and on the line."""
-        state, ledger = self._desk.state, self._lines.ledger
+        state, ledger = self._shared.state, self._lines.ledger
         living = list(state.living_agents())
         if ledger is None or ledger.base_epoch != line:
-            return Losses(len(living))
+            return LossReport(len(living))
         kept = passed = 0
         for agent, record in living:
             start = state.image.hosts[record.host].start if record.host else 0
@@ -203,7 +203,7 @@ class Autonomous:
             past = self._newest.get(agent, 0) - ledger.base.get(agent, 0)
             passed += past
             kept += is_same_run and not past and self._freezing.has_kept(record.host, agent)
-        return Losses(len(living) - kept, passed)
+        return LossReport(len(living) - kept, passed)
 
     def retire(self, session: HostSession, message: RetireAgent) -> None:
         """Let the agent wait: it leaves when no line can need it."""

@@ -19,7 +19,7 @@ from snapline.coordinator.leader.events import ManifestWritten
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import LeaderState
 from snapline.coordinator.leader.modes.epoch_reports import judge
-from snapline.coordinator.leader.modes.mode import Begun, Declined, Later, Losses, Wish
+from snapline.coordinator.leader.modes.mode import Begun, Declined, EpochDemand, Later, LossReport
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import EPOCHS_OPEN_MAX, OperationResult, PlanRecord
 from snapline.messages.host_messages import BeginEpoch, RetireAgent
@@ -28,8 +28,8 @@ from snapline.messages.host_messages import BeginEpoch, RetireAgent
 class Coordinated:
     """The mode of fleets whose hosts make epochs."""
 
-    def __init__(self, desk: LeaderState, attendance: HostSessions, underway: OpenEpochs) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState, attendance: HostSessions, underway: OpenEpochs) -> None:
+        self._shared = shared
         self._attendance = attendance
         self._underway = underway
         self._told: ToldChannels | None = None
@@ -39,17 +39,17 @@ class Coordinated:
 
     # ---- beginning ------------------------------------------------------------------------------------------------
 
-    def try_begin(self, wish: Wish) -> Begun | Later | Declined | None:
+    def try_begin(self, wish: EpochDemand) -> Begun | Later | Declined | None:
         """Propose one epoch at a time, unless EPOCHS_OPEN_MAX are open."""
-        desk, state = self._desk, self._desk.state
+        shared, state = self._shared, self._shared.state
         if not wish.is_due and not wish.is_asked:
             return None
-        if desk.is_on_its_way("begin"):
+        if shared.is_on_its_way("begin"):
             return Later()
         if len(state.open_epochs()) >= EPOCHS_OPEN_MAX:
             return Declined(f"{EPOCHS_OPEN_MAX} epochs are open: try again when one has ended")
         begin = op.BeginEpoch(state.image.begun, "hand" if wish.is_asked else "period")
-        return Begun() if desk.propose("begin", begin) else None
+        return Begun() if shared.propose("begin", begin) else None
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
         """Do nothing: the state shows the new epoch."""
@@ -57,17 +57,17 @@ class Coordinated:
     def start(self, epoch: int, plan: PlanRecord) -> Stage:
         """Send BeginEpoch to the hosts."""
         told = self._told if self._told is not None and self._told.plan == plan.number else None
-        self._desk.send(self._attendance.sessions_of(plan.hosts), self._begin(epoch, plan.hosts, told))
+        self._shared.send(self._attendance.sessions_of(plan.hosts), self._begin(epoch, plan.hosts, told))
         return Collecting(told=told)
 
     def _begin(self, epoch: int, hosts: Sequence[str], told: ToldChannels | None) -> BeginEpoch:
-        state = self._desk.state
+        state = self._shared.state
         told_epoch = told.epoch if told is not None else 0
         return BeginEpoch(epoch, state.plan_number, tuple(hosts), state.newest_complete(), told_epoch)
 
     def directives_for(self, host: str) -> Sequence[BeginEpoch]:
         """Return BeginEpoch for each open epoch of the host."""
-        known = [self._underway.get(epoch) for epoch in self._desk.state.open_epochs()]
+        known = [self._underway.get(epoch) for epoch in self._shared.state.open_epochs()]
         mine = [entry for entry in known if entry is not None and host in entry.hosts]
         return [self._begin(entry.epoch, entry.hosts, _told_in(entry.stage)) for entry in mine]
 
@@ -80,46 +80,46 @@ class Coordinated:
             self._judge(entry, stage)
 
     def _judge(self, entry: EpochUnderway, stage: Collecting) -> None:
-        plan = self._desk.state.plan
+        plan = self._shared.state.plan
         assert plan is not None, "an epoch is open without a plan"
         reports = {host: stage.reports[host] for host in entry.hosts}
-        verdict = judge(self._desk.state, plan, entry.epoch, reports, stage.told)
+        verdict = judge(self._shared.state, plan, entry.epoch, reports, stage.told)
         if verdict.is_open:
             self._ask_again(entry, stage)
             return
         if verdict.manifest is None:
             if verdict.is_alarm:
-                self._desk.note("error", f"epoch {entry.epoch} is NOT consistent: {verdict.problem}")
+                self._shared.note("error", f"epoch {entry.epoch} is NOT consistent: {verdict.problem}")
             self._underway.fail(entry, verdict.problem)
             return
         manifest = msgspec.structs.replace(verdict.manifest, bases=self._bases())
         entry.stage = StoringManifest(manifest)
         self._told = verdict.told
-        self._desk.out.append(manifest)
+        self._shared.out.append(manifest)
 
     def _ask_again(self, entry: EpochUnderway, stage: Collecting) -> None:
         """Request whole reports from the hosts that have left channels out."""
         stage.told = None
         stage.asked_again = {host for host, report in stage.reports.items() if report.since}
         begin = msgspec.structs.replace(self._begin(entry.epoch, entry.hosts, None), again=True)
-        self._desk.send(self._attendance.sessions_of(sorted(stage.asked_again)), begin)
+        self._shared.send(self._attendance.sessions_of(sorted(stage.asked_again)), begin)
 
     def _bases(self) -> dict[int, str]:
         """Return the epochs whose chunks a new one may reuse."""
-        state = self._desk.state
+        state = self._shared.state
         return {epoch: state.image.epochs[epoch].root for epoch in state.complete_epochs()}
 
     def on_manifest_written(self, event: ManifestWritten) -> None:
         """Decide the epoch once its manifest is durable, or fail it. A damaged base is condemned, or every later epoch would fail too."""
         if event.damaged_base:
-            self._desk.condemn(event.damaged_base, event.damaged_path, event.error)
+            self._shared.condemn(event.damaged_base, event.damaged_path, event.error)
         entry = self._underway.get(event.epoch)
         if entry is None or not isinstance(entry.stage, StoringManifest):
             return
         if event.error:
             problem = f"it could not be stored: {event.error}"
             self._underway.fail_to_store(entry, problem)
-            self._desk.note("error", f"epoch {event.epoch}: {problem}")
+            self._shared.note("error", f"epoch {event.epoch}: {problem}")
             return
         manifest = entry.stage.manifest
         unborn = tuple([x.agent for x in manifest.agents if x.is_unborn])
@@ -138,9 +138,9 @@ class Coordinated:
     def on_plan_ended(self) -> None:
         """Do nothing: no epoch was made for the plan."""
 
-    def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> Losses:
+    def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> LossReport:
         """Return the losses: all living agents go back."""
-        return Losses(len(list(self._desk.state.living_agents())))
+        return LossReport(len(list(self._shared.state.living_agents())))
 
     def retire(self, session: HostSession, message: RetireAgent) -> op.RemoveAgent:
         """Return the removal: the agent leaves at once, but open epochs still have it."""

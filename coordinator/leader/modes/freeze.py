@@ -47,8 +47,8 @@ class Freeze(msgspec.Struct, frozen=True):
 class Freezing:
     """The present freeze. Volatile."""
 
-    def __init__(self, desk: LeaderState, attendance: HostSessions, spares: StandbyHosts) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState, attendance: HostSessions, spares: StandbyHosts) -> None:
+        self._shared = shared
         self._attendance = attendance
         self._spares = spares
         self._freeze: Freeze | None = None
@@ -57,20 +57,20 @@ class Freezing:
 
     def ask(self) -> bool:
         """Freeze the hosts of the current plan; return whether all that are there have answered, or had time to."""
-        plan, freeze = self._desk.state.plan, self._freeze
+        plan, freeze = self._shared.state.plan, self._freeze
         assert plan is not None, "a freeze without a plan"
         if freeze is None or freeze.plan != plan.number:
             # Numbers must differ from those of earlier leaders: each operation moves now_ns, and who is frozen tells.
-            self._latest = max(self._latest + 1, self._desk.state.image.now_ns)
+            self._latest = max(self._latest + 1, self._shared.state.image.now_ns)
             freeze = self._freeze = Freeze(plan.number, self._latest)
-            self._desk.send(self._attendance.sessions_of(plan.hosts), FreezeAgents(freeze.plan, freeze.number))
+            self._shared.send(self._attendance.sessions_of(plan.hosts), FreezeAgents(freeze.plan, freeze.number))
         return not [host for host in plan.hosts if self._is_waited_for(host, freeze)]
 
     def _is_waited_for(self, host: str, freeze: Freeze) -> bool:
         session = self._attendance.attached_session(host)
         if session is None or session.id in freeze.answers or self._spares.is_put_out(host):
             return False
-        return self._desk.now < freeze.asked_ns.setdefault(session.id, self._desk.now) + FREEZE_NS
+        return self._shared.now < freeze.asked_ns.setdefault(session.id, self._shared.now) + FREEZE_NS
 
     def on_frozen(self, session: HostSession, message: AgentsFrozen) -> None:
         """Take the answer of a frozen host."""
@@ -91,12 +91,12 @@ class Freezing:
     def thaw(self) -> None:
         """End the freeze: the agents go on."""
         freeze, self._freeze = self._freeze, None
-        if freeze is not None and freeze.plan == self._desk.state.plan_number:
-            self._desk.send(self._attendance.all_sessions(), ThawAgents(freeze.plan, freeze.number))
+        if freeze is not None and freeze.plan == self._shared.state.plan_number:
+            self._shared.send(self._attendance.all_sessions(), ThawAgents(freeze.plan, freeze.number))
 
     def directives_for(self, host: str) -> list[FreezeAgents | ThawAgents]:
         """Return the directives for a host that has just come back."""
-        state, plan, freeze = self._desk.state, self._desk.state.plan, self._freeze
+        state, plan, freeze = self._shared.state, self._shared.state.plan, self._freeze
         if plan is None or host not in plan.hosts:
             return []
         if freeze is not None and freeze.plan == plan.number:
@@ -105,5 +105,5 @@ class Freezing:
 
     def evaluate(self) -> None:
         """Drop a freeze that a new plan has ended."""
-        if self._freeze is not None and self._freeze.plan != self._desk.state.plan_number:
+        if self._freeze is not None and self._freeze.plan != self._shared.state.plan_number:
             self._freeze = None

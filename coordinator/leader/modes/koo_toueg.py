@@ -15,13 +15,13 @@ from snapline.coordinator.leader.epochs.open_epochs import (
     Stage,
     StoringLine,
 )
-from snapline.coordinator.leader.epochs.publishing import Refs
+from snapline.coordinator.leader.epochs.publishing import RefPublisher
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import LeaderState
 from snapline.coordinator.leader.modes.leaving import Leaving
 from snapline.coordinator.leader.modes.line_epochs import LOG_TRIGGER, LineEpochs
-from snapline.coordinator.leader.modes.mode import Begun, Later, Losses, Wish
+from snapline.coordinator.leader.modes.mode import Begun, EpochDemand, Later, LossReport
 from snapline.coordinator.leader.modes.rounds import Rounds
 from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.coordinator.state.fleet_records import OperationResult, PlanRecord
@@ -36,17 +36,17 @@ class KooToueg:
 
     def __init__(
         self,
-        desk: LeaderState,
+        shared: LeaderState,
         attendance: HostSessions,
         lines: Lines,
         epochs: LineEpochs,
         rounds: Rounds,
-        refs: Refs,
+        refs: RefPublisher,
         leaving: Leaving,
         underway: OpenEpochs,
         store: StoreWatch,
     ) -> None:
-        self._desk = desk
+        self._shared = shared
         self._attendance = attendance
         self._lines = lines
         self._epochs = epochs
@@ -62,7 +62,7 @@ class KooToueg:
 
     # ---- beginning ------------------------------------------------------------------------------------------------
 
-    def try_begin(self, wish: Wish) -> Begun | Later | None:
+    def try_begin(self, wish: EpochDemand) -> Begun | Later | None:
         """Propose a round. A manual one or one for the logs has all agents as initiators, a regular one the agent that waits longest."""
         if self._epochs.is_busy or self._refs.owed:
             return Later()
@@ -75,7 +75,7 @@ class KooToueg:
         initiators = self._rounds.initiators(is_everybody=is_everybody)
         return Begun() if initiators and self._epochs.propose(trigger, initiators) else None
 
-    def _trigger(self, wish: Wish) -> str:
+    def _trigger(self, wish: EpochDemand) -> str:
         """Return why a round is to begin now; "" if none is."""
         if not self._lines.is_ready or not self._lines.is_settled:
             return ""
@@ -105,7 +105,7 @@ class KooToueg:
             self._underway.fail(entry, self._rounds.problem)
         elif (line := self._rounds.line(entry.epoch)) is not None:
             # Its cut was not known when it began: agents created since may have their creation inside it, and are unborn.
-            agents = self._desk.state.image.agents.items()
+            agents = self._shared.state.image.agents.items()
             members = [(x, y) for x, y in agents if y.is_member_of(entry.epoch) or y.born_epoch == entry.epoch]
             self._lines.materialise(entry.epoch, line, members)
             entry.stage = StoringLine()
@@ -127,9 +127,9 @@ class KooToueg:
     def on_plan_ended(self) -> None:
         """Do nothing: no epoch was made for the plan."""
 
-    def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> Losses:
+    def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> LossReport:
         """Return the losses: all living agents go back."""
-        return Losses(len(list(self._desk.state.living_agents())))
+        return LossReport(len(list(self._shared.state.living_agents())))
 
     def retire(self, session: HostSession, message: RetireAgent) -> None:
         """Let the agent wait: it leaves when no line can need it."""

@@ -14,8 +14,8 @@ from snapline.messages.host_messages import AgentRetired, RetireAgent
 class Leaving:
     """Stopped agents that wait for their removal."""
 
-    def __init__(self, desk: LeaderState, attendance: HostSessions, lines: Lines) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState, attendance: HostSessions, lines: Lines) -> None:
+        self._shared = shared
         self._attendance = attendance
         self._lines = lines
         self._waiting: dict[str, tuple[HostSession, RetireAgent]] = {}
@@ -26,13 +26,13 @@ class Leaving:
 
     def evaluate(self) -> None:
         """Propose the removal of finished agents, and notify the hosts of removed ones."""
-        state = self._desk.state
+        state = self._shared.state
         for agent, (session, asked) in list(self._waiting.items()):
             if asked.plan != state.plan_number or self._attendance.session(session.id) is not session:
                 del self._waiting[agent]  # asked anew under the next plan, or on the next stream
             elif state.has_left(agent):
                 del self._waiting[agent]
                 self._lines.on_left(agent)
-                self._desk.send((session.id,), AgentRetired(asked.request, state.open_epochs()))
+                self._shared.send((session.id,), AgentRetired(asked.request, state.open_epochs()))
             elif agent in self._lines.finished:
-                self._desk.propose(f"leave/{agent}", op.RemoveAgent(session.host, session.start, asked.plan, agent))
+                self._shared.propose(f"leave/{agent}", op.RemoveAgent(session.host, session.start, asked.plan, agent))

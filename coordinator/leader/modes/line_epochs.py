@@ -34,8 +34,8 @@ class LineEpochs:
         recovery_failures: epochs before the next plan that could not be stored.
     """
 
-    def __init__(self, desk: LeaderState, underway: OpenEpochs, lines: Lines) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState, underway: OpenEpochs, lines: Lines) -> None:
+        self._shared = shared
         self._underway = underway
         self._lines = lines
         self._proposed: Begin | None = None
@@ -47,21 +47,21 @@ class LineEpochs:
     @property
     def is_busy(self) -> bool:
         """Return whether an epoch is open, or about to be."""
-        return bool(self._desk.state.open_epochs()) or self._desk.is_on_its_way("begin")
+        return bool(self._shared.state.open_epochs()) or self._shared.is_on_its_way("begin")
 
     # ---- beginning ------------------------------------------------------------------------------------------------
 
     def may_begin(self, trigger: str) -> bool:
         """Return whether there are checkpoints to make an epoch of, and the last try is long enough ago."""
         is_urgent = trigger in (LOG_TRIGGER, RECOVERY_TRIGGER)
-        return self._lines.ledger is not None and not (is_urgent and self._desk.now < self._retry_ns)
+        return self._lines.ledger is not None and not (is_urgent and self._shared.now < self._retry_ns)
 
     def propose(self, trigger: str, initiators: tuple[str, ...] = ()) -> bool:
         """Propose BeginEpoch; return whether it was proposed."""
-        state, ledger = self._desk.state, self._lines.ledger
+        state, ledger = self._shared.state, self._lines.ledger
         if ledger is None or not self.may_begin(trigger):
             return False
-        if not self._desk.propose("begin", op.BeginEpoch(state.image.begun, trigger)):
+        if not self._shared.propose("begin", op.BeginEpoch(state.image.begun, trigger)):
             return False
         self._proposed = Begin(state.plan_number, dict(ledger.line), initiators)
         return True
@@ -74,12 +74,12 @@ class LineEpochs:
 
     def take(self, epoch: int) -> Begin | Failing | None:
         """Return the start of an open epoch. None: the result of BeginEpoch will show whether it is ours."""
-        if self._desk.is_on_its_way("begin"):
+        if self._shared.is_on_its_way("begin"):
             return None
         begun = self._begun.pop(epoch, None)
         if begun is None:
             return Failing("the coordinator that began it has ended")
-        if begun.plan != self._desk.state.plan_number or self._lines.ledger is None:
+        if begun.plan != self._shared.state.plan_number or self._lines.ledger is None:
             return Failing("the checkpoints in the store are being read")
         return begun
 
@@ -99,14 +99,14 @@ class LineEpochs:
 
     def _fail(self, entry: EpochUnderway, event: LineMaterialised) -> None:
         problem = f"its line could not be stored: {event.error or event.damaged_path}"
-        self._desk.note("error", f"epoch {event.epoch}: {problem}")
+        self._shared.note("error", f"epoch {event.epoch}: {problem}")
         if event.damaged_path:
             self._underway.fail(entry, problem)
             self._lines.on_damaged(event)
         else:
             self._underway.fail_to_store(entry, problem)
             self.recovery_failures += entry.trigger == RECOVERY_TRIGGER
-            self._retry_ns = self._desk.now + RETRY_NS
+            self._retry_ns = self._shared.now + RETRY_NS
 
     def on_plan_ended(self) -> None:
         """Reset the count of failures after CommitPlan."""

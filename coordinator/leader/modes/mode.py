@@ -17,7 +17,7 @@ from snapline.coordinator.state.fleet_records import OperationResult, PlanRecord
 from snapline.messages.host_messages import Directive, RetireAgent
 
 
-class Wish(msgspec.Struct, frozen=True):
+class EpochDemand(msgspec.Struct, frozen=True):
     """Reasons for an epoch now: a tool asks, the period is over. `is_held`: a plan is wanted, so none should begin. `is_of_all`: it is
     to hold all work of every agent, though agents checkpoint by themselves; then it is due, too. `is_overdue`: agents have waited
     for an epoch for so long that others may hold the line back."""
@@ -50,7 +50,7 @@ class Present(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Losses(msgspec.Struct, frozen=True):
+class LossReport(msgspec.Struct, frozen=True):
     """Losses of a plan: agents that do not keep their live state, and durable checkpoints past its line."""
 
     rolled_back: int
@@ -63,7 +63,7 @@ class Mode(Protocol):
     def evaluate(self) -> None:
         """Follow the state; before all else that looks at checkpoints."""
 
-    def try_begin(self, wish: Wish) -> Begun | Later | Declined | Present | None:
+    def try_begin(self, wish: EpochDemand) -> Begun | Later | Declined | Present | None:
         """Propose an epoch, if there is a reason and nothing is against it. None: there is nothing to begin now."""
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
@@ -87,7 +87,7 @@ class Mode(Protocol):
     def on_plan_ended(self) -> None:
         """Reset after CommitPlan."""
 
-    def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> Losses:
+    def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> LossReport:
         """Return what a plan that starts from epoch `line` costs; `applied`: host → (plan, host start) that it has applied."""
 
     def retire(self, session: HostSession, message: RetireAgent) -> op.RemoveAgent | None:

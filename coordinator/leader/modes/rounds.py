@@ -32,8 +32,8 @@ from snapline.protocols.koo_toueg_round import (
 class Rounds:
     """The running round; one at a time."""
 
-    def __init__(self, desk: LeaderState, attendance: HostSessions, lines: Lines) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState, attendance: HostSessions, lines: Lines) -> None:
+        self._shared = shared
         self._attendance = attendance
         self._lines = lines
         self._round: KooTouegRound | None = None
@@ -52,7 +52,7 @@ class Rounds:
         ledger = self._lines.ledger
         if ledger is None:
             return ()
-        living = list(self._desk.state.living_agents())
+        living = list(self._shared.state.living_agents())
         made = [agent for agent, record in living if record.is_initial or agent in ledger.base]
         if not made:
             return ()
@@ -64,7 +64,7 @@ class Rounds:
         """Return the open questions to a host that has just come back."""
         if self._round is None:
             return []
-        agents = self._desk.state.image.agents
+        agents = self._shared.state.image.agents
         asked = [x for x in self._round.open_questions if x.agent in agents and agents[x.agent].host == host]
         return [self._request(asked)] if asked else []
 
@@ -87,7 +87,7 @@ class Rounds:
             self.problem = "a tentative checkpoint does not follow its agent's permanent one"
         elif ledger.line != ledger.newest:
             self.problem = "the tentative checkpoints and the permanent ones of the others are no consistent cut"
-            self._desk.note("error", f"round {epoch}: {self.problem}")
+            self._shared.note("error", f"round {epoch}: {self.problem}")
         return None if self.problem else ledger.line
 
     # ---- what is heard --------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class Rounds:
     def on_checkpoints_answered(self, session: HostSession, message: CheckpointsAnswered) -> None:
         """Take the answers of a host's agents."""
         known = self._round
-        if known is None or message.epoch != known.round or message.plan != self._desk.state.plan_number:
+        if known is None or message.epoch != known.round or message.plan != self._shared.state.plan_number:
             return
         if message.host_start != session.start:
             return
@@ -105,9 +105,9 @@ class Rounds:
         if not is_whole or max(message.request_of, default=-1) >= len(message.agents):
             self.problem = f"host {session.host} answered with columns that differ in length"
             return
-        stranger = self._desk.state.stranger_of(session.host, message.agents)
+        stranger = self._shared.state.stranger_of(session.host, message.agents)
         if stranger:
-            self._desk.note("error", f"host {session.host} answers for agent {stranger}, which is placed elsewhere")
+            self._shared.note("error", f"host {session.host} answers for agent {stranger}, which is placed elsewhere")
             return
         requests: list[dict[str, int]] = [{} for _ in message.agents]
         for index, agent, number in zip(message.request_of, message.request_to, message.request_number, strict=True):
@@ -125,7 +125,7 @@ class Rounds:
             if not answer.is_willing:
                 self.problem = self.problem or f"agent {agent} cannot take a checkpoint now"
             try:
-                self._carry_out(known.handle(self._desk.now, AnswerReceived(agent, answer)))
+                self._carry_out(known.handle(self._shared.now, AnswerReceived(agent, answer)))
             except ProtocolError as error:
                 self.problem = str(error)
 
@@ -135,7 +135,7 @@ class Rounds:
         """Start the round of epoch `epoch`, which has begun."""
         self._round = KooTouegRound(epoch, initiators)
         self._numbers, self._is_added, self.problem = {}, False, ""
-        self._carry_out(self._round.handle(self._desk.now, RoundStarted()))
+        self._carry_out(self._round.handle(self._shared.now, RoundStarted()))
 
     def end(self, epoch: int, *, is_complete: bool) -> None:
         """End the round with its epoch. Checkpoints of an aborted round are deleted from the store."""
@@ -145,7 +145,7 @@ class Rounds:
         if is_complete:
             self._taken.update(dict.fromkeys(known.participants, epoch))
         else:
-            known.handle(self._desk.now, TimedOut())
+            known.handle(self._shared.now, TimedOut())
             if self._is_added and ledger is not None:
                 ledger.drop_above_base()
             # Each host writes its part of a round alone, so nothing else is in these packs.
@@ -155,7 +155,7 @@ class Rounds:
         self._round = None
 
     def _carry_out(self, commands: list[Command]) -> None:
-        agents = self._desk.state.image.agents
+        agents = self._shared.state.image.agents
         by_host: dict[str, list[AskAgent]] = {}
         for command in commands:
             if not isinstance(command, AskAgent):
@@ -168,13 +168,13 @@ class Rounds:
             else:
                 by_host.setdefault(record.host, []).append(command)
         for host, asked in by_host.items():
-            self._desk.send(self._attendance.sessions_of([host]), self._request(asked))
+            self._shared.send(self._attendance.sessions_of([host]), self._request(asked))
 
     def _request(self, asked: list[AskAgent]) -> RequestCheckpoints:
         assert self._round is not None, "a question without a round"
         return RequestCheckpoints(
             self._round.round,
-            self._desk.state.plan_number,
+            self._shared.state.plan_number,
             tuple([x.agent for x in asked]),
             tuple([x.by or "" for x in asked]),
             tuple([x.number for x in asked]),

@@ -39,8 +39,8 @@ class Readable(msgspec.Struct, frozen=True):
 class LineCheck:
     """Check of one line at a time. Volatile."""
 
-    def __init__(self, desk: LeaderState) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState) -> None:
+        self._shared = shared
         self._stage: Unread | Reading | Readable = Unread()
         self._tries = 0
         self._since_ns = 0
@@ -51,10 +51,12 @@ class LineCheck:
         stage = self._stage
         if stage == Readable(line, is_whole):
             return True
-        is_waiting = isinstance(stage, Reading) or (isinstance(stage, Unread) and self._desk.now < stage.not_before_ns)
+        is_waiting = isinstance(stage, Reading) or (
+            isinstance(stage, Unread) and self._shared.now < stage.not_before_ns
+        )
         if not is_waiting:
             self._stage = Reading(line, is_whole)
-            self._desk.out.append(CheckLine(line, self._desk.state.image.epochs[line].root, is_whole))
+            self._shared.out.append(CheckLine(line, self._shared.state.image.epochs[line].root, is_whole))
         return False
 
     def on_checked(self, event: LineChecked) -> None:
@@ -64,14 +66,14 @@ class LineCheck:
             return
         self._stage = Unread()
         if event.damaged_path:
-            self._desk.condemn(event.epoch, event.damaged_path, event.error)
+            self._shared.condemn(event.epoch, event.damaged_path, event.error)
         elif event.error:
             if not self._tries:
-                self._since_ns = self._desk.now
+                self._since_ns = self._shared.now
             if self._tries % CHECK_SAID_TRIES == 0:
-                self._desk.note("error", f"the recovery waits: epoch {event.epoch} cannot be read now: {event.error}")
+                self._shared.note("error", f"the recovery waits: epoch {event.epoch} cannot be read now: {event.error}")
             self._tries, self._reason = self._tries + 1, op.clip(event.error)
-            self._stage = Unread(self._desk.now + CHECK_RETRY_NS)
+            self._stage = Unread(self._shared.now + CHECK_RETRY_NS)
         else:
             self._stage, self._tries = Readable(event.epoch, stage.is_whole), 0
 
@@ -80,7 +82,7 @@ class LineCheck:
         if not self._tries:
             return []
         text = f"the recovery waits for the store: {self._reason}"
-        return [Concern("store", (), self._desk.now - self._since_ns, text)]
+        return [Concern("store", (), self._shared.now - self._since_ns, text)]
 
     def on_plan_ended(self) -> None:
         """Forget the result after CommitPlan: the next plan's line is read again."""

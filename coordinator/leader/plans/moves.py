@@ -34,8 +34,8 @@ class _Moving(msgspec.Struct, frozen=True):
 class Moves:
     """Operators' requests for placement. Volatile, but for the marks of hosts."""
 
-    def __init__(self, desk: LeaderState, attendance: HostSessions, quiescence: Quiescence) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState, attendance: HostSessions, quiescence: Quiescence) -> None:
+        self._shared = shared
         self._attendance = attendance
         self._quiescence = quiescence
         self._requests: dict[int, MovesRequested] = {}
@@ -49,14 +49,14 @@ class Moves:
         """Take an operator's request, perhaps a repeated one."""
         self._requests[event.request] = event
         if event.is_even:
-            self._even_plan, self._uneven = self._desk.state.plan_number, None
+            self._even_plan, self._uneven = self._shared.state.plan_number, None
 
     # ---- questions ------------------------------------------------------------------------------------------------
 
     @property
     def is_even(self) -> bool:
         """Return whether the next plan spreads the agents evenly."""
-        return self._even_plan is not None and self._even_plan == self._desk.state.plan_number
+        return self._even_plan is not None and self._even_plan == self._shared.state.plan_number
 
     @property
     def is_moving(self) -> bool:
@@ -66,7 +66,7 @@ class Moves:
     @property
     def wants_epoch(self) -> bool:
         """Return whether agents wait for an epoch to move from, and none is open."""
-        state, moving = self._desk.state, self._moving
+        state, moving = self._shared.state, self._moving
         return moving is not None and not self._is_line_there(moving) and not state.open_epochs()
 
     @property
@@ -77,12 +77,12 @@ class Moves:
 
     def usable(self, hosts: list[str]) -> list[str]:
         """Return those of `hosts` that are not drained; all if none is left."""
-        known = self._desk.state.image.hosts
+        known = self._shared.state.image.hosts
         return [host for host in hosts if not known[host].is_drained] or hosts
 
     def concerns(self) -> list[Concern]:
         """Return the hosts that get no agents."""
-        drained = [host for host, record in self._desk.state.image.hosts.items() if record.is_drained]
+        drained = [host for host, record in self._shared.state.image.hosts.items() if record.is_drained]
         text = "is drained: it gets no agents until `snapline host resume`"
         return [Concern("drained", (host,), 0, f"host {host} {text}") for host in drained]
 
@@ -92,7 +92,7 @@ class Moves:
         """Mark hosts, answer the requests for it, and check whether agents have to move."""
         for request, wanted in list(self._requests.items()):
             self._follow(request, wanted)
-        state = self._desk.state
+        state = self._shared.state
         if self._must_go_on():
             return
         reason = self._why()
@@ -108,12 +108,12 @@ class Moves:
 
     def _must_go_on(self) -> bool:
         """Return whether a plan must follow: a wanted plan freezes agents that checkpoint by themselves, and only a plan ends that."""
-        state, moving = self._desk.state, self._moving
+        state, moving = self._shared.state, self._moving
         is_wanted = moving is not None and moving.plan == state.plan_number
         return is_wanted and state.is_autonomous and state.phase == RUNNING
 
     def _follow(self, request: int, wanted: MovesRequested) -> None:
-        image = self._desk.state.image
+        image = self._shared.state.image
         marks = [(host, True) for host in wanted.drained] + [(host, False) for host in wanted.resumed]
         open_marks = [
             (host, mark) for host, mark in marks if host in image.hosts and image.hosts[host].is_drained != mark
@@ -122,16 +122,16 @@ class Moves:
             del self._requests[request]
             refused = "the fleet has ended" if image.outcome else ""
             is_moving = not image.outcome and bool(self._why())
-            self._desk.out.append(AnswerMoves(request, refused, self._desk.state.plan_number, is_moving))
+            self._shared.out.append(AnswerMoves(request, refused, self._shared.state.plan_number, is_moving))
             return
         for mark in (True, False):
             hosts = tuple([host for host, wished in open_marks if wished == mark])
             if hosts:
-                self._desk.propose(f"drain/{mark}/{hosts[0]}", op.DrainHosts(hosts, mark))
+                self._shared.propose(f"drain/{mark}/{hosts[0]}", op.DrainHosts(hosts, mark))
 
     def _why(self) -> str:
         """Return why agents have to move; "" if they need not, or cannot now."""
-        state, plan = self._desk.state, self._desk.state.plan
+        state, plan = self._shared.state, self._shared.state.plan
         if plan is None or state.phase != RUNNING:
             return ""
         drained = [host for host in plan.hosts if state.image.hosts[host].is_drained]
@@ -146,7 +146,7 @@ class Moves:
 
     def _is_uneven(self, hosts: list[str]) -> bool:
         """Return whether a plan that spreads agents over these hosts would move any; computed once for each request."""
-        state, known = self._desk.state, self._uneven
+        state, known = self._shared.state, self._uneven
         if known is None or known[0] != (state.plan_number, hosts):
             agents = [(agent, record.host) for agent, record in state.living_agents()]
             wanted = place(agents, hosts, state.image.places, is_even=True)
@@ -155,5 +155,5 @@ class Moves:
 
     def _is_line_there(self, moving: _Moving) -> bool:
         """Return whether the plan's line is there; open epochs end first, so the plan loses none."""
-        state = self._desk.state
+        state = self._shared.state
         return state.is_autonomous or (state.newest_complete() > moving.begun and not state.open_epochs())

@@ -27,8 +27,8 @@ Place = tuple[int, int, int]
 class PlanAnswers:
     """Hosts that are waited for. Volatile."""
 
-    def __init__(self, desk: LeaderState, attendance: HostSessions) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState, attendance: HostSessions) -> None:
+        self._shared = shared
         self._attendance = attendance
         self._waits: dict[str, tuple[Place, int]] = {}
         """Host that has not answered → its place, and since when."""
@@ -36,7 +36,7 @@ class PlanAnswers:
 
     def shift(self, late_ns: int) -> None:
         """Move all waits by `late_ns`, by which this process was late."""
-        now = self._desk.now
+        now = self._shared.now
         self._waits = {host: (place, min(since + late_ns, now)) for host, (place, since) in self._waits.items()}
 
     def applied(self) -> None:
@@ -58,9 +58,9 @@ class PlanAnswers:
             beat = session.heartbeat
             place = plan.number, session.id, beat.steps_loaded if beat.plan == plan.number else 0
             if host not in self._waits or self._waits[host][0] != place:
-                self._waits[host] = place, self._desk.now
+                self._waits[host] = place, self._shared.now
             quiet_ns = self._attendance.quiet_ns(session)
-            lasts_ns = self._desk.now - self._waits[host][1] - (quiet_ns if quiet_ns >= QUIET_NS else 0)
+            lasts_ns = self._shared.now - self._waits[host][1] - (quiet_ns if quiet_ns >= QUIET_NS else 0)
             if lasts_ns >= ANSWER_NS << self._doublings:
                 late[host] = _said(plan.number, lasts_ns)
         return late
@@ -74,7 +74,7 @@ class PlanAnswers:
         """Return the hosts that have not answered."""
         found = []
         for host, ((number, _, _), since_ns) in self._waits.items():
-            lasts_ns = self._desk.now - since_ns
+            lasts_ns = self._shared.now - since_ns
             if lasts_ns >= SHOWN_NS:
                 found.append(Concern("plan", (host,), lasts_ns, f"host {host}: {_said(number, lasts_ns)}"))
         return found

@@ -31,7 +31,7 @@ from snapline.coordinator.leader.hosts.load import Loads
 from snapline.coordinator.leader.hosts.standby_hosts import StandbyHosts
 from snapline.coordinator.leader.leader_state import LeaderState
 from snapline.coordinator.leader.modes.choice import ModeChoice
-from snapline.coordinator.leader.modes.mode import Losses
+from snapline.coordinator.leader.modes.mode import LossReport
 from snapline.coordinator.leader.plans.line_check import LineCheck
 from snapline.coordinator.leader.plans.moves import Moves
 from snapline.coordinator.leader.plans.plan_answers import PlanAnswers
@@ -78,7 +78,7 @@ class Plans:
 
     def __init__(
         self,
-        desk: LeaderState,
+        shared: LeaderState,
         attendance: HostSessions,
         lines: Lines,
         modes: ModeChoice,
@@ -90,7 +90,7 @@ class Plans:
         moves: Moves,
         loads: Loads,
     ) -> None:
-        self._desk = desk
+        self._shared = shared
         self._attendance = attendance
         self._lines = lines
         self._modes = modes
@@ -123,25 +123,25 @@ class Plans:
 
     def on_refused(self, session: HostSession, message: PlanRefused) -> None:
         """Take a host's refusal of the current plan."""
-        state, plan = self._desk.state, self._desk.state.plan
+        state, plan = self._shared.state, self._shared.state.plan
         if plan is None or message.plan != plan.number or message.host_start != session.start:
             return
         if state.phase != RECOVERING or state.image.need is not None or self._is_replaced(plan):
             return
         if message.damaged_epoch and message.damaged_epoch == plan.line_epoch:
-            self._desk.condemn(plan.line_epoch, message.path, message.reason)
+            self._shared.condemn(plan.line_epoch, message.path, message.reason)
             return
         self._refusals += not message.may_pass  # a store that is away may be back
         reason = f"host {session.host} could not apply plan {plan.number}: {message.reason}"
-        self._desk.note("error", reason)
+        self._shared.note("error", reason)
         if self._refusals >= REFUSALS_MAX:
-            self._desk.end(0, "failed", op.clip(reason))
+            self._shared.end(0, "failed", op.clip(reason))
         else:
             self._replaced = Replaced(plan.number, reason)
 
     def on_agent_failed(self, session: HostSession, message: AgentFailed) -> None:
         """Take the failure of an agent: the fleet goes back to the line."""
-        plan, record = self._desk.state.plan, self._desk.state.image.agents.get(message.agent)
+        plan, record = self._shared.state.plan, self._shared.state.image.agents.get(message.agent)
         if plan is None or record is None or record.host != session.host or record.left_plan is not None:
             return
         if record.incarnation != message.incarnation or self._is_replaced(plan):
@@ -152,16 +152,16 @@ class Plans:
         failures = self._agent_failures[1]
         count = failures[message.agent] = failures.get(message.agent, 0) + 1
         reason = f"agent {message.agent} failed: {message.reason}"
-        self._desk.note("warning", reason)
+        self._shared.note("warning", reason)
         if count > AGENT_FAILURES_MAX:
-            self._desk.end(0, "failed", op.clip(f"{count} recoveries from epoch {line} did not help: {reason}"))
+            self._shared.end(0, "failed", op.clip(f"{count} recoveries from epoch {line} did not help: {reason}"))
         else:
             self._replaced = Replaced(plan.number, reason)
 
     def _newest_regular(self) -> int:
         """Return the newest complete epoch that was not made for a recovery: those show no progress."""
-        epochs = self._desk.state.image.epochs
-        regular = [x for x in self._desk.state.complete_epochs() if epochs[x].trigger != RECOVERY_TRIGGER]
+        epochs = self._shared.state.image.epochs
+        regular = [x for x in self._shared.state.complete_epochs() if epochs[x].trigger != RECOVERY_TRIGGER]
         return regular[-1] if regular else 0
 
     def on_plan_ended(self) -> None:
@@ -179,15 +179,15 @@ class Plans:
 
     def evaluate(self, *, is_news_of_hosts: bool) -> None:
         """Start, restart, confirm; without news of hosts no further host counts as lost or late."""
-        state = self._desk.state
+        state = self._shared.state
         self._triggers.on_plan_judged(is_wanted=state.plan is not None and bool(self._reason()))
         if is_news_of_hosts:
             self._note_losses()
         self._condemn_damaged()
-        if state.image.outcome or self._desk.ending is not None:
+        if state.image.outcome or self._shared.ending is not None:
             return
         if state.is_without_line:
-            self._desk.end(0, "failed", _LINELESS)
+            self._shared.end(0, "failed", _LINELESS)
             return
         self._tell_plan()
         if state.phase == RUNNING:
@@ -206,25 +206,25 @@ class Plans:
                 self._follow_up(state.plan)
 
     def _condemn_damaged(self) -> None:
-        epochs = self._desk.state.image.epochs
-        for epoch, (path, reason) in list(self._desk.damaged.items()):
+        epochs = self._shared.state.image.epochs
+        for epoch, (path, reason) in list(self._shared.damaged.items()):
             if epoch in epochs and epochs[epoch].status == COMPLETE:
-                self._desk.propose(f"condemn/{epoch}", op.CondemnEpoch(epoch, op.clip(path), op.clip(reason)))
+                self._shared.propose(f"condemn/{epoch}", op.CondemnEpoch(epoch, op.clip(path), op.clip(reason)))
             else:
-                del self._desk.damaged[epoch]
+                del self._shared.damaged[epoch]
 
     def _note_losses(self) -> None:
         is_nobody_here = not self._attendance.attached()
-        for host, record in self._desk.state.image.hosts.items():
+        for host, record in self._shared.state.image.hosts.items():
             if record.state != LOST:
                 self._lost_ns.pop(host, None)
             elif is_nobody_here:
-                self._lost_ns[host] = self._desk.now
+                self._lost_ns[host] = self._shared.now
             else:
-                self._lost_ns.setdefault(host, self._desk.now)
+                self._lost_ns.setdefault(host, self._shared.now)
 
     def _reason(self) -> str:
-        state, wanted = self._desk.state, self._restores.wanted
+        state, wanted = self._shared.state, self._restores.wanted
         if wanted is not None:
             return wanted.reason
         if state.image.need is not None:
@@ -238,13 +238,13 @@ class Plans:
         return self._replaced is not None and self._replaced.plan == plan.number
 
     def _start(self) -> None:
-        state, hosts = self._desk.state, self._attendance.attached()
-        if not state.is_defined or len(hosts) < self._desk.options.hosts_expected:
+        state, hosts = self._shared.state, self._attendance.attached()
+        if not state.is_defined or len(hosts) < self._shared.options.hosts_expected:
             return
         fork, line = state.image.fork, state.newest_complete()
         if fork is None:
             self._commit(0, hosts, "the fleet starts")
-        elif line not in self._desk.damaged and self._line_check.is_readable(line):
+        elif line not in self._shared.damaged and self._line_check.is_readable(line):
             self._commit(line, hosts, f"fork {fork.name} starts")
 
     def _restart(self, plan: PlanRecord, reason: str) -> None:
@@ -254,18 +254,18 @@ class Plans:
         wanted = self._restores.wanted
         if wanted is None and not self._modes.mode.is_line_made():
             return
-        line = self._desk.state.newest_complete() if wanted is None else wanted.epoch
-        if line in self._desk.damaged or self._is_barred(line):
+        line = self._shared.state.newest_complete() if wanted is None else wanted.epoch
+        if line in self._shared.damaged or self._is_barred(line):
             return
         if not line or self._line_check.is_readable(line, is_whole=wanted is not None):
             self._commit(line, hosts, reason)
 
     def _is_barred(self, line: int) -> bool:
         """Return whether the fleet would begin anew although it had snapshots: that needs an operator's consent."""
-        is_barred = not line and bool(self._desk.state.image.condemned) and not self._desk.options.may_begin_anew
+        is_barred = not line and bool(self._shared.state.image.condemned) and not self._shared.options.may_begin_anew
         if is_barred and self._barred_ns is None:
-            self._barred_ns = self._desk.now
-            self._desk.note("error", f"the recovery waits: {BARRED}")
+            self._barred_ns = self._shared.now
+            self._shared.note("error", f"the recovery waits: {BARRED}")
         elif not is_barred:
             self._barred_ns = None
         return is_barred
@@ -274,49 +274,49 @@ class Plans:
         """Return that the fleet does not begin anew by itself."""
         if self._barred_ns is None:
             return []
-        return [Concern("store", (), self._desk.now - self._barred_ns, BARRED)]
+        return [Concern("store", (), self._shared.now - self._barred_ns, BARRED)]
 
     def _is_settled(self, host: str) -> bool:
         """Return whether the placement of the agents of `host` can be decided."""
         if self._attendance.attached_session(host) is not None or self._spares.is_put_out(host):
             return True
-        record = self._desk.state.image.hosts[host]
+        record = self._shared.state.image.hosts[host]
         if record.state == ALIVE:
             return False
-        grace = self._desk.options.rejoin_grace_ns
-        return record.state != LOST or self._desk.now >= self._lost_ns.setdefault(host, self._desk.now) + grace
+        grace = self._shared.options.rejoin_grace_ns
+        return record.state != LOST or self._shared.now >= self._lost_ns.setdefault(host, self._shared.now) + grace
 
     def _commit(self, line: int, hosts: list[str], reason: str) -> None:
-        number = self._desk.state.plan_number
-        losses = self._losses(line) if self._desk.state.plan is not None else Losses(0)
+        number = self._shared.state.plan_number
+        losses = self._losses(line) if self._shared.state.plan is not None else LossReport(0)
         what = (number, line, tuple(hosts), op.clip(reason), losses.rolled_back, losses.checkpoints)
         wanted = self._restores.wanted
         is_move, weights = reason == self._moves.reason, self._loads.weights()
         kind: op.Kind = op.CommitPlan(*what, self._moves.is_even, is_move, weights)
         if wanted is not None:
             kind = op.Restore(*what, wanted.token, wanted.drop_inputs, wanted.agent, wanted.place)
-        if self._desk.propose("plan", kind):
-            self._desk.note("info", f"plan {number + 1} from epoch {line} on {', '.join(hosts)}: {reason}")
+        if self._shared.propose("plan", kind):
+            self._shared.note("info", f"plan {number + 1} from epoch {line} on {', '.join(hosts)}: {reason}")
 
-    def _losses(self, line: int) -> Losses:
+    def _losses(self, line: int) -> LossReport:
         """Return the plan's losses. A restore rolls all agents back: none was frozen, so no live state counts."""
         if self._restores.wanted is not None:
-            return Losses(len(list(self._desk.state.living_agents())))
+            return LossReport(len(list(self._shared.state.living_agents())))
         return self._modes.mode.losses(line, self._applied)
 
     def _confirm(self, plan: PlanRecord) -> None:
         for host in sorted(self._to_confirm):
             key = f"confirm/{host}"
-            if host not in plan.confirmed and self._has_applied(plan, host) and not self._desk.is_on_its_way(key):
-                if self._desk.is_full:
+            if host not in plan.confirmed and self._has_applied(plan, host) and not self._shared.is_on_its_way(key):
+                if self._shared.is_full:
                     return
-                start = self._desk.state.image.hosts[host].start
-                if not self._desk.propose(key, op.ConfirmPlan(plan.number, host, start)):
+                start = self._shared.state.image.hosts[host].start
+                if not self._shared.propose(key, op.ConfirmPlan(plan.number, host, start)):
                     continue
             del self._to_confirm[host]
 
     def _has_applied(self, plan: PlanRecord, host: str) -> bool:
-        record = self._desk.state.image.hosts.get(host)
+        record = self._shared.state.image.hosts.get(host)
         return record is not None and self._applied.get(host) == (plan.number, record.start)
 
     def _follow_up(self, plan: PlanRecord) -> None:
@@ -327,7 +327,7 @@ class Plans:
             return
         if len(late) == len(plan.hosts):
             self._replaced = Replaced(plan.number, f"nobody has applied plan {plan.number} in time")
-            self._desk.note("warning", self._replaced.reason)
+            self._shared.note("warning", self._replaced.reason)
         elif not self._spares.put_out(late):
             return
         self._answers.give_up()
@@ -335,17 +335,17 @@ class Plans:
     # ---- telling --------------------------------------------------------------------------------------------------
 
     def _tell_plan(self) -> None:
-        directive = self.directive() if self._told != self._desk.state.plan_number else None
+        directive = self.directive() if self._told != self._shared.state.plan_number else None
         if directive is not None:
             self._told = directive.number
-            self._desk.send(self._attendance.all_sessions(), directive)
+            self._shared.send(self._attendance.all_sessions(), directive)
 
     def directive(self) -> Plan | None:
         """Return the current plan for a new stream; None while a new plan is needed.
 
         A host that was started again would otherwise begin agents under a plan that its earlier run has confirmed.
         """
-        state = self._desk.state
+        state = self._shared.state
         plan = state.plan
         if plan is None or state.image.need is not None:
             return None

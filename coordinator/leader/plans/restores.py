@@ -38,8 +38,8 @@ class Restores:
         wanted: the active restore, until its plan is committed, or cannot be.
     """
 
-    def __init__(self, desk: LeaderState) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState) -> None:
+        self._shared = shared
         self.wanted: WantedRestore | None = None
         self._requests: list[int] = []
         """Requests that wait for the active restore."""
@@ -50,10 +50,10 @@ class Restores:
         """Take an operator's request, perhaps a repeated one."""
         wanted = self.wanted
         if wanted is None:
-            self.wanted = WantedRestore(event.token, event.epoch, event.reason, event.drop_inputs, self._desk.now)
+            self.wanted = WantedRestore(event.token, event.epoch, event.reason, event.drop_inputs, self._shared.now)
         elif wanted.token != event.token:
             refused = f"the fleet is about to go back to epoch {wanted.epoch}: ask again when it has"
-            self._desk.out.append(AnswerRestore(event.request, refused=refused, may_pass=True))
+            self._shared.out.append(AnswerRestore(event.request, refused=refused, may_pass=True))
             return
         self._requests.append(event.request)
 
@@ -74,7 +74,7 @@ class Restores:
 
     def evaluate(self) -> None:
         """Answer requests that are done, or cannot be."""
-        wanted, state = self.wanted, self._desk.state
+        wanted, state = self.wanted, self._shared.state
         if wanted is None:
             return
         plan = state.plan_asked_for(wanted.token)
@@ -86,7 +86,7 @@ class Restores:
             self._answer(0, "the fleet has not begun: there is nothing to go back to")
         elif refusal := refusal_of_restore(state.image, wanted.epoch):
             self._answer(0, refusal)
-        elif self._desk.now >= wanted.asked_ns + REFUSE_NS and not self._desk.is_on_its_way("plan"):
+        elif self._shared.now >= wanted.asked_ns + REFUSE_NS and not self._shared.is_on_its_way("plan"):
             waited_s = REFUSE_NS // SECOND_NS
             refused = f"no plan could be made for {waited_s} s: `snapline status` says what the fleet waits for"
             self._answer(0, refused, may_pass=True)
@@ -97,12 +97,12 @@ class Restores:
         if wanted is not None and wanted.agent and refused and not may_pass:
             self._refused[wanted.token] = refused
         for request in requests:
-            self._desk.out.append(AnswerRestore(request, plan, refused, may_pass))
+            self._shared.out.append(AnswerRestore(request, plan, refused, may_pass))
 
     def concerns(self) -> list[Concern]:
         """Return the restore that waits."""
         wanted = self.wanted
-        lasts_ns = 0 if wanted is None else self._desk.now - wanted.asked_ns
+        lasts_ns = 0 if wanted is None else self._shared.now - wanted.asked_ns
         if wanted is None or lasts_ns < SHOWN_NS:
             return []
         text = f"the fleet is to go back to epoch {wanted.epoch}, and no plan could be made for {lasts_ns / 1e9:.1f} s"

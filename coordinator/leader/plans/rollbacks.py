@@ -49,23 +49,23 @@ class RollbackAsked(msgspec.Struct):
 class Rollbacks:
     """Open rollback requests. Volatile: hosts repeat them."""
 
-    def __init__(self, desk: LeaderState, attendance: HostSessions, restores: Restores) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState, attendance: HostSessions, restores: Restores) -> None:
+        self._shared = shared
         self._attendance = attendance
         self._restores = restores
         self._wishes: dict[str, RollbackAsked] = {}
 
     def on_wanted(self, session: HostSession, message: WantRollback) -> None:
         """Take a turn's request, perhaps repeated."""
-        record = self._desk.state.image.agents.get(message.agent)
+        record = self._shared.state.image.agents.get(message.agent)
         if record is None or record.host != session.host or not self._is_of_now(message):
             return
         known = self._wishes.get(message.agent)
         if known is None or known.said.incarnation != message.incarnation:
-            self._wishes[message.agent] = wish = RollbackAsked(message, self._desk.now)
+            self._wishes[message.agent] = wish = RollbackAsked(message, self._shared.now)
             if message.snapshot != LAST:
-                self._desk.out.append(ResolveSnapshot(message.snapshot))
-            self._desk.note("warning", wish.reason)
+                self._shared.out.append(ResolveSnapshot(message.snapshot))
+            self._shared.note("warning", wish.reason)
         elif known.refused:
             self._tell(known)
 
@@ -80,45 +80,45 @@ class Rollbacks:
     def evaluate(self) -> None:
         """Start one restore at a time, and forget requests that are over."""
         for agent, wish in list(self._wishes.items()):
-            if not self._is_of_now(wish.said) or self._desk.state.image.outcome:
+            if not self._is_of_now(wish.said) or self._shared.state.image.outcome:
                 del self._wishes[agent]
                 self._restores.withdraw(wish.token)
             elif not wish.refused:
                 self._pursue(wish)
 
     def _is_of_now(self, said: WantRollback) -> bool:
-        record = self._desk.state.image.agents.get(said.agent)
+        record = self._shared.state.image.agents.get(said.agent)
         return record is not None and record.left_plan is None and record.incarnation == said.incarnation
 
     def _pursue(self, wish: RollbackAsked) -> None:
         refused = self._restores.take_refusal(wish.token)
-        refused = refused or self._desk.state.refusal_of_rollback(wish.said.agent, wish.reason)
+        refused = refused or self._shared.state.refusal_of_rollback(wish.said.agent, wish.reason)
         if refused:
             self._refuse(wish, refused)
             return
-        epoch = wish.epoch or (self._desk.state.newest_complete() if wish.said.snapshot == LAST else 0)
+        epoch = wish.epoch or (self._shared.state.newest_complete() if wish.said.snapshot == LAST else 0)
         if wish.said.snapshot == LAST and not epoch:
             self._refuse(wish, "no snapshot is complete yet")
         elif epoch and self._restores.wanted is None:
             said = wish.said
             self._restores.want(
                 WantedRestore(
-                    wish.token, epoch, wish.reason, False, self._desk.now, agent=said.agent, place=op.clip(said.place)
+                    wish.token, epoch, wish.reason, False, self._shared.now, agent=said.agent, place=op.clip(said.place)
                 )
             )
 
     def _refuse(self, wish: RollbackAsked, why: str) -> None:
         wish.refused = f"{wish.reason}. The fleet does not go back: {why}. The agent stands"
-        self._desk.note("error", wish.refused)
+        self._shared.note("error", wish.refused)
         self._tell(wish)
 
     def _tell(self, wish: RollbackAsked) -> None:
         said = wish.said
-        session = self._attendance.attached_session(self._desk.state.image.agents[said.agent].host)
+        session = self._attendance.attached_session(self._shared.state.image.agents[said.agent].host)
         if session is not None:
-            self._desk.send((session.id,), RollbackRefused(said.agent, said.incarnation, wish.refused))
+            self._shared.send((session.id,), RollbackRefused(said.agent, said.incarnation, wish.refused))
 
     def concerns(self) -> list[Concern]:
         """Return the agents that wait for an operator."""
-        now, wishes = self._desk.now, [x for x in self._wishes.values() if x.refused]
+        now, wishes = self._shared.now, [x for x in self._wishes.values() if x.refused]
         return [Concern("rollback", (), now - x.heard_ns, x.refused, (x.said.agent,)) for x in wishes]

@@ -78,8 +78,8 @@ class Lines:
         finished: agents that have stopped and may leave: all that they ever sent is received in the base, which is published.
     """
 
-    def __init__(self, desk: LeaderState, attendance: HostSessions) -> None:
-        self._desk = desk
+    def __init__(self, shared: LeaderState, attendance: HostSessions) -> None:
+        self._shared = shared
         self._attendance = attendance
         self.ledger: Ledger | None = None
         self.problem = ""
@@ -116,7 +116,10 @@ class Lines:
         """Return whether a line can be made an epoch, be it the base once more."""
         ledger = self.ledger
         return (
-            ledger is not None and ledger.is_ready and not self._unheard and ledger.base_epoch not in self._desk.damaged
+            ledger is not None
+            and ledger.is_ready
+            and not self._unheard
+            and ledger.base_epoch not in self._shared.damaged
         )
 
     @property
@@ -146,17 +149,19 @@ class Lines:
         if message.host_start != session.start or not self._plan:
             return  # without a plan, or in a fleet whose hosts make the epochs, there is nothing to take it in
         problem = shape_problem(message)
-        is_current = message.plan == self._desk.state.plan_number
+        is_current = message.plan == self._shared.state.plan_number
         if is_current and not problem:
-            stranger = self._desk.state.stranger_of(session.host, [message.names[x] for x in message.agents])
+            stranger = self._shared.state.stranger_of(session.host, [message.names[x] for x in message.agents])
             problem = stranger and f"agent {stranger} is placed elsewhere"
         if problem:
-            self._desk.note("error", f"a report of host {session.host} is wrong and not used: {problem}")
+            self._shared.note("error", f"a report of host {session.host} is wrong and not used: {problem}")
         if problem or not is_current:
             self._acknowledge(session.host, session.start, message.sequence)
             return
         if len(self._waiting) >= WAITING_MAX:
-            self._desk.note("error", f"{WAITING_MAX} reports wait for the store: one of host {session.host} is dropped")
+            self._shared.note(
+                "error", f"{WAITING_MAX} reports wait for the store: one of host {session.host} is dropped"
+            )
             return
         checkpoints = tuple(checkpoints_of(message))
         self._waiting.append(WaitingReport(session.host, session.start, message.sequence, checkpoints))
@@ -167,24 +172,24 @@ class Lines:
         if scan is None or (scan.plan, scan.base_epoch) != (event.plan, event.base_epoch):
             return
         self._scan = None
-        if scan.is_late or (event.plan, event.base_epoch) != (self._desk.state.plan_number, self._base()):
+        if scan.is_late or (event.plan, event.base_epoch) != (self._shared.state.plan_number, self._base()):
             return
         if event.damaged_path:
-            self._desk.condemn(event.base_epoch, event.damaged_path, event.error)
+            self._shared.condemn(event.base_epoch, event.damaged_path, event.error)
         elif event.error:
             self._scan_tries += 1
-            self._scan_at_ns = self._desk.now + SCAN_RETRY_NS
-            self._desk.note("error", f"checkpoints of plan {event.plan} cannot be read now: {event.error}")
+            self._scan_at_ns = self._shared.now + SCAN_RETRY_NS
+            self._shared.note("error", f"checkpoints of plan {event.plan} cannot be read now: {event.error}")
             if self._scan_tries >= SCAN_TRIES_MAX:
-                self._desk.end(0, "failed", op.clip(f"the store cannot be read: {event.error}"))
+                self._shared.end(0, "failed", op.clip(f"the store cannot be read: {event.error}"))
         else:
             self._scan_tries = 0
             self._load(event)
 
     def _load(self, event: CheckpointsScanned) -> None:
-        agents = self._desk.state.image.agents
+        agents = self._shared.state.image.agents
         initial = [agent for agent, record in agents.items() if record.is_initial]
-        has_left = self._desk.state.has_left
+        has_left = self._shared.state.has_left
         base = [without_left(x, has_left) for x in event.base if not has_left(x.agent)]
         initial = [agent for agent in initial if not has_left(agent)]
         ledger = self.ledger = Ledger(event.plan, event.base_epoch, base, initial, self._damaged)
@@ -198,19 +203,19 @@ class Lines:
         self._delete_obsolete(ledger)
         if not self._is_swept:
             self._is_swept = True
-            self._desk.out.append(SweepCheckpoints(event.plan))
+            self._shared.out.append(SweepCheckpoints(event.plan))
 
     # ---- materialising --------------------------------------------------------------------------------------------
 
     def materialise(self, epoch: int, line: dict[str, int], members: list[tuple[str, AgentRecord]]) -> None:
         """Have `line` made epoch `epoch`, which is open; `members` are its agents, whether they are made in it or not."""
-        state, ledger = self._desk.state, self.ledger
+        state, ledger = self._shared.state, self.ledger
         plan, record = state.plan, state.image.epochs[epoch]
         assert plan is not None and ledger is not None, "a line without a plan"
         agents, packs = ledger.line_agents(members, line)
         base = ledger.base_epoch
         self._materialising[epoch] = {x.agent: x.number for x in agents}
-        self._desk.out.append(
+        self._shared.out.append(
             MaterialiseLine(
                 epoch=epoch,
                 plan=plan.number,
@@ -220,7 +225,7 @@ class Lines:
                 hosts={host: state.image.hosts[host].start for host in plan.hosts},
                 agents=agents,
                 packs=packs,
-                writer=f"coordinator-{self._desk.options.client.rpartition('.')[2]}",
+                writer=f"coordinator-{self._shared.options.client.rpartition('.')[2]}",
             )
         )
 
@@ -248,11 +253,11 @@ class Lines:
             return
         if event.damaged_path not in ledger.packs:
             if ledger.base_epoch:
-                self._desk.condemn(ledger.base_epoch, event.damaged_path, event.error)
+                self._shared.condemn(ledger.base_epoch, event.damaged_path, event.error)
             return
         for agent, number in ledger.lowest_in(event.damaged_path, event.damaged_agent).items():
             self._damaged[agent] = min(number, self._damaged.get(agent, number))
-            self._desk.note("warning", f"checkpoint {number} of agent {agent} is damaged: {event.damaged_path}")
+            self._shared.note("warning", f"checkpoint {number} of agent {agent} is damaged: {event.damaged_path}")
         self.problem = f"a checkpoint is damaged: {event.damaged_path}: {event.error}"
         self.ledger = None
 
@@ -260,7 +265,7 @@ class Lines:
 
     def evaluate(self) -> None:
         """Follow plan and base; take in the waiting reports."""
-        state = self._desk.state
+        state = self._shared.state
         if state.plan is None or state.image.outcome:
             return
         if self._plan != state.plan_number:
@@ -284,7 +289,7 @@ class Lines:
         A leader that does not know that it was deposed goes on acknowledging reports, and a host repeats only those that were
         not acknowledged. The acknowledged ones are in the store, but perhaps not when this leader first looked.
         """
-        hosts = self._desk.state.image.hosts
+        hosts = self._shared.state.image.hosts
         if self._unheard is None:
             self._unheard = {host: record.start for host, record in hosts.items() if record.state == ALIVE}
         for host, start in list(self._unheard.items()):
@@ -297,7 +302,7 @@ class Lines:
                     self._scan = msgspec.structs.replace(self._scan, is_late=True)
 
     def _begin_plan(self) -> None:
-        self._plan = self._desk.state.plan_number
+        self._plan = self._shared.state.plan_number
         self.ledger, self.problem, self.is_base_lost = None, "", False
         self._is_swept, self._is_gap_scanned = False, False
         self.tentative, self._damaged, self._materialising = {}, {}, {}
@@ -306,7 +311,7 @@ class Lines:
 
     def _base(self) -> int | None:
         """Return the epoch that this plan's checkpoints build on: the last it has completed, or its line; None: it is damaged."""
-        plan, epochs = self._desk.state.plan, self._desk.state.image.epochs
+        plan, epochs = self._shared.state.plan, self._shared.state.image.epochs
         assert plan is not None, "no plan"
         for epoch in reversed(epochs):
             record = epochs[epoch]
@@ -332,21 +337,21 @@ class Lines:
     def _delete_obsolete(self, ledger: Ledger) -> None:
         paths = ledger.take_obsolete()
         if paths:
-            self._desk.out.append(DeleteCheckpoints(paths))
+            self._shared.out.append(DeleteCheckpoints(paths))
 
     def delete(self, paths: tuple[str, ...]) -> None:
         """Delete packs of an aborted round."""
         if paths:
             if self.ledger is not None:
                 self.ledger.release(paths)
-            self._desk.out.append(DeleteCheckpoints(paths))
+            self._shared.out.append(DeleteCheckpoints(paths))
 
     def _ask_scan(self, base: int) -> None:
-        if self._scan is not None or self._desk.now < self._scan_at_ns or base in self._desk.damaged:
+        if self._scan is not None or self._shared.now < self._scan_at_ns or base in self._shared.damaged:
             return
         self._scan = Scan(self._plan, base)
-        root = self._desk.state.image.epochs[base].root if base else ""
-        self._desk.out.append(ScanCheckpoints(self._plan, base, root))
+        root = self._shared.state.image.epochs[base].root if base else ""
+        self._shared.out.append(ScanCheckpoints(self._plan, base, root))
 
     def _take_waiting(self, ledger: Ledger) -> None:
         waiting, self._waiting = self._waiting, []
@@ -363,13 +368,13 @@ class Lines:
         for (host, start), sequence in known.items():
             self._acknowledge(host, start, sequence)
         for problem in ledger.problems:
-            self._desk.note("error", problem)
+            self._shared.note("error", problem)
         ledger.problems = []
         self._mind_gap()
 
     def _take(self, ledger: Ledger, checkpoint: StoredCheckpoint) -> bool:
         if checkpoint.basis == TENTATIVE and checkpoint.number > ledger.base.get(checkpoint.agent, 0):
-            if checkpoint.epoch in self._desk.state.image.epochs:
+            if checkpoint.epoch in self._shared.state.image.epochs:
                 self.tentative[checkpoint.epoch, checkpoint.agent] = checkpoint
             else:
                 self.delete((checkpoint.pack.path,))
@@ -380,8 +385,8 @@ class Lines:
         if not self._waiting:
             self._gap_ns, self._is_gap_scanned = None, False
         elif self._gap_ns is None:
-            self._gap_ns = self._desk.now
-        elif self._desk.now >= self._gap_ns + GAP_NS:
+            self._gap_ns = self._shared.now
+        elif self._shared.now >= self._gap_ns + GAP_NS:
             if self._is_gap_scanned:
                 self._give_up_gaps()
             self.ledger, self._gap_ns, self._is_gap_scanned = None, None, True
@@ -394,9 +399,9 @@ class Lines:
             if checkpoint.number > number and agent not in self._damaged:
                 self._damaged[agent] = number
                 self.problem = f"checkpoint {number} of agent {agent} is not in the store"
-                self._desk.note("warning", self.problem)
+                self._shared.note("warning", self.problem)
 
     def _acknowledge(self, host: str, start: int, sequence: int) -> None:
         session = self._attendance.attached_session(host)
         if session is not None and session.start == start:
-            self._desk.send((session.id,), CheckpointsKnown(sequence))
+            self._shared.send((session.id,), CheckpointsKnown(sequence))

@@ -18,7 +18,7 @@ import json
 import threading
 from typing import Any
 
-from snapline.adapters.shelved_records import RecordsOwner, ShelvedRecords
+from snapline.adapters.shelved_records import RecordsOwner, StoredRecords
 
 _STATE, _PENDING = "state", "pending"
 _KEY = "key/"
@@ -89,7 +89,7 @@ class SnaplineFlowPersistence(FlowPersistence):
         """The flow does not wait any more."""
         self._records().delete(_path(flow_uuid), _PENDING)
 
-    def _records(self) -> ShelvedRecords:
+    def _records(self) -> StoredRecords:
         self.init_db()
         assert self._owner is not None
         return self._owner.records

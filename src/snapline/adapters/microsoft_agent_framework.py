@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from snapline.adapters.in_thread import in_thread
-from snapline.adapters.shelved_records import RecordsOwner, ShelvedRecords
+from snapline.adapters.shelved_records import RecordsOwner, StoredRecords
 
 _KIND = "workflow"
 _STATE = "state"
@@ -34,7 +34,7 @@ class SnaplineCheckpointStorage(RecordsOwner):
 
     SHELF = "agent-framework"
 
-    def __init__(self, records: ShelvedRecords) -> None:
+    def __init__(self, records: StoredRecords) -> None:
         """Use `open`."""
         super().__init__(records)
         self._allowed: frozenset[str] = frozenset()

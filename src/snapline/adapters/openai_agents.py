@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from snapline.adapters.in_thread import in_thread
-from snapline.adapters.shelved_records import RecordsOwner, ShelvedRecords
+from snapline.adapters.shelved_records import RecordsOwner, StoredRecords
 
 Items = list[Any]
 """Items of a conversation, as the SDK calls them: `TResponseInputItem`."""
@@ -21,7 +21,7 @@ class SnaplineSession:
         session_settings: the SDK's; its `limit` holds where `get_items` is given none.
     """
 
-    def __init__(self, records: ShelvedRecords, session_id: str, session_settings: Any = None) -> None:
+    def __init__(self, records: StoredRecords, session_id: str, session_settings: Any = None) -> None:
         self.session_id = session_id
         self.session_settings = session_settings
         self._records = records

@@ -42,7 +42,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(FieldsRecord)
 
 
-class ShelvedRecords:
+class StoredRecords:
     """Records on one shelf."""
 
     def __init__(self, shelf: Shelf) -> None:
@@ -158,7 +158,7 @@ class RecordsOwner:
     SHELF: ClassVar[str]
     """Name of the shelf in its store."""
 
-    def __init__(self, records: ShelvedRecords) -> None:
+    def __init__(self, records: StoredRecords) -> None:
         """Use `open`."""
         self._records = records
 
@@ -176,10 +176,10 @@ class RecordsOwner:
             DamagedDataError: something in it is not what was written.
         """
         store = (Store.open if must_exist else Store.open_or_create)(location, keys=keys)
-        return cls(ShelvedRecords(Shelf.open(store, cls.SHELF)))
+        return cls(StoredRecords(Shelf.open(store, cls.SHELF)))
 
     @property
-    def records(self) -> ShelvedRecords:
+    def records(self) -> StoredRecords:
         """Records on the shelf."""
         return self._records
 

@@ -8,7 +8,7 @@ import msgspec
 from snapline.chaos import preload
 from snapline.errors import UsageError
 from snapline.sim.faults.faults import describe_words
-from snapline.sim.faults.words import CoordinatorWord, DiskWord, HangWord, MembershipWord, PartitionWord
+from snapline.sim.faults.words import CoordinatorFault, DiskFault, HangFault, MembershipFault, PartitionFault
 from snapline.sim.scenario import FaultPart, Scenario
 
 Where = Literal["local", "ssh", "podman", "slurm", "ray"]
@@ -26,7 +26,7 @@ NEVER = {
 POINTS = "points of the code are armed in processes that `chaos run` starts itself, on this machine"
 
 
-class Ability(msgspec.Struct, frozen=True):
+class Capability(msgspec.Struct, frozen=True):
     """One word, how it is carried out, and why not if it cannot be."""
 
     word: str
@@ -81,14 +81,14 @@ AGAINST_AT: dict[tuple[Where, str], str] = {
 """Faults that one launcher cannot carry out, with reasons."""
 
 
-def abilities(on: Where = HERE) -> list[Ability]:
+def abilities(on: Where = HERE) -> list[Capability]:
     """All words, as `snapline sim faults` lists them."""
     return [_ability(kind, word, on) for kind, word, _ in describe_words()]
 
 
-def _ability(kind: str, word: str, on: Where) -> Ability:
+def _ability(kind: str, word: str, on: Where) -> Capability:
     means = MEANS if on == HERE else MEANS_ELSEWHERE
-    return Ability(word, _of(means, kind, word), reason_against_word(kind, word, on))
+    return Capability(word, _of(means, kind, word), reason_against_word(kind, word, on))
 
 
 def _of(table: dict[str, str], kind: str, word: str) -> str:
@@ -125,7 +125,7 @@ def problems(scenario: Scenario, on: Where = HERE) -> Iterator[str]:
 def reason_against(fault: FaultPart, on: Where = HERE) -> str:
     """Why this one cannot be; "": it can."""
     word = fault.word
-    if on == HERE and isinstance(word, DiskWord) and word.failpoint:
+    if on == HERE and isinstance(word, DiskFault) and word.failpoint:
         return ""
     if on != HERE and word.point:
         return POINTS
@@ -137,9 +137,9 @@ def reason_against(fault: FaultPart, on: Where = HERE) -> str:
 def _name_of(fault: FaultPart) -> str:
     """Return the name that `describe_words` gives it."""
     match fault.word:
-        case PartitionWord(shape=choice) | DiskWord(mode=choice) | HangWord(what=choice):
+        case PartitionFault(shape=choice) | DiskFault(mode=choice) | HangFault(what=choice):
             return f"{fault.kind}: {choice}"
-        case CoordinatorWord(kind=choice) | MembershipWord(kind=choice):
+        case CoordinatorFault(kind=choice) | MembershipFault(kind=choice):
             return f"{fault.kind}: {choice}"
         case _:
             return fault.kind

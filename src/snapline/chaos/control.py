@@ -28,7 +28,7 @@ FIELDS = (
 SIZE = 8 * len(FIELDS)
 
 
-class Wrongs:
+class FaultCounters:
     """The numbers of one process, all 0 at first."""
 
     def __init__(self, path: Path) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from snapline.chaos.control import Wrongs
+from snapline.chaos.control import FaultCounters
 
 OUT = 1
 
@@ -30,7 +30,7 @@ def say(to: int, word: str, of: object) -> None:
 class CrashNote:
     """Notes of the program on its progress. `of` is any name: a step, an input, a payment."""
 
-    def __init__(self, to: int, wrongs: Wrongs) -> None:
+    def __init__(self, to: int, wrongs: FaultCounters) -> None:
         self._to = to
         self._wrongs = wrongs
 
@@ -66,7 +66,7 @@ def load(file: str, function: str) -> Callable[[Path, CrashNote], Any]:
     return found
 
 
-def _live(program: Callable[[Path, CrashNote], Any], folder: str, to: int, wrongs: Wrongs) -> None:
+def _live(program: Callable[[Path, CrashNote], Any], folder: str, to: int, wrongs: FaultCounters) -> None:
     """One life; never returns."""
     try:
         result = program(Path(folder), CrashNote(to, wrongs))
@@ -82,7 +82,7 @@ def _live(program: Callable[[Path, CrashNote], Any], folder: str, to: int, wrong
 def main() -> None:
     to = os.dup(OUT)
     os.dup2(2, OUT)  # what the program prints is no word of it
-    wrongs = Wrongs(Path(os.environ["SNAPLINE_CHAOS_CONTROL"]))
+    wrongs = FaultCounters(Path(os.environ["SNAPLINE_CHAOS_CONTROL"]))
     program = load(*sys.argv[1:])
     say(to, "ready", "")
     for line in sys.stdin:

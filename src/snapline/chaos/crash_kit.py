@@ -44,7 +44,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 import msgspec
 
 from snapline.chaos import crash_child, preload
-from snapline.chaos.control import Wrongs
+from snapline.chaos.control import FaultCounters
 from snapline.chaos.crash_judge import CrashFinding, Life, judge
 from snapline.errors import ExternalFailureError, UsageError
 
@@ -195,7 +195,7 @@ class _Lives:
     def __init__(self, folder: Path, file: str, name: str) -> None:
         self._root = folder / "stores"
         self._root.mkdir()
-        self._control = Wrongs(folder / "control")
+        self._control = FaultCounters(folder / "control")
         self.moments = self.changes = 0
         """Counts of the longest life so far; changes are those that are no words."""
         added = preload.environment(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from snapline import failpoints
-from snapline.chaos.control import Wrongs
+from snapline.chaos.control import FaultCounters
 from snapline.chaos.failpoints import PassedPoints
 from snapline.errors import EncodingError
 from snapline.sim.faults import executor as moments
@@ -28,12 +28,12 @@ LOOK_S = 0.02
 Handler = Callable[..., Any]  # of the product, whatever it takes
 
 
-class Victim:
+class FaultTarget:
     """Faults done to this process, and by it to itself."""
 
     def __init__(self, folder: Path, node: str) -> None:
         self._points = PassedPoints(folder / POINTS, node)
-        self._control = Wrongs(folder / CONTROLS / node)
+        self._control = FaultCounters(folder / CONTROLS / node)
 
     def passed(self, name: str) -> None:
         """Pass a point: suffer what is armed there."""
@@ -156,7 +156,7 @@ def main() -> None:
     folder, node = Path(sys.argv[1]), sys.argv[2]
     sys.argv = ["snapline", *sys.argv[3:]]
     forked.prepare()  # before anything imports gRPC
-    victim = Victim(folder, node)
+    victim = FaultTarget(folder, node)
     failpoints.install(victim.passed)
     victim.watch_host() if sys.argv[1] == "host" else victim.watch_coordinator()
     with _limited(folder / LIMITS_FILE):

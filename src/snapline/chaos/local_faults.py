@@ -16,7 +16,7 @@ import msgspec
 
 from snapline.chaos import commands as cm
 from snapline.chaos import preload
-from snapline.chaos.control import Wrongs
+from snapline.chaos.control import FaultCounters
 from snapline.chaos.damage import flip
 from snapline.chaos.failpoints import ArmedPoint, Arming
 from snapline.chaos.fault_wrapper import CONTROLS, LIMITS_FILE, POINTS
@@ -36,10 +36,10 @@ SLOW_DISK_US = 30_000
 """Duration of each call on a slow disk; a call on a quick one takes a hundredth of that."""
 
 
-class VictimCommands:
+class FaultableCommands:
     """Command lines of processes that can be made to fail, and that reach each other through gates."""
 
-    def __init__(self, inner: SnaplineCommands, site: "Site") -> None:
+    def __init__(self, inner: SnaplineCommands, site: "LocalFaults") -> None:
         self._inner = inner
         self._site = site
 
@@ -58,7 +58,7 @@ class VictimCommands:
         return self._site.victim(host, [*self._inner.host(known, host, instance), *where])
 
 
-class Site:
+class LocalFaults:
     """Local place where a scenario is carried out.
 
     Attributes:
@@ -93,7 +93,7 @@ class Site:
             on_failure="restart",
         )
         self.fleet = LocalFleet(
-            VictimCommands(inner, self),
+            FaultableCommands(inner, self),
             data_dir=self._folder,
             hosts=scenario.fleet.hosts,
             coordinators=scenario.fleet.coordinators,
@@ -106,7 +106,7 @@ class Site:
             coordinators=self.coordinators,
             joining=joining_hosts(scenario),
         )
-        self._controls: dict[str, Wrongs] = {}
+        self._controls: dict[str, FaultCounters] = {}
         self._library: Path | None = None
         self._arming: Arming | None = None
 
@@ -119,7 +119,7 @@ class Site:
             (place / each).mkdir(parents=True, exist_ok=True)
         (place / LIMITS_FILE).write_bytes(msgspec.json.encode(self._scenario.limits))
         self._arming = Arming(place / POINTS)
-        self._controls = {node: Wrongs(place / CONTROLS / node) for node in self._nodes}
+        self._controls = {node: FaultCounters(place / CONTROLS / node) for node in self._nodes}
         if not preload.reason_against():
             self._library = preload.build(place)
         await self.network.start()

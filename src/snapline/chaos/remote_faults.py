@@ -14,7 +14,7 @@ from snapline.chaos import commands as cm
 from snapline.chaos.damage import flip
 from snapline.chaos.processes import Processes
 from snapline.deploy.data_directory import STORE_FOLDER
-from snapline.deploy.kept_fleet import OPERATOR, KeptPlan, commands_for, connect, launcher_of
+from snapline.deploy.kept_fleet import OPERATOR, DetachedPlan, commands_for, connect, launcher_of
 from snapline.deploy.running_fleet import LaunchedFleet
 from snapline.deploy.status import FleetReading
 from snapline.messages.coordinator_client import CoordinatorClient
@@ -23,7 +23,7 @@ from snapline.sim.scenario import Scenario, coordinator_names, host_names, joini
 NAME_BYTES = 3
 
 
-class Elsewhere:
+class RemoteFaults:
     """Remote place where a scenario is carried out.
 
     Attributes:
@@ -35,7 +35,7 @@ class Elsewhere:
         self,
         scenario: Scenario,
         folder: Path,
-        plan: KeptPlan,
+        plan: DetachedPlan,
         *,
         fleet: str,
         arguments: Mapping[str, str],

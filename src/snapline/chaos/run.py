@@ -17,18 +17,18 @@ from snapline.chaos import commands as cm
 from snapline.chaos.capabilities import HERE, check_abilities
 from snapline.chaos.executor import ChaosExecutor
 from snapline.chaos.judge import StoreJudge
-from snapline.chaos.local_faults import Site
+from snapline.chaos.local_faults import LocalFaults
 from snapline.chaos.processes import LOOK_S
-from snapline.chaos.remote_faults import Elsewhere
+from snapline.chaos.remote_faults import RemoteFaults
 from snapline.chaos.workloads import FLEET, workload_of
 from snapline.deploy.data_directory import STORE_FOLDER
-from snapline.deploy.kept_fleet import KeptPlan
+from snapline.deploy.kept_fleet import DetachedPlan
 from snapline.errors import SnaplineError, UsageError
 from snapline.folders import make_private
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.messages.status import FleetStatus
 from snapline.sim.choices import RandomChoices
-from snapline.sim.faults.words import DiskWord, PartitionWord
+from snapline.sim.faults.words import DiskFault, PartitionFault
 from snapline.sim.result import Result
 from snapline.sim.scenario import Scenario, format_scenario
 from snapline.sim.workloads.checked import AtEnd, CheckedWorkload, Invariant
@@ -67,7 +67,7 @@ async def run_chaos(
     *,
     folder: Path,
     checks: Checks = NO_CHECKS,
-    plan: KeptPlan | None = None,
+    plan: DetachedPlan | None = None,
     on_note: Callable[[str], None] = lambda note: None,
 ) -> Result:
     """Run a drawn scenario in a new folder, on this machine or, by `plan`, elsewhere: then all machines see that folder.
@@ -99,7 +99,7 @@ class ChaosRun:
         seed: int,
         folder: Path,
         checks: Checks,
-        plan: KeptPlan | None,
+        plan: DetachedPlan | None,
         on_note: Callable[[str], None],
     ) -> None:
         inner = workload_of(folder / SCENARIO_FILE, folder / STOP_FILE)
@@ -110,9 +110,9 @@ class ChaosRun:
         self._executor = ChaosExecutor(scenario, RandomChoices(seed))
         arguments = {"scenario": str(folder / SCENARIO_FILE), "stop": str(folder / STOP_FILE)}
         self._site = (
-            Site(scenario, folder, fleet=FLEET, arguments=arguments, seed=seed, on_note=on_note)
+            LocalFaults(scenario, folder, fleet=FLEET, arguments=arguments, seed=seed, on_note=on_note)
             if plan is None
-            else Elsewhere(scenario, folder, plan, fleet=FLEET, arguments=arguments, on_note=on_note)
+            else RemoteFaults(scenario, folder, plan, fleet=FLEET, arguments=arguments, on_note=on_note)
         )
         self._began_s = time.monotonic()
         self._judge = StoreJudge(str(folder / STORE_FOLDER), self._workload, self._elapsed_ns)
@@ -288,8 +288,8 @@ class ChaosRun:
     async def _keep_looking(self) -> None:
         """Keep reading who leads, and what else the schedule needs."""
         words = [fault.word for fault in self._scenario.fault]
-        wants_homes = any(isinstance(word, PartitionWord) and word.shape == "isolate-agent" for word in words)
-        wants_files = any(isinstance(word, DiskWord) and word.mode == "bit-flip" for word in words)
+        wants_homes = any(isinstance(word, PartitionFault) and word.shape == "isolate-agent" for word in words)
+        wants_files = any(isinstance(word, DiskFault) and word.mode == "bit-flip" for word in words)
         while True:
             leader = await self._site.fleet.leader()
             homes = await self._homes() if wants_homes else {}

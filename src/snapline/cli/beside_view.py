@@ -37,7 +37,7 @@ LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
-class BesideView:
+class ViewOptions:
     """Options of commands that show their fleet in a browser."""
 
     ui: Annotated[
@@ -75,7 +75,7 @@ class BesideView:
 
 @contextlib.asynccontextmanager
 async def shown_in_browser(fleet: "LocalFleet", port: int | None, progress: "FleetProgress") -> AsyncIterator[None]:
-    """Show the fleet meanwhile; `port`: as from `BesideView.port`."""
+    """Show the fleet meanwhile; `port`: as from `ViewOptions.port`."""
     if port is None:
         yield
         return

@@ -20,7 +20,7 @@ from snapline.cli.sim_scenarios import RUNS, ScenarioChanges
 if TYPE_CHECKING:
     from snapline.chaos.run import Checks
     from snapline.cli.output import Printer
-    from snapline.deploy.kept_fleet import KeptPlan
+    from snapline.deploy.kept_fleet import DetachedPlan
     from snapline.sim.result import Result
     from snapline.sim.scenario import Scenario
 
@@ -115,7 +115,7 @@ def _folder_for(base: Path, name: str, seed: int) -> Path:
 
 
 def _run(
-    drawn: "Scenario", seed: int, place: Path, checks: "Checks", plan: "KeptPlan | None", printer: "Printer"
+    drawn: "Scenario", seed: int, place: Path, checks: "Checks", plan: "DetachedPlan | None", printer: "Printer"
 ) -> "Result":
     import shutil
 
@@ -141,7 +141,7 @@ async def _carried_out(
     seed: int,
     place: Path,
     checks: "Checks",
-    plan: "KeptPlan | None",
+    plan: "DetachedPlan | None",
     on_note: Callable[[str], None],
 ) -> "Result":
     """Run chaos; stop cleanly on SIGTERM, or remote processes would run on."""

@@ -15,7 +15,7 @@ from snapline.errors import UsageError
 
 if TYPE_CHECKING:
     from snapline.chaos.capabilities import Where
-    from snapline.deploy.kept_fleet import KeptPlan
+    from snapline.deploy.kept_fleet import DetachedPlan
 
 OnPlace = Annotated[
     Place | None,
@@ -53,7 +53,7 @@ class ChaosPlace:
         """Place of the launcher."""
         return place_of(self.on)
 
-    def plan(self, folder: Path) -> "KeptPlan | None":
+    def plan(self, folder: Path) -> "DetachedPlan | None":
         """Return the plan from the options, with settings as defaults; None: this machine.
 
         Raises:

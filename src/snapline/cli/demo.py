@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from snapline.cli.beside_view import BesideView
+from snapline.cli.beside_view import ViewOptions
 from snapline.cli.command import command
 from snapline.cli.options import Display
 
@@ -13,7 +13,7 @@ from snapline.cli.options import Display
 @command
 def demo(
     display: Display,
-    view: BesideView,
+    view: ViewOptions,
     source: Annotated[
         str | None,
         typer.Option(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import typer
 
 
-class FirstWord(NamedTuple):
+class CommandGroup(NamedTuple):
     """`module`: of `snapline.cli`. `says`: in the list of all; of a command of one word it is how its docstring begins."""
 
     module: str
@@ -17,48 +17,50 @@ class FirstWord(NamedTuple):
 
 
 WORDS = {
-    "demo": FirstWord("demo", "Rank modules on several hosts, kill one, and kill the coordinator's leader."),
-    "run": FirstWord("run", "Run a whole fleet on this machine."),
-    "up": FirstWord("up", "Take a fleet up, and leave it running."),
-    "down": FirstWord("up", "Take a fleet down that `snapline up` has taken up."),
-    "doctor": FirstWord("doctor", "Look whether this machine, a store and a fleet are as they should be."),
-    "scale": FirstWord("scale", "Give a fleet that runs more hosts, or fewer."),
-    "restart": FirstWord("scale", "Start every process of a fleet anew, one after the other, while it runs."),
-    "keep": FirstWord(
+    "demo": CommandGroup("demo", "Rank modules on several hosts, kill one, and kill the coordinator's leader."),
+    "run": CommandGroup("run", "Run a whole fleet on this machine."),
+    "up": CommandGroup("up", "Take a fleet up, and leave it running."),
+    "down": CommandGroup("up", "Take a fleet down that `snapline up` has taken up."),
+    "doctor": CommandGroup("doctor", "Look whether this machine, a store and a fleet are as they should be."),
+    "scale": CommandGroup("scale", "Give a fleet that runs more hosts, or fewer."),
+    "restart": CommandGroup("scale", "Start every process of a fleet anew, one after the other, while it runs."),
+    "keep": CommandGroup(
         "up_background", "Keep the fleet of this folder: what `snapline up` starts in the background.", True
     ),
-    "unit": FirstWord("unit", "Print a unit for systemd that starts a coordinator or a host."),
-    "status": FirstWord("status", "Show phase, hosts and epochs of the fleet."),
-    "top": FirstWord("top", "Show the fleet in the terminal, as it changes, until q or Ctrl-C."),
-    "logs": FirstWord("logs", "Print what all processes of a fleet have printed, by time, oldest first."),
-    "audit": FirstWord(
+    "unit": CommandGroup("unit", "Print a unit for systemd that starts a coordinator or a host."),
+    "status": CommandGroup("status", "Show phase, hosts and epochs of the fleet."),
+    "top": CommandGroup("top", "Show the fleet in the terminal, as it changes, until q or Ctrl-C."),
+    "logs": CommandGroup("logs", "Print what all processes of a fleet have printed, by time, oldest first."),
+    "audit": CommandGroup(
         "audit", "Show what operators and admins have asked of the fleet to change it, and what they were refused."
     ),
-    "advise": FirstWord("advise", "Say which protocol and interval suit the fleet, and why."),
-    "analyze": FirstWord("analyze", "Analyse a trace: recovery line, domino effect, useless checkpoints."),
-    "version": FirstWord("version", "Print the version."),
+    "advise": CommandGroup("advise", "Say which protocol and interval suit the fleet, and why."),
+    "analyze": CommandGroup("analyze", "Analyse a trace: recovery line, domino effect, useless checkpoints."),
+    "version": CommandGroup("version", "Print the version."),
 }
 """A command of one word: a function of that name in its module."""
 
 NOUNS = {
-    "snapshot": FirstWord("snapshot", "Take, list, show, verify, compare, fork, move, keep and prune snapshots."),
-    "recovery": FirstWord("recovery", "Where the fleet would, or did, go back to."),
-    "keys": FirstWord("keys", "Make key files; rotate and show the keys of a store."),
-    "fleet": FirstWord("fleet", "Fleets as they are written."),
-    "agent": FirstWord(
+    "snapshot": CommandGroup("snapshot", "Take, list, show, verify, compare, fork, move, keep and prune snapshots."),
+    "recovery": CommandGroup("recovery", "Where the fleet would, or did, go back to."),
+    "keys": CommandGroup("keys", "Make key files; rotate and show the keys of a store."),
+    "fleet": CommandGroup("fleet", "Fleets as they are written."),
+    "agent": CommandGroup(
         "agent", "Agents: where they live, what they hold, inputs for them, letters they could not take."
     ),
-    "auth": FirstWord("auth", "Certificates and tokens: who may do what in a fleet."),
-    "config": FirstWord("configuration", "Settings: what they are, and where they come from."),
-    "coordinator": FirstWord("coordinator", "The process that decides, and its replicas."),
-    "host": FirstWord("hosts", "The processes that run agents."),
-    "output": FirstWord("outputs", "What agents have given to the outside."),
-    "effect": FirstWord("effects", "What agents have done outside."),
-    "gateway": FirstWord("gateway", "A fleet behind HTTP."),
-    "ui": FirstWord("ui", "The fleet in a browser."),
-    "health": FirstWord("health", "Ask a host or a coordinator that was started with --health."),
-    "sim": FirstWord("sim", "Run fleets in virtual time, with faults from a seed, and judge every guarantee."),
-    "chaos": FirstWord("chaos", "Carry the simulator's faults out on real processes, and judge them by their store."),
+    "auth": CommandGroup("auth", "Certificates and tokens: who may do what in a fleet."),
+    "config": CommandGroup("configuration", "Settings: what they are, and where they come from."),
+    "coordinator": CommandGroup("coordinator", "The process that decides, and its replicas."),
+    "host": CommandGroup("hosts", "The processes that run agents."),
+    "output": CommandGroup("outputs", "What agents have given to the outside."),
+    "effect": CommandGroup("effects", "What agents have done outside."),
+    "gateway": CommandGroup("gateway", "A fleet behind HTTP."),
+    "ui": CommandGroup("ui", "The fleet in a browser."),
+    "health": CommandGroup("health", "Ask a host or a coordinator that was started with --health."),
+    "sim": CommandGroup("sim", "Run fleets in virtual time, with faults from a seed, and judge every guarantee."),
+    "chaos": CommandGroup(
+        "chaos", "Carry the simulator's faults out on real processes, and judge them by their store."
+    ),
 }
 """The first word of a command: its module's `app` has the verbs."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.beside_view import BesideView, shown_in_browser
+from snapline.cli.beside_view import ViewOptions, shown_in_browser
 from snapline.cli.command import PARTIAL, command
 from snapline.cli.fleets import check_reference
 from snapline.cli.options import (
@@ -60,7 +60,7 @@ def run(
     display: Display,
     log_lines: LogLines,
     spans: Spans,
-    view: BesideView,
+    view: ViewOptions,
     fleet: FleetReference,
     hosts: Annotated[int, typer.Option("--hosts", min=1, metavar="N", help="Number of host processes.")] = 2,
     coordinators: Annotated[

@@ -19,7 +19,7 @@ _SNAPSHOT = typer.Argument(metavar="ID", help="Epoch number, `latest`, tag, or f
 NAMES_SHOWN = 20
 
 
-class InputsWord(StrEnum):
+class InputsChoice(StrEnum):
     """Values of `--inputs`."""
 
     COPY = "copy"
@@ -45,8 +45,8 @@ def fork(
     ] = "",
     arg: FleetArguments = None,
     inputs: Annotated[
-        InputsWord, typer.Option("--inputs", help="What becomes of inputs that the agents have not consumed.")
-    ] = InputsWord.DROP,
+        InputsChoice, typer.Option("--inputs", help="What becomes of inputs that the agents have not consumed.")
+    ] = InputsChoice.DROP,
     live: Annotated[bool, typer.Option("--live", help="Let it do effects.")] = False,
     again: Annotated[
         bool, typer.Option("--again", help="First remove what an unfinished fork has left at the same place.")
@@ -58,7 +58,7 @@ def fork(
     """
     import msgspec
 
-    from snapline.agent_runtime.snapshots.forking import ForkWish, fork_snapshot
+    from snapline.agent_runtime.snapshots.forking import ForkRequest, fork_snapshot
     from snapline.cli import fleets
     from snapline.deploy.data_directory import folder_of_fork
 
@@ -66,7 +66,7 @@ def fork(
         raise UsageError("--arg is for the function that --fleet names: give --fleet MODULE:FLEET")
     if fleet:
         fleets.check_reference(fleet)
-    wish = ForkWish(
+    wish = ForkRequest(
         name=name,
         settings=parse_settings(settings or []),
         fleet=fleets.load(fleet, parse_arguments(arg)) if fleet else None,

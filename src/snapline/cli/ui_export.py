@@ -16,7 +16,7 @@ from snapline.errors import UsageError
 if TYPE_CHECKING:
     from snapline.security.transport import Security
     from snapline.view.export import ExportedScreen
-    from snapline.view.redaction import Withheld
+    from snapline.view.redaction import Redaction
 
 Exported = tuple[str, list["ExportedScreen"]]
 
@@ -50,12 +50,12 @@ def export(
     """
     try:
         from snapline.view.export_page import check_free, epoch_of, export_page, write_file
-        from snapline.view.redaction import Withheld
+        from snapline.view.redaction import Redaction
     except ModuleNotFoundError as error:
         raise UsageError(f"the view needs {error.name!r}: pip install 'snapline[ui]'") from error
 
     check_free(file, is_forced=force)
-    withheld = Withheld() if no_states else None
+    withheld = Redaction() if no_states else None
     if source.store is not None:
         if source.coordinator is not None or source.data_dir is not None:
             raise UsageError("--store is read at rest, a coordinator is asked: give one of them")
@@ -70,14 +70,14 @@ def export(
     display.printer().result(result, _show)
 
 
-async def _of_store(location: str, snapshot: str, withheld: "Withheld | None") -> Exported:
+async def _of_store(location: str, snapshot: str, withheld: "Redaction | None") -> Exported:
     from snapline.view.export import store_screens
     from snapline.view.store_at_rest import StoreAtRest
 
     return await store_screens(StoreAtRest(location), snapshot, withheld)
 
 
-async def _of_fleet(address: str, security: "Security", snapshot: str, withheld: "Withheld | None") -> Exported:
+async def _of_fleet(address: str, security: "Security", snapshot: str, withheld: "Redaction | None") -> Exported:
     from snapline.cli.remote import CLIENT_NAME
     from snapline.view.export import FleetExport
     from snapline.view.questions import open_questions

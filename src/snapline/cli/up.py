@@ -43,7 +43,7 @@ from snapline.ids import check_id
 
 if TYPE_CHECKING:
     from snapline.deploy.plan import FleetPlan
-    from snapline.deploy.ray_fleet import RayStanding
+    from snapline.deploy.ray_fleet import RayStatus
 
 UP_TIMEOUT_S = 180.0
 """Time for a whole fleet to start: seconds on one machine; a cluster may copy code to its nodes."""
@@ -362,7 +362,7 @@ def _up_on_ray(plan: "FleetPlan", found: dict[str, str], timeout_s: float, progr
     return _up_document(plan, now)
 
 
-def _up_document(plan: "FleetPlan", now: "RayStanding") -> Document:
+def _up_document(plan: "FleetPlan", now: "RayStatus") -> Document:
     return document(
         "FleetUp",
         name=plan.name,

@@ -19,7 +19,7 @@ from snapline.cli.settings import UserSettings
 from snapline.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from snapline.deploy.kept_fleet import KeptPlace, KeptPlan
+    from snapline.deploy.kept_fleet import DetachedPlan, KeptPlace
     from snapline.deploy.plan import FleetPlan
 
 END_S = 90.0
@@ -33,11 +33,11 @@ PLACES: "Mapping[str, KeptPlace]" = {"ssh": "ssh", "podman": "podman", "slurm": 
 """`--on` → place."""
 
 
-def plan_of(place: str, what: "FleetPlan", found: Mapping[str, str]) -> "KeptPlan":
+def plan_of(place: str, what: "FleetPlan", found: Mapping[str, str]) -> "DetachedPlan":
     """Build the plan from settings of KEYS."""
-    from snapline.deploy.kept_fleet import KeptPlan
+    from snapline.deploy.kept_fleet import DetachedPlan
 
-    return KeptPlan(
+    return DetachedPlan(
         place=PLACES[place],
         what=what,
         address=found["address"],
@@ -51,7 +51,7 @@ def plan_of(place: str, what: "FleetPlan", found: Mapping[str, str]) -> "KeptPla
     )
 
 
-def up_kept(plan: "KeptPlan", folder: Path, timeout_s: float, progress: FleetProgress) -> Document:
+def up_kept(plan: "DetachedPlan", folder: Path, timeout_s: float, progress: FleetProgress) -> Document:
     """Start the keeper, and wait until all hosts take part."""
     from snapline.deploy.kept_fleet import certificates_of, check_place, connect, write_plan
 
@@ -77,7 +77,7 @@ def up_kept(plan: "KeptPlan", folder: Path, timeout_s: float, progress: FleetPro
 
 def plan_before(
     settings: UserSettings, name: str, place: str, address: str | None, data_dir: str | None, folder: Path
-) -> "KeptPlan":
+) -> "DetachedPlan":
     """The plan that a fleet was started with from here; else the one from the settings.
 
     Raises:
@@ -99,7 +99,7 @@ def plan_before(
     return plan_of(place, what, found)
 
 
-def down_kept(plan: "KeptPlan", folder: Path, note: Callable[[str], None], *, is_dry: bool) -> None:
+def down_kept(plan: "DetachedPlan", folder: Path, note: Callable[[str], None], *, is_dry: bool) -> None:
     """End the keeper, which ends all; then remains of an earlier one."""
     from snapline.deploy.kept_fleet import launcher_of
 

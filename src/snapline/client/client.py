@@ -24,7 +24,7 @@ from snapline.client.dead_letters import DeadLetterResult, Numbers, Settling, wo
 from snapline.client.endings import Receipt, Reply, ReplyReader, answer_error, snapshot_of
 from snapline.client.giving import AgentInput, check_timeout, input_of
 from snapline.client.hosts import HostCalls
-from snapline.client.outputs import WantedOutputs, wanted_outputs
+from snapline.client.outputs import OutputsRequest, wanted_outputs
 from snapline.client.sends import Sends
 from snapline.client.views import see, waiting_agents
 from snapline.client.waiting import fail_all
@@ -228,7 +228,7 @@ class Client:
             CoordinatorUnavailableError, UnknownOutcomeError, StoreError: nothing could be read for that long.
             DamagedDataError: a file is not what was written.
         """
-        wanted = WantedOutputs(topic, after, consumer, message_type, follow, timeout_s)
+        wanted = OutputsRequest(topic, after, consumer, message_type, follow, timeout_s)
         return wanted_outputs(lambda: self._coordinator, wanted)
 
     async def effects(self) -> list[Effect]:

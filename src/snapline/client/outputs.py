@@ -78,7 +78,7 @@ class OutputReading:
         return min(PAUSE_S_MAX, pause_s)
 
 
-class WantedOutputs(msgspec.Struct, frozen=True):
+class OutputsRequest(msgspec.Struct, frozen=True):
     """Arguments of `Client.outputs`; see there."""
 
     topic: str
@@ -90,7 +90,7 @@ class WantedOutputs(msgspec.Struct, frozen=True):
 
 
 async def wanted_outputs(
-    coordinator: Callable[[], CoordinatorClient], wanted: WantedOutputs
+    coordinator: Callable[[], CoordinatorClient], wanted: OutputsRequest
 ) -> AsyncGenerator[Output | OutputsReverted, None]:
     """Yield the requested outputs; see `Client.outputs`."""
     check_timeout(wanted.timeout_s)

@@ -42,7 +42,7 @@ KeptPlace = Literal["ssh", "podman", "slurm", "ray"]
 """Places of a kept fleet. Of a Ray cluster only chaos has a plan: what `snapline up` starts there is kept by an actor (`deploy/ray_fleet.py`)."""
 
 
-class KeptPlan(msgspec.Struct, frozen=True):
+class DetachedPlan(msgspec.Struct, frozen=True):
     """Plan of a fleet to run: its contents and its place.
 
     Attributes:
@@ -69,21 +69,21 @@ class KeptPlan(msgspec.Struct, frozen=True):
     tls: str = ""
 
 
-def write_plan(folder: Path, plan: KeptPlan) -> None:
+def write_plan(folder: Path, plan: DetachedPlan) -> None:
     """Write the plan for the process in the background."""
     make_private(folder)
     (folder / ADDRESS_FILE).unlink(missing_ok=True)
     (folder / PLAN_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
 
 
-def read_plan(folder: Path) -> KeptPlan | None:
+def read_plan(folder: Path) -> DetachedPlan | None:
     """Return the plan that `write_plan` has written; None if there is none."""
     if not (folder / PLAN_FILE).exists():
         return None
-    return msgspec.json.decode((folder / PLAN_FILE).read_bytes(), type=KeptPlan)
+    return msgspec.json.decode((folder / PLAN_FILE).read_bytes(), type=DetachedPlan)
 
 
-def certificates_of(plan: KeptPlan) -> Mapping[str, bytes]:
+def certificates_of(plan: DetachedPlan) -> Mapping[str, bytes]:
     """Return the certificates of all its processes.
 
     Raises:
@@ -99,7 +99,7 @@ def certificates_of(plan: KeptPlan) -> Mapping[str, bytes]:
     return read_certificates(Path(plan.tls), plan.what.hosts, plan.what.coordinators)
 
 
-def files_of(plan: KeptPlan, kind: Kind, name: str) -> Mapping[str, bytes]:
+def files_of(plan: DetachedPlan, kind: Kind, name: str) -> Mapping[str, bytes]:
     """Return the current files that one process needs to be trusted: they may have been renewed, or its host have come later.
 
     Raises:
@@ -113,7 +113,7 @@ def files_of(plan: KeptPlan, kind: Kind, name: str) -> Mapping[str, bytes]:
         raise ExternalFailureError(str(error)) from error
 
 
-class KeptLauncher(Launcher, Protocol):
+class DetachedLauncher(Launcher, Protocol):
     """A launcher whose processes outlive it."""
 
     async def sweep(self) -> list[str]:
@@ -121,7 +121,7 @@ class KeptLauncher(Launcher, Protocol):
         ...
 
 
-def launcher_of(plan: KeptPlan, on_note: Callable[[str], None] = lambda note: None) -> KeptLauncher:
+def launcher_of(plan: DetachedPlan, on_note: Callable[[str], None] = lambda note: None) -> DetachedLauncher:
     """The launcher of such a fleet."""
     if plan.place == "slurm":
         return SlurmLauncher(
@@ -162,7 +162,7 @@ def launcher_of(plan: KeptPlan, on_note: Callable[[str], None] = lambda note: No
     )
 
 
-async def check_place(plan: KeptPlan) -> None:
+async def check_place(plan: DetachedPlan) -> None:
     """Check its place before anything is started, in seconds.
 
     Raises:
@@ -180,7 +180,7 @@ def _folders(store: str) -> list[Path]:
     return [Path(path)] if path and (not separator or scheme == "file") else []
 
 
-def commands_for(plan: KeptPlan) -> Commands:
+def commands_for(plan: DetachedPlan) -> Commands:
     """Command lines of its processes. On Slurm they read the certificates where the user has put them, by a path that all nodes share."""
     what = plan.what
     if plan.place != "slurm":
@@ -201,7 +201,7 @@ def commands_for(plan: KeptPlan) -> Commands:
     )
 
 
-def _trust(plan: KeptPlan, owner: str) -> tuple[str, ...]:
+def _trust(plan: DetachedPlan, owner: str) -> tuple[str, ...]:
     if not plan.tls:
         return ("--insecure",) if plan.what.is_insecure else ()
     own = (("--tls-cert", f"{owner}.crt"), ("--tls-key", f"{owner}.key"), ("--tls-ca", AUTHORITY))
@@ -209,7 +209,7 @@ def _trust(plan: KeptPlan, owner: str) -> tuple[str, ...]:
     return (*files, "--tls-domain", plan.what.domain)
 
 
-def connect(plan: KeptPlan, address: str, owner: str = LAUNCHER) -> CoordinatorClient:
+def connect(plan: DetachedPlan, address: str, owner: str = LAUNCHER) -> CoordinatorClient:
     """A client with the rights of this owner of a certificate."""
     if not plan.tls:
         return CoordinatorClient(address, Security.insecure() if plan.what.is_insecure else Security.loopback())
@@ -255,7 +255,7 @@ async def keep(folder: Path, *, on_note: Callable[[str], None], on_status: Calla
 
 
 async def _renew_again_and_again(
-    fleet: LaunchedFleet, plan: KeptPlan, known: Mapping[str, bytes], on_note: Callable[[str], None]
+    fleet: LaunchedFleet, plan: DetachedPlan, known: Mapping[str, bytes], on_note: Callable[[str], None]
 ) -> None:
     """Bring processes the certificates of the folder whenever they are others, until cancelled.
 

@@ -41,9 +41,9 @@ from snapline.deploy.local import LocalLauncher
 from snapline.deploy.plan import PRIVATE
 from snapline.deploy.post_wire import (
     LINE_BYTES_MAX,
-    PostAnswer,
-    PostGreeting,
-    PostRequest,
+    LaunchAgentGreeting,
+    LaunchAgentReply,
+    LaunchAgentRequest,
     encode_line,
 )
 from snapline.deploy.running_fleet import LAST_SNAPSHOT_S, STOP_GRACE_S
@@ -88,7 +88,7 @@ def runtime_folder(key: str) -> Path:
     return root / hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
-class Post:
+class LaunchAgent:
     """The processes of one launcher on this machine."""
 
     def __init__(self, runtime: Path, data_dir: Path) -> None:
@@ -165,7 +165,7 @@ class Post:
         self._conversations[task] = writer
         try:
             while line := await reader.readline():
-                request = msgspec.json.decode(line, type=PostRequest)
+                request = msgspec.json.decode(line, type=LaunchAgentRequest)
                 reply = asyncio.create_task(self._reply(request, writer))
                 self._tasks.add(reply)
                 reply.add_done_callback(self._tasks.discard)
@@ -175,7 +175,7 @@ class Post:
             del self._conversations[task]
             writer.close()
 
-    async def _reply(self, request: PostRequest, writer: asyncio.StreamWriter) -> None:
+    async def _reply(self, request: LaunchAgentRequest, writer: asyncio.StreamWriter) -> None:
         answer = await self.answer(request)
         with contextlib.suppress(OSError):
             writer.write(encode_line(answer))
@@ -183,45 +183,49 @@ class Post:
         if request.word == "close" and not answer.fault:
             self._is_over.set()
 
-    async def answer(self, request: PostRequest) -> PostAnswer:
+    async def answer(self, request: LaunchAgentRequest) -> LaunchAgentReply:
         """Do what is asked, if its holder asks."""
         if request.word == "hold":
             self._holder = request.holder
         if request.holder != self._holder:
-            return PostAnswer(request.id, fault="replaced" if self._holder else "unheld")
+            return LaunchAgentReply(request.id, fault="replaced" if self._holder else "unheld")
         try:
             return await self._carry_out(request)
         except (SnaplineError, OSError) as error:
-            return PostAnswer(request.id, fault="failed", reason=str(error))
+            return LaunchAgentReply(request.id, fault="failed", reason=str(error))
 
-    async def _carry_out(self, request: PostRequest) -> PostAnswer:
+    async def _carry_out(self, request: LaunchAgentRequest) -> LaunchAgentReply:
         launcher, handle = self._launcher, request.handle
         match request.word:
             case "hold":
-                return PostAnswer(request.id)
+                return LaunchAgentReply(request.id)
             case "port":
-                return PostAnswer(request.id, port=self._port(request.name, request.address))
+                return LaunchAgentReply(request.id, port=self._port(request.name, request.address))
             case "start":
                 assert request.spec is not None
-                return PostAnswer(request.id, handle=await self._start(request.spec, request.files, request.farewell))
+                return LaunchAgentReply(
+                    request.id, handle=await self._start(request.spec, request.files, request.farewell)
+                )
             case "close":
                 await launcher.close()
-                return PostAnswer(request.id)
+                return LaunchAgentReply(request.id)
         assert handle is not None
         match request.word:
             case "watch":
-                return PostAnswer(request.id, exit=self._told(handle, await launcher.watch(handle)))
+                return LaunchAgentReply(request.id, exit=self._told(handle, await launcher.watch(handle)))
             case "status":
-                return PostAnswer(request.id, exit=self._told(handle, await launcher.status(handle)))
+                return LaunchAgentReply(request.id, exit=self._told(handle, await launcher.status(handle)))
             case "stop":
-                return PostAnswer(request.id, exit=self._told(handle, await launcher.stop(handle, request.grace_s)))
+                return LaunchAgentReply(
+                    request.id, exit=self._told(handle, await launcher.stop(handle, request.grace_s))
+                )
             case "kill":
                 await launcher.kill(handle)
             case "freeze":
                 await launcher.freeze(handle)
             case "thaw":
                 await launcher.thaw(handle)
-        return PostAnswer(request.id)
+        return LaunchAgentReply(request.id)
 
     def _told(self, handle: Handle, found: Exit | None) -> Exit | None:
         """Return the exit. A host that was asked to leave ends with 0, which would mean that its fleet is over."""
@@ -285,7 +289,7 @@ def serve(
     """Be the post. SIGTERM ends it in order; on SIGUSR1 shutdown commands run, then `when_time_is_up` is asked whether it may stay."""
 
     async def run() -> None:
-        post = Post(runtime_folder(key), data_dir)
+        post = LaunchAgent(runtime_folder(key), data_dir)
         partings: list[asyncio.Task[None]] = []
 
         async def part() -> None:
@@ -308,7 +312,7 @@ def bridge(key: str, data_dir: Path, code: str, *, must_run: bool) -> None:
     runtime = runtime_folder(key)
     joined = _join(runtime) if must_run else _join_or_start(key, runtime, data_dir, code)
     address = os.environ.get("SSH_CONNECTION", "").split(" ")
-    greeting = PostGreeting(snapline.__version__, address[2] if len(address) == 4 else "")
+    greeting = LaunchAgentGreeting(snapline.__version__, address[2] if len(address) == 4 else "")
     os.write(sys.stdout.fileno(), encode_line(greeting))
     threading.Thread(target=_pump_in, args=(joined,), daemon=True).start()
     with contextlib.suppress(OSError):

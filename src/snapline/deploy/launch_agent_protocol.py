@@ -12,9 +12,9 @@ import snapline
 from snapline.deploy.post_wire import (
     GREETING_LINES_MAX,
     LINE_BYTES_MAX,
-    PostAnswer,
-    PostGreeting,
-    PostRequest,
+    LaunchAgentGreeting,
+    LaunchAgentReply,
+    LaunchAgentRequest,
     encode_line,
 )
 from snapline.errors import ExternalFailureError
@@ -26,11 +26,11 @@ END_S = 5.0
 """Time for the program to end once its input is closed; then it is killed."""
 
 
-class LineBrokenError(ExternalFailureError):
+class ConnectionLostError(ExternalFailureError):
     """The connection is gone; what was asked may have been done."""
 
 
-class NoPostError(ExternalFailureError):
+class LaunchAgentMissingError(ExternalFailureError):
     """The program ended before a post answered.
 
     Attributes:
@@ -44,7 +44,7 @@ class NoPostError(ExternalFailureError):
         self.said = said
 
 
-class PostLine:
+class LaunchAgentConnection:
     """One connection.
 
     Attributes:
@@ -52,10 +52,10 @@ class PostLine:
     """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self.greeting = PostGreeting("", "")
+        self.greeting = LaunchAgentGreeting("", "")
         self._process = process
         self._ids = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[PostAnswer]] = {}
+        self._waiting: dict[int, asyncio.Future[LaunchAgentReply]] = {}
         self._said = b""
         self._errors = asyncio.create_task(self._keep_errors())
         self._reading: asyncio.Task[None] | None = None
@@ -65,7 +65,7 @@ class PostLine:
         """Run the program, and wait for the post's greeting.
 
         Raises:
-            NoPostError: there is none.
+            LaunchAgentMissingError: there is none.
             ExternalFailureError: the program cannot be run, or the post is of another version of snapline.
         """
         try:
@@ -87,16 +87,16 @@ class PostLine:
             raise
         return line
 
-    async def call(self, request: PostRequest) -> PostAnswer:
+    async def call(self, request: LaunchAgentRequest) -> LaunchAgentReply:
         """Say it, and wait for the answer.
 
         Raises:
-            LineBrokenError: the connection has gone.
+            ConnectionLostError: the connection has gone.
         """
         if self._reading is None or self._reading.done():
-            raise LineBrokenError("the connection is closed")
+            raise ConnectionLostError("the connection is closed")
         number = next(self._ids)
-        future: asyncio.Future[PostAnswer] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[LaunchAgentReply] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         assert self._process.stdin is not None
         try:
@@ -129,7 +129,7 @@ class PostLine:
             if not line:
                 break
             with contextlib.suppress(msgspec.MsgspecError):
-                self.greeting = msgspec.json.decode(line, type=PostGreeting)
+                self.greeting = msgspec.json.decode(line, type=LaunchAgentGreeting)
                 if self.greeting.snapline != snapline.__version__:
                     raise ExternalFailureError(
                         f"snapline {self.greeting.snapline} is installed there, and {snapline.__version__} here: "
@@ -140,7 +140,7 @@ class PostLine:
         self._process.stdin.close() if self._process.stdin else None
         code = await self._process.wait()
         await self._errors
-        raise NoPostError(code, self._said.decode(errors="replace").strip())
+        raise LaunchAgentMissingError(code, self._said.decode(errors="replace").strip())
 
     async def _next_line(self) -> bytes:
         assert self._process.stdout is not None
@@ -152,13 +152,13 @@ class PostLine:
     async def _read(self) -> None:
         while line := await self._next_line():
             with contextlib.suppress(msgspec.MsgspecError):
-                answer = msgspec.json.decode(line, type=PostAnswer)
+                answer = msgspec.json.decode(line, type=LaunchAgentReply)
                 future = self._waiting.get(answer.id)
                 if future is not None and not future.done():
                     future.set_result(answer)
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(LineBrokenError("the connection is closed"))
+                future.set_exception(ConnectionLostError("the connection is closed"))
 
     async def _keep_errors(self) -> None:
         assert self._process.stderr is not None

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
-from snapline.deploy.launch_agent_protocol import LineBrokenError, PostLine
+from snapline.deploy.launch_agent_protocol import ConnectionLostError, LaunchAgentConnection
 from snapline.deploy.launching import Exit, Handle, ProcessSpec
 from snapline.deploy.local import HERE
-from snapline.deploy.post_wire import PostAnswer, PostRequest, Word
+from snapline.deploy.post_wire import LaunchAgentReply, LaunchAgentRequest, Word
 from snapline.errors import ExternalFailureError, SnaplineError, UsageError
 
 PAUSE_S, PAUSE_S_MAX = 0.2, 5.0
@@ -28,10 +28,10 @@ UNREACHED_S = 10.0
 CLOSE_S = 30.0
 """Time for a post to end what it has: two seconds of grace, and the time of a busy machine."""
 
-Dial = Callable[[], Awaitable[PostLine]]
+Dial = Callable[[], Awaitable[LaunchAgentConnection]]
 
 
-class PostGoneError(ExternalFailureError):
+class LaunchAgentGoneError(ExternalFailureError):
     """The post has ended, and its processes with it."""
 
 
@@ -39,7 +39,7 @@ class ReplacedError(UsageError):
     """Post lost: a second launcher has taken it over."""
 
 
-class PostCaller:
+class LaunchAgentClient:
     """Caller of one launcher to one post.
 
     Attributes:
@@ -49,14 +49,14 @@ class PostCaller:
     """
 
     def __init__(self, where: str, holder: str, dial: Dial, on_note: Callable[[str], None] = lambda note: None) -> None:
-        """Create the caller. `dial` makes a connection; it raises PostGoneError when the post is gone."""
+        """Create the caller. `dial` makes a connection; it raises LaunchAgentGoneError when the post is gone."""
         self.where = where
         self.address = ""
         self.is_replaced = False
         self._holder = holder
         self._dial = dial
         self._on_note = on_note
-        self._line: PostLine | None = None
+        self._line: LaunchAgentConnection | None = None
         self._dialling = asyncio.Lock()
         self._is_held = self._is_closed = False
 
@@ -69,15 +69,15 @@ class PostCaller:
         async with self._dialling:
             self._line = await self._connect()
         self._is_held = True
-        await self._call(PostRequest(self._holder, "hold"))
+        await self._call(LaunchAgentRequest(self._holder, "hold"))
 
     async def port(self, name: str, address: str) -> int:
         """A free port there for this coordinator; the same each time."""
-        return (await self._call(PostRequest(self._holder, "port", name=name, address=address))).port
+        return (await self._call(LaunchAgentRequest(self._holder, "port", name=name, address=address))).port
 
     async def start(self, spec: ProcessSpec, files: Mapping[str, bytes], farewell: tuple[str, ...] = ()) -> Handle:
         """Start like `Launcher.start`; `farewell` is run before the process is ended because the place's time is up."""
-        request = PostRequest(self._holder, "start", spec=spec, files=dict(files), farewell=farewell)
+        request = LaunchAgentRequest(self._holder, "start", spec=spec, files=dict(files), farewell=farewell)
         handle = (await self._call(request)).handle
         assert handle is not None
         return msgspec.structs.replace(handle, where=self.where)
@@ -118,8 +118,8 @@ class PostCaller:
         try:
             if self._is_held:
                 async with asyncio.timeout(CLOSE_S):
-                    await self._call(PostRequest(self._holder, "close"))
-        except (PostGoneError, ReplacedError):
+                    await self._call(LaunchAgentRequest(self._holder, "close"))
+        except (LaunchAgentGoneError, ReplacedError):
             pass
         except TimeoutError:
             raise ExternalFailureError(f"{self.where} does not answer") from None
@@ -134,29 +134,29 @@ class PostCaller:
             await line.close()
 
     async def _tell(self, word: Word, handle: Handle) -> None:
-        with contextlib.suppress(PostGoneError, ReplacedError):
-            await self._call(PostRequest(self._holder, word, handle=_as_there(handle)))
+        with contextlib.suppress(LaunchAgentGoneError, ReplacedError):
+            await self._call(LaunchAgentRequest(self._holder, word, handle=_as_there(handle)))
 
     async def _exit(self, word: Word, handle: Handle, grace_s: float = 0.0) -> Exit | None:
         try:
-            request = PostRequest(self._holder, word, handle=_as_there(handle), grace_s=grace_s)
+            request = LaunchAgentRequest(self._holder, word, handle=_as_there(handle), grace_s=grace_s)
             found = (await self._call(request)).exit
-        except (PostGoneError, ReplacedError) as error:
+        except (LaunchAgentGoneError, ReplacedError) as error:
             return self._gone(str(error))
         return found and msgspec.structs.replace(found, log=f"{self.where}:{found.log}")
 
     def _gone(self, text: str) -> Exit:
         return Exit(None, text, log=self.where)
 
-    async def _call(self, request: PostRequest) -> PostAnswer:
+    async def _call(self, request: LaunchAgentRequest) -> LaunchAgentReply:
         while True:
             line = await self._connected()
             try:
                 answer = await line.call(request)
                 if answer.fault == "unheld":  # it was started anew: what it had is gone, as it will say
-                    await line.call(PostRequest(self._holder, "hold"))
+                    await line.call(LaunchAgentRequest(self._holder, "hold"))
                     continue
-            except LineBrokenError:
+            except ConnectionLostError:
                 await self._drop(line)
                 continue
             if answer.fault == "replaced":
@@ -166,21 +166,21 @@ class PostCaller:
                 raise ExternalFailureError(f"{self.where}: {answer.reason}")
             return answer
 
-    async def _drop(self, line: PostLine) -> None:
+    async def _drop(self, line: LaunchAgentConnection) -> None:
         if self._line is line:
             self._line = None
             await line.close()
 
-    async def _connected(self) -> PostLine:
+    async def _connected(self) -> LaunchAgentConnection:
         """Return the connection, made again as often as it takes."""
         async with self._dialling:
             pause_s = PAUSE_S
             while self._line is None:
                 if self._is_closed:
-                    raise PostGoneError(f"{self.where} is not asked any more")
+                    raise LaunchAgentGoneError(f"{self.where} is not asked any more")
                 try:
                     self._line = await self._connect()
-                except PostGoneError:
+                except LaunchAgentGoneError:
                     raise
                 except SnaplineError as error:
                     if pause_s == PAUSE_S:
@@ -189,7 +189,7 @@ class PostCaller:
                     pause_s = min(2 * pause_s, PAUSE_S_MAX)
             return self._line
 
-    async def _connect(self) -> PostLine:
+    async def _connect(self) -> LaunchAgentConnection:
         try:
             async with asyncio.timeout(DIAL_LIMIT_S):
                 line = await self._dial()

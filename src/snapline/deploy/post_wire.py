@@ -21,7 +21,7 @@ Fault = Literal["", "unheld", "replaced", "failed"]
 """Fault of a request. `unheld`: no launcher has this post, such as after a restart; `replaced`: another launcher has taken it over."""
 
 
-class PostGreeting(msgspec.Struct, frozen=True):
+class LaunchAgentGreeting(msgspec.Struct, frozen=True):
     """The first line of a post.
 
     Attributes:
@@ -33,7 +33,7 @@ class PostGreeting(msgspec.Struct, frozen=True):
     address: str
 
 
-class PostRequest(msgspec.Struct, frozen=True):
+class LaunchAgentRequest(msgspec.Struct, frozen=True):
     """A launcher's request to a post.
 
     Attributes:
@@ -56,7 +56,7 @@ class PostRequest(msgspec.Struct, frozen=True):
     grace_s: float = 0.0
 
 
-class PostAnswer(msgspec.Struct, frozen=True):
+class LaunchAgentReply(msgspec.Struct, frozen=True):
     """Result of the request of this id."""
 
     id: int

@@ -28,7 +28,7 @@ needed."""
 NAMESPACE_PREFIX = "snapline-"
 
 
-class SeatLostError(ExternalFailureError):
+class WorkerLostError(ExternalFailureError):
     """An actor, or its node, is gone or cannot be reached: by Ray's word."""
 
 
@@ -194,7 +194,7 @@ async def answer(reference: Any) -> Any:
     """Return the answer of an actor.
 
     Raises:
-        SeatLostError: it is gone, or cannot be reached; whether the call was made is unknown.
+        WorkerLostError: it is gone, or cannot be reached; whether the call was made is unknown.
     """
     errors = import_module("ray.exceptions")
     try:
@@ -202,7 +202,7 @@ async def answer(reference: Any) -> Any:
     except errors.RayTaskError as error:
         raise error.cause if isinstance(error.cause, Exception) else error from None
     except errors.RayError as error:
-        raise SeatLostError(_in_words(error)) from error
+        raise WorkerLostError(_in_words(error)) from error
 
 
 def _in_words(error: Exception) -> str:

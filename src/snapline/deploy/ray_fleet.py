@@ -20,7 +20,7 @@ import msgspec
 from snapline.deploy.data_directory import is_same_folder
 from snapline.deploy.launching import Kind
 from snapline.deploy.plan import AUTHORITY, FleetPlan, check_exposure, commands_of, own_files, read_certificates
-from snapline.deploy.ray_cluster import RayCluster, SeatLostError, answer, runtime_here
+from snapline.deploy.ray_cluster import RayCluster, WorkerLostError, answer, runtime_here
 from snapline.deploy.ray_launcher import KEEPER, RayLauncher
 from snapline.deploy.ray_worker import PrivateFiles
 from snapline.deploy.running_fleet import LaunchedFleet
@@ -46,7 +46,7 @@ DOWN_TIMEOUT_S = 60.0
 """Time for the keeper to end everything; then it is done from here."""
 
 
-class RayStanding(msgspec.Struct, frozen=True):
+class RayStatus(msgspec.Struct, frozen=True):
     """Status of a fleet, as its keeper knows it.
 
     Attributes:
@@ -68,14 +68,14 @@ class RayStanding(msgspec.Struct, frozen=True):
     exit_code: int = 0
 
 
-class RayKeeper:
+class RaySupervisor:
     """The actor. It works in a thread of its own, so that it begins by itself when Ray has started it again."""
 
     def __init__(self, plan: bytes, certificates: Mapping[str, bytes]) -> None:
         self._plan = msgspec.msgpack.decode(plan, type=FleetPlan)
         self._certificates = dict(certificates)
         self._private = PrivateFiles()
-        self._standing = RayStanding()
+        self._standing = RayStatus()
         self._notes: list[str] = []
         self._fleet: LaunchedFleet | None = None
         self._loop = asyncio.new_event_loop()
@@ -106,12 +106,12 @@ class RayKeeper:
         try:
             ending = await self._run()
         except SnaplineError as error:
-            self._end(RayStanding(outcome="given up", reason=str(error), exit_code=error.exit_code))
+            self._end(RayStatus(outcome="given up", reason=str(error), exit_code=error.exit_code))
         except Exception as error:
-            self._end(RayStanding(outcome="given up", reason=f"{type(error).__name__}: {error}", exit_code=1))
+            self._end(RayStatus(outcome="given up", reason=f"{type(error).__name__}: {error}", exit_code=1))
         else:
             if ending is not None:
-                self._end(RayStanding(phase=ending.outcome, outcome=ending.outcome, reason=ending.reason))
+                self._end(RayStatus(phase=ending.outcome, outcome=ending.outcome, reason=ending.reason))
         finally:
             self._fleet = None
             self._private.remove()
@@ -170,7 +170,7 @@ class RayKeeper:
             self._standing, phase=status.phase, hosts=hosts, epochs=status.epochs_completed, reason=status.reason
         )
 
-    def _end(self, last: RayStanding) -> None:
+    def _end(self, last: RayStatus) -> None:
         was = self._standing
         self._standing = msgspec.structs.replace(last, address=was.address, epochs=was.epochs)
 
@@ -182,7 +182,7 @@ async def up(
     *,
     timeout_s: float,
     on_note: Callable[[str], None],
-) -> RayStanding:
+) -> RayStatus:
     """Start a fleet; return when all of its hosts take part.
 
     Raises:
@@ -220,7 +220,7 @@ async def up(
         ) from None
 
 
-async def standing(cluster: RayCluster, name: str) -> RayStanding:
+async def standing(cluster: RayCluster, name: str) -> RayStatus:
     """Return the status of a fleet; wait for a keeper that Ray starts again.
 
     Raises:
@@ -231,12 +231,12 @@ async def standing(cluster: RayCluster, name: str) -> RayStanding:
         if keeper is None:
             raise NotFoundError(f"no fleet named {name} is on this cluster: `snapline up` takes one up")
         try:
-            return msgspec.msgpack.decode(await answer(keeper.standing.remote()), type=RayStanding)
-        except SeatLostError:
+            return msgspec.msgpack.decode(await answer(keeper.standing.remote()), type=RayStatus)
+        except WorkerLostError:
             await asyncio.sleep(LOOK_S)
 
 
-async def renew(cluster: RayCluster, name: str, folder: Path, *, timeout_s: float) -> RayStanding:
+async def renew(cluster: RayCluster, name: str, folder: Path, *, timeout_s: float) -> RayStatus:
     """Bring a fleet that is up the certificates that are in `folder` by now; returns when every process has its own.
 
     Processes read their files again every few seconds and go on as they are.
@@ -274,7 +274,7 @@ def _make_keeper(
     cluster: RayCluster, plan: FleetPlan, certificates: Mapping[str, bytes], runtime: Mapping[str, object] | None = None
 ) -> None:
     cluster.make_actor(
-        RayKeeper, KEEPER, None, msgspec.msgpack.encode(plan), dict(certificates), runtime=dict(runtime or {})
+        RaySupervisor, KEEPER, None, msgspec.msgpack.encode(plan), dict(certificates), runtime=dict(runtime or {})
     )
 
 
@@ -287,7 +287,7 @@ async def check_folder(cluster: RayCluster, name: str, data_dir: str) -> None:
     keeper = cluster.actor(KEEPER)
     if keeper is None:
         return
-    with contextlib.suppress(SeatLostError):
+    with contextlib.suppress(WorkerLostError):
         encoded, _, _ = await answer(keeper.making.remote())
         has = msgspec.msgpack.decode(encoded, type=FleetPlan).data_dir
         if not is_same_folder(has, data_dir):
@@ -296,7 +296,7 @@ async def check_folder(cluster: RayCluster, name: str, data_dir: str) -> None:
             )
 
 
-def _error_of(last: RayStanding) -> SnaplineError:
+def _error_of(last: RayStatus) -> SnaplineError:
     kinds = {error.exit_code: error for error in (UsageError, DamagedDataError, UnknownOutcomeError)}
     return kinds.get(last.exit_code, ExternalFailureError)(last.reason)
 
@@ -311,7 +311,7 @@ async def down(cluster: RayCluster, name: str) -> None:
         raise NotFoundError(f"no fleet named {name} is on this cluster")
     keeper = cluster.actor(KEEPER)
     if keeper is not None:
-        with contextlib.suppress(SeatLostError, TimeoutError):  # its node died, or it hangs: we end all from here
+        with contextlib.suppress(WorkerLostError, TimeoutError):  # its node died, or it hangs: we end all from here
             async with asyncio.timeout(DOWN_TIMEOUT_S):
                 await answer(keeper.stop.remote())
         cluster.end_actor(keeper)

@@ -21,8 +21,8 @@ import msgspec
 
 from snapline.deploy.launching import Exit, Handle, ProcessSpec
 from snapline.deploy.plan import Files
-from snapline.deploy.ray_cluster import RayCluster, SeatLostError, answer
-from snapline.deploy.ray_worker import NodeSeat, exit_from
+from snapline.deploy.ray_cluster import RayCluster, WorkerLostError, answer
+from snapline.deploy.ray_worker import NodeWorker, exit_from
 
 SEAT_PAUSE_S = 0.2
 """Time between two checks whether a seat is there again: Ray takes seconds to find it a node."""
@@ -120,11 +120,11 @@ class RayLauncher:
         return sorted(seats)
 
     async def _tell(self, handle: Handle, word: str) -> None:
-        with contextlib.suppress(SeatLostError):
+        with contextlib.suppress(WorkerLostError):
             await answer(getattr(self._seat(handle.name), word).remote(msgspec.msgpack.encode(handle)))
 
     async def _end(self, seat: Any) -> None:
-        with contextlib.suppress(SeatLostError, TimeoutError):
+        with contextlib.suppress(WorkerLostError, TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await answer(seat.close.remote())
         self._cluster.end_actor(seat)
@@ -134,7 +134,7 @@ class RayLauncher:
         try:
             seat = self._seat(handle.name)
             return exit_from(await answer(getattr(seat, word).remote(msgspec.msgpack.encode(handle), *arguments)))
-        except SeatLostError as error:
+        except WorkerLostError as error:
             return Exit(None, str(error), log=self.logs)
 
     async def _ask(self, name: str, word: str, *arguments: object) -> Any:
@@ -142,14 +142,14 @@ class RayLauncher:
         while True:
             try:
                 return await answer(getattr(self._seat(name), word).remote(*arguments))
-            except SeatLostError:
+            except WorkerLostError:
                 self._seats.pop(name, None)  # Ray starts it again; or it is gone for good, and a new one is made
                 await asyncio.sleep(SEAT_PAUSE_S)
 
     def _seat(self, name: str) -> Any:
         if name not in self._seats:
             found = self._cluster.actor(name)
-            self._seats[name] = found or self._cluster.make_actor(NodeSeat, name, self._bundle(name), self._data_dir)
+            self._seats[name] = found or self._cluster.make_actor(NodeWorker, name, self._bundle(name), self._data_dir)
         return self._seats[name]
 
     def _bundle(self, name: str) -> int:

@@ -63,7 +63,7 @@ class PrivateFiles:
         self._descriptors.clear()
 
 
-class NodeSeat:
+class NodeWorker:
     """The processes of one name on one node. Its methods are called by the launcher, through Ray; structs travel as bytes."""
 
     def __init__(self, data_dir: str) -> None:

@@ -41,7 +41,7 @@ from snapline.deploy.supervision import (
     StartProcess,
     StopProcess,
 )
-from snapline.deploy.supervisor import Keeper, OnFailure
+from snapline.deploy.supervisor import OnFailure, Supervisor
 from snapline.errors import (
     DamagedDataError,
     ExternalFailureError,
@@ -121,7 +121,7 @@ class LaunchedFleet:
         self._on_note = on_note
         self._on_status = on_status
         self._last_snapshot_s = last_snapshot_s
-        self._keeper = Keeper(hosts=self.hosts, coordinators=self.coordinators, on_failure=on_failure)
+        self._keeper = Supervisor(hosts=self.hosts, coordinators=self.coordinators, on_failure=on_failure)
         self._addresses: dict[str, str] = {}
         self._client: CoordinatorReader | None = None
         self._handles: dict[str, Handle] = {}

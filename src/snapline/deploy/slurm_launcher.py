@@ -21,10 +21,10 @@ from pathlib import Path
 import msgspec
 
 from snapline.deploy.data_directory import LOGS_FOLDER
-from snapline.deploy.launch_agent_protocol import NoPostError, PostLine
+from snapline.deploy.launch_agent_protocol import LaunchAgentConnection, LaunchAgentMissingError
 from snapline.deploy.launching import Exit, Handle, Kind, ProcessSpec
 from snapline.deploy.plan import NODE, check_exposure
-from snapline.deploy.post_caller import Dial, PostCaller, PostGoneError
+from snapline.deploy.post_caller import Dial, LaunchAgentClient, LaunchAgentGoneError
 from snapline.deploy.slurm import Element, Slurm, split_name
 from snapline.deploy.slurm_worker import BRIDGE, key_of
 from snapline.errors import ExternalFailureError, UsageError
@@ -90,7 +90,7 @@ class SlurmLauncher:
         self._slurm = slurm or Slurm(name, folder=data_dir)
         self._on_note = on_note
         self._holder = secrets.token_hex(8)
-        self._seats: dict[str, PostCaller] = {}  # by name of the process; the last one of each
+        self._seats: dict[str, LaunchAgentClient] = {}  # by name of the process; the last one of each
         self._finding: dict[str, asyncio.Lock] = {}
         self._addresses: dict[str, str] = {}  # of coordinators
         self._nodes: dict[str, str] = {}  # of coordinators: those that their addresses are on
@@ -135,7 +135,7 @@ class SlurmLauncher:
             seat = await self._seat(spec.name, spec.kind)
             command = tuple(word.replace(NODE, _bracketed(seat.address)) for word in spec.command)
             farewell = self._farewell() if spec.kind == "host" else ()
-            with contextlib.suppress(PostGoneError):
+            with contextlib.suppress(LaunchAgentGoneError):
                 return await seat.start(msgspec.structs.replace(spec, command=command), {}, farewell)
             self._forget(spec.name, seat)
 
@@ -198,15 +198,15 @@ class SlurmLauncher:
         seat = await self._seat(name, "coordinator")
         return f"{_bracketed(seat.address)}:{await seat.port(name, seat.address)}"
 
-    def _seat_of(self, handle: Handle) -> PostCaller | None:
+    def _seat_of(self, handle: Handle) -> LaunchAgentClient | None:
         seat = self._seats.get(handle.name)
         return seat if seat is not None and seat.where == handle.where else None
 
-    def _forget(self, name: str, seat: PostCaller) -> None:
+    def _forget(self, name: str, seat: LaunchAgentClient) -> None:
         if self._seats.get(name) is seat:
             del self._seats[name]
 
-    async def _seat(self, name: str, kind: Kind) -> PostCaller:
+    async def _seat(self, name: str, kind: Kind) -> LaunchAgentClient:
         """Return the seat of this process: that of before, or of an element that runs, or of a new one."""
         async with self._finding.setdefault(name, asyncio.Lock()):
             pause_s, waiting_s, told, submitted = LOOK_S, 0.0, False, 0
@@ -229,7 +229,7 @@ class SlurmLauncher:
                 waiting_s += pause_s
                 pause_s = min(2 * pause_s, LOOK_S_MAX)
 
-    async def _found(self, name: str, kind: Kind) -> tuple[PostCaller | None, str]:
+    async def _found(self, name: str, kind: Kind) -> tuple[LaunchAgentClient | None, str]:
         """Return the seat, or the reason why there is none yet."""
         if self._is_closed:
             raise UsageError(f"{self.where} are ended")
@@ -245,13 +245,13 @@ class SlurmLauncher:
             self._nodes |= {name: element.node} if kind == "coordinator" else {}
         return seat, "its seat does not answer"
 
-    async def _take(self, name: str, element: Element) -> PostCaller:
+    async def _take(self, name: str, element: Element) -> LaunchAgentClient:
         """Join the seat of an element that runs.
 
         Raises:
             ExternalFailureError: that does not work yet, or any more.
         """
-        seat = PostCaller(element.run, self._holder, self._dialler(name, element), self._on_note)
+        seat = LaunchAgentClient(element.run, self._holder, self._dialler(name, element), self._on_note)
         seat.address = await self._slurm.address(element.node)
         try:
             await seat.hold()
@@ -268,13 +268,13 @@ class SlurmLauncher:
         key = key_of(element.job, element.restarts, element.node)
         command = (self._python, "-m", BRIDGE, "bridge", key, "--must-run")
 
-        async def dial() -> PostLine:
+        async def dial() -> LaunchAgentConnection:
             now = (await self._slurm.elements()).get(name)
             if now is None or now.run != element.run or not now.is_running:
-                raise PostGoneError(f"{element.run} is over: {now.state if now else 'it has left the queue'}")
+                raise LaunchAgentGoneError(f"{element.run} is over: {now.state if now else 'it has left the queue'}")
             try:
-                return await PostLine.open(self._slurm.bridge(element, command))
-            except NoPostError as error:
+                return await LaunchAgentConnection.open(self._slurm.bridge(element, command))
+            except LaunchAgentMissingError as error:
                 raise ExternalFailureError(f"{element.run}: {error}") from error
 
         return dial

@@ -18,10 +18,10 @@ from typing import TypeVar
 import msgspec
 
 from snapline.deploy.launch_agent import NOT_RUNNING
-from snapline.deploy.launch_agent_protocol import NoPostError, PostLine
+from snapline.deploy.launch_agent_protocol import LaunchAgentConnection, LaunchAgentMissingError
 from snapline.deploy.launching import Exit, Handle, ProcessSpec
 from snapline.deploy.plan import NODE, Files
-from snapline.deploy.post_caller import PostCaller, PostGoneError
+from snapline.deploy.post_caller import LaunchAgentClient, LaunchAgentGoneError
 from snapline.errors import ExternalFailureError, SnaplineError, UsageError
 
 OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3")
@@ -69,7 +69,7 @@ class SshLauncher:
         self._files = files
         self._holder = secrets.token_hex(8)
         self._posts = {
-            machine: PostCaller(machine, self._holder, self._dialler(machine), on_note)
+            machine: LaunchAgentClient(machine, self._holder, self._dialler(machine), on_note)
             for machine in dict.fromkeys(machines)
         }
 
@@ -136,22 +136,22 @@ class SshLauncher:
             SnaplineError: some machines cannot be reached; the others are swept.
         """
         posts = [
-            PostCaller(machine, self._holder, self._dialler(machine, "--must-run"), lambda note: None)
+            LaunchAgentClient(machine, self._holder, self._dialler(machine, "--must-run"), lambda note: None)
             for machine in self._posts
         ]
         return [machine for machine in await _all(_sweep(post) for post in posts) if machine]
 
-    def _post(self, name: str) -> PostCaller:
+    def _post(self, name: str) -> LaunchAgentClient:
         """h1 and c1 are on the first machine, h2 and c2 on the second …"""
         number = re.search(r"\d+", name)
         posts = list(self._posts.values())
         return posts[(int(number[0]) - 1 if number else 0) % len(posts)]
 
-    def _dialler(self, machine: str, *more: str) -> Callable[[], Awaitable[PostLine]]:
-        async def dial() -> PostLine:
+    def _dialler(self, machine: str, *more: str) -> Callable[[], Awaitable[LaunchAgentConnection]]:
+        async def dial() -> LaunchAgentConnection:
             try:
-                return await PostLine.open(self.command(machine, *more))
-            except NoPostError as error:
+                return await LaunchAgentConnection.open(self.command(machine, *more))
+            except LaunchAgentMissingError as error:
                 raise explain(machine, error.code, error.said, self._python) from error
 
         return dial
@@ -172,7 +172,7 @@ class SshLauncher:
 def explain(machine: str, code: int, said: str, python: str) -> SnaplineError:
     """Return an error with advice on a machine on which no post has answered."""
     if code == NOT_RUNNING:
-        return PostGoneError(f"nothing of this fleet runs on {machine}")
+        return LaunchAgentGoneError(f"nothing of this fleet runs on {machine}")
     last = said.splitlines()[-1] if said else f"exit code {code}"
     reasons = {
         "Could not resolve hostname": "no machine of this name is known: mend --address",
@@ -191,10 +191,10 @@ def explain(machine: str, code: int, said: str, python: str) -> SnaplineError:
     return ExternalFailureError(f"{machine}: {last.removeprefix('snapline: ')}")
 
 
-async def _sweep(post: PostCaller) -> str:
+async def _sweep(post: LaunchAgentClient) -> str:
     try:
         await post.hold()
-    except PostGoneError:
+    except LaunchAgentGoneError:
         return ""
     await post.close()
     return post.where

@@ -64,7 +64,7 @@ Stage = Literal["down", "starting", "up", "reporting"]
 """Stage of a process. `reporting`: a host has ended, and its end is being reported to the coordinator."""
 
 
-class Keeper:
+class Supervisor:
     """Keeps the processes of one fleet.
 
     Attributes:

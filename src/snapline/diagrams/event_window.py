@@ -57,7 +57,7 @@ class ChosenEvent(msgspec.Struct, frozen=True):
     past: frozenset[int]
 
 
-class Happened:
+class EventLog:
     """All known events. Reads only; for several threads.
 
     Attributes:
@@ -358,7 +358,7 @@ Records = dict[int, dict[str, tuple[int, int]]]
 """Epoch → agent → number and position of its record."""
 
 
-def _past_of(happened: Happened) -> PastEvents:
+def _past_of(happened: EventLog) -> PastEvents:
     past = PastEvents(happened.when)
     records: Records = {}
     seen: dict[str, tuple[int, int]] = {}

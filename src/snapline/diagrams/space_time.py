@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
-from snapline.diagrams.event_window import ChosenEvent, Happened, Window, time_of_day
+from snapline.diagrams.event_window import ChosenEvent, EventLog, Window, time_of_day
 from snapline.diagrams.scene import Arrow, Band, Front, Mark, Place, Scene, Spot, Ticks, round_step
 from snapline.diagrams.svg import draw
 from snapline.ids import HOST_PREFIX
@@ -29,7 +29,7 @@ Href = Callable[[int], str]
 
 
 def draw_window(
-    happened: Happened, window: Window, chosen: ChosenEvent | None = None, *, href: Href | None = None
+    happened: EventLog, window: Window, chosen: ChosenEvent | None = None, *, href: Href | None = None
 ) -> str:
     """The picture as the text of an SVG file; with `href` as a part of a page, whose events are links and whose script keeps names in sight."""
     scene = scene_of(happened, window, chosen, href=href)
@@ -38,7 +38,7 @@ def draw_window(
 
 
 def scene_of(
-    happened: Happened, window: Window, chosen: ChosenEvent | None = None, *, href: Href | None = None
+    happened: EventLog, window: Window, chosen: ChosenEvent | None = None, *, href: Href | None = None
 ) -> Scene:
     """Return the scene of this window; `chosen`: its past is marked."""
     return _Maker(happened, window, chosen, href or _nowhere).scene()
@@ -51,7 +51,7 @@ def _nowhere(_position: int) -> str:
 class _Maker:
     """Maker of one picture. Places are columns; `shown`: their positions."""
 
-    def __init__(self, happened: Happened, window: Window, chosen: ChosenEvent | None, href: Href) -> None:
+    def __init__(self, happened: EventLog, window: Window, chosen: ChosenEvent | None, href: Href) -> None:
         self._happened = happened
         self._window = window
         self._chosen = chosen

@@ -45,7 +45,7 @@ COMPLAINT_S = 1.0
 _Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
-class OwnCalls:
+class OutgoingCalls:
     """The calls that this process makes, and what it answers when it is asked about them."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class OwnCalls:
         return link_pb2.CallIds(id=[each for each in asked.id[:ASKED_MAX] if each in self._ids])
 
 
-class Callers:
+class DialBackClient:
     """Dial-back client: asks the claimed caller."""
 
     def __init__(self, security: Security, *, service: str, role: str) -> None:
@@ -128,7 +128,7 @@ class Callers:
             return frozenset()
 
 
-class Complaints:
+class RefusalLog:
     """Log lines about callers that were refused, one in a second."""
 
     def __init__(self, log: logging.Logger) -> None:

@@ -46,7 +46,7 @@ async def tell(servicer: health.aio.HealthServicer, names: Iterable[str], *, is_
         await servicer.set(name, kinds.SERVING if is_serving else kinds.NOT_SERVING)
 
 
-async def open_health_door(stack: AsyncExitStack, servicer: health.aio.HealthServicer, address: str) -> None:
+async def open_health_server(stack: AsyncExitStack, servicer: health.aio.HealthServicer, address: str) -> None:
     """Serve health, and nothing else, in plaintext at `address` until the stack unwinds; nowhere if it is empty.
 
     Raises:

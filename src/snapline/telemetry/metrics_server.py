@@ -82,7 +82,7 @@ class MetricsPlace(NamedTuple):
     file: Path | None = None
 
 
-class MetricsDoor:
+class MetricsServer:
     """Answers until it is closed."""
 
     def __init__(
@@ -274,13 +274,13 @@ def _text(code: int, text: str) -> _Answer:
     return _Answer(code, PLAIN, f"{text}\n".encode())
 
 
-async def open_metrics_door(
-    stack: AsyncExitStack, door: Callable[[], MetricsDoor], place: MetricsPlace, name: str
+async def open_metrics_server(
+    stack: AsyncExitStack, door: Callable[[], MetricsServer], place: MetricsPlace, name: str
 ) -> None:
     """Serve metrics at this place until the stack unwinds, and say where; nowhere if it has no address.
 
     Raises:
-        UsageError, AddressError: see `MetricsDoor.listen`; the file cannot be written.
+        UsageError, AddressError: see `MetricsServer.listen`; the file cannot be written.
     """
     if not place.address:
         return

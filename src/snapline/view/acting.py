@@ -19,13 +19,13 @@ from snapline.errors import CoordinatorUnavailableError, NotFoundError, UsageErr
 from snapline.gateway.browsers import is_from_other_site, says_no_site
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.rpc_authorization import ADMIN, OPERATOR
-from snapline.view.actions import Deeds, Fields, ProposedDeed
+from snapline.view.actions import Actions, Fields, ProposedAction
 from snapline.view.auth import HEADERS, Sessions, form_of
 from snapline.view.deed_pages import confirmation_body, deeds_body, links_of_epoch, outcome_body
 from snapline.view.facts import ENDED, FleetFacts
-from snapline.view.fleet_deeds import FleetDeeds
+from snapline.view.fleet_deeds import FleetActions
 from snapline.view.markup import Markup
-from snapline.view.store_deeds import StoreDeeds
+from snapline.view.store_deeds import StoreActions
 from snapline.view.watch import FleetWatch
 
 ROLES = (OPERATOR, ADMIN)
@@ -37,7 +37,7 @@ ACT_HEADERS = {**HEADERS, "Referrer-Policy": "same-origin"}
 AGAIN_S = 2
 """Time between two loads of the page of an action that is under way."""
 
-Propose = Callable[[FleetFacts, Fields], Awaitable[ProposedDeed]]
+Propose = Callable[[FleetFacts, Fields], Awaitable[ProposedAction]]
 
 
 class NotAllowedError(UsageError):
@@ -49,8 +49,8 @@ class Operators:
 
     def __init__(self, coordinator: CoordinatorClient, folder: Path | None, *, has_certificates: bool) -> None:
         """`folder`: the fleet's own, if it is on this machine. `has_certificates`: without them everyone may do everything."""
-        self.fleet = fleet = FleetDeeds(coordinator)
-        self.store = StoreDeeds(coordinator, folder)
+        self.fleet = fleet = FleetActions(coordinator)
+        self.store = StoreActions(coordinator, folder)
         self._has_certificates = has_certificates
         self.verbs: dict[str, Propose] = {
             "snapshot": fleet.snapshot,
@@ -94,7 +94,7 @@ class ActingPages:
         self._sessions = sessions
         self._watch = watch
         self._page = page
-        self._deeds = Deeds()
+        self._deeds = Actions()
 
     async def close(self) -> None:
         """Stop waiting."""

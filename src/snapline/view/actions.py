@@ -21,7 +21,7 @@ WAIT_S = 8.0
 """Longest wait for an action's outcome before the page says that it is under way: most take less than a second."""
 
 
-class DeedOutcome(msgspec.Struct, frozen=True):
+class ActionOutcome(msgspec.Struct, frozen=True):
     """Outcome of an action, in a sentence, and where to look; `is_bad`: it was not done, or its outcome is unknown."""
 
     sentence: str
@@ -33,7 +33,7 @@ class DeedOutcome(msgspec.Struct, frozen=True):
 Fields = Mapping[str, str]
 
 
-class DeedField(msgspec.Struct, frozen=True):
+class ActionField(msgspec.Struct, frozen=True):
     """Field that the operator fills in. `choices`: value and words of each; none: a text, of at most `characters_max`."""
 
     name: str
@@ -43,7 +43,7 @@ class DeedField(msgspec.Struct, frozen=True):
     characters_max: int = 128
 
 
-class ProposedDeed(msgspec.Struct, frozen=True):
+class ProposedAction(msgspec.Struct, frozen=True):
     """An action and what the page says of it before it is done.
 
     Attributes:
@@ -58,32 +58,32 @@ class ProposedDeed(msgspec.Struct, frozen=True):
     title: str
     button: str
     sentences: tuple[str, ...]
-    do: Callable[[Fields], Awaitable[DeedOutcome]]
+    do: Callable[[Fields], Awaitable[ActionOutcome]]
     check: tuple[str, str] = ("/", "The fleet")
-    fields: tuple[DeedField, ...] = ()
+    fields: tuple[ActionField, ...] = ()
     more: Markup | None = None
     is_grave: bool = False
 
 
 class _Kept:
-    def __init__(self, session: str, proposed: ProposedDeed) -> None:
+    def __init__(self, session: str, proposed: ProposedAction) -> None:
         self.session = session
         self.proposed = proposed
-        self.task: asyncio.Task[DeedOutcome] | None = None
+        self.task: asyncio.Task[ActionOutcome] | None = None
 
     @property
     def is_underway(self) -> bool:
         return self.task is not None and not self.task.done()
 
 
-class Deeds:
+class Actions:
     """Proposed actions, by key, and their outcomes. For one event loop."""
 
     def __init__(self, kept_max: int = KEPT_MAX) -> None:
         self._kept: dict[str, _Kept] = {}
         self._kept_max = kept_max
 
-    def propose(self, session: str, proposed: ProposedDeed) -> str:
+    def propose(self, session: str, proposed: ProposedAction) -> str:
         """Return the key that its form has to carry, in the same session.
 
         Raises:
@@ -109,7 +109,7 @@ class Deeds:
             kept.task = asyncio.create_task(_done(kept.proposed, fields))
         await asyncio.wait({kept.task}, timeout=WAIT_S)
 
-    def outcome(self, session: str, key: str) -> tuple[ProposedDeed, DeedOutcome | None]:
+    def outcome(self, session: str, key: str) -> tuple[ProposedAction, ActionOutcome | None]:
         """Return the action and its outcome; None: it is under way.
 
         Raises:
@@ -136,13 +136,13 @@ class Deeds:
         return kept
 
 
-async def _done(proposed: ProposedDeed, fields: Fields) -> DeedOutcome:
+async def _done(proposed: ProposedAction, fields: Fields) -> ActionOutcome:
     address, where = proposed.check
     given = {each.name: fields.get(each.name, "").strip()[: each.characters_max] for each in proposed.fields}
     try:
         return await proposed.do(given)
     except (UnknownOutcomeError, CoordinatorUnavailableError) as error:
         told = f"Nobody knows whether that was done: {error}. Look before you ask again."
-        return DeedOutcome(told, address, where, is_bad=True)
+        return ActionOutcome(told, address, where, is_bad=True)
     except (SnaplineError, OSError) as error:
-        return DeedOutcome(f"That was not done: {error}.", address, where, is_bad=True)
+        return ActionOutcome(f"That was not done: {error}.", address, where, is_bad=True)

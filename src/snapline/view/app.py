@@ -43,7 +43,7 @@ from snapline.view.frame import ACT, SCREENS, SIMULATION, SPACE_TIME, PageHead, 
 from snapline.view.links import Targets, shown_epochs
 from snapline.view.live_events import LiveEvents
 from snapline.view.markup import Markup, join, tag
-from snapline.view.partials import Piece, ViewerCopy
+from snapline.view.partials import Partial, ViewerState
 from snapline.view.pending_work_page import waiting_body, waiting_pieces
 from snapline.view.recovery_page import FATES_MAX, HistoryFacts, LineFacts, LinesFacts, line_found, recovery_body
 from snapline.view.space_time import SpaceTimePages
@@ -289,7 +289,7 @@ class View:
         return self._page("waiting", "Waiting", body, events="/events/waiting")
 
     async def _waiting_events(self, request: Request) -> Response:
-        async def look() -> list[Piece]:
+        async def look() -> list[Partial]:
             return waiting_pieces(await self._waiting.facts())
 
         return self._waiting_streams.response(look)
@@ -356,7 +356,7 @@ class View:
         )
 
     async def _fleet_stream(self, search: AgentSearch) -> AsyncGenerator[str, None]:
-        shown = ViewerCopy()
+        shown = ViewerState()
         try:
             async with aclosing(self._watch.follow()) as news:
                 async for standing in news:

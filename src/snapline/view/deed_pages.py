@@ -4,7 +4,7 @@ from collections.abc import Container, Sequence
 from urllib.parse import urlencode
 
 from snapline.storage.retention.catalog import SnapshotSummary
-from snapline.view.actions import DeedField, DeedOutcome, ProposedDeed
+from snapline.view.actions import ActionField, ActionOutcome, ProposedAction
 from snapline.view.facts import FleetFacts, HostFacts
 from snapline.view.figures import count, size
 from snapline.view.fleet_deeds import others_for_agents
@@ -97,7 +97,7 @@ def _snapshot(each: SnapshotSummary, kept: KeptSnapshots, *, can_restore: bool, 
     )
 
 
-def confirmation_body(proposed: ProposedDeed, address: str, hidden: Sequence[tuple[str, str]]) -> Markup:
+def confirmation_body(proposed: ProposedAction, address: str, hidden: Sequence[tuple[str, str]]) -> Markup:
     """Draw what will happen, and the button that does it."""
     fields = [_field(each) for each in proposed.fields]
     secrets = [tag("input", type="hidden", name=name, value=value) for name, value in hidden]
@@ -109,7 +109,7 @@ def confirmation_body(proposed: ProposedDeed, address: str, hidden: Sequence[tup
     return join([title, told, proposed.more, form])
 
 
-def _field(field: DeedField) -> Markup:
+def _field(field: ActionField) -> Markup:
     id = f"field-{field.name}"
     label = tag("label", field.label, for_=id)
     if field.choices:
@@ -119,7 +119,7 @@ def _field(field: DeedField) -> Markup:
     return tag("p", label, box)
 
 
-def outcome_body(proposed: ProposedDeed, outcome: DeedOutcome | None) -> Markup:
+def outcome_body(proposed: ProposedAction, outcome: ActionOutcome | None) -> Markup:
     """Draw the outcome; None: the action is under way."""
     title = tag("div", tag("h1", proposed.title), class_="title")
     back = tag("a", "Actions", href="/act")

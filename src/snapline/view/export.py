@@ -23,7 +23,7 @@ from snapline.view.links import Targets
 from snapline.view.markup import Markup, join, tag
 from snapline.view.pending_work_page import waiting_body, waiting_pieces
 from snapline.view.recovery_page import FATES_MAX, HistoryFacts, LineFacts, LinesFacts, recovery_body
-from snapline.view.redaction import Withheld
+from snapline.view.redaction import Redaction
 from snapline.view.store_at_rest import StoreAtRest
 from snapline.view.store_page import store_body
 from snapline.view.waiting_screen import WaitingScreen
@@ -56,7 +56,7 @@ class ExportedScreen(msgspec.Struct, frozen=True):
 class FleetExport:
     """The screens of a running fleet."""
 
-    def __init__(self, calls: ViewCalls, snapshot: str, withheld: Withheld | None) -> None:
+    def __init__(self, calls: ViewCalls, snapshot: str, withheld: Redaction | None) -> None:
         """`withheld`: leaves contents out; None: they are in the file."""
         self._calls = calls
         self._snapshot = snapshot
@@ -123,7 +123,7 @@ class FleetExport:
 
 
 async def store_screens(
-    store: StoreAtRest, snapshot: str, withheld: Withheld | None
+    store: StoreAtRest, snapshot: str, withheld: Redaction | None
 ) -> tuple[str, list[ExportedScreen]]:
     """Return the same for a store without a running coordinator: its fleet's name, and what the store alone knows.
 
@@ -161,7 +161,7 @@ NO_RECOVERIES = (
 )
 
 
-def cut_screen(cut: CutFacts, withheld: Withheld | None) -> ExportedScreen:
+def cut_screen(cut: CutFacts, withheld: Redaction | None) -> ExportedScreen:
     """Draw one snapshot, as much of it as a file has room for."""
     told = _title("Snapshot")
     if withheld is not None:
@@ -170,7 +170,7 @@ def cut_screen(cut: CutFacts, withheld: Withheld | None) -> ExportedScreen:
         shown = (
             cut
             if kept >= min(len(cut.agents), ROWS_MAX)
-            else Withheld().cut(cut, kept=kept, messages_kept=has_messages)
+            else Redaction().cut(cut, kept=kept, messages_kept=has_messages)
         )
         body = cut_body(shown, CutSearch())
         if len(body) <= CUT_CHARACTERS_MAX:

@@ -10,7 +10,7 @@ from snapline.messages.answers import RestorePreview
 from snapline.messages.coordinator_client import CoordinatorClient, patiently
 from snapline.messages.status import SnapshotOutcome
 from snapline.view import loss
-from snapline.view.actions import DeedField, DeedOutcome, Fields, ProposedDeed
+from snapline.view.actions import ActionField, ActionOutcome, Fields, ProposedAction
 from snapline.view.compensation import named, undone_here, undone_outside
 from snapline.view.facts import FleetFacts, HostFacts
 from snapline.view.figures import plural, seconds
@@ -28,7 +28,7 @@ def others_for_agents(facts: FleetFacts, host: HostFacts) -> list[str]:
     return [x.host for x in facts.hosts if x.state == "alive" and x.host != host.host and not x.is_drained]
 
 
-class FleetDeeds:
+class FleetActions:
     """Proposes actions; `facts` is the fleet as it was heard last. Failures are SnaplineErrors."""
 
     def __init__(self, coordinator: CoordinatorClient) -> None:
@@ -38,7 +38,7 @@ class FleetDeeds:
         """Return the epochs to which the fleet can go back; others may still be in the store."""
         return restorable_epochs(await patiently(lambda: self._coordinator.read_snapshots("history")))
 
-    async def snapshot(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
+    async def snapshot(self, facts: FleetFacts, query: Fields) -> ProposedAction:
         """Propose one more snapshot, now."""
         alive = [host for host in facts.hosts if host.state == "alive"]
         told = [
@@ -48,17 +48,17 @@ class FleetDeeds:
         ]
         if facts.last_complete_epoch:
             told.insert(1, f"The newest complete epoch is {facts.last_complete_epoch:,}.")
-        return ProposedDeed("Take a snapshot", "Take a snapshot", tuple(told), self._take, ("/epochs", "Epochs"))
+        return ProposedAction("Take a snapshot", "Take a snapshot", tuple(told), self._take, ("/epochs", "Epochs"))
 
-    async def _take(self, _fields: Fields) -> DeedOutcome:
+    async def _take(self, _fields: Fields) -> ActionOutcome:
         return taken(await patiently(self._coordinator.create_snapshot))
 
-    async def restore(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
+    async def restore(self, facts: FleetFacts, query: Fields) -> ProposedAction:
         """Propose to restore the whole fleet to a snapshot."""
         preview = await patiently(lambda: self._coordinator.preview_restore(query.get("snapshot", "")))
         token = secrets.token_hex(16)  # one for this page: if the call has to be made again it is the same restore
 
-        async def do(fields: Fields) -> DeedOutcome:
+        async def do(fields: Fields) -> ActionOutcome:
             now = await patiently(self._coordinator.status)
             if now.plan != facts.plan:
                 raise UsageError(
@@ -70,23 +70,23 @@ class FleetDeeds:
                 lambda: self._coordinator.restore(str(preview.epoch), token, why[:REASON_CHARACTERS_MAX], is_dropping)
             )
             void = f"; {named('epoch', done.void_epochs)} void" if done.void_epochs else ""
-            return DeedOutcome(f"The fleet goes back to epoch {done.epoch} by plan {done.plan}{void}.", *RECOVERY)
+            return ActionOutcome(f"The fleet goes back to epoch {done.epoch} by plan {done.plan}{void}.", *RECOVERY)
 
         inputs = ((GIVE, "are given again"), (DROP, "are dropped"))
-        return ProposedDeed(
+        return ProposedAction(
             f"Take the fleet back to epoch {preview.epoch}",
             f"Go back to epoch {preview.epoch}",
             _restore_told(preview, facts),
             do,
             RECOVERY,
             (
-                DeedField("inputs", "Inputs that it has not consumed then", inputs),
-                DeedField("reason", "Why, for the history"),
+                ActionField("inputs", "Inputs that it has not consumed then", inputs),
+                ActionField("reason", "Why, for the history"),
             ),
             is_grave=True,
         )
 
-    async def drain(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
+    async def drain(self, facts: FleetFacts, query: Fields) -> ProposedAction:
         """Propose to move agents away from a host."""
         host = _host_of(facts, query)
         others = others_for_agents(facts, host)
@@ -97,28 +97,28 @@ class FleetDeeds:
             f"No agent comes to {host.host} again until it is resumed, also if its process is started again.",
         )
 
-        async def do(_fields: Fields) -> DeedOutcome:
+        async def do(_fields: Fields) -> ActionOutcome:
             await patiently(lambda: self._coordinator.move_agents(drained=(host.host,)))
-            return DeedOutcome(
+            return ActionOutcome(
                 f"Host {host.host} is marked, and its agents leave it: the fleet's page shows when it has none.", *FLEET
             )
 
-        return ProposedDeed(f"Drain host {host.host}", f"Drain {host.host}", told, do)
+        return ProposedAction(f"Drain host {host.host}", f"Drain {host.host}", told, do)
 
-    async def resume(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
+    async def resume(self, facts: FleetFacts, query: Fields) -> ProposedAction:
         """Propose that agents may move to a host again."""
         host = _host_of(facts, query)
         told = (
             f"Agents may live on host {host.host} again: they come with the next recovery, or by `snapline host spread`.",
         )
 
-        async def do(_fields: Fields) -> DeedOutcome:
+        async def do(_fields: Fields) -> ActionOutcome:
             await patiently(lambda: self._coordinator.move_agents(resumed=(host.host,)))
-            return DeedOutcome(f"Agents may come to host {host.host} again.", *FLEET)
+            return ActionOutcome(f"Agents may come to host {host.host} again.", *FLEET)
 
-        return ProposedDeed(f"Resume host {host.host}", f"Resume {host.host}", told, do)
+        return ProposedAction(f"Resume host {host.host}", f"Resume {host.host}", told, do)
 
-    async def kill(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
+    async def kill(self, facts: FleetFacts, query: Fields) -> ProposedAction:
         """Propose to end a host's process."""
         host = _host_of(facts, query)
         failed = f"host:{host.host}"
@@ -130,24 +130,24 @@ class FleetDeeds:
             "Who keeps the fleet starts a process again. Drain the host before, and nothing goes back.",
         )
 
-        async def do(_fields: Fields) -> DeedOutcome:
+        async def do(_fields: Fields) -> ActionOutcome:
             await patiently(lambda: self._coordinator.end_host(host.host, host_start=host.host_start))
-            return DeedOutcome(f"Start {host.host_start:,} of host {host.host} is ended: the fleet recovers.", *FLEET)
+            return ActionOutcome(f"Start {host.host_start:,} of host {host.host} is ended: the fleet recovers.", *FLEET)
 
-        return ProposedDeed(
+        return ProposedAction(
             f"Kill host {host.host}", f"Kill {host.host}", told, do, more=line_found(line), is_grave=True
         )
 
 
-def taken(outcome: SnapshotOutcome) -> DeedOutcome:
+def taken(outcome: SnapshotOutcome) -> ActionOutcome:
     """Return the outcome of a snapshot."""
     if not outcome.is_complete:
         epoch = f"Epoch {outcome.epoch} was aborted" if outcome.epoch else "No epoch has begun"
-        return DeedOutcome(f"{epoch}: {outcome.reason}.", "/epochs", "Epochs", is_bad=True)
+        return ActionOutcome(f"{epoch}: {outcome.reason}.", "/epochs", "Epochs", is_bad=True)
     where = (f"/epochs/{outcome.epoch}", f"Epoch {outcome.epoch}")
     if outcome.reason:
-        return DeedOutcome(f"That is no new snapshot: {outcome.reason}.", *where)
-    return DeedOutcome(f"Epoch {outcome.epoch} is complete, in {seconds(outcome.elapsed_ns / 1e9)}.", *where)
+        return ActionOutcome(f"That is no new snapshot: {outcome.reason}.", *where)
+    return ActionOutcome(f"Epoch {outcome.epoch} is complete, in {seconds(outcome.elapsed_ns / 1e9)}.", *where)
 
 
 def _host_of(facts: FleetFacts, query: Fields) -> HostFacts:

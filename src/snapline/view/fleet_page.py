@@ -12,7 +12,7 @@ from snapline.view.figures import count, plural, rate, seconds, size
 from snapline.view.frame import section, table, trouble
 from snapline.view.links import agent_link
 from snapline.view.markup import Child, Markup, join, tag
-from snapline.view.partials import Piece
+from snapline.view.partials import Partial
 from snapline.view.sparkline import sparkline
 from snapline.view.tones import TONES, Tone, pill, tone_of, worst
 
@@ -64,37 +64,37 @@ class FleetScreen:
 
     def __init__(self) -> None:
         self._found: dict[AgentSearch, tuple[Sequence[LocatedAgent], Markup]] = {}
-        self._drawn: tuple[Heard, list[Piece]] | None = None
+        self._drawn: tuple[Heard, list[Partial]] | None = None
 
     def body(self, standing: Heard, search: AgentSearch) -> Markup:
         """The whole screen."""
         return join([piece.html for piece in self._tops(standing, search) if piece.id != "found"])
 
-    def pieces(self, standing: Heard, search: AgentSearch) -> list[Piece]:
+    def pieces(self, standing: Heard, search: AgentSearch) -> list[Partial]:
         """Return the pieces that may change."""
         return [*self._tops(standing, search), *self._rows(standing)]
 
-    def _rows(self, standing: Heard) -> list[Piece]:
+    def _rows(self, standing: Heard) -> list[Partial]:
         if self._drawn is None or self._drawn[0] is not standing:
             self._drawn = (standing, _rows(standing))
         return self._drawn[1]
 
-    def _tops(self, standing: Heard, search: AgentSearch) -> list[Piece]:
+    def _tops(self, standing: Heard, search: AgentSearch) -> list[Partial]:
         return [
-            Piece("notices", _notices(standing)),
-            Piece("title", _title(standing)),
-            Piece("figures", _figures(standing)),
-            Piece("tiles", _tiles(standing)),
-            Piece("hosts", _host_table(self._rows(standing)), key=" ".join([host.host for host in _hosts(standing)])),
-            Piece("busy", _busy(standing)),
+            Partial("notices", _notices(standing)),
+            Partial("title", _title(standing)),
+            Partial("figures", _figures(standing)),
+            Partial("tiles", _tiles(standing)),
+            Partial("hosts", _host_table(self._rows(standing)), key=" ".join([host.host for host in _hosts(standing)])),
+            Partial("busy", _busy(standing)),
             self._section(standing, search),
-            Piece("found", self.found(standing, search)),
+            Partial("found", self.found(standing, search)),
         ]
 
-    def _section(self, standing: Heard, search: AgentSearch) -> Piece:
+    def _section(self, standing: Heard, search: AgentSearch) -> Partial:
         """Return the form with its results below it: a viewer may be typing into it, so it is sent again for new choices only."""
         form, key = _form(standing, search)
-        return Piece("agents", section("agents", "Agents", form, self.found(standing, search)), key)
+        return Partial("agents", section("agents", "Agents", form, self.found(standing, search)), key)
 
     def found(self, standing: Heard, search: AgentSearch) -> Markup:
         """The agents that are searched for."""
@@ -247,19 +247,19 @@ def _hosts(standing: Heard) -> Sequence[HostFacts]:
     return () if standing.facts is None else standing.facts.hosts
 
 
-def _host_table(rows: Sequence[Piece]) -> Markup:
+def _host_table(rows: Sequence[Partial]) -> Markup:
     nobody = tag("p", "No host has come yet.", class_="quiet")
     body = table(HOST_COLUMNS, [row.html for row in rows], label="Hosts") if rows else nobody
     return section("hosts", "Hosts", body)
 
 
-def _rows(standing: Heard) -> list[Piece]:
+def _rows(standing: Heard) -> list[Partial]:
     most = max([each.agents for each in _hosts(standing)], default=0)
     fastest = max(standing.host_turns_per_s.values(), default=0.0)
     return [_row(host, standing, most=most, fastest=fastest) for host in _hosts(standing)]
 
 
-def _row(host: HostFacts, standing: Heard, *, most: int, fastest: float) -> Piece:
+def _row(host: HostFacts, standing: Heard, *, most: int, fastest: float) -> Partial:
     turns = standing.host_turns_per_s.get(host.host)
     id = f"host-{host.host}"
     row = tag(
@@ -277,7 +277,7 @@ def _row(host: HostFacts, standing: Heard, *, most: int, fastest: float) -> Piec
         tag("td", tag("code", host.address)),
         id=id,
     )
-    return Piece(id, row)
+    return Partial(id, row)
 
 
 def _number(value: int, kind: str = "") -> Markup:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from snapline.diagrams.event_window import Happened
+from snapline.diagrams.event_window import EventLog
 from snapline.errors import NotFoundError
 from snapline.messages.views import RecentTrace
 from snapline.recovery.gathered import HostPart, gather
@@ -52,7 +52,7 @@ HELD_MAX = 16
 """Largest number of opened looks, the last ones: they stay while people study them."""
 
 
-class LiveLook(msgspec.Struct, frozen=True):
+class LiveSnapshot(msgspec.Struct, frozen=True):
     """Knowledge at one moment.
 
     Attributes:
@@ -61,7 +61,7 @@ class LiveLook(msgspec.Struct, frozen=True):
     """
 
     number: int
-    happened: Happened
+    happened: EventLog
     every: int = 1
     silent: tuple[str, ...] = ()
     is_missing: bool = False
@@ -79,10 +79,10 @@ class LiveEvents:
         self._told: dict[str, _HostTold] = {}
         self._every = 1
         self._count = 0
-        self._looks: dict[int, LiveLook] = {}
-        self._held: dict[int, LiveLook] = {}
+        self._looks: dict[int, LiveSnapshot] = {}
+        self._held: dict[int, LiveSnapshot] = {}
 
-    async def look(self) -> LiveLook:
+    async def look(self) -> LiveSnapshot:
         """Return what has happened in the last seconds, not older than a period. SnaplineError."""
         async with self._asking:
             waited_s = time.monotonic() - self._asked_s
@@ -95,14 +95,14 @@ class LiveEvents:
                 self._asked_s = time.monotonic()
         return self._looks[self._count]
 
-    def hold(self, look: LiveLook) -> None:
+    def hold(self, look: LiveSnapshot) -> None:
         """Keep it for a viewer who studies it."""
         self._held.pop(look.number, None)
         self._held[look.number] = look
         while len(self._held) > HELD_MAX:
             del self._held[next(iter(self._held))]
 
-    def held(self, number: int) -> LiveLook:
+    def held(self, number: int) -> LiveSnapshot:
         """Return an earlier look, which stays.
 
         Raises:
@@ -126,7 +126,7 @@ class LiveEvents:
         happened = await asyncio.to_thread(_happened, parts)
         self._count += 1
         silent = tuple([host for host, answer in answers.items() if answer is None])
-        self._looks[self._count] = LiveLook(self._count, happened, self._every, silent, is_missing)
+        self._looks[self._count] = LiveSnapshot(self._count, happened, self._every, silent, is_missing)
         while len(self._looks) > LOOKS_KEPT:
             del self._looks[next(iter(self._looks))]
 
@@ -187,5 +187,5 @@ class _HostTold:
             yield HostPart(self._host, [line for line in lines if line.time_ns <= until_ns])
 
 
-def _happened(parts: Sequence[HostPart]) -> Happened:
-    return Happened(gather(parts)[-EVENTS_MAX:], is_whole=False)
+def _happened(parts: Sequence[HostPart]) -> EventLog:
+    return EventLog(gather(parts)[-EVENTS_MAX:], is_whole=False)

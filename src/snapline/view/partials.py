@@ -7,7 +7,7 @@ import msgspec
 from snapline.view.markup import Markup
 
 
-class Piece(msgspec.Struct, frozen=True):
+class Partial(msgspec.Struct, frozen=True):
     """An element of a page, found by its id.
 
     Attributes:
@@ -20,13 +20,13 @@ class Piece(msgspec.Struct, frozen=True):
     key: str = ""
 
 
-class ViewerCopy:
+class ViewerState:
     """Pieces that one viewer has."""
 
     def __init__(self) -> None:
         self._keys: dict[str, str] = {}
 
-    def changes(self, pieces: Iterable[Piece]) -> list[tuple[str, Markup]]:
+    def changes(self, pieces: Iterable[Partial]) -> list[tuple[str, Markup]]:
         """Return the elements to replace, in order: those that hold others come before them."""
         changed = []
         for piece in pieces:

@@ -16,7 +16,7 @@ from snapline.view.frame import section, table
 from snapline.view.ledger import NEWEST_MAX, WORDS_MAX, NewestOutputs
 from snapline.view.links import Targets
 from snapline.view.markup import Child, Markup, join, shown, tag
-from snapline.view.partials import Piece
+from snapline.view.partials import Partial
 from snapline.view.streams import notices
 from snapline.view.tones import Tone, pill, tone_of
 from snapline.view.tree import leaf, tree
@@ -64,15 +64,15 @@ def waiting_body(facts: WaitingFacts) -> Markup:
     return join([tag("div", tag("h1", "Waiting"), class_="title"), notices(), *[x.html for x in waiting_pieces(facts)]])
 
 
-def waiting_pieces(facts: WaitingFacts) -> list[Piece]:
+def waiting_pieces(facts: WaitingFacts) -> list[Partial]:
     """Return the pieces that may change."""
     return [
-        Piece("figures", _figures(facts)),
-        Piece("turns", _turns(facts.agents, facts.targets)),
-        Piece("inputs", _inputs(facts.agents.agents, facts.targets)),
-        Piece("effects", _effects(facts)),
-        Piece("outputs", _outputs(facts)),
-        Piece("letters", _letters(facts.agents.agents, facts.targets)),
+        Partial("figures", _figures(facts)),
+        Partial("turns", _turns(facts.agents, facts.targets)),
+        Partial("inputs", _inputs(facts.agents.agents, facts.targets)),
+        Partial("effects", _effects(facts)),
+        Partial("outputs", _outputs(facts)),
+        Partial("letters", _letters(facts.agents.agents, facts.targets)),
     ]
 
 

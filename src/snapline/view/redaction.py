@@ -25,7 +25,7 @@ DIGITS = 12
 """Length of a digest: no two of a file's contents are alike by accident."""
 
 
-class Withheld:
+class Redaction:
     """Leaves contents out; one for each file."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from snapline.diagrams.event_window import ROWS_MAX, ChosenEvent, Happened, Window, natural
+from snapline.diagrams.event_window import ROWS_MAX, ChosenEvent, EventLog, Window, natural
 from snapline.diagrams.space_time import draw_window
 from snapline.ids import HOST_PREFIX
 from snapline.recovery.gathered import MarkerCame, MarkerLeft
@@ -14,7 +14,7 @@ from snapline.view.figures import count, plural
 from snapline.view.frame import section
 from snapline.view.links import Targets
 from snapline.view.markup import Child, Markup, join, tag
-from snapline.view.partials import Piece
+from snapline.view.partials import Partial
 from snapline.view.space_query import COUNTS, PAGE, SHOWN_MAX, Source, SpaceQuery
 from snapline.view.streams import notices
 from snapline.view.tree import leaf, tree
@@ -42,7 +42,7 @@ class SpaceFacts(msgspec.Struct, frozen=True):
 
     query: SpaceQuery
     sources: tuple[Source, ...]
-    happened: Happened
+    happened: EventLog
     window: Window
     chosen: ChosenEvent | None = None
     epochs: tuple[int, ...] = ()
@@ -70,13 +70,13 @@ def space_found(facts: SpaceFacts) -> Markup:
     return tag("div", by_id["about"], box, _event(facts), by_id["events"], id="found", data_links=links)
 
 
-def space_pieces(facts: SpaceFacts) -> list[Piece]:
+def space_pieces(facts: SpaceFacts) -> list[Partial]:
     """Return the pieces that may change."""
     return [
-        Piece("choice", _choice_of_agents(facts)),
-        Piece("about", _about(facts)),
-        Piece("picture", _picture(facts)),
-        Piece("events", _events(facts)),
+        Partial("choice", _choice_of_agents(facts)),
+        Partial("about", _about(facts)),
+        Partial("picture", _picture(facts)),
+        Partial("events", _events(facts)),
     ]
 
 
@@ -162,7 +162,7 @@ def _choice_of_agents(facts: SpaceFacts) -> Markup:
     return tag("div", made, class_="choose", id="choice")
 
 
-def _busiest(happened: Happened) -> list[str]:
+def _busiest(happened: EventLog) -> list[str]:
     return [agent for agent, _ in happened.busy.most_common(BOXES_MAX)]
 
 
@@ -214,7 +214,7 @@ def _middle(facts: SpaceFacts) -> int | None:
     return event if event is not None and facts.window.first <= event < facts.window.end else None
 
 
-def _zoomed(happened: Happened, window: Window, around: int | None) -> Window:
+def _zoomed(happened: EventLog, window: Window, around: int | None) -> Window:
     shown = happened.shown(window)
     if len(shown) < 4:
         return window
@@ -360,7 +360,7 @@ def _neighbours(facts: SpaceFacts, position: int) -> Child:
     return made
 
 
-def _around(happened: Happened, window: Window, position: int) -> Window:
+def _around(happened: EventLog, window: Window, position: int) -> Window:
     """A window of the same size, with this event in its middle."""
     half = max(1, len(happened.shown(window)) // 2)
     bare = replace(window, first=position, end=position + 1)

@@ -7,7 +7,7 @@ import msgspec
 from msgspec.structs import replace
 from starlette.datastructures import QueryParams
 
-from snapline.diagrams.event_window import CHOSEN_MAX, Happened, Rows, Window
+from snapline.diagrams.event_window import CHOSEN_MAX, EventLog, Rows, Window
 from snapline.errors import UsageError
 
 PAGE = "/space-time"
@@ -64,7 +64,7 @@ class SpaceQuery(msgspec.Struct, frozen=True):
         """Return whether it goes on while it is viewed."""
         return self.source == "live" and not self.held
 
-    def window(self, happened: Happened) -> Window:
+    def window(self, happened: EventLog) -> Window:
         """Return the window that is shown of it.
 
         Raises:
@@ -85,7 +85,7 @@ class SpaceQuery(msgspec.Struct, frozen=True):
         return replace(self, first=window.first, end=window.end)
 
 
-def narrowed(happened: Happened, window: Window) -> Window:
+def narrowed(happened: EventLog, window: Window) -> Window:
     """Return the last events of it, if it has more than a page may have."""
     shown = happened.shown(window)
     return window if len(shown) <= SHOWN_MAX else replace(window, first=shown[-SHOWN_MAX])

@@ -16,16 +16,16 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from snapline.client.trace_files import SUFFIX, read_happened
-from snapline.diagrams.event_window import ChosenEvent, Happened, Window
+from snapline.diagrams.event_window import ChosenEvent, EventLog, Window
 from snapline.diagrams.space_time import draw_window
 from snapline.errors import SnaplineError, UsageError
 from snapline.recovery.trace import MessageReceived, MessageSent, Recovery
 from snapline.view.auth import HEADERS
 from snapline.view.cut_facts import CutFacts
 from snapline.view.links import Targets
-from snapline.view.live_events import LiveEvents, LiveLook
+from snapline.view.live_events import LiveEvents, LiveSnapshot
 from snapline.view.markup import Markup
-from snapline.view.partials import Piece
+from snapline.view.partials import Partial
 from snapline.view.space_page import SpaceFacts, space_body, space_found, space_pieces
 from snapline.view.space_query import Source, SpaceQuery, query_of
 from snapline.view.streams import Streams
@@ -47,7 +47,7 @@ class ShownTrace:
         self._place = place
         self._reading = asyncio.Lock()
         self._stamp: object = None
-        self._happened = Happened([], is_whole=True)
+        self._happened = EventLog([], is_whole=True)
         self.left_out = 0
 
     @property
@@ -55,7 +55,7 @@ class ShownTrace:
         """Name for people."""
         return str(self._place)
 
-    async def happened(self) -> Happened:
+    async def happened(self) -> EventLog:
         """Return all of it. SnaplineError: it cannot be read."""
         async with self._reading:
             stamp = await asyncio.to_thread(self._stamp_now)
@@ -63,7 +63,7 @@ class ShownTrace:
                 events = await asyncio.to_thread(read_happened, self._place)
                 self.left_out = max(0, len(events) - TRACE_EVENTS_MAX)
                 kept = events[self.left_out :]
-                self._happened = Happened(kept, is_whole=not self.left_out)
+                self._happened = EventLog(kept, is_whole=not self.left_out)
                 self._stamp = stamp
         return self._happened
 
@@ -109,7 +109,7 @@ class SpaceTimePages:
         """Stream its changes."""
         query = self._query(request)
 
-        async def look() -> list[Piece]:
+        async def look() -> list[Partial]:
             return await asyncio.to_thread(
                 space_pieces, await self._facts(replace(query, first=None, end=None, event=None))
             )
@@ -147,7 +147,7 @@ class SpaceTimePages:
             return facts
         return await self._with_content(replace(facts, targets=Targets(epochs=await self._epochs())))
 
-    async def _look(self, query: SpaceQuery) -> LiveLook:
+    async def _look(self, query: SpaceQuery) -> LiveSnapshot:
         assert self._live is not None
         if query.held:
             return self._live.held(query.held)
@@ -174,14 +174,14 @@ class SpaceTimePages:
         return replace(facts, content=tuple(found[:1]))
 
 
-def _facts_of(query: SpaceQuery, sources: tuple[Source, ...], happened: Happened) -> SpaceFacts:
+def _facts_of(query: SpaceQuery, sources: tuple[Source, ...], happened: EventLog) -> SpaceFacts:
     window = query.window(happened)
     chosen = _chosen(query, happened, window)
     epochs = () if chosen is None else in_transit(happened, chosen.position)
     return SpaceFacts(query, sources, happened, window, chosen, epochs)
 
 
-def _chosen(query: SpaceQuery, happened: Happened, window: Window) -> ChosenEvent | None:
+def _chosen(query: SpaceQuery, happened: EventLog, window: Window) -> ChosenEvent | None:
     if query.event is None:
         return None
     if query.event >= len(happened) or isinstance(happened.events[query.event].event, Recovery):
@@ -189,7 +189,7 @@ def _chosen(query: SpaceQuery, happened: Happened, window: Window) -> ChosenEven
     return happened.chosen(window, query.event)
 
 
-def in_transit(happened: Happened, position: int) -> tuple[int, ...]:
+def in_transit(happened: EventLog, position: int) -> tuple[int, ...]:
     """Return the epochs in whose cut the message of this event was in transit."""
     cuts = [front for front in happened.past.fronts if front.kind == "cut"]
     for arrow in happened.past.arrows(position, position, cuts, {}):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from snapline.agent_runtime.snapshots.forking import ForkInputs, ForkWish, fork_snapshot
+from snapline.agent_runtime.snapshots.forking import ForkInputs, ForkRequest, fork_snapshot
 from snapline.deploy.data_directory import STORE_FOLDER, folder_of_fork
 from snapline.errors import NotFoundError, UsageError
 from snapline.ids import check_id
@@ -18,7 +18,7 @@ from snapline.messages.coordinator_client import CoordinatorClient, patiently
 from snapline.storage.retention.catalog import SnapshotSummary
 from snapline.storage.retention.holds import Holds
 from snapline.storage.store.store import Store
-from snapline.view.actions import DeedField, DeedOutcome, Fields, ProposedDeed
+from snapline.view.actions import ActionField, ActionOutcome, Fields, ProposedAction
 from snapline.view.facts import FleetFacts
 from snapline.view.figures import plural, size
 
@@ -37,7 +37,7 @@ class KeptSnapshots(msgspec.Struct, frozen=True):
         return sorted([name for name, tagged in self.tags.items() if tagged == epoch])
 
 
-class StoreDeeds:
+class StoreActions:
     """Proposes actions; none of them without `folder`, the fleet's own. Failures are SnaplineErrors."""
 
     def __init__(self, coordinator: CoordinatorClient, folder: Path | None) -> None:
@@ -53,7 +53,7 @@ class StoreDeeds:
         """Return the existing snapshots."""
         return msgspec.convert(await patiently(lambda: self._coordinator.read_snapshots("list")), KeptSnapshots)
 
-    async def tag(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
+    async def tag(self, facts: FleetFacts, query: Fields) -> ProposedAction:
         """Propose to name a snapshot."""
         found, about = await self._find(query)
         named = (await self.kept()).tags_of(found.epoch)
@@ -63,15 +63,15 @@ class StoreDeeds:
         ]
         told += [f"It is called {', '.join(named)} already."] if named else []
 
-        def do(fields: Fields) -> DeedOutcome:
+        def do(fields: Fields) -> ActionOutcome:
             name = fields.get("name", "")
             self._holds(found).tag(name, found.epoch)
-            return DeedOutcome(f"Epoch {found.epoch} is called {name}.", *ACT)
+            return ActionOutcome(f"Epoch {found.epoch} is called {name}.", *ACT)
 
-        field = DeedField("name", "Name, such as before-upgrade", is_required=True)
+        field = ActionField("name", "Name, such as before-upgrade", is_required=True)
         return _proposed(f"Tag epoch {found.epoch}", told, do, (field,))
 
-    async def untag(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
+    async def untag(self, facts: FleetFacts, query: Fields) -> ProposedAction:
         """Propose to remove a name."""
         name = query.get("name", "")
         epoch = (await self.kept()).tags.get(name)
@@ -81,25 +81,25 @@ class StoreDeeds:
             f"Epoch {epoch} is not called {name} any more. If nothing else keeps it, it goes when the coordinator's retention says so."
         ]
 
-        def do(_fields: Fields) -> DeedOutcome:
+        def do(_fields: Fields) -> ActionOutcome:
             holds = Holds(self._store(), now_s=time.time)
             if [tag.epoch for tag in holds.tags() if tag.name == name] != [epoch] or not holds.untag(name):
                 raise UsageError(f"tag {name} does not name epoch {epoch} any more: somebody has moved or removed it")
-            return DeedOutcome(f"Epoch {epoch} is not called {name} any more.", *ACT)
+            return ActionOutcome(f"Epoch {epoch} is not called {name} any more.", *ACT)
 
         return _proposed(f"Remove tag {name}", told, do)
 
-    async def pin(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
+    async def pin(self, facts: FleetFacts, query: Fields) -> ProposedAction:
         """Propose to pin a snapshot."""
         found, about = await self._find(query)
 
-        def do(_fields: Fields) -> DeedOutcome:
+        def do(_fields: Fields) -> ActionOutcome:
             self._holds(found).pin(found.epoch)
-            return DeedOutcome(f"Epoch {found.epoch} is pinned.", *ACT)
+            return ActionOutcome(f"Epoch {found.epoch} is pinned.", *ACT)
 
         return _proposed(f"Pin epoch {found.epoch}", [about, "It is kept until the pin is removed."], do)
 
-    async def unpin(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
+    async def unpin(self, facts: FleetFacts, query: Fields) -> ProposedAction:
         """Propose to unpin a snapshot."""
         pinned = {str(epoch): epoch for epoch in (await self.kept()).pins}
         epoch = pinned.get(query.get("snapshot", ""))
@@ -109,14 +109,14 @@ class StoreDeeds:
             f"All pins of epoch {epoch} are removed. If nothing else keeps it, it goes when the coordinator's retention says so."
         ]
 
-        def do(_fields: Fields) -> DeedOutcome:
+        def do(_fields: Fields) -> ActionOutcome:
             if not Holds(self._store(), now_s=time.time).unpin(epoch):
                 raise NotFoundError(f"epoch {epoch} is not pinned any more")
-            return DeedOutcome(f"Epoch {epoch} is not pinned any more.", *ACT)
+            return ActionOutcome(f"Epoch {epoch} is not pinned any more.", *ACT)
 
         return _proposed(f"Unpin epoch {epoch}", told, do)
 
-    async def fork(self, facts: FleetFacts, query: Fields) -> ProposedDeed:
+    async def fork(self, facts: FleetFacts, query: Fields) -> ProposedAction:
         """Propose a new fleet out of a snapshot, next to this one."""
         found, about = await self._find(query)
         beside = self._own_folder().absolute().parent
@@ -126,7 +126,7 @@ class StoreDeeds:
             "It does not start by itself, and does no effects: `snapline run MODULE:FLEET --data-dir` runs it. States that differ take `snapline snapshot fork`.",
         ]
 
-        def do(fields: Fields) -> DeedOutcome:
+        def do(fields: Fields) -> ActionOutcome:
             name = check_id(fields.get("name", ""), "fork")
             folder = beside / name
             if name.startswith(".") or folder.exists():
@@ -134,14 +134,14 @@ class StoreDeeds:
             inputs: ForkInputs = "copy" if fields.get("inputs") == "copy" else "drop"
             self._holds(found)
             with folder_of_fork(folder) as store:
-                made = fork_snapshot(self._store(), found.epoch, str(store), ForkWish(name=name, inputs=inputs))
+                made = fork_snapshot(self._store(), found.epoch, str(store), ForkRequest(name=name, inputs=inputs))
             agents = f"{plural(made.agents, 'agent')}, {plural(made.messages, 'message')} in transit"
-            return DeedOutcome(f"Fork {name} is made in {folder}: {agents}. Run it with --data-dir {folder}.", *ACT)
+            return ActionOutcome(f"Fork {name} is made in {folder}: {agents}. Run it with --data-dir {folder}.", *ACT)
 
         choices = (("drop", "stay here"), ("copy", "are taken along"))
         fields = (
-            DeedField("name", "Name of the fork, and of its folder", is_required=True),
-            DeedField("inputs", "Inputs that its agents have not consumed", choices),
+            ActionField("name", "Name of the fork, and of its folder", is_required=True),
+            ActionField("inputs", "Inputs that its agents have not consumed", choices),
         )
         return _proposed(f"Fork epoch {found.epoch}", told, do, fields)
 
@@ -176,11 +176,11 @@ class StoreDeeds:
 
 
 def _proposed(
-    title: str, told: list[str], do: Callable[[Fields], DeedOutcome], fields: tuple[DeedField, ...] = ()
-) -> ProposedDeed:
+    title: str, told: list[str], do: Callable[[Fields], ActionOutcome], fields: tuple[ActionField, ...] = ()
+) -> ProposedAction:
     """Return an action of blocking calls, which are made in a thread."""
 
-    async def done(given: Fields) -> DeedOutcome:
+    async def done(given: Fields) -> ActionOutcome:
         return await asyncio.to_thread(do, given)
 
-    return ProposedDeed(title, title, tuple(told), done, ACT, fields)
+    return ProposedAction(title, title, tuple(told), done, ACT, fields)

@@ -10,7 +10,7 @@ from snapline.errors import SnaplineError
 from snapline.view.auth import HEADERS
 from snapline.view.frame import trouble
 from snapline.view.markup import Markup, tag
-from snapline.view.partials import Piece, ViewerCopy
+from snapline.view.partials import Partial, ViewerState
 
 PERIOD_S = 2.0
 """Time between two looks."""
@@ -18,7 +18,7 @@ PERIOD_S = 2.0
 STREAMS_MAX = 64
 """Largest number of streams at once, of one screen."""
 
-Look = Callable[[], Awaitable[Sequence[Piece]]]
+Look = Callable[[], Awaitable[Sequence[Partial]]]
 
 
 class Streams:
@@ -40,7 +40,7 @@ class Streams:
             return
         self._count += 1
         try:
-            shown = ViewerCopy()
+            shown = ViewerState()
             while True:
                 yield event(shown.changes(await _pieces(look)))
                 await asyncio.sleep(self._period_s)
@@ -48,11 +48,11 @@ class Streams:
             self._count -= 1
 
 
-async def _pieces(look: Look) -> list[Piece]:
+async def _pieces(look: Look) -> list[Partial]:
     try:
-        return [Piece("notices", notices()), *await look()]
+        return [Partial("notices", notices()), *await look()]
     except SnaplineError as error:
-        return [Piece("notices", notices(str(error)))]
+        return [Partial("notices", notices(str(error)))]
 
 
 def notices(sentence: str = "") -> Markup:

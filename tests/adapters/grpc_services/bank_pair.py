@@ -112,11 +112,11 @@ class Pair:
         for member in self.members.values():
             member.going_back()
         for member in self.members.values():
-            member._desk.plan = self.plan
+            member._shared.plan = self.plan
         self.members["a"].when_over(over.set)
         await over.wait()
         for name, member in self.members.items():
-            member._desk.agents = {name: None}  # type: ignore[dict-item]  # no epoch is recorded here
+            member._shared.agents = {name: None}  # type: ignore[dict-item]  # no epoch is recorded here
             state = line.states[name] if line else ServiceState(calls=LedgerImage())
             member.gone_back(BankAgent(msgspec.structs.replace(state)))
 

@@ -5,26 +5,26 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from snapline.adapters.grpc.quiescence_gate import LAPSE_NS, PATIENCE_NS, PieceGate
+from snapline.adapters.grpc.quiescence_gate import LAPSE_NS, PATIENCE_NS, QuiescenceGate
 
 WORLDS, STEPS, STEP_NS, ASK_NS = 200, 400, 1_000_000, 5_000_000
 
 
-class NeverShut(PieceGate):
+class NeverShut(QuiescenceGate):
     """A cut waits for those inside, and more come in: it may wait for ever."""
 
     def may_enter(self, now_ns: int) -> bool:
         return True
 
 
-class NeverOpen(PieceGate):
+class NeverOpen(QuiescenceGate):
     """Who stands at the gate with a lock that somebody inside wants is never let in, and nobody beside one who is inside for long."""
 
     def may_enter(self, now_ns: int) -> bool:
         return not self._is_wanted(now_ns)
 
 
-class AlwaysAsLong(PieceGate):
+class AlwaysAsLong(QuiescenceGate):
     """It is never shut for longer than pieces take."""
 
     def may_enter(self, now_ns: int) -> bool:
@@ -32,14 +32,14 @@ class AlwaysAsLong(PieceGate):
         return not self._is_wanted(now_ns) or passed % 2 == 1
 
 
-class StaysShut(PieceGate):
+class StaysShut(QuiescenceGate):
     """It does not notice that nobody wants a cut any more."""
 
     def _is_wanted(self, now_ns: int) -> bool:
         return self._asked_ns is not None
 
 
-class AsksNobody(PieceGate):
+class AsksNobody(QuiescenceGate):
     """A cut is taken at once."""
 
     def ask(self, now_ns: int) -> bool:
@@ -47,14 +47,14 @@ class AsksNobody(PieceGate):
         return True
 
 
-class CountsThoseInside(PieceGate):
+class CountsThoseInside(QuiescenceGate):
     """It takes a thread that waits for one that has ended."""
 
     def are_over(self, plan: int) -> bool:
         return all(self.begun[thread] == plan for thread in self.inside)
 
 
-class ForgetsThePlan(PieceGate):
+class ForgetsThePlan(QuiescenceGate):
     """A thread that comes in again counts as new."""
 
     def enter(self, thread: int, plan: int) -> None:
@@ -79,7 +79,7 @@ class World:
     """Threads, cuts and recoveries. What the service holds are two numbers."""
 
     chance: random.Random
-    gate: PieceGate
+    gate: QuiescenceGate
     now_ns: int = 0
     plan: int = 1
     one: int = 0
@@ -136,7 +136,7 @@ class World:
             self.gate.end(number)
 
 
-def play(gate: type[PieceGate], seed: int) -> int:
+def play(gate: type[QuiescenceGate], seed: int) -> int:
     world = World(random.Random(seed), gate())
     for _ in range(STEPS):
         world.step()
@@ -146,7 +146,7 @@ def play(gate: type[PieceGate], seed: int) -> int:
     return world.cuts
 
 
-def lock_across_a_call(gate: PieceGate) -> None:
+def lock_across_a_call(gate: QuiescenceGate) -> None:
     """One waits outside and has a lock, the other wants it and is inside: both go on, and the cut is taken."""
     gate.enter(1, 1)
     gate.leave(1)
@@ -161,7 +161,7 @@ def lock_across_a_call(gate: PieceGate) -> None:
     raise AssertionError("they wait for each other")
 
 
-def long_pieces(gate: PieceGate, piece_ns: int = 7 * PATIENCE_NS) -> None:
+def long_pieces(gate: QuiescenceGate, piece_ns: int = 7 * PATIENCE_NS) -> None:
     """Four threads, each inside for long and then outside for a moment, at times of their own."""
     ends = {thread: thread * piece_ns // 4 for thread in range(1, 5)}
     for thread in ends:
@@ -178,7 +178,7 @@ def long_pieces(gate: PieceGate, piece_ns: int = 7 * PATIENCE_NS) -> None:
     raise AssertionError("the cut is never taken")
 
 
-def beside_one_that_stays(gate: PieceGate, waits_ns: int = 100 * PATIENCE_NS) -> None:
+def beside_one_that_stays(gate: QuiescenceGate, waits_ns: int = 100 * PATIENCE_NS) -> None:
     """One is inside all the time: the others have a good part of it, since no cut would be taken anyway."""
     gate.enter(1, 1)
     open_ns = 0
@@ -188,14 +188,14 @@ def beside_one_that_stays(gate: PieceGate, waits_ns: int = 100 * PATIENCE_NS) ->
     assert waits_ns / 3 < open_ns < 2 * waits_ns / 3, f"the gate was open for {open_ns / waits_ns:.0%}"
 
 
-def lapse(gate: PieceGate) -> None:
+def lapse(gate: QuiescenceGate) -> None:
     """A cut is asked for once, and never again."""
     gate.enter(1, 1)
     assert not gate.ask(0)
     assert gate.may_enter(LAPSE_NS), "it is shut for nobody"
 
 
-def check(gate: type[PieceGate]) -> int:
+def check(gate: type[QuiescenceGate]) -> int:
     lapse(gate())
     lock_across_a_call(gate())
     long_pieces(gate())
@@ -204,7 +204,7 @@ def check(gate: type[PieceGate]) -> int:
 
 
 def test_no_cut_falls_into_a_piece_and_nothing_old_is_left_behind_a_recovery() -> None:
-    assert check(PieceGate) > 5 * WORLDS
+    assert check(QuiescenceGate) > 5 * WORLDS
 
 
 @pytest.mark.parametrize(
@@ -212,6 +212,6 @@ def test_no_cut_falls_into_a_piece_and_nothing_old_is_left_behind_a_recovery() -
     [NeverShut, NeverOpen, AlwaysAsLong, StaysShut, AsksNobody, CountsThoseInside, ForgetsThePlan],
     ids=lambda x: x.__name__,
 )
-def test_mutants_fall(mutant: type[PieceGate]) -> None:
+def test_mutants_fall(mutant: type[QuiescenceGate]) -> None:
     with pytest.raises(AssertionError):
         check(mutant)

@@ -35,7 +35,7 @@ from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.encoding import encode_body, message_decoder
 from snapline.agent_runtime.fleet import clone
 from snapline.agent_runtime.outside import Outside
-from snapline.agent_runtime.rolling_back import RollbackAskedError
+from snapline.agent_runtime.rolling_back import RollbackRequestedError
 from snapline.errors import FleetDefinitionError, UsageError
 from snapline.messages.payloads import split_message
 
@@ -418,9 +418,9 @@ class GoingBack(SnaplineGraphAgent):
 
 async def test_a_node_may_ask_that_the_fleet_goes_back() -> None:
     """What the context raises for that is no Exception, and passes LangGraph's retries and handlers."""
-    with pytest.raises(RollbackAskedError):
+    with pytest.raises(RollbackRequestedError):
         GoingBack().invoke({"said": []}, turn())
-    with pytest.raises(RollbackAskedError):
+    with pytest.raises(RollbackRequestedError):
         await GoingBack().ainvoke({"said": []}, turn())
 
 

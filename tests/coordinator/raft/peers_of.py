@@ -12,12 +12,12 @@ from snapline.coordinator.raft.messages import Hello, Message, encode_hello, enc
 from snapline.coordinator.raft.peers import RaftNode
 from snapline.coordinator.raft.streams import METHOD, SERVICE, IncomingStream, OutgoingStream, PeerStreams
 from snapline.security.dial_back import METHOD as CONFIRM
-from snapline.security.dial_back import OwnCalls
+from snapline.security.dial_back import OutgoingCalls
 from snapline.security.transport import Security
 
 CLUSTER = "tests"
 
-OWN_CALLS = OwnCalls()
+OWN_CALLS = OutgoingCalls()
 """Of all ends and raw callers of a test process: whichever peer is asked, at whichever address, answers for all."""
 
 
@@ -121,7 +121,7 @@ class Raw:
 
     def __init__(self, address: str, channel: grpc.aio.Channel | None = None, *, is_forged: bool = False) -> None:
         self._channel = channel or grpc.aio.insecure_channel(address)
-        self._own = (OwnCalls() if is_forged else OWN_CALLS).new()
+        self._own = (OutgoingCalls() if is_forged else OWN_CALLS).new()
         open_stream: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = self._channel.stream_unary(
             f"/{SERVICE}/{METHOD}"
         )

@@ -20,7 +20,7 @@ NO_KERNEL = write_tracking.is_supported()
 needs_kernel = pytest.mark.skipif(bool(NO_KERNEL), reason=NO_KERNEL)
 
 
-class Room:
+class ArenaSlot:
     def __init__(self, pool: "Pool", size_bytes: int) -> None:
         self.view = memoryview(bytearray(size_bytes + 100))  # a pool may give more than was asked for
         self._pool = pool
@@ -35,11 +35,11 @@ class Pool:
         self.given_back = 0
         self.is_busy = False
 
-    def take(self, size_bytes: int) -> Room:
+    def take(self, size_bytes: int) -> ArenaSlot:
         if self.is_busy:
             raise BlockingIOError("no room")
         self.taken.append(size_bytes)
-        return Room(self, size_bytes)
+        return ArenaSlot(self, size_bytes)
 
 
 class Captured:

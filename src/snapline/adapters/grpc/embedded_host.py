@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 from snapline.adapters.grpc.handler_runs import RUN
-from snapline.adapters.grpc.held_messages import HeldFrames
+from snapline.adapters.grpc.held_messages import HeldMessages
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
-from snapline.agent_runtime.host.external_sends import MessagesTold
+from snapline.agent_runtime.host.external_sends import ExternalSends
 from snapline.agent_runtime.host.process import Host, HostOptions
 from snapline.messages.host_messages import BeginEpoch, Directive, HostMessage, Plan, PlanApplied
 from snapline.storage.capture.image import StateImage
@@ -45,7 +45,7 @@ class EmbeddedHost(Host):
     def __init__(self, options: HostOptions, agent: str, inside: Embedding) -> None:
         self._agent, self._inside = agent, inside
         super().__init__(options)
-        self._frames = HeldFrames(self._carrier.received, self._begun, inside.may_record)
+        self._frames = HeldMessages(self._carrier.received, self._begun, inside.may_record)
         self.received, self.opened, self.closed = self._frames.received, self._opened, self._closed
 
     @property
@@ -55,10 +55,10 @@ class EmbeddedHost(Host):
 
     def begin(self, epoch: int) -> None:
         """A call has brought news of this epoch. The coordinator's own word, when it comes, changes nothing any more."""
-        self._feed(BeginEpoch(epoch, self._carrier.core.desk.plan))
+        self._feed(BeginEpoch(epoch, self._carrier.core.shared.plan))
 
     def _begun(self) -> int:
-        return self._carrier.core.desk.begun_epoch
+        return self._carrier.core.shared.begun_epoch
 
     def _opened(self, peer: str, attempt: int) -> bool:
         self._frames.drop(peer)
@@ -68,7 +68,7 @@ class EmbeddedHost(Host):
         self._frames.drop(peer)
         self._carrier.closed(peer, error)
 
-    def tell(self, told: MessagesTold) -> None:
+    def tell(self, told: ExternalSends) -> None:
         """Send this to other agents, now."""
         self._feed(told)
 
@@ -83,7 +83,7 @@ class EmbeddedHost(Host):
     def _directive_received(self, directive: Directive) -> None:
         if isinstance(directive, BeginEpoch) and self._inside.begin_later(directive.epoch):
             return
-        plan = self._carrier.core.desk.plan
+        plan = self._carrier.core.shared.plan
         if isinstance(directive, Plan) and directive.number > plan:
             self._inside.going_back()
             self._frames.drop_all()

@@ -18,7 +18,7 @@ HELD_LOOK_S = 0.005
 """Time between two looks, as `member.READY_LOOK_S`."""
 
 
-class HeldFrames:
+class HeldMessages:
     """See the module. `receive`: has the host take a frame; `may`: may the service record an epoch later than `begun()` now?"""
 
     def __init__(

@@ -29,7 +29,7 @@ from snapline.adapters.grpc.service_interfaces import FencedCall
 from snapline.adapters.grpc.stamps import CallStamp, judge
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.host.external_sends import MessagesTold
+from snapline.agent_runtime.host.external_sends import ExternalSends
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.process import HostOptions
 from snapline.errors import SnaplineError, UsageError
@@ -114,7 +114,7 @@ class Member:
             security=security or Security.loopback(),
         )
         self._host = EmbeddedHost(options, agent, self)
-        self._desk = self._host.core.desk
+        self._shared = self._host.core.shared
         self._local: LocalAgent | None = None
 
     async def run(self) -> int:
@@ -187,7 +187,7 @@ class Member:
         payload = encode_message(message)
         if run is not None and run.handling is not None:
             self.ledger.changed(run.handling)
-        self._host.tell(MessagesTold(self.agent, local.incarnation, ((agent, payload),)))
+        self._host.tell(ExternalSends(self.agent, local.incarnation, ((agent, payload),)))
 
     @property
     def unsettled(self) -> Sequence[ServiceCall]:
@@ -206,7 +206,7 @@ class Member:
         local = self._local
         if local is None:
             return 0
-        return local.protocol.recorded if local.owes else self._desk.begun_epoch
+        return local.protocol.recorded if local.owes else self._shared.begun_epoch
 
     async def admit(self, stamp: CallStamp | None) -> bool:
         """Wait until a request may be taken in; False: it is of an older history. What follows is in the same piece."""
@@ -216,7 +216,7 @@ class Member:
                     return True
                 await self._moved.wait()
                 continue
-            match judge(stamp, plan=self._desk.plan, is_loaded=self.plan > 0, recorded=self.seen):
+            match judge(stamp, plan=self._shared.plan, is_loaded=self.plan > 0, recorded=self.seen):
                 case "take":
                     return True
                 case "refuse":
@@ -228,9 +228,9 @@ class Member:
 
     async def record(self, epoch: int) -> None:
         """Be in this epoch's cut before anything else happens; returns when it is so, or when the plan or the epoch has ended."""
-        plan, desk = self.plan, self._desk
+        plan, shared = self.plan, self._shared
         while plan and self.plan == plan and self.seen < epoch:
-            if self._front.ready() or epoch in desk.ended:
+            if self._front.ready() or epoch in shared.ended:
                 self._host.begin(epoch)
                 if self.seen < epoch:  # a turn of the bridge is queued, and comes first
                     await asyncio.sleep(0)
@@ -307,7 +307,7 @@ class Member:
             when_over(then)
 
     def gone_back(self, made: object | None) -> None:
-        plan = self._desk.plan
+        plan = self._shared.plan
         if plan == self.plan:
             return
         if made is None:
@@ -317,7 +317,7 @@ class Member:
                 *(plan, self.agent),
             )
             return
-        self._local = self._desk.agents[self.agent]
+        self._local = self._shared.agents[self.agent]
         assert isinstance(made, ServiceAgent)
         made.service = self._service
         self._move_to(plan)

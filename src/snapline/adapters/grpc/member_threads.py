@@ -1,6 +1,6 @@
 """Threads of a service next to the event loop of its member: what they ask is done in the loop, in one piece with what they do.
 
-A thread of a handler, or of `start`, is known (`PieceThread`). It asks in two ways. `step` has something done while the thread stays inside. `wait` has
+A thread of a handler, or of `start`, is known (`StretchThread`). It asks in two ways. `step` has something done while the thread stays inside. `wait` has
 a call made, after which the thread is outside, in the same step of the loop; and has it in again in the step in which the call's answer leaves
 the ledger. Between two steps of the loop a cut may be taken, if the gate says that nobody is inside (`quiescence_gate.py`).
 
@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol
 
-from snapline.adapters.grpc.quiescence_gate import LAPSE_NS, PieceGate
+from snapline.adapters.grpc.quiescence_gate import LAPSE_NS, QuiescenceGate
 from snapline.errors import UsageError
 
 LOOK_S = LAPSE_NS / 1e9
@@ -44,7 +44,7 @@ class HistoryOverError(BaseException):
     """The fleet has gone back to a cut, and this thread is of what came after it: let it end. No Exception, as CancelledError is none."""
 
 
-class PieceThread:
+class StretchThread:
     """A thread that is known.
 
     Attributes:
@@ -93,14 +93,14 @@ class MemberThreads:
     """See the module.
 
     Attributes:
-        gate: see `PieceGate`.
+        gate: see `QuiescenceGate`.
         member: whose they are.
         loop: in which it runs.
         is_ending: the member takes part in nothing any more.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.gate = PieceGate()
+        self.gate = QuiescenceGate()
         self.loop = loop
         self.is_ending = False
         self.member: ThreadsOfMember
@@ -126,9 +126,9 @@ class MemberThreads:
         """Have a call made within the piece of this thread, and wait for it outside. Raises as `step`, and what the call raises."""
         return self.ask(self._wait, begin)
 
-    def ask(self, how: Callable[[PieceThread, Any, "Future[Any]"], None], what: object) -> Any:
+    def ask(self, how: Callable[[StretchThread, Any, "Future[Any]"], None], what: object) -> Any:
         """Have the loop do this for the calling thread."""
-        thread: PieceThread | None = getattr(self._here, "thread", None)
+        thread: StretchThread | None = getattr(self._here, "thread", None)
         if thread is None:
             raise UsageError(
                 "this thread is unknown to the member: its calls and changes could fall into two cuts. Call in a handler's own thread (side by side "
@@ -171,10 +171,10 @@ class MemberThreads:
         finally:
             self._asked.discard(asking)
 
-    def visited(self, admitted: Callable[[], Coroutine[object, None, PieceThread]]) -> PieceThread:
+    def visited(self, admitted: Callable[[], Coroutine[object, None, StretchThread]]) -> StretchThread:
         """Register this thread, not known yet, until `left`. Raises HistoryOverError."""
 
-        async def enter() -> PieceThread:
+        async def enter() -> StretchThread:
             thread = await admitted()
             await self.enter(thread)
             return thread
@@ -186,11 +186,11 @@ class MemberThreads:
             task = self.loop.create_task(enter())
             task.add_done_callback(lambda _: answer.cancel() if task.cancelled() else answer.set_result(task.result()))
 
-        thread: PieceThread = self.posted(contextvars.Context(), begin)
+        thread: StretchThread = self.posted(contextvars.Context(), begin)
         self._here.thread = thread
         return thread
 
-    def left(self, thread: PieceThread) -> None:
+    def left(self, thread: StretchThread) -> None:
         """Unregister this thread, which has been `visited`."""
         self._here.thread = None
         with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody asks
@@ -206,7 +206,7 @@ class MemberThreads:
         except RuntimeError:
             return False
 
-    def _work(self, thread: PieceThread, function: Callable[[], Any], outcome: "asyncio.Future[Any]") -> None:
+    def _work(self, thread: StretchThread, function: Callable[[], Any], outcome: "asyncio.Future[Any]") -> None:
         """All that this thread does."""
         result, raised = None, None
         self._here.thread = thread
@@ -225,7 +225,7 @@ class MemberThreads:
 
     # ---- in the loop --------------------------------------------------------------------------------------------------
 
-    async def enter(self, thread: PieceThread) -> None:
+    async def enter(self, thread: StretchThread) -> None:
         """Wait until this thread may be inside, and have it in; if it is, nothing."""
         while True:
             if thread.plan != self.member.plan:
@@ -248,38 +248,40 @@ class MemberThreads:
             async with asyncio.timeout(LOOK_S):
                 await opened.wait()
 
-    async def run(self, thread: PieceThread, function: Callable[[], Any], carry: Callable[[Work], None]) -> Any:
+    async def run(self, thread: StretchThread, function: Callable[[], Any], carry: Callable[[Work], None]) -> Any:
         """Have a thread run this; `carry` gives it what to do. When this returns the thread is outside: what follows is of its last piece still."""
         await self.enter(thread)
         return await self._outcome(thread, self._launched(thread, function, carry))
 
     def start(self, function: Callable[[], Any]) -> None:
         """Run this in a new thread, when the gate lets it in."""
-        self.member.start(self.run(PieceThread(self.member.plan), function, in_new_thread))
+        self.member.start(self.run(StretchThread(self.member.plan), function, in_new_thread))
 
     def begin(self, function: Callable[[], Any]) -> None:
         """Run this in a new thread, which is inside from this step on, even if a cut waits: what belongs to it has just been done."""
-        thread = PieceThread(self.member.plan)
+        thread = StretchThread(self.member.plan)
         self.gate.enter(thread.number, thread.plan)
         outcome = contextvars.Context().run(self._launched, thread, function, in_new_thread)
         self.member.start(self._outcome(thread, outcome))
 
     def _launched(
-        self, thread: PieceThread, function: Callable[[], Any], carry: Callable[[Work], None]
+        self, thread: StretchThread, function: Callable[[], Any], carry: Callable[[Work], None]
     ) -> "asyncio.Future[Any]":
         outcome: asyncio.Future[Any] = self.loop.create_future()
         thread.context = contextvars.copy_context()
         carry(partial(self._work, thread, function, outcome))
         return outcome
 
-    async def _outcome(self, thread: PieceThread, outcome: "asyncio.Future[Any]") -> Any:
+    async def _outcome(self, thread: StretchThread, outcome: "asyncio.Future[Any]") -> Any:
         try:
             return await outcome
         finally:
             if thread.is_over:
                 self.end(thread)
 
-    def _over(self, thread: PieceThread, outcome: "asyncio.Future[Any]", result: Any, raised: Exception | None) -> None:
+    def _over(
+        self, thread: StretchThread, outcome: "asyncio.Future[Any]", result: Any, raised: Exception | None
+    ) -> None:
         thread.is_over = True
         if thread.plan != self.member.plan or outcome.done():
             outcome.cancel()  # nobody takes it: the thread was waited for alone
@@ -289,16 +291,16 @@ class MemberThreads:
         else:
             outcome.set_result(result)
 
-    def end(self, thread: PieceThread) -> None:
+    def end(self, thread: StretchThread) -> None:
         """Remove a thread that does nothing any more."""
         self.gate.end(thread.number)
         self._look()
 
-    def _leave(self, thread: PieceThread, _: None, answer: "Future[Any]") -> None:
+    def _leave(self, thread: StretchThread, _: None, answer: "Future[Any]") -> None:
         self.gate.leave(thread.number)
         answer.set_result(None)
 
-    def _step(self, thread: PieceThread, function: Callable[[], Any], answer: "Future[Any]") -> None:
+    def _step(self, thread: StretchThread, function: Callable[[], Any], answer: "Future[Any]") -> None:
         if thread.plan != self.member.plan:
             answer.cancel()
             return
@@ -307,7 +309,7 @@ class MemberThreads:
         except Exception as error:
             answer.set_exception(error)
 
-    def _wait(self, thread: PieceThread, begin: Callable[[], Finish], answer: "Future[Any]") -> None:
+    def _wait(self, thread: StretchThread, begin: Callable[[], Finish], answer: "Future[Any]") -> None:
         if thread.plan != self.member.plan:
             answer.cancel()
             return
@@ -320,7 +322,7 @@ class MemberThreads:
         task = self.member.start(self._waited(thread, finish, answer))
         task.add_done_callback(lambda _: answer.cancel())  # of no effect on one that is answered
 
-    async def _waited(self, thread: PieceThread, finish: Finish, answer: "Future[Any]") -> None:
+    async def _waited(self, thread: StretchThread, finish: Finish, answer: "Future[Any]") -> None:
         try:
             result = await finish(partial(self.enter, thread))
         except Exception as error:

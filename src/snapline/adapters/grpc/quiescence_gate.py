@@ -23,7 +23,7 @@ LAPSE_NS = 25_000_000
 """Time without a question after which no cut is wanted: five times `member.READY_LOOK_S`."""
 
 
-class PieceGate:
+class QuiescenceGate:
     """See the module.
 
     Attributes:

@@ -15,7 +15,7 @@ import grpc
 from snapline.adapters.grpc.handler_runs import RUN, HandlerRun
 from snapline.adapters.grpc.member_call import CODES
 from snapline.adapters.grpc.member_interceptor import METADATA, UNKNOWN, AbortedHandlerError, UnaryHandler
-from snapline.adapters.grpc.member_threads import HistoryOverError, MemberThreads, PieceThread, Work
+from snapline.adapters.grpc.member_threads import HistoryOverError, MemberThreads, StretchThread, Work
 from snapline.adapters.grpc.service_interfaces import OwnMember
 from snapline.adapters.grpc.stamps import call_stamp
 from snapline.adapters.grpc.streams import pack, unpack
@@ -114,13 +114,13 @@ class ServedMethod:
             assert run is not None
             given = iter(request) if self._asks_stream else request
             work = partial(function, given, HandlersContext(context))
-            return await self._threads.run(PieceThread(run.plan), work, context.carry)
+            return await self._threads.run(StretchThread(run.plan), work, context.carry)
 
         return served
 
     def _strange(self, request: Any, context: Any, function: Callable[[Any], Iterable[Any]]) -> Iterator[bytes]:
         """A stream of who is no member: as ever, but no cut falls between two of its messages while the handler is at work."""
-        visit = StrangersVisit(self._member, self._threads, self._serialize)
+        visit = ForeignRequest(self._member, self._threads, self._serialize)
         try:
             visit.begin()
             for response in function(visit.each(request) if self._asks_stream else request):
@@ -199,20 +199,20 @@ class HandlersContext:
         self.abort(status.code, status.details)
 
 
-class StrangersVisit:
+class ForeignRequest:
     """A handler of a stream that nobody of the fleet asks for: each of its pieces is as a handler of its own."""
 
     def __init__(self, member: OwnMember, threads: MemberThreads, serialize: Callable[[Any], bytes]) -> None:
         self._member, self._threads, self._serialize = member, threads, serialize
-        self._thread: PieceThread | None = None
+        self._thread: StretchThread | None = None
 
     def begin(self) -> None:
         """Wait until a piece may begin."""
         self._thread = self._threads.visited(self._admitted)
 
-    async def _admitted(self) -> PieceThread:
+    async def _admitted(self) -> StretchThread:
         await self._member.admit(None)
-        thread = PieceThread(self._member.plan)
+        thread = StretchThread(self._member.plan)
         thread.context.run(RUN.set, HandlerRun(None, thread.plan, self._serialize))
         return thread
 

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from snapline.adapters.grpc.ledger import DivergedCallError
-from snapline.adapters.ray.payloads import Unkeepable
+from snapline.adapters.ray.payloads import NotCapturable
 from snapline.errors import ExternalFailureError, UsageError
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class MethodRun:
 METHOD: ContextVar[MethodRun | None] = ContextVar("METHOD", default=None)
 
 
-class FleetRef(Unkeepable):
+class FleetRef(NotCapturable):
     """See the module. It can be awaited once, by the method that has made the call, or by its tasks. Of one that is dropped the member takes the answer.
 
     Attributes:

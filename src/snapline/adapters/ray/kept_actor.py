@@ -94,7 +94,7 @@ class ActorLife:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-class KeptActor:
+class RecoverableActor:
     """The service that the member takes into cuts (`CutService`).
 
     Attributes:

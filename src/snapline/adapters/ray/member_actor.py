@@ -23,7 +23,7 @@ from snapline.adapters.grpc.stamps import ANSWER_KEY, CALL_KEY, CallStamp
 from snapline.adapters.ray.actor_channel import ActorChannel, Served
 from snapline.adapters.ray.actor_names import ActorNames
 from snapline.adapters.ray.fleet_refs import METHOD, ActorCallError, FleetRef, MethodRun, ray_get
-from snapline.adapters.ray.kept_actor import KeptActor, Outcome
+from snapline.adapters.ray.kept_actor import Outcome, RecoverableActor
 from snapline.adapters.ray.payloads import packed, unpacked
 from snapline.agent_runtime.fleet import Fleet
 from snapline.deploy.ray_cluster import load_ray
@@ -79,7 +79,7 @@ class MemberActor:
         self._methods: dict[tuple[str, str], Any] = {}
         self._handlers: dict[tuple[str, bool], UnaryHandler] = {}
         _here.append(self)
-        self._kept = KeptActor(make(), self.name, self._names)
+        self._kept = RecoverableActor(make(), self.name, self._names)
         self._kept.capture()  # what cannot be kept is said to who makes the actor, and not first when a cut is taken
         threading.Thread(target=_begun, args=(context.current_actor,), daemon=True).start()
 

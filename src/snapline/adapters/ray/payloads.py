@@ -22,7 +22,7 @@ ACTOR = "ray actor"
 """Key of a handle in JSON. A dictionary of the user's that has it is pickled."""
 
 
-class Unkeepable:
+class NotCapturable:
     """Stand-in for something of this process, which says what to do with it instead of being kept."""
 
     unkeepable = ""
@@ -138,7 +138,7 @@ def _pickling() -> tuple[Any, Any]:
                 return ["actor", _name(obj, self.names)]
             if isinstance(obj, ray.ObjectRef):
                 raise EncodingError(f"{obj!r} is of this run of Ray: give, or keep, the value that it stands for")
-            if isinstance(obj, Unkeepable):
+            if isinstance(obj, NotCapturable):
                 raise EncodingError(obj.unkeepable)
             if self.is_compared and isinstance(obj, set | frozenset) and type(obj) in (set, frozenset):
                 return [type(obj).__name__, sorted(packed(each, self.names, is_compared=True) for each in obj)]

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from snapline.agent_runtime.snapshots.cut import Cut, load_cut
 from snapline.deploy.conformance.bench import demand
-from snapline.deploy.conformance.tellers import AGENTS, LINES, TOKENS, Till, Transfer, fleet
+from snapline.deploy.conformance.tellers import AGENTS, LINES, TOKENS, Transfer, TransferCounts, fleet
 from snapline.errors import SnaplineError
 from snapline.recovery.cuts import DependencyRecord, in_transit_numbers, orphans
 from snapline.storage.packs.checkpoint import AgentCheckpoint
@@ -58,7 +58,7 @@ def _judge_channels(epoch: int, checkpoints: dict[str, AgentCheckpoint]) -> None
 
 
 def _judge_tokens(epoch: int, cut: Cut, checkpoints: dict[str, AgentCheckpoint]) -> None:
-    tills = {agent: state for agent, state in cut.states.items() if isinstance(state, Till)}
+    tills = {agent: state for agent, state in cut.states.items() if isinstance(state, TransferCounts)}
     demand(len(tills) == AGENTS, f"epoch {epoch} has {len(tills)} agents")
     held = sum(till.balance for till in tills.values())
     moving = sum(transit.message.amount for transit in cut.in_transit if isinstance(transit.message, Transfer))

@@ -27,7 +27,7 @@ class AnswerDue(snapline.Message):
     """Message to itself, by a timer: pass something on."""
 
 
-class Till(msgspec.Struct):
+class TransferCounts(msgspec.Struct):
     """`handled` transfers received, `passed` transfers sent."""
 
     others: list[str]
@@ -39,7 +39,7 @@ class Till(msgspec.Struct):
 class CountingTeller(snapline.Agent):
     """Answers each transfer with one of its own, to anybody, a little later."""
 
-    state: Till
+    state: TransferCounts
 
     async def on_start(self, ctx: snapline.Context) -> None:
         for line in range(LINES):
@@ -70,4 +70,4 @@ def fleet(period: str = "0.3") -> snapline.Fleet:
 
 
 def _open(name: str, names: list[str]) -> CountingTeller:
-    return CountingTeller(Till([other for other in names if other != name], TOKENS))
+    return CountingTeller(TransferCounts([other for other in names if other != name], TOKENS))

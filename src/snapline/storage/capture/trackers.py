@@ -49,7 +49,7 @@ _SHOWN_ROWS_MAX = 8
 """Forgotten rows that an error lists: enough to find the place in the code."""
 
 
-class Room(Protocol):
+class ArenaSlot(Protocol):
     """Buffer of a pool: `view` has at least the requested size."""
 
     @property
@@ -61,7 +61,7 @@ class Room(Protocol):
 class Pool(Protocol):
     """Source of buffers for copies: `arena.ArenaPool`."""
 
-    def take(self, size_bytes: int) -> Room: ...
+    def take(self, size_bytes: int) -> ArenaSlot: ...
 
 
 class Settings:

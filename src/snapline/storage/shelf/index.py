@@ -17,7 +17,7 @@ LINE_BYTES = 64
 Path = tuple[str, ...]
 
 
-class ShelvedObject(msgspec.Struct, gc=False):
+class StoredObject(msgspec.Struct, gc=False):
     """Place of an object; `count` is how many entries and live objects refer to it."""
 
     segment: int
@@ -43,7 +43,7 @@ class ShelfIndex:
     """
 
     def __init__(self) -> None:
-        self.objects: dict[bytes, ShelvedObject] = {}
+        self.objects: dict[bytes, StoredObject] = {}
         self.entries: dict[str, dict[Path, dict[str, bytes]]] = {}
         self.segments: dict[int, SegmentSize] = {}
 
@@ -54,7 +54,7 @@ class ShelfIndex:
     def apply(self, segment: int, offset: int, contents: Contents) -> None:
         """Apply a durable commit whose objects begin at `offset`. Nothing is released before all of it is held."""
         for line in contents.objects:
-            self._add(ShelvedObject(segment, offset, line))
+            self._add(StoredObject(segment, offset, line))
             offset += line.stored_bytes
         released = [self._set(entry) for entry in contents.entries]
         self._release(digest for digest in released if digest is not None)
@@ -72,7 +72,7 @@ class ShelfIndex:
         found = self.objects[digest]
         found.segment, found.offset, found.line = segment, offset, line
 
-    def _add(self, found: ShelvedObject) -> None:
+    def _add(self, found: StoredObject) -> None:
         self.objects[found.line.digest] = found
         for digest in references_of(found.line.references):
             self.objects[digest].count += 1
@@ -114,7 +114,7 @@ class ShelfReplay:
     """Reads a shelf's commits again, in order, into an index. Only at the end is it known which objects are live."""
 
     def __init__(self) -> None:
-        self._places: dict[bytes, ShelvedObject] = {}
+        self._places: dict[bytes, StoredObject] = {}
         self._dead: dict[int, int] = {}
         self._index = ShelfIndex()
         self._names: dict[tuple[Path, str], bytes] = {}
@@ -123,7 +123,7 @@ class ShelfReplay:
         """The next commit; its objects begin at `offset`."""
         for line in contents.objects:
             self._bury(self._places.get(line.digest))
-            self._places[line.digest] = ShelvedObject(segment, offset, line)
+            self._places[line.digest] = StoredObject(segment, offset, line)
             offset += line.stored_bytes
         for path, name, digest in ((entry.path, entry.name, entry.digest) for entry in contents.entries):
             if digest is None:
@@ -158,6 +158,6 @@ class ShelfReplay:
             size.dead_bytes = self._dead.get(segment, 0)
         return index, missing
 
-    def _bury(self, found: ShelvedObject | None) -> None:
+    def _bury(self, found: StoredObject | None) -> None:
         if found is not None:
             self._dead[found.segment] = self._dead.get(found.segment, 0) + found.line.stored_bytes + LINE_BYTES

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
-from snapline.storage.shelf.index import Path, ShelfIndex, ShelfReplay, ShelvedObject
+from snapline.storage.shelf.index import Path, ShelfIndex, ShelfReplay, StoredObject
 from snapline.storage.shelf.records import (
     LOCK_NAME,
     OBJECT_BYTES_MAX,
@@ -367,14 +367,14 @@ class Shelf:
             with contextlib.suppress(OSError):
                 self._segments.remove(number)
 
-    def _look_up(self, digests: Iterable[bytes]) -> dict[bytes, ShelvedObject]:
+    def _look_up(self, digests: Iterable[bytes]) -> dict[bytes, StoredObject]:
         with self._index_lock:
             found = {digest: self._index.objects.get(digest) for digest in digests}
             if None in found.values():
                 raise NotFoundError("nothing on the shelf is called so any more: it was deleted")
             return {digest: msgspec.structs.replace(each) for digest, each in found.items() if each is not None}
 
-    def _read_run(self, run: list[ShelvedObject]) -> dict[bytes, bytes]:
+    def _read_run(self, run: list[StoredObject]) -> dict[bytes, bytes]:
         """Read objects that lie near each other, at once."""
         first, last = run[0], run[-1]
         length = last.offset + last.line.stored_bytes - first.offset
@@ -387,9 +387,9 @@ class Shelf:
         return found
 
 
-def _runs(places: Mapping[bytes, ShelvedObject]) -> Iterator[list[ShelvedObject]]:
+def _runs(places: Mapping[bytes, StoredObject]) -> Iterator[list[StoredObject]]:
     """Yield the places in lists of what can be read at once."""
-    run: list[ShelvedObject] = []
+    run: list[StoredObject] = []
     # An empty object lies where the next one begins, and must come before it: a run ends with its last object.
     for each in sorted(places.values(), key=lambda found: (found.segment, found.offset, found.line.stored_bytes)):
         if run and not _are_near(run[0], run[-1], each):
@@ -400,7 +400,7 @@ def _runs(places: Mapping[bytes, ShelvedObject]) -> Iterator[list[ShelvedObject]
         yield run
 
 
-def _are_near(first: ShelvedObject, last: ShelvedObject, each: ShelvedObject) -> bool:
+def _are_near(first: StoredObject, last: StoredObject, each: StoredObject) -> bool:
     gap = each.offset - last.offset - last.line.stored_bytes
     length = each.offset + each.line.stored_bytes - first.offset
     return each.segment == last.segment and gap <= GAP_BYTES_MAX and length <= _READ_BYTES_MAX

@@ -23,7 +23,7 @@ OF_AUTOGEN = frozenset({"_id", "_runtime", "_description", "_handlers"})
 """Attributes that AutoGen's base classes set. They are made anew."""
 
 
-class UnkeepableError(ValueError):
+class NotSerializableError(ValueError):
     """A message or a state that cannot be kept; says which, and what to do."""
 
 
@@ -31,14 +31,16 @@ def keep(value: object, what: str) -> Kept:
     """Return a value, as JSON if that gives it back as it was.
 
     Raises:
-        UnkeepableError: it cannot be pickled.
+        NotSerializableError: it cannot be pickled.
     """
     if is_json(value, set()):
         return {"form": JSON_FORM, "body": json.dumps(value)}
     try:
         return {"form": PICKLE_FORM, "body": base64.b64encode(pickle.dumps(value)).decode()}
     except Exception as error:
-        raise UnkeepableError(f"{what} cannot be kept ({error!r}): it has to be something that pickle takes") from error
+        raise NotSerializableError(
+            f"{what} cannot be kept ({error!r}): it has to be something that pickle takes"
+        ) from error
 
 
 def read_kept(kept: Kept, serializers: SerializationRegistry) -> Any:  # what was kept
@@ -55,7 +57,7 @@ def keep_message(message: object, serializers: SerializationRegistry) -> Kept:
     """Return a message, by AutoGen's serializer of its type if that gives it back as it was.
 
     Raises:
-        UnkeepableError: it cannot be pickled either.
+        NotSerializableError: it cannot be pickled either.
     """
     name = type(message).__name__
     if not is_json(message, set()) and serializers.is_registered(
@@ -113,7 +115,7 @@ class AgentKeeper:
         """Return its state now.
 
         Raises:
-            UnkeepableError: it cannot be kept; names the attribute.
+            NotSerializableError: it cannot be kept; names the attribute.
         """
         who = f"the state of agent {self._agent.id}"
         if self._saves_itself:
@@ -121,9 +123,9 @@ class AgentKeeper:
         attributes = {name: value for name, value in vars(self._agent).items() if name not in self._made_anew}
         try:
             return keep(attributes, who)
-        except UnkeepableError as error:
+        except NotSerializableError as error:
             name = next((name for name in attributes if not _is_kept(self._agent, name)), "")
-            raise UnkeepableError(
+            raise NotSerializableError(
                 f"attribute {name!r} of agent {self._agent.id} cannot be kept ({error.__cause__!r}): keep what pickle takes there, "
                 "make it in the constructor if it is no state, or write save_state and load_state"
             ) from error

@@ -4,16 +4,16 @@ import traceback
 from collections.abc import Callable
 
 from snapline.sim.choices import Choices, Randoms
-from snapline.sim.oracles.judge import Judge, Terms
+from snapline.sim.oracles.judge import Judge, JudgeTerms
 from snapline.sim.oracles.retention import Wanted
 from snapline.sim.result import ExecutedFault, Violation
 from snapline.sim.scenario import Scenario, coordinator_names, host_names
 from snapline.sim.workloads.workload import Workload
 from snapline.sim.world.clocks import Clocks
-from snapline.sim.world.counters import Figures
+from snapline.sim.world.counters import RunCounters
 from snapline.sim.world.kernel import Journal, Kernel, NotSimulatedError
 from snapline.sim.world.network import Network
-from snapline.sim.world.output_injector import Speech
+from snapline.sim.world.output_injector import OutputInjector
 from snapline.sim.world.points import Points
 from snapline.sim.world.recording import Recording
 from snapline.sim.world.stores import Stores
@@ -24,7 +24,7 @@ CLOCKS_AGENTS_MAX = 16
 """Vector clocks cost as much as there are agents, for each turn: beyond this only counts are compared."""
 
 
-class WorldDesk:
+class WorldState:
     """Shared by the parts of one world.
 
     Attributes:
@@ -57,11 +57,11 @@ class WorldDesk:
         self.agents = tuple(workload.fleet.agents)
         self.network = _network_of(scenario, self.kernel, choices)
         self.judge = _judge_of(scenario, workload)
-        self.speech = Speech(choices, self.judge.books, scenario.outputs.one_in)
+        self.speech = OutputInjector(choices, self.judge.books, scenario.outputs.one_in)
         self.clocks = Clocks(self.kernel)
         self.points = Points()
         self.random_of = Randoms(seed, "agent").random
-        self.figures = Figures()
+        self.figures = RunCounters()
         self.stores = Stores(seed, choices, scenario.store.delay, lambda: self.kernel.now_ns)
         self.recording = recording
         self.trace = SharedTrace(self.kernel, recording, self.agents) if recording is not None else None
@@ -108,7 +108,7 @@ def _network_of(scenario: Scenario, kernel: Kernel, choices: Choices) -> Network
 def _judge_of(scenario: Scenario, workload: Workload) -> Judge:
     fleet = workload.fleet
     is_small = len(fleet.agents) <= CLOCKS_AGENTS_MAX
-    terms = Terms(
+    terms = JudgeTerms(
         protocol=fleet.protocol,
         budget=scenario.budget,
         check_cut=workload.check_cut,
