@@ -179,7 +179,7 @@ with-langgraph: $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,langgraph]' $(LANGGRAPH)
 
 test-langgraph: with-langgraph  ## the saver of LangGraph's checkpoints, its conformance suite, others' savers: installs LangGraph
-	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/storage/shelf tests/adapters/langgraph $(ARGS)
+	@$(BIN)/python -m pytest -q -m "slow or not slow" tests/storage/object_streams tests/adapters/langgraph $(ARGS)
 
 test-adapters: $(STAMP)  ## sessions and checkpoints of agent frameworks in our store: installs OpenAI's, Microsoft's and LlamaIndex's
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,openai-agents,agent-framework,llama-workflows]'

@@ -33,7 +33,7 @@ FAILURES = (Exception, RollbackRequestedError, SystemExit)
 """Exceptions of a handler that end its turn."""
 
 
-def wish_in(error: BaseException, on_error: str) -> tuple[RollbackRequest | None, BaseException]:
+def request_in(error: BaseException, on_error: str) -> tuple[RollbackRequest | None, BaseException]:
     """Return the request of a turn that has failed, if its agent may make one, and the error that it has failed by."""
     if not isinstance(error, RollbackRequestedError):
         return None, error

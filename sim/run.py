@@ -152,7 +152,7 @@ class Watch:
             world.complete_fleet()
             owed = self._work_owed()
             self._whole_ns = now_ns if owed else self._whole_ns or self.healed_ns
-            self.pending = world.outlook.pending(self._whole_ns) + world.clients.pending()
+            self.pending = world.pending_work.pending(self._whole_ns) + world.clients.pending()
             self.pending += world.operator.pending()
             self.pending = self.pending or world.owed() or owed
         is_late = self.healed_ns and now_ns > self._whole_ns + shared.scenario.liveness.within_ns
@@ -168,7 +168,7 @@ class Watch:
         is_over = (
             now_ns > self.healed_ns + WORK_NS or now_ns > max(shared.figures.last_turn_ns, self.healed_ns) + within_ns
         )
-        owed = "" if is_over else self._world.outlook.work_owed()
+        owed = "" if is_over else self._world.pending_work.work_owed()
         return [owed] if owed else []
 
     def _waits_for_work(self) -> bool:
@@ -178,7 +178,7 @@ class Watch:
         idle_ns = shared.kernel.now_ns - max(shared.figures.last_turn_ns, self._heal_ns or 0)
         is_over = self._heal_ns is None or shared.kernel.now_ns > self._heal_ns + WORK_NS
         is_over = is_over or idle_ns > shared.scenario.liveness.within_ns
-        is_done = world.outlook.is_at_rest() and not world.clients.pending()
+        is_done = world.pending_work.is_at_rest() and not world.clients.pending()
         return world.executor.waits_for_work and not is_over and not is_done
 
     def _validate(self) -> None:
@@ -200,13 +200,13 @@ class Watch:
         if not violations and ended and self.healed_ns:
             self._look_for_deserted()
         if not violations and not self.pending and ended:
-            states, is_quiet = world.outlook.states(), world.outlook.is_idle()
-            resting = states if is_quiet else world.outlook.resting()
+            states, is_quiet = world.pending_work.states(), world.pending_work.is_idle()
+            resting = states if is_quiet else world.pending_work.resting()
             images = {agent: encode_body(states[agent]) for agent in resting if agent in states}
             shared.judge.at_end(
                 shared.kernel.now_ns,
                 images,
-                heard=world.outlook.heard(),
+                heard=world.pending_work.heard(),
                 is_quiet=is_quiet,
                 is_released=world.is_released(),
             )
@@ -238,14 +238,14 @@ class Watch:
         shared = self._shared
         patience_ns = shared.scenario.liveness.within_ns // 2
         if shared.scenario.budget == "within":
-            for agent, why in self._world.outlook.blocked().items():
+            for agent, why in self._world.pending_work.blocked().items():
                 shared.say("stuck", "G10", f"{agent} stands in the middle of a durable turn, for good: {why}")
         if not self.pending or shared.scenario.budget != "within":
             return
-        for agent in self._world.outlook.forsaken(shared.kernel.now_ns - patience_ns):
+        for agent in self._world.pending_work.forsaken(shared.kernel.now_ns - patience_ns):
             text = f"{agent} has asked that the fleet goes back, and stands for {patience_ns / 1e9:g} s, without a word"
             shared.say("liveness", "G10", text)
-        if self._world.outlook.pending(self.healed_ns):
+        if self._world.pending_work.pending(self.healed_ns):
             return
         for text in self._world.clients.deserted(shared.kernel.now_ns - patience_ns):
             shared.say("liveness", "R1", f"{text} for {patience_ns / 1e9:g} s, though everything runs")
@@ -258,7 +258,7 @@ class Watch:
         promised = any(part.crash is not None and part.crash.when == "working" for part in scenario.fault)
         if promised and not self._shared.judge.probes.hits.get("recovery"):
             return f"the fleet was done after {taken} turns, before the crash that was to come in the midst of them"
-        if self._world.outlook.work_owed() and 2 * taken < scenario.run.turns:
+        if self._world.pending_work.work_owed() and 2 * taken < scenario.run.turns:
             return f"only {taken} of {scenario.run.turns} turns were taken"
         return ""
 
@@ -296,7 +296,7 @@ def metrics_of(world: World) -> dict[str, float]:
     found["busy_s"] = shared.figures.busy_ns / 1e9
     found["virtual_s"] = shared.kernel.now_ns / 1e9
     found["store_bytes"] = shared.stores.disk.used_bytes()
-    if world.outlook.finished_ns:
-        found["finish_s"] = world.outlook.finished_ns / 1e9
+    if world.pending_work.finished_ns:
+        found["finish_s"] = world.pending_work.finished_ns / 1e9
         found["throughput_per_s"] = shared.judge.books.messages / found["finish_s"]
     return found

@@ -127,7 +127,7 @@ def description(view: AgentView, kind: str, host: str, newest: Rows | None) -> R
                 "attempts": letter.attempts,
                 "identity": identity_of(letter).hex(),
             }
-            for number, letter in zip(view.letter_numbers, view.dead_letters, strict=True)
+            for number, letter in zip(view.dead_letter_numbers, view.dead_letters, strict=True)
         ],
     )
 

@@ -89,16 +89,18 @@ class AgentInputs:
         Logs may have lost inputs before it: a gap among dropped ones is no error.
         """
         self.consumed, self.numbered = logged.number - 1, logged.number
-        self.consume(logged, is_buried=True, reply=DROPPED)
+        self.consume(logged, is_dead_lettered=True, reply=DROPPED)
 
-    def consume(self, logged: LoggedInput, *, is_buried: bool, reply: bytes = b"", is_open: bool = False) -> None:
+    def consume(
+        self, logged: LoggedInput, *, is_dead_lettered: bool, reply: bytes = b"", is_open: bool = False
+    ) -> None:
         """Consume the next input: after its turn, as a dead letter, or, `is_open`, before its turn has ended."""
         if logged.number != self.consumed + 1:
             raise ProtocolError(f"input {logged.number} of {logged.agent} is consumed after {self.consumed}")
         self.consumed = logged.number
         self.waiting.pop(logged.key, None)
         digest = digest_of(without_tail(logged.payload))[:DIGEST_BYTES]
-        known = KnownKey(logged.key, logged.number, digest, logged.admitted_ns, is_buried, reply, is_open)
+        known = KnownKey(logged.key, logged.number, digest, logged.admitted_ns, is_dead_lettered, reply, is_open)
         newest = next(reversed(self.keys.values()), known)
         self.span_ns += step_ns(newest.admitted_ns, known.admitted_ns, STEP_NS)
         self.keys[logged.key] = known
@@ -106,10 +108,10 @@ class AgentInputs:
         self._forget_keys()
         self._forget_replies(logged.key)
 
-    def close(self, key: str, *, is_buried: bool, reply: bytes) -> None:
+    def close(self, key: str, *, is_dead_lettered: bool, reply: bytes) -> None:
         """Record that the turn of this input has ended."""
         known = self.keys[key]
-        self.keys[key] = msgspec.structs.replace(known, is_buried=is_buried, reply=reply, is_open=False)
+        self.keys[key] = msgspec.structs.replace(known, is_dead_lettered=is_dead_lettered, reply=reply, is_open=False)
         self.reply_bytes += len(reply)
         self._forget_replies(key)
 

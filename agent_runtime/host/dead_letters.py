@@ -12,7 +12,7 @@ whose turn is as that of a letter that was never kept.
 from snapline.agent_runtime.host import effect_wishes
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, Entry, LocalAgent
 from snapline.messages.dead_letters import DROP, GONE, RETRY, WORD, DeadLetterCommand, read_word
-from snapline.messages.effect_words import EffectRetry, is_effect_wish, is_effect_word, read_effect_wish
+from snapline.messages.effect_words import EffectRetry, is_effect_request, is_effect_word, read_effect_request
 from snapline.messages.payloads import CREATE
 from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.checkpoint import DeadLetterRecord, StashedMessage
@@ -41,7 +41,7 @@ def is_from_outside(letter: DeadLetterRecord) -> bool:
 
 def is_drop(payload: bytes) -> bool:
     """Return whether this command drops a letter."""
-    is_of_letters = payload[:1] == WORD and not (is_effect_word(payload) or is_effect_wish(payload))
+    is_of_letters = payload[:1] == WORD and not (is_effect_word(payload) or is_effect_request(payload))
     return is_of_letters and read_word(payload).verb == DROP
 
 
@@ -52,14 +52,14 @@ def identity_of(letter: DeadLetterRecord) -> bytes:
 
 def add(agent: LocalAgent, letter: DeadLetterRecord) -> None:
     """Add a new letter. The newest hundred are kept."""
-    agent.last_letter += 1
+    agent.last_dead_letter += 1
     agent.dead_letter_count += 1
     agent.dead_letters.append(letter)
-    agent.letter_numbers.append(agent.last_letter)
-    del agent.dead_letters[:-DEAD_LETTERS_KEPT], agent.letter_numbers[:-DEAD_LETTERS_KEPT]
+    agent.dead_letter_numbers.append(agent.last_dead_letter)
+    del agent.dead_letters[:-DEAD_LETTERS_KEPT], agent.dead_letter_numbers[:-DEAD_LETTERS_KEPT]
 
 
-def letter_of(agent: LocalAgent, payload: bytes) -> DeadLetterRecord | None:
+def dead_letter_of(agent: LocalAgent, payload: bytes) -> DeadLetterRecord | None:
     """Return the letter that this command is about; None: it is not there any more."""
     wish = _undoing(payload)
     if wish is not None:
@@ -70,34 +70,34 @@ def letter_of(agent: LocalAgent, payload: bytes) -> DeadLetterRecord | None:
 
 def _undoing(payload: bytes) -> EffectRetry | None:
     """Return the request to call a compensation; None: the command is about a letter."""
-    wish = read_effect_wish(payload) if is_effect_wish(payload) else None
+    wish = read_effect_request(payload) if is_effect_request(payload) else None
     return wish if wish is not None and effect_wishes.undoes(wish) else None
 
 
 def _word_of(agent: LocalAgent, payload: bytes) -> DeadLetterCommand:
     """Return the command and its letter. An effect knows the letter of its turn, if it failed with it."""
-    if not is_effect_wish(payload):
+    if not is_effect_request(payload):
         return read_word(payload)
-    number = effect_wishes.letter_of(agent, read_effect_wish(payload))
-    if number not in agent.letter_numbers:
+    number = effect_wishes.dead_letter_of(agent, read_effect_request(payload))
+    if number not in agent.dead_letter_numbers:
         return DeadLetterCommand(RETRY, 0, b"")
-    return DeadLetterCommand(RETRY, number, identity_of(agent.dead_letters[agent.letter_numbers.index(number)]))
+    return DeadLetterCommand(RETRY, number, identity_of(agent.dead_letters[agent.dead_letter_numbers.index(number)]))
 
 
 def _place_of(agent: LocalAgent, word: DeadLetterCommand) -> int | None:
-    if word.number not in agent.letter_numbers:
+    if word.number not in agent.dead_letter_numbers:
         return None
-    place = agent.letter_numbers.index(word.number)
+    place = agent.dead_letter_numbers.index(word.number)
     return place if identity_of(agent.dead_letters[place]) == word.identity else None
 
 
 def refusal_of(agent: LocalAgent, payload: bytes) -> str:
     """Return why the agent refuses this command; "" if it may have its turn."""
-    if is_effect_wish(payload):
-        return effect_wishes.refusal_of(agent, read_effect_wish(payload))
-    word, letter = read_word(payload), letter_of(agent, payload)
+    if is_effect_request(payload):
+        return effect_wishes.refusal_of(agent, read_effect_request(payload))
+    word, letter = read_word(payload), dead_letter_of(agent, payload)
     if letter is None:
-        known = ", ".join(map(str, agent.letter_numbers)) or "none"
+        known = ", ".join(map(str, agent.dead_letter_numbers)) or "none"
         return f"agent {agent.id!r} has no such dead letter {word.number}; those that it has: {known}"
     if word.verb == RETRY and letter.payload[:1] == CREATE:
         return f"dead letter {word.number} of agent {agent.id!r} is the creation of an agent: drop it, and have it spawned again"
@@ -123,7 +123,7 @@ def settled(agent: LocalAgent, entry: Entry) -> bytes | None:
 
 def turn_of(agent: LocalAgent, payload: bytes) -> tuple[str, str, bytes]:
     """Return the kind, the sender and the payload of a command's turn: those of the letter."""
-    letter = letter_of(agent, payload)
+    letter = dead_letter_of(agent, payload)
     assert letter is not None, "it was there when the turn was chosen"
     return ("letter" if letter.payload else "start"), letter.sender, letter.payload
 
@@ -144,10 +144,10 @@ def handled(agent: LocalAgent, word: Entry) -> None:
 
 def buried_again(agent: LocalAgent, word: Entry) -> DeadLetterRecord | None:
     """Take out and return a letter whose turn has failed: it becomes a new one."""
-    letter = letter_of(agent, word[2])
+    letter = dead_letter_of(agent, word[2])
     handled(agent, word)
     return letter
 
 
 def _take_out(agent: LocalAgent, place: int) -> None:
-    del agent.dead_letters[place], agent.letter_numbers[place]
+    del agent.dead_letters[place], agent.dead_letter_numbers[place]

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from snapline.agent_runtime.fleet import Fleet
+from snapline.agent_runtime.host import dead_letter_events as lt
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host import letter_events as lt
 from snapline.agent_runtime.host import log_events as le
 from snapline.agent_runtime.host.checkpoint_files import TakenCheckpoint
 from snapline.agent_runtime.host.checkpoint_writer import CheckpointWriter

@@ -149,13 +149,13 @@ class DurableTurns:
         self._mailboxes.free_windows(agent)
         return turn
 
-    def ended(self, agent: LocalAgent, *, reply: bytes = b"", is_buried: bool = False) -> None:
+    def ended(self, agent: LocalAgent, *, reply: bytes = b"", is_dead_lettered: bool = False) -> None:
         """End the turn."""
         turn, agent.turn = agent.turn, None
         assert turn is not None
         self._steps.ended(agent)
         if turn.key:
-            self._inputs.close(agent, turn.key, is_buried=is_buried, reply=reply)
+            self._inputs.close(agent, turn.key, is_dead_lettered=is_dead_lettered, reply=reply)
         self._effects.turn_ended(agent)
         _forget_time_out(agent)
 
@@ -182,7 +182,7 @@ class DurableTurns:
             turn.logged = min(turn.logged, len(turn.journal))
         self._steps.retried(agent, turn)
 
-    def bury(self, agent: LocalAgent, event: ev.TurnFailed) -> None:
+    def dead_letter(self, agent: LocalAgent, event: ev.TurnFailed) -> None:
         """End a turn that failed permanently: what it was begun for is a dead letter."""
         turn = agent.turn
         assert turn is not None
@@ -191,8 +191,8 @@ class DurableTurns:
             agent.stash.insert(0, StashedMessage(agent.id, undo))
             self._tell_taken(agent, "effect", agent.id, undo, is_stashed=True)
         stashed = StashedMessage(turn.sender, turn.payload, turn.key)
-        self._failures.bury(agent, (None, stashed, turn.payload), event.error, agent.attempts, event.time_ns)
-        self.ended(agent, is_buried=True)
+        self._failures.dead_letter(agent, (None, stashed, turn.payload), event.error, agent.attempts, event.time_ns)
+        self.ended(agent, is_dead_lettered=True)
 
     # ---- going on -------------------------------------------------------------------------------------------------
 
@@ -334,7 +334,7 @@ class DurableTurns:
                 if stashed.key:
                     # Busy: a client that waits may bring a checkpoint, and with it the next segment.
                     agent.current = SEGMENT
-                    self._inputs.close(agent, stashed.key, is_buried=False, reply=b"")
+                    self._inputs.close(agent, stashed.key, is_dead_lettered=False, reply=b"")
                     agent.current = None
                 self._finish(agent, turn, waits, DONE, stashed.payload, stashed.sender)
                 return True

@@ -41,7 +41,7 @@ def _why_no_retry(agent: LocalAgent, known: KnownEffect, wish: EffectRetry, show
         return f"{shown} is done: there is nothing to try again"
     if not known.is_orphan:
         return f"{shown} failed, and its turn went on without it: it is tried again when its agent asks for it again"
-    if known.letter not in agent.letter_numbers:
+    if known.letter not in agent.dead_letter_numbers:
         return f"{shown} failed with its turn, and the dead letter of that is gone"
     return ""
 
@@ -51,7 +51,7 @@ def undoes(wish: EffectRetry) -> bool:
     return wish.verb == UNDO or undone_of(wish.key) is not None
 
 
-def letter_of(agent: LocalAgent, wish: EffectRetry) -> int:
+def dead_letter_of(agent: LocalAgent, wish: EffectRetry) -> int:
     """Return the number of the dead letter that is to have its turn; 0: there is none."""
     known = _known(agent, wish)
     return known.letter if known is not None and known.is_orphan and known.outcome != DONE else 0

@@ -218,7 +218,7 @@ class Effects:
             effects.end(is_done=False, result=b"", ended_ns=time_ns, late_s=effects.open.timeout_s)
             self._emit(agent, record, time_ns)
             self._tell_quiesced()
-        made = effects.turn_ended(letter=agent.last_letter + 1)
+        made = effects.turn_ended(letter=agent.last_dead_letter + 1)
         for each in made:
             if not each.undo:
                 key = outside_key(self._shared.cluster, agent.id, each.key, each.generation)

@@ -23,10 +23,10 @@ from snapline.storage.packs.checkpoint import (
     NO_INPUTS,
     NO_OUTPUTS,
     AgentCheckpoint,
+    DeadLetterNumbers,
     DeadLetterRecord,
     InTransitMessage,
     JournalEntry,
-    LetterNumbers,
     ParkedMessage,
     SavedInputs,
     SavedOutputs,
@@ -344,7 +344,7 @@ class Control(msgspec.Struct, frozen=True):
     outputs: SavedOutputs = NO_OUTPUTS
     turn: SavedTurn | None = None
     stash: list[StashedMessage] = []
-    letter_numbers: LetterNumbers | None = None  # they are counted
+    dead_letter_numbers: DeadLetterNumbers | None = None  # they are counted
     sealed: SealedRuns | None = None  # of the turn's journal: `turn` has the rest
     durable_turns: int = 0
     effects: SavedEffects | None = None

@@ -1,8 +1,8 @@
 """The part of a host core that keeps what went wrong: agents that failed, messages that crashed them, dead letters."""
 
+from snapline.agent_runtime.host import dead_letter_events as lt
 from snapline.agent_runtime.host import dead_letters
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host import letter_events as lt
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import START, Entry, LocalAgent
 from snapline.agent_runtime.host.modes.mode import HostMode
@@ -83,12 +83,12 @@ class HostFailures:
             return False
         if entry[1] == START:
             agent.is_started = True
-        self.bury(agent, entry, f"crashed the agent {times} times", times, 0)
+        self.dead_letter(agent, entry, f"crashed the agent {times} times", times, 0)
         return True
 
     # ---- messages -------------------------------------------------------------------------------------------------
 
-    def bury(self, agent: LocalAgent, entry: Entry, error: str, attempts: int, time_ns: int) -> None:
+    def dead_letter(self, agent: LocalAgent, entry: Entry, error: str, attempts: int, time_ns: int) -> None:
         """Make the entry a dead letter of its receiver; the caller consumes it."""
         what, sender, payload = what_of(entry), sender_of(agent, entry), entry[2]
         again, key = (
@@ -129,8 +129,8 @@ def is_first(entry: Entry) -> bool:
 
 def is_from_others(entry: Entry) -> bool:
     """Return whether another agent, or a client outside, sent it. Operator commands are about messages that were counted."""
-    is_told = entry[0] is not None or isinstance(entry[1], LoggedInput | StashedMessage)
-    return is_told and not dead_letters.is_word(entry)
+    is_reported = entry[0] is not None or isinstance(entry[1], LoggedInput | StashedMessage)
+    return is_reported and not dead_letters.is_word(entry)
 
 
 def what_of(entry: Entry) -> str:

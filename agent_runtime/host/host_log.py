@@ -92,7 +92,7 @@ class OwnLog:
         self._asked_ns = 0
         """Time when that was done last."""
         self._key = self._certificate = b""
-        self._is_told = False
+        self._is_reported = False
         """The coordinator is to know the newest batch."""
         self._durable = self._known = 0
         """Numbers of the newest batch of the present log that is durable, and of the newest one that the coordinator knows of."""
@@ -113,7 +113,7 @@ class OwnLog:
     def loaded(self, event: ev.AgentsLoaded) -> None:
         """Record whether the store takes logs: the plan's agents are here."""
         self.why_none = event.why_no_log
-        self._key, self._is_told = event.log_key, event.is_authenticated
+        self._key, self._is_reported = event.log_key, event.is_authenticated
 
     def reset(self) -> None:
         """End the log with its plan. What is on its way will be known to be in it, or not."""
@@ -163,7 +163,9 @@ class OwnLog:
         """Ask the coordinator, again if it has not answered: its leader may have dropped the question."""
         if self._ask_ns is None or self._ask_ns <= self._shared.now:
             self._asked_ns, self._ask_ns = self._shared.now, self._shared.now + ASK_AGAIN_NS
-            self._shared.out.append(msg.OpenLog(self._shared.plan, self._key, self._durable if self._is_told else 0))
+            self._shared.out.append(
+                msg.OpenLog(self._shared.plan, self._key, self._durable if self._is_reported else 0)
+            )
 
     def wakeups_ns(self) -> list[int]:
         """Return when `clock_passed` is wanted."""
@@ -193,7 +195,7 @@ class OwnLog:
 
     def _tell(self) -> None:
         """Report the newest durable batch, at once or when the time has come."""
-        if self._is_told and self._ask_ns is None and self._durable > self._known:
+        if self._is_reported and self._ask_ns is None and self._durable > self._known:
             self._ask_ns = self._asked_ns + TELL_NS
             self._open()
 

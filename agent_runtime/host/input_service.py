@@ -25,9 +25,9 @@ from snapline.errors import ProtocolError, UsageError
 from snapline.ids import check_id
 from snapline.messages.dead_letters import read_word
 from snapline.messages.effect_words import (
-    is_effect_wish,
+    is_effect_request,
     is_effect_word,
-    read_effect_wish,
+    read_effect_request,
     read_effect_word,
 )
 from snapline.messages.input_wire import OFFER, SETTLE, OfferReading, encode_outcomes
@@ -203,7 +203,7 @@ def _word_in(payload: bytes) -> msgspec.Struct:
     """
     if is_effect_word(payload):
         return read_effect_word(payload)
-    return read_effect_wish(payload) if is_effect_wish(payload) else read_word(payload)
+    return read_effect_request(payload) if is_effect_request(payload) else read_word(payload)
 
 
 def _about(reading: OfferReading) -> str:

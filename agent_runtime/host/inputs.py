@@ -114,17 +114,17 @@ class Inputs:
 
     # ---- out ------------------------------------------------------------------------------------------------------
 
-    def consume(self, logged: LoggedInput, *, is_buried: bool, reply: bytes, is_open: bool) -> None:
+    def consume(self, logged: LoggedInput, *, is_dead_lettered: bool, reply: bytes, is_open: bool) -> None:
         """Consume an input: after its turn, as a dead letter, or, `is_open`, before its turn has ended."""
         agent = self._shared.agents.get(logged.agent)
         if agent is not None and agent.inputs is not None:  # else it has left, and its inputs are dead letters
-            agent.inputs.consume(logged, is_buried=is_buried, reply=reply, is_open=is_open)
+            agent.inputs.consume(logged, is_dead_lettered=is_dead_lettered, reply=reply, is_open=is_open)
             self.asks.consumed(agent, logged.key)
 
-    def close(self, agent: LocalAgent, key: str, *, is_buried: bool, reply: bytes) -> None:
+    def close(self, agent: LocalAgent, key: str, *, is_dead_lettered: bool, reply: bytes) -> None:
         """End the turn of an input that was consumed before."""
         if agent.inputs is not None:
-            agent.inputs.close(key, is_buried=is_buried, reply=reply)
+            agent.inputs.close(key, is_dead_lettered=is_dead_lettered, reply=reply)
             self.asks.consumed(agent, key)
 
     def keeps(self, agent: LocalAgent) -> bool:

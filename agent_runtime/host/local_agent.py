@@ -15,9 +15,9 @@ from snapline.storage.log.record import LoggedEntry, LoggedInput
 from snapline.storage.packs.checkpoint import (
     NO_INPUTS,
     NO_OUTPUTS,
+    DeadLetterNumbers,
     DeadLetterRecord,
     JournalEntry,
-    LetterNumbers,
     ParkedMessage,
     SavedTimer,
     SavedTurn,
@@ -182,7 +182,7 @@ class LocalAgent:
         parked: number of messages in outlets, without number and stamp as yet.
         awaits_creation: the message that creates it has not come: nothing else may be its first turn.
         retry_ns: when the first message of the mailbox, whose turn has failed, is retried; None: no retry is due.
-        letter_numbers, last_letter: of `dead_letters`, and of the newest there ever was (`dead_letters.py`).
+        dead_letter_numbers, last_dead_letter: of `dead_letters`, and of the newest there ever was (`dead_letters.py`).
         retired_in: None while it lives; else the epochs it still has to stay for.
         inputs: from outside; None: there were none yet.
         outputs: to the outside; likewise.
@@ -199,6 +199,7 @@ class LocalAgent:
         "checkpoints",
         "current",
         "dead_letter_count",
+        "dead_letter_numbers",
         "dead_letters",
         "deferred",
         "effects",
@@ -215,8 +216,7 @@ class LocalAgent:
         "is_retiring",
         "is_started",
         "kind",
-        "last_letter",
-        "letter_numbers",
+        "last_dead_letter",
         "logged",
         "mailbox",
         "outlets",
@@ -254,8 +254,8 @@ class LocalAgent:
         self.checkpoints = 0
         self.dead_letters: list[DeadLetterRecord] = []
         self.dead_letter_count = 0
-        self.letter_numbers: list[int] = []
-        self.last_letter = 0
+        self.dead_letter_numbers: list[int] = []
+        self.last_dead_letter = 0
         self.is_born = True
         self.awaits_creation = False
         self.is_started = False
@@ -325,7 +325,7 @@ class LocalAgent:
             timers=timers,
             dead_letters=list(self.dead_letters),
             dead_letter_count=self.dead_letter_count,
-            letter_numbers=self._saved_numbers(),
+            dead_letter_numbers=self._saved_numbers(),
             protocol_state=protocol_state,
             inputs=self.inputs.saved() if self.inputs is not None else NO_INPUTS,
             outputs=self.outputs.saved() if self.outputs is not None else NO_OUTPUTS,
@@ -336,10 +336,10 @@ class LocalAgent:
             effects=self.effects.saved() if self.effects is not None else None,
         )
 
-    def _saved_numbers(self) -> LetterNumbers | None:
-        if not self.last_letter:  # as most agents, which are asked at each checkpoint
+    def _saved_numbers(self) -> DeadLetterNumbers | None:
+        if not self.last_dead_letter:  # as most agents, which are asked at each checkpoint
             return None
-        numbers = LetterNumbers(self.last_letter, list(self.letter_numbers))
+        numbers = DeadLetterNumbers(self.last_dead_letter, list(self.dead_letter_numbers))
         return None if numbers == counted_letters(self.dead_letter_count, len(self.dead_letters)) else numbers
 
 

@@ -57,10 +57,10 @@ class Keeping(Protocol):
 class Answering(Protocol):
     """Interface of the inputs that mailboxes need."""
 
-    def consume(self, logged: LoggedInput, *, is_buried: bool, reply: bytes, is_open: bool) -> None:
+    def consume(self, logged: LoggedInput, *, is_dead_lettered: bool, reply: bytes, is_open: bool) -> None:
         """Take up an input that has had its turn, is a dead letter, or, `is_open`, is consumed before its turn has ended."""
 
-    def close(self, agent: LocalAgent, key: str, *, is_buried: bool, reply: bytes) -> None:
+    def close(self, agent: LocalAgent, key: str, *, is_dead_lettered: bool, reply: bytes) -> None:
         """Close such an input, whose turn has ended."""
 
 
@@ -155,7 +155,7 @@ class Mailboxes:
         if not agent.is_born:
             _bring_creation_forward(agent)
             is_odd = True
-        is_buried = False
+        is_dead_lettered = False
         mailbox = agent.mailbox
         while mailbox and agent.may_start:
             entry = mailbox.popleft()
@@ -165,12 +165,12 @@ class Mailboxes:
                 continue
             self.consuming(agent, entry)
             if (is_odd or entry[2][:1] == CREATE) and self._is_settled(agent, entry):
-                is_buried = True
+                is_dead_lettered = True
                 continue
             agent.current = entry
             self.start(agent, entry)
             return
-        if is_buried and agent.owes and agent.current is None:
+        if is_dead_lettered and agent.owes and agent.current is None:
             self._before_turn(agent)  # for what was consumed without a turn
 
     def go_on(self, agent: LocalAgent) -> None:
@@ -186,12 +186,12 @@ class Mailboxes:
         """Return whether the entry is consumed without a turn: dead-lettered, or an operator command that takes none."""
         if self._is_word_settled(agent, entry):
             return True
-        if not self._is_buried(agent, entry):
+        if not self._is_dead_lettered(agent, entry):
             return False
         elif entry[0] is None:
-            self.consume_own(entry, is_buried=True, agent=agent)
+            self.consume_own(entry, is_dead_lettered=True, agent=agent)
         else:
-            self.consume(entry, is_buried=True)
+            self.consume(entry, is_dead_lettered=True)
             self._refuse(agent, entry)
         return True
 
@@ -200,7 +200,7 @@ class Mailboxes:
         told = dead_letters.settled(agent, entry) if dead_letters.is_word(entry) else None
         if told is None:
             return False
-        self.consume_own(entry, is_buried=False, reply=told, agent=agent)
+        self.consume_own(entry, is_dead_lettered=False, reply=told, agent=agent)
         if self._shared.is_watched:
             self._shared.out.append(we.OperatorCommandConsumed(agent.id, entry[2], told))
         self._mode.moved(agent)
@@ -229,15 +229,15 @@ class Mailboxes:
             self._before_turn(agent)  # for what was consumed without a turn
         return False
 
-    def _is_buried(self, agent: LocalAgent, entry: Entry) -> bool:
+    def _is_dead_lettered(self, agent: LocalAgent, entry: Entry) -> bool:
         """Dead-letter an entry for which there is no turn; return whether there is none."""
         if agent.is_born and is_creation(entry):
             reason = f"agent {agent.id!r} exists already: ids are never used twice"
-            self._failures.bury(agent, entry, reason, attempts=1, time_ns=0)
+            self._failures.dead_letter(agent, entry, reason, attempts=1, time_ns=0)
             return True
         if not agent.is_born and _is_before_creation(agent, entry):
             reason = f"it left before its sender created agent {agent.id!r}"
-            self._failures.bury(agent, entry, reason, attempts=1, time_ns=0)
+            self._failures.dead_letter(agent, entry, reason, attempts=1, time_ns=0)
             return True
         return self._failures.is_poison(agent, entry)
 
@@ -289,7 +289,7 @@ class Mailboxes:
         for entry in inputs:
             if not self._is_word_settled(agent, entry):
                 self._bury_unheard(agent, entry)
-                self.consume_own(entry, is_buried=True, agent=agent)
+                self.consume_own(entry, is_dead_lettered=True, agent=agent)
         if any(dead_letters.is_from_outside(letter) for letter in agent.dead_letters):
             self.drain(agent)
         agent.current = None
@@ -299,7 +299,7 @@ class Mailboxes:
             self._membership.retire_if_drained(agent)
 
     def _bury_unheard(self, agent: LocalAgent, entry: Entry) -> None:
-        self._failures.bury(agent, entry, f"agent {agent.id!r} stopped before this had its turn", 0, 0)
+        self._failures.dead_letter(agent, entry, f"agent {agent.id!r} stopped before this had its turn", 0, 0)
 
     def drain(self, agent: LocalAgent) -> None:
         """Consume, without a turn, what still comes to an agent that has stopped. As long as the agent may send, callers hear that nobody answers."""
@@ -318,18 +318,18 @@ class Mailboxes:
         else:
             self._shared.counts.dead_letters += is_from_others(entry)
         if entry[0] is None:
-            self.consume_own(entry, is_buried=True, agent=agent)
+            self.consume_own(entry, is_dead_lettered=True, agent=agent)
             self._mode.moved(agent)
         else:
-            self.consume(entry, is_buried=True)
+            self.consume(entry, is_dead_lettered=True)
         if is_call:
             self._refuse(agent, entry)
 
-    def consume(self, entry: Entry, *, is_buried: bool = False, is_open: bool = False) -> None:
+    def consume(self, entry: Entry, *, is_dead_lettered: bool = False, is_open: bool = False) -> None:
         """Count the message as received and free its place in the windows. An input counts as consumed."""
         inlet = entry[0]
         if inlet is None:
-            self.consume_own(entry, is_buried=is_buried, is_open=is_open)
+            self.consume_own(entry, is_dead_lettered=is_dead_lettered, is_open=is_open)
             return
         credit = inlet.consume()
         shared = self._shared
@@ -350,7 +350,7 @@ class Mailboxes:
         self,
         entry: Entry,
         *,
-        is_buried: bool,
+        is_dead_lettered: bool,
         reply: bytes = b"",
         is_open: bool = False,
         agent: LocalAgent | None = None,
@@ -361,9 +361,9 @@ class Mailboxes:
         """
         mark = entry[1]
         if isinstance(mark, LoggedInput):
-            self._inputs.consume(mark, is_buried=is_buried, reply=reply, is_open=is_open)
+            self._inputs.consume(mark, is_dead_lettered=is_dead_lettered, reply=reply, is_open=is_open)
         elif agent is not None and isinstance(mark, StashedMessage) and mark.key:
-            self._inputs.close(agent, mark.key, is_buried=is_buried, reply=reply)
+            self._inputs.close(agent, mark.key, is_dead_lettered=is_dead_lettered, reply=reply)
 
     def _raise_credit(self, inlet: AgentInlet, credit: int) -> None:
         sender = self._shared.agents.get(inlet.sender)

@@ -190,8 +190,8 @@ class HostPlans:
         agent.turn = DurableTurn(checkpoint.turn) if checkpoint.turn is not None else None
         agent.stash = list(checkpoint.stash)
         agent.effects = AgentEffects(checkpoint.effects) if checkpoint.effects is not None else None
-        agent.letter_numbers = checkpoint.letter_numbers.numbers[-DEAD_LETTERS_KEPT:]
-        agent.last_letter = checkpoint.letter_numbers.last
+        agent.dead_letter_numbers = checkpoint.dead_letter_numbers.numbers[-DEAD_LETTERS_KEPT:]
+        agent.last_dead_letter = checkpoint.dead_letter_numbers.last
         if agent.is_born and not agent.is_started:
             agent.mailbox.append((None, START, b""))
         for timer in sorted(checkpoint.timers, key=attrgetter("remaining_ns")):

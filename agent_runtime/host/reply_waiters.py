@@ -78,7 +78,7 @@ class ReplyWaiters:
         if inputs is None or inputs.consumed <= inputs.released:
             return False
         fresh = [known for known in inputs.keys.values() if known.number > inputs.released]
-        is_of_letters = agent.last_letter > 0  # an operator asks only when told that the word was taken
+        is_of_letters = agent.last_dead_letter > 0  # an operator asks only when told that the word was taken
         is_untold = any(is_of_letters or known.reply or (agent.id, known.key) in self._waiting for known in fresh)
         if is_untold:
             self._wish.say(agent)
@@ -110,7 +110,7 @@ class ReplyWaiters:
             return
         is_released = known.number <= agent.inputs.released
         requests = self._waiting.pop(place)
-        answer = ev.AskAnswer(BURIED if known.is_buried else REPLIED, known.number, known.reply)
+        answer = ev.AskAnswer(BURIED if known.is_dead_lettered else REPLIED, known.number, known.reply)
         for request, is_early in requests:
             if is_early or is_released:
                 self._tell(request, answer)

@@ -92,7 +92,7 @@ class TurnEnds:
         else:
             if dead_letters.is_word(entry):
                 dead_letters.handled(agent, entry)
-            self._mailboxes.consume_own(entry, is_buried=False, reply=event.reply, agent=agent)
+            self._mailboxes.consume_own(entry, is_dead_lettered=False, reply=event.reply, agent=agent)
         if not agent.is_started and is_first(entry):
             agent.is_started = agent.is_born = True
         if self._poison:
@@ -208,11 +208,11 @@ class TurnEnds:
         caller, refusal = sender_of(agent, entry), refusal_of(entry[2])
         if turn is not None:
             caller, refusal = turn.sender, refusal_of(turn.payload)
-            self._durable.bury(agent, event)
+            self._durable.dead_letter(agent, event)
         else:
             if event.is_durable:
                 self._durable.passed(agent)
-            self._failures.bury(agent, entry, event.error, agent.attempts, event.time_ns)
+            self._failures.dead_letter(agent, entry, event.error, agent.attempts, event.time_ns)
             self._consume_buried(agent, entry)
         agent.attempts = 0
         if is_first(entry) and not (event.is_final and is_creation(entry)):
@@ -225,6 +225,6 @@ class TurnEnds:
 
     def _consume_buried(self, agent: LocalAgent, entry: Entry) -> None:
         if entry[0] is None:
-            self._mailboxes.consume_own(entry, is_buried=True, agent=agent)
+            self._mailboxes.consume_own(entry, is_dead_lettered=True, agent=agent)
         else:
-            self._mailboxes.consume(entry, is_buried=True)
+            self._mailboxes.consume(entry, is_dead_lettered=True)

@@ -37,7 +37,7 @@ from snapline.agent_runtime.host.flights import (
 from snapline.agent_runtime.kinds import find_class
 from snapline.agent_runtime.logged_steps import turn_seed
 from snapline.agent_runtime.outside import Outside
-from snapline.agent_runtime.rolling_back import CAUGHT, FAILURES, wish_in
+from snapline.agent_runtime.rolling_back import CAUGHT, FAILURES, request_in
 from snapline.agent_runtime.traceparents import without_tail
 from snapline.errors import DivergenceError, EncodingError, StoreError, UsageError
 from snapline.messages.payloads import read_creation, split_message
@@ -505,7 +505,7 @@ class Turns:
         forgotten.take_freed()  # the turn has failed: it says why by itself
         running = self._running.get(turn.agent)
         on_error = running.on_error if running is not None else "keep"
-        wish, error = wish_in(error, on_error)
+        wish, error = request_in(error, on_error)
         text = "".join(traceback.format_exception(error))[-TRACEBACK_CHARACTERS_MAX:]
         retries, waits_ns = (running.known.retries, running.known.waits_ns) if running is not None else (0, ())
         if running is not None and on_error == "undo" and not is_final:

@@ -103,7 +103,7 @@ class AgentView(msgspec.Struct, frozen=True, gc=False):
     checkpoint: int
     dead_letter_count: int
     dead_letters: tuple[DeadLetterRecord, ...]
-    letter_numbers: tuple[int, ...]
+    dead_letter_numbers: tuple[int, ...]
     durable: TurnView | None = None
 
 

@@ -149,7 +149,7 @@ def _view_of(agent: LocalAgent, now_ns: int) -> AgentView:
         checkpoint=agent.checkpoints,
         dead_letter_count=agent.dead_letter_count,
         dead_letters=tuple(agent.dead_letters),
-        letter_numbers=tuple(agent.letter_numbers),
+        dead_letter_numbers=tuple(agent.dead_letter_numbers),
         durable=None if agent.turn is None else _turn_of(agent.turn, agent.effects, len(agent.stash), now_ns),
     )
 

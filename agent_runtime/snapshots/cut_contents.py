@@ -105,7 +105,7 @@ def messages_parked(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[Tra
 
 def dead_letters(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[DeadLetter]:
     """Yield the newest dead letters of an agent, oldest first."""
-    for number, letter in zip(checkpoint.letter_numbers.numbers, checkpoint.dead_letters, strict=True):
+    for number, letter in zip(checkpoint.dead_letter_numbers.numbers, checkpoint.dead_letters, strict=True):
         kind, decoded = decode(checkpoint.agent, letter.payload)
         time_s = letter.time_ns / NS
         yield DeadLetter(checkpoint.agent, letter.sender, decoded, kind, letter.error, letter.attempts, time_s, number)

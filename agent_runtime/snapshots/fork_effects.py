@@ -11,7 +11,7 @@ import msgspec
 from snapline.agent_runtime.durable import REFUSED
 from snapline.agent_runtime.undoing import UNDO
 from snapline.storage.log.record import EFFECT
-from snapline.storage.packs.checkpoint import AgentCheckpoint, LetterNumbers, SavedTurn
+from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterNumbers, SavedTurn
 from snapline.storage.packs.saved_effects import SavedEffects
 
 REFUSAL = "effect {name} was open in the snapshot that this fork was made of: it is its parent's, whatever came of it, and not done here"
@@ -45,14 +45,14 @@ def _without_undoing(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
 
 
 def _without_letters(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
-    letters, numbers = checkpoint.dead_letters, checkpoint.letter_numbers
+    letters, numbers = checkpoint.dead_letters, checkpoint.dead_letter_numbers
     kept = [place for place, letter in enumerate(letters) if not letter.payload.startswith(UNDO)]
     if len(kept) == len(letters):
         return checkpoint
     return msgspec.structs.replace(
         checkpoint,
         dead_letters=[letters[place] for place in kept],
-        saved_numbers=LetterNumbers(numbers.last, [numbers.numbers[place] for place in kept]),
+        saved_numbers=DeadLetterNumbers(numbers.last, [numbers.numbers[place] for place in kept]),
     )
 
 

@@ -156,7 +156,7 @@ class QueryWork(Workload):
         assert world is not None
         kernel = world.shared.kernel
         now_s = kernel.now_ns / 1e9
-        states = world.outlook.states()
+        states = world.pending_work.states()
         is_whole = len(states) == len(self.fleet.agents)
         self.looks.append(Look(now_s, self._lag_s(states, world) if is_whole else None))
         if world.shared.faults and not self.failed_s:

@@ -49,11 +49,11 @@ class Concerns:
         return tuple(found)
 
 
-def standing_agents(shared: LeaderState, attendance: HostSessions) -> list[Concern]:
+def standing_agents(shared: LeaderState, host_sessions: HostSessions) -> list[Concern]:
     """Return agents that wait in the middle of a durable turn, from heartbeats: the named ones, and the number of others by host."""
     found: list[Concern] = []
-    for host in attendance.attached():
-        session = attendance.attached_session(host)
+    for host in host_sessions.attached():
+        session = host_sessions.attached_session(host)
         if session is None:
             continue
         heard_ns, beat = max(0, shared.now - session.beaten_ns), session.heartbeat

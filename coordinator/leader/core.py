@@ -130,7 +130,14 @@ class LeaderCore:
         late_ns = now_ns - self.wakeup_ns
         shared.now, shared.out = now_ns, []
         if self.wakeup_ns and late_ns > LATE_NS:
-            late = (parts.attendance, parts.suspicion, parts.cuts, parts.answers, parts.stop_question, parts.quiescence)
+            late = (
+                parts.host_sessions,
+                parts.failure_detector,
+                parts.partitions,
+                parts.answers,
+                parts.stop_question,
+                parts.quiescence,
+            )
             for part in late:
                 part.shift(late_ns)
         self._is_one_confirmation_of_many = False
@@ -158,7 +165,7 @@ class LeaderCore:
             case ProposalEnded():
                 self._on_proposal_ended(event)
             case StreamClosed():
-                parts.attendance.on_closed(event.session)
+                parts.host_sessions.on_closed(event.session)
             case ManifestWritten():
                 parts.coordinated.on_manifest_written(event)
             case LineMaterialised():
@@ -166,7 +173,7 @@ class LeaderCore:
             case CheckpointsScanned():
                 parts.lines.on_scanned(event)
             case EpochPublished():
-                parts.refs.on_published(event)
+                parts.publisher.on_published(event)
                 parts.releases.on_published(event)
             case EpochReleased():
                 parts.releases.on_released(event)
@@ -185,23 +192,23 @@ class LeaderCore:
             case SnapshotResolved():
                 parts.rollbacks.on_resolved(event)
             case HostExitReported():
-                parts.suspicion.on_exit_reported(event)
+                parts.failure_detector.on_exit_reported(event)
             case HostBusyReported():
-                parts.suspicion.on_busy_reported(event)
+                parts.failure_detector.on_busy_reported(event)
             case ForgetHostRequested():
-                parts.forgetting.on_requested(event)
+                parts.host_removal.on_requested(event)
             case ReplicaLooked():
                 parts.processes.on_replica_looked(event)
             case EndHostRequested():
-                parts.suspicion.on_end_requested(event.host)
+                parts.failure_detector.on_end_requested(event.host)
             case EndWanted():
                 parts.departures.on_end_wanted()
             case MovesRequested():
                 parts.moves.on_requested(event)
             case LeaderStarted():
-                parts.attendance.on_started()
-                parts.suspicion.on_started()
-                parts.refs.on_started()
+                parts.host_sessions.on_started()
+                parts.failure_detector.on_started()
+                parts.publisher.on_started()
                 parts.releases.on_started()
                 parts.retention.on_started()
             case _:
@@ -210,12 +217,12 @@ class LeaderCore:
     def _evaluate(self, *, is_news_of_hosts: bool) -> None:
         parts = self.parts
         if is_news_of_hosts:
-            parts.spares.evaluate()
-            parts.attendance.evaluate()
+            parts.standby_hosts.evaluate()
+            parts.host_sessions.evaluate()
             parts.admission.evaluate()
-            parts.suspicion.evaluate()
-            parts.cuts.evaluate()
-            parts.forgetting.evaluate()
+            parts.failure_detector.evaluate()
+            parts.partitions.evaluate()
+            parts.host_removal.evaluate()
             parts.missing_hosts.evaluate()
             parts.definition.evaluate()
         parts.modes.mode.evaluate()
@@ -234,7 +241,7 @@ class LeaderCore:
         parts.leaving.evaluate()
         parts.questions.evaluate()
         parts.stop_question.evaluate()
-        parts.farewell.evaluate()
+        parts.shutdown.evaluate()
         parts.objectives.evaluate()
         self._concerns.evaluate()
 
@@ -246,7 +253,7 @@ class LeaderCore:
             parts.lines.log_bytes,
             parts.store.condition(),
             self._concerns.current(),
-            parts.attendance.heartbeats(),
+            parts.host_sessions.heartbeats(),
             parts.releases.is_settled,
             0 if parts.lines.ledger is None else len(parts.lines.ledger.packs),
         )
@@ -261,13 +268,13 @@ class LeaderCore:
         if isinstance(message, ProbeRead):
             parts.admission.on_probe_read(number, message)
             return
-        session = parts.attendance.session(number)
+        session = parts.host_sessions.session(number)
         if session is None:
             return
-        parts.attendance.on_heard(session)
+        parts.host_sessions.on_heard(session)
         match message:
             case Heartbeat():
-                parts.attendance.on_heartbeat(session, message)
+                parts.host_sessions.on_heartbeat(session, message)
                 parts.loads.on_heartbeat(session)
             case EpochReport():
                 parts.epochs.on_report(session, message)
@@ -294,7 +301,7 @@ class LeaderCore:
             case OpenLog():
                 parts.requests.on_log_wanted(session, message)
             case PeerSuspected():
-                parts.suspicion.on_peer_suspected(message)
+                parts.failure_detector.on_peer_suspected(message)
             case AgentFailed():
                 parts.plans.on_agent_failed(session, message)
             case WantRollback():
@@ -309,21 +316,21 @@ class LeaderCore:
             case WantLeave():
                 parts.departures.on_wanted(session, message)
             case Leave():
-                parts.suspicion.on_leave(session, message)
+                parts.failure_detector.on_leave(session, message)
 
     def _greet(self) -> None:
         """Send to new streams the directives that the others have already."""
         parts = self.parts
-        for session in parts.attendance.take_newly_attached():
+        for session in parts.host_sessions.take_newly_attached():
             here = (session.id,)
-            parts.shared.send(here, parts.attendance.roster())  # a new one goes to all, and so to this one again
+            parts.shared.send(here, parts.host_sessions.roster())  # a new one goes to all, and so to this one again
             plan = parts.plans.directive()
             directives: list[Directive] = []
             if plan is not None and not self.state.image.outcome:
                 ended = parts.epochs.ended_since(plan.begun_epoch)
                 directives = [plan, *ended, *parts.releases.directives_for()]
             directives += [*parts.modes.mode.directives_for(session.host), *parts.quiescence.directives_for()]
-            directives += parts.farewell.directives_for()
+            directives += parts.shutdown.directives_for()
             for directive in directives:
                 parts.shared.send(here, directive)
 
@@ -359,4 +366,4 @@ class LeaderCore:
             case op.DefineFleet():
                 parts.admission.on_defined()
             case op.EndFleet() if result is not None:
-                parts.farewell.on_end_ended(result)
+                parts.shutdown.on_end_ended(result)

@@ -29,9 +29,9 @@ PARTS_MAX, PART_CHARACTERS_MAX = 16, 600
 class Definition:
     """The definition, until it is in the log."""
 
-    def __init__(self, shared: LeaderState, attendance: HostSessions) -> None:
+    def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
-        self._attendance = attendance
+        self._host_sessions = host_sessions
         self._received: FleetDefinition | None = None
         self._join: Join | None = None
 
@@ -41,7 +41,7 @@ class Definition:
             return
         problem = _problem_of(message)
         if problem:
-            self._attendance.turn_away(session, f"this fleet cannot be run: {problem}", is_final=True)
+            self._host_sessions.turn_away(session, f"this fleet cannot be run: {problem}", is_final=True)
             return
         self._received, self._join = message, session.join
 

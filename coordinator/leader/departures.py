@@ -30,11 +30,11 @@ class Departures:
     """Processes that wait to leave. Volatile: hosts repeat it on every new stream."""
 
     def __init__(
-        self, shared: LeaderState, attendance: HostSessions, refs: RefPublisher, quiescence: Quiescence
+        self, shared: LeaderState, host_sessions: HostSessions, publisher: RefPublisher, quiescence: Quiescence
     ) -> None:
         self._shared = shared
-        self._attendance = attendance
-        self._refs = refs
+        self._host_sessions = host_sessions
+        self._publisher = publisher
         self._quiescence = quiescence
         self._waiting: dict[int, None] = {}
         """Sessions of hosts that wait for MayLeave."""
@@ -73,7 +73,7 @@ class Departures:
         """Advance the wait: hold effects, want an epoch, send MayLeave."""
         state = self._shared.state
         for sessions in (self._waiting, self._told):
-            for number in [number for number in sessions if self._attendance.session(number) is None]:
+            for number in [number for number in sessions if self._host_sessions.session(number) is None]:
                 del sessions[number]
         if not (self._waiting or self._is_ending):
             self._last, self._present = None, 0
@@ -81,7 +81,7 @@ class Departures:
                 self._told.clear()
                 self._quiescence.drop(REASON)
             return
-        if state.phase != RUNNING or state.image.outcome or self._attendance.is_empty:
+        if state.phase != RUNNING or state.image.outcome or self._host_sessions.is_empty:
             self._tell(state.newest_complete())
             return
         self._quiescence.want(REASON, effects=True)
@@ -89,7 +89,7 @@ class Departures:
             if not self._quiescence.is_quiet:
                 return
             self._last, self._present = _LastEpoch(state.plan_number, state.image.begun), 0
-        newest = self._refs.newest_published()
+        newest = self._publisher.newest_published()
         if newest > self._last.begun or (self._present and self._present == newest):
             self._tell(newest)
 

@@ -55,20 +55,20 @@ class Parts:
 
     shared: LeaderState
     # who is there
-    attendance: HostSessions
+    host_sessions: HostSessions
     admission: Admission
-    suspicion: FailureDetector
-    forgetting: HostRemoval
+    failure_detector: FailureDetector
+    host_removal: HostRemoval
     missing_hosts: MissingHosts
-    spares: StandbyHosts
-    cuts: Partitions
+    standby_hosts: StandbyHosts
+    partitions: Partitions
     definition: Definition
     # checkpoints of the fleet
     store: StoreWatch
     period: Period
     snapshots: Snapshots
-    underway: OpenEpochs
-    refs: RefPublisher
+    open_epochs: OpenEpochs
+    publisher: RefPublisher
     releases: Releases
     triggers: Triggers
     epochs: Epochs
@@ -95,7 +95,7 @@ class Parts:
     stop_question: StopQuestion
     quiescence: Quiescence
     departures: Departures
-    farewell: Shutdown
+    shutdown: Shutdown
     objectives: Objectives
     processes: ProcessWatch
 
@@ -105,16 +105,16 @@ def sources_of(parts: Parts) -> tuple[Source, ...]:
     return (
         parts.missing_hosts.concerns,
         parts.processes.concerns,
-        parts.suspicion.concerns,
-        parts.cuts.concerns,
+        parts.failure_detector.concerns,
+        parts.partitions.concerns,
         parts.answers.concerns,
         parts.stop_question.concerns,
-        parts.spares.concerns,
+        parts.standby_hosts.concerns,
         parts.moves.concerns,
         parts.quiescence.concerns,
         parts.restores.concerns,
         parts.rollbacks.concerns,
-        partial(standing_agents, parts.shared, parts.attendance),
+        partial(standing_agents, parts.shared, parts.host_sessions),
         parts.store.concerns,
         partial(aborted_epochs, parts.shared, parts.store),
         parts.objectives.concerns,
@@ -126,47 +126,49 @@ def sources_of(parts: Parts) -> tuple[Source, ...]:
 def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
     """Return the parts of a new leader."""
     shared = LeaderState(state, options)
-    attendance, spares = HostSessions(shared), StandbyHosts(shared)
+    host_sessions, standby_hosts = HostSessions(shared), StandbyHosts(shared)
     period, snapshots = Period(shared), Snapshots(shared)
-    lines = Lines(shared, attendance)
-    store = StoreWatch(shared, attendance, period)
-    underway = OpenEpochs(shared, store)
-    refs = RefPublisher(shared, attendance, snapshots, store, lines)
-    releases = Releases(shared, attendance, refs, store)
-    freezing, rounds = Freezing(shared, attendance, spares), Rounds(shared, attendance, lines)
-    leaving, line_epochs = Leaving(shared, attendance, lines), LineEpochs(shared, underway, lines)
-    coordinated = Coordinated(shared, attendance, underway)
+    lines = Lines(shared, host_sessions)
+    store = StoreWatch(shared, host_sessions, period)
+    open_epochs = OpenEpochs(shared, store)
+    publisher = RefPublisher(shared, host_sessions, snapshots, store, lines)
+    releases = Releases(shared, host_sessions, publisher, store)
+    freezing, rounds = Freezing(shared, host_sessions, standby_hosts), Rounds(shared, host_sessions, lines)
+    leaving, line_epochs = Leaving(shared, host_sessions, lines), LineEpochs(shared, open_epochs, lines)
+    coordinated = Coordinated(shared, host_sessions, open_epochs)
     modes = ModeChoice(
         state,
         coordinated=coordinated,
-        koo_toueg=KooToueg(shared, attendance, lines, line_epochs, rounds, refs, leaving, underway, store),
+        koo_toueg=KooToueg(shared, host_sessions, lines, line_epochs, rounds, publisher, leaving, open_epochs, store),
         autonomous=Autonomous(shared, lines, line_epochs, freezing, leaving, store),
     )
-    quiescence = Quiescence(shared, attendance)
-    moves, loads = Moves(shared, attendance, quiescence), Loads(shared)
-    stop_question = StopQuestion(shared, attendance, refs, quiescence)
-    departures = Departures(shared, attendance, refs, quiescence)
-    triggers = Triggers(shared, modes, underway, refs, snapshots, store, period, moves, departures, stop_question)
-    line_check, answers, restores = LineCheck(shared), PlanAnswers(shared, attendance), Restores(shared)
+    quiescence = Quiescence(shared, host_sessions)
+    moves, loads = Moves(shared, host_sessions, quiescence), Loads(shared)
+    stop_question = StopQuestion(shared, host_sessions, publisher, quiescence)
+    departures = Departures(shared, host_sessions, publisher, quiescence)
+    triggers = Triggers(
+        shared, modes, open_epochs, publisher, snapshots, store, period, moves, departures, stop_question
+    )
+    line_check, answers, restores = LineCheck(shared), PlanAnswers(shared, host_sessions), Restores(shared)
     return Parts(
         shared=shared,
-        attendance=attendance,
-        admission=Admission(shared, attendance),
-        suspicion=FailureDetector(shared, attendance),
-        forgetting=HostRemoval(shared),
-        missing_hosts=MissingHosts(shared, attendance),
-        spares=spares,
-        cuts=Partitions(shared, attendance, spares),
-        definition=Definition(shared, attendance),
+        host_sessions=host_sessions,
+        admission=Admission(shared, host_sessions),
+        failure_detector=FailureDetector(shared, host_sessions),
+        host_removal=HostRemoval(shared),
+        missing_hosts=MissingHosts(shared, host_sessions),
+        standby_hosts=standby_hosts,
+        partitions=Partitions(shared, host_sessions, standby_hosts),
+        definition=Definition(shared, host_sessions),
         store=store,
         period=period,
         snapshots=snapshots,
-        underway=underway,
-        refs=refs,
+        open_epochs=open_epochs,
+        publisher=publisher,
         releases=releases,
         triggers=triggers,
-        epochs=Epochs(shared, modes, underway, refs, releases, store),
-        retention=Retention(shared, underway, refs, releases, stop_question),
+        epochs=Epochs(shared, modes, open_epochs, publisher, releases, store),
+        retention=Retention(shared, open_epochs, publisher, releases, stop_question),
         modes=modes,
         coordinated=coordinated,
         lines=lines,
@@ -179,14 +181,16 @@ def make_parts(state: FleetView, options: LeaderOptions) -> Parts:
         restores=restores,
         moves=moves,
         loads=loads,
-        rollbacks=Rollbacks(shared, attendance, restores),
-        plans=Plans(shared, attendance, lines, modes, triggers, line_check, answers, spares, restores, moves, loads),
-        requests=Requests(shared, attendance, modes),
-        questions=RecoveryQueries(shared, attendance, lines),
+        rollbacks=Rollbacks(shared, host_sessions, restores),
+        plans=Plans(
+            shared, host_sessions, lines, modes, triggers, line_check, answers, standby_hosts, restores, moves, loads
+        ),
+        requests=Requests(shared, host_sessions, modes),
+        questions=RecoveryQueries(shared, host_sessions, lines),
         stop_question=stop_question,
         quiescence=quiescence,
         departures=departures,
-        farewell=Shutdown(shared, attendance, refs, releases, snapshots),
+        shutdown=Shutdown(shared, host_sessions, publisher, releases, snapshots),
         objectives=Objectives(shared),
-        processes=ProcessWatch(shared, attendance),
+        processes=ProcessWatch(shared, host_sessions),
     )

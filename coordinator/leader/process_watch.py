@@ -18,9 +18,9 @@ DAY_NS = 86_400 * SECOND_NS
 class ProcessWatch:
     """The latest reports. Volatile: they are repeated."""
 
-    def __init__(self, shared: LeaderState, attendance: HostSessions) -> None:
+    def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
-        self._attendance = attendance
+        self._host_sessions = host_sessions
         self._looked = ReplicaLooked("", ())
         self._since_ns: dict[str, int] = {}
         """Replica that is not connected → since when."""
@@ -36,8 +36,8 @@ class ProcessWatch:
         own_ns = self._looked.certificate_left_ns
         if own_ns is not None:
             found.append(_of_certificate(f"replica {self._looked.replica} of the coordinator", (), own_ns))
-        for host in self._attendance.attached():
-            session = self._attendance.attached_session(host)
+        for host in self._host_sessions.attached():
+            session = self._host_sessions.attached_session(host)
             beat = None if session is None else session.heartbeat
             if beat is not None and beat.certificate_left_ns is not None:
                 found.append(_of_certificate(f"host {host}", (host,), beat.certificate_left_ns))

@@ -28,9 +28,9 @@ class Hold(msgspec.Struct, frozen=True):
 class Quiescence:
     """Requested holds, and the hosts that have answered. Volatile: a new leader's streams end all holds."""
 
-    def __init__(self, shared: LeaderState, attendance: HostSessions) -> None:
+    def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
-        self._attendance = attendance
+        self._host_sessions = host_sessions
         self._wishes: dict[str, tuple[bool, bool]] = {}
         """Reason → whether inputs, and effects, are to be held."""
         self._held = Hold(0)
@@ -58,7 +58,7 @@ class Quiescence:
 
     def _busy(self) -> list[str]:
         plan = self._shared.state.plan
-        sessions = [(host, self._attendance.attached_session(host)) for host in (plan.hosts if plan else ())]
+        sessions = [(host, self._host_sessions.attached_session(host)) for host in (plan.hosts if plan else ())]
         return [host for host, session in sessions if session is not None and session.id not in self._quiet]
 
     def on_quiesced(self, session: HostSession, message: Quiesced) -> None:
@@ -93,7 +93,7 @@ class Quiescence:
             self._since_ns = self._shared.now
         self._number += 1
         self._quiet = {}
-        self._shared.send(self._attendance.all_sessions(), self._directive())
+        self._shared.send(self._host_sessions.all_sessions(), self._directive())
 
     def _directive(self) -> Quiesce:
         return Quiesce(self._number, self._held.inputs, self._held.effects)

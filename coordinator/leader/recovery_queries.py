@@ -36,21 +36,21 @@ class LineQuestion(msgspec.Struct):
 class RecoveryQueries:
     """Open recovery queries."""
 
-    def __init__(self, shared: LeaderState, attendance: HostSessions, lines: Lines) -> None:
+    def __init__(self, shared: LeaderState, host_sessions: HostSessions, lines: Lines) -> None:
         self._shared = shared
-        self._attendance = attendance
+        self._host_sessions = host_sessions
         self._lines = lines
         self._questions: dict[int, LineQuestion] = {}
 
     def on_requested(self, event: LineRequested) -> None:
         """Take a tool's query."""
         plan = self._shared.state.plan
-        hosts = [] if plan is None else [x for x in plan.hosts if self._attendance.attached_session(x)]
+        hosts = [] if plan is None else [x for x in plan.hosts if self._host_sessions.attached_session(x)]
         self._questions[event.request] = LineQuestion(event.failures, self._shared.now, dict.fromkeys(hosts))
         if len(self._questions) > QUESTIONS_MAX:
             self._refuse(next(iter(self._questions)), f"{QUESTIONS_MAX} others have asked since")
         if plan is not None:
-            self._shared.send(self._attendance.sessions_of(hosts), ReportNumbers(event.request, plan.number))
+            self._shared.send(self._host_sessions.sessions_of(hosts), ReportNumbers(event.request, plan.number))
 
     def on_numbers_reported(self, session: HostSession, message: NumbersReported) -> None:
         """Take the positions of a host's agents."""

@@ -33,9 +33,9 @@ BATCH_BYTES_MAX = 48 * 1024
 class Requests:
     """Pending requests of hosts."""
 
-    def __init__(self, shared: LeaderState, attendance: HostSessions, modes: ModeChoice) -> None:
+    def __init__(self, shared: LeaderState, host_sessions: HostSessions, modes: ModeChoice) -> None:
         self._shared = shared
-        self._attendance = attendance
+        self._host_sessions = host_sessions
         self._modes = modes
 
     def on_received(self, session: HostSession, message: ReserveAgents | RetireAgent | LocateAgents) -> None:
@@ -60,7 +60,7 @@ class Requests:
         if self._shared.is_full:
             self._shared.note("error", f"host {session.host} asks for too much at once")
             self._shared.out.append(CloseStream(session.id))
-            self._attendance.on_closed(session.id)
+            self._host_sessions.on_closed(session.id)
             return
         client = f"{session.host}.{session.start}.{what}"
         self._shared.propose(f"{client}/{message.request}", kind, client=client, sequence=message.request)
@@ -72,7 +72,7 @@ class Requests:
 
     def on_log_opened(self, kind: op.OpenHostLog, result: OperationResult) -> None:
         """Allow the log, unless it was refused, as when the plan is over: then the host receives the next one."""
-        session = self._attendance.session_of(kind.host)
+        session = self._host_sessions.session_of(kind.host)
         if session is not None and session.start == kind.host_start and not result.is_refused:
             certify, log = self._shared.options.certify, LogName(kind.plan, kind.host, kind.host_start)
             certificate = certify(log, kind.key) if certify is not None and kind.key else b""
@@ -86,7 +86,7 @@ class Requests:
         """
         kind = proposal.kind
         assert isinstance(kind, op.CreateAgents | op.RemoveAgent)
-        session = self._attendance.session_of(kind.host)
+        session = self._host_sessions.session_of(kind.host)
         is_own = proposal.client == self._shared.options.client
         if session is None or session.start != kind.host_start or is_own or result.status == OVER:
             return

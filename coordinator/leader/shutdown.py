@@ -13,7 +13,7 @@ from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OperationResult
 from snapline.messages.host_messages import Finish
 
-FAREWELL_NS = 5 * SECOND_NS
+SHUTDOWN_NS = 5 * SECOND_NS
 """Time for hosts to receive Finish, and to leave."""
 
 
@@ -23,14 +23,14 @@ class Shutdown:
     def __init__(
         self,
         shared: LeaderState,
-        attendance: HostSessions,
-        refs: RefPublisher,
+        host_sessions: HostSessions,
+        publisher: RefPublisher,
         releases: Releases,
         snapshots: Snapshots,
     ) -> None:
         self._shared = shared
-        self._attendance = attendance
-        self._refs = refs
+        self._host_sessions = host_sessions
+        self._publisher = publisher
         self._releases = releases
         self._snapshots = snapshots
         self._told_ns: int | None = None
@@ -56,10 +56,10 @@ class Shutdown:
         if self._told_ns is None:
             self._told_ns = shared.now
             shared.note("info", f"the fleet has {image.outcome}: {image.ending}")
-            shared.send(self._attendance.all_sessions(), self._finish())
-        is_time_over = shared.now >= self._told_ns + FAREWELL_NS
-        is_stored = not self._refs.owed and self._releases.is_settled
-        is_settled = self._attendance.is_empty and is_stored and self._snapshots.is_settled
+            shared.send(self._host_sessions.all_sessions(), self._finish())
+        is_time_over = shared.now >= self._told_ns + SHUTDOWN_NS
+        is_stored = not self._publisher.owed and self._releases.is_settled
+        is_settled = self._host_sessions.is_empty and is_stored and self._snapshots.is_settled
         if shared.options.exit_when_finished and not self._is_over and (is_time_over or is_settled):
             self._is_over = True
             shared.out.append(EndRun(0 if image.outcome == "stopped" else 1, image.ending))

@@ -60,11 +60,11 @@ class StopQuestion:
     """Open questions and the decision. Volatile: a new leader asks again."""
 
     def __init__(
-        self, shared: LeaderState, attendance: HostSessions, refs: RefPublisher, quiescence: Quiescence
+        self, shared: LeaderState, host_sessions: HostSessions, publisher: RefPublisher, quiescence: Quiescence
     ) -> None:
         self._shared = shared
-        self._attendance = attendance
-        self._refs = refs
+        self._host_sessions = host_sessions
+        self._publisher = publisher
         self._quiescence = quiescence
         self._decided: Decided | None = None
         self._open_effects: tuple[str, ...] = ()
@@ -150,10 +150,10 @@ class StopQuestion:
         image = self._shared.state.image
         if image.never_stops:
             return
-        for number in [number for number in self._asked if self._attendance.session(number) is None]:
+        for number in [number for number in self._asked if self._host_sessions.session(number) is None]:
             del self._asked[number]
         self._follow_decision()
-        newest = self._refs.newest_published()
+        newest = self._publisher.newest_published()
         is_answer_due = any(not self._is_overdue(asked) for asked in self._asked.values())
         if not is_answer_due and newest > self._evaluated and not image.outcome:
             killer = next((x for x in image.deaths if x.what == STOP_WHEN and x.times > x.limit), None)
@@ -182,7 +182,7 @@ class StopQuestion:
 
     def _free_session(self) -> HostSession | None:
         """Return the session of the first living host that owes no answer."""
-        sessions = map(self._attendance.attached_session, self._attendance.attached())
+        sessions = map(self._host_sessions.attached_session, self._host_sessions.attached())
         return next((each for each in sessions if each is not None and each.id not in self._asked), None)
 
     def _is_overdue(self, asked: Asked) -> bool:

@@ -133,7 +133,7 @@ class Driver:
     @property
     def is_attended(self) -> bool:
         """Return whether hosts are connected."""
-        return not self._core.parts.attendance.is_empty
+        return not self._core.parts.host_sessions.is_empty
 
     @property
     def is_saved(self) -> bool:

@@ -218,7 +218,7 @@ def _agent(checkpoint: AgentCheckpoint, host: str, state: object, describe: Desc
                 "error": x.error,
                 "attempts": x.attempts,
             }
-            for number, x in zip(checkpoint.letter_numbers.numbers, checkpoint.dead_letters, strict=True)
+            for number, x in zip(checkpoint.dead_letter_numbers.numbers, checkpoint.dead_letters, strict=True)
         ],
         "dead_letter_count": checkpoint.dead_letter_count,
     }

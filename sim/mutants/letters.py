@@ -45,7 +45,7 @@ def known_by_number_alone() -> list[Patch]:
     """Let a command hit any dead letter that has its number when its turn comes."""
 
     def place_of(agent: LocalAgent, word: DeadLetterCommand) -> int | None:
-        return agent.letter_numbers.index(word.number) if word.number in agent.letter_numbers else None
+        return agent.dead_letter_numbers.index(word.number) if word.number in agent.dead_letter_numbers else None
 
     return [(dead_letters, "_place_of", place_of)]
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from snapline.coordinator.leader.epochs.open_epochs import Collecting, Deciding, EpochUnderway, StoringManifest
+from snapline.coordinator.leader.epochs.open_epochs import Collecting, Deciding, OpenEpoch, StoringManifest
 from snapline.coordinator.leader.events import (
     ManifestWritten,
     PublishEpoch,
@@ -67,7 +67,7 @@ def plan_from_older_epoch() -> list[Patch]:
 def part_missing() -> list[Patch]:
     original = Coordinated._judge
 
-    def judge(self: Coordinated, entry: EpochUnderway, stage: Collecting) -> None:
+    def judge(self: Coordinated, entry: OpenEpoch, stage: Collecting) -> None:
         original(self, entry, stage)
         if isinstance(entry.stage, StoringManifest) and len(entry.stage.manifest.agents) > 1:
             manifest = entry.stage.manifest
@@ -104,7 +104,7 @@ def members_never_unborn() -> list[Patch]:
 
     def on_manifest_written(self: Coordinated, event: ManifestWritten) -> None:
         original(self, event)
-        entry, agents = self._underway.get(event.epoch), self._shared.state.image.agents
+        entry, agents = self._open_epochs.get(event.epoch), self._shared.state.image.agents
         if entry is not None and isinstance(entry.stage, Deciding):
             completion = entry.stage.completion
             later = [x for x in completion.unborn_agents if not agents[x].is_member_of(event.epoch)]

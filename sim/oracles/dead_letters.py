@@ -15,9 +15,16 @@ import msgspec
 from snapline.agent_runtime.host.dead_letters import identity_of
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT
 from snapline.messages.dead_letters import DROP, GONE, RETRY, WORD, DeadLetterCommand, read_word
-from snapline.messages.effect_words import is_effect_wish, is_effect_word
+from snapline.messages.effect_words import is_effect_request, is_effect_word
 from snapline.sim.oracles.drops import Drop, Drops
-from snapline.sim.oracles.ground_truth_records import AgentHistory, CommandEffect, CutPlace, LetterChange, Report, show
+from snapline.sim.oracles.ground_truth_records import (
+    AgentHistory,
+    CommandEffect,
+    CutPlace,
+    DeadLetterChange,
+    Report,
+    show,
+)
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord
 
 
@@ -69,9 +76,9 @@ class LetterOracle:
 
     # ---- letters --------------------------------------------------------------------------------------------------
 
-    def on_buried(self, history: AgentHistory, sender: str, payload: bytes) -> None:
+    def on_dead_lettered(self, history: AgentHistory, sender: str, payload: bytes) -> None:
         """A message, a timer or an input has just become a dead letter of its receiver."""
-        history.letters.append(LetterChange(history.turns, 0, sender, payload))
+        history.letters.append(DeadLetterChange(history.turns, 0, sender, payload))
 
     def on_buried_again(self, t_ns: int, history: AgentHistory, word: bytes) -> None:
         """A letter was retried, and has failed again: it is a new one."""
@@ -80,11 +87,11 @@ class LetterOracle:
             self._say(t_ns, f"{history.agent} has buried again a letter that it does not have")
         else:
             self._over(t_ns, history, letter.sender, letter.payload, "failed again")
-            self.on_buried(history, letter.sender, letter.payload)
+            self.on_dead_lettered(history, letter.sender, letter.payload)
 
-    def on_voided(self, history: AgentHistory, payload: bytes) -> None:
+    def on_unroutable(self, history: AgentHistory, payload: bytes) -> None:
         """A message has just become a dead letter of its sender."""
-        history.letters.append(LetterChange(0, history.voids, history.agent, payload))
+        history.letters.append(DeadLetterChange(0, history.voids, history.agent, payload))
 
     def on_handled(self, t_ns: int, history: AgentHistory, sender: str, payload: bytes) -> None:
         """A letter has had a turn after all."""
@@ -103,18 +110,18 @@ class LetterOracle:
         elif word.verb != DROP:
             self._say(t_ns, f"letter {word.number} of {history.agent} was to be retried, and was dropped")
         else:
-            end = LetterChange(history.turns, 0, letter.sender, letter.payload, is_over=True, is_counted=False)
+            end = DeadLetterChange(history.turns, 0, letter.sender, letter.payload, is_over=True, is_counted=False)
             history.letters.append(end)
             self._note(history, DROP, word.identity, "dropped")
 
     def _over(self, t_ns: int, history: AgentHistory, sender: str, payload: bytes, how: str) -> None:
-        letter = next((x for x in letters_of(history) if (x.sender, x.payload) == (sender, payload)), None)
+        letter = next((x for x in dead_letters_of(history) if (x.sender, x.payload) == (sender, payload)), None)
         if letter is None:
             self._say(
                 t_ns, f"{history.agent} took a turn for the dead letter {show(payload)} of {sender}, and has none"
             )
             return
-        history.letters.append(LetterChange(history.turns, 0, sender, payload, is_over=True))
+        history.letters.append(DeadLetterChange(history.turns, 0, sender, payload, is_over=True))
         self._note(history, RETRY, letter.identity, how)
 
     def _note(self, history: AgentHistory, verb: str, identity: bytes, how: str) -> None:
@@ -162,7 +169,7 @@ class LetterOracle:
 
 def is_retry_of(payload: bytes, sender: str, letter: bytes) -> bool:
     """Return whether this input is a word that has the dead letter retried."""
-    if payload[:1] != WORD or is_effect_word(payload) or is_effect_wish(payload):
+    if payload[:1] != WORD or is_effect_word(payload) or is_effect_request(payload):
         return False
     word = read_word(payload)
     return word.verb == RETRY and word.identity == Letter(0, sender, letter).identity
@@ -173,7 +180,7 @@ def word_name(key: str) -> bytes:
     return b"word " + key.encode()
 
 
-def letters_of(history: AgentHistory, place: CutPlace | None = None) -> list[Letter]:
+def dead_letters_of(history: AgentHistory, place: CutPlace | None = None) -> list[Letter]:
     """The letters that an agent has, now or at a place, in order."""
     found: list[Letter] = []
     number = 0
@@ -193,19 +200,19 @@ def check_letters(history: AgentHistory, place: CutPlace, checkpoint: AgentCheck
     where = f"epoch {epoch}: {checkpoint.agent}"
     if checkpoint.dead_letter_count != count:
         yield f"{where} counts {checkpoint.dead_letter_count} dead letters that were not handled after all, not {count}"
-    numbers = zip(checkpoint.letter_numbers.numbers, checkpoint.dead_letters, strict=True)
+    numbers = zip(checkpoint.dead_letter_numbers.numbers, checkpoint.dead_letters, strict=True)
     kept = [Letter(number, each.sender, each.payload) for number, each in numbers]
-    wanted = letters_of(history, place)
+    wanted = dead_letters_of(history, place)
     if len(changes) <= DEAD_LETTERS_KEPT and kept != wanted:
         which = [x.number for x in kept], [x.number for x in wanted]
         yield f"{where} has the dead letters {which[0]}; {which[1]} were buried, and neither handled nor dropped"
 
 
-def _changes(history: AgentHistory, place: CutPlace | None) -> list[LetterChange]:
+def _changes(history: AgentHistory, place: CutPlace | None) -> list[DeadLetterChange]:
     if place is None:
         return history.letters
     return [x for x in history.letters if x.is_inside(place.turns, place.voids)]
 
 
 def _meant(history: AgentHistory, word: DeadLetterCommand) -> Letter | None:
-    return next((x for x in letters_of(history) if (x.number, x.identity) == (word.number, word.identity)), None)
+    return next((x for x in dead_letters_of(history) if (x.number, x.identity) == (word.number, word.identity)), None)

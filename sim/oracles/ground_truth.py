@@ -18,7 +18,7 @@ position follow by bisection, since a channel holds the turn of every send and o
 sent and what waits in the outbox has not left: it belongs to the sender's state, and a restart sends it once more.
 
 *Void messages.* A message for an agent that does not exist, and a creation that was refused, become dead letters of their sender.
-The world says so (`on_voided`); they stay in the books, are skipped, and a checkpoint of the sender from before has them still.
+The world says so (`on_unroutable`); they stay in the books, are skipped, and a checkpoint of the sender from before has them still.
 That a creation was refused is not believed: the judge asks `is_created`.
 
 A turn costs one lookup for its branch and agent, and one for each channel; all else is appending to lists.
@@ -151,7 +151,7 @@ class GroundTruth:
         if self._with_clocks:
             self._tick(plan, history, channel)
 
-    def on_buried(self, t_ns: int, plan: int, agent: str, what: str, sender: str, payload: bytes | None) -> None:
+    def on_dead_lettered(self, t_ns: int, plan: int, agent: str, what: str, sender: str, payload: bytes | None) -> None:
         """A message became a dead letter of its receiver: consumed, and but for the refusal of a call nothing else happened. None: the next one, unseen."""
         self.buried += 1
         self._consume_alone(t_ns, plan, agent, "buried-" + what, sender, payload)
@@ -160,7 +160,7 @@ class GroundTruth:
             _put_off(history, payload or b"", is_over=True)
             self.letters.on_buried_again(t_ns, history, payload or b"")
         elif payload is not None:
-            self.letters.on_buried(history, sender, payload)
+            self.letters.on_dead_lettered(history, sender, payload)
         if payload is not None and payload.startswith(b"\x05@call"):  # whoever has called hears that nobody answers
             self._send(history, plan, history.turns, sender, b"\x06@reply" + payload[6:14])
 
@@ -209,11 +209,11 @@ class GroundTruth:
         self.inputs.on_consumed(t_ns, history, payload)
         history.inputs[payload] = history.turns
 
-    def on_replied(self, plan: int, agent: str, payload: bytes, reply: bytes, *, is_letter: bool = False) -> None:
+    def on_replied(self, plan: int, agent: str, payload: bytes, reply: bytes, *, is_dead_letter: bool = False) -> None:
         """The turn that has just ended has answered this input, or its dead letter."""
         self.inputs.on_replied(payload, reply)
         history = self.history_of(plan, agent)
-        if is_letter:
+        if is_dead_letter:
             history.answers_to_letters.setdefault(payload, []).append(reply)
             return
         history.replies[payload] = reply
@@ -233,7 +233,7 @@ class GroundTruth:
         self._consume_alone(t_ns, plan, agent, "taken-effect", "", payload)
         self.on_emitted(plan, agent, EFFECTS_TOPIC.encode() + b" " + payload)
 
-    def on_voided(self, t_ns: int, plan: int, sender: str, receiver: str, payload: bytes) -> None:
+    def on_unroutable(self, t_ns: int, plan: int, sender: str, receiver: str, payload: bytes) -> None:
         """A message that will never arrive became a dead letter of its sender."""
         self.voided += 1
         history, channel = self.history_of(plan, sender), self.channel_of(plan, sender, receiver)
@@ -241,7 +241,7 @@ class GroundTruth:
             if channel.sent[index] == payload and index not in channel.void:
                 channel.void = {**channel.void, index: history.voids}
                 history.voids += 1
-                self.letters.on_voided(history, payload)
+                self.letters.on_unroutable(history, payload)
                 return
         self._report(
             "exactly-once", "G3", t_ns,

@@ -95,7 +95,7 @@ class Captured(msgspec.Struct, frozen=True):
         return self.agent, self.plan, self.number, self.round
 
 
-class LetterChange(msgspec.Struct, frozen=True):
+class DeadLetterChange(msgspec.Struct, frozen=True):
     """A message became a dead letter, or, `is_over`, one is no more. `turns`, `voids`: when; a message of its sender is known by `voids` alone.
     `is_counted`: it was handled after all, not dropped."""
 
@@ -155,7 +155,7 @@ class AgentHistory(msgspec.Struct):
     answers_to_letters: dict[bytes, list[bytes]] = {}
     put_off: list[tuple[int, bytes, bool]] = []
     outputs: list[tuple[int, bytes]] = []
-    letters: list[LetterChange] = []
+    letters: list[DeadLetterChange] = []
     words: list[CommandEffect] = []
     failed_ns: int = 0
 

@@ -91,7 +91,7 @@ class Judge:
         probes: situations met.
         books: for whoever wants to know more.
         replays: the oracle that runs turns again.
-        on_turn, on_buried, on_voided, on_left: the books' own methods; `on_turn` is the hot path.
+        on_turn, on_dead_lettered, on_unroutable, on_left: the books' own methods; `on_turn` is the hot path.
         on_frozen, on_unsaved: of `LivePlaces`: the agents of a host stand still, and one cannot be saved.
     """
 
@@ -100,8 +100,8 @@ class Judge:
         self.probes = Probes()
         self.books = GroundTruth(self.report, agents=agents, with_clocks=terms.with_clocks, with_log=terms.with_replay)
         self.on_turn = self.books.on_turn
-        self.on_buried = self.books.on_buried
-        self.on_voided = self.books.on_voided
+        self.on_dead_lettered = self.books.on_dead_lettered
+        self.on_unroutable = self.books.on_unroutable
         self.on_left = self.books.on_left
         self._terms = terms
         self._is_autonomous = is_autonomous(terms.protocol)
@@ -138,7 +138,7 @@ class Judge:
 
         An old plan's host may be refused anything, and so may everybody in a fleet that is as large as fleets may be.
         """
-        self.books.on_voided(t_ns, plan, parent, child, payload)
+        self.books.on_unroutable(t_ns, plan, parent, child, payload)
         is_old = self._outcomes.is_used and plan < self._outcomes.plan
         is_full = len(self.books.branch_of(plan).histories) > fleet_records.AGENTS_MAX
         if is_old or is_full or child in self._fleet.agents or self.books.is_created(plan, child):

@@ -85,7 +85,7 @@ class StepOracle:
         if ended.pause is not None or ended.is_durable:
             self._count(ended.agent, ended.incarnation, run)
 
-    def on_buried(self, agent: str, incarnation: int) -> None:
+    def on_dead_lettered(self, agent: str, incarnation: int) -> None:
         """Note that the message of the turn was dead-lettered."""
         run = self._runs.get((agent, incarnation))
         if run is not None and run.has_failed:

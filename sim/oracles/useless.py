@@ -251,7 +251,7 @@ class _Run:
         return True
 
 
-def _is_told(branch: Branch, flows: list[Flow]) -> bool:
+def _is_reported(branch: Branch, flows: list[Flow]) -> bool:
     """Return whether the senders' knowledge at departure is known of all messages; not of one that left in a turn that never ended."""
     return all(0 <= flow.left_at <= branch.histories[flow.sender].turns for flow in flows)
 
@@ -280,7 +280,7 @@ def check_branch(branch: Branch, protocol: str) -> UselessReport:
         x = found[0]
         text = f"checkpoint {x.number} of {x.agent} ({x.basis}, plan {x.plan}) is useless: it lies on a Z-cycle"
         report.findings.append(("useless", "G6", text))
-    elif protocol in TRACKING_PROTOCOLS and _is_told(branch, intervals.flows):
+    elif protocol in TRACKING_PROTOCOLS and _is_reported(branch, intervals.flows):
         report.is_tracking_judged = True
         report.findings.extend(("tracking", "G6", f"{protocol}: {text}") for text in untracked(branch, intervals))
     return report

@@ -242,11 +242,11 @@ def _draw_fleet(dice: Dice, template: Scenario, run: RunPart, seed: int) -> Flee
         coordinators=fleet.coordinators if template.fault else coordinators,
         protocol=protocol,
         pattern=_draw_pattern(dice, fleet.pattern, name, run),
-        trigger=_seldom(_draw_trigger(dice, protocol)) if name in _PAYING else _draw_trigger(dice, protocol),
+        trigger=_rare_requests(_draw_trigger(dice, protocol)) if name in _PAYING else _draw_trigger(dice, protocol),
     )
 
 
-def _seldom(trigger: TriggerPart) -> TriggerPart:
+def _rare_requests(trigger: TriggerPart) -> TriggerPart:
     """A fleet whose effects wait for each other runs for a minute: epochs in each twentieth of a second would be most of its cost."""
     return msgspec.structs.replace(trigger, every=format_duration(max(trigger.every_ns, SELDOM_NS)))
 

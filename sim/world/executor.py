@@ -30,13 +30,13 @@ class SimExecutor:
         self,
         shared: WorldState,
         log: SimulatedLog,
-        seats: Mapping[str, SimulatedReplica],
+        replicas: Mapping[str, SimulatedReplica],
         hosts: Hosts,
         notes: WorldNotes,
     ) -> None:
         self._shared = shared
         self._log = log
-        self._seats = seats
+        self._seats = replicas
         self._hosts = hosts
         self._store = notes.store
         self._origin_ns = 0

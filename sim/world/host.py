@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from snapline.agent_runtime.agent import AgentType, agent_type
 from snapline.agent_runtime.encoding import encode_ordered
 from snapline.agent_runtime.fleet import encode_state
+from snapline.agent_runtime.host import dead_letter_events as lt
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host import letter_events as lt
 from snapline.agent_runtime.host import watch_events as we
 from snapline.agent_runtime.host.driver import HostDriver
 from snapline.agent_runtime.host.epoch_files import LoadedLine
@@ -106,8 +106,8 @@ class SimCarrier(HostDriver):
         now_ns = self._shared.kernel.now_ns
         agent = self.core.agents.get(buried.agent)
         if agent is not None:
-            self._judge.books.steps.on_buried(agent.id, agent.incarnation)
-        self._judge.on_buried(now_ns, self.core.plan, buried.agent, buried.what, buried.sender, buried.payload)
+            self._judge.books.steps.on_dead_lettered(agent.id, agent.incarnation)
+        self._judge.on_dead_lettered(now_ns, self.core.plan, buried.agent, buried.what, buried.sender, buried.payload)
 
     def _message_taken(self, taken: we.MessageConsumedInTurn) -> None:
         now_ns = self._shared.kernel.now_ns
@@ -121,7 +121,7 @@ class SimCarrier(HostDriver):
         self._judge.books.on_word_taken(now_ns, self.core.plan, taken.agent, taken.payload, taken.told)
 
     def _message_voided(self, voided: lt.UnroutableMessageDeadLettered) -> None:
-        tell = self._judge.on_refused if voided.is_refused_creation else self._judge.on_voided
+        tell = self._judge.on_refused if voided.is_refused_creation else self._judge.on_unroutable
         tell(self._shared.kernel.now_ns, self.core.plan, voided.sender, voided.receiver, voided.payload)
 
     def _run_step(self, command: de.RunStep) -> None:
@@ -214,9 +214,9 @@ class SimCarrier(HostDriver):
             for topic, payload, _ in ended.outputs:
                 self._judge.books.on_emitted(turn.incarnation, turn.agent, topic.encode() + b" " + payload)
             if ended.reply:
-                is_letter = self._begun_as[turn.agent] == "letter"
+                is_dead_letter = self._begun_as[turn.agent] == "letter"
                 self._judge.books.on_replied(
-                    turn.incarnation, turn.agent, turn.payload, ended.reply, is_letter=is_letter
+                    turn.incarnation, turn.agent, turn.payload, ended.reply, is_dead_letter=is_dead_letter
                 )
             if ended.stops:
                 self._judge.on_stopping(turn.incarnation, turn.agent)

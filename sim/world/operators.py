@@ -140,7 +140,7 @@ class SimOperator:
         found = run.carrier.core.agents.get(agent) if run is not None else None
         if found is None:
             return []
-        pairs = zip(found.letter_numbers, found.dead_letters, strict=True)
+        pairs = zip(found.dead_letter_numbers, found.dead_letters, strict=True)
         meant = [(number, each) for number, each in pairs if each.payload.startswith(_MEANT)]
         return [(number, identity_of(each), each.payload.startswith(UNDO)) for number, each in meant]
 

@@ -72,13 +72,13 @@ class World:
         mover = Mover(shared, self.log, self._tell_leader)
         self.notes.on_moves_answered = mover.on_answered
         self.notes.log.on_running.append(mover.start)
-        self.seats = {node: SimulatedReplica(shared, self.log, self.notes, node) for node in shared.coordinators}
-        self.hosts = Hosts(shared, self.notes, self.seats)
-        self.executor = SimExecutor(shared, self.log, self.seats, self.hosts, self.notes)
+        self.replicas = {node: SimulatedReplica(shared, self.log, self.notes, node) for node in shared.coordinators}
+        self.hosts = Hosts(shared, self.notes, self.replicas)
+        self.executor = SimExecutor(shared, self.log, self.replicas, self.hosts, self.notes)
         self.clients = Clients(shared, self.log, self.hosts)
         self.operator = SimOperator(shared, self.log, self.hosts)
         self.reader = SimReader(shared, shared.stores.reader, lambda: bool(self.notes.store.flipped))
-        self.outlook = PendingWork(shared, self.log, self.hosts, self.notes)
+        self.pending_work = PendingWork(shared, self.log, self.hosts, self.notes)
         self._start()
 
     def _start(self) -> None:
@@ -100,14 +100,14 @@ class World:
 
     def _on_standing(self, node: str, standing: Standing) -> None:
         self.notes.log.on_standing(node, standing)
-        self.seats[node].on_standing(standing)
+        self.replicas[node].on_standing(standing)
 
     def _on_committed(self, index: int, node: str, entry: bytes, result: OperationResult) -> None:
         self.notes.log.on_committed(index, node, entry, result)
 
     def _frozen(self, request: tuple[str, int], kind: CommitPlan) -> list[Frozen]:
         """Return the hosts that froze in time for a plan, or would have."""
-        leaders = [seat.leader for seat in self.seats.values() if seat.leader is not None]
+        leaders = [replica.leader for replica in self.replicas.values() if replica.leader is not None]
         return [
             self._awaited(each) if each.is_awaited else each
             for leader in leaders
@@ -144,7 +144,7 @@ class World:
         self.shared.call_at(self.shared.kernel.now_ns + every_ns, self._ask_for_snapshots)
 
     def _leader(self) -> SimLeader | None:
-        return next((seat.leader for seat in self.seats.values() if seat.leader is not None), None)
+        return next((replica.leader for replica in self.replicas.values() if replica.leader is not None), None)
 
     def _tell_leader(self, wanted: MovesRequested) -> None:
         leader = self._leader()
@@ -179,7 +179,7 @@ class World:
 
     def _has_released(self, epoch: int) -> bool:
         is_over = bool(self.log.canonical.image.outcome)
-        leaders = [seat.leader for seat in self.seats.values() if seat.leader is not None]
+        leaders = [replica.leader for replica in self.replicas.values() if replica.leader is not None]
         return is_over or any(leader.has_released(epoch) for leader in leaders)
 
     # ---- checks ---------------------------------------------------------------------------------------------------

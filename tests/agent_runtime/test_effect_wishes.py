@@ -27,7 +27,7 @@ from snapline.agent_runtime.undoing import read_undo
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
 from snapline.messages.dead_letters import GONE, RETRY
-from snapline.messages.effect_words import UNDO, EffectRetry, effect_wish_payload, key_of, read_effect_wish
+from snapline.messages.effect_words import UNDO, EffectRetry, effect_request_payload, key_of, read_effect_request
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.packs.saved_effects import KnownEffect
 
@@ -36,7 +36,7 @@ BACK = intent(undo="m:undo", undo_arguments=[b"\x07"])
 
 
 def wish(verb: str, shown: str = "k") -> bytes:
-    return effect_wish_payload(EffectRetry(verb, *key_of(shown)))
+    return effect_request_payload(EffectRetry(verb, *key_of(shown)))
 
 
 def paid(protocol: str = "chandy-lamport", asked: EffectIntent = BACK) -> Driver:
@@ -231,7 +231,7 @@ def test_a_failure_that_its_turn_has_taken_is_left_to_the_agent_and_one_without_
     assert "its turn went on without it" in reason(driver, wish(RETRY))
     driver = failed()
     agent_of(driver).dead_letters.clear()
-    agent_of(driver).letter_numbers.clear()
+    agent_of(driver).dead_letter_numbers.clear()
     assert "the dead letter of that is gone" in reason(driver, wish(RETRY))
 
 
@@ -251,9 +251,9 @@ def test_what_the_window_holds_comes_back_from_a_checkpoint_and_older_ones_have_
 
 
 def test_a_wish_that_cannot_be_read_is_none() -> None:
-    for payload in (b"", b"\x00wish", b"\x00wish\x93", effect_wish_payload(EffectRetry("drop", "k", 1))):
+    for payload in (b"", b"\x00wish", b"\x00wish\x93", effect_request_payload(EffectRetry("drop", "k", 1))):
         with pytest.raises(ProtocolError):
-            read_effect_wish(payload)
+            read_effect_request(payload)
     assert [key_of(x) for x in ("k", "k#2", "k/undo", "k#2/undo", "a#b")] == [
         ("k", 1), ("k", 2), ("k/undo", 1), ("k#2/undo", 1), ("a#b", 1),
     ]  # fmt: skip

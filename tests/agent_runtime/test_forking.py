@@ -33,10 +33,10 @@ from snapline.storage.log.record import LogBatch, LoggedInput
 from snapline.storage.packs.blob import KIND_CHUNK, PackBlob
 from snapline.storage.packs.checkpoint import (
     AgentCheckpoint,
+    DeadLetterNumbers,
     DeadLetterRecord,
     InTransitMessage,
     JournalEntry,
-    LetterNumbers,
     SavedInputs,
     SavedTurn,
     StashedMessage,
@@ -497,7 +497,7 @@ def test_dead_letters_that_undo_are_not_taken_along(tmp_path: Path) -> None:
     letters = [DeadLetterRecord("w", payload, "e", 1, 0) for payload in (b"\x01a", UNDO + b"x", b"\x01b")]
     found = begun_by(tmp_path, dead_letters=letters, dead_letter_count=5)
     assert [letter.payload for letter in found.dead_letters] == [b"\x01a", b"\x01b"]
-    assert found.letter_numbers == LetterNumbers(5, [3, 5]) and found.dead_letter_count == 5
+    assert found.dead_letter_numbers == DeadLetterNumbers(5, [3, 5]) and found.dead_letter_count == 5
 
 
 @pytest.mark.parametrize("is_signed", [False, True])

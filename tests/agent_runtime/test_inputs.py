@@ -6,8 +6,8 @@ import pytest
 from tests.agent_runtime.driving import Driver
 
 from snapline.agent_runtime.host import agent_inputs, host_log, inputs
+from snapline.agent_runtime.host import dead_letter_events as lt
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host import letter_events as lt
 from snapline.agent_runtime.host import log_events as le
 from snapline.agent_runtime.host.agent_inputs import AgentInputs
 from snapline.errors import ProtocolError
@@ -345,7 +345,7 @@ def test_checkpoint_holds_number_and_keys_and_not_what_waits(driver: Driver, cli
     driver.end("a")
     (capture,) = [x for x in driver.all_of(ev.CaptureState) if x.agent == "a"]
     assert capture.control.inputs.number == 2 and capture.control.timers == []
-    assert [(key.key, key.number, key.is_buried) for key in capture.control.inputs.keys] == [
+    assert [(key.key, key.number, key.is_dead_lettered) for key in capture.control.inputs.keys] == [
         ("k1", 1, False),
         ("k2", 2, False),
     ]
@@ -359,7 +359,7 @@ def test_input_whose_handler_fails_for_good_is_a_dead_letter_and_consumed(driver
     assert (letter.sender, letter.payload) == ("@shop", b"\x011")
     assert driver.last(lt.MessageDeadLettered).what == "input"
     found = driver.core.agents["a"].inputs
-    assert found is not None and found.saved().keys[0].is_buried and found.consumed == 1
+    assert found is not None and found.saved().keys[0].is_dead_lettered and found.consumed == 1
     assert client.told(("a", "k1", b"\x011")) == [("repeated", 1)]
 
 
@@ -370,7 +370,7 @@ def test_keys_are_forgotten_by_number_and_by_age(monkeypatch: pytest.MonkeyPatch
     def consume(admitted_ns: int) -> list[str]:
         made = LoggedInput("a", found.numbered + 1, "shop", f"k{found.numbered + 1}", b"", admitted_ns)
         found.add(made, is_durable=True)
-        found.consume(made, is_buried=False)
+        found.consume(made, is_dead_lettered=False)
         return list(found.keys)
 
     for _ in range(4):
@@ -391,7 +391,7 @@ def test_a_clock_that_jumps_makes_no_key_old() -> None:
     for number, admitted_ns in enumerate((0, WALL_NS, 2 * WALL_NS, WALL_NS, 3 * WALL_NS), 1):
         made = LoggedInput("a", number, "shop", f"k{number}", b"", admitted_ns)
         found.add(made, is_durable=True)
-        found.consume(made, is_buried=False)
+        found.consume(made, is_dead_lettered=False)
     assert list(found.keys) == ["k1", "k2", "k3", "k4", "k5"]
 
 
@@ -401,7 +401,7 @@ def test_inputs_are_consumed_in_their_order_or_not_at_all() -> None:
         found.add(logged("a", 6), is_durable=True)
     found.add(logged("a", 5), is_durable=True)
     with pytest.raises(ProtocolError, match="input 6 of a is consumed after 4"):
-        found.consume(logged("a", 6), is_buried=False)
+        found.consume(logged("a", 6), is_dead_lettered=False)
 
 
 # ---- plans ----------------------------------------------------------------------------------------------------------
@@ -577,6 +577,6 @@ def test_old_answers_are_forgotten_before_memory_is_full(monkeypatch: pytest.Mon
     for number in (1, 2, 3):
         made = logged("a", number)
         found.add(made, is_durable=True)
-        found.consume(made, is_buried=False, reply=bytes(6))
+        found.consume(made, is_dead_lettered=False, reply=bytes(6))
     assert [len(key.reply) for key in found.saved().keys] == [0, 0, 6] and found.reply_bytes == 6
     assert AgentInputs(found.saved()).reply_bytes == 6

@@ -6,8 +6,8 @@ from tests.agent_runtime.test_durable_turns import RECEIVE, SEED, STEP, TOLD, fi
 from tests.agent_runtime.test_inputs import WALL_NS, Client, ask, asked
 
 from snapline.agent_runtime.durable import Pause
+from snapline.agent_runtime.host import dead_letter_events as lt
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host import letter_events as lt
 from snapline.agent_runtime.host import log_events as le
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.dead_letters import identity_of
@@ -19,9 +19,9 @@ from snapline.protocols.names import PROTOCOLS
 from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.checkpoint import (
     AgentCheckpoint,
+    DeadLetterNumbers,
     DeadLetterRecord,
     KnownKey,
-    LetterNumbers,
     SavedInputs,
     decode_checkpoint,
     encode_checkpoint,
@@ -35,7 +35,7 @@ def word(verb: str, number: int, letter: DeadLetterRecord | None = None) -> byte
     return word_payload(DeadLetterCommand(verb, number, identity_of(letter or LETTERS[number - 4])))
 
 
-def with_letters(**fields: object) -> AgentCheckpoint:
+def with_dead_letters(**fields: object) -> AgentCheckpoint:
     made: dict[str, object] = {"dead_letters": list(LETTERS), "dead_letter_count": 6, "is_started": True, **fields}
     return checkpoint("a", **made)
 
@@ -63,7 +63,7 @@ class Operator(Client):
 
 @pytest.fixture
 def driver() -> Driver:
-    return Driver(checkpoints={"a": with_letters(), "b": checkpoint("b", is_started=True)})
+    return Driver(checkpoints={"a": with_dead_letters(), "b": checkpoint("b", is_started=True)})
 
 
 @pytest.fixture
@@ -85,11 +85,11 @@ def told(driver: Driver, key: str) -> tuple[str, bytes]:
 def saved(driver: Driver) -> AgentCheckpoint:
     """Agent a as a checkpoint taken now holds it, once through the file's format."""
     control = agent_of(driver).control(driver.now)
-    made = with_letters(
+    made = with_dead_letters(
         dead_letters=control.dead_letters,
         dead_letter_count=control.dead_letter_count,
         inputs=control.inputs,
-        **({"saved_numbers": control.letter_numbers} if control.letter_numbers else {}),
+        **({"saved_numbers": control.dead_letter_numbers} if control.dead_letter_numbers else {}),
     )
     return decode_checkpoint(encode_checkpoint(made))
 
@@ -102,7 +102,7 @@ def restart(driver: Driver, kept: AgentCheckpoint, *logged: LoggedInput) -> None
 
 
 def numbers(driver: Driver) -> list[int]:
-    return agent_of(driver).letter_numbers
+    return agent_of(driver).dead_letter_numbers
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -147,7 +147,7 @@ def test_the_answer_of_a_letter_that_came_from_outside_is_told_to_the_operator(
 
 def test_on_start_is_run_again() -> None:
     letter = DeadLetterRecord("a", b"", "no", 1, 0)
-    kept = with_letters(dead_letters=[letter], dead_letter_count=1)
+    kept = with_dead_letters(dead_letters=[letter], dead_letter_count=1)
     driver = Driver(checkpoints={"a": kept, "b": checkpoint("b", is_started=True)})
     Operator(driver).settle("k", word(RETRY, 1, letter))
     assert driver.turns["a"] == ev.StartTurn("a", 1, "start", "a", b"")
@@ -179,7 +179,7 @@ def test_numbers_stay_across_recoveries_and_are_not_given_twice(driver: Driver, 
     driver.end("a")
     operator.settle("k2", word(DROP, 4))
     restart(driver, saved(driver))
-    assert (numbers(driver), agent_of(driver).last_letter) == ([5], 6)
+    assert (numbers(driver), agent_of(driver).last_dead_letter) == ([5], 6)
     driver.wake("a")
     driver.fail("a", retries=0)
     assert numbers(driver) == [5, 7]
@@ -213,7 +213,7 @@ def test_a_letter_that_a_recovery_has_made_another_one_is_left_alone(driver: Dri
     operator.settle("k", word(RETRY, 6))
     (logged,) = driver.last(le.AppendBatch).inputs
     other = DeadLetterRecord("z", b"\x01X", "no", 1, 0)
-    restart(driver, with_letters(dead_letters=[*LETTERS[:2], other]), logged)
+    restart(driver, with_dead_letters(dead_letters=[*LETTERS[:2], other]), logged)
     assert "a" not in driver.turns and numbers(driver) == [4, 5, 6]
     assert told(driver, "k") == ("replied", GONE)
 
@@ -248,7 +248,7 @@ def test_what_is_no_letter_is_refused(payload: bytes, reason: str, driver: Drive
 
 def test_a_creation_can_be_dropped_and_not_retried() -> None:
     letter = DeadLetterRecord("a", creation_payload("k", b"S"), "exists", 1, 0)
-    kept = with_letters(dead_letters=[letter], dead_letter_count=1)
+    kept = with_dead_letters(dead_letters=[letter], dead_letter_count=1)
     driver = Driver(checkpoints={"a": kept, "b": checkpoint("b", is_started=True)})
     operator = Operator(driver)
     assert "is the creation of an agent: drop it" in operator.reason(operator.say("k", word(RETRY, 1, letter)))
@@ -279,7 +279,7 @@ def test_a_letter_that_crashes_its_agent_too_often_is_buried_again(driver: Drive
     operator.settle("k", word(RETRY, 4))
     (logged,) = driver.last(le.AppendBatch).inputs
     driver.fail("a", on_error="recover", retries=0)
-    restart(driver, with_letters(), logged)
+    restart(driver, with_dead_letters(), logged)
     assert "a" not in driver.turns and numbers(driver) == [5, 6, 7]
     assert agent_of(driver).dead_letters[-1].payload == b"\x01A"
 
@@ -292,12 +292,12 @@ def test_the_newest_hundred_keep_their_numbers(driver: Driver) -> None:
 
 
 def test_until_a_letter_is_taken_out_files_are_as_before(driver: Driver, operator: Operator) -> None:
-    assert "saved_numbers" not in repr(agent_of(driver).control(driver.now).letter_numbers)
-    assert agent_of(driver).control(driver.now).letter_numbers is None
-    assert with_letters().letter_numbers == LetterNumbers(6, [4, 5, 6])
-    assert b"letter_numbers" not in encode_checkpoint(with_letters())
+    assert "saved_numbers" not in repr(agent_of(driver).control(driver.now).dead_letter_numbers)
+    assert agent_of(driver).control(driver.now).dead_letter_numbers is None
+    assert with_dead_letters().dead_letter_numbers == DeadLetterNumbers(6, [4, 5, 6])
+    assert b"letter_numbers" not in encode_checkpoint(with_dead_letters())
     operator.settle("k", word(DROP, 5))
-    assert saved(driver).letter_numbers == LetterNumbers(6, [4, 6])
+    assert saved(driver).dead_letter_numbers == DeadLetterNumbers(6, [4, 6])
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00", b"\x01retry", b"\x00\x93\xa3eat\x01\xc4\x00", b"\x00\xff"])
@@ -311,7 +311,7 @@ def ordered() -> Operator:
     """Input "order" has become a dead letter, and an operator has it tried again: its turn has begun."""
     letter = DeadLetterRecord("@shop", b"\x01A", "no", 1, 0, "order")
     known = SavedInputs(1, [KnownKey("order", 1, b"d" * 16, WALL_NS, True)])
-    kept = with_letters(dead_letters=[letter], dead_letter_count=1, inputs=known)
+    kept = with_dead_letters(dead_letters=[letter], dead_letter_count=1, inputs=known)
     driver = Driver(checkpoints={"a": kept, "b": checkpoint("b", is_started=True)})
     operator = Operator(driver)
     operator.settle("k", word(RETRY, 1, letter))

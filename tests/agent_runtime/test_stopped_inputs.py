@@ -6,7 +6,7 @@ from tests.agent_runtime.test_inputs import WALL_NS, Client, ask, asked, logged
 from tests.agent_runtime.test_letters import Operator
 
 from snapline.agent_runtime.durable import call_payload, refusal_of
-from snapline.agent_runtime.host import letter_events as lt
+from snapline.agent_runtime.host import dead_letter_events as lt
 from snapline.agent_runtime.host.dead_letters import identity_of
 from snapline.messages import host_messages as msg
 from snapline.messages.dead_letters import DROP, RETRY, DeadLetterCommand, word_payload
@@ -33,7 +33,7 @@ def stop_with_inputs(driver: Driver, client: Client, *keys: str) -> None:
     driver.end("a", stops=True)
 
 
-def letters_of(driver: Driver, agent: str = "a") -> list[tuple[str, bytes]]:
+def dead_letters_of(driver: Driver, agent: str = "a") -> list[tuple[str, bytes]]:
     return [(letter.sender, letter.payload) for letter in driver.core.agents[agent].dead_letters]
 
 
@@ -45,7 +45,7 @@ def test_inputs_of_an_agent_that_stops_before_their_turns_are_dead_letters(proto
         client.offer(("a", key, b"\x01" + key.encode()))
         client.append()
     driver.end("a", stops=True)
-    assert letters_of(driver) == [("@shop", b"\x01k1"), ("@shop", b"\x01k2")]
+    assert dead_letters_of(driver) == [("@shop", b"\x01k1"), ("@shop", b"\x01k2")]
     assert "stopped before" in driver.core.agents["a"].dead_letters[0].error
     buried = [x.payload for x in driver.all_of(lt.MessageDeadLettered)]
     assert buried == [b"\x01k1", b"\x01k2"] and driver.core.shared.counts.dead_letters == 2
@@ -79,7 +79,7 @@ def test_input_that_was_not_durable_when_its_agent_stopped_is_one_too(driver: Dr
     driver.end("a", stops=True)
     assert driver.all_of(msg.RetireAgent) == [], "it may be durable already"
     client.append()
-    assert client.answers[request] == [("accepted", 1)] and letters_of(driver) == [("@shop", b"\x011")]
+    assert client.answers[request] == [("accepted", 1)] and dead_letters_of(driver) == [("@shop", b"\x011")]
 
 
 def test_input_that_was_held_back_is_one_too(driver: Driver, client: Client) -> None:
@@ -90,7 +90,7 @@ def test_input_that_was_held_back_is_one_too(driver: Driver, client: Client) -> 
     agent = driver.core.agents["a"]
     agent.deferred.append(agent.mailbox.popleft())
     driver.end("a", stops=True)
-    assert letters_of(driver) == [("@shop", b"\x011"), ("@shop", b"\x012")]
+    assert dead_letters_of(driver) == [("@shop", b"\x011"), ("@shop", b"\x012")]
 
 
 def test_input_that_a_durable_turn_put_off_is_one_too() -> None:
@@ -100,7 +100,7 @@ def test_input_that_a_durable_turn_put_off_is_one_too() -> None:
         agent="a", kind="k", epoch=1, is_started=True, is_leaving=True, saved_stash=stashed, inputs=saved
     )
     driver = Driver(checkpoints={"a": stopped})
-    assert letters_of(driver) == [("@shop", b"\x01k1")]
+    assert dead_letters_of(driver) == [("@shop", b"\x01k1")]
     ask(driver, 1, "a", "k1", is_early=True)
     assert asked(driver)[1] == ("buried", 1, b"")
 
@@ -111,7 +111,7 @@ def test_inputs_found_in_a_log_for_an_agent_that_has_stopped_are_dead_letters(dr
     stopped = AgentCheckpoint(agent="a", kind="k", epoch=1, is_started=True, is_leaving=True)
     driver.checkpoints = {"a": stopped, "b": AgentCheckpoint(agent="b", kind="k", epoch=1, is_started=True)}
     driver.load(2, logged("a", 1, "k1"))
-    assert letters_of(driver) == [("@shop", b"\x01p")]
+    assert dead_letters_of(driver) == [("@shop", b"\x01p")]
 
 
 def test_dead_letter_of_a_client_keeps_its_agent_however_it_came_about(driver: Driver, client: Client) -> None:
@@ -120,19 +120,19 @@ def test_dead_letter_of_a_client_keeps_its_agent_however_it_came_about(driver: D
     driver.fail("a", retries=0)
     driver.wake("a")
     driver.end("a", stops=True)
-    assert driver.all_of(msg.RetireAgent) == [] and letters_of(driver) == [("@shop", b"\x011")]
+    assert driver.all_of(msg.RetireAgent) == [] and dead_letters_of(driver) == [("@shop", b"\x011")]
 
 
 def test_message_of_another_agent_keeps_none_that_has_stopped(driver: Driver) -> None:
     driver.wake("a")
     driver.remote_sends("z", "a", b"\x01x")
     driver.end("a", stops=True)
-    assert letters_of(driver) == [] and len(driver.all_of(msg.RetireAgent)) == 1
+    assert dead_letters_of(driver) == [] and len(driver.all_of(msg.RetireAgent)) == 1
 
 
 def word_about(driver: Driver, verb: str) -> bytes:
     agent = driver.core.agents["a"]
-    return word_payload(DeadLetterCommand(verb, agent.letter_numbers[0], identity_of(agent.dead_letters[0])))
+    return word_payload(DeadLetterCommand(verb, agent.dead_letter_numbers[0], identity_of(agent.dead_letters[0])))
 
 
 def test_agent_that_has_stopped_leaves_when_its_letters_are_dropped(driver: Driver, client: Operator) -> None:
@@ -159,8 +159,8 @@ def test_retry_that_came_before_the_agent_stopped_leaves_the_letter_there(driver
     client.settle("op1", word_about(driver, RETRY))
     ask(driver, 1, "a", "op1", is_early=True)
     driver.end("a", stops=True)
-    assert asked(driver)[1] == ("buried", 2, b"") and letters_of(driver) == [("@shop", b"\x011")]
-    assert driver.core.agents["a"].letter_numbers == [2]
+    assert asked(driver)[1] == ("buried", 2, b"") and dead_letters_of(driver) == [("@shop", b"\x011")]
+    assert driver.core.agents["a"].dead_letter_numbers == [2]
 
 
 def test_agent_that_is_held_buries_its_inputs_when_it_is_let_go() -> None:
@@ -172,7 +172,7 @@ def test_agent_that_is_held_buries_its_inputs_when_it_is_let_go() -> None:
     driver.feed(msg.FreezeAgents(1, driver.plan))
     driver.end("a", stops=True)
     driver.feed(msg.ThawAgents(1, driver.plan))
-    assert letters_of(driver) == [("@shop", b"\x011")]
+    assert dead_letters_of(driver) == [("@shop", b"\x011")]
 
 
 def test_agent_that_stays_for_its_letters_holds_up_nobody_who_sends_to_it(driver: Driver, client: Operator) -> None:

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from tests.agent_runtime.driving import Driver, checkpoint
 from tests.agent_runtime.test_durable_turns import GO, OTHER, SEED, STEP
-from tests.agent_runtime.test_letters import LETTERS, Operator, with_letters, word
+from tests.agent_runtime.test_letters import LETTERS, Operator, with_dead_letters, word
 
 import snapline
 from snapline.agent_runtime.durable import Pause
@@ -108,7 +108,7 @@ def test_a_durable_turn_that_only_pauses_has_not_ended_well() -> None:
 
 
 def test_a_retry_is_tried_whatever_the_message_has_done_and_forgives_it() -> None:
-    driver = Driver(checkpoints={"a": with_letters(), "b": checkpoint("b", is_started=True)})
+    driver = Driver(checkpoints={"a": with_dead_letters(), "b": checkpoint("b", is_started=True)})
     operator = Operator(driver)
     known = death(LETTERS[0].payload)
     tell(driver, known)

@@ -61,7 +61,7 @@ def test_a_field_of_the_wrong_type_costs_one_message_and_not_all_checkpoints(run
     assert "cannot be saved after on_any: state.numbers[1] is declared as int and holds a str" in letter["error"]
 
 
-def with_letters(path: Path, count: int) -> None:
+def with_dead_letters(path: Path, count: int) -> None:
     """Epoch 3: `bank-1` has had `count` dead letters and keeps two; one was its `on_start`."""
     import msgspec
 
@@ -80,7 +80,7 @@ def with_letters(path: Path, count: int) -> None:
 
 
 def test_letters_are_numbered_as_they_came_and_older_ones_are_counted(run: Run, store: Path) -> None:
-    with_letters(store, 7)
+    with_dead_letters(store, 7)
     table = run("agent", "dead-letters", "list", "--store", store, "-o", "table").out.splitlines()
     assert [line.split()[:4] for line in table[1:3]] == [
         ["bank-1", "6", "bank-1", "(on_start)"],
@@ -105,7 +105,7 @@ def test_letters_are_numbered_as_they_came_and_older_ones_are_counted(run: Run, 
     ],
 )
 def test_letters_that_are_not_there(run: Run, store: Path, arguments: list[str], words: str) -> None:
-    with_letters(store, 7)
+    with_dead_letters(store, 7)
     done = run("agent", "dead-letters", "show", *arguments, "--store", store)
     assert (done.code, done.out) == (4, "") and words in done.err
 

@@ -11,7 +11,7 @@ from tests.storage.outputs.releasing import root_of
 
 from snapline.agent_runtime.encoding import encode_message
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord, StandingEffect
-from snapline.messages.effect_words import EffectRetry, read_effect_wish
+from snapline.messages.effect_words import EffectRetry, read_effect_request
 from snapline.messages.inputs import InputOutcome
 from snapline.storage.outputs.record import EmittedOutput
 from snapline.storage.store.store import Store
@@ -91,7 +91,10 @@ def test_people_have_effects_tried_again_and_undone(run: Run, threaded: Threaded
     assert found.code == 3 and [row["reason"] for row in found.json["effects"]] == ["", "it is done"]
     assert run("effect", "undo", "a", *where).code == 2 and run("effect", "undo", "nobody", "k", *where).code == 4
     said = [
-        read_effect_wish(x.payload) for host in threaded.fleet.hosts.values() for _, some in host.offered for x in some
+        read_effect_request(x.payload)
+        for host in threaded.fleet.hosts.values()
+        for _, some in host.offered
+        for x in some
     ]
     assert EffectRetry("undo", "refund-17", 2) in said and EffectRetry("retry", "k", 1) in said
 

@@ -349,12 +349,12 @@ class LoggedWorld(World):
     def feed(self, event: ev.Event) -> None:
         if isinstance(event, ev.MessageReceived) and isinstance(event.message, msg.CheckpointsStored):
             report = event.message
-            session = self.core.parts.attendance.session(event.session) if self.core is not None else None
+            session = self.core.parts.host_sessions.session(event.session) if self.core is not None else None
             is_heard = session is not None and session.start == report.host_start
             if is_heard and report.plan == self.state.plan_number and report.pack.path in self.packs:
                 self.learn(self.packs[report.pack.path][1])
         if isinstance(event, ev.LineMaterialised) and self.core is not None and event.damaged_path:
-            is_heard = self.core.parts.underway.get(event.epoch) is not None
+            is_heard = self.core.parts.open_epochs.get(event.epoch) is not None
             self.damage_told |= {event.damaged_path} if is_heard else set()
         super().feed(event)
 

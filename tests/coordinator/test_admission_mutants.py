@@ -23,7 +23,7 @@ def admitted_before_the_probe(patch: pytest.MonkeyPatch) -> None:
 
     def mutant(self: Admission, number: int, join: Join) -> None:
         joined(self, number, join)
-        session = self._attendance.opened(number)
+        session = self._host_sessions.opened(number)
         if session is not None and join.host not in self._shared.state.image.hosts:
             self._propose(session)
 
@@ -35,10 +35,10 @@ def all_new_runs_are_probed(patch: pytest.MonkeyPatch) -> None:
     joined = Admission.on_joined
 
     def mutant(self: Admission, number: int, join: Join) -> None:
-        attendance = self._attendance
-        others, attendance._sessions = attendance._sessions, {}
+        host_sessions = self._host_sessions
+        others, host_sessions._sessions = host_sessions._sessions, {}
         joined(self, number, join)
-        attendance._sessions = {**others, **attendance._sessions}
+        host_sessions._sessions = {**others, **host_sessions._sessions}
 
     patch.setattr(Admission, "on_joined", mutant)
 

@@ -322,7 +322,7 @@ def test_the_store_is_swept_after_aborts_and_never_of_what_is_undecided() -> Non
     bench.snapshot("h1", "h2")
     bench.feed(ev.SnapshotRequested(4))
     bench.state.image.epoch_timeout_ns = 1000 * SECOND
-    entry = bench.core.parts.underway.get(4)
+    entry = bench.core.parts.open_epochs.get(4)
     assert entry is not None
     entry.deadline_ns += 1000 * SECOND
     bench.pass_time(31)

@@ -210,7 +210,7 @@ def test_a_sweep_spares_an_epoch_whose_beginning_is_still_on_its_way() -> None:
     world = running()
     world.feed(ev.SnapshotRequested(1))
     assert world.run(1, lambda: bool(world.state.open_epochs())) and world.core is not None
-    assert not list(world.core.parts.underway)
+    assert not list(world.core.parts.open_epochs)
     world.core.parts.retention._sweep_ns = 0
     world.feed(ev.TimerFired())
     assert world.run(2, lambda: bool(world.answers)) and world.answers[0].is_complete

@@ -6,7 +6,7 @@ import pytest
 from tests.coordinator.test_random_executions import execute
 
 from snapline.coordinator.leader.epochs.epochs import Epochs
-from snapline.coordinator.leader.epochs.open_epochs import EpochUnderway, ToldChannels
+from snapline.coordinator.leader.epochs.open_epochs import OpenEpoch, ToldChannels
 from snapline.coordinator.leader.epochs.publishing import RefPublisher
 from snapline.coordinator.leader.epochs.retention import Retention
 from snapline.coordinator.leader.hosts.failure_detector import FailureDetector
@@ -44,7 +44,7 @@ def abort_after_complete(patch: pytest.MonkeyPatch) -> None:
 
     decide = Epochs._decide
 
-    def complete_and_abort(self: Epochs, entry: EpochUnderway, outcome: op.CompleteEpoch | op.AbortEpoch) -> None:
+    def complete_and_abort(self: Epochs, entry: OpenEpoch, outcome: op.CompleteEpoch | op.AbortEpoch) -> None:
         decide(self, entry, outcome)
         if isinstance(outcome, op.CompleteEpoch):
             self._shared.propose(f"late/{entry.epoch}", op.AbortEpoch(entry.epoch, "late"))
@@ -57,7 +57,7 @@ def complete_without_a_report(patch: pytest.MonkeyPatch) -> None:
     """G4: the report of one host is enough, and the agents of the others are nobody's concern."""
     move_on = Epochs._move_on
 
-    def one_host(self: Epochs, entry: EpochUnderway) -> None:
+    def one_host(self: Epochs, entry: OpenEpoch) -> None:
         del entry.hosts[1:]
         move_on(self, entry)
 
@@ -167,7 +167,7 @@ def the_line_is_forgotten(patch: pytest.MonkeyPatch) -> None:
         return OperationResult("applied", epochs=kind.epochs)
 
     def forget(self: Retention) -> None:
-        newest = self._refs.newest_published()
+        newest = self._publisher.newest_published()
         if newest:
             self._shared.propose("forget", op.ForgetEpochs((newest,)))
 

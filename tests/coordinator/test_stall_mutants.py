@@ -36,12 +36,12 @@ def only_ids_decide(patch: Patch) -> None:
 
 
 def idle_links_count(patch: Patch) -> None:
-    known = Partitions._cuts
+    known = Partitions._partitions
 
     def mutant(self: Partitions) -> dict[Pair, NetworkCut]:
         return {pair: NetworkCut(cut.since_ns, True) for pair, cut in known(self).items()}
 
-    patch.setattr(Partitions, "_cuts", mutant)
+    patch.setattr(Partitions, "_partitions", mutant)
 
 
 def one_pair_at_a_time(patch: Patch) -> None:
@@ -62,7 +62,7 @@ def cuts_count_before_the_fleet_runs(patch: Patch) -> None:
 
 def words_of_any_run_count(patch: Patch) -> None:
     def mutant(self: Partitions, plan: PlanRecord, host: str, peer: str, start: int) -> HostSession | None:
-        return self._attendance.attached_session(peer) if peer in plan.hosts and peer != host else None
+        return self._host_sessions.attached_session(peer) if peer in plan.hosts and peer != host else None
 
     patch.setattr(Partitions, "_other", mutant)
 
@@ -90,7 +90,7 @@ def lateness_of_the_leader_counts_for_cuts(patch: Patch) -> None:
     evaluate = Partitions.evaluate
 
     def mutant(self: Partitions) -> None:
-        for session in self._attendance._sessions.values():
+        for session in self._host_sessions._sessions.values():
             if isinstance(session.stage, Attached):
                 session.beaten_ns = min(session.beaten_ns, session.stage.heard_ns) - 5 * SECOND
         if self._running is not None:
@@ -108,7 +108,7 @@ def nobody_answers_and_all_are_put_out(patch: Patch) -> None:
     def mutant(self: Plans, plan: PlanRecord) -> None:
         late = self._answers.overdue(plan, [host for host in plan.hosts if self._has_applied(plan, host)])
         if late:
-            self._spares.put_out(late)
+            self._standby_hosts.evict(late)
 
     patch.setattr(Plans, "_follow_up", mutant)
 
@@ -126,7 +126,7 @@ def loading_does_not_count(patch: Patch) -> None:
 
     def mutant(self: PlanAnswers, plan: PlanRecord, answered: list[str]) -> dict[str, str]:
         for host in plan.hosts:
-            session = self._attendance.attached_session(host)
+            session = self._host_sessions.attached_session(host)
             if session is not None:
                 session.heartbeat = Heartbeat(1)
         return overdue(self, plan, answered)
@@ -139,7 +139,7 @@ def steps_of_any_plan_count(patch: Patch) -> None:
 
     def mutant(self: PlanAnswers, plan: PlanRecord, answered: list[str]) -> dict[str, str]:
         for host in plan.hosts:
-            session = self._attendance.attached_session(host)
+            session = self._host_sessions.attached_session(host)
             if session is not None:
                 steps = session.heartbeat.steps_loaded
                 session.heartbeat = Heartbeat(1, plan=plan.number, steps_loaded=steps)

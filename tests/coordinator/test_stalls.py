@@ -52,7 +52,7 @@ def fleet(*hosts: str, agents: int = 0) -> tuple[Bench, Cables]:
     return bench, Cables(bench, *hosts)
 
 
-def put_out(bench: Bench) -> list[str]:
+def evict(bench: Bench) -> list[str]:
     """Who was put out so far, in order."""
     return [lost.host for kind in bench.log if isinstance(kind, op.LoseHosts) and kind.is_spare for lost in kind.hosts]
 
@@ -81,16 +81,16 @@ def test_where_very_many_agents_have_their_first_turns_links_have_time() -> None
     bench, cables = fleet("h1", "h2", "h3", agents=30_000)
     cables.pull("h1", "h2")
     bench.pass_time(3 + CUT_NS / SECOND - 0.5)
-    assert put_out(bench) == []
+    assert evict(bench) == []
     bench.pass_time(1.5)
-    assert put_out(bench) == ["h2"]
+    assert evict(bench) == ["h2"]
 
 
 def test_of_a_cut_pair_the_larger_id_goes_and_its_agents_move() -> None:
     bench, cables = fleet("h1", "h2", "h3")
     cables.pull("h1", "h2")
     bench.pass_time(THREE_TIMEOUTS_S)
-    assert put_out(bench) == ["h2"]
+    assert evict(bench) == ["h2"]
     plan = bench.state.plan
     assert plan is not None and (plan.number, plan.hosts, plan.lost) == (2, ["h1", "h3"], ["h2"])
     assert plan.reason.startswith("host h2: cut from h1 for 2."), plan.reason
@@ -109,7 +109,7 @@ def test_a_host_that_was_put_out_comes_back_and_the_fleet_goes_on_without_it_whi
     assert bench.state.image.hosts["h2"].state == "alive"
     bench.apply_plan("h1", "h3")
     bench.pass_time(120)
-    assert put_out(bench) == ["h2"] and bench.state.plan_number == 2 and bench.state.phase == "running"
+    assert evict(bench) == ["h2"] and bench.state.plan_number == 2 and bench.state.phase == "running"
 
 
 def test_the_plan_does_not_wait_for_who_was_put_out_nor_use_it_when_it_is_back_before() -> None:
@@ -120,7 +120,7 @@ def test_the_plan_does_not_wait_for_who_was_put_out_nor_use_it_when_it_is_back_b
     bench.pass_time(2.2)
     assert bench.state.phase == "recovering" and bench.state.plan_number == 1
     come_back(bench, "h2")
-    assert bench.core.parts.attendance.attached() == ["h1", "h2"]
+    assert bench.core.parts.host_sessions.attached() == ["h1", "h2"]
     bench.release()
     plan = bench.state.plan
     assert plan is not None and plan.hosts == ["h1"]
@@ -132,7 +132,7 @@ def test_who_is_cut_from_more_peers_goes() -> None:
     bench.pass_time(0.5)
     cables.pull("h1", "h3", "h4")
     bench.pass_time(2)
-    assert put_out(bench) == ["h1"]
+    assert evict(bench) == ["h1"]
 
 
 def test_a_network_that_falls_apart_is_decided_at_once() -> None:
@@ -140,7 +140,7 @@ def test_a_network_that_falls_apart_is_decided_at_once() -> None:
     for one in ("h1", "h2"):
         cables.pull(one, "h3", "h4", "h5")
     bench.pass_time(2.5)
-    assert put_out(bench) == ["h2", "h1"]
+    assert evict(bench) == ["h2", "h1"]
     plan = bench.state.plan
     assert plan is not None and (plan.number, plan.hosts) == (2, ["h3", "h4", "h5"])
 
@@ -150,7 +150,7 @@ def test_all_cut_from_all_leaves_one() -> None:
     cables.pull("h1", "h2", "h3")
     cables.pull("h2", "h3")
     bench.pass_time(2.5)
-    assert put_out(bench) == ["h3", "h2"]
+    assert evict(bench) == ["h3", "h2"]
     plan = bench.state.plan
     assert plan is not None and plan.hosts == ["h1"]
 
@@ -159,7 +159,7 @@ def test_one_side_that_says_so_is_enough() -> None:
     bench, cables = fleet("h1", "h2", "h3")
     cables.pull("h1", "h3", is_one_sided=True)
     bench.pass_time(2.5)
-    assert put_out(bench) == ["h3"]
+    assert evict(bench) == ["h3"]
 
 
 def test_a_link_that_nothing_waits_for_is_left_alone() -> None:
@@ -167,10 +167,10 @@ def test_a_link_that_nothing_waits_for_is_left_alone() -> None:
     cables.is_waited = False
     cables.pull("h1", "h2")
     bench.pass_time(60)
-    assert put_out(bench) == [] and kinds(bench) == []
+    assert evict(bench) == [] and kinds(bench) == []
     cables.is_waited = True
     bench.pass_time(1)
-    assert put_out(bench) == ["h2"], "now something does, and it has been cut for long"
+    assert evict(bench) == ["h2"], "now something does, and it has been cut for long"
 
 
 def test_a_link_that_comes_back_in_time_costs_nobody_anything() -> None:
@@ -180,7 +180,7 @@ def test_a_link_that_comes_back_in_time_costs_nobody_anything() -> None:
         bench.pass_time(1.2)
         cables.mend("h1", "h2")
         bench.pass_time(0.5)
-    assert put_out(bench) == []
+    assert evict(bench) == []
 
 
 def test_a_host_that_is_busy_is_cut_from_nobody() -> None:
@@ -189,12 +189,12 @@ def test_a_host_that_is_busy_is_cut_from_nobody() -> None:
     cables.pull("h1", "h2")
     bench.pass_time(0.5)
     bench.pass_time(60, silent=("h2",))
-    assert put_out(bench) == []
+    assert evict(bench) == []
     bench.pass_time(1.5)
-    assert put_out(bench) == [], "it opens its links now"
+    assert evict(bench) == [], "it opens its links now"
     cables.mend("h1", "h2")
     bench.pass_time(60)
-    assert put_out(bench) == []
+    assert evict(bench) == []
 
 
 def test_a_cut_that_outlasts_that_a_host_was_busy_is_decided() -> None:
@@ -202,7 +202,7 @@ def test_a_cut_that_outlasts_that_a_host_was_busy_is_decided() -> None:
     cables.pull("h1", "h2")
     bench.pass_time(10, silent=("h2",))
     bench.pass_time(3)
-    assert put_out(bench) == ["h2"]
+    assert evict(bench) == ["h2"]
 
 
 def test_words_of_another_plan_or_of_another_run_do_not_count() -> None:
@@ -215,7 +215,7 @@ def test_words_of_another_plan_or_of_another_run_do_not_count() -> None:
     bench.say("h1", msg.Heartbeat(1, plan=1, unreached=(UnreachedPeer("h1", 1, 60 * SECOND, True),)))
     bench.say("h1", msg.Heartbeat(1, plan=1, unreached=(UnreachedPeer("h9", 1, 60 * SECOND, True),)))
     bench.feed(ev.TimerFired())
-    assert put_out(bench) == []
+    assert evict(bench) == []
 
 
 def test_a_cut_counts_from_when_the_fleet_runs() -> None:
@@ -226,12 +226,12 @@ def test_a_cut_counts_from_when_the_fleet_runs() -> None:
     cables.pull("h1", "h2")
     bench.apply_plan("h1")
     bench.pass_time(4)
-    assert put_out(bench) == []
+    assert evict(bench) == []
     bench.apply_plan("h2")
     bench.pass_time(1.9)
-    assert put_out(bench) == []
+    assert evict(bench) == []
     bench.pass_time(0.3)
-    assert put_out(bench) == ["h2"]
+    assert evict(bench) == ["h2"]
 
 
 def test_a_new_leader_in_the_middle_learns_of_the_cut() -> None:
@@ -244,7 +244,7 @@ def test_a_new_leader_in_the_middle_learns_of_the_cut() -> None:
     bench.pass_time(0.8)
     assert kinds(bench) == [], "it counts anew"
     bench.pass_time(1.7)
-    assert put_out(bench) == ["h2"]
+    assert evict(bench) == ["h2"]
 
 
 def test_a_new_leader_between_the_loss_and_the_plan_does_without_the_host_too() -> None:
@@ -253,7 +253,7 @@ def test_a_new_leader_between_the_loss_and_the_plan_does_without_the_host_too() 
     bench.held = (ev.CheckLine,)
     cables.pull("h1", "h2")
     bench.pass_time(2.2)
-    assert put_out(bench) == ["h2"]
+    assert evict(bench) == ["h2"]
     bench.held, bench.waiting = (), []
     bench.start_leader("leader-2")
     come_back(bench, "h2", "h1", "h3")
@@ -267,10 +267,10 @@ def test_a_leader_that_did_not_run_suspects_no_link_for_that() -> None:
     bench.pass_time(0.9)
     bench.now += 10 * SECOND
     bench.feed(ev.TimerFired())
-    assert put_out(bench) == []
+    assert evict(bench) == []
     cables.mend("h1", "h2")
     bench.pass_time(5)
-    assert put_out(bench) == []
+    assert evict(bench) == []
 
 
 def test_nobody_is_put_out_twice_within_the_rejoin_grace() -> None:
@@ -285,9 +285,9 @@ def test_nobody_is_put_out_twice_within_the_rejoin_grace() -> None:
     assert plan is not None and plan.hosts == ["h1", "h2"]
     bench.apply_plan("h1", "h2")
     cables.pull("h1", "h2")
-    while len(put_out(bench)) < 2 and bench.now < gone_ns + 10 * SECOND:
+    while len(evict(bench)) < 2 and bench.now < gone_ns + 10 * SECOND:
         bench.pass_time(0.5)
-    assert put_out(bench) == ["h2", "h2"]
+    assert evict(bench) == ["h2", "h2"]
     grace_ns = bench.options.rejoin_grace_ns
     assert grace_ns - 500 * MS <= bench.now - gone_ns <= grace_ns + 500 * MS
 
@@ -347,7 +347,7 @@ def test_a_host_that_never_applies_the_plan_counts_as_failed() -> None:
     assert (concern.kind, concern.hosts) == ("plan", ("h2",))
     assert concern.text.startswith("host h2: it has not applied plan 1, and not got on with it for 1.")
     bench.pass_time(THREE_TIMEOUTS_S - 1.5)
-    assert put_out(bench) == ["h2"]
+    assert evict(bench) == ["h2"]
     plan = bench.state.plan
     assert plan is not None and (plan.number, plan.hosts) == (2, ["h1", "h3"])
     come_back(bench, "h2")
@@ -361,7 +361,7 @@ def test_a_plan_that_nobody_answers_is_made_anew_for_all_and_each_time_waited_fo
     for host in ("h1", "h2"):
         bench.attach(host)
     bench.pass_time(THREE_TIMEOUTS_S)
-    assert bench.state.plan_number == 2 and put_out(bench) == []
+    assert bench.state.plan_number == 2 and evict(bench) == []
     bench.pass_time(2 * ANSWER_NS / SECOND - 1.5)
     assert bench.state.plan_number == 2
     bench.pass_time(1)
@@ -383,9 +383,9 @@ def test_a_host_that_gets_on_with_loading_is_waited_for() -> None:
     bench.beats["h2"] = beat
     for steps in range(10):  # noqa: B007  # the heartbeat reads it
         bench.pass_time(4)
-    assert put_out(bench) == [] and bench.state.plan_number == 1
+    assert evict(bench) == [] and bench.state.plan_number == 1
     bench.pass_time(THREE_TIMEOUTS_S)
-    assert put_out(bench) == ["h2"]
+    assert evict(bench) == ["h2"]
 
 
 def test_a_host_that_is_silent_while_it_loads_is_busy_and_waited_for() -> None:
@@ -396,9 +396,9 @@ def test_a_host_that_is_silent_while_it_loads_is_busy_and_waited_for() -> None:
     bench.apply_plan("h1")
     bench.pass_time(1)
     bench.pass_time(30, silent=("h2",))
-    assert put_out(bench) == [] and bench.state.plan_number == 1
+    assert evict(bench) == [] and bench.state.plan_number == 1
     bench.pass_time(THREE_TIMEOUTS_S)
-    assert put_out(bench) == ["h2"]
+    assert evict(bench) == ["h2"]
 
 
 def test_steps_under_an_older_plan_are_no_answer() -> None:
@@ -409,7 +409,7 @@ def test_steps_under_an_older_plan_are_no_answer() -> None:
     steps = iter(range(1000))
     bench.beats["h2"] = lambda: msg.Heartbeat(1, plan=0, steps_loaded=next(steps))
     bench.pass_time(THREE_TIMEOUTS_S)
-    assert put_out(bench) == ["h2"]
+    assert evict(bench) == ["h2"]
 
 
 def test_a_plan_that_was_applied_in_time_is_waited_for_as_long_as_at_first_the_next_time() -> None:
@@ -433,7 +433,7 @@ def test_a_leader_that_did_not_run_finds_no_answer_overdue_for_that() -> None:
     bench.now += 10 * SECOND
     bench.feed(ev.TimerFired())
     bench.pass_time(1)
-    assert put_out(bench) == []
+    assert evict(bench) == []
 
 
 # ---- a predicate that hangs -----------------------------------------------------------------------------------------

@@ -87,13 +87,13 @@ LEAVING = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sy
 async def test_a_farewell_is_said_before_its_process_is_asked_to_end(post: LaunchAgent, tmp_path: Path) -> None:
     """Its 0 is not told as one: it would mean that the fleet is over, and that nothing is to be started again."""
     await post.answer(LaunchAgentRequest("a", "hold"))
-    farewell = (sys.executable, "-c", f"import pathlib; pathlib.Path({str(tmp_path / 'said')!r}).touch()")
+    shutdown = (sys.executable, "-c", f"import pathlib; pathlib.Path({str(tmp_path / 'said')!r}).touch()")
     leaving = program("h1", LEAVING.format(ready=str(tmp_path / "ready")))
-    handle = (await post.answer(LaunchAgentRequest("a", "start", spec=leaving, farewell=farewell))).handle
+    handle = (await post.answer(LaunchAgentRequest("a", "start", spec=leaving, shutdown=shutdown))).handle
     other = (await start(post, "a", program("c1", SLEEP, "coordinator"))).handle
     await until("it listens", (tmp_path / "ready").exists)
     watching = asyncio.create_task(post.answer(LaunchAgentRequest("a", "watch", handle=handle)))
-    assert await post.bid_farewell()
+    assert await post.shut_down()
     ended = (await watching).exit
     assert ended is not None and (ended.code, ended.text) == (None, "ended by its place")
     assert (tmp_path / "said").exists()

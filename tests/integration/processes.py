@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 """The repository: children import `tests.integration.fleets` from here."""
 
 MARK = "SNAPLINE_INTEGRATION_TEST"
-FAREWELL_S = 5.0
+SHUTDOWN_S = 5.0
 """A killed launcher's children are killed by the kernel; all that is left for them is to be reaped."""
 
 LIMIT_S = 60.0
@@ -52,7 +52,7 @@ def nothing_left_running() -> Iterator[str]:
 
 def _end_all(mark: str) -> dict[int, str]:
     """Wait for the end of all processes with this mark; returns those that had to be ended."""
-    deadline_s = time.monotonic() + FAREWELL_S
+    deadline_s = time.monotonic() + SHUTDOWN_S
     while (left := marked(mark)) and time.monotonic() < deadline_s:
         time.sleep(0.02)
     for pid in left:

@@ -69,21 +69,21 @@ def test_void_messages_are_skipped() -> None:
     judge = make_judge()
     creation = creation_payload("m:C", b"state")
     judge.on_turn(0, 1, "a0", "start", "a0", b"", [("c", b"1")], [("c", "m:C", b"state")])
-    judge.on_voided(1, 1, "a0", "c", creation)
+    judge.on_unroutable(1, 1, "a0", "c", creation)
     judge.on_turn(2, 1, "c", "message", "a0", b"1", [], [])
     assert judge.violations == []
-    judge.on_voided(3, 1, "a0", "c", b"1")
+    judge.on_unroutable(3, 1, "a0", "c", b"1")
     assert [x.oracle for x in judge.violations] == ["exactly-once"]
 
 
 def test_a_dead_letter_of_the_receiver_counts_as_consumed() -> None:
     judge = make_judge()
     judge.on_turn(0, 1, "a0", "start", "a0", b"", [("a1", b"1"), ("a1", b"2"), ("a1", b"3")], [])
-    judge.on_buried(1, 1, "a1", "message", "a0", b"1")
-    judge.on_buried(1, 1, "a1", "message", "a0", None)
+    judge.on_dead_lettered(1, 1, "a1", "message", "a0", b"1")
+    judge.on_dead_lettered(1, 1, "a1", "message", "a0", None)
     judge.on_turn(2, 1, "a1", "message", "a0", b"3", [], [])
     assert judge.violations == []
-    judge.on_buried(3, 1, "a1", "message", "a0", b"3")
+    judge.on_dead_lettered(3, 1, "a1", "message", "a0", b"3")
     assert [x.oracle for x in judge.violations] == ["exactly-once"]
 
 
@@ -195,6 +195,6 @@ def test_an_image_holds_what_had_happened_when_it_was_taken() -> None:
     books.on_turn(1, 1, "a0", "start", "a0", b"", [], [])
     control = Control(1, 1, True, True, False, [], [], [], [], 0)
     assert books.on_captured(2, 1, "a0", control, b"", "basic", 0).turns == 1
-    books.on_buried(2, 1, "a0", "message", "a1", b"x")
+    books.on_dead_lettered(2, 1, "a0", "message", "a1", b"x")
     control = Control(1, 2, True, True, False, [], [], [], [], 0)
     assert books.on_captured(2, 1, "a0", control, b"", "basic", 0).turns == 2

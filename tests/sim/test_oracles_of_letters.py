@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from snapline.messages.dead_letters import DROP, GONE, RETRY, DeadLetterCommand, word_payload
-from snapline.sim.oracles.dead_letters import Letter, check_letters, letters_of, word_name
+from snapline.sim.oracles.dead_letters import Letter, check_letters, dead_letters_of, word_name
 from snapline.sim.oracles.ground_truth import GroundTruth
 from snapline.sim.oracles.ground_truth_records import AgentHistory, CutPlace, CutRecord
-from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord, LetterNumbers
+from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterNumbers, DeadLetterRecord
 
 PLAN = 1
 SAID_NS = 5
@@ -26,7 +26,7 @@ class Scene:
 
     def bury(self, *payloads: bytes) -> None:
         for payload in payloads:
-            self.books.on_buried(0, PLAN, "a", "timer", "a", payload)
+            self.books.on_dead_lettered(0, PLAN, "a", "timer", "a", payload)
 
     def say(self, verb: str, number: int, payload: bytes, *, key: str = "k", is_acknowledged: bool = True) -> bytes:
         word = word_payload(DeadLetterCommand(verb, number, Letter(number, "a", payload).identity))
@@ -42,14 +42,14 @@ class Scene:
         self.books.on_turn(0, PLAN, "a", "letter", "a", payload, [], [])
 
     def fail_again(self, word: bytes) -> None:
-        self.books.on_buried(0, PLAN, "a", "letter", "@operator", word)
+        self.books.on_dead_lettered(0, PLAN, "a", "letter", "@operator", word)
 
     @property
     def history(self) -> AgentHistory:
         return self.books.history_of(PLAN, "a")
 
     def numbers(self) -> list[int]:
-        return [letter.number for letter in letters_of(self.history)]
+        return [letter.number for letter in dead_letters_of(self.history)]
 
     def end(self) -> list[str]:
         histories, drops = self.books.branch_of(PLAN).histories, self.books.inputs.drops
@@ -110,7 +110,7 @@ def test_a_letter_that_was_retried_has_one_turn() -> None:
 
 def checkpoint_with(numbers: Sequence[int], payloads: Sequence[bytes], count: int) -> AgentCheckpoint:
     letters = [DeadLetterRecord("a", payload, "no", 1, 0) for payload in payloads]
-    known = LetterNumbers(max(numbers, default=0), list(numbers))
+    known = DeadLetterNumbers(max(numbers, default=0), list(numbers))
     made = AgentCheckpoint(agent="a", kind="m:A", epoch=7, incarnation=PLAN, number=1)
     return msgspec.structs.replace(made, dead_letters=letters, dead_letter_count=count, saved_numbers=known)
 

@@ -91,7 +91,7 @@ def test_so_does_the_second_of_two_alike(seen: Seen, end: str) -> None:
             seen.oracle.on_ended(TurnEnded("a", 2, is_durable=True))
         case "buried":
             seen.oracle.on_ended(TurnFailed("a", 2, "no", 5, is_durable=True))
-            seen.oracle.on_buried("a", 2)
+            seen.oracle.on_dead_lettered("a", 2)
     seen.begin(2)
     seen.stand(2)
     assert not seen.found

@@ -182,8 +182,8 @@ def silence_is_a_loss(patch: pytest.MonkeyPatch) -> None:
     judge = FailureDetector._suspicion_of
 
     def mutant(self: FailureDetector, host: str, record: HostRecord) -> str:
-        session = self._attendance.session_of(host)
-        is_silent = session is not None and self._attendance.quiet_ns(session) >= CUT_NS
+        session = self._host_sessions.session_of(host)
+        is_silent = session is not None and self._host_sessions.quiet_ns(session) >= CUT_NS
         return "nothing heard of it for 2 s" if is_silent else judge(self, host, record)
 
     patch.setattr(FailureDetector, "_suspicion_of", mutant)

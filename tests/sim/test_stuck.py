@@ -81,7 +81,7 @@ def test_a_repeated_spawn_that_is_refused_is_found() -> None:
 
 def test_an_agent_that_is_never_born_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same mutant, and an oracle that believes it."""
-    monkeypatch.setattr(Judge, "on_refused", lambda self, *what: self.on_voided(*what))
+    monkeypatch.setattr(Judge, "on_refused", lambda self, *what: self.on_unroutable(*what))
     with mutated("members-never-unborn"):
         found = spawn_pending()
     assert found.verdict == "undecided" and "is not born, for ever" in found.pending[0], found.pending

@@ -17,19 +17,19 @@ from tests.storage.making import (
     write_taken,
 )
 from tests.storage.object_servers import BUCKET, FakeS3, fake_s3
+from tests.storage.object_streams.making import contents, save
 from tests.storage.outputs.releasing import CREATED_NS, make_outputs, release, root_of
 from tests.storage.protecting import OLD
-from tests.storage.shelf.making import contents, save
 from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import DamagedDataError, NotFoundError, SnaplineError, StoreError, StoreMissingError
 from snapline.storage.buckets import object_disk
 from snapline.storage.keys import key_records
 from snapline.storage.log.names import LogName
+from snapline.storage.object_streams.object_stream import ObjectStream
+from snapline.storage.object_streams.segments import list_shelves
 from snapline.storage.retention.catalog import summarise
 from snapline.storage.retention.holds import Holds
-from snapline.storage.shelf.segments import list_shelves
-from snapline.storage.shelf.shelf import Shelf
 from snapline.storage.store import opening
 from snapline.storage.store.disk import Disk
 from snapline.storage.store.log_marks import LogMark
@@ -116,9 +116,9 @@ def fill(url: str, *, seed: int = 0, disk: Disk | None = None) -> Store:
     store.add_log_mark("c1", LogMark("a" * 32, is_voter=True))
     Holds(store, now_s=lambda: 100.0).pin(1)
     Holds(store, now_s=lambda: 100.0).tag("good", 2)
-    shelf = Shelf.open(store, "play", random_bytes=seeded_bytes(seed + 10))
-    save(shelf, "one", "text")
-    shelf.close()
+    object_stream = ObjectStream.open(store, "play", random_bytes=seeded_bytes(seed + 10))
+    save(object_stream, "one", "text")
+    object_stream.close()
     return store
 
 
@@ -188,8 +188,8 @@ def writes_of(store: Store) -> list[Callable[[], object]]:
         lambda: store.delete_unreferenced(begun_below=100),
         lambda: store.sweep_checkpoints(plans_below=9),
         lambda: store.compact(now_s=10.0**6, grace_s=0),
-        lambda: Shelf.open(store, "play"),
-        lambda: Shelf.open(store, "other"),
+        lambda: ObjectStream.open(store, "play"),
+        lambda: ObjectStream.open(store, "other"),
         lambda: copy_epoch(source, store, 1),
     ]
 
@@ -286,16 +286,16 @@ def test_another_store_in_its_place_from_any_moment_changes_no_answer() -> None:
 
 def test_a_shelf_goes_on_when_its_store_is_back(place: Place) -> None:
     store = fill(place.url)
-    shelf = Shelf.open(store, "play")
+    object_stream = ObjectStream.open(store, "play")
     place.go("an empty place")
     if isinstance(place, Bucket):  # in a folder the open file goes with the store
         with pytest.raises(StoreError, match="away"):
-            save(shelf, "two", "text")
+            save(object_stream, "two", "text")
     assert not place.contents()
     place.come_back()
-    save(shelf, "three", "text")
-    shelf.close()
-    assert {"one", "three"} <= set(contents(Shelf.open(store, "play"))["thread/"])
+    save(object_stream, "three", "text")
+    object_stream.close()
+    assert {"one", "three"} <= set(contents(ObjectStream.open(store, "play"))["thread/"])
 
 
 def test_a_store_that_goes_while_it_is_opened_is_not_damaged() -> None:

@@ -11,8 +11,8 @@ from snapline.coordinator.leader.epochs.open_epochs import (
     WAITING,
     Collecting,
     Deciding,
-    EpochUnderway,
     Failing,
+    OpenEpoch,
     OpenEpochs,
 )
 from snapline.coordinator.leader.epochs.publishing import RefPublisher
@@ -36,15 +36,15 @@ class Epochs:
         self,
         shared: LeaderState,
         modes: ModeChoice,
-        underway: OpenEpochs,
-        refs: RefPublisher,
+        open_epochs: OpenEpochs,
+        publisher: RefPublisher,
         releases: Releases,
         store: StoreWatch,
     ) -> None:
         self._shared = shared
         self._modes = modes
-        self._underway = underway
-        self._refs = refs
+        self._open_epochs = open_epochs
+        self._publisher = publisher
         self._releases = releases
         self._store = store
 
@@ -53,7 +53,7 @@ class Epochs:
         return [
             EndEpoch(x.epoch, x.is_complete, x.reason)
             for x in self._shared.state.image.outcomes
-            if x.epoch > epoch and x.epoch not in self._refs.owed and self._underway.get(x.epoch) is None
+            if x.epoch > epoch and x.epoch not in self._publisher.owed and self._open_epochs.get(x.epoch) is None
         ]
 
     # ---- what is heard --------------------------------------------------------------------------------------------
@@ -62,10 +62,10 @@ class Epochs:
         """Take the report that a host's part of an epoch is durable."""
         if report.host_start != session.start:
             return
-        entry = self._underway.get(report.epoch)
+        entry = self._open_epochs.get(report.epoch)
         if entry is None:
             outcome = self._shared.state.outcome_of(report.epoch)
-            if outcome is not None and report.epoch not in self._refs.owed:
+            if outcome is not None and report.epoch not in self._publisher.owed:
                 self._shared.send((session.id,), EndEpoch(report.epoch, outcome.is_complete, outcome.reason))
         elif (
             isinstance(entry.stage, Collecting)
@@ -77,10 +77,10 @@ class Epochs:
 
     def on_refused(self, session: HostSession, message: EpochRefused) -> None:
         """Fail an epoch that a host cannot take part in."""
-        entry = self._underway.get(message.epoch)
+        entry = self._open_epochs.get(message.epoch)
         reason = f"host {session.host}: {message.reason}"
         if entry is not None and isinstance(entry.stage, (*WAITING, Failing)):
-            self._underway.fail_to_store(entry, reason)
+            self._open_epochs.fail_to_store(entry, reason)
             self._shared.note("warning", f"epoch {message.epoch} is refused: {reason}")
         if message.is_final:
             self._shared.end(0, "failed", op.clip(f"no epoch can complete: {reason}"))
@@ -90,21 +90,21 @@ class Epochs:
     def evaluate(self) -> None:
         """Compare with the state, and do what is due."""
         self._end_what_ended()
-        self._refs.tell()
+        self._publisher.tell()
         self._open_what_began()
-        for entry in self._underway:
+        for entry in self._open_epochs:
             self._move_on(entry)
-        self._refs.publish()
+        self._publisher.publish()
 
     def _end_what_ended(self) -> None:
-        for entry in self._underway:
+        for entry in self._open_epochs:
             record = self._shared.state.image.epochs.get(entry.epoch)
             if record is not None and record.status == OPEN:
                 continue
-            self._underway.end(entry)
+            self._open_epochs.end(entry)
             self._modes.mode.on_ended(entry, is_complete=record is not None)
             if record is not None:
-                self._refs.on_completed(entry.epoch)
+                self._publisher.on_completed(entry.epoch)
                 self._releases.on_completed(entry.epoch)
             else:
                 self._store.ended(entry.epoch)
@@ -116,15 +116,15 @@ class Epochs:
             return
         timeout_ns = state.image.epoch_timeout_ns or EPOCH_TIMEOUT_NS
         for epoch in state.open_epochs():
-            stage = self._modes.mode.start(epoch, plan) if self._underway.get(epoch) is None else None
+            stage = self._modes.mode.start(epoch, plan) if self._open_epochs.get(epoch) is None else None
             if stage is not None:
                 trigger = state.image.epochs[epoch].trigger
                 now = self._shared.now
-                self._underway.begin(
-                    EpochUnderway(epoch, list(plan.hosts), trigger, now + timeout_ns, stage, opened_ns=now)
+                self._open_epochs.begin(
+                    OpenEpoch(epoch, list(plan.hosts), trigger, now + timeout_ns, stage, opened_ns=now)
                 )
 
-    def _move_on(self, entry: EpochUnderway) -> None:
+    def _move_on(self, entry: OpenEpoch) -> None:
         is_waiting = isinstance(entry.stage, WAITING)
         if self._shared.now >= entry.deadline_ns and (is_waiting or isinstance(entry.stage, STORING)):
             self._time_out(entry)
@@ -135,10 +135,10 @@ class Epochs:
         elif isinstance(entry.stage, Failing):
             self._decide(entry, op.AbortEpoch(entry.epoch, op.clip(entry.stage.problem), entry.account))
 
-    def _decide(self, entry: EpochUnderway, outcome: op.CompleteEpoch | op.AbortEpoch) -> None:
+    def _decide(self, entry: OpenEpoch, outcome: op.CompleteEpoch | op.AbortEpoch) -> None:
         self._shared.propose(f"epoch/{entry.epoch}", outcome)
 
-    def _time_out(self, entry: EpochUnderway) -> None:
+    def _time_out(self, entry: OpenEpoch) -> None:
         """Fail an epoch that has taken too long: because of the store, if it waits for that."""
         reports = entry.stage.reports if isinstance(entry.stage, Collecting) else dict.fromkeys(entry.hosts)
         absent = [host for host in entry.hosts if host not in reports]
@@ -151,6 +151,6 @@ class Epochs:
         )
         problem = f"not complete in time: {waited}{' (still storing)' if storing else ''}"
         if storing or is_storing:
-            self._underway.fail_to_store(entry, problem)
+            self._open_epochs.fail_to_store(entry, problem)
         else:
-            self._underway.fail(entry, problem)
+            self._open_epochs.fail(entry, problem)

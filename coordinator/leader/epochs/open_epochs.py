@@ -88,7 +88,7 @@ WAITING, STORING = (Collecting, Asking), (StoringManifest, StoringLine)
 """Stages that wait for hosts or agents; for the store. (Tuples: every event looks at the stage of every open epoch.)"""
 
 
-class EpochUnderway(msgspec.Struct):
+class OpenEpoch(msgspec.Struct):
     """One open epoch: the hosts that take part, why it was begun, and how long it may take to be decided.
 
     `opened_ns`: when this leader began to follow it; `account`: of the reports so far.
@@ -109,12 +109,12 @@ class OpenEpochs:
     def __init__(self, shared: LeaderState, store: StoreWatch) -> None:
         self._shared = shared
         self._store = store
-        self._open: dict[int, EpochUnderway] = {}
+        self._open: dict[int, OpenEpoch] = {}
 
-    def __iter__(self) -> Iterator[EpochUnderway]:
+    def __iter__(self) -> Iterator[OpenEpoch]:
         return iter(list(self._open.values()))
 
-    def get(self, epoch: int) -> EpochUnderway | None:
+    def get(self, epoch: int) -> OpenEpoch | None:
         """Return the epoch, if it is open here."""
         return self._open.get(epoch)
 
@@ -130,28 +130,28 @@ class OpenEpochs:
 
     # ---- what happens to them ---------------------------------------------------------------------------------------
 
-    def begin(self, entry: EpochUnderway) -> None:
+    def begin(self, entry: OpenEpoch) -> None:
         """Add an epoch that is open in the log."""
         self._open[entry.epoch] = entry
         self._store.begun(entry.epoch)
 
-    def end(self, entry: EpochUnderway) -> None:
+    def end(self, entry: OpenEpoch) -> None:
         """Remove an epoch whose outcome is in the log."""
         del self._open[entry.epoch]
 
-    def decide(self, entry: EpochUnderway, completion: op.CompleteEpoch) -> None:
+    def decide(self, entry: OpenEpoch, completion: op.CompleteEpoch) -> None:
         """Move a durable epoch to Deciding; fail it if it has too many unborn agents."""
         if sum(len(agent) + 4 for agent in completion.unborn_agents) > UNBORN_BYTES_MAX:
             self.fail(entry, f"{len(completion.unborn_agents)} agents are unborn in it: too many at once")
         else:
             entry.stage = Deciding(msgspec.structs.replace(completion, account=entry.account))
 
-    def fail(self, entry: EpochUnderway, problem: str) -> None:
+    def fail(self, entry: OpenEpoch, problem: str) -> None:
         """Move an epoch that cannot complete to Failing; the first reason counts."""
         if not isinstance(entry.stage, Failing):
             entry.stage = Failing(problem)
 
-    def fail_to_store(self, entry: EpochUnderway, problem: str) -> None:
+    def fail_to_store(self, entry: OpenEpoch, problem: str) -> None:
         """Fail an epoch because of the store."""
         if not isinstance(entry.stage, Failing):
             self._store.failed(entry.epoch, problem)

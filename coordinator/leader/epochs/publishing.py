@@ -39,10 +39,10 @@ class RefPublisher:
     """Complete epochs without a ref, as far as known, and the notices of ended epochs."""
 
     def __init__(
-        self, shared: LeaderState, attendance: HostSessions, snapshots: Snapshots, store: StoreWatch, lines: Lines
+        self, shared: LeaderState, host_sessions: HostSessions, snapshots: Snapshots, store: StoreWatch, lines: Lines
     ) -> None:
         self._shared = shared
-        self._attendance = attendance
+        self._host_sessions = host_sessions
         self._snapshots = snapshots
         self._store = store
         self._lines = lines
@@ -121,7 +121,7 @@ class RefPublisher:
 
     def _tell_end(self, epoch: int, *, is_complete: bool, reason: str, inputs: Mapping[str, int] = NO_INPUTS) -> None:
         ended = EndEpoch(epoch, is_complete, reason, tuple(inputs), tuple(inputs.values()))
-        self._shared.send(self._attendance.all_sessions(), ended)
+        self._shared.send(self._host_sessions.all_sessions(), ended)
         self._snapshots.answer(epoch, is_complete=is_complete, reason=reason)
 
     def publish(self) -> None:

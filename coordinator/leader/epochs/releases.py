@@ -38,10 +38,12 @@ class Told(msgspec.Struct, frozen=True):
 class Releases:
     """Complete epochs that are not released, as far as known; and whether outputs have readers that follow them."""
 
-    def __init__(self, shared: LeaderState, attendance: HostSessions, refs: RefPublisher, store: StoreWatch) -> None:
+    def __init__(
+        self, shared: LeaderState, host_sessions: HostSessions, publisher: RefPublisher, store: StoreWatch
+    ) -> None:
         self._shared = shared
-        self._attendance = attendance
-        self._refs = refs
+        self._host_sessions = host_sessions
+        self._publisher = publisher
         self._store = store
         self._owed: dict[int, int] = {}
         """Epoch → not before this time."""
@@ -95,7 +97,7 @@ class Releases:
         """Notify hosts when outputs gain or lose readers that follow them: with readers, hosts request epochs."""
         if event.is_watched != self._is_watched:
             self._is_watched = event.is_watched
-            self._shared.send(self._attendance.all_sessions(), OutputsWatched(event.is_watched))
+            self._shared.send(self._host_sessions.all_sessions(), OutputsWatched(event.is_watched))
 
     def on_released(self, event: EpochReleased) -> None:
         """Take the result of a release."""
@@ -149,7 +151,7 @@ class Releases:
     def _drop_condemned(self) -> None:
         for epoch in [epoch for epoch in self._owed if epoch != self._releasing and not self._is_complete(epoch)]:
             self._drop(epoch)
-            if epoch not in self._refs.owed:  # else that is said with the ref
+            if epoch not in self._publisher.owed:  # else that is said with the ref
                 self._say_condemned(epoch)
 
     def _drop(self, epoch: int) -> None:
@@ -158,7 +160,7 @@ class Releases:
 
     def _say_condemned(self, epoch: int) -> None:
         """Notify hosts that wait for the release of a condemned epoch."""
-        self._shared.send(self._attendance.all_sessions(), EndEpoch(epoch, is_complete=True, reason="condemned"))
+        self._shared.send(self._host_sessions.all_sessions(), EndEpoch(epoch, is_complete=True, reason="condemned"))
 
     def _next(self) -> int:
         """Return the lowest epoch that is owed, if its turn has come; else 0."""
@@ -169,7 +171,7 @@ class Releases:
 
     def _may_be_released(self, epoch: int) -> bool:
         """Return whether it has its ref, and a release that failed is long enough ago."""
-        return epoch not in self._refs.owed and self._owed[epoch] <= self._shared.now
+        return epoch not in self._publisher.owed and self._owed[epoch] <= self._shared.now
 
     def _release(self, epoch: int) -> None:
         image = self._shared.state.image
@@ -192,7 +194,7 @@ class Releases:
         is_again = self._shared.state.plan_number != plan and bool(newest.outputs)
         if is_news or is_again:
             self._said = (self._shared.state.plan_number, newest.epoch)
-            self._shared.send(self._attendance.all_sessions(), self._directive())
+            self._shared.send(self._host_sessions.all_sessions(), self._directive())
 
     def _directive(self) -> EndEpoch:
         newest = self._newest

@@ -33,14 +33,14 @@ class Retention:
     def __init__(
         self,
         shared: LeaderState,
-        underway: OpenEpochs,
-        refs: RefPublisher,
+        open_epochs: OpenEpochs,
+        publisher: RefPublisher,
         releases: Releases,
         stop_question: StopQuestion,
     ) -> None:
         self._shared = shared
-        self._underway = underway
-        self._refs = refs
+        self._open_epochs = open_epochs
+        self._publisher = publisher
         self._releases = releases
         self._stop_question = stop_question
         self._sweep_ns = 0
@@ -52,7 +52,7 @@ class Retention:
 
     def on_forgotten(self, result: OperationResult) -> None:
         """Delete the files after ForgetEpochs is committed."""
-        self._refs.on_forgotten(result.epochs)
+        self._publisher.on_forgotten(result.epochs)
         if result.epochs:
             self._shared.out.append(DeleteEpochs(result.epochs))
             if self._shared.state.image.logs:
@@ -64,7 +64,7 @@ class Retention:
         self._sweep()
 
     def _forget(self) -> None:
-        spared = dict.fromkeys((*self._stop_question.epochs_read, *self._refs.owed))
+        spared = dict.fromkeys((*self._stop_question.epochs_read, *self._publisher.owed))
         wanted = dict.fromkeys((*self._old(), *self._void()))  # some are both
         old = tuple([epoch for epoch in wanted if epoch not in spared])
         if old and self._shared.state.phase == RUNNING:
@@ -96,11 +96,11 @@ class Retention:
         image, now = self._shared.state.image, self._shared.now
         if image.aborted != self._aborts_seen:
             self._aborts_seen, self._sweep_ns = image.aborted, min(self._sweep_ns, now + SWEEP_NS)
-        if now < self._sweep_ns or self._underway.is_deciding:
+        if now < self._sweep_ns or self._open_epochs.is_deciding:
             return
         self._sweep_ns = now + SWEEP_IDLE_NS
         kept = tuple([epoch for epoch, record in image.epochs.items() if record.status != OPEN])
-        undecided = (*self._shared.state.open_epochs(), *self._refs.owed)
+        undecided = (*self._shared.state.open_epochs(), *self._publisher.owed)
         self._shared.out.append(SweepStore(kept, undecided, image.begun))
         self._sweep_logs()
 

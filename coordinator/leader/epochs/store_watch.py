@@ -51,9 +51,9 @@ class StoreWatch:
         skipped: regular triggers deferred because the store failed.
     """
 
-    def __init__(self, shared: LeaderState, attendance: HostSessions, period: Period) -> None:
+    def __init__(self, shared: LeaderState, host_sessions: HostSessions, period: Period) -> None:
         self._shared = shared
-        self._attendance = attendance
+        self._host_sessions = host_sessions
         self._period = period
         self._breaker = Breaker()
         self._host_reasons: dict[str, str] = {}
@@ -62,7 +62,7 @@ class StoreWatch:
         self._standing: dict[str, int] = {}
         """Host whose agents are paused since nothing more can wait for the store there → since when."""
         self._look_ns = 0
-        self._is_told = False
+        self._is_reported = False
         """True if the log has the warning that the store is degraded."""
         self._told_ns = 0
         self.skipped = 0
@@ -103,11 +103,11 @@ class StoreWatch:
         if self._shared.now >= self._look_ns:
             self._look_ns = self._shared.now + LOOK_NS
             self._look()
-        if self.is_degraded and not self._is_told:
-            self._is_told, self._told_ns = True, self._shared.now
+        if self.is_degraded and not self._is_reported:
+            self._is_reported, self._told_ns = True, self._shared.now
             self._shared.note("warning", f"the store is degraded: {self._reason}")
-        elif self._is_told and not self.is_degraded:
-            self._is_told = False
+        elif self._is_reported and not self.is_degraded:
+            self._is_reported = False
             lasted_s = (self._shared.now - self._told_ns) / SECOND_NS
             self._shared.note("info", f"the store works again; it was degraded for {lasted_s:.1f} s")
 
@@ -117,7 +117,7 @@ class StoreWatch:
 
     def is_storing(self, host: str) -> bool:
         """Return whether this host reported that its part of an epoch is being written."""
-        session = self._attendance.attached_session(host)
+        session = self._host_sessions.attached_session(host)
         return session is not None and session.heartbeat.storing > 0
 
     def condition(self) -> StoreCondition:
@@ -150,7 +150,7 @@ class StoreWatch:
         return self._breaker.reason if self._breaker.is_open else next(iter(self._host_reasons.values()), "")
 
     def _sessions(self) -> list[HostSession]:
-        sessions = [self._attendance.attached_session(host) for host in self._attendance.attached()]
+        sessions = [self._host_sessions.attached_session(host) for host in self._host_sessions.attached()]
         return [session for session in sessions if session is not None]
 
     def _look(self) -> None:

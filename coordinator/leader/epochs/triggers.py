@@ -40,8 +40,8 @@ class Triggers:
         self,
         shared: LeaderState,
         modes: ModeChoice,
-        underway: OpenEpochs,
-        refs: RefPublisher,
+        open_epochs: OpenEpochs,
+        publisher: RefPublisher,
         snapshots: Snapshots,
         store: StoreWatch,
         period: Period,
@@ -51,8 +51,8 @@ class Triggers:
     ) -> None:
         self._shared = shared
         self._modes = modes
-        self._underway = underway
-        self._refs = refs
+        self._open_epochs = open_epochs
+        self._publisher = publisher
         self._snapshots = snapshots
         self._store = store
         self._period = period
@@ -101,8 +101,8 @@ class Triggers:
         count, is_last = self._snapshots.count, self._departures.wants_epoch
         is_due = self._is_due() or is_last
         is_overdue, is_of_all = self._is_overdue(), is_last or self._is_end_overdue()
-        wish = EpochDemand(count > 0, is_due, self._is_held, is_of_all=is_of_all, is_overdue=is_overdue)
-        match self._modes.mode.try_begin(wish):
+        demand = EpochDemand(count > 0, is_due, self._is_held, is_of_all=is_of_all, is_overdue=is_overdue)
+        match self._modes.mode.try_begin(demand):
             case Begun():
                 self._snapshots.assign()
                 self._is_wanted = False
@@ -117,7 +117,7 @@ class Triggers:
             case Present(epoch, reason):
                 self._departures.on_present(epoch)
                 self._snapshots.wait_for(epoch)
-                if epoch not in self._refs.owed:
+                if epoch not in self._publisher.owed:
                     self._snapshots.answer(epoch, is_complete=True, reason=reason)
 
     def _is_due(self) -> bool:
@@ -125,7 +125,7 @@ class Triggers:
         if not self._period.is_over() or self._moves.is_moving:
             return self._is_early()
         is_allowed = self._store.allows_trigger()
-        if is_allowed and not self._underway.is_storing:
+        if is_allowed and not self._open_epochs.is_storing:
             return True
         self.skipped += 1
         return False
@@ -133,7 +133,7 @@ class Triggers:
     def _is_early(self) -> bool:
         """Return whether an epoch begins early: a client, a move or the fleet's end waits, and it is not too soon."""
         is_wanted = self._is_wanted or self._moves.wants_epoch or self._stop_question.wants_epoch
-        if not is_wanted or self._shared.now < self._early_ns or self._underway.is_storing:
+        if not is_wanted or self._shared.now < self._early_ns or self._open_epochs.is_storing:
             return False
         return self._store.allows_trigger()
 

@@ -33,9 +33,9 @@ GO_ON = "To go on from a snapshot with a changed one: `snapline snapshot fork ID
 class Admission:
     """Sessions on their way to being attached. Volatile: hosts come again."""
 
-    def __init__(self, shared: LeaderState, attendance: HostSessions) -> None:
+    def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
-        self._attendance = attendance
+        self._host_sessions = host_sessions
         self._read_probe: dict[str, str] = {}
         """Host → the run of it that has read its probe."""
 
@@ -43,32 +43,32 @@ class Admission:
 
     def on_joined(self, number: int, join: Join) -> None:
         """Take the first message of a stream."""
-        attendance = self._attendance
-        if attendance.opened(number) is not None:
+        host_sessions = self._host_sessions
+        if host_sessions.opened(number) is not None:
             return
-        session = attendance.open(number, join)
+        session = host_sessions.open(number, join)
         record = self._shared.state.image.hosts.get(join.host)
         refusal = self._refusal_of(join, record)
         if refusal:
-            attendance.turn_away(session, refusal, is_final=True)
+            host_sessions.turn_away(session, refusal, is_final=True)
             return
         if record is not None and _is_run_of(record, join):
-            attendance.take_place(session, record.start)
+            host_sessions.take_place(session, record.start)
         elif self._shared.state.image.outcome:
-            attendance.send_off(session)
+            host_sessions.send_off(session)
             return
         if self._read_probe.get(join.host) == join.instance:
             self._on_probed(session)
             return
-        for older in attendance.all_opened():
+        for older in host_sessions.all_opened():
             if older.host == join.host and older is not session and not older.start:
-                attendance.turn_away(older, f"a newer stream of host {join.host} has come", is_final=False)
+                host_sessions.turn_away(older, f"a newer stream of host {join.host} has come", is_final=False)
         self._shared.out.append(WriteProbe(session.id))
 
     def _on_probed(self, session: HostSession) -> None:
         """Attach a session that sees the store; first admit a run that the state does not know."""
         if session.start:
-            self._attendance.attach(session)
+            self._host_sessions.attach(session)
         else:
             session.stage = Admitting()
             self._propose(session)
@@ -77,7 +77,7 @@ class Admission:
         join = session.join
         record = self._shared.state.image.hosts.get(join.host)
         start = 0 if record is None else record.start
-        until_ns = self._attendance.ran_until_ns({join.host: start})
+        until_ns = self._host_sessions.ran_until_ns({join.host: start})
         kind = op.AdmitHost(join.host, join.instance, join.address, start, join.died, join.died_in, until_ns)
         self._shared.propose(f"admit/{session.id}", kind)
 
@@ -99,43 +99,43 @@ class Admission:
 
     def on_admission_ended(self, key: str, kind: op.AdmitHost, result: OperationResult | None) -> None:
         """Take the result of AdmitHost. If it was late or rejected, `evaluate` proposes it again."""
-        session = self._attendance.opened(int(key.removeprefix("admit/")))
+        session = self._host_sessions.opened(int(key.removeprefix("admit/")))
         if session is None or not isinstance(session.stage, Admitting) or result is None:
             return
         record = self._shared.state.image.hosts.get(session.host)
         refusal = self._refusal_of(session.join, record)
         if refusal:
-            self._attendance.turn_away(session, refusal, is_final=True)
+            self._host_sessions.turn_away(session, refusal, is_final=True)
         elif self._shared.state.image.outcome and (record is None or record.instance != session.join.instance):
-            self._attendance.send_off(session)
+            self._host_sessions.send_off(session)
         elif result.is_refused:
             if record is None or record.start == kind.expected_start:
-                self._attendance.turn_away(session, result.reason, is_final=True)
+                self._host_sessions.turn_away(session, result.reason, is_final=True)
         elif record is not None and record.instance == session.join.instance:
             self._shared.note("info", f"host {session.host} joins from {session.join.address}, start {record.start}")
             for death in kind.died_in:
                 self._shared.note("warning", f"the process of host {session.host} died while {death.describe()}")
-            self._attendance.take_place(session, record.start)
-            self._attendance.attach(session)
+            self._host_sessions.take_place(session, record.start)
+            self._host_sessions.attach(session)
 
     def on_defined(self) -> None:
         """Reject hosts that joined before the fleet was defined, and define another."""
-        for session in self._attendance.all_opened():
+        for session in self._host_sessions.all_opened():
             refusal = self._refusal_of(session.join, None)
             if refusal and not self._shared.state.image.outcome:
-                self._attendance.turn_away(session, refusal, is_final=True)
+                self._host_sessions.turn_away(session, refusal, is_final=True)
 
     # ---- the probe ------------------------------------------------------------------------------------------------
 
     def on_probe_written(self, event: ProbeWritten) -> None:
         """Take the result of WriteProbe."""
-        session = self._attendance.opened(event.session)
+        session = self._host_sessions.opened(event.session)
         if session is None or not isinstance(session.stage, Joining):
             if event.path:
                 self._shared.out.append(RemoveProbe(event.path))
         elif event.error:
             self._shared.note("error", f"the store cannot be written: {event.error}")
-            self._attendance.turn_away(
+            self._host_sessions.turn_away(
                 session, f"the coordinator cannot write the store: {event.error}", is_final=False
             )
         else:
@@ -144,7 +144,7 @@ class Admission:
 
     def on_probe_read(self, number: int, message: ProbeRead) -> None:
         """Compare the probe with the content that the host has read."""
-        session = self._attendance.opened(number)
+        session = self._host_sessions.opened(number)
         if session is None or not isinstance(session.stage, Probing) or message.path != session.stage.path:
             return
         probe, session.stage = session.stage, Admitting()
@@ -157,11 +157,11 @@ class Admission:
         if (
             message.may_pass or session.host in self._shared.state.image.hosts
         ):  # one that had it finds it away, not wrong
-            self._attendance.turn_away(
+            self._host_sessions.turn_away(
                 session, f"host {session.host} cannot read the store now: {reason}", is_final=False
             )
             return
-        self._attendance.turn_away(
+        self._host_sessions.turn_away(
             session,
             f"host {session.host} does not see the coordinator's store ({probe.path}: {reason}): "
             "--store must be the same shared directory for all",
@@ -174,7 +174,7 @@ class Admission:
         """Propose admissions again; give up on probes."""
         if self._shared.state.image.outcome:
             return
-        for session in self._attendance.all_opened():
+        for session in self._host_sessions.all_opened():
             if isinstance(session.stage, Attached):
                 continue
             match session.stage:
@@ -189,7 +189,7 @@ class Admission:
                     pass
 
     def _give_up(self, session: HostSession, what: str) -> None:
-        self._attendance.turn_away(session, f"{what}: is its --store reachable?", is_final=False)
+        self._host_sessions.turn_away(session, f"{what}: is its --store reachable?", is_final=False)
 
 
 def _is_run_of(record: HostRecord, join: Join) -> bool:

@@ -60,9 +60,9 @@ class BusyReport(msgspec.Struct, frozen=True):
 class FailureDetector:
     """Evidence against hosts. Volatile: a new leader waits for all that the state calls alive."""
 
-    def __init__(self, shared: LeaderState, attendance: HostSessions) -> None:
+    def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
-        self._attendance = attendance
+        self._host_sessions = host_sessions
         self._deadlines: dict[str, int] = {}
         """Host alive in the state without a session → when it counts as lost."""
         self._exits: dict[str, Exited] = {}
@@ -106,7 +106,7 @@ class FailureDetector:
 
     def on_end_requested(self, host: str) -> None:
         """End a host's run for an operator: the host is notified, and does not count any more even if it misses that."""
-        record, session = self._shared.state.image.hosts.get(host), self._attendance.session_of(host)
+        record, session = self._shared.state.image.hosts.get(host), self._host_sessions.session_of(host)
         if record is not None and record.state == ALIVE:
             self._exits[host] = Exited(record.start, ENDED)
         if session is not None:
@@ -154,7 +154,7 @@ class FailureDetector:
             self._shared.note("warning", f"lost: {'; '.join(reasons)}")
 
     def _loss_of(self, lost: list[op.LostHost], reasons: list[str]) -> op.LoseHosts:
-        until_ns = self._attendance.ran_until_ns({each.host: each.host_start for each in lost})
+        until_ns = self._host_sessions.ran_until_ns({each.host: each.host_start for each in lost})
         return op.LoseHosts(tuple(lost), op.clip("; ".join(reasons)), ran_until_ns=until_ns)
 
     def _died_in(self, host: str, record: HostRecord) -> tuple[TurnDeath, ...]:
@@ -175,7 +175,7 @@ class FailureDetector:
         exited = self._exits.get(host)
         if exited is not None and exited.start == record.start:
             return exited.reason or "its process has ended"
-        session = self._attendance.session_of(host)
+        session = self._host_sessions.session_of(host)
         if session is not None:
             if self._deadlines:
                 self._deadlines.pop(host, None)
@@ -217,8 +217,8 @@ class FailureDetector:
 
     def _busy_with(self, host: str, record: HostRecord) -> tuple[int, str]:
         """Return how long it has been busy, and with what, as far as known."""
-        session = self._attendance.session_of(host)
-        quiet_ns = 0 if session is None else self._attendance.quiet_ns(session)
+        session = self._host_sessions.session_of(host)
+        quiet_ns = 0 if session is None else self._host_sessions.quiet_ns(session)
         if self._is_reported(host, record) and (session is None or quiet_ns >= QUIET_NS):
             report = self._busy[host]
             return report.busy_ns + self._shared.now - report.at_ns, report.what

@@ -13,9 +13,9 @@ NAMED_MAX = 10
 class MissingHosts:
     """Watch on missing hosts. Volatile: a new leader gives the hosts time to come back."""
 
-    def __init__(self, shared: LeaderState, attendance: HostSessions) -> None:
+    def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
-        self._attendance = attendance
+        self._host_sessions = host_sessions
         self._since_ns: int | None = None
 
     def evaluate(self) -> None:
@@ -30,7 +30,7 @@ class MissingHosts:
         return [Concern("hosts", (), lasts_ns, text)] if text else []
 
     def _text(self) -> str:
-        state, here = self._shared.state, self._attendance.attached()
+        state, here = self._shared.state, self._host_sessions.attached()
         if not state.image.plans:
             expected = self._shared.options.hosts_expected
             return f"the fleet waits for its hosts: {len(here)} of {expected} are there" if len(here) < expected else ""

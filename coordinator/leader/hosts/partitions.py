@@ -58,10 +58,10 @@ class Running(msgspec.Struct, frozen=True):
 class Partitions:
     """The known cuts. Volatile: the hosts repeat them."""
 
-    def __init__(self, shared: LeaderState, attendance: HostSessions, spares: StandbyHosts) -> None:
+    def __init__(self, shared: LeaderState, host_sessions: HostSessions, standby_hosts: StandbyHosts) -> None:
         self._shared = shared
-        self._attendance = attendance
-        self._spares = spares
+        self._host_sessions = host_sessions
+        self._standby_hosts = standby_hosts
         self._running: Running | None = None
 
     def shift(self, late_ns: int) -> None:
@@ -72,14 +72,14 @@ class Partitions:
 
     # ---- questions ------------------------------------------------------------------------------------------------
 
-    def _cuts(self) -> dict[Pair, NetworkCut]:
+    def _partitions(self) -> dict[Pair, NetworkCut]:
         """Return all pairs of the plan's hosts that are cut now."""
         plan, running, found = self._shared.state.plan, self._running, dict[Pair, NetworkCut]()
         if plan is None or self._shared.state.phase != RUNNING or running is None or running.plan != plan.number:
             return found
         begins_ns = running.since_ns + len(self._shared.state.image.agents) // AGENTS_A_SECOND * SECOND_NS
         for host in plan.hosts:
-            session = self._attendance.attached_session(host)
+            session = self._host_sessions.attached_session(host)
             if session is None or session.heartbeat.plan != plan.number or self._is_busy(session):
                 continue
             for peer in session.heartbeat.unreached[: len(plan.hosts)]:
@@ -95,16 +95,16 @@ class Partitions:
         return found
 
     def _other(self, plan: PlanRecord, host: str, peer: str, start: int) -> HostSession | None:
-        session = self._attendance.attached_session(peer) if peer != host and peer in plan.hosts else None
+        session = self._host_sessions.attached_session(peer) if peer != host and peer in plan.hosts else None
         return session if session is not None and session.start == start else None
 
     def _is_busy(self, session: HostSession) -> bool:
-        return self._attendance.quiet_ns(session) >= QUIET_NS
+        return self._host_sessions.quiet_ns(session) >= QUIET_NS
 
     def concerns(self) -> list[Concern]:
         """Return the hosts that do not reach each other."""
         found = []
-        for pair, cut in self._cuts().items():
+        for pair, cut in self._partitions().items():
             lasts_ns = self._shared.now - cut.since_ns
             if cut.is_waited and lasts_ns >= SHOWN_NS:
                 text = f"hosts {pair[0]} and {pair[1]} have not reached each other for {lasts_ns / 1e9:.1f} s"
@@ -121,27 +121,27 @@ class Partitions:
             return
         if self._running is None or self._running.plan != state.plan_number:
             self._running = Running(state.plan_number, self._shared.now)
-        cuts, now = self._cuts(), self._shared.now
-        if any(cut.is_waited and now - cut.since_ns >= CUT_NS for cut in cuts.values()):
-            reasons = self._choose({pair: cut for pair, cut in cuts.items() if now - cut.since_ns >= COUNTED_NS})
+        partitions, now = self._partitions(), self._shared.now
+        if any(cut.is_waited and now - cut.since_ns >= CUT_NS for cut in partitions.values()):
+            reasons = self._choose({pair: cut for pair, cut in partitions.items() if now - cut.since_ns >= COUNTED_NS})
             if reasons:
-                self._spares.put_out(reasons)
+                self._standby_hosts.evict(reasons)
 
-    def _choose(self, cuts: dict[Pair, NetworkCut]) -> dict[str, str]:
+    def _choose(self, partitions: dict[Pair, NetworkCut]) -> dict[str, str]:
         """Return the hosts to evict, and why."""
         reasons: dict[str, str] = {}
-        open_pairs = [pair for pair, cut in cuts.items() if cut.is_waited]
+        open_pairs = [pair for pair, cut in partitions.items() if cut.is_waited]
         while open_pairs:
             others: dict[str, list[str]] = {}
-            for one, other in cuts:
+            for one, other in partitions:
                 if one not in reasons and other not in reasons:
                     others.setdefault(one, []).append(other)
                     others.setdefault(other, []).append(one)
             ends = [host for pair in open_pairs for host in pair]
             host = max(ends, key=lambda host: (len(others[host]), host))
             open_pairs = [pair for pair in open_pairs if host not in pair]
-            if self._spares.may_go(host):
-                longest_ns = self._shared.now - min(cuts[pair].since_ns for pair in cuts if host in pair)
+            if self._standby_hosts.may_go(host):
+                longest_ns = self._shared.now - min(partitions[pair].since_ns for pair in partitions if host in pair)
                 reasons[host] = f"cut from {', '.join(sorted(others[host]))} for {longest_ns / 1e9:.1f} s"
         return reasons
 

@@ -31,7 +31,7 @@ class StandbyHosts:
         """Return those of `hosts` that a plan may place agents on: all but the standby ones, if there are others."""
         return [host for host in hosts if not self._is_kept_away(host)] or hosts
 
-    def is_put_out(self, host: str) -> bool:
+    def is_evicted(self, host: str) -> bool:
         """Return whether the plan that is needed now does without `host`, be it back or not."""
         need = self._shared.state.image.need
         return need is not None and host in need.lost and bool(self._shared.state.image.hosts[host].spare)
@@ -45,7 +45,7 @@ class StandbyHosts:
         if not self._shared.state.image.hosts[host].spare:
             return False
         limit_ns = max(SPARE_NS, self._shared.options.rejoin_grace_ns)
-        return self.is_put_out(host) or self._shared.now - self._since_ns.get(host, self._shared.now) < limit_ns
+        return self.is_evicted(host) or self._shared.now - self._since_ns.get(host, self._shared.now) < limit_ns
 
     def concerns(self) -> list[Concern]:
         """Return the hosts that get no agents, and why."""
@@ -58,7 +58,7 @@ class StandbyHosts:
 
     # ---- deciding -------------------------------------------------------------------------------------------------
 
-    def put_out(self, reasons: dict[str, str]) -> bool:
+    def evict(self, reasons: dict[str, str]) -> bool:
         """Evict these hosts, each for its reason: lose them, and keep them out of the next plan; return whether it was proposed."""
         hosts = self._shared.state.image.hosts
         lost = tuple([op.LostHost(host, hosts[host].start) for host in reasons])

@@ -18,7 +18,7 @@ keep the logs bounded.
 
 from collections.abc import Mapping, Sequence
 
-from snapline.coordinator.leader.epochs.open_epochs import EpochUnderway, Failing, Stage, StoringLine
+from snapline.coordinator.leader.epochs.open_epochs import Failing, OpenEpoch, Stage, StoringLine
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.hosts.host_sessions import HostSession
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
@@ -77,28 +77,28 @@ class Autonomous:
 
     # ---- beginning ------------------------------------------------------------------------------------------------
 
-    def try_begin(self, wish: EpochDemand) -> Begun | Later | Present | None:
+    def try_begin(self, demand: EpochDemand) -> Begun | Later | Present | None:
         """Propose an epoch if there is a reason. A freeze for the logs, once begun, goes on to its end, even if its epoch fails."""
         if self._epochs.is_busy:
             return Later()
-        if wish.is_held:
+        if demand.is_held:
             return None
-        trigger = self._trigger(wish) if wish.is_asked or self._is_freezing or self._store.allows() else ""
+        trigger = self._trigger(demand) if demand.is_asked or self._is_freezing or self._store.allows() else ""
         if trigger:
             return Begun() if self._epochs.propose(trigger) else None
-        is_wanted = wish.is_asked or (wish.is_of_all and not self._is_freezing)
+        is_wanted = demand.is_asked or (demand.is_of_all and not self._is_freezing)
         return self._present() if is_wanted and self._lines.is_settled else None
 
-    def _trigger(self, wish: EpochDemand) -> str:
+    def _trigger(self, demand: EpochDemand) -> str:
         """Return why an epoch is to begin now; "" if none is."""
         lines = self._lines
         if not lines.is_ready or not lines.is_settled:
             return ""
-        if wish.is_of_all or (wish.is_overdue and lines.is_behind):
+        if demand.is_of_all or (demand.is_overdue and lines.is_behind):
             return self._frozen_trigger("period")
-        if wish.is_asked and self._present() is None:
+        if demand.is_asked and self._present() is None:
             return "hand"
-        if wish.is_due and lines.has_advanced:
+        if demand.is_due and lines.has_advanced:
             return "period"
         return self._frozen_trigger(LOG_TRIGGER) if self._is_freezing else self._log_trigger()
 
@@ -155,10 +155,10 @@ class Autonomous:
         self._lines.materialise(epoch, begun.line, self._shared.state.member_records(epoch))
         return StoringLine()
 
-    def collect(self, entry: EpochUnderway) -> None:
+    def collect(self, entry: OpenEpoch) -> None:
         """Do nothing: the line was there before the epoch."""
 
-    def on_ended(self, entry: EpochUnderway, *, is_complete: bool) -> None:
+    def on_ended(self, entry: OpenEpoch, *, is_complete: bool) -> None:
         """Thaw a fleet that was frozen for the epoch."""
         if is_complete and entry.trigger != RECOVERY_TRIGGER:
             self._log_left = self._lines.log_bytes

@@ -9,7 +9,7 @@ import msgspec
 
 from snapline.coordinator.leader.epochs.open_epochs import (
     Collecting,
-    EpochUnderway,
+    OpenEpoch,
     OpenEpochs,
     Stage,
     StoringManifest,
@@ -28,10 +28,10 @@ from snapline.messages.host_messages import BeginEpoch, RetireAgent
 class Coordinated:
     """The mode of fleets whose hosts make epochs."""
 
-    def __init__(self, shared: LeaderState, attendance: HostSessions, underway: OpenEpochs) -> None:
+    def __init__(self, shared: LeaderState, host_sessions: HostSessions, open_epochs: OpenEpochs) -> None:
         self._shared = shared
-        self._attendance = attendance
-        self._underway = underway
+        self._host_sessions = host_sessions
+        self._open_epochs = open_epochs
         self._told: ToldChannels | None = None
 
     def evaluate(self) -> None:
@@ -39,16 +39,16 @@ class Coordinated:
 
     # ---- beginning ------------------------------------------------------------------------------------------------
 
-    def try_begin(self, wish: EpochDemand) -> Begun | Later | Declined | None:
+    def try_begin(self, demand: EpochDemand) -> Begun | Later | Declined | None:
         """Propose one epoch at a time, unless EPOCHS_OPEN_MAX are open."""
         shared, state = self._shared, self._shared.state
-        if not wish.is_due and not wish.is_asked:
+        if not demand.is_due and not demand.is_asked:
             return None
         if shared.is_on_its_way("begin"):
             return Later()
         if len(state.open_epochs()) >= EPOCHS_OPEN_MAX:
             return Declined(f"{EPOCHS_OPEN_MAX} epochs are open: try again when one has ended")
-        begin = op.BeginEpoch(state.image.begun, "hand" if wish.is_asked else "period")
+        begin = op.BeginEpoch(state.image.begun, "hand" if demand.is_asked else "period")
         return Begun() if shared.propose("begin", begin) else None
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
@@ -57,7 +57,7 @@ class Coordinated:
     def start(self, epoch: int, plan: PlanRecord) -> Stage:
         """Send BeginEpoch to the hosts."""
         told = self._told if self._told is not None and self._told.plan == plan.number else None
-        self._shared.send(self._attendance.sessions_of(plan.hosts), self._begin(epoch, plan.hosts, told))
+        self._shared.send(self._host_sessions.sessions_of(plan.hosts), self._begin(epoch, plan.hosts, told))
         return Collecting(told=told)
 
     def _begin(self, epoch: int, hosts: Sequence[str], told: ToldChannels | None) -> BeginEpoch:
@@ -67,19 +67,19 @@ class Coordinated:
 
     def directives_for(self, host: str) -> Sequence[BeginEpoch]:
         """Return BeginEpoch for each open epoch of the host."""
-        known = [self._underway.get(epoch) for epoch in self._shared.state.open_epochs()]
+        known = [self._open_epochs.get(epoch) for epoch in self._shared.state.open_epochs()]
         mine = [entry for entry in known if entry is not None and host in entry.hosts]
         return [self._begin(entry.epoch, entry.hosts, _told_in(entry.stage)) for entry in mine]
 
     # ---- on the way -----------------------------------------------------------------------------------------------
 
-    def collect(self, entry: EpochUnderway) -> None:
+    def collect(self, entry: OpenEpoch) -> None:
         """Judge the epoch once every host has reported, and those asked again have reported once more."""
         stage = entry.stage
         if isinstance(stage, Collecting) and len(stage.reports) == len(entry.hosts) and not stage.asked_again:
             self._judge(entry, stage)
 
-    def _judge(self, entry: EpochUnderway, stage: Collecting) -> None:
+    def _judge(self, entry: OpenEpoch, stage: Collecting) -> None:
         plan = self._shared.state.plan
         assert plan is not None, "an epoch is open without a plan"
         reports = {host: stage.reports[host] for host in entry.hosts}
@@ -90,19 +90,19 @@ class Coordinated:
         if verdict.manifest is None:
             if verdict.is_alarm:
                 self._shared.note("error", f"epoch {entry.epoch} is NOT consistent: {verdict.problem}")
-            self._underway.fail(entry, verdict.problem)
+            self._open_epochs.fail(entry, verdict.problem)
             return
         manifest = msgspec.structs.replace(verdict.manifest, bases=self._bases())
         entry.stage = StoringManifest(manifest)
         self._told = verdict.told
         self._shared.out.append(manifest)
 
-    def _ask_again(self, entry: EpochUnderway, stage: Collecting) -> None:
+    def _ask_again(self, entry: OpenEpoch, stage: Collecting) -> None:
         """Request whole reports from the hosts that have left channels out."""
         stage.told = None
         stage.asked_again = {host for host, report in stage.reports.items() if report.since}
         begin = msgspec.structs.replace(self._begin(entry.epoch, entry.hosts, None), again=True)
-        self._shared.send(self._attendance.sessions_of(sorted(stage.asked_again)), begin)
+        self._shared.send(self._host_sessions.sessions_of(sorted(stage.asked_again)), begin)
 
     def _bases(self) -> dict[int, str]:
         """Return the epochs whose chunks a new one may reuse."""
@@ -113,20 +113,20 @@ class Coordinated:
         """Decide the epoch once its manifest is durable, or fail it. A damaged base is condemned, or every later epoch would fail too."""
         if event.damaged_base:
             self._shared.condemn(event.damaged_base, event.damaged_path, event.error)
-        entry = self._underway.get(event.epoch)
+        entry = self._open_epochs.get(event.epoch)
         if entry is None or not isinstance(entry.stage, StoringManifest):
             return
         if event.error:
             problem = f"it could not be stored: {event.error}"
-            self._underway.fail_to_store(entry, problem)
+            self._open_epochs.fail_to_store(entry, problem)
             self._shared.note("error", f"epoch {event.epoch}: {problem}")
             return
         manifest = entry.stage.manifest
         unborn = tuple([x.agent for x in manifest.agents if x.is_unborn])
         sizes = (manifest.state_bytes, manifest.channel_state_bytes, manifest.channel_state_messages)
-        self._underway.decide(entry, op.CompleteEpoch(entry.epoch, event.root, unborn, *sizes))
+        self._open_epochs.decide(entry, op.CompleteEpoch(entry.epoch, event.root, unborn, *sizes))
 
-    def on_ended(self, entry: EpochUnderway, *, is_complete: bool) -> None:
+    def on_ended(self, entry: OpenEpoch, *, is_complete: bool) -> None:
         """Do nothing: the mode keeps no state of an epoch."""
 
     # ---- plans and agents -------------------------------------------------------------------------------------------

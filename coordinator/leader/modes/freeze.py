@@ -47,10 +47,10 @@ class Freeze(msgspec.Struct, frozen=True):
 class Freezing:
     """The present freeze. Volatile."""
 
-    def __init__(self, shared: LeaderState, attendance: HostSessions, spares: StandbyHosts) -> None:
+    def __init__(self, shared: LeaderState, host_sessions: HostSessions, standby_hosts: StandbyHosts) -> None:
         self._shared = shared
-        self._attendance = attendance
-        self._spares = spares
+        self._host_sessions = host_sessions
+        self._standby_hosts = standby_hosts
         self._freeze: Freeze | None = None
         self._latest = 0
         """Number of the latest freeze that is known."""
@@ -63,12 +63,12 @@ class Freezing:
             # Numbers must differ from those of earlier leaders: each operation moves now_ns, and who is frozen tells.
             self._latest = max(self._latest + 1, self._shared.state.image.now_ns)
             freeze = self._freeze = Freeze(plan.number, self._latest)
-            self._shared.send(self._attendance.sessions_of(plan.hosts), FreezeAgents(freeze.plan, freeze.number))
+            self._shared.send(self._host_sessions.sessions_of(plan.hosts), FreezeAgents(freeze.plan, freeze.number))
         return not [host for host in plan.hosts if self._is_waited_for(host, freeze)]
 
     def _is_waited_for(self, host: str, freeze: Freeze) -> bool:
-        session = self._attendance.attached_session(host)
-        if session is None or session.id in freeze.answers or self._spares.is_put_out(host):
+        session = self._host_sessions.attached_session(host)
+        if session is None or session.id in freeze.answers or self._standby_hosts.is_evicted(host):
             return False
         return self._shared.now < freeze.asked_ns.setdefault(session.id, self._shared.now) + FREEZE_NS
 
@@ -82,7 +82,7 @@ class Freezing:
 
     def has_kept(self, host: str, agent: str) -> bool:
         """Return whether the live state of `agent` is its newest checkpoint, as its host reported."""
-        session = self._attendance.attached_session(host)
+        session = self._host_sessions.attached_session(host)
         if session is None or self._freeze is None:
             return False
         answer = self._freeze.answers.get(session.id)
@@ -92,7 +92,7 @@ class Freezing:
         """End the freeze: the agents go on."""
         freeze, self._freeze = self._freeze, None
         if freeze is not None and freeze.plan == self._shared.state.plan_number:
-            self._shared.send(self._attendance.all_sessions(), ThawAgents(freeze.plan, freeze.number))
+            self._shared.send(self._host_sessions.all_sessions(), ThawAgents(freeze.plan, freeze.number))
 
     def directives_for(self, host: str) -> list[FreezeAgents | ThawAgents]:
         """Return the directives for a host that has just come back."""

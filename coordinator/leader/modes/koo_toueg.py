@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from snapline.coordinator.leader.epochs.open_epochs import (
     Asking,
-    EpochUnderway,
     Failing,
+    OpenEpoch,
     OpenEpochs,
     Stage,
     StoringLine,
@@ -37,23 +37,23 @@ class KooToueg:
     def __init__(
         self,
         shared: LeaderState,
-        attendance: HostSessions,
+        host_sessions: HostSessions,
         lines: Lines,
         epochs: LineEpochs,
         rounds: Rounds,
-        refs: RefPublisher,
+        publisher: RefPublisher,
         leaving: Leaving,
-        underway: OpenEpochs,
+        open_epochs: OpenEpochs,
         store: StoreWatch,
     ) -> None:
         self._shared = shared
-        self._attendance = attendance
+        self._host_sessions = host_sessions
         self._lines = lines
         self._epochs = epochs
         self._rounds = rounds
-        self._refs = refs
+        self._publisher = publisher
         self._leaving = leaving
-        self._underway = underway
+        self._open_epochs = open_epochs
         self._store = store
 
     def evaluate(self) -> None:
@@ -62,26 +62,26 @@ class KooToueg:
 
     # ---- beginning ------------------------------------------------------------------------------------------------
 
-    def try_begin(self, wish: EpochDemand) -> Begun | Later | None:
+    def try_begin(self, demand: EpochDemand) -> Begun | Later | None:
         """Propose a round. A manual one or one for the logs has all agents as initiators, a regular one the agent that waits longest."""
-        if self._epochs.is_busy or self._refs.owed:
+        if self._epochs.is_busy or self._publisher.owed:
             return Later()
-        if wish.is_held or not (wish.is_asked or self._store.allows()):
+        if demand.is_held or not (demand.is_asked or self._store.allows()):
             return None
-        trigger = self._trigger(wish)
+        trigger = self._trigger(demand)
         if not trigger or not self._epochs.may_begin(trigger):
             return None
-        is_everybody = wish.is_of_all or trigger in ("hand", LOG_TRIGGER)
+        is_everybody = demand.is_of_all or trigger in ("hand", LOG_TRIGGER)
         initiators = self._rounds.initiators(is_everybody=is_everybody)
         return Begun() if initiators and self._epochs.propose(trigger, initiators) else None
 
-    def _trigger(self, wish: EpochDemand) -> str:
+    def _trigger(self, demand: EpochDemand) -> str:
         """Return why a round is to begin now; "" if none is."""
         if not self._lines.is_ready or not self._lines.is_settled:
             return ""
-        if wish.is_asked or wish.is_due:
-            return "hand" if wish.is_asked else "period"
-        return LOG_TRIGGER if self._attendance.log_bytes() > ROUND_LOG_BYTES else ""
+        if demand.is_asked or demand.is_due:
+            return "hand" if demand.is_asked else "period"
+        return LOG_TRIGGER if self._host_sessions.log_bytes() > ROUND_LOG_BYTES else ""
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
         """Take the result of BeginEpoch."""
@@ -97,12 +97,12 @@ class KooToueg:
 
     # ---- on the way -----------------------------------------------------------------------------------------------
 
-    def collect(self, entry: EpochUnderway) -> None:
+    def collect(self, entry: OpenEpoch) -> None:
         """Store the round's line once it is there. Fail the round if a host cannot store: its agents would stay blocked."""
         if reason := self._store.host_problem(entry.hosts):
-            self._underway.fail_to_store(entry, f"it could not be stored: {reason}")
+            self._open_epochs.fail_to_store(entry, f"it could not be stored: {reason}")
         elif self._rounds.problem:
-            self._underway.fail(entry, self._rounds.problem)
+            self._open_epochs.fail(entry, self._rounds.problem)
         elif (line := self._rounds.line(entry.epoch)) is not None:
             # Its cut was not known when it began: agents created since may have their creation inside it, and are unborn.
             agents = self._shared.state.image.agents.items()
@@ -110,7 +110,7 @@ class KooToueg:
             self._lines.materialise(entry.epoch, line, members)
             entry.stage = StoringLine()
 
-    def on_ended(self, entry: EpochUnderway, *, is_complete: bool) -> None:
+    def on_ended(self, entry: OpenEpoch, *, is_complete: bool) -> None:
         """End the round."""
         self._rounds.end(entry.epoch, is_complete=is_complete)
 

@@ -14,9 +14,9 @@ from snapline.messages.host_messages import AgentRetired, RetireAgent
 class Leaving:
     """Stopped agents that wait for their removal."""
 
-    def __init__(self, shared: LeaderState, attendance: HostSessions, lines: Lines) -> None:
+    def __init__(self, shared: LeaderState, host_sessions: HostSessions, lines: Lines) -> None:
         self._shared = shared
-        self._attendance = attendance
+        self._host_sessions = host_sessions
         self._lines = lines
         self._waiting: dict[str, tuple[HostSession, RetireAgent]] = {}
 
@@ -28,7 +28,7 @@ class Leaving:
         """Propose the removal of finished agents, and notify the hosts of removed ones."""
         state = self._shared.state
         for agent, (session, asked) in list(self._waiting.items()):
-            if asked.plan != state.plan_number or self._attendance.session(session.id) is not session:
+            if asked.plan != state.plan_number or self._host_sessions.session(session.id) is not session:
                 del self._waiting[agent]  # asked anew under the next plan, or on the next stream
             elif state.has_left(agent):
                 del self._waiting[agent]

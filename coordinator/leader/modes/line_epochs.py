@@ -6,7 +6,7 @@ at a time. An epoch that this leader did not begin is aborted: the line, or the 
 
 import msgspec
 
-from snapline.coordinator.leader.epochs.open_epochs import EpochUnderway, Failing, OpenEpochs, StoringLine
+from snapline.coordinator.leader.epochs.open_epochs import Failing, OpenEpoch, OpenEpochs, StoringLine
 from snapline.coordinator.leader.events import LineMaterialised
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.leader.recovery_lines.lines import Lines
@@ -34,9 +34,9 @@ class LineEpochs:
         recovery_failures: epochs before the next plan that could not be stored.
     """
 
-    def __init__(self, shared: LeaderState, underway: OpenEpochs, lines: Lines) -> None:
+    def __init__(self, shared: LeaderState, open_epochs: OpenEpochs, lines: Lines) -> None:
         self._shared = shared
-        self._underway = underway
+        self._open_epochs = open_epochs
         self._lines = lines
         self._proposed: Begin | None = None
         """Start in the pending BeginEpoch."""
@@ -87,7 +87,7 @@ class LineEpochs:
 
     def on_materialised(self, event: LineMaterialised) -> None:
         """Decide the epoch of a stored line, or fail it. Damage that is found late, when it fails already, counts too."""
-        entry = self._underway.get(event.epoch)
+        entry = self._open_epochs.get(event.epoch)
         if entry is None or not isinstance(entry.stage, StoringLine | Failing):
             return
         if event.error or event.damaged_path:
@@ -95,16 +95,16 @@ class LineEpochs:
         elif isinstance(entry.stage, StoringLine):
             sizes = (event.state_bytes, event.channel_state_bytes, event.channel_state_messages)
             self._lines.on_materialised(event)
-            self._underway.decide(entry, op.CompleteEpoch(entry.epoch, event.root, event.unborn, *sizes))
+            self._open_epochs.decide(entry, op.CompleteEpoch(entry.epoch, event.root, event.unborn, *sizes))
 
-    def _fail(self, entry: EpochUnderway, event: LineMaterialised) -> None:
+    def _fail(self, entry: OpenEpoch, event: LineMaterialised) -> None:
         problem = f"its line could not be stored: {event.error or event.damaged_path}"
         self._shared.note("error", f"epoch {event.epoch}: {problem}")
         if event.damaged_path:
-            self._underway.fail(entry, problem)
+            self._open_epochs.fail(entry, problem)
             self._lines.on_damaged(event)
         else:
-            self._underway.fail_to_store(entry, problem)
+            self._open_epochs.fail_to_store(entry, problem)
             self.recovery_failures += entry.trigger == RECOVERY_TRIGGER
             self._retry_ns = self._shared.now + RETRY_NS
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from snapline.coordinator.leader.epochs.open_epochs import EpochUnderway, Stage
+from snapline.coordinator.leader.epochs.open_epochs import OpenEpoch, Stage
 from snapline.coordinator.leader.hosts.host_sessions import HostSession
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OperationResult, PlanRecord
@@ -63,7 +63,7 @@ class Mode(Protocol):
     def evaluate(self) -> None:
         """Follow the state; before all else that looks at checkpoints."""
 
-    def try_begin(self, wish: EpochDemand) -> Begun | Later | Declined | Present | None:
+    def try_begin(self, demand: EpochDemand) -> Begun | Later | Declined | Present | None:
         """Propose an epoch, if there is a reason and nothing is against it. None: there is nothing to begin now."""
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
@@ -72,10 +72,10 @@ class Mode(Protocol):
     def start(self, epoch: int, plan: PlanRecord) -> Stage | None:
         """Start an epoch that has begun in the log; return its first stage. None: not yet."""
 
-    def collect(self, entry: EpochUnderway) -> None:
+    def collect(self, entry: OpenEpoch) -> None:
         """Advance an epoch that is collecting or asking, if it waits for nothing more."""
 
-    def on_ended(self, entry: EpochUnderway, *, is_complete: bool) -> None:
+    def on_ended(self, entry: OpenEpoch, *, is_complete: bool) -> None:
         """Finish an epoch that the log has decided."""
 
     def directives_for(self, host: str) -> Sequence[Directive]:

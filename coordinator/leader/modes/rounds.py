@@ -32,9 +32,9 @@ from snapline.protocols.koo_toueg_round import (
 class Rounds:
     """The running round; one at a time."""
 
-    def __init__(self, shared: LeaderState, attendance: HostSessions, lines: Lines) -> None:
+    def __init__(self, shared: LeaderState, host_sessions: HostSessions, lines: Lines) -> None:
         self._shared = shared
-        self._attendance = attendance
+        self._host_sessions = host_sessions
         self._lines = lines
         self._round: KooTouegRound | None = None
         self._numbers: dict[str, int] = {}
@@ -168,7 +168,7 @@ class Rounds:
             else:
                 by_host.setdefault(record.host, []).append(command)
         for host, asked in by_host.items():
-            self._shared.send(self._attendance.sessions_of([host]), self._request(asked))
+            self._shared.send(self._host_sessions.sessions_of([host]), self._request(asked))
 
     def _request(self, asked: list[AskAgent]) -> RequestCheckpoints:
         assert self._round is not None, "a question without a round"

@@ -34,9 +34,9 @@ class _Moving(msgspec.Struct, frozen=True):
 class Moves:
     """Operators' requests for placement. Volatile, but for the marks of hosts."""
 
-    def __init__(self, shared: LeaderState, attendance: HostSessions, quiescence: Quiescence) -> None:
+    def __init__(self, shared: LeaderState, host_sessions: HostSessions, quiescence: Quiescence) -> None:
         self._shared = shared
-        self._attendance = attendance
+        self._host_sessions = host_sessions
         self._quiescence = quiescence
         self._requests: dict[int, MovesRequested] = {}
         self._even_plan: int | None = None
@@ -137,7 +137,7 @@ class Moves:
         drained = [host for host in plan.hosts if state.image.hosts[host].is_drained]
         if not drained and not self.is_even:
             return ""
-        here = self.usable(self._attendance.attached())
+        here = self.usable(self._host_sessions.attached())
         if not here or state.image.hosts[here[0]].is_drained:
             return ""
         if drained:

@@ -27,9 +27,9 @@ Place = tuple[int, int, int]
 class PlanAnswers:
     """Hosts that are waited for. Volatile."""
 
-    def __init__(self, shared: LeaderState, attendance: HostSessions) -> None:
+    def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
-        self._attendance = attendance
+        self._host_sessions = host_sessions
         self._waits: dict[str, tuple[Place, int]] = {}
         """Host that has not answered → its place, and since when."""
         self._doublings = 0
@@ -51,7 +51,7 @@ class PlanAnswers:
         """Return the hosts whose time is over, and what they did not do."""
         late = {}
         for host in plan.hosts:
-            session = self._attendance.attached_session(host)
+            session = self._host_sessions.attached_session(host)
             if session is None or host in answered:
                 self._waits.pop(host, None)
                 continue
@@ -59,7 +59,7 @@ class PlanAnswers:
             place = plan.number, session.id, beat.steps_loaded if beat.plan == plan.number else 0
             if host not in self._waits or self._waits[host][0] != place:
                 self._waits[host] = place, self._shared.now
-            quiet_ns = self._attendance.quiet_ns(session)
+            quiet_ns = self._host_sessions.quiet_ns(session)
             lasts_ns = self._shared.now - self._waits[host][1] - (quiet_ns if quiet_ns >= QUIET_NS else 0)
             if lasts_ns >= ANSWER_NS << self._doublings:
                 late[host] = _said(plan.number, lasts_ns)

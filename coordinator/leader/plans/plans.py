@@ -79,25 +79,25 @@ class Plans:
     def __init__(
         self,
         shared: LeaderState,
-        attendance: HostSessions,
+        host_sessions: HostSessions,
         lines: Lines,
         modes: ModeChoice,
         triggers: Triggers,
         line_check: LineCheck,
         answers: PlanAnswers,
-        spares: StandbyHosts,
+        standby_hosts: StandbyHosts,
         restores: Restores,
         moves: Moves,
         loads: Loads,
     ) -> None:
         self._shared = shared
-        self._attendance = attendance
+        self._host_sessions = host_sessions
         self._lines = lines
         self._modes = modes
         self._triggers = triggers
         self._line_check = line_check
         self._answers = answers
-        self._spares = spares
+        self._standby_hosts = standby_hosts
         self._restores = restores
         self._moves = moves
         self._loads = loads
@@ -214,7 +214,7 @@ class Plans:
                 del self._shared.damaged[epoch]
 
     def _note_losses(self) -> None:
-        is_nobody_here = not self._attendance.attached()
+        is_nobody_here = not self._host_sessions.attached()
         for host, record in self._shared.state.image.hosts.items():
             if record.state != LOST:
                 self._lost_ns.pop(host, None)
@@ -238,7 +238,7 @@ class Plans:
         return self._replaced is not None and self._replaced.plan == plan.number
 
     def _start(self) -> None:
-        state, hosts = self._shared.state, self._attendance.attached()
+        state, hosts = self._shared.state, self._host_sessions.attached()
         if not state.is_defined or len(hosts) < self._shared.options.hosts_expected:
             return
         fork, line = state.image.fork, state.newest_complete()
@@ -248,7 +248,7 @@ class Plans:
             self._commit(line, hosts, f"fork {fork.name} starts")
 
     def _restart(self, plan: PlanRecord, reason: str) -> None:
-        hosts = self._spares.usable(self._moves.usable(self._attendance.attached()))
+        hosts = self._standby_hosts.usable(self._moves.usable(self._host_sessions.attached()))
         if not hosts or not all(self._is_settled(host) for host in plan.hosts):
             return
         wanted = self._restores.wanted
@@ -278,7 +278,7 @@ class Plans:
 
     def _is_settled(self, host: str) -> bool:
         """Return whether the placement of the agents of `host` can be decided."""
-        if self._attendance.attached_session(host) is not None or self._spares.is_put_out(host):
+        if self._host_sessions.attached_session(host) is not None or self._standby_hosts.is_evicted(host):
             return True
         record = self._shared.state.image.hosts[host]
         if record.state == ALIVE:
@@ -328,7 +328,7 @@ class Plans:
         if len(late) == len(plan.hosts):
             self._replaced = Replaced(plan.number, f"nobody has applied plan {plan.number} in time")
             self._shared.note("warning", self._replaced.reason)
-        elif not self._spares.put_out(late):
+        elif not self._standby_hosts.evict(late):
             return
         self._answers.give_up()
 
@@ -338,7 +338,7 @@ class Plans:
         directive = self.directive() if self._told != self._shared.state.plan_number else None
         if directive is not None:
             self._told = directive.number
-            self._shared.send(self._attendance.all_sessions(), directive)
+            self._shared.send(self._host_sessions.all_sessions(), directive)
 
     def directive(self) -> Plan | None:
         """Return the current plan for a new stream; None while a new plan is needed.

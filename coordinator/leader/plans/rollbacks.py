@@ -49,9 +49,9 @@ class RollbackAsked(msgspec.Struct):
 class Rollbacks:
     """Open rollback requests. Volatile: hosts repeat them."""
 
-    def __init__(self, shared: LeaderState, attendance: HostSessions, restores: Restores) -> None:
+    def __init__(self, shared: LeaderState, host_sessions: HostSessions, restores: Restores) -> None:
         self._shared = shared
-        self._attendance = attendance
+        self._host_sessions = host_sessions
         self._restores = restores
         self._wishes: dict[str, RollbackAsked] = {}
 
@@ -62,61 +62,67 @@ class Rollbacks:
             return
         known = self._wishes.get(message.agent)
         if known is None or known.said.incarnation != message.incarnation:
-            self._wishes[message.agent] = wish = RollbackAsked(message, self._shared.now)
+            self._wishes[message.agent] = demand = RollbackAsked(message, self._shared.now)
             if message.snapshot != LAST:
                 self._shared.out.append(ResolveSnapshot(message.snapshot))
-            self._shared.note("warning", wish.reason)
+            self._shared.note("warning", demand.reason)
         elif known.refused:
             self._tell(known)
 
     def on_resolved(self, event: SnapshotResolved) -> None:
         """Take the target epoch, or why there is none."""
-        for wish in self._wishes.values():
-            if wish.said.snapshot == event.snapshot and not wish.refused:
-                wish.epoch = event.epoch
+        for demand in self._wishes.values():
+            if demand.said.snapshot == event.snapshot and not demand.refused:
+                demand.epoch = event.epoch
                 if event.error:
-                    self._refuse(wish, event.error)
+                    self._refuse(demand, event.error)
 
     def evaluate(self) -> None:
         """Start one restore at a time, and forget requests that are over."""
-        for agent, wish in list(self._wishes.items()):
-            if not self._is_of_now(wish.said) or self._shared.state.image.outcome:
+        for agent, demand in list(self._wishes.items()):
+            if not self._is_of_now(demand.said) or self._shared.state.image.outcome:
                 del self._wishes[agent]
-                self._restores.withdraw(wish.token)
-            elif not wish.refused:
-                self._pursue(wish)
+                self._restores.withdraw(demand.token)
+            elif not demand.refused:
+                self._pursue(demand)
 
     def _is_of_now(self, said: WantRollback) -> bool:
         record = self._shared.state.image.agents.get(said.agent)
         return record is not None and record.left_plan is None and record.incarnation == said.incarnation
 
-    def _pursue(self, wish: RollbackAsked) -> None:
-        refused = self._restores.take_refusal(wish.token)
-        refused = refused or self._shared.state.refusal_of_rollback(wish.said.agent, wish.reason)
+    def _pursue(self, demand: RollbackAsked) -> None:
+        refused = self._restores.take_refusal(demand.token)
+        refused = refused or self._shared.state.refusal_of_rollback(demand.said.agent, demand.reason)
         if refused:
-            self._refuse(wish, refused)
+            self._refuse(demand, refused)
             return
-        epoch = wish.epoch or (self._shared.state.newest_complete() if wish.said.snapshot == LAST else 0)
-        if wish.said.snapshot == LAST and not epoch:
-            self._refuse(wish, "no snapshot is complete yet")
+        epoch = demand.epoch or (self._shared.state.newest_complete() if demand.said.snapshot == LAST else 0)
+        if demand.said.snapshot == LAST and not epoch:
+            self._refuse(demand, "no snapshot is complete yet")
         elif epoch and self._restores.wanted is None:
-            said = wish.said
+            said = demand.said
             self._restores.want(
                 WantedRestore(
-                    wish.token, epoch, wish.reason, False, self._shared.now, agent=said.agent, place=op.clip(said.place)
+                    demand.token,
+                    epoch,
+                    demand.reason,
+                    False,
+                    self._shared.now,
+                    agent=said.agent,
+                    place=op.clip(said.place),
                 )
             )
 
-    def _refuse(self, wish: RollbackAsked, why: str) -> None:
-        wish.refused = f"{wish.reason}. The fleet does not go back: {why}. The agent stands"
-        self._shared.note("error", wish.refused)
-        self._tell(wish)
+    def _refuse(self, demand: RollbackAsked, why: str) -> None:
+        demand.refused = f"{demand.reason}. The fleet does not go back: {why}. The agent stands"
+        self._shared.note("error", demand.refused)
+        self._tell(demand)
 
-    def _tell(self, wish: RollbackAsked) -> None:
-        said = wish.said
-        session = self._attendance.attached_session(self._shared.state.image.agents[said.agent].host)
+    def _tell(self, demand: RollbackAsked) -> None:
+        said = demand.said
+        session = self._host_sessions.attached_session(self._shared.state.image.agents[said.agent].host)
         if session is not None:
-            self._shared.send((session.id,), RollbackRefused(said.agent, said.incarnation, wish.refused))
+            self._shared.send((session.id,), RollbackRefused(said.agent, said.incarnation, demand.refused))
 
     def concerns(self) -> list[Concern]:
         """Return the agents that wait for an operator."""

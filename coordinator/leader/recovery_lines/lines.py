@@ -78,9 +78,9 @@ class Lines:
         finished: agents that have stopped and may leave: all that they ever sent is received in the base, which is published.
     """
 
-    def __init__(self, shared: LeaderState, attendance: HostSessions) -> None:
+    def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
-        self._attendance = attendance
+        self._host_sessions = host_sessions
         self.ledger: Ledger | None = None
         self.problem = ""
         self.is_base_lost = False
@@ -293,7 +293,7 @@ class Lines:
         if self._unheard is None:
             self._unheard = {host: record.start for host, record in hosts.items() if record.state == ALIVE}
         for host, start in list(self._unheard.items()):
-            session = self._attendance.attached_session(host)
+            session = self._host_sessions.attached_session(host)
             is_heard = session is not None and session.start == start
             if is_heard or hosts[host].start != start or hosts[host].state != ALIVE:
                 del self._unheard[host]
@@ -402,6 +402,6 @@ class Lines:
                 self._shared.note("warning", self.problem)
 
     def _acknowledge(self, host: str, start: int, sequence: int) -> None:
-        session = self._attendance.attached_session(host)
+        session = self._host_sessions.attached_session(host)
         if session is not None and session.start == start:
             self._shared.send((session.id,), CheckpointsKnown(sequence))

@@ -38,7 +38,7 @@ class SnaplineFlowPersistence(FlowPersistence):
     """A `FlowPersistence`: `@persist(SnaplineFlowPersistence(location="folder"))`, or `MyFlow(persistence=…)`.
 
     The store, a folder or a URL (`s3://bucket/prefix`), is opened when it is used first, made if there is none (unless `must_exist`), and open until `close`. It may be open in
-    one process at a time, and in it in one object; another is refused (`ShelfInUseError`). What a method saves is durable when it returns, whole or not
+    one process at a time, and in it in one object; another is refused (`ObjectStreamInUseError`). What a method saves is durable when it returns, whole or not
     at all.
     """
 

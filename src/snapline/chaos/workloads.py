@@ -25,13 +25,13 @@ def workload_of(scenario: Path, stop: Path) -> Workload:
     """The same with its invariants."""
     found = parse_scenario(scenario.read_text(), source=str(scenario))
     made = make_workload(found.fleet)
-    own, is_told = made.fleet.stop_when, str(stop)
+    own, is_reported = made.fleet.stop_when, str(stop)
     ends = made.ends and own is None
 
     def stop_when(cut: snapline.Cut) -> bool:
         if own is not None:
             return own(cut)
-        return os.path.exists(is_told) and (cut.is_quiet or not ends)
+        return os.path.exists(is_reported) and (cut.is_quiet or not ends)
 
     made.fleet.stop_when = stop_when
     return made

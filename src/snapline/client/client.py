@@ -392,7 +392,7 @@ class Client:
         """Undo an effect by its compensation, even after its turn ended well: the agent is not notified. Requested again, it reruns. Returns when a
         complete snapshot holds that; one that was undone already stays so. Raises as `retry_effect`."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        await self._say(effects.wish_for(check_id(agent), UNDO, key), key, deadline_s)
+        await self._say(effects.request_for(check_id(agent), UNDO, key), key, deadline_s)
 
     async def _say(self, word: GivenInput, key: str, deadline_s: float, *, is_early: bool = False) -> None:
         settling = Settling(lambda: self._coordinator, self._hosts, word.agent, effects.late)

@@ -20,9 +20,9 @@ from snapline.messages.effect_records import NEEDS_PEOPLE, StandingEffect
 from snapline.messages.effect_words import (
     EffectResolution,
     EffectRetry,
-    effect_wish_payload,
+    effect_request_payload,
     effect_word_payload,
-    is_effect_wish,
+    is_effect_request,
     key_of,
 )
 from snapline.messages.inputs import REFUSED, GivenInput
@@ -74,21 +74,21 @@ def retry_for(agent: str, key: str, description: Mapping[str, object]) -> GivenI
     turn = msgspec.convert(description, _Description).durable_turn
     opened = turn.effect if turn is not None else None
     if opened is None or (opened.key, opened.generation) != key_of(key):
-        return wish_for(agent, RETRY, key)
+        return request_for(agent, RETRY, key)
     if opened.stands != NEEDS_PEOPLE:
         raise UsageError(f"effect {key!r} of agent {agent!r} has not failed: {opened.stands}")
     return word_for(agent, opened.key, description, result=None, not_done=True)
 
 
-def wish_for(agent: str, verb: str, key: str) -> GivenInput:
+def request_for(agent: str, verb: str, key: str) -> GivenInput:
     """Return a request about an effect that has ended, under a key of its own."""
     wish = EffectRetry(verb, *key_of(key))
-    return GivenInput(agent, f"{verb}-effect-{secrets.token_hex(12)}", effect_wish_payload(wish))
+    return GivenInput(agent, f"{verb}-effect-{secrets.token_hex(12)}", effect_request_payload(wish))
 
 
 def is_wish(word: GivenInput) -> bool:
     """Return whether it is about an effect that has ended. That has a turn of its own."""
-    return is_effect_wish(word.payload)
+    return is_effect_request(word.payload)
 
 
 async def say(settling: Settling, word: GivenInput, key: str, deadline_s: float, hear: Hear) -> None:

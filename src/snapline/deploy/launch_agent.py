@@ -60,7 +60,7 @@ LOOK_S = 1.0
 START_LIMIT_S, START_LOOK_S = 60.0, 0.02
 """Time limit for a post to listen after it was started: half a second, on a busy machine ten times as long."""
 
-FAREWELL_GRACE_S = 10.0
+SHUTDOWN_GRACE_S = 10.0
 """Time for messages in transit when the post ends."""
 
 END_GRACE_S = LAST_SNAPSHOT_S + STOP_GRACE_S
@@ -123,11 +123,11 @@ class LaunchAgent:
             await asyncio.gather(*(self._launcher.stop(handle, END_GRACE_S) for handle in self._evicted))
             await self._launcher.close()
             if self._tasks:
-                await asyncio.wait(self._tasks, timeout=FAREWELL_GRACE_S)
+                await asyncio.wait(self._tasks, timeout=SHUTDOWN_GRACE_S)
             for writer in self._conversations.values():
                 writer.close()
             if self._conversations:
-                await asyncio.wait(self._conversations, timeout=FAREWELL_GRACE_S)
+                await asyncio.wait(self._conversations, timeout=SHUTDOWN_GRACE_S)
             shutil.rmtree(self._runtime, ignore_errors=True)
 
     def end(self) -> None:
@@ -135,7 +135,7 @@ class LaunchAgent:
         self._evicted |= set(self._latest.values())
         self._is_over.set()
 
-    async def bid_farewell(self) -> bool:
+    async def shut_down(self) -> bool:
         """Run the shutdown commands, all at the same time, as the place's time is up, and end the processes that have one; False: none has."""
         await asyncio.gather(*(self._part(name, command) for name, command in self._farewells.items()))
         return bool(self._farewells)
@@ -204,7 +204,7 @@ class LaunchAgent:
             case "start":
                 assert request.spec is not None
                 return LaunchAgentReply(
-                    request.id, handle=await self._start(request.spec, request.files, request.farewell)
+                    request.id, handle=await self._start(request.spec, request.files, request.shutdown)
                 )
             case "close":
                 await launcher.close()
@@ -233,7 +233,7 @@ class LaunchAgent:
             return found
         return Exit(None, "ended by its place", found.last_words, found.log)
 
-    async def _start(self, spec: ProcessSpec, files: Mapping[str, bytes], farewell: tuple[str, ...]) -> Handle:
+    async def _start(self, spec: ProcessSpec, files: Mapping[str, bytes], shutdown: tuple[str, ...]) -> Handle:
         """Start a process. A command repeated because its answer was lost starts nothing again."""
         latest = self._latest.get(spec.name)
         if latest is not None and latest.instance == spec.instance:
@@ -243,8 +243,8 @@ class LaunchAgent:
         command = (sys.executable, *self._filled(spec.name, spec.command)[1:])
         handle = await self._launcher.start(msgspec.structs.replace(spec, command=command))
         self._latest[spec.name] = handle
-        if farewell:
-            self._farewells[spec.name] = (sys.executable, *farewell[1:])
+        if shutdown:
+            self._farewells[spec.name] = (sys.executable, *shutdown[1:])
         return handle
 
     def _filled(self, name: str, command: tuple[str, ...]) -> list[str]:
@@ -293,7 +293,7 @@ def serve(
         partings: list[asyncio.Task[None]] = []
 
         async def part() -> None:
-            if await post.bid_farewell() and (when_time_is_up is None or not await when_time_is_up()):
+            if await post.shut_down() and (when_time_is_up is None or not await when_time_is_up()):
                 post.end()
 
         loop = asyncio.get_running_loop()

@@ -75,9 +75,9 @@ class LaunchAgentClient:
         """A free port there for this coordinator; the same each time."""
         return (await self._call(LaunchAgentRequest(self._holder, "port", name=name, address=address))).port
 
-    async def start(self, spec: ProcessSpec, files: Mapping[str, bytes], farewell: tuple[str, ...] = ()) -> Handle:
-        """Start like `Launcher.start`; `farewell` is run before the process is ended because the place's time is up."""
-        request = LaunchAgentRequest(self._holder, "start", spec=spec, files=dict(files), farewell=farewell)
+    async def start(self, spec: ProcessSpec, files: Mapping[str, bytes], shutdown: tuple[str, ...] = ()) -> Handle:
+        """Start like `Launcher.start`; `shutdown` is run before the process is ended because the place's time is up."""
+        request = LaunchAgentRequest(self._holder, "start", spec=spec, files=dict(files), shutdown=shutdown)
         handle = (await self._call(request)).handle
         assert handle is not None
         return msgspec.structs.replace(handle, where=self.where)

@@ -52,7 +52,7 @@ class LaunchAgentRequest(msgspec.Struct, frozen=True):
     spec: ProcessSpec | None = None
     handle: Handle | None = None
     files: dict[str, bytes] = {}
-    farewell: tuple[str, ...] = ()
+    shutdown: tuple[str, ...] = ()
     grace_s: float = 0.0
 
 

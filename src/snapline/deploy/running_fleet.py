@@ -67,7 +67,7 @@ POLL_S = 0.2
 CALL_TIMEOUT_S = 2.0
 """Limit for one call to the coordinator: it is near, and the next poll comes anyway."""
 
-FAREWELL_S = 10.0
+SHUTDOWN_S = 10.0
 """Time for hosts to end by themselves once the coordinator reports that the fleet has ended."""
 
 STOP_GRACE_S = 2.0
@@ -173,7 +173,7 @@ class LaunchedFleet:
             ) from None
         leaving = [self._lives[name] for name in self.hosts if name in self._handles]
         if leaving:
-            await asyncio.wait(leaving, timeout=FAREWELL_S)
+            await asyncio.wait(leaving, timeout=SHUTDOWN_S)
         mistake = self._keeper.mistake()
         if mistake is not None:
             raise _error_of(mistake)

@@ -134,9 +134,9 @@ class SlurmLauncher:
         while True:
             seat = await self._seat(spec.name, spec.kind)
             command = tuple(word.replace(NODE, _bracketed(seat.address)) for word in spec.command)
-            farewell = self._farewell() if spec.kind == "host" else ()
+            shutdown = self._farewell() if spec.kind == "host" else ()
             with contextlib.suppress(LaunchAgentGoneError):
-                return await seat.start(msgspec.structs.replace(spec, command=command), {}, farewell)
+                return await seat.start(msgspec.structs.replace(spec, command=command), {}, shutdown)
             self._forget(spec.name, seat)
 
     async def watch(self, handle: Handle) -> Exit:

@@ -115,7 +115,7 @@ class Supervisor:
         """Cross-check what is known of every process."""
         for place in self._places():
             assert place.stage != "reporting" or place.is_host, f"{place.name}: only hosts' ends are reported"
-            assert not (place.is_kept_down and place.is_told), f"{place.name} is told to start and kept down"
+            assert not (place.is_kept_down and place.is_reported), f"{place.name} is told to start and kept down"
             assert place.is_doomed <= (place.stage == "starting"), f"{place.name}: who runs is killed at once"
             assert place.exit is not None or not place.pauses, f"{place.name} rests and has never ended"
 
@@ -127,7 +127,7 @@ class Supervisor:
     # -- processes ------------------------------------------------------------------------------------------------------
 
     def _start(self, place: "_Place") -> None:
-        place.stage, place.is_told, place.started_ns = "starting", False, None
+        place.stage, place.is_reported, place.started_ns = "starting", False, None
         self._commands.append(StartProcess(place.name))
 
     def _on_process_started(self, now_ns: int, place: "_Place") -> None:
@@ -168,7 +168,7 @@ class Supervisor:
     def _rest(self, place: "_Place", pause_s: float | None) -> None:
         """Down until `RestartAsked`, or for so many seconds if given."""
         place.pauses += 1
-        if place.is_told:
+        if place.is_reported:
             self._start(place)
         elif pause_s is not None:
             self._commands.append(SetPause(place.name, place.pauses, pause_s))
@@ -179,7 +179,7 @@ class Supervisor:
 
     def _on_kill_asked(self, place: "_Place", *, is_kept_down: bool) -> None:
         place.is_kept_down = is_kept_down or place.is_unwanted or (place.is_kept_down and not place.is_running)
-        place.is_told = False
+        place.is_reported = False
         if place.stage == "up":
             self._commands.append(KillProcess(place.name))
         place.is_doomed = place.stage == "starting"
@@ -189,7 +189,7 @@ class Supervisor:
         place.failures = place.excused = 0
         if place.stage == "down":
             self._start(place)
-        place.is_told = place.stage == "reporting"
+        place.is_reported = place.stage == "reporting"
 
     def _on_hosts_wanted(self, names: Sequence[str]) -> None:
         """Start and stop hosts to match. One that is not in `names` ends in its own time, and stays down until it is wanted again."""
@@ -203,7 +203,7 @@ class Supervisor:
         for name, place in self._hosts.items():
             if name not in names and not place.is_unwanted:
                 place.is_unwanted = place.is_kept_down = True
-                place.is_told, place.is_doomed = False, place.stage == "starting"
+                place.is_reported, place.is_doomed = False, place.stage == "starting"
                 if place.stage == "up":
                     self._commands.append(StopProcess(name))
 
@@ -330,7 +330,7 @@ class _Place:
         pauses: how many there were; only the end of the last pause counts.
         is_kept_down: started again by `RestartAsked` only.
         is_given_up: failed too often; a replica that the others go on without.
-        is_told: to be started as soon as its end is reported.
+        is_reported: to be started as soon as its end is reported.
         is_doomed: to be killed as soon as it runs.
         is_unwanted: a host that the fleet goes on without, until it is wanted again.
     """
@@ -345,7 +345,7 @@ class _Place:
         self.pauses = 0
         self.is_kept_down = False
         self.is_given_up = False
-        self.is_told = False
+        self.is_reported = False
         self.is_doomed = False
         self.is_unwanted = False
 

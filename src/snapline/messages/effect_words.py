@@ -78,24 +78,24 @@ def read_effect_word(payload: bytes) -> EffectResolution:
     return word
 
 
-def is_effect_wish(payload: bytes) -> bool:
+def is_effect_request(payload: bytes) -> bool:
     """Return whether the payload is a retry or undo request."""
     return payload.startswith(EFFECT_WISH)
 
 
-def effect_wish_payload(wish: EffectRetry) -> bytes:
+def effect_request_payload(wish: EffectRetry) -> bytes:
     """The payload of the input."""
     return EFFECT_WISH + msgspec.msgpack.encode(wish)
 
 
-def read_effect_wish(payload: bytes) -> EffectRetry:
+def read_effect_request(payload: bytes) -> EffectRetry:
     """Decode a retry or undo request.
 
     Raises:
         ProtocolError: it is no such request.
     """
     try:
-        wish = _read_wish.decode(payload[len(EFFECT_WISH) :]) if is_effect_wish(payload) else None
+        wish = _read_wish.decode(payload[len(EFFECT_WISH) :]) if is_effect_request(payload) else None
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"a wish about an effect that cannot be read: {error}") from error
     if wish is None or wish.verb not in (RETRY, UNDO):

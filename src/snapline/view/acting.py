@@ -21,7 +21,7 @@ from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.rpc_authorization import ADMIN, OPERATOR
 from snapline.view.actions import Actions, Fields, ProposedAction
 from snapline.view.auth import HEADERS, Sessions, form_of
-from snapline.view.deed_pages import confirmation_body, deeds_body, links_of_epoch, outcome_body
+from snapline.view.deed_pages import actions_body, confirmation_body, links_of_epoch, outcome_body
 from snapline.view.facts import ENDED, FleetFacts
 from snapline.view.fleet_deeds import FleetActions
 from snapline.view.markup import Markup
@@ -94,17 +94,17 @@ class ActingPages:
         self._sessions = sessions
         self._watch = watch
         self._page = page
-        self._deeds = Actions()
+        self._actions = Actions()
 
     async def close(self) -> None:
         """Stop waiting."""
-        await self._deeds.close()
+        await self._actions.close()
 
     async def show(self, request: Request) -> Response:
         """Show the possible actions."""
         facts, store = await self._facts(), self._operators.store
         kept, restorable = await store.kept(), await self._operators.fleet.restorable()
-        return self._page("act", "Actions", deeds_body(facts, kept, restorable, is_here=store.is_here))
+        return self._page("act", "Actions", actions_body(facts, kept, restorable, is_here=store.is_here))
 
     async def propose(self, request: Request) -> Response:
         """Show what an action will do."""
@@ -112,7 +112,7 @@ class ActingPages:
         if verb not in self._operators.verbs:
             raise NotFoundError(f"there is no action {verb!r} here")
         proposed = await self._operators.verbs[verb](facts, dict(request.query_params))
-        key = self._deeds.propose(self._sessions.name_of(request), proposed)
+        key = self._actions.propose(self._sessions.name_of(request), proposed)
         hidden = (("token", self._sessions.form_token(request)), ("key", key))
         return self._headed(self._page("act", proposed.title, confirmation_body(proposed, "/deeds", hidden)))
 
@@ -126,12 +126,12 @@ class ActingPages:
             )
         self._check(self._watch.last.facts)
         key = form.get("key", "")
-        await self._deeds.do(self._sessions.name_of(request), key, form)
+        await self._actions.do(self._sessions.name_of(request), key, form)
         return RedirectResponse(f"/deeds/{key}", 303, ACT_HEADERS)
 
     async def outcome(self, request: Request) -> Response:
         """Show the outcome of an action."""
-        proposed, found = self._deeds.outcome(self._sessions.name_of(request), request.path_params["key"])
+        proposed, found = self._actions.outcome(self._sessions.name_of(request), request.path_params["key"])
         response = self._headed(self._page("act", proposed.title, outcome_body(proposed, found)))
         if found is None:
             response.headers["Refresh"] = str(AGAIN_S)

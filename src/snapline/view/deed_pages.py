@@ -22,7 +22,7 @@ SNAPSHOT_COLUMNS = (
 )
 
 
-def deed_link(verb: str, words: str, **query: object) -> Markup:
+def action_link(verb: str, words: str, **query: object) -> Markup:
     """Draw a link to a confirmation page; following it changes nothing."""
     address = f"/act/{verb}" + (f"?{urlencode(query)}" if query else "")
     return tag("a", words, href=address, class_="deed")
@@ -32,14 +32,14 @@ def links_of_epoch(epoch: int, *, can_restore: bool, is_here: bool) -> Markup:
     """Draw links to the actions on a snapshot."""
     restore = (("restore", "Restore"),) if can_restore else ()
     verbs = [*restore, *((("tag", "Tag"), ("pin", "Pin"), ("fork", "Fork")) if is_here else ())]
-    return tag("p", [deed_link(verb, f"{words} epoch {epoch}", snapshot=epoch) for verb, words in verbs])
+    return tag("p", [action_link(verb, f"{words} epoch {epoch}", snapshot=epoch) for verb, words in verbs])
 
 
-def deeds_body(facts: FleetFacts, kept: KeptSnapshots, restorable: Container[int], *, is_here: bool) -> Markup:
+def actions_body(facts: FleetFacts, kept: KeptSnapshots, restorable: Container[int], *, is_here: bool) -> Markup:
     """Draw the possible actions; `restorable`: epochs to which the fleet can go back."""
     title = tag("div", tag("h1", "Actions"), class_="title")
     about = tag("p", "Each is shown with what will happen, and done when that is confirmed.", class_="quiet")
-    now = tag("p", deed_link("snapshot", "Take a snapshot"))
+    now = tag("p", action_link("snapshot", "Take a snapshot"))
     hosts = table(HOST_COLUMNS, [_host(host, facts) for host in facts.hosts], label="Hosts")
     rows = [
         _snapshot(each, kept, can_restore=each.epoch in restorable, is_here=is_here)
@@ -56,21 +56,25 @@ def deeds_body(facts: FleetFacts, kept: KeptSnapshots, restorable: Container[int
 
 
 def _host(host: HostFacts, facts: FleetFacts) -> Markup:
-    deeds: list[Child] = []
+    actions: list[Child] = []
     if host.state == "alive":
         if host.is_drained:
-            deeds.append(_sole("resume", host))
+            actions.append(_sole("resume", host))
         elif others_for_agents(facts, host):
-            deeds.append(_sole("drain", host))
-        deeds.append(_sole("kill", host))
+            actions.append(_sole("drain", host))
+        actions.append(_sole("kill", host))
     state = tag("td", pill("host", host.state), " drained" if host.is_drained else None)
     return tag(
-        "tr", tag("th", host.host, scope="row"), state, tag("td", count(host.agents), class_="number"), tag("td", deeds)
+        "tr",
+        tag("th", host.host, scope="row"),
+        state,
+        tag("td", count(host.agents), class_="number"),
+        tag("td", actions),
     )
 
 
 def _sole(verb: str, host: HostFacts) -> Markup:
-    return deed_link(verb, f"{verb.capitalize()} {host.host}", host=host.host)
+    return action_link(verb, f"{verb.capitalize()} {host.host}", host=host.host)
 
 
 def _snapshot(each: SnapshotSummary, kept: KeptSnapshots, *, can_restore: bool, is_here: bool) -> Markup:
@@ -80,12 +84,12 @@ def _snapshot(each: SnapshotSummary, kept: KeptSnapshots, *, can_restore: bool, 
         return tag(
             "tr", tag("th", epoch, scope="row", class_="number"), tag("td", f"damaged: {each.damage}", colspan=6)
         )
-    deeds = [deed_link("restore", f"Restore {epoch}", snapshot=epoch)] if can_restore else []
+    actions = [action_link("restore", f"Restore {epoch}", snapshot=epoch)] if can_restore else []
     if is_here:
         pin = ("unpin", "Unpin") if is_pinned else ("pin", "Pin")
         verbs = (("tag", "Tag"), pin, ("fork", "Fork"))
-        deeds += [deed_link(verb, f"{words} {epoch}", snapshot=epoch) for verb, words in verbs]
-        deeds += [deed_link("untag", f"Remove tag {name}", name=name) for name in names]
+        actions += [action_link(verb, f"{words} {epoch}", snapshot=epoch) for verb, words in verbs]
+        actions += [action_link("untag", f"Remove tag {name}", name=name) for name in names]
     figures = (count(each.agent_count), size(each.state_bytes), count(each.channel_state_messages))
     return tag(
         "tr",
@@ -93,7 +97,7 @@ def _snapshot(each: SnapshotSummary, kept: KeptSnapshots, *, can_restore: bool, 
         tag("td", each.created),
         [tag("td", figure, class_="number") for figure in figures],
         tag("td", ", ".join([*names, *(["pinned"] if is_pinned else [])])),
-        tag("td", deeds),
+        tag("td", actions),
     )
 
 

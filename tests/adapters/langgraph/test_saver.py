@@ -24,7 +24,7 @@ from tests.adapters.langgraph.playing import checkpoint, put, thread, values_of
 from snapline.adapters.langgraph import SnaplineSaver
 from snapline.errors import DamagedDataError, StoreError, UsageError
 from snapline.storage.keys.key_files import NO_KEYS, Keys, make_wrapping_key
-from snapline.storage.shelf.segments import ShelfInUseError
+from snapline.storage.object_streams.segments import ObjectStreamInUseError
 
 pytestmark = pytest.mark.langgraph
 
@@ -308,7 +308,7 @@ def test_saving_goes_on_while_others_delete_copy_and_read(saver: Any, tmp_path: 
 
 
 def test_a_second_saver_on_the_folder_is_refused(saver: Any, tmp_path: Path) -> None:
-    with pytest.raises(ShelfInUseError, match="in use"):
+    with pytest.raises(ObjectStreamInUseError, match="in use"):
         SnaplineSaver.open(tmp_path / "store")
     command = ["import sys", "from snapline.adapters.langgraph import SnaplineSaver", "SnaplineSaver.open(sys.argv[1])"]
     done = subprocess.run(
@@ -317,7 +317,7 @@ def test_a_second_saver_on_the_folder_is_refused(saver: Any, tmp_path: Path) -> 
         text=True,
         check=False,
     )
-    assert done.returncode == 1 and "ShelfInUseError" in done.stderr
+    assert done.returncode == 1 and "ObjectStreamInUseError" in done.stderr
     put(saver, 1, {"a": 1})
 
 

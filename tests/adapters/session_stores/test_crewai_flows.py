@@ -22,7 +22,7 @@ from pydantic import BaseModel
 from snapline.adapters.crewai_flows import SnaplineFlowPersistence
 from snapline.chaos.crash_child import CrashNote
 from snapline.chaos.crash_kit import CrashKit
-from snapline.storage.shelf.segments import ShelfInUseError
+from snapline.storage.object_streams.segments import ObjectStreamInUseError
 
 pytestmark = [pytest.mark.adapters, pytest.mark.timeout(600)]
 
@@ -59,7 +59,7 @@ def _without_time(value: Any) -> Any:
 def test_it_answers_as_crewais_own_persistence(tmp_path: Path) -> None:
     ours = SnaplineFlowPersistence(location=str(tmp_path / "ours"))
     assert answers(ours) == answers(SQLiteFlowPersistence(str(tmp_path / "theirs.db")))
-    with pytest.raises(ShelfInUseError):
+    with pytest.raises(ObjectStreamInUseError):
         SnaplineFlowPersistence(location=str(tmp_path / "ours")).init_db()
     ours.close()
     again = SnaplineFlowPersistence(location=str(tmp_path / "ours"))

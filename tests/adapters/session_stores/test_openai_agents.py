@@ -17,7 +17,7 @@ from agents.memory import SessionSettings
 from snapline.adapters.openai_agents import SnaplineSessions
 from snapline.chaos.crash_child import CrashNote
 from snapline.chaos.crash_kit import CrashKit
-from snapline.storage.shelf.segments import ShelfInUseError
+from snapline.storage.object_streams.segments import ObjectStreamInUseError
 
 pytestmark = [pytest.mark.adapters, pytest.mark.timeout(600)]
 
@@ -59,7 +59,7 @@ async def test_sessions_are_apart_and_threads_may_share_them(tmp_path: Path) -> 
         assert await limited.get_items() == (await made[0].get_items())[-3:]
         await made[0].clear_session()
         assert await made[0].get_items() == [] and len(await made[1].get_items()) == 10
-        with pytest.raises(ShelfInUseError):
+        with pytest.raises(ObjectStreamInUseError):
             SnaplineSessions.open(tmp_path)
 
 

@@ -71,12 +71,12 @@ class Shelf:
 
 
 def roundtrip(state: Any, *, declared: Any = None, allow_pickle: bool = False) -> RestoredState:
-    pool, shelf = ArenaPool(), Shelf()
+    pool, object_stream = ArenaPool(), Shelf()
     image = StateEncoder(pool, allow_pickle=allow_pickle).encode(state)
     skeleton = image.skeleton
-    parts, _ = shelf.store(image)
+    parts, _ = object_stream.store(image)
     assert pool.taken_bytes == 0
-    contents = shelf.contents(parts)
+    contents = object_stream.contents(parts)
     return decode_state(declared or type(state), skeleton, parts, contents, allow_pickle=allow_pickle)
 
 

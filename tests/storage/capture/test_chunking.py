@@ -75,13 +75,13 @@ class Shelf:
 
 
 def test_first_all_is_new_and_then_what_changed() -> None:
-    shelf, data = Shelf(), bytearray(random.Random(1).randbytes(640))
+    object_stream, data = Shelf(), bytearray(random.Random(1).randbytes(640))
     first = chunk_image(image_of(array_part(bytes(data))), None)
-    assert shelf.write(first, None) == 640
+    assert object_stream.write(first, None) == 640
     data[100] ^= 1
     second = chunk_image(image_of(array_part(bytes(data))), first.table)
-    assert shelf.write(second, first.table) == 64 and len(second.reused) == 9
-    assert shelf.read(second.parts[0]) == bytes(data) and shelf.read(first.parts[0]) != bytes(data)
+    assert object_stream.write(second, first.table) == 64 and len(second.reused) == 9
+    assert object_stream.read(second.parts[0]) == bytes(data) and object_stream.read(first.parts[0]) != bytes(data)
     assert (second.parts[0].kind, second.parts[0].head, second.parts[0].sizes) == (PART_ARRAY, b"head", [])
 
 
@@ -94,7 +94,7 @@ def test_every_checkpoint_can_be_read_whatever_its_base_was(
     rounds: list[tuple[list[tuple[int, int, bytes]], int]],
 ) -> None:
     """Arrays that grow, shrink and change, a history and a blob; against any earlier table."""
-    shelf, arrays = Shelf(), [bytearray(b"ab" * 200), bytearray(300), bytearray()]
+    object_stream, arrays = Shelf(), [bytearray(b"ab" * 200), bytearray(300), bytearray()]
     history, blob = History(["first"]), Blob(b"blob")
     tables: list[ChunkTable] = []
     for edits, back in rounds:
@@ -105,10 +105,10 @@ def test_every_checkpoint_can_be_read_whatever_its_base_was(
         base = tables[-back] if 0 < back <= len(tables) else None
         parts = [array_part(bytes(data)) for data in arrays]
         state = chunk_image(image_of(*parts, history.capture(base), blob.capture(base)), base)
-        shelf.write(state, base)
-        assert [shelf.read(part) for part in state.parts[:3]] == arrays
-        assert History.restore(str, state.parts[3], shelf.read(state.parts[3])) == history
-        assert Blob.restore(state.parts[4], shelf.read(state.parts[4])) == blob
+        object_stream.write(state, base)
+        assert [object_stream.read(part) for part in state.parts[:3]] == arrays
+        assert History.restore(str, state.parts[3], object_stream.read(state.parts[3])) == history
+        assert Blob.restore(state.parts[4], object_stream.read(state.parts[4])) == blob
         tables.append(state.table)
 
 
@@ -285,9 +285,9 @@ def test_a_blob_is_a_value() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, CUT_BYTES_MIN - 1, CUT_BYTES_MIN, 3 * MIB])
 def test_an_unchanged_blob_costs_nothing(size: int) -> None:
-    shelf, blob = Shelf(), Blob(random.Random(8).randbytes(size))
+    object_stream, blob = Shelf(), Blob(random.Random(8).randbytes(size))
     first = chunk_image(image_of(blob.capture(None)), None)
-    assert shelf.write(first, None) == size and shelf.read(first.parts[0]) == blob.data
+    assert object_stream.write(first, None) == size and object_stream.read(first.parts[0]) == blob.data
     assert first.parts[0].sizes == (cut(blob.data) if size >= CUT_BYTES_MIN else [size] * (size > 0))
     part = blob.capture(first.table)
     assert part.kind == PART_BLOB and all(chunk.data is None for chunk in part.chunks)
@@ -303,10 +303,10 @@ def test_a_changed_blob_shares_its_other_chunks() -> None:
 
 
 def test_a_restored_blob_costs_nothing() -> None:
-    shelf, blob = Shelf(), Blob(random.Random(10).randbytes(MIB))
+    object_stream, blob = Shelf(), Blob(random.Random(10).randbytes(MIB))
     first = chunk_image(image_of(blob.capture(None)), None)
-    shelf.write(first, None)
-    back = Blob.restore(first.parts[0], bytearray(shelf.read(first.parts[0])))
+    object_stream.write(first, None)
+    back = Blob.restore(first.parts[0], bytearray(object_stream.read(first.parts[0])))
     base = ChunkTable(back.table_entries(), {}, first.table.digests)
     assert back == blob and all(chunk.data is None for chunk in back.capture(base).chunks)
     assert chunk_image(image_of(back.capture(base)), base).parts == first.parts

@@ -105,26 +105,26 @@ def test_an_image_does_not_change_with_the_state(sizes: list[int]) -> None:
     for array in state.arrays.values():
         array[:] = 99
     state.name = "later"
-    shelf, skeleton = Shelf(), image.skeleton
-    parts, _ = shelf.store(image)
-    back = decode_state(Memory, skeleton, parts, shelf.contents(parts)).state
+    object_stream, skeleton = Shelf(), image.skeleton
+    parts, _ = object_stream.store(image)
+    back = decode_state(Memory, skeleton, parts, object_stream.contents(parts)).state
     assert back.name == "then" and all(same(back.arrays[key], array) for key, array in before.items())
 
 
 def test_a_restored_array_lies_over_the_buffer_that_was_read() -> None:
     """A gibibyte is not copied once more."""
-    image, shelf = StateEncoder(ArenaPool()).encode(Memory(arrays={"a": np.zeros(5 * MIB, "u1")})), Shelf()
+    image, object_stream = StateEncoder(ArenaPool()).encode(Memory(arrays={"a": np.zeros(5 * MIB, "u1")})), Shelf()
     skeleton = image.skeleton
-    parts, _ = shelf.store(image)
-    contents = shelf.contents(parts)
+    parts, _ = object_stream.store(image)
+    contents = object_stream.contents(parts)
     back = decode_state(Memory, skeleton, parts, contents).state.arrays["a"]
     assert np.shares_memory(back, np.frombuffer(contents[0], "u1"))
 
 
 def test_a_read_only_buffer_is_copied() -> None:
-    image, shelf = StateEncoder(ArenaPool()).encode([np.zeros(MIB, "u1")]), Shelf()
+    image, object_stream = StateEncoder(ArenaPool()).encode([np.zeros(MIB, "u1")]), Shelf()
     skeleton = image.skeleton
-    parts, _ = shelf.store(image)
+    parts, _ = object_stream.store(image)
     (back,) = decode_state(list[np.ndarray], skeleton, parts, [bytes(MIB)]).state
     back += 1
     assert back.sum() == MIB
@@ -149,18 +149,18 @@ def test_the_next_capture_of_a_restored_state_stores_nothing_anew() -> None:
 
 def test_only_what_changed_in_a_tracked_array_is_copied() -> None:
     array = tracked.adopt(np.zeros(4 * MIB, "u1"))
-    state, shelf, pool = Memory(arrays={"a": array}), Shelf(), ArenaPool()
+    state, object_stream, pool = Memory(arrays={"a": array}), Shelf(), ArenaPool()
     encoder = StateEncoder(pool)
-    _, base = shelf.store(encoder.encode(state))
+    _, base = object_stream.store(encoder.encode(state))
     array[5] = 7
     image = encoder.encode(state, base)
     skeleton = image.skeleton
     if tracked.tracker_of(array) is not None:  # a kernel that can
         assert sum(len(chunk.data or b"") for chunk in image.parts[0].chunks) <= 64 * CHUNK_BYTES // 2
         assert 0 < pool.taken_bytes <= 4 * MIB
-    parts, _ = shelf.store(image)
+    parts, _ = object_stream.store(image)
     assert pool.taken_bytes == 0
-    restored = decode_state(Memory, skeleton, parts, shelf.contents(parts))
+    restored = decode_state(Memory, skeleton, parts, object_stream.contents(parts))
     back = restored.state.arrays["a"]
     assert same(back, array) and tracked.is_tracked(back) == tracked.is_tracked(array)
 
@@ -248,14 +248,14 @@ def test_a_history_without_a_declared_type_has_plain_records() -> None:
 
 
 def test_an_incremental_capture_of_a_history_has_the_new_records_only() -> None:
-    state, shelf, encoder = Memory(talk=History([Turn("x" * 100)] * 500)), Shelf(), StateEncoder(ArenaPool())
-    _, base = shelf.store(encoder.encode(state))
+    state, object_stream, encoder = Memory(talk=History([Turn("x" * 100)] * 500)), Shelf(), StateEncoder(ArenaPool())
+    _, base = object_stream.store(encoder.encode(state))
     state.talk.append(Turn("new"))
     image = encoder.encode(state, base)
     assert sum(len(chunk.data or b"") for chunk in image.parts[0].chunks) < 200
     skeleton = image.skeleton
-    parts, _ = shelf.store(image)
-    assert decode_state(Memory, skeleton, parts, shelf.contents(parts)).state == state
+    parts, _ = object_stream.store(image)
+    assert decode_state(Memory, skeleton, parts, object_stream.contents(parts)).state == state
 
 
 # ---- records of earlier releases, and damaged ones ------------------------------------------------------------------
@@ -305,11 +305,11 @@ def test_parts_that_contradict_themselves_do_not_decode(places: list[Any], part:
 
 
 def test_a_part_where_something_else_is_declared_names_the_field() -> None:
-    image, shelf = StateEncoder(ArenaPool()).encode(Memory(arrays={"a": np.zeros(MIB)})), Shelf()
+    image, object_stream = StateEncoder(ArenaPool()).encode(Memory(arrays={"a": np.zeros(MIB)})), Shelf()
     skeleton = image.skeleton.replace(b"\xa6arrays", b"\xa4talk", 1)
-    parts, _ = shelf.store(image)
+    parts, _ = object_stream.store(image)
     with pytest.raises(EncodingError, match="does not decode as declared"):
-        decode_state(Memory, skeleton, parts, shelf.contents(parts))
+        decode_state(Memory, skeleton, parts, object_stream.contents(parts))
 
 
 @settings(deadline=None, max_examples=200)
@@ -325,23 +325,23 @@ def test_damaged_records_are_refused_and_nothing_else(place: int, value: int, le
         np.random.default_rng(1),
         [1, {"a": b"c"}],
     )
-    image, shelf = StateEncoder(ArenaPool()).encode(made), Shelf()
+    image, object_stream = StateEncoder(ArenaPool()).encode(made), Shelf()
     skeleton = bytearray(image.skeleton)
-    parts, _ = shelf.store(image)
+    parts, _ = object_stream.store(image)
     skeleton[place % len(skeleton)] = value
     cut = bytes(skeleton[: len(skeleton) - (length % len(skeleton) if length % 3 == 0 else 0)])
     with contextlib.suppress(EncodingError, DamagedDataError):
-        decode_state(Memory, cut, parts, shelf.contents(parts))
+        decode_state(Memory, cut, parts, object_stream.contents(parts))
 
 
 def test_plain_shows_what_stands_beside_the_record() -> None:
     made = Memory("x", {"l": np.zeros(MIB)}, History([Turn("a")]), Blob(b"b"))
-    image, shelf = StateEncoder(ArenaPool()).encode(made), Shelf()
-    skeleton, (parts, _) = image.skeleton, shelf.store(image)
+    image, object_stream = StateEncoder(ArenaPool()).encode(made), Shelf()
+    skeleton, (parts, _) = image.skeleton, object_stream.store(image)
     shown: Any = plain(skeleton, parts)
     assert shown["arrays"] == {"l": {"dtype": "<f8", "shape": [MIB], "bytes": 8 * MIB}}
     assert shown["talk"]["records"] == 1 and "first" not in shown["talk"]
-    shown = plain(skeleton, parts, lambda part: shelf.contents([part])[0])
+    shown = plain(skeleton, parts, lambda part: object_stream.contents([part])[0])
     assert shown["arrays"]["l"] == {"dtype": "<f8", "shape": [MIB], "values": [*[0.0] * 8, "…"]}
     assert shown["talk"]["first"] == [{"who": "a", "words": []}]
     shown = plain(encode_body(Memory("x", talk=made.talk, paper=made.paper)))

@@ -84,23 +84,23 @@ def test_training_goes_on_bit_for_bit(name: str, schedule: str) -> None:
     torch.manual_seed(1)
     model, optimizer, scheduler = build(name, schedule)
     train(model, optimizer, scheduler, range(6))
-    shelf = Shelf()
-    shelf.keep(Trainer(TorchState.of(model, optimizer, extra={"schedule": scheduler, "best": 0.25}), steps=6))
+    object_stream = Shelf()
+    object_stream.keep(Trainer(TorchState.of(model, optimizer, extra={"schedule": scheduler, "best": 0.25}), steps=6))
     expected = train(model, optimizer, scheduler, range(6, 14))
 
     torch.manual_seed(99)
     again = build(name, schedule)
     train(*again, range(50, 53))  # it had a life of its own
-    training = shelf.back().state.training
+    training = object_stream.back().state.training
     training.load_into(again[0], again[1], extra={"schedule": again[2]})
     assert training.is_live and training.extra["best"] == 0.25 and training.extra["schedule"] is again[2]
     assert train(*again, range(6, 14)) == expected
     assert bits(again[0].state_dict()) == bits(model.state_dict())
     assert bits(again[1].state_dict()) == bits(optimizer.state_dict())
     assert bits(again[2].state_dict()) == bits(scheduler.state_dict())
-    shelf.keep(Trainer(training))
+    object_stream.keep(Trainer(training))
     third = build(name, schedule)
-    shelf.back().state.training.load_into(third[0], third[1], extra={"schedule": third[2]})
+    object_stream.back().state.training.load_into(third[0], third[1], extra={"schedule": third[2]})
     assert bits(third[0].state_dict()) == bits(model.state_dict()), "what was restored can be lost and restored again"
     draws = torch.get_rng_state()
     expected = train(model, optimizer, scheduler, range(14, 17))
@@ -143,15 +143,15 @@ def test_moments_would_be_rounded_without_us(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_capture_is_of_its_moment() -> None:
     """Nothing is copied until then, and nothing that happens later gets into it."""
     model, optimizer, scheduler = build("adamw", "cosine")
-    state, shelf = Trainer(TorchState.of(model, optimizer)), Shelf()
+    state, object_stream = Trainer(TorchState.of(model, optimizer)), Shelf()
     train(model, optimizer, scheduler, range(2))
     at_capture = bits(model.state_dict()), bits(optimizer.state_dict())
-    image = shelf.encoder.encode(state)
+    image = object_stream.encoder.encode(state)
     train(model, optimizer, scheduler, range(2, 4))
     assert bits(model.state_dict()) != at_capture[0]
-    shelf.skeleton, shelf.last = image.skeleton, chunk_image(image, None)
-    shelf.chunks = {new.digest: bytes(new.data) for new in shelf.last.new}
-    back = shelf.back().state.training
+    object_stream.skeleton, object_stream.last = image.skeleton, chunk_image(image, None)
+    object_stream.chunks = {new.digest: bytes(new.data) for new in object_stream.last.new}
+    back = object_stream.back().state.training
     assert bits(back.state_dict()) == at_capture[0]
     again = build("adamw", "cosine")
     back.load_into(*again[:2])
@@ -180,13 +180,13 @@ def test_a_held_state_is_captured_as_it_is() -> None:
     model, optimizer, scheduler = build("adamw", "steps")
     train(model, optimizer, scheduler, range(3))
     made = Trainer(TorchState.of(model, optimizer, extra={"schedule": scheduler, "x": (1, {2: None})}))
-    shelf = Shelf()
-    assert shelf.keep(made) > 0
-    first, restored = shelf.skeleton, shelf.back()
-    assert shelf.keep(restored.state, restored.table) == 0
-    assert shelf.skeleton == first and not restored.state.training.is_live
+    object_stream = Shelf()
+    assert object_stream.keep(made) > 0
+    first, restored = object_stream.skeleton, object_stream.back()
+    assert object_stream.keep(restored.state, restored.table) == 0
+    assert object_stream.skeleton == first and not restored.state.training.is_live
     restored.state.training.load_into(model, optimizer, extra={"schedule": scheduler})
-    assert shelf.keep(restored.state, restored.table) == 0 and shelf.skeleton == first
+    assert object_stream.keep(restored.state, restored.table) == 0 and object_stream.skeleton == first
 
 
 def test_a_state_goes_through_a_record_without_parts() -> None:
@@ -210,22 +210,22 @@ def test_a_frozen_layer_is_not_stored_again() -> None:
     model = torch.nn.Sequential(embedding, head)
     embedding.weight.requires_grad_(False)
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
-    state, shelf = Trainer(TorchState.of(model, optimizer)), Shelf()
-    assert shelf.keep(state) >= 5000 * 64 * 4
+    state, object_stream = Trainer(TorchState.of(model, optimizer)), Shelf()
+    assert object_stream.keep(state) >= 5000 * 64 * 4
     for _ in range(3):
         optimizer.zero_grad()
         model(torch.arange(40)).square().sum().backward()
         optimizer.step()
-        new = shelf.keep(state, shelf.table)
+        new = object_stream.keep(state, object_stream.table)
         assert 3 * 16 * KIB <= new <= 3 * CHUNK_BYTES, (
             "weight and two moments, though the moments are new parts at first"
         )
-    base = shelf.table
-    assert shelf.keep(state, base) == 0
+    base = object_stream.table
+    assert object_stream.keep(state, base) == 0
     with torch.no_grad():
         embedding.weight[3, 3] += 1
-    assert shelf.keep(state, base) == CHUNK_BYTES, "one chunk of the embedding"
-    assert bits(shelf.back().state.training.state_dict()) == bits(model.state_dict())
+    assert object_stream.keep(state, base) == CHUNK_BYTES, "one chunk of the embedding"
+    assert bits(object_stream.back().state.training.state_dict()) == bits(model.state_dict())
 
 
 # ---- weights of all kinds -------------------------------------------------------------------------------------------
@@ -264,11 +264,11 @@ def test_weights_of_every_kind_come_back(name: str, shape: list[int], layout: st
 
 
 def test_tied_weights_are_stored_once_and_come_back_tied() -> None:
-    model, shelf = tied(), Shelf()
+    model, object_stream = tied(), Shelf()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    assert shelf.keep(Trainer(TorchState.of(model, optimizer))) == 700 * 32 * 4
+    assert object_stream.keep(Trainer(TorchState.of(model, optimizer))) == 700 * 32 * 4
     again = tied()
-    held = shelf.back().state.training
+    held = object_stream.back().state.training
     held.load_into(again, torch.optim.SGD(again.parameters(), lr=0.1))
     assert again[0].weight is again[1].weight and bits(again.state_dict()) == bits(model.state_dict())
 
@@ -408,14 +408,20 @@ def rename_layer(plain: dict[str, Any]) -> dict[str, Any]:
 
 def test_layers_can_be_renamed_by_a_migration() -> None:
     before = torch.nn.ModuleDict({"old": torch.nn.Linear(80, 80), "head": torch.nn.Linear(80, 2)})
-    optimizer, shelf = torch.optim.SGD(before.parameters(), lr=0.1), Shelf()
-    shelf.keep(Trainer(TorchState.of(before, optimizer, extra={"shape": (1, 2)})))
-    assert shelf.last is not None and shelf.last.parts
+    optimizer, object_stream = torch.optim.SGD(before.parameters(), lr=0.1), Shelf()
+    object_stream.keep(Trainer(TorchState.of(before, optimizer, extra={"shape": (1, 2)})))
+    assert object_stream.last is not None and object_stream.last.parts
     fields = agent_type(Student).state_fields
     saved = AgentCheckpoint(
-        agent="s", kind="k", epoch=1, state=shelf.skeleton, state_version=0, state_fields=fields, parts=shelf.last.parts
+        agent="s",
+        kind="k",
+        epoch=1,
+        state=object_stream.skeleton,
+        state_version=0,
+        state_fields=fields,
+        parts=object_stream.last.parts,
     )
-    held = load_state(plan_migration(Student, saved), saved, shelf.contents()).state.training
+    held = load_state(plan_migration(Student, saved), saved, object_stream.contents()).state.training
     after = torch.nn.ModuleDict({"new": torch.nn.Linear(80, 80), "head": torch.nn.Linear(80, 2)})
     held.load_into(after, torch.optim.SGD(after.parameters(), lr=0.3))
     assert bits(after["new"].state_dict()) == bits(before["old"].state_dict())

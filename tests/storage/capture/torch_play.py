@@ -60,9 +60,9 @@ class Shelf:
 
 
 def through(state: Any, declared: Any = Trainer) -> Any:
-    shelf = Shelf()
-    shelf.keep(state)
-    return shelf.back(declared).state
+    object_stream = Shelf()
+    object_stream.keep(state)
+    return object_stream.back(declared).state
 
 
 def bits(value: Any) -> Any:

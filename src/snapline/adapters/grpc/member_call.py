@@ -108,7 +108,7 @@ class MemberCall:
                     wait_s = min(2 * wait_s, AGAIN_MOST_S)
                 else:
                     await self._enter(come_in)
-                    return self._take(error, response, is_told=stamp is not None)
+                    return self._take(error, response, is_reported=stamp is not None)
                 self._check_plan()
                 self._attempt = self._try()
         finally:
@@ -131,38 +131,38 @@ class MemberCall:
             stamp = AnswerStamp(self._plan, self._stamped.epoch)
         return None, response, stamp
 
-    def _take(self, error: "grpc.aio.AioRpcError | None", response: bytes, *, is_told: bool) -> CallAnswer:
+    def _take(self, error: "grpc.aio.AioRpcError | None", response: bytes, *, is_reported: bool) -> CallAnswer:
         """The answer is the caller's."""
         ledger, call = self._member.ledger, self._call
-        if is_told:
+        if is_reported:
             self._channel.member_plan = self._plan
-        self._tell_over(is_told=is_told)
+        self._tell_over(is_reported=is_reported)
         ledger.answered(call, self._handling)
         if error is None:
-            if not is_told and not call.is_listed:
+            if not is_reported and not call.is_listed:
                 raise rpc_error(
                     grpc.StatusCode.FAILED_PRECONDITION,
                     f"{call.target} has answered {call.method} and is no member of the fleet: give its server the member's interceptor, "
                     "or name the method in channel(listed=…)",
                 )
             return CallAnswer(response=response)
-        if not is_told:
+        if not is_reported:
             raise error
         return CallAnswer(error.code().value[0], error.details() or "")
 
     def _is_open(self, error: "grpc.aio.AioRpcError | None") -> bool:
         return error is not None and error.code() in UNKNOWN_OUTCOME
 
-    def _tell_over(self, *, is_told: bool) -> None:
+    def _tell_over(self, *, is_reported: bool) -> None:
         over, self._over = self._over, ()
-        if over and is_told:
+        if over and is_reported:
             self._member.ledger.over_told(self._call.target, over)
         elif over:
             self._member.ledger.over_again(self._call.target, over)
 
     def _give_up(self) -> None:
         if self._member.plan == self._plan:
-            self._tell_over(is_told=False)
+            self._tell_over(is_reported=False)
             self._member.ledger.answered(self._call, self._handling)
 
     async def _enter(self, come_in: Callable[[], Awaitable[None]] | None) -> None:

@@ -43,7 +43,7 @@ from snapline.adapters.langgraph.recent import RecentValues
 from snapline.adapters.langgraph.values import ValueCodec
 from snapline.errors import NotFoundError, UsageError
 from snapline.storage.keys.key_files import Keys
-from snapline.storage.shelf.shelf import Change, Shelf, StaleReferenceError
+from snapline.storage.object_streams.object_stream import Change, ObjectStream, StaleReferenceError
 from snapline.storage.store.store import Store
 
 SHELF = "langgraph"
@@ -71,10 +71,12 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
     encrypted, and what is not encrypted is refused.
     """
 
-    def __init__(self, shelf: Shelf, *, serde: SerializerProtocol | None = None, keep_last: int | None = None) -> None:
+    def __init__(
+        self, shelf: ObjectStream, *, serde: SerializerProtocol | None = None, keep_last: int | None = None
+    ) -> None:
         """Use `open`, unless you bring your own shelf."""
         super().__init__(serde=serde)
-        self._shelf = shelf
+        self._objects = shelf
         self._codec = ValueCodec(shelf)
         self._recent: RecentValues[Channels] = RecentValues(RECENT_CHECKPOINTS)
         self._keep_last = keep_last
@@ -101,7 +103,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
 
         Raises:
             StoreMissingError: there is none, and it must exist.
-            ShelfInUseError: another process has it open, or another saver of this one.
+            ObjectStreamInUseError: another process has it open, or another saver of this one.
             UsageError: `keep_last` is below 1, or there can be no store.
             StoreError: it is encrypted, and its key is not there; or the disk refused.
             DamagedDataError: something in it is not what was written.
@@ -109,14 +111,14 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         if keep_last is not None and keep_last < 1:
             raise UsageError(f"keep_last={keep_last} would keep no checkpoint: give 1 or more, or None for all")
         store = (Store.open if must_exist else Store.open_or_create)(location, keys=keys)
-        return cls(Shelf.open(store, SHELF), serde=serde, keep_last=keep_last)
+        return cls(ObjectStream.open(store, SHELF), serde=serde, keep_last=keep_last)
 
     from_conn_string = open
     """Name that other savers use: `with SnaplineSaver.from_conn_string("folder") as saver`."""
 
     def close(self) -> None:
         """Let go of the store. May be called twice."""
-        self._shelf.close()
+        self._objects.close()
 
     def __enter__(self) -> Self:
         return self
@@ -151,24 +153,26 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         """Save a checkpoint; the config names its parent. Channels that are not in `new_versions` are as in the parent."""
         place = place_of(config)
         written = get_serializable_checkpoint_metadata(config, metadata)
-        known = self._shelf.entries(place.path)
+        known = self._objects.entries(place.path)
         if self._late.is_late(place.path, known, checkpoint["id"], parent=place.checkpoint, run=written.get("run_id")):
             return place.config(checkpoint["id"])
         saved = self.serde.dumps_typed(written)
         rest = self.serde.dumps_typed(without_channels(checkpoint))
         for before in self._parents(place):
-            change = self._shelf.change()
+            change = self._objects.change()
             channels = self._channels(change, checkpoint, new_versions, before)
             digest = change.add(*encode_checkpoint(place.checkpoint, saved, rest, channels))
             change.name(place.path, checkpoint["id"], digest)
             if self._keep_last is not None:
-                kept = thinning.newest(self, self._shelf, place, checkpoint["id"], metadata, channels, self._keep_last)
+                kept = thinning.newest(
+                    self, self._objects, place, checkpoint["id"], metadata, channels, self._keep_last
+                )
                 if checkpoint["id"] not in kept:
                     self._late.on_overtaken(checkpoint["id"])
                     return place.config(checkpoint["id"])
-                thinning.forget(self._shelf, change, place.path, kept)
+                thinning.forget(self._objects, change, place.path, kept)
             with contextlib.suppress(StaleReferenceError):
-                self._shelf.commit(change)
+                self._objects.commit(change)
                 self._recent.put(digest, channels)
                 return place.config(checkpoint["id"])
         raise NotFoundError(f"the parent of checkpoint {checkpoint['id']} is deleted again and again while it is saved")
@@ -180,22 +184,22 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         place = place_of(config)
         if place.checkpoint is None:
             raise UsageError('the config names no checkpoint: give {"configurable": {"checkpoint_id": …}}')
-        if self._late.are_late(place.path, self._shelf.entries(place.path), place.checkpoint):
+        if self._late.are_late(place.path, self._objects.entries(place.path), place.checkpoint):
             return
         path = (*place.path, place.checkpoint)
-        known = self._shelf.entries(path)
-        change = self._shelf.change()
+        known = self._objects.entries(path)
+        change = self._objects.change()
         for index, (channel, value) in enumerate(writes):
             name, is_replaced = write_name(task_id, channel, index)
             if name not in known or is_replaced:
                 saved = self._codec.save(self.serde, value, change)
                 change.name(path, name, change.add(*encode_write(task_path, channel, saved)))
         if change.entries:
-            self._shelf.commit(change)
+            self._objects.commit(change)
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete a thread: its checkpoints and writes, in all namespaces."""
-        self._forget_thread(change := self._shelf.change(), str(thread_id))
+        self._forget_thread(change := self._objects.change(), str(thread_id))
         self._commit(change)
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
@@ -204,17 +208,17 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         Raises:
             UsageError: a checkpoint that stays needs one of them: a `DeltaChannel` keeps in ancestors what it is made of.
         """
-        change = self._shelf.change()
-        thinning.forget_runs(self, self._shelf, change, {str(run) for run in run_ids})
+        change = self._objects.change()
+        thinning.forget_runs(self, self._objects, change, {str(run) for run in run_ids})
         self._late.on_runs_deleted([str(run) for run in run_ids])
         self._commit(change)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy all checkpoints and writes of a thread. It costs references: no value is written again."""
         for _ in range(_STALE_MAX):
-            change = self._shelf.change()
-            for path in self._shelf.paths(str(source_thread_id)):
-                for name, digest in self._shelf.entries(path).items():
+            change = self._objects.change()
+            for path in self._objects.paths(str(source_thread_id)):
+                for name, digest in self._objects.entries(path).items():
                     change.name((str(target_thread_id), *path[1:]), name, digest)
             with contextlib.suppress(StaleReferenceError):  # Something of it was deleted meanwhile.
                 return self._commit(change)
@@ -227,12 +231,12 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         """
         if strategy not in ("keep_latest", "delete"):
             raise UsageError(f"{strategy!r} is no strategy: give 'keep_latest' or 'delete'")
-        change = self._shelf.change()
+        change = self._objects.change()
         for thread in {str(thread) for thread in thread_ids}:
             if strategy == "delete":
                 self._forget_thread(change, thread)
             else:
-                for path, kept in thinning.keep_latest(self, self._shelf, change, thread).items():
+                for path, kept in thinning.keep_latest(self, self._objects, change, thread).items():
                     self._late.on_pruned(path, kept)
         self._commit(change)
 
@@ -242,7 +246,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         """Return the checkpoint that a config names, or the newest of its thread; None if there is none."""
         place = place_of(config)
         for _ in range(_STALE_MAX):  # It may be deleted while it is read: then there is another newest, or none.
-            names = self._shelf.entries(place.path)
+            names = self._objects.entries(place.path)
             checkpoint = place.checkpoint or max(names, default=None)
             if checkpoint not in names or checkpoint is None:
                 return None
@@ -271,7 +275,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
 
     def read_metadata(self, digest: bytes) -> tuple[CheckpointMetadata, str | None, Channels]:
         """Return metadata, parent and channels of the checkpoint that this object holds; NotFoundError: it is gone."""
-        found, channels = decode_checkpoint(self._shelf.read([digest])[digest], self._shelf.references(digest))
+        found, channels = decode_checkpoint(self._objects.read([digest])[digest], self._objects.references(digest))
         return self.serde.loads_typed(found.metadata), found.parent, channels
 
     # -- the same, for event loops -----------------------------------------------------------------------------------
@@ -329,7 +333,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
 
     def _parents(self, place: CheckpointPlace) -> Iterator[Channels]:
         """Yield the channels of the parent; then, if that was deleted meanwhile, none."""
-        digest = self._shelf.find(place.path, place.checkpoint) if place.checkpoint is not None else None
+        digest = self._objects.find(place.path, place.checkpoint) if place.checkpoint is not None else None
         if digest is not None:
             channels = self._recent.get(digest)
             with contextlib.suppress(NotFoundError):
@@ -357,14 +361,14 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         return channels
 
     def _forget_thread(self, change: Change, thread: str) -> None:
-        self._late.on_thread_deleted(thread, thinning.forget_thread(self._shelf, change, thread))
+        self._late.on_thread_deleted(thread, thinning.forget_thread(self._objects, change, thread))
 
     def _commit(self, change: Change) -> None:
         if change.entries:
-            self._shelf.commit(change)
+            self._objects.commit(change)
 
     def _load(self, place: CheckpointPlace, checkpoint: str, digest: bytes) -> CheckpointTuple:
-        found, channels = decode_checkpoint(self._shelf.read([digest])[digest], self._shelf.references(digest))
+        found, channels = decode_checkpoint(self._objects.read([digest])[digest], self._objects.references(digest))
         self._recent.put(digest, channels)
         values = {name: value for name, (_, value) in channels.items() if value is not None}
         loaded: Checkpoint = {
@@ -382,12 +386,12 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
 
     def _load_writes(self, path: tuple[str, ...]) -> Writes:
         """Return the writes in the order in which their step applies them."""
-        names = self._shelf.entries(path)
-        found = self._shelf.read(names.values())
+        names = self._objects.entries(path)
+        found = self._objects.read(names.values())
         writes = []
         for name, digest in names.items():
             task, index = split_write_name(name)
-            write, value = decode_write(found[digest], self._shelf.references(digest))
+            write, value = decode_write(found[digest], self._objects.references(digest))
             writes.append(((write.task_path, task, index), task, write.channel, name, value))
         loaded = self._codec.load(self.serde, {name: value for _, _, _, name, value in writes})
         return [
@@ -396,16 +400,16 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
 
     def _listed(self, config: RunnableConfig | None, before: RunnableConfig | None) -> Listed:
         """Return what is to be listed, as far as its name tells."""
-        threads = self._shelf.first_words() if config is None else [place_of(config).thread]
+        threads = self._objects.first_words() if config is None else [place_of(config).thread]
         namespace = config["configurable"].get("checkpoint_ns") if config is not None else None
         wanted = place_of(config).checkpoint if config is not None else None
         limit = place_of(before).checkpoint if before is not None else None
         found = [
             (CheckpointPlace(thread, path[1], None), checkpoint, digest)
             for thread in threads
-            for path in self._shelf.paths(thread)
+            for path in self._objects.paths(thread)
             if len(path) == 2 and namespace in (None, path[1])
-            for checkpoint, digest in self._shelf.entries(path).items()
+            for checkpoint, digest in self._objects.entries(path).items()
             if wanted in (None, checkpoint) and (limit is None or checkpoint < limit)
         ]
         return sorted(found, key=lambda each: each[1], reverse=True)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from queue import SimpleQueue
 from typing import Any
 
-FAREWELL_S = 5.0
+SHUTDOWN_S = 5.0
 """Time for a node to let go of its work. One that does not is left: its thread ends with the process at the latest."""
 
 
@@ -65,7 +65,7 @@ class SteppedThread:
         self._is_over = True
         if self._thread is not None and self._thread.is_alive():
             self._answers.put(_undone)
-            self._thread.join(FAREWELL_S)
+            self._thread.join(SHUTDOWN_S)
 
     def _main(self) -> None:
         try:

@@ -12,7 +12,7 @@ from langgraph.checkpoint.base import CheckpointMetadata
 
 from snapline.adapters.langgraph.checkpoints import DELTA_COUNTERS, Channels, CheckpointPlace, delta_channels
 from snapline.errors import NotFoundError, UsageError
-from snapline.storage.shelf.shelf import Change, Shelf
+from snapline.storage.object_streams.object_stream import Change, ObjectStream
 
 Path = tuple[str, ...]
 
@@ -24,7 +24,7 @@ class MetadataReader(Protocol):
         """Return metadata, parent and channels of the checkpoint that this object holds; NotFoundError: it is gone."""
 
 
-def forget_thread(shelf: Shelf, change: Change, thread: str) -> str:
+def forget_thread(shelf: ObjectStream, change: Change, thread: str) -> str:
     """Delete everything of a thread. Returns the newest of its checkpoints, "" if it has none."""
     newest = ""
     for path in shelf.paths(thread):
@@ -34,7 +34,7 @@ def forget_thread(shelf: Shelf, change: Change, thread: str) -> str:
     return newest
 
 
-def forget(shelf: Shelf, change: Change, path: Path, kept: Collection[str]) -> None:
+def forget(shelf: ObjectStream, change: Change, path: Path, kept: Collection[str]) -> None:
     """Delete the checkpoints of a namespace that are not kept, with their writes; and writes of older ones that never came."""
     names = shelf.entries(path)
     gone = [name for name in names if name not in kept]
@@ -43,7 +43,7 @@ def forget(shelf: Shelf, change: Change, path: Path, kept: Collection[str]) -> N
         _forget_names(change, (*path, name), shelf.entries((*path, name)))
 
 
-def keep_latest(reader: MetadataReader, shelf: Shelf, change: Change, thread: str) -> dict[Path, str]:
+def keep_latest(reader: MetadataReader, shelf: ObjectStream, change: Change, thread: str) -> dict[Path, str]:
     """Delete all but the latest checkpoint of each namespace, and what that is made of. Returns the latest ones."""
     latest: dict[Path, str] = {}
     for path in shelf.paths(thread):
@@ -58,7 +58,7 @@ def keep_latest(reader: MetadataReader, shelf: Shelf, change: Change, thread: st
 
 def newest(
     reader: MetadataReader,
-    shelf: Shelf,
+    shelf: ObjectStream,
     place: CheckpointPlace,
     added: str,
     metadata: CheckpointMetadata,
@@ -74,7 +74,7 @@ def newest(
     return kept | set(_walk(reader, names, place.checkpoint, needed)) | _ancestors(reader, names, kept - {added})
 
 
-def forget_runs(reader: MetadataReader, shelf: Shelf, change: Change, runs: Collection[str]) -> None:
+def forget_runs(reader: MetadataReader, shelf: ObjectStream, change: Change, runs: Collection[str]) -> None:
     """Delete the checkpoints of these runs; UsageError: one that stays is made of them."""
     for thread in shelf.first_words():
         for path in shelf.paths(thread):
@@ -82,7 +82,9 @@ def forget_runs(reader: MetadataReader, shelf: Shelf, change: Change, runs: Coll
                 _forget_runs_in(reader, shelf, change, path, runs)
 
 
-def _forget_runs_in(reader: MetadataReader, shelf: Shelf, change: Change, path: Path, runs: Collection[str]) -> None:
+def _forget_runs_in(
+    reader: MetadataReader, shelf: ObjectStream, change: Change, path: Path, runs: Collection[str]
+) -> None:
     names = shelf.entries(path)
     gone = set()
     for name, digest in names.items():
@@ -106,7 +108,7 @@ def _forget_names(change: Change, path: Path, names: Collection[str]) -> None:
         change.name(path, name, None)
 
 
-def _forget_orphans(shelf: Shelf, change: Change, thread: str) -> None:
+def _forget_orphans(shelf: ObjectStream, change: Change, thread: str) -> None:
     """Delete writes for checkpoints below the newest that are not there: they were lost in a crash, or deleted."""
     for path in shelf.paths(thread):
         if len(path) == 3:

@@ -22,8 +22,8 @@ import msgspec
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from snapline.adapters.langgraph.recent import RecentValues
-from snapline.storage.shelf.records import has_references
-from snapline.storage.shelf.shelf import Change, Shelf
+from snapline.storage.object_streams.object_stream import Change, ObjectStream
+from snapline.storage.object_streams.records import has_references
 
 INLINE_BYTES_MAX = 96
 """Approximate cost of an object, besides its bytes."""
@@ -112,8 +112,8 @@ class References:
 class ValueCodec:
     """Makes objects of values, and values of objects. Threads may share it."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
+    def __init__(self, shelf: ObjectStream) -> None:
+        self._objects = shelf
         self._lists: RecentValues[KnownList] = RecentValues(RECENT_LISTS)
 
     def save(self, serde: SerializerProtocol, value: Any, change: Change, base: SavedValue | None = None) -> SavedValue:
@@ -134,7 +134,7 @@ class ValueCodec:
         lists = {name: self._known(value.digest) for name, value in values.items() if value.kind in (LIST, DICT)}
         wanted = {value.digest for value in values.values() if value.kind == BLOB}
         wanted.update(digest for known in lists.values() for digest in known.digests)
-        found = self._shelf.read(wanted)
+        found = self._objects.read(wanted)
         loaded: dict[str, Any] = {}
         for name, value in values.items():
             if value.kind == INLINE:
@@ -168,10 +168,10 @@ class ValueCodec:
         found = self._lists.get(digest)
         newest: bytes | None = digest
         while found is None and newest is not None:
-            references = chain[newest] = self._shelf.references(newest)
+            references = chain[newest] = self._objects.references(newest)
             newest = references[0] if has_references(references[0]) else None
             found = self._lists.get(newest) if newest is not None else None
-        records = self._shelf.read(chain)
+        records = self._objects.read(chain)
         for each, references in reversed(chain.items()):
             record = _record_decoder.decode(records[each])
             kept = found.digests[: record.kept] if found is not None else ()

@@ -1,11 +1,11 @@
 """Finds the keys of an encrypted store that something in it still needs."""
 
 from snapline.storage.log.reader import keys_of_batches
+from snapline.storage.object_streams.segments import keys_of_shelves
 from snapline.storage.outputs.reader import keys_of_outputs
 from snapline.storage.packs import checkpoint_packs
 from snapline.storage.packs.pack_files import key_of_pack
 from snapline.storage.retention import retention
-from snapline.storage.shelf.segments import keys_of_shelves
 from snapline.storage.store.disk import Disk
 
 

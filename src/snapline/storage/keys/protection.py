@@ -40,8 +40,8 @@ from snapline.storage.keys.encryption import KEY_BYTES, PackCipher, require_pack
 from snapline.storage.keys.key_files import SIGNING_KEY_VARIABLE, STORE_KEY_VARIABLE, Keys, keys_from_environment
 from snapline.storage.keys.key_records import DIGEST_KEY, KeyRecord, is_data_key_id, list_keys, make_record, open_key
 from snapline.storage.log.reader import holds_batches
+from snapline.storage.object_streams.segments import list_segments, list_shelves
 from snapline.storage.outputs.reader import holds_outputs
-from snapline.storage.shelf.segments import list_segments, list_shelves
 from snapline.storage.store import files, layout
 from snapline.storage.store.disk import DirectoryEntry, Disk
 from snapline.storage.store.record import Buffer, digest_of
@@ -334,7 +334,11 @@ def _holds_packs(disk: Disk) -> bool:
         for entry in _list(disk, folder):
             if entry.is_directory and any(not found.is_directory for found in _list(disk, f"{folder}/{entry.name}")):
                 return True
-    return holds_batches(disk) or holds_outputs(disk) or any(list_segments(disk, shelf) for shelf in list_shelves(disk))
+    return (
+        holds_batches(disk)
+        or holds_outputs(disk)
+        or any(list_segments(disk, object_stream) for object_stream in list_shelves(disk))
+    )
 
 
 def _list(disk: Disk, directory: str) -> list[DirectoryEntry]:

@@ -67,17 +67,17 @@ class DeadLetterRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, f
     key: str = ""
 
 
-class LetterNumbers(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
+class DeadLetterNumbers(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     """Numbers of an agent's dead letters: those that are kept, in their order, and the newest there ever was."""
 
     last: int
     numbers: list[int]
 
 
-def counted_letters(count: int, kept: int) -> LetterNumbers:
+def counted_letters(count: int, kept: int) -> DeadLetterNumbers:
     """Return the numbers as long as none was taken out. `count`: how many there ever were; `kept`: the newest ones."""
     last = max(count, kept)
-    return LetterNumbers(last, list(range(last - kept + 1, last + 1)))
+    return DeadLetterNumbers(last, list(range(last - kept + 1, last + 1)))
 
 
 class SpawnRequest(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -99,7 +99,7 @@ class KnownKey(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
         number: of the input.
         digest: of its payload, 16 bytes.
         admitted_ns: wall-clock time since 1970 of its host.
-        is_buried: it became a dead letter.
+        is_dead_lettered: it became a dead letter.
         reply: what its turn answered; empty: nothing, or it is forgotten. `DROPPED`: it had no turn, and counts as a dead letter.
         is_open: it is consumed, and its turn has not ended yet: a durable one, or one that waits in the stash.
         retried_by: the key of the operator's word that had its dead letter tried again: what that is answered is the answer to both.
@@ -109,7 +109,7 @@ class KnownKey(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
     number: int
     digest: bytes
     admitted_ns: int
-    is_buried: bool
+    is_dead_lettered: bool
     reply: bytes = b""
     is_open: bool = False
     retried_by: str = ""
@@ -272,7 +272,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     Or, in a checkpoint pack, one that an agent took on its own: then `epoch` is 0 and `in_transit` empty, since it is in no
     cut yet, and `sender_log` holds what a later cut may need. `basis`, `sender_log`, `round`, `turns` and `inputs` are missing in
     files of earlier releases: they read as their defaults. `outputs`, `turn`, `journal`, `stash` and `effects` are missing where there are none,
-    `letter_numbers` where no dead letter was ever taken out, `durable_turns` where none has begun, `clock` where no timer is set.
+    `dead_letter_numbers` where no dead letter was ever taken out, `durable_turns` where none has begun, `clock` where no timer is set.
 
     Attributes:
         agent: its id.
@@ -298,7 +298,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         sender_log: receiver → all that was sent since the checkpoint before, in order of numbers.
         outbox: sent by finished turns, waiting for channel credit, in order.
         dead_letters: the latest ones; `dead_letter_count` counts all there ever were, less those that were handled after all.
-        saved_numbers: `letter_numbers`, under that name in the file.
+        saved_numbers: `dead_letter_numbers`, under that name in the file.
         recorded_ns: wall-clock time since 1970, for pictures only: nothing is decided from it.
         inputs: consumed from outside; those beyond its number come again from the host log.
         saved_outputs, saved_turn, saved_stash, saved_turns, saved_effects: `outputs`, `turn`, `stash`, `durable_turns` and `effects`, under those
@@ -339,13 +339,13 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     saved_turn: SavedTurn | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="turn")
     saved_journal: StatePart | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="journal")
     saved_stash: list[StashedMessage] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="stash")
-    saved_numbers: LetterNumbers | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="letter_numbers")
+    saved_numbers: DeadLetterNumbers | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="letter_numbers")
     saved_turns: int | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="durable_turns")
     saved_effects: SavedEffects | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="effects")
     saved_clock: BootClock | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="clock")
 
     @property
-    def letter_numbers(self) -> LetterNumbers:
+    def dead_letter_numbers(self) -> DeadLetterNumbers:
         """Numbers of its dead letters. Until one is taken out they are counted."""
         return self.saved_numbers or counted_letters(self.dead_letter_count, len(self.dead_letters))
 

@@ -9,7 +9,7 @@
     pins/…, tags/…, deleting/…              who holds an epoch, and which are being deleted (`pins.py`)
     log/<plan>/<host>-<start>/<n>           what a host has taken from outside, and seals (`storage/log/`)
     outputs/…                               what agents gave to the outside, and who has read it (`storage/outputs/`)
-    shelves/<shelf>/<n>                     entries by name and objects by digest, of programs on the store (`storage/shelf/`)
+    shelves/<shelf>/<n>                     entries by name and objects by digest, of programs on the store (`storage/object_streams/`)
     keys/<key>.<generation>                 wrapped keys of an encrypted store (`key_records.py`)
     replicas/<replica>.<number>             which logs the coordinator's replicas have had (`log_marks.py`)
     probes/<random>                         shows that two processes see the same store

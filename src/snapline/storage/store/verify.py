@@ -33,6 +33,8 @@ from snapline.storage.keys.key_files import Keys
 from snapline.storage.log.deletions import read_deletions
 from snapline.storage.log.names import entry_path, is_deletions_path, parse_path
 from snapline.storage.log.reader import check_entry, find_logs, list_batches, missing_batches
+from snapline.storage.object_streams.records import LOCK_NAME, parse_segment_name
+from snapline.storage.object_streams.segments import check_segment, read_header
 from snapline.storage.outputs.consumers import check_place
 from snapline.storage.outputs.names import CONSUMERS, PartName, parse_consumer_path, parse_part_path
 from snapline.storage.outputs.reader import check_belongs, read_part
@@ -42,8 +44,6 @@ from snapline.storage.packs.checkpoint import decode_checkpoint
 from snapline.storage.packs.pack import PackIndex, PackReference, read_index
 from snapline.storage.packs.pack_files import difference_in_size, keyring_of
 from snapline.storage.retention import pins
-from snapline.storage.shelf.records import LOCK_NAME, parse_segment_name
-from snapline.storage.shelf.segments import check_segment, read_header
 from snapline.storage.store import files, layout, log_marks
 from snapline.storage.store.damage import Finding, damaged, finding_of
 from snapline.storage.store.disk import AwayError, DirectoryEntry, Disk
@@ -154,7 +154,7 @@ class _Verifier:
             self._check_logs()
         self._check_outputs()
         for directory in self._entries_if_there(layout.SHELVES, is_directory=True):
-            self._check_shelf(directory)
+            self._check_object_stream(directory)
         for path in self._files_if_there(layout.REPLICAS):
             self._check_mark(path)
         for directory in layout.HOLDS:
@@ -361,7 +361,7 @@ class _Verifier:
                 self._note_checked(path, None)
                 check_place(self._disk, path, store_id=self._store_id)
 
-    def _check_shelf(self, directory: str) -> None:
+    def _check_object_stream(self, directory: str) -> None:
         """Check one shelf. A segment that the newest does not count is garbage: it was written again, or never acknowledged."""
         numbers = []
         for path in self._files(directory):

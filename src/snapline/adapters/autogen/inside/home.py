@@ -27,7 +27,7 @@ SNAPLINE_PYTHON = "SNAPLINE_PYTHON"
 """The interpreter of snapline's environment."""
 
 
-FAREWELL_STEPS = 10
+SHUTDOWN_STEPS = 10
 """Steps of the event loop: the sender of a cancelled message hears of it when its handler has."""
 
 
@@ -105,7 +105,7 @@ class ProgramFleet:
             return await answer
         except asyncio.CancelledError:
             if token.is_cancelled():
-                for _ in range(FAREWELL_STEPS):
+                for _ in range(SHUTDOWN_STEPS):
                     await asyncio.sleep(0)
             raise
         finally:

@@ -27,17 +27,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
-from snapline.storage.shelf.index import Path, ShelfIndex, ShelfReplay, StoredObject
-from snapline.storage.shelf.records import (
+from snapline.storage.object_streams.index import ObjectStreamIndex, ObjectStreamReplay, Path, StoredObject
+from snapline.storage.object_streams.records import (
     LOCK_NAME,
     OBJECT_BYTES_MAX,
     Contents,
     EntryLine,
-    check_shelf,
+    check_object_stream,
     digest_of_object,
     references_of,
 )
-from snapline.storage.shelf.segments import SEGMENT_BYTES_MAX, NewObject, ShelfInUseError, ShelfSegments
+from snapline.storage.object_streams.segments import (
+    SEGMENT_BYTES_MAX,
+    NewObject,
+    ObjectStreamInUseError,
+    ObjectStreamSegments,
+)
 from snapline.storage.store import files
 from snapline.storage.store.disk import creates_only
 from snapline.storage.store.guard import Guard
@@ -97,17 +102,19 @@ class _Waiting:
         self.error: Callable[[], Exception] | None = None
 
 
-class Shelf:
+class ObjectStream:
     """One shelf. Threads may share it."""
 
-    def __init__(self, segments: ShelfSegments, *, guard: Guard | None, location: str, lock: int | None = None) -> None:
+    def __init__(
+        self, segments: ObjectStreamSegments, *, guard: Guard | None, location: str, lock: int | None = None
+    ) -> None:
         """Use `open`."""
         self._segments = segments
         self._guard = guard
         self._location = location
         self._lock_descriptor = lock
         self._pid = os.getpid()
-        self._index = ShelfIndex()
+        self._index = ObjectStreamIndex()
         self._index_lock = threading.Lock()
         """Guards index and queue; held for moments only."""
         self._writing = threading.Lock()
@@ -117,35 +124,37 @@ class Shelf:
         self._may_write_again = True
 
     @staticmethod
-    def open(store: Store, name: str, *, random_bytes: Callable[[int], bytes] = os.urandom) -> "Shelf":
+    def open(store: Store, name: str, *, random_bytes: Callable[[int], bytes] = os.urandom) -> "ObjectStream":
         """Open the shelf called so, and make it if there is none.
 
         Raises:
-            ShelfInUseError: another process has it, or another object of this one.
+            ObjectStreamInUseError: another process has it, or another object of this one.
             DamagedDataError: something in it is not what was written.
             UsageError: the store is an object store that overwrites.
         """
         disk = store.disk
         if not creates_only(disk):
             raise UsageError(f"the store {disk.location} overwrites objects: a shelf needs another one")
-        segments = ShelfSegments(disk, store.store_id, check_shelf(name), guard=store.guard, random_bytes=random_bytes)
+        segments = ObjectStreamSegments(
+            disk, store.store_id, check_object_stream(name), guard=store.guard, random_bytes=random_bytes
+        )
         with files.writing(disk, f"the shelf {name!r}"):
             segments.prepare()
             lock = getattr(disk, "lock", None)
             try:
                 descriptor = None if lock is None else lock(f"{SHELVES}/{name}/{LOCK_NAME}")
             except LockHeldError as error:
-                raise ShelfInUseError(
+                raise ObjectStreamInUseError(
                     f"the shelf {name!r} of the store {disk.location} is in use: one process, and one object in it, may have it open, and "
                     f"{error} has; wait for its end or close it there, or give this one another folder"
                 ) from None
-        shelf = Shelf(segments, guard=store.guard, location=disk.location, lock=descriptor)
+        object_stream = ObjectStream(segments, guard=store.guard, location=disk.location, lock=descriptor)
         try:
-            shelf._replay()
+            object_stream._replay()
         except BaseException:
-            shelf.close()
+            object_stream.close()
             raise
-        return shelf
+        return object_stream
 
     def close(self) -> None:
         """Let go of the shelf. May be called twice."""
@@ -217,7 +226,7 @@ class Shelf:
         Raises:
             StaleReferenceError: it refers to what is not there; nothing was changed.
             StoreError: the disk refused; whether it is there will be seen when the shelf is opened again.
-            ShelfInUseError: another process has written.
+            ObjectStreamInUseError: another process has written.
             UsageError: the shelf is closed, or was opened by the process that this one was forked from.
         """
         waiting = _Waiting(change)
@@ -238,7 +247,7 @@ class Shelf:
         if not numbers:
             return
         newest = self._segments.open_newest(numbers[-1])
-        replay = ShelfReplay()
+        replay = ObjectStreamReplay()
         for number, end in [*newest.alive, (numbers[-1], None)]:
             replay.grow(number, 0)
             for start, contents, commit_end in self._segments.commits(number, end):
@@ -406,7 +415,7 @@ def _are_near(first: StoredObject, last: StoredObject, each: StoredObject) -> bo
     return each.segment == last.segment and gap <= GAP_BYTES_MAX and length <= _READ_BYTES_MAX
 
 
-def _choose(index: ShelfIndex) -> list[int]:
+def _choose(index: ObjectStreamIndex) -> list[int]:
     """Return the segments to be written again: at most about one segment's worth of what lives."""
     found = sorted(index.segments.items())
     small = [number for number, size in found if size.size_bytes < SMALL_BYTES]

@@ -52,17 +52,19 @@ class SegmentHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
     number: int
     segment: str
-    shelf: str
+    object_stream: str
     store: str
 
     @property
     def path(self) -> str:
         """Path of the segment."""
-        return segment_path(self.shelf, self.number)
+        return segment_path(self.object_stream, self.number)
 
     def context(self, purpose: str, offset: int, *more: object) -> bytes:
         """Return what encryption binds the bytes at `offset` to."""
-        return canonical.encode((f"snapline shelf {purpose} 1", self.store, self.shelf, self.segment, offset, *more))
+        return canonical.encode(
+            (f"snapline shelf {purpose} 1", self.store, self.object_stream, self.segment, offset, *more)
+        )
 
 
 class ObjectLine(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -102,14 +104,14 @@ _commit_decoder = msgspec.msgpack.Decoder(CommitBody)
 _contents_decoder = msgspec.msgpack.Decoder(Contents)
 
 
-def check_shelf(shelf: str) -> str:
-    """Return `shelf` if it is an id; UsageError otherwise."""
-    return check_id(shelf, "shelf")
+def check_object_stream(object_stream: str) -> str:
+    """Return `object_stream` if it is an id; UsageError otherwise."""
+    return check_id(object_stream, "shelf")
 
 
-def segment_path(shelf: str, number: int) -> str:
+def segment_path(object_stream: str, number: int) -> str:
     """Return where a segment lies."""
-    return f"{SHELVES}/{shelf}/{number}"
+    return f"{SHELVES}/{object_stream}/{number}"
 
 
 def parse_segment_name(name: str) -> int | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from snapline.storage.shelf.records import Contents, EntryLine, ObjectLine, references_of
+from snapline.storage.object_streams.records import Contents, EntryLine, ObjectLine, references_of
 
 LINE_BYTES = 64
 """Approximate cost of an object in addition to its bytes: its line in the commit."""
@@ -33,7 +33,7 @@ class SegmentSize(msgspec.Struct, gc=False):
     dead_bytes: int = 0
 
 
-class ShelfIndex:
+class ObjectStreamIndex:
     """Index of a shelf.
 
     Attributes:
@@ -110,13 +110,13 @@ class ShelfIndex:
                     digests.append(digest)
 
 
-class ShelfReplay:
+class ObjectStreamReplay:
     """Reads a shelf's commits again, in order, into an index. Only at the end is it known which objects are live."""
 
     def __init__(self) -> None:
         self._places: dict[bytes, StoredObject] = {}
         self._dead: dict[int, int] = {}
-        self._index = ShelfIndex()
+        self._index = ObjectStreamIndex()
         self._names: dict[tuple[Path, str], bytes] = {}
 
     def add(self, segment: int, offset: int, contents: Contents) -> None:
@@ -135,7 +135,7 @@ class ShelfReplay:
         """Record how far the segment was read."""
         self._index.grow(segment, size_bytes)
 
-    def finish(self) -> tuple[ShelfIndex, list[bytes]]:
+    def finish(self) -> tuple[ObjectStreamIndex, list[bytes]]:
         """Return the index, and the digests of objects that should be there and are not."""
         index, missing = self._index, []
         waiting = list(self._names.values())

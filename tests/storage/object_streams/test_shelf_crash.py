@@ -6,21 +6,21 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.storage.shelf.making import PATH, contents, open_shelf, remove, save
+from tests.storage.object_streams.making import PATH, contents, open_object_stream, remove, save
 from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk
 
 from snapline.errors import StoreError
-from snapline.storage.shelf import segments as segments_module
-from snapline.storage.shelf import shelf as shelf_module
-from snapline.storage.shelf.shelf import Shelf
+from snapline.storage.object_streams import object_stream as object_stream_module
+from snapline.storage.object_streams import segments as segments_module
+from snapline.storage.object_streams.object_stream import ObjectStream
 from snapline.storage.store.store import Store
 
 
 @pytest.fixture(autouse=True)
 def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a short life writes segments again."""
-    monkeypatch.setattr(shelf_module, "SMALL_BYTES", 300)
-    monkeypatch.setattr(shelf_module, "SMALL_SEGMENTS_MAX", 3)
+    monkeypatch.setattr(object_stream_module, "SMALL_BYTES", 300)
+    monkeypatch.setattr(object_stream_module, "SMALL_SEGMENTS_MAX", 3)
     monkeypatch.setattr(segments_module, "SEGMENT_BYTES_MAX", 1500)
 
 
@@ -33,35 +33,35 @@ class Life:
         self.coming: dict[str, list[str]] | None = None
 
     def run(self) -> None:
-        shelf = open_shelf(self.disk)
+        object_stream = open_object_stream(self.disk)
         for number in range(4):
-            self._save(shelf, f"{number % 3}", "shared", f"text {number}")
-        self._remove(shelf, "0")
-        shelf.close()
-        shelf = open_shelf(self.disk, seed=2)
-        self._save(shelf, "1", "another")
-        self._remove(shelf, "2")
-        shelf.close()
-        shelf = open_shelf(self.disk, seed=3)
-        self._save(shelf, "4", "shared", "last")
+            self._save(object_stream, f"{number % 3}", "shared", f"text {number}")
+        self._remove(object_stream, "0")
+        object_stream.close()
+        object_stream = open_object_stream(self.disk, seed=2)
+        self._save(object_stream, "1", "another")
+        self._remove(object_stream, "2")
+        object_stream.close()
+        object_stream = open_object_stream(self.disk, seed=3)
+        self._save(object_stream, "4", "shared", "last")
 
-    def _save(self, shelf: Shelf, name: str, *texts: str) -> None:
+    def _save(self, object_stream: ObjectStream, name: str, *texts: str) -> None:
         self.coming = {**self.held, name: list(texts)}
-        save(shelf, name, *texts)
+        save(object_stream, name, *texts)
         self.held, self.coming = self.coming, None
 
-    def _remove(self, shelf: Shelf, name: str) -> None:
+    def _remove(self, object_stream: ObjectStream, name: str) -> None:
         self.coming = {other: texts for other, texts in self.held.items() if other != name}
-        remove(shelf, name)
+        remove(object_stream, name)
         self.held, self.coming = self.coming, None
 
     def check(self, image: SimulatedDisk) -> None:
-        shelf = open_shelf(image, seed=8)
-        found = contents(shelf).get("thread/", {})
+        object_stream = open_object_stream(image, seed=8)
+        found = contents(object_stream).get("thread/", {})
         assert found in (self.held, self.coming), (found, self.held, self.coming)
-        save(shelf, "after", "the crash")
-        shelf.close()
-        again = contents(open_shelf(image, seed=9))
+        save(object_stream, "after", "the crash")
+        object_stream.close()
+        again = contents(open_object_stream(image, seed=9))
         assert again == {"thread/": {**found, "after": ["the crash"]}}
 
 
@@ -90,32 +90,32 @@ def test_a_disk_that_fails_at_any_call_loses_nothing_that_was_acknowledged() -> 
     moment = 0
     while True:
         disk = SimulatedDisk()
-        open_shelf(disk).close()
+        open_object_stream(disk).close()
         disk.calls.clear()
         disk.fail_at, disk.fail_with = moment, errno.ENOSPC
-        shelf, held, unknown = open_shelf_or_none(disk), {}, {}
-        if shelf is not None:
+        object_stream, held, unknown = open_object_stream_or_none(disk), {}, {}
+        if object_stream is not None:
             for number in range(6):
                 try:
-                    save(shelf, f"{number}", "shared", f"text {number}")
+                    save(object_stream, f"{number}", "shared", f"text {number}")
                     held[f"{number}"] = ["shared", f"text {number}"]
                 except StoreError as error:
                     assert "No space left" in str(error)
                     unknown[f"{number}"] = ["shared", f"text {number}"]
-            assert contents(shelf).get("thread/", {}) == held, moment
+            assert contents(object_stream).get("thread/", {}) == held, moment
             assert len(unknown) <= 1
-            shelf.close()
+            object_stream.close()
         if len(disk.calls) <= moment:
             break
-        found = contents(open_shelf(disk, seed=7)).get("thread/", {})
+        found = contents(open_object_stream(disk, seed=7)).get("thread/", {})
         assert held.items() <= found.items() <= {**held, **unknown}.items()
         moment += 1
     assert moment > 15
 
 
-def open_shelf_or_none(disk: SimulatedDisk) -> Shelf | None:
+def open_object_stream_or_none(disk: SimulatedDisk) -> ObjectStream | None:
     try:
-        return open_shelf(disk, seed=2)
+        return open_object_stream(disk, seed=2)
     except StoreError:
         return None
 
@@ -123,9 +123,9 @@ def open_shelf_or_none(disk: SimulatedDisk) -> Shelf | None:
 KILLED = """
 import os, signal, sys
 from snapline import failpoints
-from snapline.storage.shelf.shelf import Shelf
+from snapline.storage.object_streams.object_stream import Shelf
 from snapline.storage.store.store import Store
-from tests.storage.shelf.making import save
+from tests.storage.object_streams.making import save
 
 seen = []
 def kill(name):
@@ -154,9 +154,9 @@ def test_a_killed_process_leaves_what_it_acknowledged(tmp_path: Path, point: str
     done = subprocess.run(command, timeout=60, check=False, capture_output=True, text=True)
     assert done.returncode == -9, done.stderr
     acknowledged = [line for line in done.stdout.split()]
-    shelf = Shelf.open(store, "play")
-    found = contents(shelf).get("thread/", {})
+    object_stream = ObjectStream.open(store, "play")
+    found = contents(object_stream).get("thread/", {})
     coming = [*acknowledged, str(len(acknowledged))]
     assert list(found) in (acknowledged, coming)
     assert all(texts == ["shared", f"text {name}"] for name, texts in found.items())
-    assert shelf.entries(PATH).keys() == found.keys()
+    assert object_stream.entries(PATH).keys() == found.keys()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from snapline.errors import DamagedDataError, UsageError
 from snapline.failpoints import failpoint
-from snapline.storage.shelf.records import (
+from snapline.storage.object_streams.records import (
     Contents,
     EntryLine,
     ObjectLine,
@@ -44,21 +44,27 @@ NewObject = tuple[bytes, bytes, Buffer]
 """Digest, references, plain bytes."""
 
 
-class ShelfInUseError(UsageError):
+class ObjectStreamInUseError(UsageError):
     """A second process writes this shelf, or a second object of this one."""
 
     exit_code = 11
 
 
-class ShelfSegments:
+class ObjectStreamSegments:
     """Writes the segments of one shelf, one caller at a time. Reading may be done by any number of threads."""
 
     def __init__(
-        self, disk: Disk, store_id: str, shelf: str, *, guard: Guard | None, random_bytes: Callable[[int], bytes]
+        self,
+        disk: Disk,
+        store_id: str,
+        object_stream: str,
+        *,
+        guard: Guard | None,
+        random_bytes: Callable[[int], bytes],
     ) -> None:
         self._disk = disk
         self._store_id = store_id
-        self._shelf = shelf
+        self._objects = object_stream
         self._guard = guard
         self._random_bytes = random_bytes
         self._headers: dict[int, SegmentHeader] = {}
@@ -106,16 +112,16 @@ class ShelfSegments:
         """Begin the next segment with a commit; `alive` are the earlier ones that still count. See `append`.
 
         Raises:
-            ShelfInUseError: somebody else has begun it.
+            ObjectStreamInUseError: somebody else has begun it.
         """
         self.close()
         number = self._newest + 1
         segment = self._random_bytes(_ID_BYTES).hex()
         cipher = None
         if self._guard is not None and self._guard.encrypts:
-            cipher = self._guard.begin_pack(f"shelf.{self._shelf}", segment)
+            cipher = self._guard.begin_pack(f"shelf.{self._objects}", segment)
         key = cipher.key_id if cipher is not None else ""
-        header = SegmentHeader(alive, key, number, segment, self._shelf, self._store_id)
+        header = SegmentHeader(alive, key, number, segment, self._objects, self._store_id)
         head = encode_header(header)
         contents, pieces = encode_commit(header, cipher, len(head), objects, entries)
         # Whatever comes of it, the number is used: what was linked and never acknowledged is not `alive` afterwards.
@@ -139,12 +145,12 @@ class ShelfSegments:
     def remove(self, number: int) -> None:
         """Remove a segment that does not count any more."""
         self._headers.pop(number, None)
-        files.unlink(self._disk, [segment_path(self._shelf, number)])
+        files.unlink(self._disk, [segment_path(self._objects, number)])
 
     def prepare(self) -> None:
         """Make the shelf's directory durable, and remove what a process that was killed left."""
         make_durable_directory(self._disk, SHELVES)
-        make_durable_directory(self._disk, f"{SHELVES}/{self._shelf}")
+        make_durable_directory(self._disk, f"{SHELVES}/{self._objects}")
         with contextlib.suppress(FileNotFoundError):
             paths = [f"{TEMPORARY}/{entry.name}" for entry in self._disk.list_directory(TEMPORARY)]
             files.unlink(self._disk, [path for path in paths if (parse_temporary_path(path) or ("",))[0] == SHELVES])
@@ -158,7 +164,7 @@ class ShelfSegments:
 
     def read_stored(self, number: int, offset: int, length: int) -> bytes:
         """Return bytes of a segment; FileNotFoundError: it was removed."""
-        path = segment_path(self._shelf, number)
+        path = segment_path(self._objects, number)
         try:
             return self._disk.read(path, offset, length)
         except FileNotFoundError:
@@ -170,7 +176,7 @@ class ShelfSegments:
 
     def list_segments(self) -> list[int]:
         """Return the numbers of the segments there are, ascending."""
-        return list_segments(self._disk, self._shelf)
+        return list_segments(self._disk, self._objects)
 
     def open_newest(self, number: int) -> SegmentHeader:
         """Read the newest segment's header, which lists what counts."""
@@ -189,7 +195,7 @@ class ShelfSegments:
 
     def _header(self, number: int) -> SegmentHeader:
         if number not in self._headers:
-            path = segment_path(self._shelf, number)
+            path = segment_path(self._objects, number)
             self._headers[number] = read_header(self._disk, path, store_id=self._store_id)
         return self._headers[number]
 
@@ -210,20 +216,20 @@ class ShelfSegments:
         except FileExistsError:
             self._disk.close(handle)
             words = (
-                f"another process writes the shelf {self._shelf!r} of the store {self._disk.location}: open it again"
+                f"another process writes the shelf {self._objects!r} of the store {self._disk.location}: open it again"
             )
-            raise ShelfInUseError(words) from None
+            raise ObjectStreamInUseError(words) from None
         except BaseException:
             self._disk.close(handle)
             raise
         return handle
 
 
-def list_segments(disk: Disk, shelf: str) -> list[int]:
+def list_segments(disk: Disk, object_stream: str) -> list[int]:
     """Return the numbers of a shelf's segments, ascending."""
-    with files.reading(disk, f"{SHELVES}/{shelf}"):
+    with files.reading(disk, f"{SHELVES}/{object_stream}"):
         try:
-            entries = disk.list_directory(f"{SHELVES}/{shelf}")
+            entries = disk.list_directory(f"{SHELVES}/{object_stream}")
         except FileNotFoundError:
             return []
     found = [parse_segment_name(entry.name) for entry in entries if not entry.is_directory]
@@ -241,7 +247,11 @@ def list_shelves(disk: Disk) -> list[str]:
 
 def keys_of_shelves(disk: Disk, store_id: str) -> set[str]:
     """Return the ids of the keys under which segments are encrypted; DamagedDataError, StoreError if one cannot be read."""
-    paths = [segment_path(shelf, number) for shelf in list_shelves(disk) for number in list_segments(disk, shelf)]
+    paths = [
+        segment_path(object_stream, number)
+        for object_stream in list_shelves(disk)
+        for number in list_segments(disk, object_stream)
+    ]
     return {read_header(disk, path, store_id=store_id).key for path in paths} - {""}
 
 
@@ -254,7 +264,7 @@ def read_header(disk: Disk, path: str, *, store_id: str | None) -> SegmentHeader
 
 
 def check_segment(disk: Disk, path: str, *, store_id: str | None, guard: Guard | None, end: int | None) -> None:
-    """Read a whole segment and compare everything; errors as `ShelfSegments.commits`."""
+    """Read a whole segment and compare everything; errors as `ObjectStreamSegments.commits`."""
     header = read_header(disk, path, store_id=store_id)
     for start, contents, commit_end in read_commits(disk, header, guard, end=end):
         with files.reading(disk, path):
@@ -269,7 +279,7 @@ def check_segment(disk: Disk, path: str, *, store_id: str | None, guard: Guard |
 def read_commits(
     disk: Disk, header: SegmentHeader, guard: Guard | None, *, end: int | None
 ) -> Iterator[tuple[int, Contents, int]]:
-    """Yield the commits of a segment; see `ShelfSegments.commits`."""
+    """Yield the commits of a segment; see `ObjectStreamSegments.commits`."""
     path, offset = header.path, len(encode_header(header))
     with files.reading(disk, path):
         window = _Window(disk, path, disk.size(path) if end is None else end)
