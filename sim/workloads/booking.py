@@ -118,7 +118,7 @@ class FullError(Exception):
 
 
 class _Sale(msgspec.Struct):
-    """One key at the service. `first`, `last`: when it was asked for, in calls. `is_undone`: for good."""
+    """One key at the service. `first`, `last`: when it was asked for, or found by a probe, in calls. `is_undone`: for good."""
 
     task: str
     first: int
@@ -175,7 +175,7 @@ class Service:
         if sale is None or not sale.is_done or sale.is_undone:
             self.sales.setdefault(key, _Sale(task, self._calls, self._calls)).is_probed = True
             return None
-        sale.is_probed = True
+        sale.is_probed, sale.last = True, self._calls
         return f"{task} {key}"
 
     def stubs(self) -> dict[str, Callable[..., Any]]:

@@ -76,6 +76,16 @@ def test_what_was_paid_last_is_undone_first() -> None:
         service.undo("a/r/0/keyed", key="k0/undo")
 
 
+def test_what_a_probe_found_last_may_be_undone_first() -> None:
+    """The turn took it for its own after it had paid for the other."""
+    service = Service()
+    service.pay("a/r/0/probed", key="k0")
+    service.pay("a/r/1/keyed", key="k1")
+    service.find("a/r/0/probed", key="k0")
+    service.undo("a/r/0/probed", key="k0/undo")
+    assert service.stands("k1") and not service.stands("k0")
+
+
 def test_what_a_given_up_history_has_paid_under_a_key_of_its_own_is_not_in_the_way() -> None:
     service = Service()
     service.pay("a/r/0/once", key="k0")
