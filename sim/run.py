@@ -288,7 +288,7 @@ def metrics_of(world: World) -> dict[str, float]:
     """Figures of one run; names end with their unit."""
     shared = world.shared
     found = dict.fromkeys(ZERO, 0.0) | shared.figures.counts
-    found["piggyback_bytes"] += sum(run.carrier.core.shared.counts.piggyback_bytes for run in world.hosts.alive())
+    found["piggyback_bytes"] += sum(run.driver.core.shared.counts.piggyback_bytes for run in world.hosts.alive())
     found["checkpoints_useless"] = float(shared.judge.probes.hits.get("useless checkpoint", 0))
     if saved := found.pop("checkpoints_saved", 0.0):
         found["checkpoint_s"] = found["saving_s"] / saved

@@ -6,7 +6,7 @@ production that is the process (`process.py`), in the simulator a heap and virtu
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from snapline.agent_runtime.fleet import Fleet
@@ -32,6 +32,7 @@ from snapline.agent_runtime.host.epoch_files import (
 from snapline.agent_runtime.host.epoch_reports import EpochReports
 from snapline.agent_runtime.host.intake import Intake
 from snapline.agent_runtime.host.log_files import read_logs
+from snapline.agent_runtime.host.observer import Execute, HostObserver, RunTurn
 from snapline.agent_runtime.host.part_times import timed
 from snapline.agent_runtime.host.shutdown import ask_stop, read_probe
 from snapline.agent_runtime.host.tracing import Tracing
@@ -77,8 +78,6 @@ TURNS_IN_A_ROW = 64
 FOR_THE_ADAPTER = (ReadProbe, EvaluateStop, Finish, MayLeave, CheckpointsKnown, TurnedAway)
 """Directives that the core has no part in."""
 
-RunTurn = Callable[[ev.StartTurn], ev.Event | None]
-
 log = logging.getLogger("snapline.host")
 
 
@@ -105,8 +104,9 @@ class HostDriver:
         trace: TraceSink | None = None,
         trace_every: int = 1,
         is_watched: bool = False,
+        observer: HostObserver | None = None,
     ) -> None:
-        """`is_watched`: the core reports when each logged message leaves."""
+        """`is_watched`: the core reports when each logged message leaves, and more that only an observer wants."""
         self.host = host
         self.fleet = fleet
         self.core = HostCore(
@@ -124,7 +124,6 @@ class HostDriver:
         self._now_ns = around.now_ns
         self.tracing = Tracing(around, self.core, self.feed, trace, trace_every)
         self.turns = Turns(fleet, self._turn_ended, log.warning, world, start=around.start_turn, step_ended=self.feed)
-        self._run_turn: RunTurn = self.turns.run
         self.checkpoints = CheckpointWriter(
             around.open_store, around.in_worker, around.send, self.feed, call_later=around.call_later
         )
@@ -141,9 +140,14 @@ class HostDriver:
         policy = fleet.policy
         parts = policy.policies if isinstance(policy, AnyOf) else (policy,)
         self._measures = any(isinstance(part, Adaptive) for part in parts)
-        self._carriers = self._make_carriers(transport)
+        self._observer = HostObserver() if observer is None else observer
+        self._observer.attached(self)
+        self._run_turn: RunTurn = self._observer.wrap_turns(self.turns.run)
+        self._executors = self._make_executors(transport)
+        for kind, observe in self._observer.commands().items():
+            self._executors[kind] = partial(_observed, observe, self._executors.get(kind, _nothing))
 
-    def _make_carriers(self, transport: Transport) -> Mapping[type[ev.Said], Callable[..., None]]:
+    def _make_executors(self, transport: Transport) -> dict[type[ev.Said], Execute]:
         return {
             ev.StartTurn: self.queue.append,
             ev.WakeWriter: lambda command: transport.wake(command.peer),
@@ -206,7 +210,7 @@ class HostDriver:
 
     def run_turns(self, most: int = TURNS_IN_A_ROW) -> None:
         """Run a batch of turns, then let the links have what they sent."""
-        queue, core, run, carriers = self.queue, self.core, self._run_turn, self._carriers
+        queue, core, run, executors = self.queue, self.core, self._run_turn, self._executors
         now_ns, append = self._now_ns, queue.append
         for _ in range(min(len(queue), most)):
             if not queue:
@@ -221,9 +225,9 @@ class HostDriver:
                 if type(command) is ev.StartTurn:
                     append(command)
                 else:
-                    carrier = carriers.get(type(command))
-                    if carrier is not None:
-                        carrier(command)
+                    execute = executors.get(type(command))
+                    if execute is not None:
+                        execute(command)
                     else:
                         self._tell_coordinator(command)
         self.at = None
@@ -231,6 +235,7 @@ class HostDriver:
 
     def _turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> None:
         """End a turn that had to wait."""
+        event = self._observer.turn_ended(event)
         self.started.pop(event.agent, None)
         self.feed(event)
 
@@ -240,11 +245,11 @@ class HostDriver:
         self.at = before
 
     def _carry(self, commands: list[ev.Said]) -> None:
-        carriers = self._carriers
+        executors = self._executors
         for command in commands:
-            carrier = carriers.get(type(command))
-            if carrier is not None:
-                carrier(command)
+            execute = executors.get(type(command))
+            if execute is not None:
+                execute(command)
             else:
                 self._tell_coordinator(command)
 
@@ -319,6 +324,7 @@ class HostDriver:
 
     def directive_received(self, directive: Directive) -> None:
         """Handle a directive of the coordinator."""
+        self._observer.directive_received(directive)
         match directive:
             case Welcome():
                 self._welcomed(directive)
@@ -343,6 +349,7 @@ class HostDriver:
             self.feed(placed(directive) if isinstance(directive, Plan) else directive)
         if isinstance(directive, EndEpoch) and not directive.is_complete:
             self.checkpoints.drop_round(directive.epoch)
+        self._observer.directive_handled()
 
     def _turned_away(self, told: TurnedAway) -> None:
         """End a host that is turned away: one never welcomed was started wrongly, and will be turned away again; another has been replaced."""
@@ -393,7 +400,9 @@ class HostDriver:
             known, version, image = self.turns.capture(command.agent)
         except SnaplineError as error:
             log.warning("%s", error)
-            self.feed(ev.CheckpointFailed(command.agent, command.control.incarnation, str(error)))
+            failed = ev.CheckpointFailed(command.agent, command.control.incarnation, str(error))
+            self._observer.checkpoint_failed(failed)
+            self.feed(failed)
             return
         self._around.captured(command, known, image)
         took = self._now_ns() - started
@@ -486,6 +495,7 @@ class HostDriver:
         return line
 
     def _loaded(self, command: ev.LoadAgents, outcome: LoadedLine | ev.LoadFailed) -> None:
+        self._observer.line_loaded(command, outcome)
         if command.plan != self.core.plan:
             return
         if isinstance(outcome, ev.LoadFailed):
@@ -517,6 +527,14 @@ class HostDriver:
                 is_authenticated=logged.is_authenticated,
             )
         )
+
+
+def _observed(observe: Callable[[ev.Said, Execute], None], execute: Execute, command: ev.Said) -> None:
+    observe(command, execute)
+
+
+def _nothing(_command: ev.Said) -> None:
+    """Carry out a command that only an observer wants."""
 
 
 def _log_letter(sender: str, receiver: str, error: str) -> None:

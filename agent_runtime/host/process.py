@@ -1,4 +1,4 @@
-"""The host process: clocks, threads and sockets around a host's carrier. Decides nothing about protocols.
+"""The host process: clocks, threads and sockets around a host's driver. Decides nothing about protocols.
 
 One event loop does everything but blocking work; the store is written and read in a worker thread. Turns are run in batches, so that frames,
 heartbeats and directives are not kept waiting for long. A handler that blocks still does: `loop_watch.py` says which.
@@ -90,7 +90,7 @@ class HostOptions(msgspec.Struct, kw_only=True):
 
 
 class Host:
-    """One host of a fleet; see `run_host`. The carrier's `HostEnvironment` in production, and the agents that clients call."""
+    """One host of a fleet; see `run_host`. The driver's `HostEnvironment` in production, and the agents that clients call."""
 
     def __init__(self, options: HostOptions) -> None:
         self._options = options
@@ -123,47 +123,48 @@ class Host:
         self._people = CoordinatorUsers(options.coordinator, options.security)
         self._transport = LinkTransport(self, host=options.host, security=options.security, people=self._people)
         self._export = open_spans(options.spans, role="host", name=options.host)
-        self._carrier = self._make_carrier()
+        self._driver = self._make_driver()
         self._planned_stop = HostStop(
-            self._session, options.last_snapshot_s, lambda: bool(self._carrier.core.agents), self.finish
+            self._session, options.last_snapshot_s, lambda: bool(self._driver.core.agents), self.finish
         )
-        self._marks = ProcessMarks(self._carrier, options.marks, host=options.host, instance=options.instance)
-        self.knocked = self._carrier.knocked
-        self.opened = self._carrier.opened
-        self.received = self._carrier.received
-        self.next_frame = self._carrier.next_frame
-        self.closed = self._carrier.closed
-        self.offer, self.ask = self._carrier.offer, self._carrier.ask
-        self.view, self.look_at = self._carrier.view, self._carrier.turns.look_at
-        self.effects, self.waiting = self._carrier.effects, self._carrier.waiting
-        self.type_of = self._carrier.turns.type_of
-        self.recent_trace = self._carrier.tracing.recent
+        self._marks = ProcessMarks(self._driver, options.marks, host=options.host, instance=options.instance)
+        self.knocked = self._driver.knocked
+        self.opened = self._driver.opened
+        self.received = self._driver.received
+        self.next_frame = self._driver.next_frame
+        self.closed = self._driver.closed
+        self.offer, self.ask = self._driver.offer, self._driver.ask
+        self.view, self.look_at = self._driver.view, self._driver.turns.look_at
+        self.effects, self.waiting = self._driver.effects, self._driver.waiting
+        self.type_of = self._driver.turns.type_of
+        self.recent_trace = self._driver.tracing.recent
         self._inputs = InputService(self, self._transport.guard, host=options.host, take_input=self._take_input)
         self._views = ViewService(self, host=options.host)
 
-    def _make_carrier(self) -> HostDriver:
+    def _make_driver(self) -> HostDriver:
         options, export = self._options, self._export
-        if export is None:
-            return HostDriver(
-                options.host, options.fleet, self, self._transport, trace=self._trace, trace_every=options.trace_every
-            )
-        from snapline.agent_runtime.host.host_spans import HostSpans
-        from snapline.agent_runtime.host.span_carrier import SpanCarrier
-        from snapline.agent_runtime.host.turn_spans import current_trace
+        observer, world = None, None
+        if export is not None:
+            from snapline.agent_runtime.host.host_spans import HostSpans
+            from snapline.agent_runtime.host.span_observer import SpanObserver
+            from snapline.agent_runtime.host.turn_spans import TracedEnvironment, current_trace
 
-        self._trace_of_line = current_trace
-        self._spans = HostSpans(export)
-        carrier = SpanCarrier(
+            self._trace_of_line = current_trace
+            self._spans = HostSpans(export)
+            observer, world = SpanObserver(export), TracedEnvironment(export)
+        driver = HostDriver(
             options.host,
             options.fleet,
             self,
             self._transport,
-            export=export,
+            world=world,
             trace=self._trace,
             trace_every=options.trace_every,
+            observer=observer,
         )
-        self._take_input = carrier.spans.take_input
-        return carrier
+        if observer is not None:
+            self._take_input = observer.spans.take_input
+        return driver
 
     # ---- life -----------------------------------------------------------------------------------------------------
 
@@ -217,9 +218,9 @@ class Host:
         def holder(codes: list[CodeType]) -> str:
             task = asyncio.current_task(loop)
             return describe_running(
-                self._carrier.at,
+                self._driver.at,
                 codes,
-                self._carrier.turns.type_of,
+                self._driver.turns.type_of,
                 in_task=self._agents_of.get(task, "") if task is not None else "",
                 imaged=self._imaged,
             )
@@ -241,7 +242,7 @@ class Host:
     def _stop(self) -> None:
         self._is_over = True
         self._session.expect_end()
-        self._carrier.stop()
+        self._driver.stop()
 
     def _session_ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and task.exception() is not None:
@@ -263,20 +264,20 @@ class Host:
         if self._is_over:
             return
         try:
-            self._carrier.run_turns()
+            self._driver.run_turns()
         except Exception as error:
             self.fail(error)
             return
         finally:
             end_if_child()  # its SystemExit must not end this loop as ours
-        if self._carrier.queue:
+        if self._driver.queue:
             asyncio.get_running_loop().call_soon(self._pump)
         else:
             self._is_pumping = False
         self._set_timer()
 
     def _set_timer(self) -> None:
-        wakeup_ns = self._carrier.core.wakeup_ns
+        wakeup_ns = self._driver.core.wakeup_ns
         if wakeup_ns is None or (self._timer_ns is not None and self._timer_ns <= wakeup_ns):
             return
         if self._timer is not None:
@@ -287,11 +288,11 @@ class Host:
 
     def _timer_fired(self) -> None:
         self._timer = self._timer_ns = None
-        self._carrier.feed(ev.TimerFired())
+        self._driver.feed(ev.TimerFired())
 
     def start_turn(self, coroutine: "Coroutine[object, None, None]") -> "asyncio.Task[None]":
         """Start the task of a turn or step; its log lines name the agent."""
-        at = self._carrier.at
+        at = self._driver.at
         if at is None:
             return asyncio.get_running_loop().create_task(coroutine)
         scope, context = LogScope(agent=at.agent, incarnation=at.incarnation), contextvars.copy_context()
@@ -360,7 +361,7 @@ class Host:
 
     def address_of(self, peer: str) -> str:
         """Return the host's address, as the coordinator says. Called by the links."""
-        entry = self._carrier.core.links.roster.get(peer)
+        entry = self._driver.core.links.roster.get(peer)
         return "" if entry is None else entry.address
 
     def is_remote(self, peer: str) -> bool:
@@ -370,12 +371,12 @@ class Host:
 
     def _fleet_ports(self) -> list[int]:
         """Return the ports of the coordinator and the other hosts."""
-        addresses = [entry.address for entry in self._carrier.core.links.roster.values()]
+        addresses = [entry.address for entry in self._driver.core.links.roster.values()]
         return [port_of(address) for address in [*self._options.coordinator.split(","), *addresses]]
 
     def place_of(self, agent: str) -> tuple[str, str]:
         """Return the other host where the agent lives, as far as is known here, and its address. Called for clients."""
-        host, _ = self._carrier.core.shared.routes.get(agent, ("", 0))
+        host, _ = self._driver.core.shared.routes.get(agent, ("", 0))
         return ("", "") if host == self._options.host else (host, self.address_of(host))
 
     # ---- coordinator ----------------------------------------------------------------------------------------------
@@ -403,7 +404,7 @@ class Host:
         self._session.send(message)
 
     def _hello(self) -> HostMessage:
-        return self._marks.hello(self._carrier.hello(instance=self._options.instance, address=self._address))
+        return self._marks.hello(self._driver.hello(instance=self._options.instance, address=self._address))
 
     def _directive_received(self, directive: Directive) -> None:
         self._planned_stop.directive_received(directive)
@@ -411,7 +412,7 @@ class Host:
             self._metrics.directive_received(directive)
         if self._spans is not None:
             self._spans.directive_received(directive)
-        self._carrier.directive_received(directive)
+        self._driver.directive_received(directive)
 
     def welcomed(self, heartbeat_ns: int) -> None:
         self._planned_stop.welcomed()
@@ -427,16 +428,16 @@ class Host:
             await asyncio.sleep(self._heartbeat_ns / 1e9)
             sequence += 1
             left_ns = self._options.security.certificate_left_ns()
-            self._session.send(self._carrier.heartbeat(sequence, self._long_turns(), left_ns))
+            self._session.send(self._driver.heartbeat(sequence, self._long_turns(), left_ns))
 
     def _long_turns(self) -> tuple[OpenTurn, ...]:
         now_ns = time.monotonic_ns()
-        elapsed_ns = {agent: now_ns - since_ns for agent, since_ns in self._carrier.started.items()}
+        elapsed_ns = {agent: now_ns - since_ns for agent, since_ns in self._driver.started.items()}
         return tuple([OpenTurn(agent, x_ns) for agent, x_ns in elapsed_ns.items() if x_ns > LONG_TURN_NS])
 
     def _standing(self) -> dict[str, object]:
         """Return the fields of a log line; called when something is logged."""
-        shared, at = self._carrier.core.shared, self._carrier.at
+        shared, at = self._driver.core.shared, self._driver.at
         about = {} if at is None else {"agent": at.agent, "incarnation": at.incarnation}
         return {
             "host_start": shared.start,
@@ -450,16 +451,16 @@ class Host:
 
     def accepted(self, peer: str, hello: LinkHello) -> Refused | None:
         """Return a refusal if the stream of `peer` must not be accepted, else None."""
-        refused = self._carrier.accepted(peer, hello)
+        refused = self._driver.accepted(peer, hello)
         if refused is not None and self._metrics is not None:
             self._metrics.refused()
         return refused
 
     def _metrics_door(self) -> MetricsServer:
-        self._metrics = metrics = HostMetrics(self._carrier.core)
+        self._metrics = metrics = HostMetrics(self._driver.core)
 
         async def read() -> Readings:
-            found = metrics.read(self._carrier.heartbeat(0, self._long_turns()))
+            found = metrics.read(self._driver.heartbeat(0, self._long_turns()))
             return {**found, **read_spans(self._export)}
 
         return MetricsServer(HOST, self._options.host, (*FAMILIES, *SPANS), read, self._options.security)

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.driver import HostDriver, RunTurn
+from snapline.agent_runtime.host.driver import HostDriver
 from snapline.agent_runtime.host.durable_events import RunStep
+from snapline.agent_runtime.host.observer import RunTurn
 from snapline.agent_runtime.host.turn_marks import (
     TurnMark,
     TurnMarks,
@@ -31,17 +32,17 @@ log = logging.getLogger("snapline.host")
 
 
 class ProcessMarks:
-    """Marks of one host process, whose agents are those of `carrier`."""
+    """Marks of one host process, whose agents are those of `driver`."""
 
-    def __init__(self, carrier: HostDriver, path: str, *, host: str, instance: str) -> None:
+    def __init__(self, driver: HostDriver, path: str, *, host: str, instance: str) -> None:
         """`path`: the file's path; "": there is none, and nothing outlives this process."""
-        self._carrier = carrier
+        self._driver = driver
         self._path = Path(path) if path else None
         self._host = host
         self._instance = instance
         self._marks = TurnMarks(self._is_suspect)
         self._died, self._died_in = read_marks(self._path) if self._path is not None else ("", ())
-        carrier.wrap_turns(self._marked)
+        driver.wrap_turns(self._marked)
         self.end = self._marks.end
         self.close = self._marks.close
 
@@ -82,17 +83,17 @@ class ProcessMarks:
         Raises:
             EncodingError: too many processes have died of that.
         """
-        death = self._carrier.core.turn_ends.deaths.against(agent, CAPTURE, agent, b"")
+        death = self._driver.core.turn_ends.deaths.against(agent, CAPTURE, agent, b"")
         if death is not None:
             raise EncodingError(f"the state of agent {agent!r} is not saved: {death.sentence()}")
-        self._marks.begin_turn(agent, CAPTURE, agent, b"", limit_of(self._carrier.turns.type_of(agent)))
+        self._marks.begin_turn(agent, CAPTURE, agent, b"", limit_of(self._driver.turns.type_of(agent)))
 
     def evaluating(self, function: Callable[[], object]) -> Callable[[], object]:
         """Return the call of the fleet's predicate, marked."""
         return functools.partial(self._marks.in_thread, mark_of("", STOP_WHEN, "", b"", STOP_DEATHS_BORNE), function)
 
     def _marked(self, run: RunTurn) -> RunTurn:
-        marks, begin, end, type_of = self._marks, self._marks.begin_turn, self._marks.end, self._carrier.turns.type_of
+        marks, begin, end, type_of = self._marks, self._marks.begin_turn, self._marks.end, self._driver.turns.type_of
 
         def marked(turn: ev.StartTurn) -> ev.Event | None:
             if turn.what == "segment":
@@ -108,14 +109,14 @@ class ProcessMarks:
 
     def _mark(self, at: ev.StartTurn | RunStep) -> TurnMark:
         """Return the mark of the turn, or of that to which the step, or the segment, belongs."""
-        limit = limit_of(self._carrier.turns.type_of(at.agent))
+        limit = limit_of(self._driver.turns.type_of(at.agent))
         if isinstance(at, ev.StartTurn) and at.what != "segment":
             return mark_of(at.agent, at.what, at.sender, at.payload, limit)
-        turn = self._carrier.core.agents[at.agent].turn
+        turn = self._driver.core.agents[at.agent].turn
         assert turn is not None, f"no turn of {at.agent} goes on"
         return mark_of(at.agent, turn.what, turn.sender, turn.payload, limit)
 
     def _is_suspect(self, mark: TurnMark) -> bool:
-        known = self._carrier.core.turn_ends.deaths.known
+        known = self._driver.core.turn_ends.deaths.known
         death = known.get((mark.agent, mark.death(is_beside=True).digest)) if known else None
         return death is not None and death.times >= death.limit

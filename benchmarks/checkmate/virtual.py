@@ -176,7 +176,7 @@ class QueryWork(Workload):
         return not self.setting.drains and lag_s is not None and lag_s > LAG_MAX_S
 
     def _has_moved(self, world: World) -> bool:
-        return world.log.canonical.plan_number > 1 and all(run.carrier.core.is_loaded for run in world.hosts.alive())
+        return world.log.canonical.plan_number > 1 and all(run.driver.core.is_loaded for run in world.hosts.alive())
 
     def _lag_s(self, states: Mapping[str, object], world: World) -> float | None:
         feeds = [state for state in states.values() if isinstance(state, Feed)]

@@ -136,7 +136,7 @@ class AgentHistory(msgspec.Struct):
         letters: what became of dead letters. words: what operators said about them, as it was consumed.
         captured: images in order; those before the branch too.
         log: of turns, in order; empty unless they are to be run again.
-        clocks: vector clock after each turn, by place in `Books.places`; [0] is before the first.
+        clocks: vector clock after each turn, by place in `GroundTruth.places`; [0] is before the first.
     """
 
     agent: str

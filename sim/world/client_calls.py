@@ -128,7 +128,7 @@ class ClientCalls:
         copies = 1 + self._is_one_in(TWICE_ONE_IN, "twice")
 
         def arrive(run: SimHost) -> None:
-            plan = run.carrier.core.plan
+            plan = run.driver.core.plan
             run.offer(
                 self._name, given, lambda one, payload: self._on_taking(inputs[given.index(one)], payload),
                 lambda outcomes: self._on_outcomes(request, host, inputs, outcomes, plan, is_heard=copies == 1),

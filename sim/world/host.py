@@ -1,4 +1,4 @@
-"""A simulated host: the production carrier, core, turns and agents, surrounded by virtual time.
+"""A simulated host: the production driver, core, turns and agents, surrounded by virtual time.
 
 A run of a host is one `SimHost`; a crash ends it, and the next start makes another. Nothing that was scheduled for a run
 that is over happens any more. A paused run keeps what comes until it goes on. Blocking work happens at one instant, when
@@ -7,6 +7,7 @@ its time has passed; a crash in its middle comes from a failpoint.
 
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from msgspec.structs import replace
@@ -21,6 +22,7 @@ from snapline.agent_runtime.host import watch_events as we
 from snapline.agent_runtime.host.driver import HostDriver
 from snapline.agent_runtime.host.epoch_files import LoadedLine
 from snapline.agent_runtime.host.input_checks import look_at, placed
+from snapline.agent_runtime.host.observer import Execute, HostObserver, ObservedDriver, RunTurn
 from snapline.messages.host_messages import CheckpointsKnown, Directive, HostMessage
 from snapline.messages.inputs import RETRY, AskOutcome, GivenInput, InputOutcome
 from snapline.messages.payloads import split_message
@@ -66,97 +68,105 @@ class _Timer:
         self.is_cancelled = True
 
 
-class SimCarrier(HostDriver):
-    """The production carrier; what it does to agents is told to the world's judge."""
+class JudgeObserver(HostObserver):
+    """Observer that reports to the world's judge what a host's driver does to its agents."""
+
+    driver: ObservedDriver
 
     def __init__(self, sim: "SimHost", outside: SimOutside) -> None:
         shared = sim.shared
-        trace = shared.trace.of(lambda: self.core.plan) if shared.trace is not None else None
-        fleet = shared.workload.fleet
-        super().__init__(sim.name, fleet, sim, sim.transport, world=outside, trace=trace, is_watched=True)
         self.sim = sim
         self._shared = shared
         self.outside = outside
         self._judge = shared.judge
         self._passed = shared.points.passed
         self._add = shared.journal.add
-        self._run_turn = self._watch_turn
         self._begun_as: dict[str, str] = {}
         """Agent → what its present turn was begun for; later segments do not say it."""
-        self._carriers = {
-            **self._carriers,
+
+    def attached(self, driver: ObservedDriver) -> None:
+        self.driver, self.core, self.turns = driver, driver.core, driver.turns
+
+    def commands(self) -> Mapping[type[ev.Said], Callable[[Any, Execute], None]]:
+        return {
             we.LoggedMessageSent: self._message_left,
-            lt.MessageDeadLettered: self._message_buried,
-            lt.UnroutableMessageDeadLettered: self._message_voided,
+            lt.MessageDeadLettered: self._message_dead_lettered,
+            lt.UnroutableMessageDeadLettered: self._message_unroutable,
             we.MessageConsumedInTurn: self._message_taken,
-            we.OperatorCommandConsumed: self._word_taken,
+            we.OperatorCommandConsumed: self._command_consumed,
             de.RunStep: self._run_step,
             de.RunEffect: self._run_effect,
-            we.EffectRecordEmitted: self._effect_told,
+            we.EffectRecordEmitted: self._effect_recorded,
             ev.ReportFrozen: self._report_frozen,
+            ev.CaptureState: self._capture,
+            ev.TakeCheckpoint: self._take_checkpoint,
+            ev.LoadAgents: self._load_agents,
         }
+
+    def wrap_turns(self, run: RunTurn) -> RunTurn:
+        return partial(self._watch_turn, run)
 
     # ---- what the core says of messages and freezes -----------------------------------------------------------------
 
-    def _message_left(self, left: we.LoggedMessageSent) -> None:
+    def _message_left(self, left: we.LoggedMessageSent, _: Execute) -> None:
         now_ns = self._shared.kernel.now_ns
         self._judge.on_left(self.core.plan, left.sender, left.receiver, is_in_turn=left.is_in_turn, t_ns=now_ns)
 
-    def _message_buried(self, buried: lt.MessageDeadLettered) -> None:
+    def _message_dead_lettered(self, buried: lt.MessageDeadLettered, execute: Execute) -> None:
+        execute(buried)
         now_ns = self._shared.kernel.now_ns
         agent = self.core.agents.get(buried.agent)
         if agent is not None:
             self._judge.books.steps.on_dead_lettered(agent.id, agent.incarnation)
         self._judge.on_dead_lettered(now_ns, self.core.plan, buried.agent, buried.what, buried.sender, buried.payload)
 
-    def _message_taken(self, taken: we.MessageConsumedInTurn) -> None:
+    def _message_taken(self, taken: we.MessageConsumedInTurn, _: Execute) -> None:
         now_ns = self._shared.kernel.now_ns
         self._judge.books.on_taken(
             now_ns, self.core.plan, taken.agent, taken.what, taken.sender, taken.payload, is_stashed=taken.is_stashed
         )
         self._judge.probes.sometimes(taken.is_stashed, "message put off")
 
-    def _word_taken(self, taken: we.OperatorCommandConsumed) -> None:
+    def _command_consumed(self, taken: we.OperatorCommandConsumed, _: Execute) -> None:
         now_ns = self._shared.kernel.now_ns
         self._judge.books.on_word_taken(now_ns, self.core.plan, taken.agent, taken.payload, taken.told)
 
-    def _message_voided(self, voided: lt.UnroutableMessageDeadLettered) -> None:
+    def _message_unroutable(self, voided: lt.UnroutableMessageDeadLettered, execute: Execute) -> None:
+        execute(voided)
         tell = self._judge.on_refused if voided.is_refused_creation else self._judge.on_unroutable
         tell(self._shared.kernel.now_ns, self.core.plan, voided.sender, voided.receiver, voided.payload)
 
-    def _run_step(self, command: de.RunStep) -> None:
+    def _run_step(self, command: de.RunStep, execute: Execute) -> None:
         self._judge.books.steps.on_step(self._shared.kernel.now_ns, command.agent, command.incarnation, command.name)
-        self.turns.run_step(command)
+        execute(command)
 
-    def _run_effect(self, command: de.RunEffect) -> None:
+    def _run_effect(self, command: de.RunEffect, execute: Execute) -> None:
         now_ns, books = self._shared.kernel.now_ns, self._judge.books
         books.outputs.on_called(now_ns, command.agent, command.key)
         is_present = self.core.plan >= books.newest_plan
         books.effects.on_called(now_ns, command.agent, command.incarnation, command.key, is_present=is_present)
         self._judge.probes.sometimes(command.is_in_doubt, "effect in doubt")
-        self.turns.run_step(command)
+        execute(command)
 
-    def _effect_told(self, told: we.EffectRecordEmitted) -> None:
+    def _effect_recorded(self, told: we.EffectRecordEmitted, _: Execute) -> None:
         self._judge.books.on_effect_told(self._shared.kernel.now_ns, self.core.plan, told.agent, told.payload)
 
-    def _report_frozen(self, command: ev.ReportFrozen) -> None:
+    def _report_frozen(self, command: ev.ReportFrozen, execute: Execute) -> None:
         core = self.core
         if command.plan == core.plan and core.is_loaded:
             still = [agent.id for agent in core.agents.values() if agent.id not in command.running and agent.is_born]
-            self._judge.on_frozen(self.host, core.start, core.plan, command.number, still)
-        self.checkpoints.report_frozen(command, core.start)
+            self._judge.on_frozen(self.sim.name, core.start, core.plan, command.number, still)
+        execute(command)
 
-    def feed(self, event: ev.Heard) -> None:
-        if type(event) is ev.CheckpointFailed:
-            self._judge.books.on_failed(self._shared.kernel.now_ns, event.incarnation, event.agent)
-            freeze = self.core.mode.standing().freeze
-            if freeze is not None:
-                self._judge.on_unsaved(self.host, self.core.start, self.core.plan, freeze, event.agent)
-        super().feed(event)
+    def checkpoint_failed(self, event: ev.CheckpointFailed) -> None:
+        self._judge.books.on_failed(self._shared.kernel.now_ns, event.incarnation, event.agent)
+        freeze = self.core.mode.standing().freeze
+        if freeze is not None:
+            self._judge.on_unsaved(self.sim.name, self.core.start, self.core.plan, freeze, event.agent)
 
     # ---- turns and images -------------------------------------------------------------------------------------------
 
-    def _watch_turn(self, turn: ev.StartTurn) -> ev.Event | None:
+    def _watch_turn(self, run: RunTurn, turn: ev.StartTurn) -> ev.Event | None:
         self._passed(WHEN_WORKING)
         rollbacks = self._judge.books.rollbacks
         if rollbacks.asked:
@@ -178,23 +188,23 @@ class SimCarrier(HostDriver):
                 )
             self._judge.books.steps.on_started(turn, state)
             self._judge.replays.durable.on_started(turn, state)
-        ended = self._shared.speech.spoken(turn, self.turns.run(turn), self._shared.kernel.now_ns)
+        ended = self._shared.speech.spoken(turn, run(turn), self._shared.kernel.now_ns)
         if ended is None:
             self.sim.waiting[turn.agent] = turn, draws
             return None
         self._note(turn, ended, draws)
         return ended
 
-    def _turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> None:
+    def turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> ev.TurnEnded | ev.TurnFailed:
         turn, draws = self.sim.waiting.pop(event.agent)
         ended = self._shared.speech.spoken(turn, event, self._shared.kernel.now_ns)
         assert isinstance(ended, ev.TurnEnded | ev.TurnFailed)
         self._note(turn, ended, draws)
-        super()._turn_ended(ended)
+        return ended
 
     def _note(self, turn: ev.StartTurn, ended: ev.Event, draws: list[object]) -> None:
         now_ns = self._shared.kernel.now_ns
-        self._add((now_ns, self.host, turn.agent, turn.what, turn.sender, turn.payload))
+        self._add((now_ns, self.sim.name, turn.agent, turn.what, turn.sender, turn.payload))
         if type(ended) is ev.TurnEnded:
             self._judge.books.steps.on_ended(ended)
             if ended.pause is not None and ended.pause.timeout_ns is not None:
@@ -231,25 +241,26 @@ class SimCarrier(HostDriver):
 
     def directive_received(self, directive: Directive) -> None:
         if isinstance(directive, CheckpointsKnown):
-            for sequence, report in self.checkpoints.unknown.items():
+            for sequence, report in self.driver.checkpoints.unknown.items():
                 if sequence <= directive.sequence:
                     self.sim.notes.store.on_known(report.pack.path)
-        super().directive_received(directive)
+
+    def directive_handled(self) -> None:
         self._passed(WHEN_HEARING)
 
-    def _capture(self, command: ev.CaptureState) -> None:
+    def _capture(self, command: ev.CaptureState, execute: Execute) -> None:
         self._passed(WHEN_RECORDING)
         now_ns = self._shared.kernel.now_ns
         if command.control.is_born:
-            self._add((now_ns, self.host, command.agent, "capture", command.epochs, command.control.number))
-        super()._capture(command)
+            self._add((now_ns, self.sim.name, command.agent, "capture", command.epochs, command.control.number))
+        execute(command)
 
-    def _take_checkpoint(self, command: ev.TakeCheckpoint) -> None:
+    def _take_checkpoint(self, command: ev.TakeCheckpoint, execute: Execute) -> None:
         self._passed(WHEN_RECORDING)
         now_ns = self._shared.kernel.now_ns
-        self._add((now_ns, self.host, command.agent, command.basis, command.round, command.control.number))
+        self._add((now_ns, self.sim.name, command.agent, command.basis, command.round, command.control.number))
         self._shared.figures.count(f"checkpoints_{command.basis}")
-        super()._take_checkpoint(command)
+        execute(command)
 
     def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
         """The judge sees the very image that was taken, or the whole state if parts of it are elsewhere."""
@@ -262,18 +273,18 @@ class SimCarrier(HostDriver):
         self._judge.books.steps.on_captured(agent, command.control.incarnation, command.control.number)
         self._judge.on_captured(now_ns, self.core.plan, agent, command.control, whole, basis, round_)
 
-    def _load_agents(self, command: ev.LoadAgents) -> None:
+    def _load_agents(self, command: ev.LoadAgents, execute: Execute) -> None:
         if command.drop_before:
             self._judge.books.steps.on_dropped()
-        super()._load_agents(command)
+        execute(command)
         if command.line_epoch:
             self._passed(WHEN_RECOVERING)
 
-    def _loaded(self, command: ev.LoadAgents, outcome: LoadedLine | ev.LoadFailed) -> None:
+    def line_loaded(self, command: ev.LoadAgents, outcome: LoadedLine | ev.LoadFailed) -> None:
         if command.plan == self.core.plan and not isinstance(outcome, ev.LoadFailed):
             now_ns = self._shared.kernel.now_ns
             for each in outcome.agents:
-                self._add((now_ns, self.host, each.agent, "load", command.plan, command.line_epoch))
+                self._add((now_ns, self.sim.name, each.agent, "load", command.plan, command.line_epoch))
                 checkpoint = each.checkpoint
                 self._judge.books.steps.waits.on_loaded(now_ns, each.agent)
                 self._judge.books.steps.on_loaded(each.agent, each.incarnation, checkpoint)
@@ -285,7 +296,6 @@ class SimCarrier(HostDriver):
             self._judge.probes.sometimes(bool(outcome.logged.entries), "step found in a log")
             self._judge.probes.sometimes(bool(outcome.logged.inputs), "input found in a log")
             self._judge.probes.sometimes(bool(outcome.logged.dropped), "input dropped")
-        super()._loaded(command, outcome)
 
 
 class HostOwner(Protocol):
@@ -315,7 +325,7 @@ class HostOwner(Protocol):
 
 
 class SimHost:
-    """One run of a host: the carrier's `HostEnvironment`.
+    """One run of a host: the driver's `HostEnvironment`.
 
     Attributes:
         is_alive: it has neither crashed nor ended.
@@ -338,7 +348,6 @@ class SimHost:
         self._around = around
         self.name = name
         self.instance = f"{name}.{number}"
-        self._kernel = shared.kernel
         self.is_alive = True
         self.stops: dict[str, None] = {}
         self.waiting: dict[str, tuple[ev.StartTurn, list[object]]] = {}
@@ -352,8 +361,21 @@ class SimHost:
         self._workers = Workers(self, lambda what: around.hangs(name, what))
         self.transport: SimTransport = SimTransport(self, self._transport_of)
         self.session = SimSession(self, doors)
-        self.carrier = SimCarrier(self, SimOutside(self, around.steps))
+        self._observer = JudgeObserver(self, SimOutside(self, around.steps))
+        self.driver: HostDriver = HostDriver(
+            name,
+            shared.workload.fleet,
+            self,
+            self.transport,
+            world=self._observer.outside,
+            trace=shared.trace.of(self._plan) if shared.trace is not None else None,
+            is_watched=True,
+            observer=self._observer,
+        )
         self.session.dial()
+
+    def _plan(self) -> int:
+        return self.driver.core.plan
 
     def _transport_of(self, peer: str) -> SimTransport | None:
         run = self._around.run_of(peer)
@@ -363,7 +385,7 @@ class SimHost:
 
     def later(self, at_ns: int, function: Callable[[Any], object], argument: object = None) -> None:
         """Call it then, if this run still lives; held while it is paused."""
-        self._kernel.at(at_ns, self.fire, (function, argument))
+        self.shared.kernel.at(at_ns, self.fire, (function, argument))
 
     def fire(self, call: tuple[Callable[[Any], object], object]) -> None:
         """Call it now."""
@@ -383,11 +405,11 @@ class SimHost:
 
     def offer(self, client: str, inputs: Sequence[GivenInput], taking: Taking, then: Then) -> None:
         """Take a client's request. `taking` gets each message before the host decides; `then` gets all outcomes, in order."""
-        self.later(self._kernel.now_ns, lambda _: self._offer(client, inputs, taking, then))
+        self.later(self.shared.kernel.now_ns, lambda _: self._offer(client, inputs, taking, then))
 
     def _offer(self, client: str, inputs: Sequence[GivenInput], taking: Taking, then: Then) -> None:
         """Offer inputs, as `agent_runtime/host/input_service.py` does."""
-        type_of = self.carrier.turns.type_of
+        type_of = self.driver.turns.type_of
         looked = [look_at(given, type_of(given.agent), self.name, self._place_of) for given in inputs]
         offered: list[ev.OfferedInput] = []
         for given, found in zip(inputs, looked, strict=True):
@@ -401,7 +423,7 @@ class SimHost:
             then([next(left) if isinstance(found, bytes) else found for found in looked])
 
         if offered:
-            self.carrier.offer(client, offered, answered)
+            self.driver.offer(client, offered, answered)
         else:
             answered(())
 
@@ -412,7 +434,7 @@ class SimHost:
             self.notes.host_logs.on_offered(self.name, words, outcomes)
             then(outcomes)
 
-        self.later(self._kernel.now_ns, lambda _: self.carrier.offer(operator, words, answered))
+        self.later(self.shared.kernel.now_ns, lambda _: self.driver.offer(operator, words, answered))
 
     def ask(self, agent: str, key: str, then: Callable[[AskOutcome], None], *, is_early: bool) -> None:
         """A client waits for an answer."""
@@ -424,11 +446,11 @@ class SimHost:
             place = self._place_of(agent) if told.status == RETRY else ("", "")
             then(AskOutcome(told.status, told.number, kind, bytes(body), told.reason, *place))
 
-        self.later(self._kernel.now_ns, lambda _: self.carrier.ask(agent, key, answered, is_early=is_early))
+        self.later(self.shared.kernel.now_ns, lambda _: self.driver.ask(agent, key, answered, is_early=is_early))
 
     def _place_of(self, agent: str) -> tuple[str, str]:
         """Return the agent's host and address, as far as this host knows; empty if local."""
-        host, _ = self.carrier.core.shared.routes.get(agent, ("", 0))
+        host, _ = self.driver.core.shared.routes.get(agent, ("", 0))
         return (host, f"{host}:1") if host not in ("", self.name) else ("", "")
 
     def pause(self, why: str) -> None:
@@ -441,16 +463,16 @@ class SimHost:
             return
         held, self._held = self._held, deque()
         for call in held:
-            self._kernel.at(self._kernel.now_ns, self.fire, call)
+            self.shared.kernel.at(self.shared.kernel.now_ns, self.fire, call)
 
     def die(self) -> None:
         """The process is gone, from one instant to the next."""
         self.is_alive = False
-        self.carrier.stop()
+        self.driver.stop()
 
     def finish(self, code: int) -> None:
-        self.carrier.stop()
-        self.later(self._kernel.now_ns, lambda _: self._around.ended(self))
+        self.driver.stop()
+        self.later(self.shared.kernel.now_ns, lambda _: self._around.ended(self))
 
     def fail(self, error: BaseException) -> None:
         """An error of ours; it goes on to `fire`."""
@@ -460,32 +482,34 @@ class SimHost:
     def fed(self) -> None:
         if self._is_pumping:
             return
-        carrier = self.carrier
-        if carrier.queue or carrier.core.has_batch:
+        driver = self.driver
+        if driver.queue or driver.core.has_batch:
             self._is_pumping = True
-            self.later(max(self._kernel.now_ns, self._busy_until_ns) + self.shared.workload.costs.batch_ns, self._pump)
+            self.later(
+                max(self.shared.kernel.now_ns, self._busy_until_ns) + self.shared.workload.costs.batch_ns, self._pump
+            )
         else:  # a batch would change nothing
             self._set_timer()
 
     def _pump(self, _: object) -> None:
-        carrier, shared = self.carrier, self.shared
-        counts, costs = carrier.core.shared.counts, shared.workload.costs
+        driver, shared = self.driver, self.shared
+        counts, costs = driver.core.shared.counts, shared.workload.costs
         turns, sent, self.costs_ns = counts.turns, counts.piggybacked, 0
-        carrier.run_turns(shared.scenario.run.turns_in_a_row)
+        driver.run_turns(shared.scenario.run.turns_in_a_row)
         self.costs_ns += costs.batch_ns + (counts.turns - turns) * costs.turn_ns
         self.costs_ns += (counts.piggybacked - sent) * costs.send_ns
         shared.figures.busy_ns += self.costs_ns
-        self._busy_until_ns = self._kernel.now_ns + self.costs_ns * 100 // self._around.speed_of(self.name)
+        self._busy_until_ns = self.shared.kernel.now_ns + self.costs_ns * 100 // self._around.speed_of(self.name)
         if len(shared.journal.entries) >= PIECE:
             shared.journal.turn_page()
-        if carrier.queue:
+        if driver.queue:
             self.later(self._busy_until_ns, self._pump)
         else:
             self._is_pumping = False
         self._set_timer()
 
     def _set_timer(self) -> None:
-        wakeup_ns = self.carrier.core.wakeup_ns
+        wakeup_ns = self.driver.core.wakeup_ns
         if wakeup_ns is None or (self._wakeup_ns is not None and self._wakeup_ns <= wakeup_ns):
             return
         self._wakeup_ns = wakeup_ns
@@ -494,26 +518,26 @@ class SimHost:
     def _timer_fired(self, wakeup_ns: int) -> None:
         if self._wakeup_ns == wakeup_ns:
             self._wakeup_ns = None
-            self.carrier.feed(ev.TimerFired())
+            self.driver.feed(ev.TimerFired())
 
     def start_turn(self, coroutine: Coroutine[object, None, None]) -> DrivenTurn:
-        return DrivenTurn(self, coroutine, self.carrier.outside)
+        return DrivenTurn(self, coroutine, self._observer.outside)
 
     # ---- surroundings ---------------------------------------------------------------------------------------------
 
     def now_ns(self) -> int:
-        return self._kernel.now_ns
+        return self.shared.kernel.now_ns
 
     def wall_ns(self) -> int:
         return self.shared.clocks.wall_ns(self.name)
 
     def boot_clock(self) -> BootClock:
         """Return the clock of one machine for all hosts, never rebooted."""
-        return BootClock("simulated", self._kernel.now_ns)
+        return BootClock("simulated", self.shared.kernel.now_ns)
 
     def call_later(self, delay_s: float, function: Callable[[], None]) -> _Timer:
         timer = _Timer(function)
-        self.later(self._kernel.now_ns + round(delay_s * SECOND_NS), _fire_timer, timer)
+        self.later(self.shared.kernel.now_ns + round(delay_s * SECOND_NS), _fire_timer, timer)
         return timer
 
     def in_worker(self, function: Callable[..., object], *arguments: object, then: Callable[..., None]) -> None:
@@ -528,17 +552,17 @@ class SimHost:
     def block(self) -> None:
         """Block the run by a handler. Another thread reports that to the leader, every second."""
         self.pause(BLOCKED)
-        self._report_busy(self._kernel.now_ns)
+        self._report_busy(self.shared.kernel.now_ns)
 
     def _report_busy(self, since_ns: Any) -> None:
         if self.is_alive and BLOCKED in self.stops:
-            if since_ns < self._kernel.now_ns and len(self.stops) == 1:
-                self.session.report_busy(self._kernel.now_ns - since_ns)
-            self._kernel.at(self._kernel.now_ns + SECOND_NS, self._report_busy, since_ns)
+            if since_ns < self.shared.kernel.now_ns and len(self.stops) == 1:
+                self.session.report_busy(self.shared.kernel.now_ns - since_ns)
+            self.shared.kernel.at(self.shared.kernel.now_ns + SECOND_NS, self._report_busy, since_ns)
 
     def come_back(self, what: Hanging) -> None:
         """Release the calls that hung."""
-        self.later(self._kernel.now_ns, self._workers.carry_on, what)
+        self.later(self.shared.kernel.now_ns, self._workers.carry_on, what)
 
     def open_store(self) -> Store:
         return self._workers.open_store()
@@ -549,7 +573,7 @@ class SimHost:
         self.shared.points.passed(WHEN_CAPTURING)
 
     def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
-        self.carrier.captured(command, known, image)
+        self._observer.captured(command, known, image)
 
     def part_closed(self, epoch: int) -> None:
         """Do nothing: its time is not measured."""
@@ -562,12 +586,12 @@ class SimHost:
         is_first = not self._heartbeat_ns
         self._heartbeat_ns = heartbeat_ns or self._heartbeat_ns or SECOND_NS // 2
         if is_first:
-            self.later(self._kernel.now_ns + self._heartbeat_ns, self._beat)
+            self.later(self.shared.kernel.now_ns + self._heartbeat_ns, self._beat)
 
     def _beat(self, _: object) -> None:
         self._beats += 1
-        self.session.send(self.carrier.heartbeat(self._beats))
-        self.later(self._kernel.now_ns + self._heartbeat_ns, self._beat)
+        self.session.send(self.driver.heartbeat(self._beats))
+        self.later(self.shared.kernel.now_ns + self._heartbeat_ns, self._beat)
 
 
 def _fire_timer(timer: _Timer) -> None:

@@ -3,8 +3,8 @@
 import contextlib
 from collections.abc import Mapping
 
-from snapline.agent_runtime.host.driver import RunTurn
 from snapline.agent_runtime.host.events import Event, StartTurn
+from snapline.agent_runtime.host.observer import RunTurn
 from snapline.agent_runtime.host.turn_marks import limit_of, mark_of
 from snapline.sim.faults.executor import Hanging
 from snapline.sim.workloads.failing import ProcessKilled
@@ -76,7 +76,7 @@ class Hosts:
             try:
                 return run_turn(turn)
             except ProcessKilled:
-                limit = limit_of(run.carrier.turns.type_of(turn.agent))
+                limit = limit_of(run.driver.turns.type_of(turn.agent))
                 mark = mark_of(turn.agent, turn.what, turn.sender, turn.payload, limit)
                 self._notes.died[run.name] = run.instance, (mark.death(is_beside=False),)
                 self._shared.judge.probes.hit("process killed by a message")
@@ -93,7 +93,7 @@ class Hosts:
         """The run is over. Handlers that wait end here, and a graph's threads with them: left to the garbage collector they might never."""
         for run in self.alive():
             with contextlib.suppress(Exception):  # of a handler that does not let go
-                run.carrier.stop()
+                run.driver.stop()
 
     def _bury(self, run: SimHost) -> None:
         run.die()
@@ -113,7 +113,7 @@ class Hosts:
         if shared.recording is not None:
             shared.recording.hosts.append(HostSpan(host, shared.kernel.now_ns))
         run = self.runs[host] = SimHost(shared, self._notes, self._doors, self, host, self._starts[host])
-        run.carrier.wrap_turns(lambda run_turn: self._mortal(run, run_turn))
+        run.driver.wrap_turns(lambda run_turn: self._mortal(run, run_turn))
         shared.journal.add((shared.kernel.now_ns, host, "", "start", self._starts[host], 0))
 
     def crash(self, host: str) -> None:
@@ -121,7 +121,7 @@ class Hosts:
         run = self.run_of(host)
         if run is None:
             return
-        shared, core = self._shared, run.carrier.core
+        shared, core = self._shared, run.driver.core
         shared.judge.probes.sometimes(core.mode.standing().open_epochs > 0, "crash while recording")
         shared.judge.probes.sometimes(core.plan > 0 and not core.is_loaded, "crash while recovering")
         shared.figures.count("piggyback_bytes", core.shared.counts.piggyback_bytes)

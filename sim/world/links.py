@@ -59,7 +59,7 @@ class SimTransport:
     def _soon(self, function: Callable[..., object], argument: object = None) -> None:
         self.host.later(self._shared.kernel.now_ns, function, argument)
 
-    # ---- what the carrier asks for --------------------------------------------------------------------------------
+    # ---- what the driver asks for ---------------------------------------------------------------------------------
 
     def wake(self, peer: str) -> None:
         if peer not in self._is_awake and peer in self._streams:
@@ -110,7 +110,7 @@ class SimTransport:
             return
         found = LinkStream(self, there, self._dialled[peer])
         self._streams[peer] = found
-        if self.host.carrier.opened(peer, found.attempt):
+        if self.host.driver.opened(peer, found.attempt):
             self._note_opened(peer)
             self.wake(peer)
         else:
@@ -128,12 +128,12 @@ class SimTransport:
         found = self._streams.get(peer)
         if found is None or found.stream.is_closed:
             return
-        carrier = self.host.carrier
+        driver = self.host.driver
         for _ in range(FRAMES_IN_A_ROW):
-            there = carrier.core.peers.get(peer)
+            there = driver.core.peers.get(peer)
             if there is None or there.link is None or not there.link.wants_write:
                 return
-            frame = carrier.next_frame(peer)
+            frame = driver.next_frame(peer)
             if frame is None:
                 return
             self._note_written(peer, frame)
@@ -141,7 +141,7 @@ class SimTransport:
         self.wake(peer)
 
     def _note_opened(self, peer: str) -> None:
-        core = self.host.carrier.core
+        core = self.host.driver.core
         is_in_epoch = core.peers[peer].floor is None and core.mode.standing().open_epochs > 0
         self._shared.judge.probes.sometimes(is_in_epoch, "link in an epoch")
 
@@ -172,14 +172,14 @@ class SimTransport:
             self._accept(found, peer, frame)
         elif self._streams.get(peer) is found:
             self._note_received(peer, frame)
-            self.host.carrier.received(peer, frame)
+            self.host.driver.received(peer, frame)
 
     def _accept(self, found: LinkStream, peer: str, frame: Frame) -> None:
         hello = frame.body
         assert isinstance(hello, LinkHello), "the first frame of a stream says who speaks"
         if hello.attempt == 0:
             found.stream.close()
-            self.host.carrier.knocked(hello)
+            self.host.driver.knocked(hello)
             return
         refused = self._judge(found, peer, hello)
         if refused is not None:
@@ -190,10 +190,10 @@ class SimTransport:
         self._streams[peer] = found
         if older is not None:
             older.stream.close()
-            self.host.carrier.closed(peer, None)
-        if self.host.carrier.opened(peer, hello.attempt):
+            self.host.driver.closed(peer, None)
+        if self.host.driver.opened(peer, hello.attempt):
             self._note_opened(peer)
-            self.host.carrier.received(peer, frame)
+            self.host.driver.received(peer, frame)
             self.wake(peer)
         else:
             found.stream.close()
@@ -202,8 +202,8 @@ class SimTransport:
         current = self._streams.get(peer)
         if current is not None and current.dialler is found.dialler and hello.attempt <= current.attempt:
             return Refused(f"attempt {hello.attempt} of {peer}: {current.attempt} is newer", is_final=False)
-        refused = self.host.carrier.accepted(peer, hello)
-        older = refused is not None and hello.plan < self.host.carrier.core.plan
+        refused = self.host.driver.accepted(peer, hello)
+        older = refused is not None and hello.plan < self.host.driver.core.plan
         self._shared.judge.probes.sometimes(older, "older incarnation refused")
         return refused
 
@@ -212,6 +212,6 @@ class SimTransport:
         peer = found.stream.other(self.host.name)
         if self._streams.get(peer) is found:
             del self._streams[peer]
-            self.host.carrier.closed(peer, None)
+            self.host.driver.closed(peer, None)
         if self is found.dialler and peer in self._dialled:
             self._retry(peer)

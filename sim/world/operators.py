@@ -88,7 +88,7 @@ class SimOperator:
     def _resolve(self) -> bool:
         """Say what came of an effect that needs people, as its service knows it; whether there is one."""
         for run in self._hosts.alive():
-            for agent in run.carrier.core.agents.values():
+            for agent in run.driver.core.agents.values():
                 effects = agent.effects
                 if effects is None or effects.open is None or not effects.needs_people:
                     continue
@@ -137,7 +137,7 @@ class SimOperator:
     def _letters_of(self, agent: str) -> list[tuple[int, bytes, bool]]:
         """Return letters as their owner would describe them: number, identity, and whether it is about what could not be undone."""
         run = self._hosts.run_of(self._host_of(agent))
-        found = run.carrier.core.agents.get(agent) if run is not None else None
+        found = run.driver.core.agents.get(agent) if run is not None else None
         if found is None:
             return []
         pairs = zip(found.dead_letter_numbers, found.dead_letters, strict=True)
@@ -167,7 +167,7 @@ class SimOperator:
     def _deliver(self, host: str, words: Sequence[ev.OfferedInput]) -> None:
         run = self._hosts.run_of(host)
         if run is not None and words:
-            plan = run.carrier.core.plan
+            plan = run.driver.core.plan
             run.settle(self.name, words, lambda answers: self._answer(host, words, answers, plan))
 
     def _answer(self, host: str, words: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome], plan: int) -> None:

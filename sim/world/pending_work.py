@@ -37,20 +37,20 @@ class PendingWork:
         found: dict[str, object] = {}
         for agent, record in self._log.canonical.living_agents():
             run = self._hosts.run_of(record.host)
-            if run is not None and agent in run.carrier.core.agents and run.carrier.turns.has(agent):
-                found[agent] = run.carrier.turns.object_of(agent).state
+            if run is not None and agent in run.driver.core.agents and run.driver.turns.has(agent):
+                found[agent] = run.driver.turns.object_of(agent).state
         return found
 
     def resting(self) -> list[str]:
         """Agents between two turns, under the plan in force."""
         plan = self._log.canonical.plan_number
-        cores = [run.carrier.core for run in self._hosts.alive() if run.carrier.core.plan == plan]
+        cores = [run.driver.core for run in self._hosts.alive() if run.driver.core.plan == plan]
         agents = [agent for core in cores if core.is_loaded for agent in core.agents.values()]
         return [agent.id for agent in agents if agent.current is None and agent.turn is None and not agent.is_failed]
 
     def blocked(self) -> dict[str, str]:
         """Agents in the middle of a durable turn that cannot continue → why."""
-        agents = [agent for run in self._hosts.alive() for agent in run.carrier.core.agents.values()]
+        agents = [agent for run in self._hosts.alive() for agent in run.driver.core.agents.values()]
         return {agent.id: agent.turn.problem for agent in agents if agent.turn is not None and agent.turn.problem}
 
     def heard(self) -> list[str]:
@@ -62,8 +62,8 @@ class PendingWork:
         """Return whether no host has anything to do: no turn, no arrived message, no timer."""
         plan = self._log.canonical.plan
         for run in self._hosts.alive():
-            core = run.carrier.core
-            if run.carrier.queue or (not core.is_loaded and plan is not None and run.name in plan.hosts):
+            core = run.driver.core
+            if run.driver.queue or (not core.is_loaded and plan is not None and run.name in plan.hosts):
                 return False
             for agent in core.agents.values():
                 if agent.mailbox or agent.parked or agent.current is not None or agent.spawns:
@@ -74,7 +74,7 @@ class PendingWork:
 
     def _is_on_the_way(self) -> bool:
         """Return whether a message has left its sender, and its live receiver has not consumed it."""
-        cores = [run.carrier.core for run in self._hosts.alive()]
+        cores = [run.driver.core for run in self._hosts.alive()]
         there = {name: agent for core in cores for name, agent in core.agents.items()}
         return any(_is_awaited(agent, there) for core in cores for agent in core.agents.values())
 
@@ -113,7 +113,7 @@ class PendingWork:
         now = {}
         for agent, record in self._log.canonical.living_agents():
             run = self._hosts.run_of(record.host)
-            found = run.carrier.core.agents.get(agent) if run is not None else None
+            found = run.driver.core.agents.get(agent) if run is not None else None
             if found is None:
                 now[agent] = ("is nowhere", 0, 0)
             elif not found.is_born:
@@ -155,7 +155,7 @@ class PendingWork:
         asked = self._shared.judge.books.rollbacks.asked
         found = []
         for run in self._hosts.alive() if self._log.canonical.phase == RUNNING else ():
-            rollbacks = run.carrier.core.turn_ends.rollbacks
+            rollbacks = run.driver.core.turn_ends.rollbacks
             waiting = [wish for agent, wish in rollbacks.wanted.items() if agent not in rollbacks.refused]
             found += [x.agent for x in waiting if asked.get((x.agent, x.incarnation), since_ns) < since_ns]
         return found

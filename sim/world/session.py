@@ -15,7 +15,7 @@ RETRY_LEAST_NS, RETRY_STEP_NS, RETRY_STEPS = 50_000_000, 50_000_000, 9
 
 
 class ReplicaSession(Protocol):
-    """Replica of the coordinator, as hosts see it: `seat.Seat`."""
+    """Replica of the coordinator, as hosts see it: `simulated_replica.SimulatedReplica`."""
 
     @property
     def is_up(self) -> bool: ...
@@ -67,7 +67,7 @@ class SimSession:
             return
         self._stream = door.attend(host, (host.instance, node, self._tries), self._received, self._closed)
         died, died_in = host.notes.died.get(host.name, ("", ()))
-        hello = host.carrier.hello(instance=host.instance, address=f"{host.name}:1")
+        hello = host.driver.hello(instance=host.instance, address=f"{host.name}:1")
         self.send(replace(hello, died=died, died_in=died_in))
 
     def _next(self) -> str:
@@ -84,7 +84,7 @@ class SimSession:
     def _received(self, item: object) -> None:
         if self._stream is not None:
             assert isinstance(item, bytes)
-            self._host.carrier.directive_received(decode_directive(item))
+            self._host.driver.directive_received(decode_directive(item))
 
     def _closed(self, _: object = None) -> None:
         if self._stream is not None:

@@ -1,4 +1,4 @@
-"""A fleet in virtual time: production cores, carriers, agents, leader and store, in a simulated network on a simulated disk.
+"""A fleet in virtual time: production cores, drivers, agents, leader and store, in a simulated network on a simulated disk.
 
 What decides is the product. What surrounds it is here, in parts that share a desk (`shared.py`): hosts that die and come back
 (`hosts.py`, `host.py`), links and streams that break (`network.py`, `links.py`, `session.py`), replicas of the coordinator
@@ -117,9 +117,9 @@ class World:
     def _awaited(self, frozen: Frozen) -> Frozen:
         """Return the same for the present run: agents now in no turn would have frozen."""
         run = self.hosts.run_of(frozen.host)
-        if run is None or run.carrier.core.plan != frozen.plan:
+        if run is None or run.driver.core.plan != frozen.plan:
             return frozen
-        core = run.carrier.core
+        core = run.driver.core
         still = [x.id for x in core.agents.values() if x.current is None and x.is_born and not x.is_failed]
         self.shared.judge.on_frozen(frozen.host, core.start, frozen.plan, frozen.number, still)
         return replace(frozen, start=core.start)
@@ -153,11 +153,11 @@ class World:
 
     def _does_one_stand(self) -> bool:
         """Return whether an agent's rollback request was refused."""
-        return any(run.carrier.core.turn_ends.rollbacks.refused for run in self.hosts.alive())
+        return any(run.driver.core.turn_ends.rollbacks.refused for run in self.hosts.alive())
 
     def _is_calling(self) -> bool:
         """Return whether an effect is being called."""
-        agents = [agent for run in self.hosts.alive() for agent in run.carrier.core.agents.values()]
+        agents = [agent for run in self.hosts.alive() for agent in run.driver.core.agents.values()]
         return any(agent.effects is not None and agent.effects.is_called for agent in agents)
 
     def complete_fleet(self) -> None:
@@ -198,7 +198,7 @@ class World:
     def validate(self) -> None:
         """Invariants of all cores."""
         for run in self.hosts.alive():
-            run.carrier.core.validate()
+            run.driver.core.validate()
         self.clients.validate()
         self.log.canonical.validate()
 

@@ -41,10 +41,10 @@ def make_host() -> Host:
 async def test_an_agent_counts_as_busy_while_its_turn_runs_and_no_longer(fails: bool) -> None:
     """Heartbeats name agents whose turns are long, to explain why an epoch waits."""
     host = make_host()
-    carrier = host._carrier
-    carrier.turns.add("a", Waiter())
-    carrier.queue.append(ev.StartTurn("a", 1, "message", "b", encode_message(Wait(fails))))
-    carrier.run_turns()
-    assert list(carrier.started) == ["a"]
+    driver = host._driver
+    driver.turns.add("a", Waiter())
+    driver.queue.append(ev.StartTurn("a", 1, "message", "b", encode_message(Wait(fails))))
+    driver.run_turns()
+    assert list(driver.started) == ["a"]
     await asyncio.sleep(0.01)
-    assert not carrier.started
+    assert not driver.started

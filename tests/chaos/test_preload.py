@@ -18,9 +18,9 @@ needs_compiler = pytest.mark.skipif(bool(preload.reason_against()), reason=prelo
 PROGRAM = """
 import errno, os, sys, threading, time
 from pathlib import Path
-from snapline.chaos.control import Wrongs
+from snapline.chaos.control import FaultCounters
 
-root, control, elsewhere = Path(sys.argv[1]), Wrongs(Path(sys.argv[2])), Path(sys.argv[3])
+root, control, elsewhere = Path(sys.argv[1]), FaultCounters(Path(sys.argv[2])), Path(sys.argv[3])
 
 def failing(call):
     try:

@@ -191,7 +191,7 @@ def test_what_the_hosts_leave_out_would_have_changed_nothing(monkeypatch: pytest
 
     def check_write(transport: SimTransport, peer: str) -> None:
         write(transport, peer)
-        core = transport.host.carrier.core
+        core = transport.host.driver.core
         there = core.peers.get(peer)
         if there is not None and there.link is not None and not there.link.wants_write:
             assert not [

@@ -77,21 +77,20 @@ class FaultTarget:
     # ---- what hosts and coordinators pass ---------------------------------------------------------------------------
 
     def watch_host(self) -> None:
-        from snapline.agent_runtime.host import driver as carrier
-        from snapline.agent_runtime.host import process
+        from snapline.agent_runtime.host import driver, process
         from snapline.agent_runtime.host import shutdown as stopping
         from snapline.agent_runtime.host.turns import Turns
 
         self.before(Turns, "run", moments.WHEN_WORKING)
-        self.before(carrier.HostDriver, "_capture", moments.WHEN_RECORDING)
-        self.before(carrier.HostDriver, "_take_checkpoint", moments.WHEN_RECORDING)
+        self.before(driver.HostDriver, "_capture", moments.WHEN_RECORDING)
+        self.before(driver.HostDriver, "_take_checkpoint", moments.WHEN_RECORDING)
         self.after(
-            carrier.HostDriver,
+            driver.HostDriver,
             "_load_agents",
             moments.WHEN_RECOVERING,
             if_=lambda _, command: bool(command.line_epoch),
         )
-        self.after(carrier.HostDriver, "directive_received", moments.WHEN_HEARING)
+        self.after(driver.HostDriver, "directive_received", moments.WHEN_HEARING)
         self.before(process.Host, "capturing", moments.WHEN_CAPTURING)
         asked = stopping.ask_stop
 
@@ -100,8 +99,8 @@ class FaultTarget:
                 time.sleep(LOOK_S)
             return asked(*arguments, **options)
 
-        vars(carrier)["ask_stop"] = ask_stop
-        run_turns = carrier.HostDriver.run_turns
+        vars(driver)["ask_stop"] = ask_stop
+        run_turns = driver.HostDriver.run_turns
 
         @functools.wraps(run_turns)
         def block(*arguments: Any) -> None:
@@ -109,7 +108,7 @@ class FaultTarget:
                 time.sleep(LOOK_S)
             run_turns(*arguments)
 
-        setattr(carrier.HostDriver, "run_turns", block)  # noqa: B010  # mypy knows no method that changes
+        setattr(driver.HostDriver, "run_turns", block)  # noqa: B010  # mypy knows no method that changes
 
     def watch_coordinator(self) -> None:
         from snapline.coordinator.leader.events import ProposalEnded

@@ -45,28 +45,28 @@ class EmbeddedHost(Host):
     def __init__(self, options: HostOptions, agent: str, inside: Embedding) -> None:
         self._agent, self._inside = agent, inside
         super().__init__(options)
-        self._frames = HeldMessages(self._carrier.received, self._begun, inside.may_record)
+        self._frames = HeldMessages(self._driver.received, self._begun, inside.may_record)
         self.received, self.opened, self.closed = self._frames.received, self._opened, self._closed
 
     @property
     def core(self) -> HostCore:
         """Core of the host, read-only."""
-        return self._carrier.core
+        return self._driver.core
 
     def begin(self, epoch: int) -> None:
         """A call has brought news of this epoch. The coordinator's own word, when it comes, changes nothing any more."""
-        self._feed(BeginEpoch(epoch, self._carrier.core.shared.plan))
+        self._feed(BeginEpoch(epoch, self._driver.core.shared.plan))
 
     def _begun(self) -> int:
-        return self._carrier.core.shared.begun_epoch
+        return self._driver.core.shared.begun_epoch
 
     def _opened(self, peer: str, attempt: int) -> bool:
         self._frames.drop(peer)
-        return self._carrier.opened(peer, attempt)
+        return self._driver.opened(peer, attempt)
 
     def _closed(self, peer: str, error: str | None) -> None:
         self._frames.drop(peer)
-        self._carrier.closed(peer, error)
+        self._driver.closed(peer, error)
 
     def tell(self, told: ExternalSends) -> None:
         """Send this to other agents, now."""
@@ -76,14 +76,14 @@ class EmbeddedHost(Host):
         """Feed an event. What follows from it, turns above all, is not part of the handler that brings it."""
         token = RUN.set(None)
         try:
-            self._carrier.feed(event)
+            self._driver.feed(event)
         finally:
             RUN.reset(token)
 
     def _directive_received(self, directive: Directive) -> None:
         if isinstance(directive, BeginEpoch) and self._inside.begin_later(directive.epoch):
             return
-        plan = self._carrier.core.shared.plan
+        plan = self._driver.core.shared.plan
         if isinstance(directive, Plan) and directive.number > plan:
             self._inside.going_back()
             self._frames.drop_all()
@@ -96,14 +96,14 @@ class EmbeddedHost(Host):
 
     def send(self, message: HostMessage) -> None:
         if isinstance(message, PlanApplied):
-            turns = self._carrier.turns
+            turns = self._driver.turns
             self._inside.gone_back(turns.object_of(self._agent) if turns.has(self._agent) else None)
         super().send(message)
 
     def capturing(self, agent: str) -> None:
         super().capturing(agent)
         if agent == self._agent:
-            self._inside.filling(self._carrier.turns.object_of(agent))
+            self._inside.filling(self._driver.turns.object_of(agent))
 
     def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
         super().captured(command, known, image)

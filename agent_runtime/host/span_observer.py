@@ -1,69 +1,69 @@
-"""Driver of a host with spans: turns and steps run within them. Imported where there are any."""
+"""Spans of a host: turns, steps and effects run within them. Imported where spans are exported."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from opentelemetry import context as contexts
 
-from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.driver import HostDriver
-from snapline.agent_runtime.host.environment import HostEnvironment, TraceSink, Transport
 from snapline.agent_runtime.host.epoch_files import LoadedLine
-from snapline.agent_runtime.host.turn_spans import EFFECT, TracedEnvironment, TurnPlace, TurnSpans
+from snapline.agent_runtime.host.observer import Execute, HostObserver, ObservedDriver, RunTurn
+from snapline.agent_runtime.host.turn_spans import EFFECT, TurnPlace, TurnSpans
 from snapline.storage.log.record import LoggedInput
 from snapline.telemetry.span_export import SpanExport
 
 
-class SpanCarrier(HostDriver):
-    """See `HostDriver`.
+class SpanObserver(HostObserver):
+    """Observer of a host's driver that makes its spans.
 
     Attributes:
         spans: spans of the turns that are followed.
     """
 
-    def __init__(
-        self,
-        host: str,
-        fleet: Fleet,
-        around: HostEnvironment,
-        transport: Transport,
-        *,
-        export: SpanExport,
-        trace: TraceSink | None,
-        trace_every: int,
-    ) -> None:
-        world = TracedEnvironment(export)
-        super().__init__(host, fleet, around, transport, world=world, trace=trace, trace_every=trace_every)
-        self.spans = TurnSpans(export, self.turns.run, self.turns.type_of, self._place_of)
-        self._run_turn = self.spans.run
+    spans: TurnSpans
+
+    def __init__(self, export: SpanExport) -> None:
+        self._export = export
         self._restored: dict[tuple[str, str], int] = {}
         """Last message in the line, or the logs, of the plan, by agent and sender, "" for inputs."""
 
-    def _turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> None:
-        super()._turn_ended(self.spans.ended(event))
+    def attached(self, driver: ObservedDriver) -> None:
+        self._core = driver.core
+        self.spans = TurnSpans(self._export, driver.turns.run, driver.turns.type_of, self._place_of)
 
-    def _run_step(self, command: de.RunStep) -> None:
+    def commands(self) -> Mapping[type[ev.Said], Callable[[Any, Execute], None]]:
+        return {de.RunStep: self._within_turn, de.RunEffect: self._within_turn, ev.CancelTurns: self._cancel_turns}
+
+    def wrap_turns(self, run: RunTurn) -> RunTurn:
+        return self.spans.run
+
+    def turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> ev.TurnEnded | ev.TurnFailed:
+        return self.spans.ended(event)
+
+    def _within_turn(self, command: de.RunStep, execute: Execute) -> None:
+        """Run a step or an effect within the span of its turn."""
         opened = self.spans.open.get(command.agent)
         if opened is None:
-            super()._run_step(command)
+            execute(command)
             return
         within = contexts.set_value(EFFECT, isinstance(command, de.RunEffect), opened.context)
         token = contexts.attach(within)
         try:
-            super()._run_step(command)
+            execute(command)
         finally:
             contexts.detach(token)
 
-    def _cancel_turns(self, command: ev.CancelTurns) -> None:
+    def _cancel_turns(self, command: ev.CancelTurns, execute: Execute) -> None:
         self.spans.undone()
-        super()._cancel_turns(command)
+        execute(command)
 
-    def _loaded(self, command: ev.LoadAgents, outcome: LoadedLine | ev.LoadFailed) -> None:
-        if isinstance(outcome, LoadedLine) and command.plan == self.core.plan:
+    def line_loaded(self, command: ev.LoadAgents, outcome: LoadedLine | ev.LoadFailed) -> None:
+        if isinstance(outcome, LoadedLine) and command.plan == self._core.plan:
             self._restored = _restored(outcome)
-        super()._loaded(command, outcome)
 
     def _place_of(self, turn: ev.StartTurn) -> TurnPlace:
-        agent = self.core.agents.get(turn.agent)
+        agent = self._core.agents.get(turn.agent)
         entry = None if agent is None else agent.current
         if entry is None:
             return TurnPlace(0, False)
