@@ -417,8 +417,10 @@ class SimHost:
                 taking(given, found)
                 offered.append(ev.OfferedInput(given.agent, given.key, found))
 
+        plan = self.driver.core.plan
+
         def answered(answers: Sequence[InputOutcome]) -> None:
-            self.notes.host_logs.on_offered(self.name, offered, answers)
+            self.notes.host_logs.on_offered(self.name, plan, offered, answers)
             left = iter([placed(x.agent, y, self._place_of) for x, y in zip(offered, answers, strict=True)])
             then([next(left) if isinstance(found, bytes) else found for found in looked])
 
@@ -431,7 +433,7 @@ class SimHost:
         """Take an operator's words."""
 
         def answered(outcomes: Sequence[InputOutcome]) -> None:
-            self.notes.host_logs.on_offered(self.name, words, outcomes)
+            self.notes.host_logs.on_offered(self.name, self.driver.core.plan, words, outcomes)
             then(outcomes)
 
         self.later(self.shared.kernel.now_ns, lambda _: self.driver.offer(operator, words, answered))

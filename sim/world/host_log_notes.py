@@ -33,13 +33,17 @@ class HostLogNotes:
         oracle = self._shared.judge.books.inputs
         return not self._flipped and not oracle.has_lost_bytes and self._shared.scenario.budget == "within"
 
-    def on_offered(self, host: str, inputs: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome]) -> None:
-        """A host answers a request."""
+    def on_offered(
+        self, host: str, plan: int, inputs: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome]
+    ) -> None:
+        """A host answers a request that it got under this plan. What a later plan drops may have been taken before."""
+        drops = self._shared.judge.books.inputs.drops.of_plan(self._log.canonical.plan_number)
+        is_judged = self._is_judged() and all(drop.plan <= plan for drop in drops)
         for offered, answer in zip(inputs, answers, strict=True):
             if answer.status not in (ACCEPTED, REPEATED) or offered.is_word:
                 continue
             self._payloads[offered.agent, offered.key] = offered.payload
-            if self._is_judged() and not self._is_held(offered.agent, offered.payload):
+            if is_judged and not self._is_held(offered.agent, offered.payload):
                 text = f"{host} says that input {offered.key} of {offered.agent} is {answer.status}, and no batch that would outlive a power cut holds it"
                 self._shared.say("receipts", "R1", text)
 
