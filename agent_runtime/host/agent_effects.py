@@ -45,7 +45,6 @@ class AgentEffects:
     Attributes:
         keys: ended effects, oldest first.
         made: effects of the agent's present turn, oldest first.
-        called: those of them that this life has called.
         open: the effect at which its turn waits.
         is_in_doubt: it may have been called: by an earlier life, since it comes from a checkpoint whose epoch released its intent, unless that life
             had to log a mark first; or under the same key, by a call that failed or is of a discarded history.
@@ -54,12 +53,11 @@ class AgentEffects:
         needs_people: its handler waits there, and nothing calls it: people have to report its outcome.
     """
 
-    __slots__ = ("called", "is_called", "is_in_doubt", "is_ready", "keys", "made", "needs_people", "open")
+    __slots__ = ("is_called", "is_in_doubt", "is_ready", "keys", "made", "needs_people", "open")
 
     def __init__(self, saved: SavedEffects = _NO_EFFECTS) -> None:
         self.keys = {known.key: known for known in saved.keys}
         self.made = list(saved.made)
-        self.called: dict[str, None] = {}
         self.open: OpenEffect | None = saved.open
         self.is_in_doubt = saved.open is not None
         self.is_ready = self.is_called = self.needs_people = False
@@ -110,22 +108,17 @@ class AgentEffects:
         return not known.is_orphan and all(made.key != intent.key for made in self.made)
 
     def _take_over(self, intent: EffectIntent, known: KnownEffect, name: str) -> str:
-        """Make the effect part of this turn, as if the turn had done it: the turn that did it has failed, or is of a discarded history, and it was
-        not undone. An effect of another history was done before what this life has called, and is undone after that."""
+        """Make the effect part of this turn, as if the turn had done it now: the turn that did it has failed, or is of a discarded history, and it was
+        not undone."""
         self.keys[known.key] = msgspec.structs.replace(
             known, is_orphan=False, ended_ns=known.ended_ns or intent.asked_ns
         )
-        made = MadeEffect(known.key, known.generation, name, intent.undo, intent.undo_arguments)
-        self._add_made(made, is_of_another_history=known.ended_ns == TIME_UNKNOWN)
+        self._add_made(MadeEffect(known.key, known.generation, name, intent.undo, intent.undo_arguments))
         return DONE
 
-    def _add_made(self, made: MadeEffect, *, is_of_another_history: bool = False) -> None:
-        """Add the newest; one of another history comes before what this life has called."""
-        others = [other for other in self.made if other.key != made.key]
-        place = len(others)
-        if is_of_another_history:
-            place = next((place for place, other in enumerate(others) if other.key in self.called), place)
-        self.made = [*others[:place], made, *others[place:]]
+    def _add_made(self, made: MadeEffect) -> None:
+        """Add the newest effect of the turn: effects are undone in the reverse of the order in which the turn requested them."""
+        self.made = [*[other for other in self.made if other.key != made.key], made]
 
     def begin(self, intent: EffectIntent, digest: bytes, number: int, name: str) -> OpenEffect:
         """Open a new effect, whose intent is the agent's output of this number."""
@@ -179,8 +172,6 @@ class AgentEffects:
         if not opened.undoes:
             made = MadeEffect(opened.key, opened.generation, opened.name, opened.undo, opened.undo_arguments)
             self._add_made(made)
-            if self.is_called:
-                self.called[opened.key] = None
         elif is_done:
             self._undone(opened)
         self.let_go()
@@ -269,7 +260,7 @@ class AgentEffects:
     def turn_ended(self, letter: int = 0) -> list[MadeEffect]:
         """End the turn; return what it has made, oldest first. Keys that were made up for it are forgotten, but for what was undone. `letter`: the
         number of the dead letter that it becomes, if it has failed."""
-        made, self.made, self.called = self.made, [], {}
+        made, self.made = self.made, []
         for key, known in list(self.keys.items()):
             if key.startswith(MADE_UP) and not key.endswith(UNDO) and known.ended_ns != TIME_UNKNOWN:
                 del self.keys[key]

@@ -118,20 +118,23 @@ class FullError(Exception):
 
 
 class _Sale(msgspec.Struct):
-    """One key at the service. `first`, `last`: when it was asked for, or found by a probe, in calls. `is_undone`: for good."""
+    """One key at the service. `first`, `last`: when it was asked for, or found by a probe, in calls. `plan`: the plan of the host that asked last.
+    `is_undone`: permanently."""
 
     task: str
     first: int
     last: int
+    plan: int = 0
     is_done: bool = False
     is_undone: bool = False
     is_probed: bool = False
 
 
 class Service:
-    """The service outside, and its ledger. A task is `agent/request/place/kind`."""
+    """The service outside, and its ledger. A task is `agent/request/place/kind`. `plan_of_call`: returns the plan of the host that calls now."""
 
-    def __init__(self) -> None:
+    def __init__(self, plan_of_call: Callable[[], int] = int) -> None:
+        self._plan_of_call = plan_of_call
         self.sales: dict[str, _Sale] = {}
         self._calls = 0
 
@@ -140,7 +143,7 @@ class Service:
         kind = task.rpartition("/")[2]
         self._calls += 1
         sale = self.sales.setdefault(key, _Sale(task, self._calls, self._calls))
-        sale.last = self._calls
+        sale.last, sale.plan = self._calls, self._plan_of_call()
         if sale.is_undone:
             raise ConnectionRefusedError(f"{task} was undone under {key}")
         if sale.is_done:
@@ -175,7 +178,7 @@ class Service:
         if sale is None or not sale.is_done or sale.is_undone:
             self.sales.setdefault(key, _Sale(task, self._calls, self._calls)).is_probed = True
             return None
-        sale.is_probed, sale.last = True, self._calls
+        sale.is_probed, sale.last, sale.plan = True, self._calls, self._plan_of_call()
         return f"{task} {key}"
 
     def stubs(self) -> dict[str, Callable[..., Any]]:
@@ -195,11 +198,12 @@ class Service:
 
 
 def _is_after(other: _Sale, sale: _Sale) -> bool:
-    """Was this one of the same request paid for the first time after the other one was asked for the last time, and does it stand?
+    """Return whether this one, of the same request, was first paid for after the other one was last asked for, and is not undone.
 
-    Not an unkeyed one: one of a given-up history stands under a key that no turn knows any more.
+    Both must have been asked for under one plan: a turn takes over, without a call, what a discarded history has done, and then that is its newest.
+    An unkeyed one is never judged: one of a discarded history keeps a key that no turn knows any more.
     """
-    if other.task.endswith("/unkeyed"):
+    if other.task.endswith("/unkeyed") or other.plan != sale.plan:
         return False
     is_same = other.task.rpartition("/")[0].rpartition("/")[0] == sale.task.rpartition("/")[0].rpartition("/")[0]
     return is_same and other.is_done and not other.is_undone and other.first > sale.last
@@ -328,7 +332,7 @@ class BookingWorkload(Workload):
 
     def open_service(self) -> dict[str, Callable[..., Any]]:
         """Begin a run."""
-        self.service = Service()
+        self.service = Service(lambda: self.calling_plan)
         return self.service.stubs()
 
     def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> snapline.Message | None:

@@ -54,15 +54,17 @@ class FullError(Exception):
 
 class Shop:
     """The service. `done`: key → receipt; `paid`: order and part → under which key it is paid; `shut`: how often it was asked to give back what it does not, yet;
-    `asked`: key → how many were done when it was asked for first, and last.
+    `asked`: key → how many were done when it was asked for first, and last, and the plan of the host that asked last.
 
     A history that was given up on purpose may have paid what the present one asks for later, under the same key: there it is the newest, though it was paid first. So of two
-    that stand, one is known to be newer only if it was paid after the other was last asked for.
+    that stand, one is known to be newer only if it was paid after the other was last asked for, and under the same plan: a turn takes over, without
+    a call, what a discarded history has done.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, plan_of_call: Callable[[], int] = int) -> None:
+        self._plan_of_call = plan_of_call
         self.done: dict[str, str] = {}
-        self.asked: dict[str, tuple[int, int]] = {}
+        self.asked: dict[str, tuple[int, int, int]] = {}
         self.paid: dict[tuple[str, str], str] = {}
         self.shut: dict[str, int] = {}
 
@@ -74,7 +76,7 @@ class Shop:
             self.done[key] = f"{order} {part}"
             self.paid[order, part] = key
         now = len(self.done)
-        self.asked[key] = (self.asked.get(key, (now, now))[0], now)
+        self.asked[key] = (self.asked.get(key, (now,))[0], now, self._plan_of_call())
         if is_mute(order, part):
             raise ConnectionAbortedError(f"of {order} {part} nobody is told that it is paid")
         return self.done[key]
@@ -88,8 +90,9 @@ class Shop:
                 raise ConnectionRefusedError(f"{order} {part} cannot be given back now")
         of = key.removesuffix(UNDO)
         assert self.paid.get((order, part), of) == of, f"{order} {part} is given back, under {key}, and is paid anew"
-        _, last = self.asked.get(of, (0, len(self.done)))
-        left = [each for (of_order, each), by in self.paid.items() if of_order == order and self.asked[by][0] > last]
+        _, last, plan = self.asked.get(of, (0, len(self.done), 0))
+        of_order = {each: self.asked[by] for (other, each), by in self.paid.items() if other == order}
+        left = [each for each, asked in of_order.items() if asked[0] > last and asked[2] == plan]
         assert not left, f"{order} {part} is given back before {left}, paid after it"
         self.done[key] = ""
         self.paid.pop((order, part), None)
@@ -97,7 +100,7 @@ class Shop:
     def find(self, order: str, part: str, *, key: str) -> str | None:
         """The probe. What it finds counts as asked for now: a turn that takes it for its own has it as its newest."""
         if key in self.asked:
-            self.asked[key] = (self.asked[key][0], len(self.done))
+            self.asked[key] = (self.asked[key][0], len(self.done), self._plan_of_call())
         return self.done.get(key)
 
     def stubs(self) -> dict[str, Callable[..., Any]]:
@@ -213,7 +216,7 @@ class PayingWorkload(Workload):
 
     def open_shop(self) -> dict[str, Callable[..., Any]]:
         """A run begins."""
-        self.shop = Shop()
+        self.shop = Shop(lambda: self.calling_plan)
         return self.shop.stubs()
 
     def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> snapline.Message | None:

@@ -58,6 +58,7 @@ class Workload:
         rolls_back: its agents ask for rollbacks (`ctx.rollback`), so a person looks after those that are refused.
         has_gone_back: behind a complete epoch, on purpose or since its bytes are lost. The world says so before it calls `check_end`.
         failure: the traceback of an invariant that could not be asked; "" if all is well.
+        calling_plan: the plan of the host whose call a stub answers now.
         inputs: what a user gives to the fleet, instead of `input_of`; None: nothing.
     """
 
@@ -68,7 +69,7 @@ class Workload:
         self.fleet = fleet
         self.ends = ends
         self.costs = costs or Costs()
-        self.failure = ""
+        self.failure, self.calling_plan = "", 0
         self.inputs: GivenInputs | None = None
 
     def check_cut(self, cut: snapline.Cut) -> str | None:

@@ -31,7 +31,7 @@ class Steps:
 
     async def step(self, host: HostRun, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
         """Call the step's stub, or run `function` once, after a drawn time."""
-        call = self.stubs.call(name, function)
+        call = self.stubs.call(name, function, host.driver.core.plan)
         if call is not None:
             return await call.answered()
         self._count += 1

@@ -77,13 +77,16 @@ class StubCall:
         number: int,
         function: Callable[[], Any],
         arrived: Callable[[Callable[[], Any] | None], None],
+        *,
+        plan: int,
     ) -> None:
-        """`arrived`: called when the request is there, with what the stub has answered, or with None if it never will be."""
+        """`arrived`: called when the request is there, with what the stub has answered, or with None if it never will be. `plan`: the calling host's."""
         self._shared = shared
         self._name = name
         self._number = number
         self._function = function
         self._arrived = arrived
+        self._plan = plan
         self._answer: Callable[[], Any] = lambda: None
         self.wait = Wait()
         self._begin(outages)
@@ -123,6 +126,7 @@ class StubCall:
     def _arrive(self) -> None:
         """The request is there."""
         loop = VirtualLoop(self._shared.kernel)
+        self._shared.workload.calling_plan = self._plan
         drive(loop, _called(self._function), self._done)
 
     def _lose(self) -> None:
@@ -189,8 +193,8 @@ class StubServices:
             with contextlib.suppress(Exception):  # that is what the service answers
                 self.done[key] = answer()
 
-    def call(self, name: str, function: Callable[[], Any]) -> StubCall | None:
-        """Call the stub of a step with the arguments that `function` has; None if the fleet gives no stubs.
+    def call(self, name: str, function: Callable[[], Any], plan: int) -> StubCall | None:
+        """Call the stub of a step, for a host under this plan, with the arguments that `function` has; None if the fleet gives no stubs.
 
         Raises:
             NotSimulatedError: it gives stubs, and none for this step.
@@ -210,7 +214,8 @@ class StubServices:
         key = _outside_key_of(name, function)
         self._under_way[key] = self._under_way.get(key, 0) + 1
         arrived = functools.partial(self._note_arrived, key)
-        return StubCall(self._shared, self.outages, name, number, _with_arguments(self._stubs[name], function), arrived)
+        stub = _with_arguments(self._stubs[name], function)
+        return StubCall(self._shared, self.outages, name, number, stub, arrived, plan=plan)
 
 
 def _outside_key_of(name: str, function: Callable[[], Any]) -> str:

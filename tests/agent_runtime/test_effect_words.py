@@ -387,15 +387,15 @@ def test_the_log_has_the_right_past_of_each_step_although_a_mark_came_first() ->
     assert [each.prefix for each in logged] == [rolled(b"", turn.journal[: each.place]) for each in logged]
 
 
-def test_what_it_takes_over_is_undone_after_what_was_done_since() -> None:
-    """It was done before: the effect of the other history comes last, wherever the turn has asked for it (swarm, seed 3767)."""
+def test_what_it_takes_over_is_undone_in_the_turns_own_order() -> None:
+    """The turn asked for it last, so it is undone first, though the other history had done it before."""
     driver = taken_back(intent("now", undo="m:undo"), call("begun"), call(DONE, TOLD))
     assert runs(release(driver, epoch=2))
     driver.feed(de.StepEnded("a", 2, 0, DONE, TOLD, 9))
     ask(driver, intent(undo="m:undo"))
     driver.fail("a", is_final=True)
     turn = driver.turns["a"]
-    assert [made.key for made in read_undo(turn.payload[len(UNDO) :])] == ["now", "k"]
+    assert [made.key for made in read_undo(turn.payload[len(UNDO) :])] == ["k", "now"]
 
 
 def test_its_key_with_other_arguments_is_an_error_there_too() -> None:

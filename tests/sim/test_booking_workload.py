@@ -76,6 +76,17 @@ def test_what_was_paid_last_is_undone_first() -> None:
         service.undo("a/r/0/keyed", key="k0/undo")
 
 
+def test_what_another_history_has_paid_may_be_undone_first() -> None:
+    """The turn took it over without a call, after it had paid for the other."""
+    plan = 1
+    service = Service(lambda: plan)
+    service.pay("a/r/1/keyed", key="k1")
+    plan = 2
+    service.pay("a/r/0/once", key="k0")
+    service.undo("a/r/1/keyed", key="k1/undo")
+    assert service.stands("k0") and not service.stands("k1")
+
+
 def test_what_a_probe_found_last_may_be_undone_first() -> None:
     """The turn took it for its own after it had paid for the other."""
     service = Service()
