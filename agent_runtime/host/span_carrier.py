@@ -14,10 +14,10 @@ from snapline.telemetry.span_export import SpanExport
 
 
 class SpanCarrier(HostDriver):
-    """See `HostDriver`.
+    """A `HostDriver` that makes spans of turns.
 
     Attributes:
-        spans: spans of the turns that are followed.
+        spans: spans of traced turns.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class SpanCarrier(HostDriver):
         self.spans = TurnSpans(export, self.turns.run, self.turns.type_of, self._place_of)
         self._run_turn = self.spans.run
         self._restored: dict[tuple[str, str], int] = {}
-        """Last message in the line, or the logs, of the plan, by agent and sender, "" for inputs."""
+        """(Agent, sender) → last message in the plan's line or logs; sender "" for inputs."""
 
     def _turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> None:
         super()._turn_ended(self.spans.ended(event))
@@ -78,10 +78,10 @@ class SpanCarrier(HostDriver):
 
 
 def _restored(line: LoadedLine) -> dict[tuple[str, str], int]:
-    found = {(each.agent, ""): each.number for each in line.logged.inputs}
+    newest = {(item.agent, ""): item.number for item in line.logged.inputs}
     for loaded in line.agents:
         if loaded.checkpoint is not None:
             for sender, messages in loaded.checkpoint.in_transit.items():
                 if messages:
-                    found[loaded.agent, sender] = messages[-1].number
-    return found
+                    newest[loaded.agent, sender] = messages[-1].number
+    return newest

@@ -1,8 +1,8 @@
-"""A simulated host: the production carrier, core, turns and agents, surrounded by virtual time.
+"""A simulated host: the production driver, core, turns and agents in virtual time.
 
-A run of a host is one `SimHost`; a crash ends it, and the next start makes another. Nothing that was scheduled for a run
-that is over happens any more. A paused run keeps what comes until it goes on. Blocking work happens at one instant, when
-its time has passed; a crash in its middle comes from a failpoint.
+A run of a host is one `SimHost`; a crash ends it, and the next start makes another one. Calls scheduled for an ended run are
+dropped. A paused run holds its calls until it resumes. Blocking work happens at one instant at its end; failpoints crash it in
+the middle.
 """
 
 from collections import deque
@@ -50,11 +50,11 @@ Taking = Callable[[GivenInput, bytes], None]
 Then = Callable[[Sequence[InputOutcome]], None]
 
 STOPPED, BLOCKED = "stopped", "blocked"
-"""Reasons to pause a run: its process is stopped, or a handler blocks it."""
+"""Reasons for a pause: the process is stopped, or a handler blocks it."""
 
 
 class _Timer:
-    """A call that may be cancelled."""
+    """Timer that may be cancelled."""
 
     __slots__ = ("function", "is_cancelled")
 
@@ -67,7 +67,7 @@ class _Timer:
 
 
 class SimCarrier(HostDriver):
-    """The production carrier; what it does to agents is told to the world's judge."""
+    """The production driver, which reports its actions on agents to the world's judge."""
 
     def __init__(self, sim: "SimHost", outside: SimOutside) -> None:
         shared = sim.shared
@@ -82,7 +82,7 @@ class SimCarrier(HostDriver):
         self._add = shared.journal.add
         self._run_turn = self._watch_turn
         self._begun_as: dict[str, str] = {}
-        """Agent → what its present turn was begun for; later segments do not say it."""
+        """Agent → kind of its present turn; later segments do not name it."""
         self._carriers = {
             **self._carriers,
             we.LoggedMessageSent: self._message_left,
@@ -96,7 +96,7 @@ class SimCarrier(HostDriver):
             ev.ReportFrozen: self._report_frozen,
         }
 
-    # ---- what the core says of messages and freezes -----------------------------------------------------------------
+    # ---- reports of the core on messages and freezes ----------------------------------------------------------------
 
     def _message_left(self, left: we.LoggedMessageSent) -> None:
         now_ns = self._shared.kernel.now_ns
@@ -142,8 +142,10 @@ class SimCarrier(HostDriver):
     def _report_frozen(self, command: ev.ReportFrozen) -> None:
         core = self.core
         if command.plan == core.plan and core.is_loaded:
-            still = [agent.id for agent in core.agents.values() if agent.id not in command.running and agent.is_born]
-            self._judge.on_frozen(self.host, core.start, core.plan, command.number, still)
+            frozen_agents = [
+                agent.id for agent in core.agents.values() if agent.id not in command.running and agent.is_born
+            ]
+            self._judge.on_frozen(self.host, core.start, core.plan, command.number, frozen_agents)
         self.checkpoints.report_frozen(command, core.start)
 
     def feed(self, event: ev.Heard) -> None:
@@ -252,7 +254,7 @@ class SimCarrier(HostDriver):
         super()._take_checkpoint(command)
 
     def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
-        """The judge sees the very image that was taken, or the whole state if parts of it are elsewhere."""
+        """Report a captured image to the judge: the same bytes, or the whole state if parts of it are stored separately."""
         costs = self._shared.workload.costs
         self.sim.costs_ns += costs.capture_ns + costs.capture_byte_ns * image.size_bytes
         agent = command.agent
@@ -272,16 +274,16 @@ class SimCarrier(HostDriver):
     def _loaded(self, command: ev.LoadAgents, outcome: LoadedLine | ev.LoadFailed) -> None:
         if command.plan == self.core.plan and not isinstance(outcome, ev.LoadFailed):
             now_ns = self._shared.kernel.now_ns
-            for each in outcome.agents:
-                self._add((now_ns, self.host, each.agent, "load", command.plan, command.line_epoch))
-                checkpoint = each.checkpoint
-                self._judge.books.steps.waits.on_loaded(now_ns, each.agent)
-                self._judge.books.steps.on_loaded(each.agent, each.incarnation, checkpoint)
-                if checkpoint is not None and checkpoint.parts:  # The judge looks at what came out of them.
-                    made = outcome.objects[each.agent]
-                    state = encode_state(each.agent, made, agent_type(type(made)))
+            for restored in outcome.agents:
+                self._add((now_ns, self.host, restored.agent, "load", command.plan, command.line_epoch))
+                checkpoint = restored.checkpoint
+                self._judge.books.steps.waits.on_loaded(now_ns, restored.agent)
+                self._judge.books.steps.on_loaded(restored.agent, restored.incarnation, checkpoint)
+                if checkpoint is not None and checkpoint.parts:  # the judge needs the state restored from the parts
+                    agent_object = outcome.objects[restored.agent]
+                    state = encode_state(restored.agent, agent_object, agent_type(type(agent_object)))
                     checkpoint = replace(checkpoint, state=state, parts=[])
-                self._judge.on_loaded(now_ns, command.plan, command.line_epoch, each.agent, checkpoint)
+                self._judge.on_loaded(now_ns, command.plan, command.line_epoch, restored.agent, checkpoint)
             self._judge.probes.sometimes(bool(outcome.logged.entries), "step found in a log")
             self._judge.probes.sometimes(bool(outcome.logged.inputs), "input found in a log")
             self._judge.probes.sometimes(bool(outcome.logged.dropped), "input dropped")
@@ -294,7 +296,7 @@ class HostOwner(Protocol):
     @property
     def steps(self) -> Steps: ...
     def run_of(self, host: str) -> "SimHost | None":
-        """The run of a host that answers on its port."""
+        """Return the running host's run; None if it is down."""
         ...
 
     def speed_of(self, host: str) -> int:
@@ -302,7 +304,7 @@ class HostOwner(Protocol):
         ...
 
     def hangs(self, host: str, what: Hanging) -> bool:
-        """Return whether such calls of the host hang."""
+        """Return whether these calls of the host hang."""
         ...
 
     def crash(self, host: str) -> None:
@@ -310,18 +312,18 @@ class HostOwner(Protocol):
         ...
 
     def ended(self, run: "SimHost") -> None:
-        """Note that the run has ended by itself."""
+        """Handle the end of a run that ended by itself."""
         ...
 
 
 class SimHost:
-    """One run of a host: the carrier's `HostEnvironment`.
+    """One run of a host: the driver's `HostEnvironment`.
 
     Attributes:
-        is_alive: it has neither crashed nor ended.
-        stops: why nothing of it goes on; empty: it does.
-        waiting: turns that await something, and what they have drawn.
-        costs_ns: what the present batch has cost, at full speed.
+        is_alive: the run has neither crashed nor ended.
+        stops: reasons for which the run is paused.
+        waiting: waiting turns, with their draws.
+        costs_ns: CPU time of the present batch, at full speed.
     """
 
     def __init__(
@@ -362,11 +364,11 @@ class SimHost:
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def later(self, at_ns: int, function: Callable[[Any], object], argument: object = None) -> None:
-        """Call it then, if this run still lives; held while it is paused."""
+        """Schedule a call, which is dropped if this run has ended and held while it is paused."""
         self._kernel.at(at_ns, self.fire, (function, argument))
 
     def fire(self, call: tuple[Callable[[Any], object], object]) -> None:
-        """Call it now."""
+        """Make the call now, or hold it while this run is paused."""
         if not self.is_alive:
             return
         if self.stops:
@@ -382,23 +384,23 @@ class SimHost:
             self.shared.core_failed(self.name, error)
 
     def offer(self, client: str, inputs: Sequence[GivenInput], taking: Taking, then: Then) -> None:
-        """Take a client's request. `taking` gets each message before the host decides; `then` gets all outcomes, in order."""
+        """Take a client's request. `taking` gets each message before the host decides; `then` gets all outcomes in order."""
         self.later(self._kernel.now_ns, lambda _: self._offer(client, inputs, taking, then))
 
     def _offer(self, client: str, inputs: Sequence[GivenInput], taking: Taking, then: Then) -> None:
         """Offer inputs, as `agent_runtime/host/input_service.py` does."""
         type_of = self.carrier.turns.type_of
-        looked = [look_at(given, type_of(given.agent), self.name, self._place_of) for given in inputs]
+        checks = [look_at(given, type_of(given.agent), self.name, self._place_of) for given in inputs]
         offered: list[ev.OfferedInput] = []
-        for given, found in zip(inputs, looked, strict=True):
-            if isinstance(found, bytes):
-                taking(given, found)
-                offered.append(ev.OfferedInput(given.agent, given.key, found))
+        for given, check in zip(inputs, checks, strict=True):
+            if isinstance(check, bytes):
+                taking(given, check)
+                offered.append(ev.OfferedInput(given.agent, given.key, check))
 
         def answered(answers: Sequence[InputOutcome]) -> None:
             self.notes.host_logs.on_offered(self.name, offered, answers)
-            left = iter([placed(x.agent, y, self._place_of) for x, y in zip(offered, answers, strict=True)])
-            then([next(left) if isinstance(found, bytes) else found for found in looked])
+            outcomes = iter([placed(x.agent, y, self._place_of) for x, y in zip(offered, answers, strict=True)])
+            then([next(outcomes) if isinstance(check, bytes) else check for check in checks])
 
         if offered:
             self.carrier.offer(client, offered, answered)
@@ -406,7 +408,7 @@ class SimHost:
             answered(())
 
     def settle(self, operator: str, words: Sequence[ev.OfferedInput], then: Then) -> None:
-        """Take an operator's words."""
+        """Take an operator's commands."""
 
         def answered(outcomes: Sequence[InputOutcome]) -> None:
             self.notes.host_logs.on_offered(self.name, words, outcomes)
@@ -415,7 +417,7 @@ class SimHost:
         self.later(self._kernel.now_ns, lambda _: self.carrier.offer(operator, words, answered))
 
     def ask(self, agent: str, key: str, then: Callable[[AskOutcome], None], *, is_early: bool) -> None:
-        """A client waits for an answer."""
+        """Wait for an answer on behalf of a client."""
 
         def answered(told: ev.AskAnswer) -> None:
             if not is_early:
@@ -427,7 +429,7 @@ class SimHost:
         self.later(self._kernel.now_ns, lambda _: self.carrier.ask(agent, key, answered, is_early=is_early))
 
     def _place_of(self, agent: str) -> tuple[str, str]:
-        """Return the agent's host and address, as far as this host knows; empty if local."""
+        """Return the agent's host and address as known to this host; empty if local or unknown."""
         host, _ = self.carrier.core.shared.routes.get(agent, ("", 0))
         return (host, f"{host}:1") if host not in ("", self.name) else ("", "")
 
@@ -436,7 +438,7 @@ class SimHost:
         self.stops[why] = None
 
     def resume(self, why: str) -> None:
-        """Remove this reason to pause."""
+        """Remove this reason for a pause."""
         if self.stops.pop(why, self) is self or self.stops:
             return
         held, self._held = self._held, deque()
@@ -444,7 +446,7 @@ class SimHost:
             self._kernel.at(self._kernel.now_ns, self.fire, call)
 
     def die(self) -> None:
-        """The process is gone, from one instant to the next."""
+        """End the process at this instant."""
         self.is_alive = False
         self.carrier.stop()
 
@@ -453,7 +455,7 @@ class SimHost:
         self.later(self._kernel.now_ns, lambda _: self._around.ended(self))
 
     def fail(self, error: BaseException) -> None:
-        """An error of ours; it goes on to `fire`."""
+        """Do nothing: the error propagates to `fire`."""
 
     # ---- turns and timers -----------------------------------------------------------------------------------------
 
@@ -464,7 +466,7 @@ class SimHost:
         if carrier.queue or carrier.core.has_batch:
             self._is_pumping = True
             self.later(max(self._kernel.now_ns, self._busy_until_ns) + self.shared.workload.costs.batch_ns, self._pump)
-        else:  # a batch would change nothing
+        else:  # there is nothing to run
             self._set_timer()
 
     def _pump(self, _: object) -> None:
@@ -499,7 +501,7 @@ class SimHost:
     def start_turn(self, coroutine: Coroutine[object, None, None]) -> DrivenTurn:
         return DrivenTurn(self, coroutine, self.carrier.outside)
 
-    # ---- surroundings ---------------------------------------------------------------------------------------------
+    # ---- environment ----------------------------------------------------------------------------------------------
 
     def now_ns(self) -> int:
         return self._kernel.now_ns
@@ -508,7 +510,7 @@ class SimHost:
         return self.shared.clocks.wall_ns(self.name)
 
     def boot_clock(self) -> BootClock:
-        """Return the clock of one machine for all hosts, never rebooted."""
+        """Return the boot clock; all hosts share one machine that is never rebooted."""
         return BootClock("simulated", self._kernel.now_ns)
 
     def call_later(self, delay_s: float, function: Callable[[], None]) -> _Timer:
@@ -526,7 +528,7 @@ class SimHost:
         self._workers.log(lambda: then(function()))
 
     def block(self) -> None:
-        """Block the run by a handler. Another thread reports that to the leader, every second."""
+        """Block the run, as a handler does. Another thread reports that to the leader every second."""
         self.pause(BLOCKED)
         self._report_busy(self._kernel.now_ns)
 
@@ -537,7 +539,7 @@ class SimHost:
             self._kernel.at(self._kernel.now_ns + SECOND_NS, self._report_busy, since_ns)
 
     def come_back(self, what: Hanging) -> None:
-        """Release the calls that hung."""
+        """Release the hanging calls."""
         self.later(self._kernel.now_ns, self._workers.carry_on, what)
 
     def open_store(self) -> Store:
@@ -552,7 +554,7 @@ class SimHost:
         self.carrier.captured(command, known, image)
 
     def part_closed(self, epoch: int) -> None:
-        """Do nothing: its time is not measured."""
+        """Do nothing: the time is not measured."""
 
     def send(self, message: HostMessage) -> None:
         self.notes.store.on_reported(message)
