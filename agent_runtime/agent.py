@@ -26,10 +26,10 @@ from snapline.errors import FleetDefinitionError
 
 OnError = Literal["undo", "keep", "recover"]
 UNDO_STATE_BYTES_MAX = 64 * 1024
-"""Largest size of the state of which an image is taken before each turn by default; a class with a larger one must name its choice."""
+"""Largest state that is imaged before each turn by default; a class with a larger state must set `on_error`."""
 
 WAIT_S_MAX = 86_400.0
-"""Longest wait before a message is retried: a day. All that its agent is sent waits behind it."""
+"""Longest wait before a message is retried: a day. Later messages to the agent wait behind it."""
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -54,19 +54,20 @@ def handler(
 def handler(function: Any = None, /, *, durable: bool = False, thread: bool = False, public: bool = False) -> Any:
     """Mark a method as the handler of the message type that its `message` parameter is annotated with.
 
-    A union, `message: Deposit | Withdrawal`, makes it the handler of each of its types. With `durable=True` its turns survive recoveries in their
-    middle: they may wait (`ctx.step`, `ctx.call`, `ctx.sleep`, `ctx.receive`), and after a recovery go on where they were.
+    A union, `message: Deposit | Withdrawal`, makes it the handler of each of its types. With `durable=True` its turns survive recoveries: they may
+    wait (`ctx.step`, `ctx.call`, `ctx.sleep`, `ctx.receive`), and after a recovery continue where they were.
 
-    All handlers of a host share its event loop: while one blocks, the other agents there wait. With `thread=True` the handler runs in a thread, and
-    may block: `def` or `async def` (then on an event loop of its own). Its turn is as atomic as any plain one: until it returns, its agent takes no
-    other turn and no checkpoint, and nobody else touches its state. If the turn is undone meanwhile, as by a recovery, the thread runs on, late: its
-    state is one that nobody reads, and its context raises `UsageError`. So its outside calls may happen again, as in any plain turn. State that
-    agents share, such as module globals, needs locks there.
+    All handlers of a host share its event loop: while one blocks, the other agents there wait. With `thread=True` the handler, `def` or `async def`,
+    runs in a thread and may block; `async def` has its own event loop there. The turn is atomic like any plain turn: until it returns, the agent
+    takes no other turn and no checkpoint, and no other code touches its state.
+
+    If a recovery undoes the turn meanwhile, the thread runs on: its state is discarded, and its context raises `UsageError`. So outside calls may
+    happen again, as in any plain turn. State that agents share, such as module globals, needs locks in threads.
 
     With `public=True` the HTTP gateway serves the handler (docs/gateway.md). Agents and `snapline.Client` reach all handlers.
 
     Raises:
-        FleetDefinitionError: it is to be durable and run in a thread: blocking calls of a durable turn belong in `ctx.step`.
+        FleetDefinitionError: the handler is both durable and threaded: blocking calls of a durable turn belong in `ctx.step`.
     """
     if durable and thread:
         raise FleetDefinitionError(
@@ -90,7 +91,7 @@ class Handler(msgspec.Struct, frozen=True):
     function: Callable[..., Any]
     message_type: type
     decoder: Any  # msgspec.msgpack.Decoder of message_type
-    awaits: bool  # its coroutine, if it returns one, may suspend, and so needs a task of its own
+    awaits: bool  # its coroutine may suspend, so it needs its own task
     is_durable: bool = False
     is_threaded: bool = False
     is_public: bool = False
@@ -102,37 +103,36 @@ class AgentType(msgspec.Struct, frozen=True):
     kind: str  # "module:Class"
     agent_class: type["Agent"]
     handlers: dict[str, Handler]  # by message name
-    heads: dict[bytes, Handler]  # the same by what an encoded message begins with
+    heads: dict[bytes, Handler]  # by the first bytes of the encoded message
     state_type: Any
     state_name: str
     state_fields: dict[str, str]
     state_decoder: Any
-    state_reader: Any  # arrays are views there: to check that an image can be decoded
+    state_reader: Any  # reads arrays as views: checks that an image can be decoded
     start_awaits: bool
     retries: int
-    waits_ns: tuple[int, ...]  # before each retry; empty: none waits
+    waits_ns: tuple[int, ...]  # wait before each retry; empty: no waits
 
 
 class Agent:
     """Base of agents. Subclasses annotate `state` and mark handlers with `@snapline.handler`.
 
     Attributes:
-        state: the agent's whole memory: a msgspec.Struct or dataclass; NumPy arrays welcome. Anything else that is
-            kept on the instance is lost at a restart.
-        on_error: treatment of a state that a raising handler has half changed. "undo": an image taken before the
-            turn is put back (the default, for states up to 64 KiB). "keep": the author promises that errors come
-            before changes. "recover": treated as a crash of the agent, for states too large to image every turn.
-        allow_pickle: fields declared as `snapline.Pickled[…]` may be saved and loaded. Loading a pickle runs its code: set it only where nobody else
+        state: the agent's whole memory: a msgspec.Struct or dataclass, which may hold NumPy arrays. Anything else on the instance is lost at a
+            restart.
+        on_error: treatment of a state that a raising handler has partly changed. "undo": an image taken before the turn is restored (the default, for
+            states up to 64 KiB). "keep": the author promises that errors come before changes. "recover": treated as a crash of the agent, for states
+            too large to image every turn.
+        allow_pickle: fields declared as `snapline.Pickled[...]` may be saved and loaded. Loading a pickle runs its code: set this only if nobody else
             can write to the store.
         capture: how checkpoints are taken. "copy": arrays are copied, everything else is encoded, between two turns.
             "fork": a child process encodes the state while the agent goes on: for hundreds of thousands of small objects.
-            In epochs of chandy-lamport only; elsewhere as "copy".
-        retries: how often a message is retried before it goes to the agent's dead letters: a number, at once; or the
-            seconds to wait before each, such as `(0.5, 5, 60)`. While it waits the message keeps its place: the agent takes no
-            other turn, but checkpoints go on, and after a recovery it is retried at once, and counted anew. With
-            on_error = "recover" the recovery is the wait.
-        state_version: 0 or more; raise it by one when the state's fields change, or what they mean, and write the step from
-            the version before (`snapline.migrates`). A subclass that sets it counts on its own.
+            "fork" works in epochs of chandy-lamport only; elsewhere it is the same as "copy".
+        retries: how often a message is retried before it goes to the agent's dead letters: a number, at once; or the seconds to wait before each,
+            such as `(0.5, 5, 60)`. While the message waits it keeps its place: the agent takes no other turn, but checkpoints continue. After a
+            recovery the message is retried at once, and the count starts again. With on_error = "recover" the recovery is the wait.
+        state_version: 0 or more. Raise it by one when the state's fields or their meanings change, and write a migration from the previous version
+            (`snapline.migrates`). A subclass that sets it counts its own versions.
     """
 
     on_error: ClassVar[OnError | None] = None
@@ -156,7 +156,7 @@ def agent_type(agent_class: type[Agent]) -> AgentType:
     """Inspect an agent class.
 
     Raises:
-        FleetDefinitionError: a handler without a message type, two for one type, or a state that has no usable type.
+        FleetDefinitionError: a handler has no message type, two handlers have the same type, or the state has no usable type.
     """
     known = _types.get(agent_class)
     if known is None:
@@ -168,7 +168,7 @@ def state_version_of(agent_class: type[Agent]) -> int:
     """Return the version of an agent class's state.
 
     Raises:
-        FleetDefinitionError: `state_version` is no number, or below 0.
+        FleetDefinitionError: `state_version` is not a number, or is below 0.
     """
     version: object = agent_class.state_version
     if type(version) is not int or version < 0:
@@ -217,13 +217,13 @@ def _inspect(agent_class: type[Agent]) -> AgentType:
 
 def _retries_of(agent_class: type[Agent]) -> tuple[int, tuple[int, ...]]:
     """Return how often a message is retried, and the nanoseconds before each."""
-    given: object = agent_class.retries
-    if type(given) is int and given >= 0:
-        return given, ()
-    if isinstance(given, list | tuple) and all(_is_wait(wait_s) for wait_s in given):
-        return len(given), tuple(round(wait_s * 1e9) for wait_s in given)
+    retries: object = agent_class.retries
+    if type(retries) is int and retries >= 0:
+        return retries, ()
+    if isinstance(retries, list | tuple) and all(_is_wait(wait_s) for wait_s in retries):
+        return len(retries), tuple(round(wait_s * 1e9) for wait_s in retries)
     raise FleetDefinitionError(
-        f"{agent_class.__qualname__}.retries is {given!r}: use a number from 0 on, or the seconds to wait before each retry, "
+        f"{agent_class.__qualname__}.retries is {retries!r}: use a number from 0 on, or the seconds to wait before each retry, "
         "such as (0.5, 5, 60)"
     )
 
@@ -245,7 +245,7 @@ def _state_type(agent_class: type[Agent]) -> Any:
 
 
 def _fields_of(state_type: Any) -> dict[str, str]:
-    """Map fields to their declared types, as text: two versions of a class can then be compared by people."""
+    """Map fields to their declared types, as text: so that a message can compare two versions of a class."""
     try:
         hints = typing.get_type_hints(state_type)
     except (TypeError, NameError):
@@ -320,11 +320,11 @@ def _message_types(agent_class: type[Agent], name: str, function: FunctionType) 
         raise FleetDefinitionError(
             f"the annotations of {where} cannot be read ({error}): define message types at module level"
         ) from error
-    found = hints.get(parameters[1].name) if len(parameters) == 3 else None
-    is_union = typing.get_origin(found) in (typing.Union, UnionType)
-    types = typing.get_args(found) if is_union else (found,)
+    annotation = hints.get(parameters[1].name) if len(parameters) == 3 else None
+    is_union = typing.get_origin(annotation) in (typing.Union, UnionType)
+    types = typing.get_args(annotation) if is_union else (annotation,)
     takes_them = all(parameter.kind in _BY_POSITION for parameter in parameters)
-    if not takes_them or not all(isinstance(each, type) and each not in (Any, NoneType) for each in types):
+    if not takes_them or not all(isinstance(kind, type) and kind not in (Any, NoneType) for kind in types):
         raise FleetDefinitionError(
             f"{where} must be written `async def {name}(self, message: SomeMessage, ctx: snapline.Context)`, "
             "or with a union of message types"
@@ -333,9 +333,9 @@ def _message_types(agent_class: type[Agent], name: str, function: FunctionType) 
 
 
 def _suspends(function: Any) -> bool:
-    """Return whether the function's result may ever wait. Most handlers cannot, and need no task: known from their code alone.
+    """Return whether the function's result may suspend. Most handlers cannot, as their code shows, and need no task.
 
-    A plain function is known only when it is called: it returns None, or the coroutine of another one.
+    A plain function shows this only when called: it returns None, or the coroutine of another function.
     """
     code = getattr(function, "__code__", None)
     if code is None or not code.co_flags & inspect.CO_COROUTINE:

@@ -1,7 +1,7 @@
-"""A circuit breaker as a part of an agent's state: a service that has failed again and again is not called for a while.
+"""Circuit breaker as part of an agent's state: a service that fails repeatedly is not called for a while.
 
-It is plain state. It counts results in the turn's journal, and its time is the context's: so a durable turn that is run again decides as it did,
-checkpoints hold it, and a turn that fails permanently takes back its counts.
+The breaker is plain state: checkpoints hold it, and a turn that fails permanently reverts its counts. It counts results in the turn's journal and
+uses the context's time, so a repeated durable turn decides as before.
 """
 
 from collections.abc import Iterator
@@ -22,15 +22,16 @@ class Clock(Protocol):
 
 
 class CircuitBreaker(msgspec.Struct):
-    """A field of a state, one for each service: after `failures_max` failures in a row nothing is called for `open_s` seconds, then one call decides.
+    """A field of a state, one for each service. After `failures_max` failures in a row nothing is called for `open_s` seconds; then one trial call
+    decides.
 
-    `with self.state.bank.guard(ctx): await ctx.effect(…)`. Catch what the block raises: a turn that fails takes back its counts.
+    `with self.state.bank.guard(ctx): await ctx.effect(…)`. Catch errors of the block: a turn that fails reverts its counts.
 
     Attributes:
-        failures_max: number of failures in a row that open it, from 1 on.
-        open_s: time for which it is open then.
-        failures: in a row, up to now.
-        opened_ns: since when it is open, in nanoseconds since 1970; 0: it is not.
+        failures_max: number of failures in a row that open the breaker, at least 1.
+        open_s: time for which the breaker stays open.
+        failures: current number of failures in a row.
+        opened_ns: time since when the breaker is open, in nanoseconds since 1970; 0: closed.
     """
 
     failures_max: int = 5
@@ -46,10 +47,10 @@ class CircuitBreaker(msgspec.Struct):
 
     @contextmanager
     def guard(self, ctx: Clock) -> Iterator[None]:
-        """Guard the calls of one service. Any error that the block raises counts as a failure, unless it is a misuse of ours.
+        """Guard the calls of one service. Any error of the block counts as a failure, except misuse of this API.
 
         Raises:
-            CircuitOpenError: too many have failed lately; the block is not run.
+            CircuitOpenError: too many calls failed recently; the block does not run.
         """
         if self.opened_ns:
             left_s = self.open_s - (ctx.now() - self.opened_ns) / _NS

@@ -1,7 +1,7 @@
 """Requests of a handler to the runtime.
 
-No request takes effect before the turn ends, of a durable one before its segment ends: sends, timers, spawns and the stop are collected here and take
-effect with it, or not at all. A context is valid for its own turn only.
+No request takes effect before the turn, or the segment of a durable turn, ends: sends, timers, spawns and the stop are collected here, and take
+effect together at that end, or not at all. A context is valid for its own turn only.
 """
 
 import functools
@@ -31,20 +31,19 @@ from snapline.storage.packs.saved_effects import MadeEffect
 UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 WAITED_WHOLE_NS = 15 * 60 * 10**9
-"""Length of the last part of a wait for an instant: the clock is not read again in it."""
+"""Length of the last part of a wait for an instant, in which the clock is not read again."""
 
 _Result = TypeVar("_Result")
 _Message = TypeVar("_Message")
 
 
 class Context:
-    """One turn's view of the runtime: its requests are carried out when the turn ends well, and not at all otherwise.
+    """One turn's view of the runtime: its requests are carried out if the turn succeeds, and not at all otherwise.
 
     Attributes:
         agent: id of the agent itself.
-        incarnation: number of its life; each restart has a higher one.
-        sender: id of the agent that sent the message; the agent's own for timers and `on_start`; of an input from outside `@` and the
-            client's name.
+        incarnation: incarnation number of the agent; it rises with each restart.
+        sender: id of the sending agent; the agent's own id for timers and `on_start`; `@` and the client's name for an input.
     """
 
     __slots__ = (
@@ -63,7 +62,7 @@ class Context:
         "unawaited",
     )
 
-    _sagas: list[Saga]  # those that are open; in durable turns
+    _sagas: list[Saga]  # open sagas of a durable turn
 
     def __init__(self, agent: str, incarnation: int, sender: str, world: Outside) -> None:
         self.agent = agent
@@ -90,11 +89,11 @@ class Context:
         return self._reply is None and (bool(self._call) or self.sender.startswith("@"))
 
     def send(self, to: str, message: object) -> None:
-        """Send `message` to agent `to` when the turn ends. It is encoded at once.
+        """Send `message` to agent `to` when the turn ends. The message is encoded at once.
 
         Raises:
-            EncodingError: it cannot be encoded.
-            MessageTooLargeError: it is above 16 MiB.
+            EncodingError: the message cannot be encoded.
+            MessageTooLargeError: the message is larger than 16 MiB.
             UsageError: no agent can have such an id.
         """
         if self._closed:
@@ -109,15 +108,15 @@ class Context:
         self._sends.append((to, payload))
 
     def reply(self, message: object) -> None:
-        """Answer the agent whose call this turn takes (`ctx.call`), or the client whose input (`Client.ask`). It is encoded at once.
+        """Answer the call (`ctx.call`) or the input (`Client.ask`) that this turn handles. The answer is encoded at once.
 
-        The answer belongs to the turn: a recovery that undoes the turn undoes it. A client gets it when a complete epoch holds
-        the turn, or, if it requested that, at the end of the turn.
+        The answer belongs to the turn: a recovery that undoes the turn undoes it. A client gets the answer when a complete epoch holds the turn, or
+        at the end of the turn if it requested an early answer.
 
         Raises:
-            UsageError: this turn is for no input and no call, or has answered already.
-            EncodingError: it cannot be encoded.
-            MessageTooLargeError: it is above 16 MiB.
+            UsageError: this turn handles no input and no call, or has already answered.
+            EncodingError: the message cannot be encoded.
+            MessageTooLargeError: the message is larger than 16 MiB.
         """
         self._check_open()
         if self._reply is not None:
@@ -131,70 +130,70 @@ class Context:
             self._sends.append((self.sender, durable.reply_payload(self._call, self._reply)))
 
     def emit(self, topic: str, message: object) -> None:
-        """Send `message` to the outside under `topic` (`Client.outputs`). It is encoded at once.
+        """Send `message` to the outside under `topic` (`Client.outputs`). The message is encoded at once.
 
-        An output belongs to the turn. It is released when a complete epoch holds the turn, each once, and is never taken back then:
-        a recovery undoes turns, and with them only outputs that nobody has received. Until then it is part of the agent's
-        state, and an agent that stops stays until its outputs are released.
+        An output belongs to its turn. It is released once, when a complete epoch holds the turn, and never reverted after that: a recovery undoes
+        only outputs that nobody has received. Until its release an output is part of the agent's state, and an agent that stops stays until its
+        outputs are released.
 
         Args:
             topic: written like an id: 1 to 128 characters out of letters, digits, '_', '.' and '-'.
 
         Raises:
-            UsageError: it is no topic.
-            EncodingError: it cannot be encoded.
-            MessageTooLargeError: it is above 16 MiB.
+            UsageError: the topic is not valid.
+            EncodingError: the message cannot be encoded.
+            MessageTooLargeError: the message is larger than 16 MiB.
         """
-        asked = self._more()
+        rare = self._more()
         if not isinstance(topic, str):
             raise UsageError(f"a topic is text, this one is a {type(topic).__qualname__}")
-        asked.outputs.append((check_id(topic, "topic"), encode_message(message), self._world.now_ns()))
+        rare.outputs.append((check_id(topic, "topic"), encode_message(message), self._world.now_ns()))
 
     def set_timer(self, name: str, delay_s: float, message: object) -> None:
         """Send `message` to the agent itself after `delay_s` seconds. The same name again replaces the timer.
 
-        Timers are part of the agent's state: after a recovery the rest of the delay is waited. What has passed meanwhile counts, on
-        the machine that took the checkpoint and until it is booted anew; elsewhere nobody knows it, and the whole rest is waited. To
-        wait for an instant, see `sleep_until`.
+        Timers are part of the agent's state: after a recovery the timer waits for the rest of the delay. Time since the checkpoint counts only on the
+        machine that took it, and until its next boot; elsewhere that time is unknown, and the timer waits for the whole rest. To wait for an instant,
+        see `sleep_until`.
         """
-        asked = self._more()
+        rare = self._more()
         name = plain_name("a timer", name)
         if name.startswith("\0"):
             raise UsageError(f"timer {name!r} begins with a zero character: those names are the runtime's")
         if not 0 <= delay_s <= DELAY_S_MAX:
             raise UsageError(f"timer {name!r}: the delay must be from 0 to {DELAY_S_MAX:.0e} seconds, it is {delay_s}")
-        if name in asked.cancelled:
-            asked.cancelled.remove(name)
-        asked.timers.append((name, round(delay_s * 1e9), encode_message(message)))
+        if name in rare.cancelled:
+            rare.cancelled.remove(name)
+        rare.timers.append((name, round(delay_s * 1e9), encode_message(message)))
 
     def cancel_timer(self, name: str) -> None:
         """Forget the timer of that name, if there is one."""
-        asked = self._more()
-        asked.timers = [timer for timer in asked.timers if timer[0] != name]
-        asked.cancelled.append(name)
+        rare = self._more()
+        rare.timers = [timer for timer in rare.timers if timer[0] != name]
+        rare.cancelled.append(name)
 
     def spawn(self, agent: str, made: Agent) -> None:
         """Create agent `agent` on this host when the turn ends, before the turn's sends leave.
 
-        Ids are never used twice in the life of a fleet: if `agent` exists or has existed, the creation becomes a dead letter of this agent, or of the
-        one that exists: after a recovery both may have been requested. Messages to it go to the one that exists, or are dead letters too, as are
-        those that this agent had sent it before the request.
+        Ids are never used twice in the life of a fleet: if `agent` exists or has existed, the creation becomes a dead letter of this agent or of the
+        existing one (after a recovery both may have been requested). Messages to that id go to the existing agent, or become dead letters too, as do
+        those that this agent sent to it before the request.
 
         Raises:
-            UsageError: this turn has spawned that id already, or the state cannot be saved, or not as declared.
+            UsageError: this turn has already spawned that id, or the state cannot be saved as declared.
         """
-        asked = self._more()
+        rare = self._more()
         if not isinstance(agent, str) or not isinstance(made, Agent):
             raise UsageError(
                 f"ctx.spawn takes an agent id and a snapline.Agent, not a {type(agent).__qualname__} "
                 f"and a {type(made).__qualname__}"
             )
-        if agent in asked.spawns:
+        if agent in rare.spawns:
             raise UsageError(f"agent {agent!r} is spawned twice in one turn: an id stands for one agent, for ever")
         kind = agent_type(type(made))
         image = encode_unchecked(agent, made, kind)
         check_state_image(agent, made, kind, image)
-        asked.spawns[check_id(agent)] = (agent, kind.kind, image)
+        rare.spawns[check_id(agent)] = (agent, kind.kind, image)
 
     def stop(self) -> None:
         """End this agent after the turn. Messages sent to it afterwards become dead letters, and so do inputs from outside that still wait."""
@@ -204,14 +203,14 @@ class Context:
     def rollback(self, reason: str, *, to: str = "last") -> NoReturn:
         """End this turn without effect, and take the fleet back to a snapshot: "last", a tag or an epoch; see docs/going-back.md. UsageError."""
         self._check_open()
-        wish, self._closed = rolling_back.wish_of(reason, to), "has asked that the fleet goes back"
-        raise rolling_back.RollbackRequestedError(wish)
+        request, self._closed = rolling_back.wish_of(reason, to), "has asked that the fleet goes back"
+        raise rolling_back.RollbackRequestedError(request)
 
     def checkpoint(self) -> None:
         """Take a checkpoint of this agent after the turn, whatever its policy says.
 
-        For fleets whose agents checkpoint on their own (uncoordinated and communication-induced protocols); in
-        coordinated ones it has no effect: there the coordinator decides, for all agents at once.
+        For fleets whose agents checkpoint on their own (uncoordinated and communication-induced protocols); in coordinated fleets it has no effect:
+        there the coordinator decides, for all agents at once.
         """
         self._more().wants_checkpoint = True
 
@@ -271,25 +270,26 @@ class Context:
     ) -> Any:  # the function's own result
         """Run outside I/O: `function(*args)` in a thread, or awaited if it is a coroutine function.
 
-        The turn waits, the host does not: other agents run on. In a plain turn checkpoints wait for its end, and a turn that is undone and retried,
-        or repeated by a recovery, runs its steps again. In a durable turn the result is in the journal once the step has ended, and in the host log:
-        a recovery does not run the step again, unless the turn itself has another past then. A step that was running is run again.
+        The turn waits; other agents run meanwhile. In a plain turn, checkpoints wait for its end, and a turn that is retried, or repeated by a
+        recovery, runs its steps again. In a durable turn, the result is in the journal and the host log once the step has ended. A recovery does not
+        run the step again, unless the repeated turn has another history. A step that was running is run again.
 
         Args:
-            timeout_s: longest time that each attempt may take; a thread goes on, and its result is dropped.
-            heartbeat_s: time without a heartbeat after which an attempt fails: its function calls `snapline.heartbeat`. It may take up to twice that
-                until it is missed.
-            retries: how often it is retried if it raises, or the seconds to wait before each time, such as `(0.5, 5)`.
-            durability: of the result, in a durable turn. "log": the turn goes on when it is in the store, some milliseconds later.
-                "checkpoint": at once; the result is in the agent's next checkpoint, and a recovery to one before that may run the step again.
+            timeout_s: longest time for each attempt; after it a thread runs on, and its result is dropped.
+            heartbeat_s: time without a heartbeat after which an attempt fails; the function calls `snapline.heartbeat`. Detection may take up to
+                twice that time.
+            retries: number of retries if the function raises, or the seconds to wait before each, such as `(0.5, 5)`.
+            durability: durability of the result in a durable turn. "log": the turn continues when the result is in the store, some milliseconds
+                later. "checkpoint": the turn continues at once; the result is in the agent's next checkpoint, and a recovery to an earlier one may
+                run the step again.
 
         Returns:
-            The function's result. In a durable turn: as it was read back from the journal, by the function's return annotation; without one as plain
+            The function's result. In a durable turn it is decoded from the journal as the function's return annotation, or without one as plain
             values (dictionaries, lists, numbers, text).
 
         Raises:
-            StepFailedError: in a durable turn, if the function raised, or its result cannot be encoded. In a plain one the function's own error.
-            EncodingError: in a durable turn, if its arguments cannot be encoded.
+            StepFailedError: in a durable turn, the function raised, or its result cannot be encoded. A plain turn gets the function's own error.
+            EncodingError: in a durable turn, the arguments cannot be encoded.
             DivergenceError: the result in the journal is not what the function declares any more: the turn is suspended.
             UsageError: the durability, the retries or a time is not valid.
         """
@@ -299,9 +299,9 @@ class Context:
         if self._journal is None:
             return await run_step(self._world, name, work)
         name = plain_name("a step", name)
-        found = await self._wait("step", name, argument_digest(name, args), work=work)
+        entry = await self._wait("step", name, argument_digest(name, args), work=work)
         with self._journal.reading():
-            return read_result(name, found, function)
+            return read_result(name, entry, function)
 
     @awaited
     async def effect(
@@ -318,25 +318,26 @@ class Context:
     ) -> Any:  # the function's own result
         """Do something outside that must not be repeated: `function(*args, key=outside_key)`. In durable turns only; `docs/effects.md`.
 
-        The function runs only after the request is durable: when the next snapshot is complete. After a crash in its middle it is called again with
-        the same outside key, so its service has to know its keys; or `probe` is called first.
+        The function runs only after the request is durable: when the next snapshot is complete. After a crash during the call the function is called
+        again with the same outside key, so the service must recognize keys; or `probe` is called first.
 
         Args:
-            key: its id within this agent: the same key with the same arguments is the same effect, in whatever turn, and is not
-                done again. Without one it belongs to this place of this turn.
-            compensate: `(function, *args)`, which undoes it: called with a `key` of its own if the turn, or its saga, fails permanently. A function
-                at the top of a module.
-            probe: `probe(*args, key=outside_key)` finds out whether an earlier call has done it: it returns the result, or None: it was not. Called
-                before every repetition, after a crash or a failure, `timeout_s` after the earlier call: that may still be on its way.
-            timeout_s: longest time that a call may take.
-            retries: as of `step`.
-            repeatable: False: after a crash it is not called again; without a probe the agent is suspended until people say whether it was done.
+            key: id of the effect within this agent. The same key with the same arguments is the same effect in any turn, and is not done again.
+                Without a key the effect belongs to this place in this turn.
+            compensate: `(function, *args)` that undoes the effect, called with its own `key` if the turn or its saga fails permanently. The function
+                must be at the top level of a module.
+            probe: `probe(*args, key=outside_key)` finds out whether an earlier call has done the effect: it returns the result, or None if not. It is
+                called before every repetition after a crash or a failure, `timeout_s` after the earlier call, which may still be running.
+            timeout_s: longest time for each call.
+            retries: as for `step`.
+            repeatable: if False, the function is not called again after a crash; without a probe the agent is suspended until an operator says
+                whether the effect was done.
 
         Returns:
-            The function's result, as of `step`.
+            The function's result, as for `step`.
 
         Raises:
-            EffectFailedError: the function raised, each time. The effect may still have been done.
+            EffectFailedError: the function raised each time. The effect may still have been done.
             UsageError: this turn is not durable; the key belongs to another effect; compensate cannot be found by its name; the store takes no
                 outputs.
             EncodingError: the arguments cannot be encoded.
@@ -347,24 +348,24 @@ class Context:
         options = EffectOptions(key, compensate, probe, timeout_s, waits_of(f"effect {name!r}", retries), repeatable)
         saga = self._sagas[-1].name if self._sagas else ""
         work = effect_work(journal, name, function, args, options, asked_ns=self._world.now_ns(), saga=saga)
-        found = await self._wait("effect", name, work.digest, work=work)
+        entry = await self._wait("effect", name, work.digest, work=work)
         intent = work.intent
-        if self._sagas and intent.undo and found.outcome not in (ADOPTED, REFUSED):
+        if self._sagas and intent.undo and entry.outcome not in (ADOPTED, REFUSED):
             self._sagas[-1].add(MadeEffect(intent.key, 0, name, intent.undo, intent.undo_arguments))
         with journal.reading():
-            return read_outcome(name, intent.key, found, function)
+            return read_outcome(name, intent.key, entry, function)
 
     @awaited
     async def before_risk(self) -> None:
-        """Wait until a complete snapshot holds this turn as far as it has come: no failure undoes that any more. In durable turns only; an effect
-        that calls nothing."""
+        """Wait until a complete snapshot holds this turn up to here, so that no failure can undo it. In durable turns only; works like an effect that
+        calls nothing."""
         await self.effect("before-risk", at_rest)
 
     def saga(self, name: str) -> Saga:
-        """Group effects that are all done, or all undone: `async with ctx.saga("trip"): …`. In durable turns only.
+        """Group effects that are all done, or all undone: `async with ctx.saga("trip"):`. In durable turns only.
 
-        If the block raises, the compensations of its effects run, newest first, also of those that failed, for they may have been done; then the
-        error goes on. A crash anywhere in between does not change that. A compensation that fails is named in a note of the error.
+        If the block raises, the compensations of its effects run, newest first, and then the error is re-raised. Failed effects are compensated too,
+        since they may have been done. A crash at any point does not change this. A note on the error names each compensation that fails.
         """
         self._durable("ctx.saga")
         name = plain_name("a saga", name)
@@ -377,9 +378,9 @@ class Context:
         """Send `message` to agent `agent`, and wait for its turn's answer by `ctx.reply`. In durable turns only.
 
         Raises:
-            WaitTimeoutError: there was no answer in time. One that comes later is dropped.
+            WaitTimeoutError: there was no answer in time; a later answer is dropped.
             UnansweredCallError: the turn has ended without `ctx.reply`, or failed permanently, or there is no such agent.
-            EncodingError: the answer is no `reply_type`.
+            EncodingError: the answer is not a `reply_type`.
             UsageError: this turn is not durable, or the agent is this one.
         """
         journal = self._durable("ctx.call")
@@ -387,16 +388,16 @@ class Context:
             raise UsageError(f"agent {agent!r} calls itself: its turn for that would have to wait for this one")
         payload = encode_message(message)
         self.send_encoded(agent, durable.call_payload(journal.call_id(), payload))
-        found = await self._wait(
+        entry = await self._wait(
             "call", agent, argument_digest("call", (message_name(type(message)), message)), timeout_s=timeout_s
         )
-        if found.outcome == durable.LATE:
+        if entry.outcome == durable.LATE:
             raise WaitTimeoutError(f"agent {agent!r} has not answered within {timeout_s:g} s")
-        if not found.result:
+        if not entry.result:
             raise UnansweredCallError(
                 f"agent {agent!r} will not answer: its turn has ended without ctx.reply or failed, or there is no such agent"
             )
-        return read_message(found.result, reply_type, f"the answer of agent {agent!r}")
+        return read_message(entry.result, reply_type, f"the answer of agent {agent!r}")
 
     @awaited
     async def receive(self, kind: type[_Message], *, timeout_s: float | None = None) -> _Message:
@@ -405,15 +406,15 @@ class Context:
         Earlier messages of the same sender wait until this turn has ended, and then have their turns, in order.
 
         Raises:
-            WaitTimeoutError: none came in time.
+            WaitTimeoutError: no message came in time.
             UsageError: this turn is not durable.
         """
         journal = self._durable("ctx.receive")
-        found = await self._wait("receive", message_name(kind), b"", timeout_s=timeout_s)
-        if found.outcome == durable.LATE:
+        entry = await self._wait("receive", message_name(kind), b"", timeout_s=timeout_s)
+        if entry.outcome == durable.LATE:
             raise WaitTimeoutError(f"no message of type {message_name(kind)!r} has come within {timeout_s:g} s")
-        journal.received_from = found.sender
-        return read_message(found.result, kind, f"a message of {found.sender!r}")
+        journal.received_from = entry.sender
+        return read_message(entry.result, kind, f"a message of {entry.sender!r}")
 
     @awaited
     async def sleep(self, seconds: float) -> None:
@@ -424,13 +425,13 @@ class Context:
 
     @awaited
     async def sleep_until(self, instant: datetime) -> None:
-        """Wait until the clock of the agent's host shows that instant, or later: at once if it has come. In durable turns only.
+        """Wait until the clock of the agent's host shows that instant; return at once if it has passed. In durable turns only.
 
-        The clock is read again after half of the time that is left, and the last quarter of an hour is waited as `ctx.sleep` does: so it stays right
-        when the fleet was down, when it went on elsewhere, and when the clock was corrected.
+        The clock is read again after half of the remaining time, and the last quarter of an hour works like `ctx.sleep`. So the wait stays correct
+        when the fleet was down or moved, and when the clock was corrected.
 
         Raises:
-            UsageError: an instant without a time zone: there are as many of those as time zones.
+            UsageError: the instant has no time zone, and so is ambiguous.
         """
         self._durable("ctx.sleep_until")
         if not isinstance(instant, datetime) or instant.tzinfo is None:
@@ -453,10 +454,10 @@ class Context:
     ) -> JournalEntry:
         assert self._journal is not None
         timeout_ns = None if timeout_s is None else nanoseconds(f"ctx.{kind}", timeout_s)
-        found = await self._journal.wait(kind, name, digest, timeout_ns=timeout_ns, work=work)
+        entry = await self._journal.wait(kind, name, digest, timeout_ns=timeout_ns, work=work)
         if self._journal.has_left:
-            self.take_segment()  # run again; otherwise there is nothing
-        return found
+            self.take_segment()  # only when run again; otherwise the segment is empty
+        return entry
 
     def _durable(self, what: str) -> TurnJournal:
         self._check_open()
@@ -490,13 +491,13 @@ class Context:
         """Run the compensation of an effect, as an effect.
 
         Raises:
-            EffectFailedError: it raised each time.
+            EffectFailedError: the compensation raised each time.
         """
         name = f"{made.name}/undo"
         function = load_undo(made.name, made.undo, made.undo_arguments, self._durable("undo_effect").own_modules)
         work = undo_work(made, function, self._world.now_ns(), saga)
-        found = await self._wait("effect", name, work.digest, work=work)
-        read_outcome(name, made.key, found, lambda: None)
+        entry = await self._wait("effect", name, work.digest, work=work)
+        read_outcome(name, made.key, entry, lambda: None)
 
     def close(self) -> bool:
         """Close the context: the turn has ended; return whether it could go on until then."""
@@ -513,15 +514,15 @@ class Context:
 
     def take_segment(self, pause: Pause | None = None) -> TurnEnded:
         """Return the outcome of a durable turn's segment, which ends here: as `outcome`, but stops and answers come with the turn's end."""
-        asked = self._asked or RareRequests()
-        ended = TurnEnded(
-            *(self.agent, self.incarnation, self._sends, asked.timers, asked.cancelled, list(asked.spawns.values())),
-            wants_checkpoint=asked.wants_checkpoint,
-            outputs=asked.outputs,
+        rare = self._asked or RareRequests()
+        outcome = TurnEnded(
+            *(self.agent, self.incarnation, self._sends, rare.timers, rare.cancelled, list(rare.spawns.values())),
+            wants_checkpoint=rare.wants_checkpoint,
+            outputs=rare.outputs,
             pause=pause,
         )
         self._sends, self._asked = [], None
-        return ended
+        return outcome
 
     def outcome(self, *, is_durable: bool = False) -> TurnEnded:
         """Return the turn's requests. A caller that is not answered stops waiting for an answer."""
@@ -532,9 +533,9 @@ class Context:
             reply = None
         if self._asked is None and reply is None and not self._stops and not is_durable:
             return TurnEnded(self.agent, self.incarnation, self._sends)
-        asked = self._asked or RareRequests()
+        rare = self._asked or RareRequests()
         return TurnEnded(
-            *(self.agent, self.incarnation, self._sends, asked.timers, asked.cancelled, list(asked.spawns.values())),
-            *(self._stops, asked.wants_checkpoint, reply or b"", asked.outputs),
+            *(self.agent, self.incarnation, self._sends, rare.timers, rare.cancelled, list(rare.spawns.values())),
+            *(self._stops, rare.wants_checkpoint, reply or b"", rare.outputs),
             is_durable=is_durable,
         )

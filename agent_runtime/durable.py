@@ -1,13 +1,16 @@
-"""Durable turns as their handlers see them: the journal, replayed and continued. No I/O.
+"""Durable turns from the handler's side: the journal is replayed and continued. No I/O.
 
 A handler with `durable=True` runs in *segments*. Each ends where the handler asks for something that takes time: a step, a call, a sleep, a message.
-Its sends leave then, and the agent is between two turns, with a journal of all requests and their results. After a recovery the handler runs again,
-with the state that its turn began with: results in the journal are returned at once, and sends that have left already are not repeated. Behind the
-journal's end the host log may know more (`logged_steps.py`): that is *adopted*, as if it had ended at once; nothing has left since, so requests made
-then leave with the next segment. So a handler must make the same requests in the same order whenever it runs: inputs that would make it differ (time,
-chance, the outside) come from the journal.
+Sends of the segment leave at its end. The agent is then between two turns, with a journal of all requests and their results.
 
-The runtime drives a handler itself: it yields a `SegmentEnd`, and is sent the finished entry when there is one (`host/turns.py`).
+After a recovery the handler runs again, with the state that its turn began with. Results in the journal are returned at once, and sends that have
+left are not repeated. But the host log may hold results beyond the journal's end (`logged_steps.py`). The turn *adopts* these as if they had ended at
+once; sends requested there leave with the next segment.
+
+So a handler must make the same requests in the same order whenever it runs. Inputs that would make runs differ (time, random numbers, the outside)
+come from the journal.
+
+The runtime drives the handler's coroutine: the coroutine yields a `SegmentEnd`, and the runtime sends the finished entry into it (`host/turns.py`).
 """
 
 import contextlib
@@ -26,24 +29,23 @@ from snapline.storage.log.record import LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 
 DONE, FAILED, LATE = "done", "failed", "late"
-"""Outcomes of an entry. "" is one for which the turn still waits."""
+"""Outcomes of an entry. "": the turn still waits for the outcome."""
 
 ADOPTED, REFUSED = "adopted", "refused"
-"""Further outcomes of an effect: an earlier turn has done it, or did so with other arguments."""
+"""Further outcomes of an effect: an earlier turn has done the effect, with the same arguments or with others."""
 
 JOURNAL_BYTES_MAX = 64 * 2**20
-"""Largest size of the results in one turn's journal: it is in memory, twice where it is sealed, and a recovery reads it before the turn goes on."""
+"""Largest size of the results in one turn's journal. The journal is in memory, twice if sealed, and a recovery reads it before the turn continues."""
 
 JOURNAL_ENTRIES_MAX = 100_000
-"""Largest number of entries in one turn's journal: a recovery runs the handler through all of them in one go, which takes its host most of a
-second."""
+"""Largest number of entries in one turn's journal: a recovery replays all of them without a pause, which blocks the host for almost a second."""
 
 _HERE = __name__.partition(".")[0] + "."
 
 
 class StepWork(msgspec.Struct, frozen=True):
-    """Work of a step: call `function`, for `timeout_s` at most and with a heartbeat each `heartbeat_s`, and again after each of `waits_s` if it
-    raises. `is_logged`: its turn goes on when the host log holds the result."""
+    """Work of a step: call `function` for at most `timeout_s`, expecting a heartbeat every `heartbeat_s`. Retry after each of `waits_s` if it raises.
+    `is_logged`: the turn continues only when the host log holds the result."""
 
     function: Callable[[], Any]
     timeout_s: float | None = None
@@ -53,15 +55,15 @@ class StepWork(msgspec.Struct, frozen=True):
 
 
 class EffectIntent(msgspec.Struct, frozen=True, gc=False):
-    """An effect that a turn requests, as the core gets it.
+    """An effect requested by a turn, in the form that the core gets.
 
     Attributes:
-        key: within the agent; of a compensation the key of the effect that it undoes.
-        arguments: for people.
+        key: key of the effect within the agent; for a compensation, the key of the effect to undo.
+        arguments: arguments as text, for display.
         asked_ns: wall-clock time since 1970.
-        undo, undo_arguments: its compensation: `"module:function"`, or "": none; and each argument, encoded.
-        is_undo: it undoes the effect of this key, in this generation; 0: the newest one.
-        saga: the block in which it is, or "".
+        undo, undo_arguments: compensation as `"module:function"`, "" if there is none, and each of its arguments, encoded.
+        is_undo: the intent is a compensation of the effect with this key and generation; generation 0 means the newest.
+        saga: saga block of the effect, or "".
         timeout_s: how long each call may take.
         has_probe, is_repeatable: how a crash in its middle is resolved.
     """
@@ -80,9 +82,9 @@ class EffectIntent(msgspec.Struct, frozen=True, gc=False):
 
 
 class EffectWork(msgspec.Struct, frozen=True):
-    """Work of an effect: call `function` with its outside key, as a step, for `timeout_s` at most, and again after each of `waits_s` if it raises.
+    """Work of an effect: call `function` with its outside key, like a step, for at most `timeout_s`. Retry after each of `waits_s` if it raises.
 
-    `probe` finds out whether an earlier call has done it: None: it has not.
+    `probe` finds out whether an earlier call has done the effect: None means that no call has.
     """
 
     function: Callable[..., Any]
@@ -98,10 +100,10 @@ class SegmentEnd(msgspec.Struct, frozen=True):
 
     Attributes:
         waits: the handler's request.
-        timeout_ns: time until it is late, or a sleep done; None: the wait has no limit.
-        work: of a step, or an effect.
-        entries: requests that had their results at once, since the segment before.
-        is_repeated: the turn waited here before: this segment's sends have left already.
+        timeout_ns: time until the wait times out, or until a sleep is done; None: no limit.
+        work: work of a step or an effect.
+        entries: requests since the previous segment whose results were known at once.
+        is_repeated: the turn waited here before, so this segment's sends have already left.
     """
 
     waits: JournalEntry
@@ -119,13 +121,13 @@ class SegmentEnd(msgspec.Struct, frozen=True):
 
 
 class Pause(msgspec.Struct, frozen=True, gc=False):
-    """The end of a segment of a turn that is not over, as the core gets it.
+    """End of a segment of an unfinished turn, in the form that the core gets.
 
     Attributes:
-        seed: of the turn.
-        waits, timeout_ns, entries: as of `SegmentEnd`.
-        is_logged: its result has to be in the host log before the turn goes on.
-        intent: of an effect.
+        seed: seed of the turn.
+        waits, timeout_ns, entries: see `SegmentEnd`.
+        is_logged: the turn continues only when the host log holds the result.
+        intent: intent of the effect, if the turn waits for one.
     """
 
     seed: bytes
@@ -140,11 +142,11 @@ class TurnJournal:
     """Journal of one run of a durable turn.
 
     Attributes:
-        seed: source of its random draws.
-        received_from: sender of the message that was received last.
-        divergence: the handler's request differed from the journal. It may have caught that, and gone on.
-        has_left: sends before the last wait have left: the turn has waited there, now or before.
-        takes_effects: intents can be released here.
+        seed: seed of the turn's random draws.
+        received_from: sender of the last received message.
+        divergence: the handler's request differed from the journal. The handler may have caught the error and continued.
+        has_left: sends before the last wait have left, since the turn has waited there.
+        takes_effects: this store can release intents.
         own_modules: modules in which compensations are looked up (`undoing.py`).
     """
 
@@ -157,7 +159,7 @@ class TurnJournal:
         takes_effects: bool = True,
         own_modules: Sequence[str] = (),
     ) -> None:
-        """`begun`: the turn as it was saved, to be run again; `logged`: of turns of its number."""
+        """`begun`: saved turn to run again; `logged`: logged entries of turns with its number."""
         self.takes_effects = takes_effects
         self.own_modules = own_modules
         self.seed = begun.seed if begun is not None else seed
@@ -185,14 +187,14 @@ class TurnJournal:
     def now(self, now_ns: Callable[[], int]) -> int:
         """Return the time when the handler first asked here."""
         place = self._place
-        found = self._reach("now", "", b"")
-        if found is None:
+        entry = self._reach("now", "", b"")
+        if entry is None:
             self._check_room(place)
-            found = self._logged.find(place, "now", "", b"")
-            found = found or JournalEntry("now", "", b"", DONE, now_ns().to_bytes(8, "big"))
-            self._fresh.append(found)
-        self._passed(place, found)
-        return int.from_bytes(found.result, "big")
+            entry = self._logged.find(place, "now", "", b"")
+            entry = entry or JournalEntry("now", "", b"", DONE, now_ns().to_bytes(8, "big"))
+            self._fresh.append(entry)
+        self._passed(place, entry)
+        return int.from_bytes(entry.result, "big")
 
     def call_id(self) -> bytes:
         """Name the next call: no other one of this agent has this id."""
@@ -213,24 +215,24 @@ class TurnJournal:
     ) -> JournalEntry:
         """End the segment, unless the journal, or the host log, has the result already."""
         place = self._place
-        found = known = self._reach(kind, name, digest)
+        entry = known = self._reach(kind, name, digest)
         is_undo = (
             isinstance(work, EffectWork) and work.intent.is_undo
-        )  # as many as there were effects: these must not fail
+        )  # one for each effect: compensations must not fail on this limit
         if known is None and not is_undo:
             self._check_room(place)
         if known is None or not known.outcome:
-            found = self._logged.find(place, kind, name, digest)
-            if found is not None:
-                self._fresh.append(found)
-        self.has_left = found is None or known is not None
-        if found is None:
+            entry = self._logged.find(place, kind, name, digest)
+            if entry is not None:
+                self._fresh.append(entry)
+        self.has_left = entry is None or known is not None
+        if entry is None:
             entries, self._fresh = self._fresh, []
-            found = await _stand(
+            entry = await _stand(
                 SegmentEnd(JournalEntry(kind, name, digest), timeout_ns, work, entries, is_repeated=known is not None)
             )
-        self._passed(place, found)
-        return found
+        self._passed(place, entry)
+        return entry
 
     def _passed(self, place: int, found: JournalEntry) -> None:
         self._size_bytes += len(found.result)
@@ -244,8 +246,8 @@ class TurnJournal:
             return None
         known = self._known[place]
         if (known.kind, known.name, known.digest) != (kind, name, digest):
-            asked = f"asks for {_described(kind, name)}{_difference(known, kind, name)}, at {_line_of_handler()}"
-            raise self._diverged(place, asked)
+            request = f"asks for {_described(kind, name)}{_difference(known, kind, name)}, at {_line_of_handler()}"
+            raise self._diverged(place, request)
         return known
 
     def _check_room(self, place: int) -> None:
@@ -259,7 +261,7 @@ class TurnJournal:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Guard the reading of a step's or effect's result: it was read as declared when it was put there, so code that cannot read it did not begin
+        """Guard the reading of a recorded result. It was readable as declared when recorded, so code that cannot read it is not the code that began
         the turn.
 
         Raises:
@@ -268,10 +270,10 @@ class TurnJournal:
         try:
             yield
         except EncodingError as error:
-            said = (
+            message = (
                 f"entry {self._place} of the turn's journal cannot be read: {error}. Run the code that began the turn"
             )
-            self.divergence = self.divergence or DivergenceError(said)
+            self.divergence = self.divergence or DivergenceError(message)
             raise self.divergence from error
 
     def end(self) -> None:
@@ -281,18 +283,18 @@ class TurnJournal:
 
     def _diverged(self, place: int, what: str) -> DivergenceError:
         known = self._known[place]
-        found = self.divergence = self.divergence or DivergenceError(
+        error = self.divergence = self.divergence or DivergenceError(
             f"entry {place + 1} of the turn's journal is {_described(known.kind, known.name)}, and now the handler {what}: "
             "a durable handler must ask for the same things in the same order whenever it runs. Run the code that began the turn, "
             "or draw what differs from ctx.now, ctx.random or a step"
         )
-        return found
+        return error
 
 
 @types.coroutine
 def _stand(stand: SegmentEnd) -> Generator[SegmentEnd, JournalEntry, JournalEntry]:
-    found = yield stand
-    return found
+    entry = yield stand
+    return entry
 
 
 def _described(kind: str, name: str) -> str:
@@ -314,7 +316,7 @@ def _line_of_handler() -> str:
 # ---- calls: messages that ask for a reply ---------------------------------------------------------------------------
 
 STALE = "@reply"
-"""Name under which a reply comes to an agent that waits for it no more."""
+"""Type name of a late reply, for a call that has given up."""
 
 
 def call_id(seed: bytes, place: int, digest: bytes = b"") -> bytes:
@@ -333,7 +335,7 @@ def reply_payload(call: bytes, payload: bytes) -> bytes:
 
 
 def read_call(payload: bytes) -> tuple[bytes, bytes]:
-    """Return the call's id, b"" if it asks for no reply, and the message."""
+    """Return the call's id, or b"" if no reply is requested, and the message."""
     if not payload.startswith(CALL):
         return b"", payload
     end = len(CALL) + CALL_ID_BYTES
@@ -341,7 +343,7 @@ def read_call(payload: bytes) -> tuple[bytes, bytes]:
 
 
 def refusal_of(payload: bytes) -> bytes:
-    """Return the reply of a turn that failed permanently: an empty one; b"" if this message asks for none."""
+    """Return the empty reply of a turn that failed permanently; b"" if the message requests no reply."""
     call, _ = read_call(payload)
     return reply_payload(call, b"") if call else b""
 

@@ -1,7 +1,7 @@
-"""The fleet's ledger of effects, folded: the fate of each. From the outputs under `@effects`, of a fleet that runs or of a store at rest.
+"""The fleet's ledger of effects, folded into the fate of each effect. It is read from the outputs under `@effects`, of a running fleet or a store.
 
-A ledger record is released with a complete snapshot, so no failure takes one back. Records not released yet are not in it: an effect that has just
-ended is still "open" here. Hosts report the state of those that have not ended (`with_standing`).
+A ledger record is released with a complete snapshot, so no failure reverts it. The ledger has released records only: an effect that has just ended is
+still "open" here. Hosts report the state of open effects (`with_standing`).
 """
 
 from collections.abc import Iterable
@@ -24,31 +24,31 @@ from snapline.messages.effect_records import (
 Fate = Literal["waiting", "open", "in doubt", "needs people", "done", "failed", "compensated", "left", "undone"]
 
 UNSETTLED: tuple[Fate, ...] = ("needs people", "in doubt", "failed", "left", "open", "waiting")
-"""Fates that somebody may have to look at, the most urgent first."""
+"""Fates that may need attention, the most urgent first."""
 
 _Key = tuple[str, str, int]
 """Agent, key, generation."""
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """Something that an agent has done outside, or was to do (`ctx.effect`).
+    """An action of an agent on the outside, done or requested (`ctx.effect`).
 
     Attributes:
-        key: its id within its agent; one that begins with `@` was generated for its turn.
-        generation: 1, and one more each time that it was done again after it was compensated.
-        name: as its handler has named it.
-        outside_key: key that its service was given.
-        fate: "open": it was requested, and may have been called; "done"; "failed": its function raised, and it may have been done; "compensated";
-            "left": done, or perhaps, in a turn that failed permanently, and not undone; "undone": the fleet has gone back to before it on purpose,
-            and nothing was called. Of a fleet that runs also "waiting": until its intent is released; nobody has called it. "in doubt": a life of its
-            agent that is over may have called it; the present one probes, or calls it again. "needs people": it does not, until they say whether it
-            was done.
-        arguments, result: for people; of a failed one the error.
+        key: id of the effect within its agent; a key that begins with `@` was generated for its turn.
+        generation: 1, plus one for each repetition after a compensation.
+        name: name given by the handler.
+        outside_key: key that the service received.
+        fate: "open": requested, and may have been called; "done"; "failed": the function raised, and the effect may have been done; "compensated";
+            "left": done, or possibly done, in a turn that failed permanently, and not undone; "undone": the fleet was rolled back past it, and
+                nothing was called. A running fleet also has "waiting": not called, since the intent is not released; "in doubt": an earlier
+                incarnation of the agent may have called it, and the present one probes or calls it again; "needs people": the agent waits until an
+                operator says whether the effect was done.
+        arguments, result: text for display; for a failed effect, the error.
         compensation: `module:function`, or "".
-        undoes: of a compensation: the key of the effect that it undoes.
-        saga: the block in which it is, or "".
-        asked_ns: when it was requested: wall-clock time since 1970.
-        epoch: the snapshot that its newest record was released with.
+        undoes: for a compensation, the key of the effect that it undoes.
+        saga: saga block of the effect, or "".
+        asked_ns: wall-clock time of the request, since 1970.
+        epoch: snapshot with which the newest record was released.
     """
 
     agent: str
@@ -70,43 +70,45 @@ def fold(words: Iterable[Output | OutputsReverted]) -> list[Effect]:
     """Return each effect with its fate, in the order in which they were requested."""
     standing: list[Output] = []
     undone: dict[_Key, Effect] = {}
-    for word in words:
-        if isinstance(word, Output):
-            standing.append(word)
+    for record in words:
+        if isinstance(record, Output):
+            standing.append(record)
             continue
-        before, standing = _folded(standing), [each for each in standing if each.epoch <= word.after]
+        before, standing = _folded(standing), [output for output in standing if output.epoch <= record.after]
         undone |= {place: msgspec.structs.replace(effect, fate="undone") for place, effect in before.items()}
     return sorted((undone | _folded(standing)).values(), key=lambda effect: effect.asked_ns)
 
 
 def with_standing(effects: Iterable[Effect], standing: Iterable[StandingEffect]) -> list[Effect]:
     """Return the effects updated by hosts' latest reports: the states of those that have not ended, and those that the ledger does not have yet."""
-    found = {(each.agent, each.key, each.generation): each for each in effects}
-    for each in standing:
-        place = each.agent, each.key, each.generation
-        known = found.get(place)
-        if each.intent is not None and (known is None or known.fate in ("open", "failed", "left", "undone")):
-            word = Output(each.agent, 0, EFFECTS_TOPIC, each.intent, "", 0, each.asked_ns)
-            known = _asked(word, each.intent, known)
+    by_key = {(effect.agent, effect.key, effect.generation): effect for effect in effects}
+    for standing_effect in standing:
+        place = standing_effect.agent, standing_effect.key, standing_effect.generation
+        known = by_key.get(place)
+        if standing_effect.intent is not None and (known is None or known.fate in ("open", "failed", "left", "undone")):
+            output = Output(
+                standing_effect.agent, 0, EFFECTS_TOPIC, standing_effect.intent, "", 0, standing_effect.asked_ns
+            )
+            known = _asked(output, standing_effect.intent, known)
         if known is not None and known.fate == "open":
-            found[place] = msgspec.structs.replace(known, fate=each.stands)
-    return sorted(found.values(), key=lambda effect: effect.asked_ns)
+            by_key[place] = msgspec.structs.replace(known, fate=standing_effect.stands)
+    return sorted(by_key.values(), key=lambda effect: effect.asked_ns)
 
 
 def open_at(words: Iterable[Output | OutputsReverted], epoch: int) -> list[Effect]:
     """Return the effects that were open in the cut of an epoch, by the records released with it and before, each with its fate now."""
     every = list(words)
-    later = (place for place, word in enumerate(every) if isinstance(word, Output) and word.epoch > epoch)
+    later = (place for place, record in enumerate(every) if isinstance(record, Output) and record.epoch > epoch)
     before = fold(every[: next(later, len(every))])
-    now = {(each.agent, each.key, each.generation): each for each in fold(every)}
-    return [now[each.agent, each.key, each.generation] for each in before if each.fate == "open"]
+    now = {(effect.agent, effect.key, effect.generation): effect for effect in fold(every)}
+    return [now[effect.agent, effect.key, effect.generation] for effect in before if effect.fate == "open"]
 
 
 def _folded(words: Iterable[Output]) -> dict[_Key, Effect]:
-    found: dict[_Key, Effect] = {}
-    for word in words:
-        _take(found, word)
-    return found
+    effects: dict[_Key, Effect] = {}
+    for output in words:
+        _take(effects, output)
+    return effects
 
 
 def _take(found: dict[_Key, Effect], word: Output) -> None:
@@ -118,10 +120,10 @@ def _take(found: dict[_Key, Effect], word: Output) -> None:
         known = _asked(word, record, known)
     fate: Fate = "open" if record.stage in (INTENT, NOT_DONE) else _fate_of(record.stage)
     found[place] = msgspec.structs.replace(known, fate=fate, result=record.result or known.result, epoch=word.epoch)
-    undone = found.get((word.agent, record.undoes, record.undoes_generation))
-    if record.stage == DONE and undone is not None:
-        place = undone.agent, undone.key, undone.generation
-        found[place] = msgspec.structs.replace(undone, fate="compensated", epoch=word.epoch)
+    compensated = found.get((word.agent, record.undoes, record.undoes_generation))
+    if record.stage == DONE and compensated is not None:
+        place = compensated.agent, compensated.key, compensated.generation
+        found[place] = msgspec.structs.replace(compensated, fate="compensated", epoch=word.epoch)
 
 
 def _asked(word: Output, record: EffectRecord, known: Effect | None) -> Effect:

@@ -22,7 +22,7 @@ KEY_CHARACTERS_MAX = 256
 _ENDINGS = ("/undo",)
 
 CALL_S_MAX = 86_400.0
-"""Longest time that one call may take: a day. A probe waits so long after a recovery."""
+"""Longest time that one call may take: a day. After a recovery a probe waits for this time."""
 
 
 class EffectOptions(msgspec.Struct, frozen=True):
@@ -37,11 +37,11 @@ class EffectOptions(msgspec.Struct, frozen=True):
 
 
 UNDO_OPTIONS = EffectOptions("", None, None, 30.0, (1.0, 5.0, 30.0), True)
-"""Options of compensations: nobody has set others, and they must not fail easily."""
+"""Options of compensations: users cannot set them, and compensations must not fail easily."""
 
 
 def at_rest(*, key: str) -> None:
-    """Do nothing: to have come so far is all that was requested."""
+    """Do nothing: reaching this point is all that was requested."""
 
 
 def effect_work(
@@ -57,12 +57,12 @@ def effect_work(
     """Return the work of a requested effect, checked.
 
     Raises:
-        UsageError: it cannot be an effect.
+        UsageError: an option or the function is not valid for an effect.
         EncodingError: its arguments cannot be encoded.
     """
     _check(journal, name, options)
-    compensate, own = options.compensate, journal.own_modules
-    undo, undo_arguments = reference_of(name, compensate, own) if compensate is not None else ("", [])
+    compensate, own_modules = options.compensate, journal.own_modules
+    undo, undo_arguments = reference_of(name, compensate, own_modules) if compensate is not None else ("", [])
     digest = argument_digest(name, (name, options.key, args))
     intent = EffectIntent(
         options.key or f"@{journal.effect_id(digest).hex()}",
@@ -128,7 +128,7 @@ def read_outcome(
 
     Raises:
         EffectFailedError: its function raised each time.
-        UsageError: its key belongs to another effect.
+        UsageError: the key belongs to another effect.
         EncodingError: the result is not what the function declares to return.
     """
     if entry.outcome == REFUSED:
@@ -144,7 +144,7 @@ def read_outcome(
 class Saga:
     """A block of a durable turn whose effects are all done, or all undone. Made by `ctx.saga`.
 
-    `undo` runs the compensation of one effect. Effects of a block within this one that has ended well are undone with this one.
+    `undo` runs the compensation of one effect. Effects of a completed inner block are undone with the outer block.
     """
 
     def __init__(self, name: str, open_sagas: "list[Saga]", undo: Callable[[MadeEffect], Awaitable[None]]) -> None:
@@ -160,7 +160,7 @@ class Saga:
     async def __aenter__(self) -> Self:
         if self in self._open:
             raise UsageError(f"saga {self.name!r} is open already: make one for each block with ctx.saga")
-        self._made = []  # what an earlier block of it has made stands
+        self._made = []  # effects of an earlier use of this block are kept
         self._open.append(self)
         return self
 
@@ -170,20 +170,22 @@ class Saga:
         self._open.remove(self)
         if error is None and self._open:
             self._open[-1]._made.extend(self._made)
-        # A cancellation comes from the handler itself, which may catch it outside. What ends the handler is no failure of the block.
+        # The handler itself cancels, and may catch that outside the block. Ending the handler is not a failure of the block.
         if isinstance(error, Exception | asyncio.CancelledError) and not isinstance(error, DivergenceError):
             await self._undo_all(error)
 
     async def _undo_all(self, error: BaseException) -> None:
-        for made in reversed(self._made):
+        for effect in reversed(self._made):
             try:
-                await self._undo(made)
+                await self._undo(effect)
             except EffectFailedError as failed:
-                with contextlib.suppress(TypeError, AttributeError):  # of an error that takes no notes
+                with contextlib.suppress(TypeError, AttributeError):  # the error takes no notes
                     error.add_note(f"saga {self.name!r}: {failed}")
 
 
 def not_undone(failed: Sequence[tuple[MadeEffect, EffectFailedError]]) -> str:
     """Return the names of the effects whose compensations failed."""
-    named = "; ".join([f"{made.name!r} (key {made.key}): {error.error}: {error.reason}" for made, error in failed])
-    return f"not undone: {named}. Retry this dead letter to try these again"
+    details = "; ".join(
+        [f"{effect.name!r} (key {effect.key}): {error.error}: {error.reason}" for effect, error in failed]
+    )
+    return f"not undone: {details}. Retry this dead letter to try these again"

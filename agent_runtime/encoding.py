@@ -1,8 +1,7 @@
 """Messages and states as bytes: MessagePack by msgspec, with NumPy arrays and some others as extension types.
 
-A message on a channel is its type's name and its body: `length of name (1 byte) | name | MessagePack`; one that belongs to a sampled trace is marked
-behind the name (`traceparents.py`). Encoding happens at `ctx.send`, so the sender may go on changing its objects. Nothing here runs code while
-decoding: there is no pickle.
+A message on a channel is its type's name and its body: `length of name (1 byte) | name | MessagePack`. A message of a sampled trace has a tail after
+the name (`traceparents.py`). `ctx.send` encodes at once, so the sender may change its objects afterwards. Decoding runs no code: there is no pickle.
 
 The extensions are those of `storage/capture/values.py`. All of a message is in one record; `storage/capture/encoder.py` handles what a checkpoint
 keeps next to a state's record (large arrays, histories).
@@ -26,7 +25,7 @@ from snapline.storage.capture.values import (
 )
 
 encode_hook = encode_value
-"""Encodes what msgspec cannot, such as NumPy arrays. Uses NumPy only if it is imported already."""
+"""Encodes types that msgspec cannot encode, such as NumPy arrays. Uses NumPy only if it is already imported."""
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_hook)
@@ -43,9 +42,10 @@ def encode_body(value: object) -> bytes:
 
 
 def encode_ordered(value: object) -> bytes:
-    """Encode one value; equal sets, whose order differs from process to process, give the same bytes. So do dictionaries in another order.
+    """Encode one value deterministically: equal sets, whose order differs between processes, and equal dictionaries in another order give the same
+    bytes.
 
-    Not for sets whose members have no order among each other, or next to keys that are no text.
+    Not for sets whose members cannot be ordered, or with keys that are not text.
 
     Raises:
         TypeError, ValueError, NotImplementedError, OverflowError, RecursionError: it cannot be encoded.
@@ -58,25 +58,25 @@ def encode_ordered(value: object) -> bytes:
 
 @functools.cache
 def has_one_order(declared: Any) -> bool:
-    """Return whether equal values of this type are encoded to the same bytes in every process: no set can be in them.
+    """Return whether equal values of this type are encoded to the same bytes in every process, which requires that they contain no sets.
 
     The content of custom types is unknown, except for arrays.
     """
     try:
         waiting: list[object] = [msgspec.inspect.type_info(declared)]
-    except Exception:  # whatever evaluating an annotation raises
+    except Exception:  # evaluating an annotation may raise anything
         return False
     seen: list[object] = []
     while waiting:
-        found = waiting.pop()
-        if isinstance(found, _UNORDERED) or (
-            isinstance(found, msgspec.inspect.CustomType) and not _is_array(found.cls)
-        ):
+        item = waiting.pop()
+        if isinstance(item, _UNORDERED) or (isinstance(item, msgspec.inspect.CustomType) and not _is_array(item.cls)):
             return False
-        if isinstance(found, msgspec.inspect.Type | msgspec.inspect.Field) and not any(found is each for each in seen):
-            seen.append(found)
-            for name in found.__struct_fields__:
-                inner = getattr(found, name)
+        if isinstance(item, msgspec.inspect.Type | msgspec.inspect.Field) and not any(
+            item is seen_item for seen_item in seen
+        ):
+            seen.append(item)
+            for name in item.__struct_fields__:
+                inner = getattr(item, name)
                 waiting.extend(inner if isinstance(inner, tuple) else (inner,))
     return True
 
@@ -109,7 +109,7 @@ def message_name(kind: type) -> str:
 
 
 NAME_BYTES_MAX = 255
-"""Largest size of a message type's name: its length is in one byte before it."""
+"""Largest size of a message type's name: one byte before the name holds its length."""
 
 
 def message_head(name: str) -> bytes:
@@ -134,9 +134,9 @@ def encode_message(message: object) -> bytes:
 
     Raises:
         EncodingError: some part of it cannot be encoded; names the type and the field.
-        MessageTooLargeError: it is above 16 MiB.
+        MessageTooLargeError: the message is larger than 16 MiB.
     """
-    kind: Any = type(message)  # mypy thinks that not every class can be hashed
+    kind: Any = type(message)  # mypy assumes that some classes are not hashable
     try:
         payload = _head_of(kind) + _encoder.encode(message)
     except (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError) as error:

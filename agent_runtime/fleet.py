@@ -30,68 +30,67 @@ if TYPE_CHECKING:
     from snapline.agent_runtime.snapshots.cut import Cut
 
 DEFAULT_POLICY: Policy = Every(1.0)
-"""Policy of fleets whose agents checkpoint on their own, unless they set another."""
+"""Default policy of fleets whose agents checkpoint on their own."""
 
 LINE_PERIOD_LEAST_S = 0.5
-"""Smallest time between epochs that the coordinator of such a fleet makes of its recovery line: it reads and writes all states."""
+"""Smallest time between epochs that the coordinator of such a fleet makes from its recovery line: each one reads and writes all states."""
 
 LOG_BYTES_MAX = 256 * 1024 * 1024
-"""Largest size of sender logs in the store, unless the fleet sets another."""
+"""Default limit of sender logs in the store."""
 
 EPOCH_TIMEOUT_S = 60.0
-"""Time after which an epoch that has not completed is aborted. Raise it for agents whose turns last longer."""
+"""Default time after which an unfinished epoch is aborted. Raise it for agents with longer turns."""
 
 OBJECTIVE_MOST_S = 1e9
-"""Longest `rpo_s` and `rto_s`, some thirty years: in nanoseconds they still fit 64 bits."""
+"""Largest `rpo_s` and `rto_s`, some thirty years: in nanoseconds they still fit into 64 bits."""
 
 BUSY_LIMIT_S = 300.0
-"""Time for which code may block a host: long for a solver, short for an endless loop."""
+"""Default time for which code may block a host: enough for a solver, and short enough to catch an endless loop."""
 
 BUSY_LIMIT_S_MIN = 2.0
-"""Smallest `busy_limit_s`: shorter blocks are no sign of trouble, and blocked loops are looked for once a second."""
+"""Smallest `busy_limit_s`: shorter blockages are normal, and the loop is checked only once a second."""
 
 AgentSource = Agent | Callable[[], Agent]
 
 Stubs = Mapping[str, Callable[..., object]]
-"""Stubs by names of steps: the simulator calls them instead of the steps' functions."""
+"""Step name → stub: the simulator calls stubs instead of the steps' functions."""
 
 
 class Fleet:
-    """A fleet of agents, as every host of it must define it.
+    """Definition of a fleet of agents; every host must use the same one.
 
     Args:
         name: the fleet's name; `[A-Za-z0-9_.-]{1,128}`.
-        agents: agent id → agent, or a function without arguments that makes it. With functions a host makes only the
-            agents that are placed on it. They must make the same agents in every process.
+        agents: agent id → agent, or a function without arguments that makes the agent. With functions a host makes only its own agents. The functions
+            must make the same agents in every process.
         protocol: the checkpointing protocol, fixed for the fleet's life. Coordinated: "chandy-lamport" (Lai and
             Yang's stamps with Chandy and Lamport's markers), "koo-toueg". Agents checkpoint on their own: "uncoordinated",
             and communication-induced "bcs", "hmnr", "fdas", "fdi", "bhmr", "nras", "cbr", "cas" (docs/protocols.md says
             which to take).
-        triggers: when to take checkpoints. Coordinated fleets take one `Every`, for all agents together; without it
-            checkpoints are taken manually (`snapline snapshot create`). Where agents checkpoint on their own, each does
-            as soon as one of `Every`, `EveryMessages`, `Adaptive` says so; without any every second. `Manual()` there
-            leaves it to `ctx.checkpoint()` and the protocol.
-        stop_when: called with each complete cut (or the newest, if it is slower than they come); `True` ends the
-            fleet. Only stable properties make sense: ones that stay true once they are (Chandy and Lamport 1985,
-            section 1), such as "everybody is done and nothing is in transit".
-        epoch_timeout_s: an epoch that has not completed by then is aborted.
-        log_bytes_max: of sender logs in the store. Above it, a fleet whose recovery line does not advance by itself (domino
-            effect) is stopped for a moment for a cut that ends them.
-        place: where agents belong: id of an agent, or the beginning of ids with an asterisk behind it → a host, or several. The first rule that names
-            an agent counts. Rules hold as long as one of these hosts is there; agents that are spawned begin where their parent is.
-        rpo_s: how much work a failure may undo at most, in seconds, and rto_s: how long a recovery may take, from the first suspicion until all hosts
-            have applied the plan. Nothing is decided from them: the coordinator reports in `snapline status`, in the view and in its log when they
-            are missed. None: no report.
-        busy_limit_s: a host ends itself, and its fleet recovers, when code of an agent has blocked its event loop for this time
+        triggers: when to take checkpoints. Coordinated fleets take one `Every` for all agents together; without it checkpoints are taken manually
+            (`snapline snapshot create`). Agents that checkpoint on their own do so as soon as one of `Every`, `EveryMessages`, `Adaptive` requires
+            it; default: every second. With `Manual()` only `ctx.checkpoint()` and the protocol take checkpoints.
+        stop_when: predicate called with each complete cut (or only the newest, if the predicate is slow); `True` ends the fleet. It must be a stable
+            property, one that stays true once it is true (Chandy and Lamport 1985, section 1), such as "all agents are done and nothing is in
+            transit".
+        epoch_timeout_s: time after which an unfinished epoch is aborted.
+        log_bytes_max: limit of sender logs in the store. Above it, a fleet whose recovery line does not advance by itself (domino effect) is paused
+            briefly for a cut that ends the logs.
+        place: placement rules: agent id, or id prefix followed by an asterisk → one or more hosts. The first matching rule applies, as long as one of
+            its hosts is present. Spawned agents start on the host of their parent.
+        rpo_s, rto_s: objectives in seconds: the most work that a failure may undo, and the longest recovery, from the first suspicion until all hosts
+            have applied the plan. They change no behaviour: the coordinator reports missed objectives in `snapline status`, in the view and in its
+            log. None: no report.
+        busy_limit_s: a host ends itself, and its fleet recovers, when agent code has blocked its event loop for this time
             (docs/durable-turns.md, "What may block"). None: never. Hosts of one fleet may differ in this.
-        simulate: name of a step → stub. `snapline sim` and the pytest fixture call the stub, with the step's arguments, instead of the
-            step's function; nobody else does. An effect has its stub under its name, its probe under `NAME/probe`, its compensation under
-            `NAME/undo`. Or a function without arguments that makes these for each run, so that runs share nothing.
-        compensation_modules: modules or packages whose functions may be compensations of effects, besides the packages of the agents' classes.
-            Nothing else is called, whatever name is in the store.
+        simulate: name of a step → stub. Only `snapline sim` and the pytest fixture call the stub, with the step's arguments, instead of the step's
+            function. The stub of an effect has the effect's name; its probe is `NAME/probe`, its compensation `NAME/undo`. Alternatively, a function
+            without arguments that makes this mapping for each run, so that runs share nothing.
+        compensation_modules: modules or packages whose functions may be compensations of effects, in addition to the packages of the agents' classes.
+            Functions elsewhere are never called, whatever the store names.
 
     Raises:
-        FleetDefinitionError: the fleet cannot be run as it is written.
+        FleetDefinitionError: the definition is not valid.
     """
 
     def __init__(
@@ -126,7 +125,7 @@ class Fleet:
         self.rto_s = rto_s
         self.busy_limit_s = busy_limit_s
         self.compensation_modules = _modules_of(compensation_modules)
-        self.classes: dict[str, type[Agent]] = {}  # by kind, those that were looked for: a large fleet has few
+        self.classes: dict[str, type[Agent]] = {}  # cache of found classes, by kind; even a large fleet has few
         self._check()
 
     def _check(self) -> None:
@@ -202,40 +201,42 @@ class Fleet:
         """Make one agent in its initial state and check that it can be checkpointed.
 
         Raises:
-            FleetDefinitionError, EncodingError: it cannot; names the agent and the field.
+            FleetDefinitionError, EncodingError: the agent cannot be made or checkpointed; names the agent and the field.
         """
         source = self.agents[agent]
-        made = source if isinstance(source, Agent) else source()
-        if not isinstance(made, Agent):
-            raise FleetDefinitionError(f"the function for agent {agent!r} made a {type(made).__qualname__}, no Agent")
-        known = agent_type(type(made))
-        check_steps(type(made))
-        image = encode_unchecked(agent, made, known)
-        check_state_image(agent, made, known, image)
+        agent_object = source if isinstance(source, Agent) else source()
+        if not isinstance(agent_object, Agent):
+            raise FleetDefinitionError(
+                f"the function for agent {agent!r} made a {type(agent_object).__qualname__}, no Agent"
+            )
+        known = agent_type(type(agent_object))
+        check_steps(type(agent_object))
+        image = encode_unchecked(agent, agent_object, known)
+        check_state_image(agent, agent_object, known, image)
         try:
-            check_sharing(made.state)
+            check_sharing(agent_object.state)
         except EncodingError as error:
             raise EncodingError(unsavable(agent, known, error)) from error
-        self._check_class(agent, type(made))
-        if len(image) > UNDO_STATE_BYTES_MAX and made.on_error is None:
+        self._check_class(agent, type(agent_object))
+        if len(image) > UNDO_STATE_BYTES_MAX and agent_object.on_error is None:
             raise FleetDefinitionError(
                 f"the state of agent {agent!r} takes {len(image):,} bytes, more than the {UNDO_STATE_BYTES_MAX:,} of "
-                f"which an image is taken before every turn: set on_error in class {type(made).__qualname__} "
+                f"which an image is taken before every turn: set on_error in class {type(agent_object).__qualname__} "
                 "to 'undo' (and pay for it), 'keep' or 'recover'"
             )
         if isinstance(source, Agent):
-            # The definition stays as it was written: a later recovery to the initial states starts from it again.
-            made = clone(made, image)
-        return made
+            # The definition is not changed: a later recovery to the initial states starts from it again.
+            agent_object = clone(agent_object, image)
+        return agent_object
 
     def _check_class(self, agent: str, agent_class: type[Agent]) -> None:
         """Refuse a class that a recovery, perhaps in another process, could not find by its name."""
         try:
             module: object = sys.modules[agent_class.__module__]
-            named = reduce(getattr, agent_class.__qualname__.split("."), module)
+            found_class = reduce(getattr, agent_class.__qualname__.split("."), module)
         except (KeyError, AttributeError):
-            named = None
-        if named is not agent_class and not any(type(source) is agent_class for source in self.agents.values()):
+            found_class = None
+        if found_class is not agent_class and not any(type(source) is agent_class for source in self.agents.values()):
             raise FleetDefinitionError(
                 f"agent {agent!r} is of class {agent_class.__qualname__}, which cannot be found by that name: "
                 "define it at module level"
@@ -247,7 +248,7 @@ class Fleet:
         if isinstance(source, Agent):
             return agent_type(type(source)).kind
         function = getattr(source, "func", source)
-        named = function if hasattr(function, "__qualname__") else type(function)  # an object's repr has its address
+        named = function if hasattr(function, "__qualname__") else type(function)  # a repr has an address
         return f"{getattr(named, '__module__', '')}:{named.__qualname__}()"
 
     def definition_digest(self) -> bytes:
@@ -255,21 +256,21 @@ class Fleet:
         when = (self.period_ns, format_policy(self.policy), self.epoch_timeout_s, self.log_bytes_max)
         parts = (self.name, self.protocol, when, self.stop_when is None)
         agents = tuple((agent, self.kind_of(agent)) for agent in self.agents)
-        # fleets of before, without any of these, are the same still
+        # a fleet without these keeps the digest of earlier versions
         places = (tuple(self.place.items()),) if self.place else ()
-        said = {"rpo_s": self.rpo_s, "rto_s": self.rto_s}
-        objectives = tuple([(name, float(time_s)) for name, time_s in said.items() if time_s is not None])
+        objective_values = {"rpo_s": self.rpo_s, "rto_s": self.rto_s}
+        objectives = tuple([(name, float(time_s)) for name, time_s in objective_values.items() if time_s is not None])
         return blake3.blake3(msgspec.msgpack.encode((parts, agents, *places, *objectives))).digest()
 
     def definition_parts(self) -> tuple[str, ...]:
         """Return the contents of the digest, as `name=value`, so that a rejection shows the differences."""
         agents = [f"{agent} ({self.kind_of(agent)})" for agent in self.agents]
-        named = ", ".join(sorted(agents))
-        if len(named) > AGENTS_CHARACTERS_MAX:
-            digest = blake3.blake3(named.encode()).hexdigest(length=4)
-            named = f"{len(agents):,} of digest {digest}"
+        names = ", ".join(sorted(agents))
+        if len(names) > AGENTS_CHARACTERS_MAX:
+            digest = blake3.blake3(names.encode()).hexdigest(length=4)
+            names = f"{len(agents):,} of digest {digest}"
         parts = {
-            "agents": named,
+            "agents": names,
             "protocol": self.protocol,
             "triggers": format_policy(self.policy) or "none",
             "epoch_timeout_s": f"{self.epoch_timeout_s:g}",
@@ -283,23 +284,23 @@ class Fleet:
 
 
 AGENTS_CHARACTERS_MAX = 400
-"""Largest number of characters of agents' names in a rejection; of more their number is named."""
+"""Largest number of characters of agents' names in a rejection; further agents are only counted."""
 
 
 def own_modules(agent_class: type, listed: Iterable[str]) -> tuple[str, ...]:
-    """Return the modules, each with those below it, whose functions may undo effects of agents of this class; `listed`: those that the fleet names.
+    """Return the modules, with their submodules, whose functions may undo effects of agents of this class; `listed`: modules that the fleet names.
 
-    For snapline's own classes it is the package around the class alone, not all of snapline.
+    For snapline's own classes this is only the package around the class, not all of snapline.
     """
-    modules = [each.__module__ for each in agent_class.__mro__ if each not in Agent.__mro__]
-    packages = [each.rpartition(".")[0] if each.startswith("snapline.") else each.partition(".")[0] for each in modules]
+    modules = [base.__module__ for base in agent_class.__mro__ if base not in Agent.__mro__]
+    packages = [name.rpartition(".")[0] if name.startswith("snapline.") else name.partition(".")[0] for name in modules]
     return tuple(dict.fromkeys((*packages, *listed)))
 
 
 def _modules_of(given: object) -> tuple[str, ...]:
     modules = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
-    for each in modules:
-        if isinstance(given, str) or not isinstance(each, str) or not all(map(str.isidentifier, each.split("."))):
+    for module in modules:
+        if isinstance(given, str) or not isinstance(module, str) or not all(map(str.isidentifier, module.split("."))):
             raise FleetDefinitionError(
                 f"compensation_modules names modules, such as ['shop.refunds'], and not {given!r}"
             )
@@ -310,36 +311,42 @@ def places_of(place: object) -> dict[str, tuple[str, ...]]:
     """Parse `Fleet(place=…)` into rules.
 
     Raises:
-        FleetDefinitionError: it is no such mapping; names the rule.
+        FleetDefinitionError: the value is not such a mapping; names the rule.
     """
     if not isinstance(place, Mapping):
         raise FleetDefinitionError(f"place is a {type(place).__qualname__}: give a dictionary, agents → hosts")
     rules: dict[str, tuple[str, ...]] = {}
-    for agents, named in place.items():
-        hosts = (named,) if isinstance(named, str) else tuple(named) if isinstance(named, Iterable) else ()
+    for agents, host_names in place.items():
+        hosts = (
+            (host_names,)
+            if isinstance(host_names, str)
+            else tuple(host_names)
+            if isinstance(host_names, Iterable)
+            else ()
+        )
         try:
             if not isinstance(agents, str):
                 raise UsageError("agents are named by text")
             check_id((agents[:-1] or "any") if agents.endswith("*") else agents)
             rules[agents] = tuple([check_id(host, "host") for host in hosts])
         except UsageError as error:
-            raise FleetDefinitionError(f"place={{{agents!r}: {named!r}}}: {error}") from error
+            raise FleetDefinitionError(f"place={{{agents!r}: {host_names!r}}}: {error}") from error
         if not hosts:
-            raise FleetDefinitionError(f"place={{{agents!r}: {named!r}}}: name a host, or several")
+            raise FleetDefinitionError(f"place={{{agents!r}: {host_names!r}}}: name a host, or several")
     return rules
 
 
 def stubs_of(fleet: Fleet) -> Stubs | None:
-    """Return the stubs of one simulated run; None: the fleet gives none.
+    """Return the stubs of one simulated run; None if the fleet has none.
 
     Raises:
-        FleetDefinitionError: they are none.
+        FleetDefinitionError: the stubs are not valid.
     """
     if not callable(fleet.simulate):
         return fleet.simulate
-    made = fleet.simulate()
-    check_stubs(made)
-    return made
+    stubs = fleet.simulate()
+    check_stubs(stubs)
+    return stubs
 
 
 def check_stubs(stubs: object) -> None:
@@ -368,16 +375,16 @@ def clone(agent: Agent, image: bytes) -> Agent:
 
 def restore_agent(agent_class: type[Agent], image: bytes) -> Agent:
     """Return an agent of `agent_class` with the state of `image`, without calling its constructor."""
-    made = agent_class.__new__(agent_class)
-    made.state = agent_type(agent_class).state_decoder.decode(image)
-    return made
+    agent_object = agent_class.__new__(agent_class)
+    agent_object.state = agent_type(agent_class).state_decoder.decode(image)
+    return agent_object
 
 
 def encode_state(agent: str, made: Agent, known: AgentType, handlers: Iterable[str] = ()) -> bytes:
-    """Encode an agent's state, and check that it would come back equal.
+    """Encode an agent's state, and check that it decodes to an equal state.
 
     Raises:
-        EncodingError: names agent, field, the handlers that may have done it, and next step.
+        EncodingError: the state cannot be saved; names agent, field, the handlers that may have caused it, and next step.
     """
     image = encode_unchecked(agent, made, known, handlers)
     if known.state_type is not None:
@@ -392,7 +399,7 @@ def encode_unchecked(agent: str, made: Agent, known: AgentType, handlers: Iterab
     """Encode an agent's state as `encode_state`, where `check_state_image` follows.
 
     Raises:
-        EncodingError: it cannot be encoded; names agent, field, the handlers that may have done it, and next step.
+        EncodingError: the state cannot be encoded; names agent, field, the handlers that may have caused it, and next step.
     """
     try:
         if known.agent_class.allow_pickle:
@@ -405,7 +412,7 @@ def encode_unchecked(agent: str, made: Agent, known: AgentType, handlers: Iterab
 
 
 def unsavable(agent: str, known: AgentType, why: object, handlers: Iterable[str] = ()) -> str:
-    """Say that a state cannot be saved, why, and what to keep there."""
+    """Describe why a state cannot be saved, and what to store instead."""
     after = " or ".join(handlers)
     return (
         f"the state of agent {agent!r} ({known.state_name}) cannot be saved{after and f' after {after}'}: {why}; "
@@ -414,10 +421,10 @@ def unsavable(agent: str, known: AgentType, why: object, handlers: Iterable[str]
 
 
 def check_skeleton(agent: str, known: AgentType, skeleton: Buffer, handlers: Iterable[str] = ()) -> None:
-    """Refuse a state in which a field holds another type than declared: that can be written, and only a recovery would find out.
+    """Refuse a state in which a field holds another type than declared: it can be written, and only a recovery would fail.
 
     Raises:
-        EncodingError: names agent, field, and the handlers that may have done it.
+        EncodingError: a field holds another type; names agent, field, and the handlers that may have caused it.
     """
     try:
         known.state_reader.decode(skeleton)
@@ -429,10 +436,10 @@ def check_skeleton(agent: str, known: AgentType, skeleton: Buffer, handlers: Ite
 
 
 def check_state_image(agent: str, made: Agent, known: AgentType, image: bytes) -> None:
-    """Refuse a state that cannot be decoded again, or would come back as another one.
+    """Refuse a state that cannot be decoded again, or that decodes to another state.
 
     Raises:
-        FleetDefinitionError: names the agent, and what is wrong.
+        FleetDefinitionError: the state is refused; names the agent and the problem.
     """
     where = f"the state of agent {agent!r} does not come back as declared"
     if known.state_type is None and made.state is not None:
@@ -459,29 +466,31 @@ def load_fleet(target: str, arguments: Mapping[str, str]) -> Fleet:
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
         raise FleetDefinitionError(f"{target!r} does not name a fleet: write MODULE:FLEET, such as my_agents:fleet")
-    found = _attribute(_import(module_name), module_name, attribute)
-    if isinstance(found, Fleet):
+    target_object = _attribute(_import(module_name), module_name, attribute)
+    if isinstance(target_object, Fleet):
         if arguments:
             raise FleetDefinitionError(
                 f"{target} is a fleet, not a function: it takes no --arg {next(iter(arguments))}"
             )
-        return found
-    if not callable(found):
-        raise FleetDefinitionError(f"{target} is a {type(found).__qualname__}: name a snapline.Fleet or a function")
+        return target_object
+    if not callable(target_object):
+        raise FleetDefinitionError(
+            f"{target} is a {type(target_object).__qualname__}: name a snapline.Fleet or a function"
+        )
     try:
-        inspect.signature(found).bind(**arguments)
+        inspect.signature(target_object).bind(**arguments)
     except TypeError as error:
         raise FleetDefinitionError(f"--arg does not fit {target}: {error}") from error
     try:
-        made = found(**arguments)
+        fleet = target_object(**arguments)
     except SnaplineError:
         raise
     except Exception as error:
-        given = "".join(f" --arg {key}={value}" for key, value in arguments.items())
-        raise FleetDefinitionError(f"{target}{given} raised {type(error).__name__}: {error}") from error
-    if not isinstance(made, Fleet):
-        raise FleetDefinitionError(f"{target}() returned a {type(made).__qualname__}, no snapline.Fleet")
-    return made
+        options = "".join(f" --arg {key}={value}" for key, value in arguments.items())
+        raise FleetDefinitionError(f"{target}{options} raised {type(error).__name__}: {error}") from error
+    if not isinstance(fleet, Fleet):
+        raise FleetDefinitionError(f"{target}() returned a {type(fleet).__qualname__}, no snapline.Fleet")
+    return fleet
 
 
 def load_function(target: str) -> Callable[..., object]:
@@ -495,10 +504,10 @@ def load_function(target: str) -> Callable[..., object]:
         raise FleetDefinitionError(
             f"{target!r} does not name a function: write MODULE:FUNCTION, such as my_tests:no_coin_is_lost"
         )
-    found = _attribute(_import(module_name), module_name, attribute, "a function")
-    if not callable(found):
-        raise FleetDefinitionError(f"{target} is a {type(found).__qualname__}: name a function")
-    return found
+    function = _attribute(_import(module_name), module_name, attribute, "a function")
+    if not callable(function):
+        raise FleetDefinitionError(f"{target} is a {type(function).__qualname__}: name a function")
+    return function
 
 
 def _import(module_name: str) -> object:
@@ -526,9 +535,9 @@ def _import(module_name: str) -> object:
 
 
 def _attribute(module: object, module_name: str, attribute: str, wanted: str = "a snapline.Fleet") -> object:
-    found = module
+    value = module
     for part in attribute.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             raise FleetDefinitionError(f"module {module_name!r} has no {attribute!r}: name {wanted} in it")
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value

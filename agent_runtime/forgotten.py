@@ -1,9 +1,9 @@
-"""Coroutines that a handler has made and not awaited: their work was not done, so their turn fails.
+"""Coroutines that a handler made but did not await: their work was not done, so the turn fails.
 
 There are two kinds. A context's coroutine (`ctx.step`, `ctx.sleep` …) is a `ContextCall`: it is registered when it is made, and unregistered when it
 is awaited. For others, such as `client.send(…)` or a method of the agent's own, Python warns that they were never awaited when it frees them. A
-host's process handles that in place of Python's warning (`watch`). They are charged to the task of the turn, or of the step, and to it also if a task
-or thread that it has started freed them. Those of tasks that outlive their turn, or are no turn's, get Python's warning.
+host's process handles this in place of Python's warning (`watch`). Such coroutines are charged to the task of the turn or step, even if a task or
+thread started by it freed them. Coroutines of tasks that outlive their turn, or belong to no turn, get Python's warning.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 NOTED_MAX = 16
-"""Largest number of freed coroutines that no turn has checked yet. For more Python warns."""
+"""Largest number of freed coroutines that no turn has checked yet; Python warns about further ones."""
 
 _HERE = __name__.partition(".")[0]
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
@@ -32,8 +32,8 @@ class UnawaitedCoroutines:
     """Unawaited coroutines of one turn.
 
     Attributes:
-        waiting: calls of its context that nobody has awaited yet, by the id of the object.
-        dropped: those that nobody can await any more.
+        waiting: calls of the turn's context that were not awaited yet, by object id.
+        dropped: calls that can no longer be awaited.
     """
 
     __slots__ = ("dropped", "waiting")
@@ -79,9 +79,9 @@ class ContextCall(Coroutine[Any, Any, Any]):
         self._begun().close()
 
     def __del__(self) -> None:
-        said = self._noted.waiting.pop(id(self), None)
-        if said is not None:
-            self._noted.dropped.append(said)
+        description = self._noted.waiting.pop(id(self), None)
+        if description is not None:
+            self._noted.dropped.append(description)
 
     def _begun(self) -> Coroutine[Any, Any, Any]:
         if self._coroutine is None:
@@ -98,8 +98,8 @@ def awaited(
     @functools.wraps(method)
     def asked(ctx: _Ctx, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         name = f"{args[0]!r}, …" if args and isinstance(args[0], str) else "…" if args or kwargs else ""
-        said = f"ctx.{method.__name__}({name}) at {_line(sys._getframe(1))}"
-        return ContextCall(ctx, lambda: method(ctx, *args, **kwargs), said)
+        description = f"ctx.{method.__name__}({name}) at {_line(sys._getframe(1))}"
+        return ContextCall(ctx, lambda: method(ctx, *args, **kwargs), description)
 
     return asked  # type: ignore[return-value]  # its first argument has a name here
 
@@ -113,7 +113,7 @@ def _line(frame: Any) -> str:
 
 @contextlib.contextmanager
 def no_task(make_task: Callable[..., Any]) -> Iterator[None]:
-    """Run the block in no task of asyncio's, and let it make none: `asyncio.timeout` in a durable handler would cancel the host's.
+    """Run the block outside any asyncio task, and let it create none: `asyncio.timeout` in a durable handler would cancel the host's task.
 
     `make_task` is the loop's task factory meanwhile.
     """
@@ -148,7 +148,7 @@ freed: list[FreedCoroutine] = []
 """Freed coroutines; in hosts' processes only."""
 
 _turn: "contextvars.ContextVar[asyncio.Task[Any] | None]" = contextvars.ContextVar("snapline_turn", default=None)
-"""The task of the turn, or step, that runs in this context: tasks and threads that it starts inherit it."""
+"""Task of the turn or step that runs in this context; tasks and threads that it starts inherit this value."""
 
 
 def enter_turn() -> None:
@@ -160,7 +160,7 @@ _warn = warnings._warn_unawaited_coroutine  # type: ignore[attr-defined]  # what
 
 
 _is_collecting = False
-"""Set while Python looks for cycles of dead objects: the code that runs just now has not made them."""
+"""Set during a cycle collection: the running code did not create the objects that are freed."""
 
 
 def watch() -> None:
@@ -184,8 +184,10 @@ def _on_freed(coroutine: Any) -> None:
     if _is_collecting or is_outside or len(freed) >= NOTED_MAX or (file.startswith(_LIBRARIES) and not is_ours):
         _warn(coroutine)
     else:
-        said = f"{coroutine.__qualname__}(…) at {_line(sys._getframe(1))}"
-        freed.append(FreedCoroutine(_present(), False, said) if turn is None else FreedCoroutine(turn, True, said))
+        description = f"{coroutine.__qualname__}(…) at {_line(sys._getframe(1))}"
+        freed.append(
+            FreedCoroutine(_present(), False, description) if turn is None else FreedCoroutine(turn, True, description)
+        )
 
 
 def _present() -> "asyncio.Task[Any] | None":
@@ -197,26 +199,26 @@ def _present() -> "asyncio.Task[Any] | None":
 
 def left_by(ctx: CallTracking, *, is_over: bool) -> list[str]:
     """Return the unawaited coroutines of this context's turn, which waits, or, `is_over`, has ended."""
-    noted, found = ctx.unawaited, list[str]()
+    noted, descriptions = ctx.unawaited, list[str]()
     if noted is not None:
-        found = [*noted.dropped, *(noted.waiting.values() if is_over else ())]
-    return found + take_freed()
+        descriptions = [*noted.dropped, *(noted.waiting.values() if is_over else ())]
+    return descriptions + take_freed()
 
 
 def take_freed() -> list[str]:
     """Return coroutines of the present turn, or step, that were freed; warn of those that are no turn's."""
     if not freed:
         return []
-    own, noted = (_turn.get(), _present(), None), list(freed)  # none: it ran within `no_task`
+    own, noted = (_turn.get(), _present(), None), list(freed)  # None: it ran within `no_task`
     freed.clear()
-    for each in noted:
-        if each.task in own:
+    for coroutine in noted:
+        if coroutine.task in own:
             continue
-        if each.is_turn and each.task is not None and not each.task.done():
-            freed.append(each)
+        if coroutine.is_turn and coroutine.task is not None and not coroutine.task.done():
+            freed.append(coroutine)
         else:
-            warnings.warn(f"coroutine {each.said} was never awaited", RuntimeWarning, stacklevel=2)
-    return [each.said for each in noted if each.task in own]
+            warnings.warn(f"coroutine {coroutine.said} was never awaited", RuntimeWarning, stacklevel=2)
+    return [coroutine.said for coroutine in noted if coroutine.task in own]
 
 
 def sentence(left: list[str]) -> str:

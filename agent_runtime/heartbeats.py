@@ -1,8 +1,8 @@
-"""Heartbeats of steps. A function that takes long reports that it lives, and learns when nobody waits for it any more.
+"""Heartbeats of steps. A long-running function reports that it is alive, and learns when nobody waits for it any more.
 
-The function runs in a thread, which nobody can end from outside; or it is a coroutine. Both see the *beat* of their attempt in a context variable. It
-is written by the one side and read by the other, one attribute at a time: so it needs no lock. Details are in memory alone: they go from one attempt
-to the next, and a recovery begins anew.
+The function is a coroutine, or runs in a thread, which cannot be stopped from outside. Both find the `Heartbeats` of their attempt in a context
+variable. Each attribute is written by one side and read by the other, so no lock is needed. Details are in memory only: they pass from one attempt to
+the next, and a recovery starts without them.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ class Heartbeats:
     """Heartbeats of one attempt of a step.
 
     Attributes:
-        before: details that the attempt before has sent last; None: none, or there was no attempt.
-        told: details that this one has sent last; until then `before`.
-        count: number of heartbeats.
-        is_over: nobody waits for it any more.
+        before: last details sent by the previous attempt; None if there are none.
+        told: last details sent by this attempt; initially `before`.
+        count: number of heartbeats sent.
+        is_over: nobody waits for this attempt any more.
     """
 
     __slots__ = ("before", "count", "is_over", "told")
 
-    def __init__(self, before: Any) -> None:  # whatever steps tell
+    def __init__(self, before: Any) -> None:  # any details of the step
         self.before = self.told = before
         self.count = 0
         self.is_over = False
@@ -62,19 +62,19 @@ class Heartbeats:
 
 
 def heartbeat(details: Any = None) -> Any:  # whatever the step tells
-    """Report that the running step lives; to be called by its function, now and then. Outside a step it does nothing.
+    """Report that the running step is alive. The step's function calls this now and then; outside a step it has no effect.
 
-    A thread that the function starts itself is not the step's: call it there by `contextvars.copy_context().run`.
+    A thread started by the function does not belong to the step: call this there through `contextvars.copy_context().run`.
 
     Args:
-        details: how far it has come. The next attempt, if there is one, gets the last ones; a recovery forgets them.
+        details: progress of the step. The next attempt, if there is one, gets the last details; a recovery forgets them.
 
     Returns:
-        The last details of the attempt before this one; None if there was none, or it sent none.
+        The last details of the previous attempt; None if there are none.
 
     Raises:
-        StepCancelledError: nobody waits for this attempt any more: its turn was undone, its time is over, or it sent no heartbeat for too long.
-            Release everything, and end.
+        StepCancelledError: nobody waits for this attempt any more: its turn was undone, it timed out, or it sent no heartbeat for too long. Release
+            all resources and return.
     """
     beat = _present.get()
     if beat is None:
@@ -88,10 +88,10 @@ def heartbeat(details: Any = None) -> Any:  # whatever the step tells
 
 
 async def heard_of(running: Awaitable[Any], beat: Heartbeats, seconds: float) -> Any:  # the result of what runs
-    """Wait for it as long as it sends heartbeats.
+    """Wait for `running` as long as it sends heartbeats.
 
     Raises:
-        TimeoutError: it sent none from one check to the next, `seconds` later.
+        TimeoutError: no heartbeat came between two checks, `seconds` apart.
     """
     task = asyncio.ensure_future(running)
     try:

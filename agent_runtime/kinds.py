@@ -12,16 +12,16 @@ from snapline.errors import EncodingError
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 REFUSALS_NAMED_MAX = 3
-"""Largest number of classes named in a refusal of a line: the coordinator takes reasons of 2,000 characters, and one of these has up to 500."""
+"""Largest number of classes named when a line is refused: the coordinator accepts reasons of 2,000 characters, and each class takes up to 500."""
 
 
 def find_class(fleet: Fleet, kind: str) -> type[Agent]:
     """Return the agent class recorded as `module:Class`.
 
-    Only subclasses of Agent are returned: a name from a checkpoint or a peer runs nothing else.
+    Only subclasses of Agent are returned: a name from a checkpoint or a peer cannot run other code.
 
     Raises:
-        EncodingError: there is no such class any more.
+        EncodingError: there is no such class.
     """
     known = fleet.classes.get(kind)
     if known is None:
@@ -30,7 +30,7 @@ def find_class(fleet: Fleet, kind: str) -> type[Agent]:
 
 
 def class_of(fleet: Fleet, kind: str) -> type[Agent] | None:
-    """Return the class recorded as `kind`; None if it is gone: its records can still be read."""
+    """Return the class recorded as `kind`; None if the class is missing: its records can still be read."""
     try:
         return find_class(fleet, kind)
     except EncodingError:
@@ -43,24 +43,24 @@ def _look_for(fleet: Fleet, kind: str) -> type[Agent]:
             return type(source)
     module, _, name = kind.partition(":")
     try:
-        found = reduce(getattr, name.split("."), importlib.import_module(module))
+        candidate = reduce(getattr, name.split("."), importlib.import_module(module))
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise EncodingError(
             f"there is no agent class {kind!r} any more: run the code that wrote the checkpoint"
         ) from error
-    if not isinstance(found, type) or not issubclass(found, Agent):
+    if not isinstance(candidate, type) or not issubclass(candidate, Agent):
         raise EncodingError(f"{kind!r} is no agent class: run the code that wrote the checkpoint")
-    return found
+    return candidate
 
 
 def plan_line(fleet: Fleet, checkpoints: Iterable[AgentCheckpoint]) -> dict[str, MigrationPlan]:
-    """Return agent → plan that makes its saved state one of its class, for all checkpoints of a line at once; unborn agents have none.
+    """Return agent → migration plan, for all checkpoints of a recovery line at once; unborn agents have none.
 
-    Runs no migration and decodes no state: a fleet is refused as a whole, or can be loaded as far as versions go.
+    No migration runs and no state is decoded. Either the whole fleet is refused, or all versions can be loaded.
 
     Raises:
-        MigrationError: a class is gone, or a state cannot be brought to its class's version. One agent of each class and
-            version is named, with what to write.
+        MigrationError: a class is missing, or a state cannot be migrated to its class's version. The message names one agent of each class and
+            version, and the migration to write.
     """
     plans: dict[str, MigrationPlan] = {}
     refused: dict[tuple[str, int], EncodingError] = {}
@@ -77,6 +77,6 @@ def plan_line(fleet: Fleet, checkpoints: Iterable[AgentCheckpoint]) -> dict[str,
 
 
 def _refuse(errors: list[EncodingError]) -> NoReturn:
-    named = "; ".join([str(error) for error in errors[:REFUSALS_NAMED_MAX]])
+    reasons = "; ".join([str(error) for error in errors[:REFUSALS_NAMED_MAX]])
     more = len(errors) - REFUSALS_NAMED_MAX
-    raise MigrationError(f"{named}; and {more} more classes or versions" if more > 0 else named) from errors[0]
+    raise MigrationError(f"{reasons}; and {more} more classes or versions" if more > 0 else reasons) from errors[0]

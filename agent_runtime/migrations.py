@@ -1,24 +1,23 @@
-"""State of an older version of an agent's class: finding the steps to the present one, and taking them.
+"""Migration of states of older versions of an agent's class: finding and running the steps to the current version.
 
-*Problem.* A checkpoint outlives the code that wrote it. `Agent.state_version` numbers the meanings that the state of a class
-has had. A function marked `@migrates(Worker, from_version=3)` makes plain data of version 3 plain data of version 4.
+*Problem.* A checkpoint outlives the code that wrote it. `Agent.state_version` numbers the versions of a class's state. A function marked
+`@migrates(Worker, from_version=3)` converts plain data of version 3 to plain data of version 4.
 
-*Plain data* is what MessagePack holds without the declared type: a record is a dict, sets and tuples are lists, enums
-their values, UUIDs text, histories lists, blobs bytes; arrays are arrays. So a step does not need the class as it was then.
+*Plain data* is MessagePack data without declared types: records are dicts, sets and tuples are lists, enums are their values, UUIDs are text,
+histories are lists, blobs are bytes, and arrays stay arrays. So a step does not need the old class.
 
 *Model.* A step is a pure function: it may run again (each recovery to the same checkpoint runs it), in another process, in a
-worker thread, before any agent runs. A fleet goes back to a line as a whole, so a line is also checked as a whole:
+worker thread, before any agent runs. A fleet is restored to a recovery line as a whole, so a line is also checked as a whole:
 
-1. `plan_migration` for every checkpoint of the line on a host. It runs nothing and decodes nothing. A retry cannot fix what it refuses: a version
-   newer than the class, a step that nobody wrote, other fields under one version.
+1. `plan_migration` for every checkpoint of the line on a host. Planning runs and decodes nothing. It refuses errors that a retry cannot fix: a
+   version newer than the class, a missing step, different fields under one version.
 2. `load_state` for each, once all have a plan. Each step runs once, in order, on data that nobody else holds.
-3. Only then are agents put in their places. If anything of this fails, none is, and the host ends (`MigrationError`): the plan
-   waits for one with code that fits.
+3. Only then are agents installed. If anything fails, no agent is installed, and the host ends (`MigrationError`): the plan waits for a host with
+   matching code.
 
-*What a step returns* is treated like what a handler leaves in a state: it is encoded, and decoded as the declared type, with
-the hooks that read checkpoints. So it may hold sets, enums, records and NumPy's numbers, and what could not be saved
-again is refused. A list becomes a history where one is declared. Arrays are not copied on this way unless their memory has
-another owner, or serves two places.
+*Results of steps* are treated like states after a handler: they are encoded, and decoded as the declared type, with the hooks that read checkpoints.
+So they may hold sets, enums, records and NumPy numbers, and values that could not be saved again are refused. A list becomes a history if the field
+declares one. Arrays are copied only if their memory has another owner, or is used twice.
 
 *Inheritance.* Versions are counted by the class that sets `state_version`. A subclass that does not set it takes part in the
 count of its base and has its steps, or overrides them. One that sets it counts on its own and has none of them: a step for
@@ -60,15 +59,15 @@ _STEPS = "__snapline_migrations__"
 """Attribute of an agent class: version → the function that leads to the next one. In the class's own `__dict__` only."""
 
 _KEPT_EXTENSION = 127
-"""Code for an array in bytes that never leave this module: its place in a list."""
+"""Extension code for an array in bytes that never leave this module: its index in a list."""
 
 _Function = TypeVar("_Function", bound=Callable[[Any], Any])
 
 
 class MigrationError(EncodingError):
-    """A saved state cannot become one of its class as it is now. Nothing is lost: with the right code the fleet goes on.
+    """A saved state cannot be migrated to the current version of its class. Nothing is lost: with the right code the fleet continues.
 
-    So it ends the host that has the wrong code, as other misuse does, and not the fleet.
+    So this error ends the host with the wrong code, like other usage errors, and not the fleet.
     """
 
     exit_code = 2
@@ -82,12 +81,12 @@ class MigrationStep(msgspec.Struct, frozen=True):
 
 
 class MigrationPlan(msgspec.Struct, frozen=True):
-    """Plan that makes the state of one checkpoint a state of its class.
+    """Plan that migrates the state of one checkpoint to the current version of its class.
 
     Attributes:
         agent: its id.
-        agent_class: the class as it is now.
-        steps: to take in this order; none if the state is of the present version.
+        agent_class: current class of the agent.
+        steps: steps to run, in order; empty if the state has the current version.
     """
 
     agent: str
@@ -110,11 +109,11 @@ def migrates(agent_class: type[Agent], *, from_version: int) -> Callable[[_Funct
         @snapline.migrates(Worker, from_version=3)
         def split_name(state: dict) -> dict: ...
 
-    It takes the plain data of a state of `from_version` and returns that of `from_version + 1`; it may change what it is given.
-    It must be a pure function: it runs at each restore of such a checkpoint. One function may serve several classes.
+    The function takes the plain data of a state of `from_version`, which it may change, and returns that of `from_version + 1`. It must be pure: it
+    runs at each restore of such a checkpoint. One function may serve several classes.
 
     Raises:
-        FleetDefinitionError: there is such a step already, no version follows it, or the function cannot be one.
+        FleetDefinitionError: the step already exists, no version follows it, or the function is not a valid step.
     """
     if not (isinstance(agent_class, type) and issubclass(agent_class, Agent)):
         raise FleetDefinitionError(
@@ -131,13 +130,13 @@ def migrates(agent_class: type[Agent], *, from_version: int) -> Callable[[_Funct
 
     def register(function: _Function) -> _Function:
         _check_function(function, name)
-        own: dict[int, Callable[[Any], Any]] = agent_class.__dict__.get(_STEPS, {})
-        if from_version in own:
+        steps: dict[int, Callable[[Any], Any]] = agent_class.__dict__.get(_STEPS, {})
+        if from_version in steps:
             raise FleetDefinitionError(
-                f"{name} has two migrations from version {from_version}, {own[from_version].__qualname__} "
+                f"{name} has two migrations from version {from_version}, {steps[from_version].__qualname__} "
                 f"and {function.__qualname__}: keep one"
             )
-        setattr(agent_class, _STEPS, {**own, from_version: function})
+        setattr(agent_class, _STEPS, {**steps, from_version: function})
         return function
 
     return register
@@ -160,25 +159,25 @@ def _check_function(function: object, class_name: str) -> None:
             f"migration {name} of {class_name} must take one argument, the state as plain data: {error}"
         ) from error
     except ValueError:
-        pass  # some functions written in C do not tell
+        pass  # some C functions have no signature
 
 
 def steps_of(agent_class: type[Agent]) -> dict[int, Callable[[Any], Any]]:
     """Return the steps that hold for a class: its own, and those of the bases that count versions with it."""
-    found: dict[int, Callable[[Any], Any]] = {}
-    for each in agent_class.__mro__:
-        for version, function in each.__dict__.get(_STEPS, {}).items():
-            found.setdefault(version, function)
-        if "state_version" in each.__dict__:
+    steps: dict[int, Callable[[Any], Any]] = {}
+    for base in agent_class.__mro__:
+        for version, function in base.__dict__.get(_STEPS, {}).items():
+            steps.setdefault(version, function)
+        if "state_version" in base.__dict__:
             break
-    return found
+    return steps
 
 
 def check_steps(agent_class: type[Agent]) -> None:
-    """Refuse a class whose steps, from the first there is, do not lead to its version.
+    """Refuse a class whose steps, from the first existing one, do not lead to its version.
 
     Raises:
-        FleetDefinitionError: names the first step that is missing.
+        FleetDefinitionError: a step is missing; names the first one.
     """
     steps, version = steps_of(agent_class), state_version_of(agent_class)
     missing = _first_missing(steps, min(steps, default=version), version)
@@ -192,11 +191,11 @@ def check_steps(agent_class: type[Agent]) -> None:
 def _first_missing(steps: dict[int, Callable[[Any], Any]], first: int, version: int) -> int | None:
     """Return the first version from `first` on that has no step; None if the steps lead to `version`.
 
-    Ends after at most one check more than there are steps.
+    The number of checks is at most the number of steps plus one.
     """
-    for each in range(first, version):
-        if each not in steps:
-            return each
+    for step_version in range(first, version):
+        if step_version not in steps:
+            return step_version
     return None
 
 
@@ -208,10 +207,10 @@ def _decorator(agent_class: type[Agent], from_version: int) -> str:
 
 
 def plan_migration(agent_class: type[Agent], checkpoint: AgentCheckpoint) -> MigrationPlan:
-    """Find the way from a saved state to the class as it is now. Runs and decodes nothing.
+    """Plan the migration of a saved state to the current class. Runs and decodes nothing.
 
     Raises:
-        MigrationError: there is none; names the agent, the versions, the fields that differ, and what to write.
+        MigrationError: there is no migration; names the agent, the versions, the fields that differ, and the step to write.
     """
     saved, version = checkpoint.state_version, state_version_of(agent_class)
     where = f"agent {checkpoint.agent!r} ({agent_class.__qualname__})"
@@ -236,7 +235,9 @@ def plan_migration(agent_class: type[Agent], checkpoint: AgentCheckpoint) -> Mig
             f"{_decorator(agent_class, missing)}, or run the code that wrote it"
         )
     return MigrationPlan(
-        checkpoint.agent, agent_class, tuple([MigrationStep(each, steps[each]) for each in range(saved, version)])
+        checkpoint.agent,
+        agent_class,
+        tuple([MigrationStep(step_version, steps[step_version]) for step_version in range(saved, version)]),
     )
 
 
@@ -252,20 +253,20 @@ def field_changes(saved: dict[str, str], declared: dict[str, str]) -> str:
     return "; ".join(changes)
 
 
-# ---- taking the steps -------------------------------------------------------------------------------------------------
+# ---- running the steps ------------------------------------------------------------------------------------------------
 
 
 def load_state(plan: MigrationPlan, checkpoint: AgentCheckpoint, contents: Sequence[Buffer] = ()) -> RestoredState:
-    """Return the state of a checkpoint as its class declares it now, and the table of its chunks.
+    """Return the state of a checkpoint as its class now declares it, and the table of its chunks.
 
-    After a migration the table is empty: no part need be what was stored, and the next capture is a full one.
+    After a migration the table is empty: parts may differ from the stored ones, and the next capture is a full one.
 
     Args:
-        contents: for each part of the checkpoint its bytes, checked, in a buffer that becomes the state's.
+        contents: checked bytes of each part of the checkpoint, in buffers that become the state's.
 
     Raises:
-        MigrationError: it does not decode, or a step failed; names the agent and the step.
-        DamagedDataError: a part is not what was written.
+        MigrationError: the state does not decode, or a step failed; names the agent and the step.
+        DamagedDataError: a part is damaged.
     """
     if plan.steps:
         return RestoredState(state_of(plan, migrate(plan, plain_of(plan, checkpoint, contents))), ChunkTable())
@@ -285,8 +286,8 @@ def plain_of(plan: MigrationPlan, checkpoint: AgentCheckpoint, contents: Sequenc
     """Return a saved state as plain data, which the caller owns.
 
     Raises:
-        MigrationError: it cannot be read without its type: it holds a pickle, or a dict with records as keys.
-        DamagedDataError: a part is not what was written.
+        MigrationError: the state cannot be read without its type: it holds a pickle, or a dict with records as keys.
+        DamagedDataError: a part is damaged.
     """
     try:
         if not checkpoint.parts:
@@ -311,19 +312,19 @@ def _plain_extension(code: int, data: memoryview) -> object:
 def _plain(value: Any) -> Any:
     """Replace histories and blobs, which need their types, by lists and bytes. Not in keys: these cannot be there."""
     if type(value) is dict:
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if type(value) is list:
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if is_a(value, HISTORY_MODULE, "History"):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return value.data if is_a(value, BLOB_MODULE, "Blob") else value
 
 
 def migrate(plan: MigrationPlan, plain: object) -> object:
-    """Take all steps of a plan; return plain data of the class's version. The steps may change `plain`.
+    """Run all steps of a plan; return plain data of the class's version. The steps may change `plain`.
 
     Raises:
-        MigrationError: a step raised, or returned nothing; names it and the agent.
+        MigrationError: a step raised, or returned None; names the step and the agent.
     """
     for step in plan.steps:
         try:
@@ -337,10 +338,10 @@ def migrate(plan: MigrationPlan, plain: object) -> object:
 
 
 def state_of(plan: MigrationPlan, plain: object) -> object:
-    """Make plain data, as the last step left it, a state of the plan's class.
+    """Convert the plain data of the last step to a state of the plan's class.
 
     Raises:
-        MigrationError: it cannot be saved, or is not what the class declares.
+        MigrationError: the state cannot be saved, or is not what the class declares.
     """
     known = agent_type(plan.agent_class)
     arrays = _Arrays()
@@ -370,14 +371,14 @@ def _as_declared(declared: Any, value: object) -> object:
 
 
 class _Arrays:
-    """Takes arrays past the encoder, so that one of a gigabyte is not copied three times.
+    """Keeps arrays out of the encoder, so that an array of a gigabyte is not copied three times.
 
-    Invariant: no two arrays handed out share memory, and each may be written.
+    Invariant: no two returned arrays share memory, and each is writable.
     """
 
     def __init__(self) -> None:
         self._arrays: list[np.ndarray[Any, Any]] = []
-        self._owners: dict[int, object] = {}  # by id; held, so that no id is used again
+        self._owners: dict[int, object] = {}  # by id; kept alive, so that no id is reused
 
     def put(self, value: object) -> object:
         """Encode an array, as the encoder's hook."""

@@ -21,11 +21,11 @@ from snapline.errors import UsageError
 from snapline.ids import is_plain
 
 DELAY_S_MAX = 3e9
-"""Longest delay, a hundred years: its nanoseconds still fit into a checkpoint's 64 bits."""
+"""Longest delay, about a hundred years: in nanoseconds it still fits into 64 bits."""
 
 HANDLER_THREADS_MAX = 64
-"""Largest number of handlers of one host that block in threads at the same time; more wait their turn. A late one, whose turn was undone, counts
-until it returns."""
+"""Largest number of handlers of one host that run in threads at the same time; others wait in a queue. A handler whose turn was undone counts until
+it returns."""
 
 
 def _unmarked(function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
@@ -33,11 +33,11 @@ def _unmarked(function: Callable[..., Any], /, *arguments: Any, **named: Any) ->
 
 
 IN_THREAD: contextvars.ContextVar[Callable[..., Any]] = contextvars.ContextVar("IN_THREAD", default=_unmarked)
-"""Caller of functions in threads, for the turn of this context: a process leaves marks of what runs (`host/turn_marks.py`)."""
+"""Function that calls thread functions for the turn of this context, and records turn marks (`host/turn_marks.py`)."""
 
 
 class Outside:
-    """Time, chance and the outside as handlers see them; the simulator puts a stand-in here."""
+    """Time, random numbers and the outside, as handlers see them; the simulator substitutes its own."""
 
     _handler_threads: asyncio.Semaphore | None = None
 
@@ -64,9 +64,9 @@ class Outside:
         return functools.partial(self.in_thread, handler.function) if handler.is_threaded else handler.function
 
     async def in_thread(self, handler: Callable[..., Any], *arguments: Any) -> None:
-        """Run a handler that blocks, in a thread of its own; its result, if it is a coroutine, on a loop of its own.
+        """Run a blocking handler in its own thread. If it returns a coroutine, run that on its own event loop.
 
-        The thread does not keep the process alive. If this is cancelled, it runs on, and its result is dropped.
+        The thread does not keep the process alive. On cancellation the thread runs on, and its result is dropped.
         """
         threads = self._handler_threads = self._handler_threads or asyncio.Semaphore(HANDLER_THREADS_MAX)
         await threads.acquire()
@@ -111,7 +111,7 @@ class Outside:
 _call: ContextVar[str] = ContextVar("snapline_call", default="")
 _lock = threading.Lock()
 _calls: Counter[str] = Counter()
-"""Outside keys of effects whose functions run in threads just now: these cannot be ended, even if their time is over."""
+"""Outside keys of effects whose functions are running in threads: a thread cannot be stopped, even after its timeout."""
 
 _LOOK_S = 0.05
 
@@ -135,11 +135,11 @@ def _error_of(handler: Callable[..., Any], arguments: tuple[Any, ...]) -> BaseEx
         outcome = handler(*arguments)
         if inspect.iscoroutine(outcome):
             asyncio.run(outcome)
-    except StopIteration as error:  # no future takes it
+    except StopIteration as error:  # a future cannot hold StopIteration
         raised = RuntimeError("the handler raised StopIteration")
         raised.__cause__ = error
         return raised
-    except BaseException as error:  # whatever it is: it is raised again on the loop
+    except BaseException as error:  # any error is raised again on the loop
         return error
     return None
 
@@ -188,21 +188,21 @@ def waits_of(what: str, retries: int | Sequence[float]) -> tuple[float, ...]:
     """Return the seconds before each retry.
 
     Raises:
-        UsageError: these are none.
+        UsageError: the retries are not valid.
     """
     waits = (0.0,) * retries if isinstance(retries, int) and retries >= 0 else retries
     if isinstance(waits, list | tuple) and all(
-        isinstance(each, int | float) and 0 <= each <= DELAY_S_MAX for each in waits
+        isinstance(seconds, int | float) and 0 <= seconds <= DELAY_S_MAX for seconds in waits
     ):
         return tuple(waits)
     raise UsageError(f"retries of {what} are {retries!r}: use a number from 0 on, or the seconds before each retry")
 
 
 def plain_name(what: str, name: object) -> str:
-    """Return the name of a step, an effect or a saga as journals and the ledger keep it. Those are read back as text.
+    """Return the name of a step, an effect or a saga as stored in journals and the ledger, which read it back as text.
 
     Raises:
-        UsageError: it is no text, or one that UTF-8 cannot encode.
+        UsageError: the name is not text, or UTF-8 cannot encode it.
     """
     if is_plain(name):
         return str.__str__(name)
@@ -233,7 +233,7 @@ def nanoseconds(what: str, seconds: float) -> int:
     """Return a time to wait, in nanoseconds.
 
     Raises:
-        UsageError: it is negative or too long.
+        UsageError: the time is negative or too long.
     """
     if not 0 <= seconds <= DELAY_S_MAX:
         raise UsageError(f"{what} waits from 0 to {DELAY_S_MAX:.0e} seconds, not {seconds}")

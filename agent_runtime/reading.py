@@ -15,10 +15,10 @@ from snapline.storage.store.record import Buffer
 
 
 class MessageReader:
-    """Maker of the messages that a program gets.
+    """Decoder of messages for client programs.
 
-    `kind`: the class that they are to be of; None: `{"type": its name, "fields": plain values}`; msgspec.Raw: the same with MessagePack as fields.
-    `option` is the caller's name for it, `what` the caller's name for a message.
+    `kind`: class of the messages; None: `{"type": its name, "fields": plain values}`; msgspec.Raw: the same with MessagePack as fields.
+    Errors call the class `option` and a message `what`, the caller's names for them.
     """
 
     def __init__(self, kind: Any, option: str, what: str) -> None:
@@ -33,26 +33,26 @@ class MessageReader:
         """Return the message of the type `name`.
 
         Raises:
-            EncodingError: it is of another type.
+            EncodingError: the message is of another type.
         """
         if self._name and name != self._name:
             raise EncodingError(f"{self._what} is a {name}, and {self._option} says {self._name}")
         try:
-            found: object = self._decoder.decode(body)
-        except Exception as error:  # what the message's own classes raise
+            message: object = self._decoder.decode(body)
+        except Exception as error:  # the message's own classes may raise anything
             raise EncodingError(f"{self._what}, a {name}, cannot be read: {error}") from error
-        return found if self._name else {"type": name, "fields": found}
+        return message if self._name else {"type": name, "fields": message}
 
 
 class Output(msgspec.Struct, frozen=True):
-    """An output that an agent has given to the outside (`ctx.emit`). A complete snapshot holds its turn: it is never taken back by a failure.
+    """An output that an agent has sent to the outside (`ctx.emit`). A complete snapshot holds its turn, so no failure reverts it.
 
     Attributes:
-        number: 1, 2, 3 … among those of its agent, in its history.
-        topic: as the agent has named it.
-        message: `{"type": its type's name, "fields": plain values}`, or of the class that the caller gave.
-        cursor: read on after it to get the outputs after this one.
-        epoch: number of the snapshot that it was released with.
+        number: number among the outputs of its agent, from 1.
+        topic: topic given by the agent.
+        message: `{"type": its type's name, "fields": plain values}`, or an object of the caller's class.
+        cursor: position to resume reading after this output.
+        epoch: number of the snapshot with which the output was released.
         emitted_ns: wall-clock time since 1970.
     """
 
@@ -66,12 +66,12 @@ class Output(msgspec.Struct, frozen=True):
 
 
 class OutputsReverted(msgspec.Struct, frozen=True):
-    """A return of the fleet to an earlier snapshot, on purpose or since later ones were lost: outputs released after it do not count.
+    """A return of the fleet to an earlier snapshot, on purpose or because later ones were lost. Outputs released after that snapshot are void.
 
     Attributes:
-        after: every output that the reader has of a later epoch than this is undone.
-        epochs: those, ascending, as far as their outputs are still kept.
-        cursor: read on after it to get the outputs that come instead.
+        after: every output of a later epoch than this is reverted.
+        epochs: the reverted epochs, ascending, as far as their outputs are still kept.
+        cursor: position to resume reading, with the outputs that replace the reverted ones.
     """
 
     after: int
@@ -83,11 +83,11 @@ def read_batch(batch: OutputBatch, topic: str, reader: MessageReader) -> Iterato
     """Yield a batch's contents for a program: undone epochs, then the outputs of `topic`, or of all if it is empty. EncodingError."""
     if batch.undone is not None:
         yield undone_of(batch.undone, str(batch.cursor(0)))
-    for index, each in enumerate(batch.outputs):
-        if is_wanted(each.topic, topic):
-            name, body = split_message(each.payload)
+    for index, output in enumerate(batch.outputs):
+        if is_wanted(output.topic, topic):
+            name, body = split_message(output.payload)
             message, cursor = reader.read(name, body), str(batch.cursor(index + 1))
-            yield Output(each.agent, each.number, each.topic, message, cursor, batch.epoch, each.emitted_ns)
+            yield Output(output.agent, output.number, output.topic, message, cursor, batch.epoch, output.emitted_ns)
 
 
 def undone_of(undone: reading.UndoneEpochs, cursor: str) -> OutputsReverted:

@@ -27,7 +27,7 @@ from snapline.storage.packs.checkpoint import JournalEntry
 _T = TypeVar("_T")
 
 REASON_CHARACTERS_MAX = 1000
-"""Largest number of characters of an error's text. It is in the journal, and so in checkpoints."""
+"""Largest number of characters of an error's text. The text is in the journal, and so in checkpoints."""
 
 _CANNOT = (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError)
 
@@ -36,7 +36,7 @@ ARGUMENT_DIGEST_BYTES = 8
 
 
 def argument_digest(step: str, arguments: object) -> bytes:
-    """Return a digest that distinguishes arguments, sets whatever their order; "" for none.
+    """Return a digest of the arguments, independent of the order of sets; "" for no arguments.
 
     Raises:
         EncodingError: they cannot be encoded.
@@ -52,10 +52,10 @@ def argument_digest(step: str, arguments: object) -> bytes:
 
 
 def encode_argument(effect: str, value: object, declared: Any = Any) -> bytes:
-    """Encode an argument of a compensation as it is kept, and will be read as `declared`.
+    """Encode an argument of a compensation for storage; it will be decoded as `declared`.
 
     Raises:
-        EncodingError: it cannot be, or would come back as another value.
+        EncodingError: the argument cannot be encoded, or would decode to another value.
     """
     try:
         encoded = encode_ordered(value)
@@ -68,23 +68,22 @@ def encode_argument(effect: str, value: object, declared: Any = Any) -> bytes:
 
 
 def describe_result(result: bytes, *, is_done: bool) -> str:
-    """Describe the result of an effect, for people."""
+    """Describe the result of an effect, for display."""
     try:
-        found = message_decoder(Any).decode(result)
+        value = message_decoder(Any).decode(result)
     except (msgspec.MsgspecError, ValueError, TypeError):
         return f"<{len(result)} bytes>"
-    return readable(found) if is_done else ": ".join([str(each) for each in found])[:TEXT_CHARACTERS_MAX]
+    return readable(value) if is_done else ": ".join([str(part) for part in value])[:TEXT_CHARACTERS_MAX]
 
 
 def encode_result(
     step: str, value: object, function: Callable[..., Any] | None = None, *, is_effect: bool = False
 ) -> bytes:
-    """Encode a step's result as the journal keeps it; `function`: declares the result's type. That of an effect may lose its type if it is not
-    declared.
+    """Encode a step's result for the journal; `function` declares the result's type. An effect's result may lose its type if undeclared.
 
     Raises:
-        EncodingError: it cannot be kept, or would come back as another value.
-        MessageTooLargeError: it is above 16 MiB.
+        EncodingError: the result cannot be encoded, or would decode to another value.
+        MessageTooLargeError: the result is larger than 16 MiB.
     """
     try:
         result = encode_body(value)
@@ -94,7 +93,7 @@ def encode_result(
             f"step {step!r} returned what the journal cannot keep ({reason}): return plain values"
         ) from error
     declared = returned_by(function)
-    # What was done outside has not failed, and the handler only ever sees the journal's copy of an undeclared result.
+    # The effect itself has succeeded, and the handler sees only the journal's copy of an undeclared result.
     if not is_effect or declared is not Any:
         check_declared(value, declared, f"the result of step {step!r}")
     if len(result) > MESSAGE_BYTES_MAX:
@@ -118,8 +117,8 @@ def read_result(step: str, entry: JournalEntry, function: Callable[..., Any]) ->
     """Return the step's result by the journal.
 
     Raises:
-        StepFailedError: it has none, for it raised.
-        EncodingError: it is not what the function declares to return.
+        StepFailedError: the step raised.
+        EncodingError: the result is not what the function declares to return.
     """
     if entry.outcome == FAILED:
         name, reason = msgspec.msgpack.decode(entry.result, type=tuple[str, str])
@@ -139,7 +138,7 @@ def returned_by(function: Callable[..., Any] | None) -> Any:  # any annotation
         return Any
     try:
         return _hint_of(inner)
-    except TypeError:  # it cannot be hashed
+    except TypeError:  # not hashable
         return Any
 
 
@@ -147,7 +146,7 @@ def returned_by(function: Callable[..., Any] | None) -> Any:  # any annotation
 def _hint_of(function: Callable[..., Any]) -> Any:  # any annotation
     try:
         declared = typing.get_type_hints(function).get("return", Any)
-    except Exception:  # whatever evaluating an annotation raises
+    except Exception:  # evaluating an annotation may raise anything
         return Any
     return Any if isinstance(declared, TypeVar) else declared
 
@@ -161,14 +160,14 @@ def read_message(payload: bytes, kind: type[_T], what: str) -> _T:
     """Decode a message.
 
     Raises:
-        EncodingError: it is of another type, or does not decode.
+        EncodingError: the message is of another type, or does not decode.
     """
-    hashed: Any = kind  # mypy thinks that not every class can be
+    hashed: Any = kind  # mypy assumes that some classes are not hashable
     name, body = split_message(payload)
     if name != message_name(kind):
         raise EncodingError(f"{what} is a {name!r}, not a {message_name(kind)!r}")
     try:
-        found: _T = _decoder_of(hashed).decode(body)
+        message: _T = _decoder_of(hashed).decode(body)
     except (msgspec.MsgspecError, ValueError) as error:
         raise EncodingError(f"{what} is no {name!r} as it is declared here: {error}") from error
-    return found
+    return message

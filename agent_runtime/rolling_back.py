@@ -19,7 +19,8 @@ class RollbackRequest(msgspec.Struct, frozen=True):
 
 
 class RollbackRequestedError(BaseException):
-    """End of the turn that requests a rollback. No `Exception`: handlers of those must not go on, and no saga must undo what it has done."""
+    """Ends the turn that requests a rollback. It is no `Exception`, so that handlers cannot catch it by accident, and sagas do not undo their
+    effects."""
 
     def __init__(self, wish: RollbackRequest) -> None:
         super().__init__(f"the turn asks that the fleet goes back to {wish.snapshot}: {wish.reason}")

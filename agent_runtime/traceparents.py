@@ -1,15 +1,15 @@
-"""Trace references of messages: in the name of the message's type, behind an `@`. No I/O, and nothing of OpenTelemetry.
+"""Trace references of messages, appended to the name of the message's type after an `@`. No I/O, and no dependency on OpenTelemetry.
 
-Only messages of sampled traces have one; every other one has the bytes that it always had. A payload begins with the length of its
-type's name, and the name (`encoding.py`); there a traced one has a *tail*:
+Only messages of sampled traces have a reference; the bytes of other messages do not change. A payload begins with the length of its type's name, and
+the name (`encoding.py`). The name of a traced message has a *tail*:
 
     name | "@" | W3C traceparent, 55 characters | further turns to trace, two hexadecimal digits
 
-So it is part of the message wherever that is kept: in channel states, logs, outboxes, timers, inputs and dead letters. A call has its tail in the
-message that it wraps, a creation behind its kind. A reply has none: its waiter is in the trace already.
+So the reference is part of the message wherever the message is kept: in channel states, logs, outboxes, timers, inputs and dead letters. The tail of
+a call is in the wrapped message; the tail of a creation follows its kind. A reply has no tail: its waiter is in the trace already.
 
-A tail is ASCII: code that reads names as text and knows of no tails reads a longer name. Other code that reads a payload must not depend on it:
-two messages that differ in their tails are the same (`without_tail`).
+A tail is ASCII: code that does not know tails reads a longer name. Other code that reads a payload must not depend on the tail: two messages that
+differ only in their tails are equal (`without_tail`).
 """
 
 import re
@@ -19,10 +19,10 @@ from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.messages.payloads import CALL, CALL_ID_BYTES, MARK, REPLY, TAIL_BYTES
 
 HOPS_MAX = 255
-"""Largest number of turns, one after another, in a trace. Fleets send in circles, and nobody reads a longer one."""
+"""Largest number of successive turns in a trace. Fleets send in circles, and nobody reads longer traces."""
 
 NAME_BYTES_MAX, KIND_BYTES_MAX = 255, 0xFFFF
-"""Largest sizes with the tail: a name's length has one byte, a kind's two. Where there is no room the trace ends."""
+"""Largest sizes with the tail: the length of a name has one byte, the length of a kind two. If the tail does not fit, the trace ends."""
 
 _CREATE = b"\x00"
 _CALL_BYTES = len(CALL) + CALL_ID_BYTES
@@ -46,16 +46,16 @@ class Traceparent(NamedTuple):
 
 def read_tail(tail: bytes) -> Traceparent | None:
     """Parse a tail; None if it is none."""
-    found = _TAIL.fullmatch(tail)
-    return None if found is None else _valid(int(found[1], 16), int(found[2], 16), int(found[3], 16))
+    match = _TAIL.fullmatch(tail)
+    return None if match is None else _valid(int(match[1], 16), int(match[2], 16), int(match[3], 16))
 
 
 def read_header(header: str) -> Traceparent | None:
     """Parse a W3C `traceparent` header; None if it is none, or its trace is not sampled."""
-    found = _HEADER.fullmatch(header.strip())
-    if found is None or not int(found[3], 16) & _SAMPLED:
+    match = _HEADER.fullmatch(header.strip())
+    if match is None or not int(match[3], 16) & _SAMPLED:
         return None
-    return _valid(int(found[1], 16), int(found[2], 16), HOPS_MAX)
+    return _valid(int(match[1], 16), int(match[2], 16), HOPS_MAX)
 
 
 def _valid(trace: int, span: int, hops: int) -> Traceparent | None:
@@ -79,9 +79,9 @@ class _Name(NamedTuple):
 
 
 def _name_in(payload: bytes) -> _Name:
-    at = _CALL_BYTES if payload.startswith(CALL) else 0
-    width = 2 if payload.startswith(_CREATE, at) else 1
-    start = at + (3 if width == 2 else 1)
+    offset = _CALL_BYTES if payload.startswith(CALL) else 0
+    width = 2 if payload.startswith(_CREATE, offset) else 1
+    start = offset + (3 if width == 2 else 1)
     return _Name(start, start + int.from_bytes(payload[start - width : start], "big"), width)
 
 

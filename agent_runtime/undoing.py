@@ -1,10 +1,10 @@
-"""Undoing of effects: references to compensations, and the message of the turn that runs them. No I/O.
+"""Compensation of effects: references to compensations, and the message of the turn that runs them. No I/O.
 
-A compensation may have to run in another process, after a recovery, when the handler that named it is long over. So it is kept as `module:function`,
-and its arguments encoded; they are decoded as the function declares them.
+A compensation may run in another process, after a recovery, long after its handler has ended. So it is stored as `module:function`, with encoded
+arguments, which are decoded as the function declares them.
 
-Names come back from the store, and a writer of the store must not be able to have any function of Python called. So they are looked up among the
-fleet's own modules only: the packages of its agents' classes, and those that `Fleet(compensation_modules=…)` lists.
+Names are read from the store, and a writer of the store must not be able to call arbitrary Python functions. So names are looked up in the fleet's
+own modules only: the packages of its agents' classes, and those that `Fleet(compensation_modules=…)` lists.
 """
 
 import functools
@@ -23,12 +23,12 @@ from snapline.errors import MessageTooLargeError, UsageError
 from snapline.storage.packs.saved_effects import MadeEffect
 
 UNDO = b"\x05@undo"
-"""Head of the message, before the effects: no type has such a name."""
+"""Head of the message, before the effects: no type can have this name."""
 
 UNDO_NAME = "@undo"
 
 ARGUMENTS_BYTES_MAX = 64 * 1024
-"""Largest size of one compensation's arguments: they are in the agent's checkpoints as long as its turn lasts, and in the ledger."""
+"""Largest size of one compensation's arguments. They are in the agent's checkpoints until its turn ends, and in the ledger."""
 
 _decoder = msgspec.msgpack.Decoder(list[MadeEffect])
 
@@ -44,12 +44,12 @@ def read_undo(body: bytes | memoryview) -> list[MadeEffect]:
 
 
 def reference_of(effect: str, compensate: Sequence[Any], own: Sequence[str]) -> tuple[str, list[bytes]]:
-    """Return a compensation `(function, *args)` as it is kept: `"module:function"`, and its arguments. `own`: see `fleet.own_modules`.
+    """Return a compensation `(function, *args)` in stored form: `"module:function"`, and its arguments. `own`: see `fleet.own_modules`.
 
     Raises:
-        UsageError: it is not one that another process could find, or in none of these modules.
+        UsageError: another process could not find the function, or it is in none of these modules.
         EncodingError: an argument cannot be encoded.
-        MessageTooLargeError: they are too large together.
+        MessageTooLargeError: the arguments are too large together.
     """
     if not isinstance(compensate, tuple) or not compensate or not callable(compensate[0]):
         raise UsageError(f"compensate of effect {effect!r} is {compensate!r}: give (function, *arguments)")
@@ -66,8 +66,8 @@ def reference_of(effect: str, compensate: Sequence[Any], own: Sequence[str]) -> 
             "recovery, in another process, which finds it by its name"
         )
     kinds = _types_of(function, len(arguments))
-    encoded = [encode_argument(effect, each, kind) for each, kind in zip(arguments, kinds, strict=False)]
-    size_bytes = sum([len(each) for each in encoded])
+    encoded = [encode_argument(effect, argument, kind) for argument, kind in zip(arguments, kinds, strict=False)]
+    size_bytes = sum([len(argument) for argument in encoded])
     if size_bytes > ARGUMENTS_BYTES_MAX:
         raise MessageTooLargeError(
             f"the arguments of the compensation of effect {effect!r} take {size_bytes:,} bytes, the limit is {ARGUMENTS_BYTES_MAX:,}: put "
@@ -77,7 +77,7 @@ def reference_of(effect: str, compensate: Sequence[Any], own: Sequence[str]) -> 
 
 
 def load_undo(effect: str, reference: str, arguments: Sequence[bytes], own: Sequence[str]) -> Callable[..., Any]:
-    """Return the compensation with its arguments, to be called with its key. One that is gone, or not among `own`, raises when it is called."""
+    """Return the compensation with its arguments, to be called with its key. A compensation that is missing, or not in `own`, raises when called."""
     module, _, name = reference.partition(":")
     if module and not _is_own(module, own):
         return functools.partial(_foreign, effect, reference)
@@ -86,12 +86,12 @@ def load_undo(effect: str, reference: str, arguments: Sequence[bytes], own: Sequ
         return functools.partial(_gone, effect, reference)
     try:
         return functools.partial(function, *_arguments_of(function, arguments))
-    except Exception as error:  # what the arguments' own classes raise
+    except Exception as error:  # the arguments' own classes may raise anything
         return functools.partial(_unreadable, effect, reference, str(error))
 
 
 def _is_own(module: str, own: Sequence[str]) -> bool:
-    return any(module == each or module.startswith(f"{each}.") for each in own)
+    return any(module == own_module or module.startswith(f"{own_module}.") for own_module in own)
 
 
 def _found(module: str, name: str, own: Sequence[str]) -> Callable[..., Any] | None:
@@ -99,16 +99,16 @@ def _found(module: str, name: str, own: Sequence[str]) -> Callable[..., Any] | N
     if not _is_own(module, own) or not name.isidentifier():
         return None
     try:
-        found = getattr(sys.modules.get(module) or importlib.import_module(module), name, None)
-    except Exception:  # whatever a module raises that is being imported
+        function = getattr(sys.modules.get(module) or importlib.import_module(module), name, None)
+    except Exception:  # importing a module may raise anything
         return None
-    is_its = (getattr(found, "__module__", ""), getattr(found, "__qualname__", "")) == (module, name)
-    return found if callable(found) and is_its else None
+    is_its = (getattr(function, "__module__", ""), getattr(function, "__qualname__", "")) == (module, name)
+    return function if callable(function) and is_its else None
 
 
 def _arguments_of(function: Callable[..., Any], arguments: Sequence[bytes]) -> list[object]:
     kinds = _types_of(function, len(arguments))
-    return [message_decoder(kind).decode(each) for kind, each in zip(kinds, arguments, strict=False)]
+    return [message_decoder(kind).decode(argument) for kind, argument in zip(kinds, arguments, strict=False)]
 
 
 def _types_of(function: Callable[..., Any] | None, count: int) -> list[Any]:
@@ -116,11 +116,13 @@ def _types_of(function: Callable[..., Any] | None, count: int) -> list[Any]:
     if function is None:
         return [Any] * count
     try:
-        declared = [each for each in inspect.signature(function).parameters.values() if each.kind in _POSITIONAL]
-    except (TypeError, ValueError):  # a builtin that does not say
+        declared = [
+            parameter for parameter in inspect.signature(function).parameters.values() if parameter.kind in _POSITIONAL
+        ]
+    except (TypeError, ValueError):  # a builtin without a signature
         declared = []
     hints = _hints_of(function)
-    return [hints.get(each.name, Any) for each in declared] + [Any] * count
+    return [hints.get(parameter.name, Any) for parameter in declared] + [Any] * count
 
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -129,7 +131,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(function)
-    except Exception:  # whatever evaluating an annotation raises
+    except Exception:  # evaluating an annotation may raise anything
         return {}
 
 

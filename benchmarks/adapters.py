@@ -2,15 +2,15 @@
 
     make bench-langgraph, or .venv/bin/python benchmarks/adapters.py [--steps 200] [--rounds 5]
 
-A graph of one node that calls itself so many times, in one `invoke`, with the durability that LangGraph calls `sync`: a step ends when it is
-saved. Each figure is the median over the rounds, a fresh graph and folder each, beside its lowest and highest; ratios are those of the medians.
+A graph of one node that calls itself `--steps` times in one `invoke`, with LangGraph's durability `sync`: a step ends when it is saved.
+Each figure is the median over the rounds, each with a fresh graph and folder, with its lowest and highest value; ratios are those of the medians.
 
     tiny         one counter
     untouched    a counter, and 1 MB of random bytes that no step touches
     rewritten    1 MB of random bytes that each step makes anew
     list         each step appends 4 KB of random text to a list; payload: the items, once
 
-    at once      so many of the tiny one at the same time on one saver, each in a thread of its own
+    at once      several graphs of the tiny case at the same time on one saver, each in a thread of its own
 
     CPU          time of the process per step: user and system, all threads
     wall         time per step
@@ -51,7 +51,7 @@ class Work(TypedDict):
 
 
 class Figures:
-    """Of one round."""
+    """Figures of one round."""
 
     def __init__(self, cpu_s: float, wall_s: float, disk_bytes: int, read_s: float) -> None:
         self.cpu_s = cpu_s
@@ -165,17 +165,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=16)
-    given = parser.parse_args()
+    flags = parser.parse_args()
     for case in CASES:
         bare = 0.0
         for name, opened in SAVERS.items():
-            found = [run_round(case, opened, given.steps) for _ in range(given.rounds)]
+            found = [run_round(case, opened, flags.steps) for _ in range(flags.rounds)]
             cpu = statistics.median(each.cpu_s for each in found)
             bare = bare or cpu
             used = statistics.median(each.disk_bytes for each in found)
-            disk = f"disk {used / given.steps / 1024:8,.1f} KiB/step"
+            disk = f"disk {used / flags.steps / 1024:8,.1f} KiB/step"
             if case == "list":
-                disk += f" = {used / given.steps / ITEM_BYTES:6.2f} x payload"
+                disk += f" = {used / flags.steps / ITEM_BYTES:6.2f} x payload"
             print(
                 f"{case:10} {name:9} CPU {spread([each.cpu_s for each in found], 1e6):24} us = {cpu / bare:5.2f} x none"
                 f"   wall {spread([each.wall_s for each in found], 1e6):24} us   {disk}"
@@ -183,8 +183,8 @@ def main() -> None:
                 flush=True,
             )
     for name, opened in SAVERS.items():
-        rates = [run_at_once(opened, given.steps // 4, given.threads) for _ in range(given.rounds)]
-        print(f"at once    {name:9} {spread(rates)} steps/s of {given.threads} threads together", flush=True)
+        rates = [run_at_once(opened, flags.steps // 4, flags.threads) for _ in range(flags.rounds)]
+        print(f"at once    {name:9} {spread(rates)} steps/s of {flags.threads} threads together", flush=True)
 
 
 if __name__ == "__main__":

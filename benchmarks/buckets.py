@@ -33,7 +33,7 @@ CHUNK_BYTES = MIB
 
 
 class SlowDisk(ObjectDisk):
-    """A bucket that is far away."""
+    """A bucket with the latency and rate of a remote one."""
 
     def __init__(self, latency_s: float, bytes_s: float) -> None:
         super().__init__(MemoryStore(), "memory")
@@ -96,7 +96,7 @@ def _write(store: Store, epoch: int, chunks: list[PackBlob]) -> PackReference:
 
 
 def compare(what: str, call: Callable[[int], object], before: int, rounds: int) -> None:
-    """Print a row: `before` requests at a time, and as many as now."""
+    """Print a row: `before` concurrent requests against the current number."""
     found: dict[int, list[float]] = {before: [], REQUESTS_AT_ONCE: []}
     for number in range(rounds):
         for at_once in sorted(found, reverse=bool(number % 2)):
@@ -120,14 +120,14 @@ def main() -> int:
     parser.add_argument("--mib-s", type=float, default=80)
     parser.add_argument("--mib", type=int, default=128)
     parser.add_argument("--agents", type=int, default=200)
-    given = parser.parse_args()
+    options = parser.parse_args()
     print(
-        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}; {given.latency_ms:g} ms and {given.mib_s:g} MiB/s a request"
+        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}; {options.latency_ms:g} ms and {options.mib_s:g} MiB/s a request"
     )
-    bench = Bench(SlowDisk(given.latency_ms / 1e3, given.mib_s * MIB), given.mib * MIB, given.agents)
-    compare(f"put {given.mib} MiB", bench.put, THREADS, given.rounds)
-    compare(f"read {given.mib} MiB, verified", bench.read_state, THREADS, given.rounds)
-    compare(f"read {given.agents} agents", bench.read_agents, 1, given.rounds)
+    bench = Bench(SlowDisk(options.latency_ms / 1e3, options.mib_s * MIB), options.mib * MIB, options.agents)
+    compare(f"put {options.mib} MiB", bench.put, THREADS, options.rounds)
+    compare(f"read {options.mib} MiB, verified", bench.read_state, THREADS, options.rounds)
+    compare(f"read {options.agents} agents", bench.read_agents, 1, options.rounds)
     return 0
 
 

@@ -46,13 +46,13 @@ def builds_of(environment: Path) -> list[Build]:
     python = str(environment / "bin" / "python")
     code = "import platform; print(platform.python_version())"
     version = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    found = [Build(version, python, ROOT / "src")]
+    builds = [Build(version, python, ROOT / "src")]
     site = environment / "compiled" / "site"
     if site.is_dir():
-        found.append(Build(f"{version} compiled", python, site))
+        builds.append(Build(f"{version} compiled", python, site))
     else:
         print(f"Python {version} has no compiled build in {environment.name}: left out")
-    return found
+    return builds
 
 
 def cores(build: Build, names: list[str], messages: int) -> Mapping[str, float]:
@@ -70,13 +70,13 @@ def fleet(build: Build, arguments: tuple[str, ...], window_s: float) -> float:
 
 def round_of(build: Build, names: list[str], messages: int, window_s: float) -> Mapping[str, float]:
     inner = [name for name in names if name in CORES]
-    found = dict(cores(build, inner, messages)) if inner else {}
+    times = dict(cores(build, inner, messages)) if inner else {}
     for name in names:
         if name in FLEETS:
-            found[name] = fleet(build, FLEETS[name], window_s)
+            times[name] = fleet(build, FLEETS[name], window_s)
         elif name == SEEDS:
-            found[name] = cpu_s(ROOT, PROBES["simulator"], build.python, build.source)
-    return found
+            times[name] = cpu_s(ROOT, PROBES["simulator"], build.python, build.source)
+    return times
 
 
 def show(builds: list[Build], names: list[str], rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> None:
@@ -101,12 +101,12 @@ def main() -> None:
     options = parser.parse_args()
     print(f"Python {platform.python_version()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}")
     here = Path(sys.prefix)
-    found = [build for place in (here, *sorted(here.glob("python3.*"))) for build in builds_of(place)]
+    builds = [build for place in (here, *sorted(here.glob("python3.*"))) for build in builds_of(place)]
     rounds = []
     for _ in range(options.rounds):
-        order = random.sample(found, len(found))
+        order = random.sample(builds, len(builds))
         rounds.append({build.name: round_of(build, options.only, options.messages, options.window) for build in order})
-    show(found, options.only, rounds)
+    show(builds, options.only, rounds)
 
 
 if __name__ == "__main__":

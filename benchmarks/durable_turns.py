@@ -41,7 +41,7 @@ from snapline.storage.store.store import Store
 
 NEW_ENTRIES = 20
 SENDERS = 40
-"""Each sends at most 200: less than a channel takes."""
+"""Number of senders, each of at most 200 messages: less than the limit of a channel."""
 
 
 class Walk(snapline.Message):
@@ -137,13 +137,13 @@ def measured(entries: int, rounds: int) -> tuple[list[tuple[int, float, float]],
     """Checkpoints, and replays."""
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder) / "store", entries)
-        for _ in range(3):  # what was sealed has been written, and the worker has its memory
+        for _ in range(3):  # sealed entries are written, and the worker is warm
             bench.checkpoint()
-        found = []
+        results = []
         for _ in range(rounds):
             bench.go_on(NEW_ENTRIES)
-            found.append(bench.checkpoint())
-        return found, [bench.replay() for _ in range(rounds)]
+            results.append(bench.checkpoint())
+        return results, [bench.replay() for _ in range(rounds)]
 
 
 @contextmanager
@@ -189,17 +189,17 @@ def main() -> None:
     parser.add_argument("--entries", type=int, nargs="+", default=[100, 1_000, 10_000])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--messages", type=int, nargs="+", default=[1_000, 4_000, 8_000])
-    given = parser.parse_args()
-    for messages in given.messages:
+    options = parser.parse_args()
+    for messages in options.messages:
         print(
-            f"{messages:6} messages mailbox    {spread([arrivals(messages) for _ in range(given.rounds)], 'us', 1e6)}"
+            f"{messages:6} messages mailbox    {spread([arrivals(messages) for _ in range(options.rounds)], 'us', 1e6)}"
         )
-    for entries in given.entries:
-        checkpoints, replays = measured(entries, given.rounds)
+    for entries in options.entries:
+        checkpoints, replays = measured(entries, options.rounds)
         with unsealed():
-            whole, _ = measured(entries, given.rounds)
-        for name, found in (("checkpoint", checkpoints), ("whole", whole)):
-            sizes, loop, cpu = zip(*found, strict=True)
+            whole, _ = measured(entries, options.rounds)
+        for name, results in (("checkpoint", checkpoints), ("whole", whole)):
+            sizes, loop, cpu = zip(*results, strict=True)
             print(
                 f"{entries:6} entries  {name:10} {statistics.median(sizes):9,.0f} bytes"
                 f"  loop {spread(list(loop), 'ms', 1e3)}  worker CPU {spread(list(cpu), 'ms', 1e3)}"

@@ -43,14 +43,14 @@ from snapline.storage.store.record import digest_of
 from snapline.storage.store.store import Store
 
 NOTABLE_S = 0.05
-"""What takes less may be noise."""
+"""Shorter operations may be noise."""
 
 SLACK = 2.0
-"""Caches end, and a machine is shared: so many times n log n, between two sizes, is still none worse."""
+"""Allowed factor over n log n between two sizes: caches overflow, and the machine is shared."""
 
 
 READ_WHOLE_MAX = 100_000
-"""Verifying a million chunks, and looking for what to compact, takes a minute."""
+"""Largest number of chunks that are verified and compacted: a million would take a minute."""
 
 
 class UnsyncedDisk(LocalDisk):
@@ -85,7 +85,7 @@ class Curves:
         self._found: dict[str, dict[int, float]] = {}
 
     def timed(self, what: str, size: int, call: Callable[..., Any], *arguments: Any) -> Any:
-        """Call it once; note what it took."""
+        """Call the function once; note the CPU time."""
         began = time.process_time()
         result = call(*arguments)
         self._found.setdefault(what, {})[size] = time.process_time() - began
@@ -148,8 +148,8 @@ def chunks(curves: Curves, folder: Path, largest: int) -> None:
             return [PackBlob("", KIND_CHUNK, data[i], named[i], False) for i in range(first, last)]
 
         def pack(epoch: int, first: int, last: int, needs: PackNeeds, store: Store = store) -> Any:
-            made = [("a", checkpoint(epoch - 1 and 10, epoch))]
-            return store.write_pack(writer="h", epoch=epoch, blobs=made, chunks=blobs(first, last), needs=needs)
+            packed = [("a", checkpoint(epoch - 1 and 10, epoch))]
+            return store.write_pack(writer="h", epoch=epoch, blobs=packed, chunks=blobs(first, last), needs=needs)
 
         def commit(epoch: int, reference: Any, bases: dict[int, str], store: Store = store) -> tuple[str, Manifest]:
             gathered = store.gather([reference], epoch=epoch, bases=bases)
@@ -183,7 +183,7 @@ def epochs(curves: Curves, folder: Path, largest: int) -> None:
         )
         gathered = store.gather([reference], epoch=1, bases={})
         lines = [agent_line(x, pack=0, kind="k", host="h", incarnation=1) for x in gathered.checkpoints[0].values()]
-        for epoch in range(1, count + 1):  # as the store would write them, in less time
+        for epoch in range(1, count + 1):  # as the store writes them, but faster
             root, written = encode_manifest(Manifest(Metadata(epoch=epoch), lines, gathered.packs))
             (folder / layout.manifest_path(root)).write_bytes(written)
             (folder / layout.ref_path(epoch)).write_bytes(files.encode_ref(epoch, root, store.store_id))
@@ -214,14 +214,14 @@ class Writer:
     def commit(self, image: StateImage) -> tuple[Manifest, ChunkedState]:
         """All that host and coordinator do after the pause."""
         self.epoch += 1
-        found = chunk_image(image, self.table)
-        made = AgentCheckpoint(agent="a", kind="k", epoch=self.epoch, state=image.skeleton, parts=found.parts)
-        reused = [chunk.digest for chunk in found.reused]
+        chunked = chunk_image(image, self.table)
+        checkpoint = AgentCheckpoint(agent="a", kind="k", epoch=self.epoch, state=image.skeleton, parts=chunked.parts)
+        reused = [chunk.digest for chunk in chunked.reused]
         reference = self.store.write_pack(
             writer="h",
             epoch=self.epoch,
-            blobs=[("a", encode_checkpoint(made))],
-            chunks=[PackBlob("", KIND_CHUNK, x.data, x.digest, x.compresses) for x in found.new],
+            blobs=[("a", encode_checkpoint(checkpoint))],
+            chunks=[PackBlob("", KIND_CHUNK, x.data, x.digest, x.compresses) for x in chunked.new],
             needs=PackNeeds(self.epoch - 1 if reused else 0, reused),
         )
         gathered = self.store.gather([reference], epoch=self.epoch, bases={self.epoch - 1: self._root})
@@ -229,14 +229,14 @@ class Writer:
         manifest = Manifest(Metadata(epoch=self.epoch), lines, gathered.packs, gathered.chunks)
         self._root = self.store.write_manifest(manifest)
         self.store.publish(self.epoch, self._root)
-        self.table = found.table
+        self.table = chunked.table
         image.release()
-        return manifest, found
+        return manifest, chunked
 
     def restore(self, manifest: Manifest, kind: type) -> object:
-        made = self.store.read_checkpoint(manifest, "a")
-        contents = self.store.part_reader(manifest).read("a", made.parts)
-        return decode_state(kind, made.state, made.parts, contents)
+        restored = self.store.read_checkpoint(manifest, "a")
+        contents = self.store.part_reader(manifest).read("a", restored.parts)
+        return decode_state(kind, restored.state, restored.parts, contents)
 
 
 def histories(curves: Curves, folder: Path, largest: int) -> None:
@@ -273,13 +273,13 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[])
     parser.add_argument("--largest", type=int, default=1_000_000, metavar="N")
     parser.add_argument("--folder", type=Path, default=Path(__file__).resolve().parents[1])
-    given = parser.parse_args()
+    options = parser.parse_args()
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}; CPU ms, and the exponent since the size before")
     worse = 0
-    with tempfile.TemporaryDirectory(prefix=".bench-growth-", dir=given.folder) as folder:
-        for name in given.parts or PARTS:
+    with tempfile.TemporaryDirectory(prefix=".bench-growth-", dir=options.folder) as folder:
+        for name in options.parts or PARTS:
             curves = Curves(name)
-            PARTS[name](curves, Path(folder) / name, given.largest)
+            PARTS[name](curves, Path(folder) / name, options.largest)
             worse += curves.show()
             shutil.rmtree(Path(folder) / name)
     print(f"worse than n log n: {worse}")

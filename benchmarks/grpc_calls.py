@@ -127,7 +127,7 @@ def processes(folder: str, *options: str) -> Iterator[int]:
 
 
 class Took(NamedTuple):
-    """Seconds a call."""
+    """Durations of calls, in seconds."""
 
     processor_s: float
     passed_s: float
@@ -176,7 +176,7 @@ async def measure(folder: str, rounds: int, server: int) -> None:
 
 
 class CallingThreads(Nothing):
-    """Calls from its threads, once, and ends the process."""
+    """Client that calls from several threads, once, and ends the process."""
 
     def __init__(self, folder: str, rounds: int, server: int) -> None:
         self._folder, self._rounds, self._pids = folder, rounds, [os.getpid(), server]

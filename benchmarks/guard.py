@@ -25,10 +25,10 @@ from benchmarks.host import interval
 ROOT = Path(__file__).resolve().parents[1]
 
 LIMIT = 1.03
-"""Above which a path is slower: less than this changes with where the compiler of the interpreter puts things."""
+"""Ratio above which a path counts as slower: smaller differences depend on the memory layout of the interpreter."""
 
 PAIRS_MIN = 6
-"""Rounds that an interval of 95 % needs."""
+"""Smallest number of rounds for an interval of 95 %."""
 
 LEADER = "from benchmarks.scale_leader import LargeLeader; LargeLeader(40, 100).measure()"
 
@@ -53,7 +53,7 @@ PROBES: dict[str, Sequence[str]] = {
     "simulator": ("-m", "snapline", "sim", "sweep", "swarm", "--seeds", "0:4", "--jobs", "1"),
     "--help": ("-m", "snapline", "--help"),
 }
-"""What Python is given, in the checkout's folder."""
+"""Arguments of Python for each probe, run in the checkout's folder."""
 
 
 class ProbeFailedError(Exception):

@@ -78,7 +78,7 @@ _unpack_from = _NUMBER.unpack_from
 
 
 class Wrong(Exception):
-    """A message came out of order: the process ends at once, whoever else would catch it."""
+    """A message came out of order: a BaseException, so that the process ends at once."""
 
     def __init__(self, what: str) -> None:
         print(f"wrong: {what}", file=sys.stderr, flush=True)

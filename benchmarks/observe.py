@@ -40,10 +40,10 @@ from snapline.security.transport import Security
 PERIOD_S = 1.0
 
 RESTS_EVERY = 25_500
-"""Of a host's turns, each so manieth begins a trace of 255 turns: a hundredth of all."""
+"""Every N-th turn of a host begins a trace of 255 turns, so that a hundredth of all turns are traced."""
 
 SETTLE_S = 4.0
-"""A token makes some hundred turns a second."""
+"""Wait for traces to end: a token makes some hundred turns a second."""
 
 
 def scrape(address: str) -> int:

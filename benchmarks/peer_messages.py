@@ -41,10 +41,10 @@ OURS = (sys.executable, *RUN)
 def cpu_s(mark: str) -> float:
     """User and system seconds so far of all processes that have this mark in their environment."""
     ticks = 0
-    wanted = f"{MARK}={mark}".encode()
+    mark_bytes = f"{MARK}={mark}".encode()
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError, IndexError):
-            if folder.name.isdigit() and wanted in (folder / "environ").read_bytes().split(b"\0"):
+            if folder.name.isdigit() and mark_bytes in (folder / "environ").read_bytes().split(b"\0"):
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
                 ticks += int(fields[11]) + int(fields[12])
     return ticks / TICKS
@@ -61,7 +61,7 @@ def counted(folder: Path) -> int:
 
 @contextlib.contextmanager
 def started(command: Sequence[str], folder: Path, path: str) -> Iterator[str]:
-    """The fleet, whose processes are gone at the end; gives their mark."""
+    """Start the fleet and yield the mark of its processes, which are ended at exit."""
     mark = secrets.token_hex(8)
     environment = {**os.environ, MARK: mark, "COUNTS": str(folder), "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
     with (folder / "log").open("w") as log:

@@ -29,7 +29,7 @@ WINDOWS = 3
 
 
 class Result(NamedTuple):
-    """Of one window: means per message, and the mean image of an agent at its end."""
+    """Result of one window: means per message, and the mean image of an agent at its end."""
 
     size_bytes: float
     micros: float
@@ -44,16 +44,17 @@ class Fleet:
         random = self.random = Random(agents)
         self.rules = [make_rule(name, agent, agents) for agent in range(agents)]
         self.sends: list[Callable[[int], bytes]] = [rule.send for rule in self.rules]
-        others = min(neighbours, agents - 1)
+        others_count = min(neighbours, agents - 1)
         self.neighbours = [
-            random.sample([other for other in range(agents) if other != agent], others) for agent in range(agents)
+            random.sample([candidate for candidate in range(agents) if candidate != agent], others_count)
+            for agent in range(agents)
         ]
         self.waiting: list[dict[int, deque[bytes]]] = [{} for _ in range(agents)]
         self.every = every
         self.turns_since = [random.randrange(every) for _ in range(agents)]
         self.messages = self.size_bytes = self.forced = 0
         self.seconds = 0.0
-        for agent in range(agents):  # two messages an agent are under way
+        for agent in range(agents):  # two messages in transit for each agent
             self.send_one(agent)
             self.send_one(agent)
 
@@ -102,7 +103,7 @@ class Fleet:
 
 
 def measure(fleet: Fleet, turns: int) -> Result:
-    """One window; the time of the clock itself is taken off."""
+    """Measure one window; the cost of reading the clock is subtracted."""
     fleet.messages = fleet.size_bytes = fleet.forced = 0
     fleet.seconds = 0.0
     for _ in range(turns):
@@ -125,7 +126,7 @@ def row(name: str, agents: int, options: argparse.Namespace) -> str:
     measure(fleet, turns)
     delta = min((measure(fleet, turns) for _ in range(windows)), key=lambda result: result.micros)
     fleet.sends = [rule.send_full for rule in fleet.rules]
-    measure(fleet, options.turns)  # until hardly a delta is under way
+    measure(fleet, options.turns)  # until hardly any delta is in transit
     absolute = min((measure(fleet, options.turns) for _ in range(windows)), key=lambda result: result.micros)
     return (
         f"{name:<13} {agents:>6,} {delta.size_bytes:>9.1f} {absolute.size_bytes:>9.1f} {delta.micros:>9.1f}"

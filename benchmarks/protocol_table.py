@@ -35,27 +35,27 @@ END = "<!-- end of the protocol table -->"
 
 SEEDS, SEEDS_QUICK = 20, 2
 TURNS_EACH = 150
-"""Turns an agent, on average."""
+"""Average number of turns of each agent."""
 
 TURNS_PER_BASIC = 20
 EXCHANGES_EACH = 20
-"""Domino adversary: exchanges an agent takes part in, on average."""
+"""Domino adversary: average number of exchanges of each agent."""
 
 RECEIVES = 0.6
-"""Random pattern: an agent with mail receives in so many of its turns. Below one half, mailboxes grow for ever."""
+"""Random pattern: share of turns in which an agent with mail receives. Below one half, mailboxes grow without limit."""
 
 SERVER_SHARE = 5
-"""Client and server: one agent in so many is a server."""
+"""Client and server: one of this number of agents is a server."""
 
 UNDER_WAY = 2
-"""Turns pattern: messages under way, per agent."""
+"""Turns pattern: messages in transit for each agent."""
 
 
 class Turn(NamedTuple):
     """One turn of a script.
 
     Attributes:
-        is_basic: a basic checkpoint comes right before it.
+        is_basic: a basic checkpoint comes right before the turn.
         received: the message consumed; None: none, a timer woke the agent, or the outside.
         sends: message and receiver.
     """
@@ -70,7 +70,7 @@ Script = list[Turn]
 
 
 class Mail:
-    """A script in the making: the messages under way, and the chance that drives it."""
+    """Builder of a script: the messages in transit, and the random generator."""
 
     def __init__(self, random: Random, agents: int) -> None:
         self.random = random
@@ -247,12 +247,12 @@ class Driven:
 
 
 class Failure(NamedTuple):
-    """What one failure costs.
+    """Cost of one failure.
 
     Attributes:
-        moved_share: of the agents, those that go back to a checkpoint, the failed one included.
+        moved_share: share of agents that go back to a checkpoint, including the failed one.
         undone_each: sends and receives undone, per agent that moves.
-        depth: of the domino, in rounds; 0 if only the failed agent moves.
+        depth: depth of the domino in rounds; 0 if only the failed agent moves.
     """
 
     moved_share: float
@@ -297,13 +297,13 @@ def fail(execution: Execution, agent: int) -> Failure:
 
 def measure_all(patterns: Iterable[str], seeds: int) -> dict[tuple[str, int, str], Figures]:
     """By pattern, agents and protocol."""
-    found = {}
+    figures = {}
     for pattern in patterns:
         for agents in PATTERNS[pattern].sizes:
             scripts = [make_script(pattern, agents, seed) for seed in range(seeds)]
             for protocol in RULES:
-                found[pattern, agents, protocol] = measure(protocol, agents, scripts)
-    return found
+                figures[pattern, agents, protocol] = measure(protocol, agents, scripts)
+    return figures
 
 
 # -- the table --------------------------------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ def ninetieth(values: Sequence[Value]) -> Value:
 
 
 def percent(share: float) -> str:
-    """In whole percents; what is not quite nothing, or not quite all, does not look like it."""
+    """Format as a whole percentage; values near 0 % and 100 % are not rounded to them."""
     if 0 < share < 0.01:
         return "<1 %"
     if 0.99 < share < 1:
@@ -344,7 +344,7 @@ def percent(share: float) -> str:
 
 
 def rounded(value: float) -> str:
-    """Two digits, or all before the point; only what is exactly nothing is a plain 0."""
+    """Format with two significant digits; only an exact zero is a plain 0."""
     if not value:
         return "0"
     digits = next(digits for digits, top in ((2, 1), (1, 10), (0, float("inf"))) if round(value, digits) < top)
@@ -356,12 +356,12 @@ def table(figures: dict[tuple[str, int, str], Figures]) -> str:
     parts = []
     for name in dict.fromkeys(pattern for pattern, _, _ in figures):
         pattern = PATTERNS[name]
-        what = " ".join((pattern.make.__doc__ or "").split())
+        description = " ".join((pattern.make.__doc__ or "").split())
         sizes = " / ".join(map(str, pattern.sizes))
         rows = [row(name, protocol, figures) for protocol in RULES]
         heads = ["protocol", *COLUMNS]
         lines = ["| " + " | ".join(heads) + " |", "| --- |" + " ---: |" * len(COLUMNS), *rows]
-        parts.append(f"**{pattern.title}**, {sizes} agents. {what}\n\n" + "\n".join(lines) + "\n")
+        parts.append(f"**{pattern.title}**, {sizes} agents. {description}\n\n" + "\n".join(lines) + "\n")
     return "\n".join(parts)
 
 
@@ -393,11 +393,11 @@ def main() -> None:
     options = parser.parse_args()
     if options.write and options.quick:
         parser.error("--quick is too rough for the page: leave out one of the two")
-    made = table(measure_all(PATTERNS, SEEDS_QUICK if options.quick else SEEDS))
+    new_table = table(measure_all(PATTERNS, SEEDS_QUICK if options.quick else SEEDS))
     if options.write:
-        PAGE.write_text(replaced(PAGE.read_text("utf-8"), made), "utf-8")
+        PAGE.write_text(replaced(PAGE.read_text("utf-8"), new_table), "utf-8")
     else:
-        print(made, end="")
+        print(new_table, end="")
 
 
 if __name__ == "__main__":

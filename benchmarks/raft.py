@@ -59,7 +59,7 @@ LIMIT_S = 60.0
 
 
 class Load:
-    """Proposals kept under way for a while: when each was answered, and how long that took."""
+    """A constant number of open proposals: time and latency of each answer."""
 
     def __init__(self, seconds: float) -> None:
         self.begin_s = time.perf_counter() + WARM_UP_S
@@ -69,7 +69,7 @@ class Load:
         self.failed = 0
 
     def answered(self, began_s: float, is_committed: bool) -> bool:
-        """Note an answer; whether to propose the next."""
+        """Note an answer; return whether to propose the next."""
         now_s = time.perf_counter()
         if not is_committed:
             self.failed += 1
@@ -132,9 +132,9 @@ class Ours:
         Security.loopback().add_port(server, members[name])
         await server.start()
         await replica.start()
-        made = cls(replica)
-        made.server = server  # type: ignore[attr-defined]  # collected otherwise
-        return made
+        contender = cls(replica)
+        contender.server = server  # type: ignore[attr-defined]  # keep a reference
+        return contender
 
     @property
     def leads(self) -> bool:
@@ -240,7 +240,7 @@ class Writer:
 async def serve(kind: str, name: str, members: dict[str, str], folder: Path) -> None:
     """Be one replica, and do what stdin says until it ends."""
     if kind == STOCK:
-        logging.disable()  # it complains of every AppendEntries that reaches back
+        logging.disable()  # it warns about every AppendEntries for older entries
     contender: Contender = await (Ours if kind == OURS else Stock).start(name, members, folder)
     writer, writing = Writer(contender), None
     reader = asyncio.StreamReader()
@@ -267,7 +267,7 @@ async def serve(kind: str, name: str, members: dict[str, str], folder: Path) -> 
 
 
 class Process:
-    """A replica's process, as the parent sees it."""
+    """Handle of a replica's process, for the parent."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -318,11 +318,11 @@ class Cluster:
 
     async def measure(self, in_flight: int, seconds: float) -> dict[str, float]:
         leader = self.processes[await self.leader()]
-        found: dict[str, float] = await leader.ask("run", in_flight=in_flight, seconds=seconds)
-        return found
+        figures: dict[str, float] = await leader.ask("run", in_flight=in_flight, seconds=seconds)
+        return figures
 
     async def outage_s(self) -> float:
-        """Kill the leader; how long nothing was committed. It is started again before this returns."""
+        """Kill the leader; return the time without commits. Restarts the replica before it returns."""
         for process in self.processes.values():
             await process.ask("write")
         leader = await self.leader()
@@ -332,8 +332,10 @@ class Cluster:
         firsts: list[float] = []
         while not firsts:
             await asyncio.sleep(0.05)
-            found = [await process.ask("first after", instant_s=killed_s) for process in self.processes.values()]
-            firsts = [at_s for at_s in found if at_s is not None]
+            first_commits = [
+                await process.ask("first after", instant_s=killed_s) for process in self.processes.values()
+            ]
+            firsts = [at_s for at_s in first_commits if at_s is not None]
             if time.monotonic() > killed_s + LIMIT_S:
                 raise SystemExit(f"{self.kind}: nothing committed for {LIMIT_S} s after a kill")
         await self.start(leader)
@@ -343,17 +345,17 @@ class Cluster:
 
 @contextlib.asynccontextmanager
 async def clusters(size: int, kinds: tuple[str, ...]) -> AsyncIterator[list[Cluster]]:
-    """Run a cluster of each kind; all processes are gone afterwards."""
+    """Run a cluster of each kind; all processes end at exit."""
     with tempfile.TemporaryDirectory(prefix="snapline-raft-") as name:
-        made = [Cluster(kind, size, Path(name)) for kind in kinds]
+        started = [Cluster(kind, size, Path(name)) for kind in kinds]
         try:
-            for cluster in made:
+            for cluster in started:
                 await asyncio.gather(*[cluster.start(each) for each in cluster.members])
-            for cluster in made:
+            for cluster in started:
                 await cluster.leader()
-            yield made
+            yield started
         finally:
-            await asyncio.gather(*[process.kill() for cluster in made for process in cluster.processes.values()])
+            await asyncio.gather(*[process.kill() for cluster in started for process in cluster.processes.values()])
 
 
 def free_port() -> int:
@@ -364,15 +366,15 @@ def free_port() -> int:
 
 async def throughput(size: int, rounds: int, seconds: float) -> dict[int, float]:
     """Measure one cluster size; returns the median ratio by number in flight."""
-    found: dict[tuple[str, int], list[dict[str, float]]] = {}
-    async with clusters(size, (OURS, STOCK)) as made:
+    results: dict[tuple[str, int], list[dict[str, float]]] = {}
+    async with clusters(size, (OURS, STOCK)) as running:
         for round_number in range(rounds + 1):
-            runs = [(cluster, in_flight) for cluster in made for in_flight in IN_FLIGHT]
+            runs = [(cluster, in_flight) for cluster in running for in_flight in IN_FLIGHT]
             for cluster, in_flight in random.sample(runs, len(runs)):
                 result = await cluster.measure(in_flight, seconds if round_number else 0.2)
                 if round_number:  # the first is the warm-up
-                    found.setdefault((cluster.kind, in_flight), []).append(result)
-    return {in_flight: report(size, in_flight, found) for in_flight in IN_FLIGHT}
+                    results.setdefault((cluster.kind, in_flight), []).append(result)
+    return {in_flight: report(size, in_flight, results) for in_flight in IN_FLIGHT}
 
 
 def report(size: int, in_flight: int, found: dict[tuple[str, int], list[dict[str, float]]]) -> float:
@@ -394,17 +396,17 @@ def report(size: int, in_flight: int, found: dict[tuple[str, int], list[dict[str
 
 
 async def outages(size: int, kills: int) -> list[float]:
-    found: list[float] = []
+    durations: list[float] = []
     async with clusters(size, (OURS,)) as (cluster,):
         for _ in range(kills):
-            found.append(await cluster.outage_s())
-    spread = ", ".join(f"{outage_s:.2f}" for outage_s in sorted(found))
+            durations.append(await cluster.outage_s())
+    spread = ", ".join(f"{outage_s:.2f}" for outage_s in sorted(durations))
     print(
         f"\nwrite outage after SIGKILL of the leader, {size} replicas, {kills} kills: "
-        f"median {statistics.median(found):.2f} s, worst {max(found):.2f} s ({spread})",
+        f"median {statistics.median(durations):.2f} s, worst {max(durations):.2f} s ({spread})",
         flush=True,
     )
-    return found
+    return durations
 
 
 def verdict(what: str, value: float, goal: float, compare: Callable[[float, float], bool]) -> None:
@@ -416,15 +418,15 @@ async def run(options: argparse.Namespace) -> None:
     head = f"{'1/s':>9} {'ms':>8} {'p99 ms':>8}"
     print(f"{'replicas':>8} {'in flight':>9}  {head}  {head}   ours ÷ stock (lowest–highest)")
     ratios = {size: await throughput(size, options.rounds, options.seconds) for size in options.sizes}
-    found = await outages(3, options.kills) if options.kills else []
+    outages_s = await outages(3, options.kills) if options.kills else []
     print()
     for size in options.sizes:
         if size > 1:
-            what = f"throughput at 64 in flight, {size} replicas, ÷ stock"
-            verdict(what, ratios[size][64], GOAL_RATIO, lambda value, goal: value >= goal)
-    if found:
-        verdict("median outage, s", statistics.median(found), GOAL_MEDIAN_S, lambda value, goal: value <= goal)
-        verdict("worst outage, s", max(found), GOAL_WORST_S, lambda value, goal: value <= goal)
+            label = f"throughput at 64 in flight, {size} replicas, ÷ stock"
+            verdict(label, ratios[size][64], GOAL_RATIO, lambda value, goal: value >= goal)
+    if outages_s:
+        verdict("median outage, s", statistics.median(outages_s), GOAL_MEDIAN_S, lambda value, goal: value <= goal)
+        verdict("worst outage, s", max(outages_s), GOAL_WORST_S, lambda value, goal: value <= goal)
 
 
 def main() -> None:
@@ -438,7 +440,7 @@ def main() -> None:
     options = parser.parse_args()
     keep_freed_memory()
     if options.node:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's business
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # handled by the parent
         kind, name, members, folder = options.node
         asyncio.run(serve(kind, name, json.loads(members), Path(folder)))
         return

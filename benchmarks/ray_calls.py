@@ -27,7 +27,7 @@ CALLS, BESIDE = 200, 16
 
 
 class Echo:
-    """Async: caller, and who is called."""
+    """Async actor: caller and callee."""
 
     async def say(self, text: str) -> str:
         return text
@@ -86,24 +86,24 @@ def measure(folder: str, address: str, rounds: int) -> None:
     fleet = actor_fleet("bench", KINDS, triggers=[snapline.Every(seconds=1.0)])
     join = in_fleet(fleet, coordinator=address, store=f"{folder}/store")
     for name, kind in KINDS.items():
-        made: Any = ray.remote(num_cpus=0)(join(kind))
+        actor_class: Any = ray.remote(num_cpus=0)(join(kind))
         plain: Any = ray.remote(num_cpus=0)(kind)
-        actors.append(made.options(name=name).remote())
+        actors.append(actor_class.options(name=name).remote())
         actors.append(plain.options(name=f"plain-{name}").remote())
     for name, caller, called, beside in CASES:
         pairs = []
         for number in range(rounds + 2):
             order = ("plain-", "") if number % 2 else ("", "plain-")
-            took = {
+            durations = {
                 prefix: ray.get(ray.get_actor(prefix + caller).calls.remote(prefix + called, beside))
                 for prefix in order
             }
-            pairs.append((took["plain-"], took[""]))
+            pairs.append((durations["plain-"], durations[""]))
         report(name, pairs[2:])
 
 
 actors: list[Any] = []
-"""Held, or Ray ends them."""
+"""References that keep the actors alive."""
 
 
 def report(name: str, pairs: list[tuple[float, float]]) -> None:

@@ -46,9 +46,9 @@ class Run(msgspec.Struct):
     """One run; times in seconds from the kill, but for the last two.
 
     Attributes:
-        by: why the host was suspected, without its figures.
-        up_s: from the start of its processes to three complete epochs.
-        whole_s: of the whole run.
+        by: reason for the suspicion of the host, without figures.
+        up_s: time from the start of the processes to three complete epochs.
+        whole_s: duration of the run.
     """
 
     is_exact: bool
@@ -62,14 +62,14 @@ class Run(msgspec.Struct):
 
 
 class Plain:
-    """An actor as one has it without snapline: it comes back empty."""
+    """A plain Ray actor without snapline: it restarts empty."""
 
     def where(self) -> str:
         return str(import_module("ray").get_runtime_context().get_node_id())
 
 
 async def plain_actor(node: str) -> Any:
-    """One on this node, and wherever Ray likes when it is lost. Ray may overlook a node that is new: then once more."""
+    """Create a plain actor on this node; Ray restarts it anywhere. Ray may overlook a new node: then try again."""
     ray, strategies = import_module("ray"), import_module("ray.util.scheduling_strategies")
     here = strategies.NodeAffinitySchedulingStrategy(node, soft=True)
     options = {"max_restarts": -1, "max_task_retries": 0, "num_cpus": 0, "scheduling_strategy": here}
@@ -82,7 +82,7 @@ async def plain_actor(node: str) -> Any:
 
 
 async def restarted(actor: Any, node: str, killed_s: float) -> float:
-    """Seconds until it answers from another node; the old one may answer for a while."""
+    """Return the seconds until the actor answers from another node; the old one may answer for a while."""
     errors = import_module("ray.exceptions")
     while True:
         with contextlib.suppress(errors.RayError, TimeoutError):
@@ -97,9 +97,9 @@ async def recovery(client: CoordinatorClient) -> dict[str, object]:
         with contextlib.suppress(SnaplineError):
             recoveries = (await client.recovery_history())["recoveries"]
             assert isinstance(recoveries, list)
-            for found in recoveries:
-                if VICTIM in found["lost_hosts"] and found["done"] is not None:
-                    return dict(found)
+            for entry in recoveries:
+                if VICTIM in entry["lost_hosts"] and entry["done"] is not None:
+                    return dict(entry)
             phase = (await client.status()).phase
             assert phase != "finished", "PageRank had ended before the kill: give more --seconds"
         await asyncio.sleep(0.05)
@@ -147,7 +147,7 @@ async def run(cluster: Raylets, folder: Path, graph: Path, seconds: float, plain
         killed_s, killed_ns = time.monotonic(), time.time_ns()
         killing = asyncio.create_task(asyncio.to_thread(cluster.kill, victim.where))
         actor_up = asyncio.create_task(restarted(plain[victim.where], victim.where, killed_s))
-        found = await recovery(client)
+        recovered = await recovery(client)
         actor_s = await actor_up
         await killing
         ending = await fleet.wait()
@@ -155,11 +155,11 @@ async def run(cluster: Raylets, folder: Path, graph: Path, seconds: float, plain
     import_module("ray").kill(plain.pop(victim.where))
     return Run(
         is_exact=ending.outcome == "stopped" and is_exact(Store.open(bench.store), arguments, ending.epoch),
-        suspected_s=(time_ns_of(found["suspected"]) - killed_ns) / 1e9,
-        recovered_s=(time_ns_of(found["done"]) - killed_ns) / 1e9,
+        suspected_s=(time_ns_of(recovered["suspected"]) - killed_ns) / 1e9,
+        recovered_s=(time_ns_of(recovered["done"]) - killed_ns) / 1e9,
         actor_s=actor_s,
-        by=re.sub(r"\d+(\.\d+)?", "N", str(found.get("reason", ""))),
-        in_transit=int(str(found["messages_delivered_again"])),
+        by=re.sub(r"\d+(\.\d+)?", "N", str(recovered.get("reason", ""))),
+        in_transit=int(str(recovered["messages_delivered_again"])),
         up_s=up_s,
         whole_s=time.monotonic() - began_s,
     )

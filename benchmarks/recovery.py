@@ -31,13 +31,13 @@ from snapline.recovery.zigzag import components_of, edges_of, useless
 
 CHECKPOINT_SHARE = 0.05
 IN_TRANSIT_MAX = 500
-"""Messages under way at once: a few per agent, as in a fleet that keeps up."""
+"""Largest number of messages in transit: a few per agent, as in a fleet without backlog."""
 
 STEPS = 1_000
 
 
 def write_trace(path: Path, events: int, agents: int, *, seed: int = 1) -> None:
-    """A random execution of exactly so many events; every 20th is a checkpoint of somebody."""
+    """Write a random execution with this number of events; every 20th is a checkpoint of a random agent."""
     source = random.Random(seed)
     names = [f"agent-{index}" for index in range(agents)]
     numbers = dict.fromkeys(names, 0)

@@ -28,7 +28,7 @@ from snapline.recovery.history import FleetHistory
 
 AGENTS = 100
 KEPT = 5_000
-"""Checkpoints that are there before the clock runs."""
+"""Number of checkpoints before the measurement."""
 
 MEASURED = 2_500
 STEPS = 1_000
@@ -45,7 +45,7 @@ class Fleet:
         self.sends, self.is_induced = sends, is_induced
         self.names = [f"a{number}" for number in range(AGENTS)]
         self.peers = [
-            self.chance.sample([other for other in range(AGENTS) if other != agent], neighbours)
+            self.chance.sample([candidate for candidate in range(AGENTS) if candidate != agent], neighbours)
             for agent in range(AGENTS)
         ]
         self.sent: list[dict[str, int]] = [{} for _ in self.names]
@@ -96,7 +96,7 @@ def draw(*, sends: int = 10, neighbours: int = AGENTS - 1, is_induced: bool = Fa
 
 
 def timed(function: Callable[[], object]) -> float:
-    """Seconds of processor time: it is all one thread, and other programs on the machine do not count."""
+    """Return the CPU time in seconds, which excludes other programs."""
     gc.collect()
     start = time.process_time()
     function()
@@ -143,8 +143,8 @@ def staircase() -> tuple[float, float, float]:
 
     def climb() -> None:
         for step in range(1, STEPS + 1):
-            history.add("a", step, {"b": step - 1}, {"b": step - 1})  # the next a>b leaves after this
-            history.add("b", step, {"a": step - 1}, {"a": step})  # and is received before this
+            history.add("a", step, {"b": step - 1}, {"b": step - 1})  # the next message a>b is sent after this
+            history.add("b", step, {"a": step - 1}, {"a": step})  # and received before this
 
     add_s = timed(climb) / (2 * STEPS)
     line_s = timed(lambda: history.line(["a", "b"]))

@@ -27,7 +27,7 @@ PYTHON = ".venv/bin/python"
 
 
 class Section(NamedTuple):
-    """`words`: of the command, behind the interpreter. `shows`, `hides`: what its figures say, and what they do not."""
+    """`words`: arguments of the interpreter. `shows`, `hides`: meaning and limits of the figures."""
 
     title: str
     words: str
@@ -151,7 +151,7 @@ SECTIONS = {
 
 
 def made(name: str, section: Section) -> str:
-    """Run it; returns the section's text."""
+    """Run the command; return the text of the section."""
     command = [PYTHON, *shlex.split(section.words)]
     load, began_s = os.getloadavg()[0], time.monotonic()
     print(f"{name}: {' '.join(command)}", file=sys.stderr, flush=True)
@@ -172,8 +172,8 @@ def made(name: str, section: Section) -> str:
 
 def known(page: str) -> dict[str, str]:
     """Title → text of the sections that are there."""
-    found = re.split(r"(?m)^(?=## )", page)[1:]
-    return {text.partition("\n")[0].removeprefix("## "): text.rstrip() + "\n" for text in found}
+    sections = re.split(r"(?m)^(?=## )", page)[1:]
+    return {text.partition("\n")[0].removeprefix("## "): text.rstrip() + "\n" for text in sections}
 
 
 def head() -> str:
@@ -219,7 +219,7 @@ def main() -> None:
     for name in options.only:
         texts[SECTIONS[name].title] = made(name, SECTIONS[name])
         shown = [texts[section.title] for section in SECTIONS.values() if section.title in texts]
-        PAGE.write_text("\n".join([head(), *shown]))  # after each, so that nothing is lost when one fails
+        PAGE.write_text("\n".join([head(), *shown]))  # after each section, so that a failure loses nothing
     table = re.findall(r"(?m)^(\S.*?) {2,}([\d.]+) +[\d.]+ to ", texts.get(SECTIONS["messages"].title, ""))
     if table:
         PICTURE.write_text(bars([(name, float(value)) for name, value in table]))

@@ -43,10 +43,10 @@ from snapline.messages.status import FleetStatus
 
 ROOT = Path(__file__).resolve().parents[1]
 EPOCHS = 5
-"""Of a round."""
+"""Epochs of a round."""
 
 AGENTS_EACH = 100
-"""Of a simulated host."""
+"""Agents of a simulated host."""
 
 LIMIT_S = 300.0
 IDLE_S = 2.0
@@ -74,7 +74,7 @@ def cpu_s(pids: Sequence[int]) -> float:
 
 
 class Fleet:
-    """One fleet of a size, from its start to its end."""
+    """One fleet from its start to its end."""
 
     def __init__(self, local: LocalFleet, client: CoordinatorClient, agents: int) -> None:
         self._local = local

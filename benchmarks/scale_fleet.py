@@ -5,7 +5,7 @@ import msgspec
 import snapline
 
 IDLE_RATE = 2_000
-"""Messages a second of a fleet that is not to be busy, however many agents it has."""
+"""Messages a second of an idle fleet of any size."""
 
 
 class Token(snapline.Message):

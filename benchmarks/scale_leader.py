@@ -26,7 +26,7 @@ class LargeLeader(Bench):
         self.one_in = one_in
         self.names = tuple(f"h{number}" for number in range(hosts))
         self.agents = hosts * each
-        FleetState.validate = _nothing  # type: ignore[method-assign, assignment]  # at this size it takes longer than all the rest
+        FleetState.validate = _nothing  # type: ignore[method-assign, assignment]  # slow at this size
         super().__init__(hosts, agents=1, keep_epochs=2)
         kinds = tuple(msg.AgentKind(f"passer-{number}", KIND) for number in range(self.agents))
         self.definition = msg.FleetDefinition("passers", "chandy-lamport", 0, 0, kinds)
@@ -68,16 +68,16 @@ class LargeLeader(Bench):
 
     def numbers_by_host(self) -> dict[str, list[int]]:
         """Who is where."""
-        found: dict[str, list[int]] = {host: [] for host in self.names}
+        numbers: dict[str, list[int]] = {host: [] for host in self.names}
         for number in range(self.agents):
-            found[self.state.image.agents[f"passer-{number}"].host].append(number)
-        return found
+            numbers[self.state.image.agents[f"passer-{number}"].host].append(number)
+        return numbers
 
     def report_of(self, host: str, mine: list[int]) -> msg.EpochReport:
         """Its agents, with those of their channels that have got on, or all if nothing has been told before."""
-        names: dict[int, int] = {number: place for place, number in enumerate(mine)}
-        told = next(x.told for x in reversed(self.directives(host)) if isinstance(x, msg.BeginEpoch))
-        one_in = self.one_in if told else 1
+        names: dict[int, int] = {number: index for index, number in enumerate(mine)}
+        epoch_told = next(x.told for x in reversed(self.directives(host)) if isinstance(x, msg.BeginEpoch))
+        one_in = self.one_in if epoch_told else 1
         steps = range(1, CHANNELS_EACH + 1)
         sent = [(a, (a + step) % self.agents) for a in mine for step in steps if a % one_in == 0]
         received = [(from_, a) for a in mine for step in steps if (from_ := (a - step) % self.agents) % one_in == 0]
@@ -99,5 +99,5 @@ class LargeLeader(Bench):
             received_to=tuple([names[b] for _, b in received]),
             received_number=(1000 * epoch - 1,) * len(received),
             recorded_count=(1,) * len(received),
-            since=told,
+            since=epoch_told,
         )

@@ -52,10 +52,10 @@ LEAST_NS, JITTER_NS = 1_000_000, 4_000_000
 KERNEL_EVENTS = 400_000
 SEEDS, JOBS = 200, 2
 HELD = ("events", "turns", "epochs_complete", "virtual_s", "not_passed")
-"""Of a seed: what is drawn grows with the simulator, so its time alone says nothing."""
+"""Counts of a seed's content: generated runs grow with the simulator, so their time alone is meaningless."""
 
 PART_LIMIT_S = 600.0
-"""Far more than any part takes."""
+"""Time limit of a part, far more than any part takes."""
 
 TARGETS: tuple[tuple[str, str, str, float], ...] = (
     ("kernel, 100 agents, events/s", "kernel_100_per_s", ">=", 800_000),
@@ -75,7 +75,7 @@ TARGETS: tuple[tuple[str, str, str, float], ...] = (
 
 
 class Tokens:
-    """Each agent begins with one token and passes whatever comes on to the next of its neighbours."""
+    """Each agent begins with one token and passes every token on to its next neighbour."""
 
     def __init__(self, agents: int) -> None:
         self.kernel = Kernel()
@@ -88,8 +88,8 @@ class Tokens:
 
     def _take(self, agent: object) -> None:
         assert type(agent) is int
-        taken = self._taken[agent] = self._taken[agent] + 1
-        receiver = self._receivers[agent][taken % DEGREE]
+        count = self._taken[agent] = self._taken[agent] + 1
+        receiver = self._receivers[agent][count % DEGREE]
         at_ns = self.kernel.now_ns + LEAST_NS + int(self._random() * JITTER_NS)
         channel = (agent, receiver)
         last_ns = self._last_ns.get(channel, 0)
@@ -112,7 +112,7 @@ def events_per_s(agents: int) -> float:
 
 def simpy_events_per_s(agents: int) -> float:
     """The same with a process and a store for each agent, as simpy's documentation shows it."""
-    import simpy  # type: ignore[import-not-found,unused-ignore]  # where it is installed
+    import simpy  # type: ignore[import-not-found,unused-ignore]  # optional
 
     environment, random, receivers = simpy.Environment(), Random(1).random, neighbours(agents)
     boxes = [simpy.Store(environment) for _ in range(agents)]
@@ -138,11 +138,11 @@ def simpy_events_per_s(agents: int) -> float:
 
 def measure_kernel() -> Figures:
     gc.disable()
-    found = {f"kernel_{agents}_per_s": events_per_s(agents) for agents in (100, 10_000)}
+    figures = {f"kernel_{agents}_per_s": events_per_s(agents) for agents in (100, 10_000)}
     if importlib.util.find_spec("simpy") is not None:
         for agents in (100, 10_000):
-            found[f"simpy_{agents}_ratio"] = found[f"kernel_{agents}_per_s"] / simpy_events_per_s(agents)
-    return found
+            figures[f"simpy_{agents}_ratio"] = figures[f"kernel_{agents}_per_s"] / simpy_events_per_s(agents)
+    return figures
 
 
 # ---- fleets -----------------------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def one_crash(seed: int) -> Scenario:
 
 def run_seeds(first: int, scenario_of: Callable[[int], Scenario]) -> Figures:
     """Every second seed from `first` on: CPU seconds, how many did not pass, and what they hold, in sums."""
-    run(scenario_of(SEEDS), SEEDS)  # a process imports on its way
+    run(scenario_of(SEEDS), SEEDS)  # the first run imports modules
     gc.collect()
     gc.freeze()
     gc.disable()  # as a sweep's worker does
@@ -212,9 +212,9 @@ def swept(scenario_of: Callable[[int], Scenario]) -> Figures:
     with ProcessPoolExecutor(JOBS) as pool:
         list(pool.map(import_time, range(JOBS)))
         began_s = time.perf_counter()
-        found = list(pool.map(run_seeds, range(JOBS), [scenario_of] * JOBS))
+        results = list(pool.map(run_seeds, range(JOBS), [scenario_of] * JOBS))
         took_s = time.perf_counter() - began_s
-    total = {name: sum(each[name] for each in found) for name in ("cpu_s", *HELD)}
+    total = {name: sum(each[name] for each in results) for name in ("cpu_s", *HELD)}
     return {
         "seeds_per_s": SEEDS / took_s,
         "seed_cpu_ms": total["cpu_s"] / SEEDS * 1000,
@@ -233,9 +233,9 @@ def import_time(_: int) -> float:
 def measure_explorer() -> Figures:
     from snapline.sim.explorer.exploration import EXPLORED, explore
 
-    found = [explore(protocol) for protocol in EXPLORED]
-    assert all(each.is_complete and each.violation is None for each in found)
-    states, cpu_s = sum(each.states for each in found), sum(each.cpu_s for each in found)
+    explored = [explore(protocol) for protocol in EXPLORED]
+    assert all(each.is_complete and each.violation is None for each in explored)
+    states, cpu_s = sum(each.states for each in explored), sum(each.cpu_s for each in explored)
     return {"states_per_s": states / cpu_s, "explorer_cpu_s": cpu_s}
 
 
@@ -280,18 +280,18 @@ def print_table(rounds: list[Figures]) -> None:
         label, sign, target = targets.get(key, (key, "", 0))
         values = [each[key] for each in rounds if key in each]
         digits = 0 if max(values, default=0) >= 1000 else 1
-        wanted = f"{sign} {target:,.10g}" if sign else ""
+        goal = f"{sign} {target:,.10g}" if sign else ""
         measured = f"{best(key, values):,.{digits}f}" if values else "not measured"
-        print(f"{label:44}{wanted:>12}{measured:>12}   {'  '.join(f'{value:,.{digits}f}' for value in values)}")
+        print(f"{label:44}{goal:>12}{measured:>12}   {'  '.join(f'{value:,.{digits}f}' for value in values)}")
 
 
 def main() -> None:
-    words = sys.argv[1:]
-    if words[:1] == ["--part"]:
-        print(json.dumps(PARTS[words[1]]()))
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["--part"]:
+        print(json.dumps(PARTS[arguments[1]]()))
         return
-    count = next((int(word) for word in words if word.isdigit()), 3)
-    parts = [word for word in words if word in PARTS] or list(PARTS)
+    count = next((int(argument) for argument in arguments if argument.isdigit()), 3)
+    parts = [argument for argument in arguments if argument in PARTS] or list(PARTS)
     rounds: list[Figures] = []
     for _ in range(count):
         rounds.append({})

@@ -15,27 +15,27 @@ from multiprocessing.connection import Connection
 from snapline.sim.explorer.exploration import EXPLORED, Bounds, Exploration, explore
 
 PROCESS_LIMIT_S = 3_600.0
-"""More than the largest fleet that fits into memory takes."""
+"""Time limit, more than the largest fleet that fits into memory takes."""
 
 
 def explore_and_send(protocol: str, bounds: Bounds, to: Connection) -> None:
-    found = explore(protocol, bounds)
-    to.send((found, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
+    explored = explore(protocol, bounds)
+    to.send((explored, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
 
 
 def measure(protocol: str, bounds: Bounds) -> tuple[Exploration, float]:
     """The exploration and its process's peak in MB."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=explore_and_send, args=(protocol, bounds, theirs))
+    parent_end, child_end = context.Pipe(duplex=False)
+    process = context.Process(target=explore_and_send, args=(protocol, bounds, child_end))
     process.start()
-    theirs.close()
-    if not ours.poll(PROCESS_LIMIT_S):
+    child_end.close()
+    if not parent_end.poll(PROCESS_LIMIT_S):
         process.kill()
         raise TimeoutError(f"{protocol} took more than {PROCESS_LIMIT_S} s")
-    found, peak_mb = ours.recv()
+    explored, peak_mb = parent_end.recv()
     process.join()
-    return found, peak_mb
+    return explored, peak_mb
 
 
 def row(found: Exploration, peak_mb: float) -> str:
@@ -47,17 +47,17 @@ def row(found: Exploration, peak_mb: float) -> str:
 
 
 def main() -> None:
-    numbers = [int(word) for word in sys.argv[1:] if word.isdigit()]
+    numbers = [int(argument) for argument in sys.argv[1:] if argument.isdigit()]
     names = ("agents", "sends", "crashes", "states_max")
     bounds = Bounds(**dict(zip(names, numbers, strict=False)))
-    protocols = [word for word in sys.argv[1:] if not word.isdigit()] or list(EXPLORED)
+    protocols = [argument for argument in sys.argv[1:] if not argument.isdigit()] or list(EXPLORED)
     print(f"{bounds.agents} agents, {bounds.sends} sends each, {bounds.crashes} crashes")
     print(f"{'protocol':21}{'states':>10}{'transitions':>12}{'depth':>7}{'CPU s':>9}{'states/s':>11}{'MB':>8}  all")
     states, cpu_s = 0, 0.0
     for protocol in protocols:
-        found, peak_mb = measure(protocol, bounds)
-        print(row(found, peak_mb), flush=True)
-        states, cpu_s = states + found.states, cpu_s + found.cpu_s
+        explored, peak_mb = measure(protocol, bounds)
+        print(row(explored, peak_mb), flush=True)
+        states, cpu_s = states + explored.states, cpu_s + explored.cpu_s
     print(f"{'together':21}{states:>10,}{'':12}{'':7}{cpu_s:>9.2f}{states / cpu_s:>11,.0f}")
 
 

@@ -28,7 +28,7 @@ EVENTS_MAX, FAULTS_MAX, MEDIAN_S_MAX = 20, 2, 10.0
 
 
 class Row(msgspec.Struct):
-    """One mutant; `shrunk` None: it was not found."""
+    """Result for one mutant; `shrunk` None: it was not found."""
 
     name: str
     seeds: int
@@ -48,11 +48,11 @@ def first_failure(name: str, seeds: int) -> tuple[Scenario, Result] | None:
 
 def measure(name: str, seeds: int, limit_s: float) -> Row:
     began_s = time.perf_counter()
-    found = first_failure(name, seeds)
+    failure = first_failure(name, seeds)
     found_s = time.perf_counter() - began_s
-    if found is None:
+    if failure is None:
         return Row(name, seeds, found_s, None)
-    drawn, result = found
+    drawn, result = failure
     shrunk = shrink(drawn, result.seed, result, runner=partial(run, mutant=name), time_limit_s=limit_s)
     return Row(name, result.seed + 1, found_s, shrunk)
 

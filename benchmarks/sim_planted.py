@@ -31,10 +31,10 @@ class Mutant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A planted mistake.
 
     Attributes:
-        file: its path in the package.
-        before: what stands there once; `after` takes its place.
-        promise: what a user no longer gets.
-        killed_by: the unit test that fails with it; "": none does.
+        file: path in the package.
+        before: text that occurs once in the file; `after` replaces it.
+        promise: the guarantee that the mutant breaks.
+        killed_by: a unit test that fails with the mutant; "": none fails.
     """
 
     name: str
@@ -61,33 +61,33 @@ def read_mutants() -> list[Mutant]:
 def problems_of(mutants: list[Mutant]) -> list[str]:
     """Return what does not fit the tree any more, one sentence each."""
     names = Counter([mutant.name for mutant in mutants])
-    found = [f"{name}: {count} mutants have this name" for name, count in names.items() if count > 1]
+    problems = [f"{name}: {count} mutants have this name" for name, count in names.items() if count > 1]
     for mutant in mutants:
-        found += [f"{mutant.name}: {problem}" for problem in _problems(mutant)]
-    return found
+        problems += [f"{mutant.name}: {problem}" for problem in _problems(mutant)]
+    return problems
 
 
 def _problems(mutant: Mutant) -> list[str]:
-    path, found = PACKAGE / mutant.file, []
+    path, problems = PACKAGE / mutant.file, []
     if not path.is_file():
         return [f"there is no file {mutant.file}"]
     count = path.read_text().count(mutant.before)
     if count != 1:
-        found.append(f"`before` occurs {count} times in {mutant.file}, not once")
+        problems.append(f"`before` occurs {count} times in {mutant.file}, not once")
     try:
         is_equal = ast.dump(ast.parse(mutant.text())) == ast.dump(ast.parse(path.read_text()))
     except SyntaxError as error:
-        return [*found, f"{mutant.file} is no Python with it: {error}"]
+        return [*problems, f"{mutant.file} is no Python with it: {error}"]
     if is_equal:
-        found.append("it changes nothing")
+        problems.append("it changes nothing")
     if not mutant.promise:
-        found.append("it breaks no promise")
+        problems.append("it breaks no promise")
     file, _, test = mutant.killed_by.partition("::")
     if mutant.killed_by and not (
         (ROOT / file).is_file() and f"def {test.partition('[')[0]}(" in (ROOT / file).read_text()
     ):
-        found.append(f"there is no test {mutant.killed_by}")
-    return found
+        problems.append(f"there is no test {mutant.killed_by}")
+    return problems
 
 
 # -- the sweep -------------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ print("SWEPT", json.dumps([time.monotonic() - began_s, done, found]))
 """
 
 SEEDS_MAX = 100_000
-"""More than a minute takes."""
+"""More seeds than a minute allows."""
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True):
@@ -139,7 +139,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Swept(msgspec.Struct, frozen=True, array_like=True):
-    """One sweep: `done` are the seeds that were answered, the last one is `failed` if there is one."""
+    """One sweep: `done` has the finished seeds, of which the last is `failed` if one failed."""
 
     elapsed_s: float
     done: list[int]
@@ -147,7 +147,7 @@ class Swept(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Answer(msgspec.Struct):
-    """What the swarm has come to with one mutant; `skipped`: seeds that fail without it, too."""
+    """Result of the swarm for one mutant; `skipped`: seeds that also fail without it."""
 
     elapsed_s: float = 0.0
     seeds: int = 0
@@ -182,11 +182,11 @@ def _passes(scratch: Scratch, seed: int) -> bool:
 
 
 def _sweep(scratch: Scratch, task: list[object], *, is_mutated: bool) -> Swept:
-    code, said = scratch.run(["-c", DRIVER, json.dumps(task)], is_mutated=is_mutated)
-    for line in said.splitlines():
+    code, output = scratch.run(["-c", DRIVER, json.dumps(task)], is_mutated=is_mutated)
+    for line in output.splitlines():
         if line.startswith("SWEPT "):
             return msgspec.json.decode(line.removeprefix("SWEPT "), type=Swept)
-    raise RuntimeError(f"the sweep ended with exit code {code}: {said.strip()[-500:]}")
+    raise RuntimeError(f"the sweep ended with exit code {code}: {output.strip()[-500:]}")
 
 
 # -- the whole -------------------------------------------------------------------------------------------------------

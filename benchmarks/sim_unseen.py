@@ -45,15 +45,15 @@ ADAPTERS = (
     *("driver", "checkpoint_files", "checkpoint_writer", "epoch_files", "process", "session"),
     *("environment", "trace", "turns"),
 )
-"""Files of `agent_runtime/host/` that carry commands out, and decide nothing."""
+"""Files of `agent_runtime/host/` that only execute commands."""
 
 SEED, COUNT, SEEDS = 20261122, 30, 2_000
 TESTS_LIMIT_S = 900
 TESTS_BROKEN_MAX = 5
-"""Unit tests of a folder that fail without a mutant: more of them, and the tree is broken."""
+"""Largest number of unit tests of a folder that may fail without a mutant: more mean that the tree is broken."""
 
 SEED_LIMIT_S = 60.0
-"""Of real time: a mutant may run for ever."""
+"""Time limit of a seed, in real time: a mutant may run for ever."""
 
 NOT_UNITS = (
     *("channels/test_grpc_link.py", "security/test_transport.py", "messages/test_coordinator_client.py"),
@@ -61,13 +61,13 @@ NOT_UNITS = (
     *("coordinator/test_ten_thousand.py", "coordinator/test_doors.py", "coordinator/raft"),
     *("storage/test_object_servers.py", "storage/test_killed_chunks.py", "storage/capture"),
 )
-"""Tests of the folders that start processes or servers, or are of another part: not asked."""
+"""Skipped tests: they start processes or servers, or belong to another part."""
 
 NOT_LOGIC = ("__repr__", "__str__", "validate", "describe")
-"""Functions that say or check: nothing that runs depends on them."""
+"""Functions that describe or check, and do not affect behaviour."""
 
 WORDS_ONLY = ("note", "_note_once", "debug", "info", "warning", "error")
-"""Calls that only tell somebody."""
+"""Calls that only log or report."""
 
 
 # -- mutants ---------------------------------------------------------------------------------------------------------
@@ -178,9 +178,9 @@ def walk(node: ast.AST) -> Iterator[tuple[ast.AST, str, int | None, ast.AST]]:
             "defaults",
         ):
             continue
-        for place, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
+        for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
             if isinstance(child, ast.AST) and not _is_left_out(child):
-                yield node, field, place, child
+                yield node, field, index, child
                 yield from walk(child)
 
 
@@ -200,13 +200,13 @@ def changes_in(file: str) -> list[Change]:
     """Every change of a file. Only inside of functions: constants are limits, not logic."""
     tree = ast.parse((PACKAGE / file).read_text())
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and not _is_left_out(node)]
-    found = dict[int, list[Change]]()
+    changes_by_line = dict[int, list[Change]]()
     for function in functions:
         for parent, field, at, node in walk(function):
-            made = [Change(tree, parent, field, at, node, kind, changed) for kind, changed in changes_of(node)]
-            # Two equal arguments stay what they are. Once each: functions may lie in functions.
-            found[id(node)] = [change for change in made if ast.dump(change.changed) != ast.dump(node)]
-    return [change for made in found.values() for change in made]
+            changes = [Change(tree, parent, field, at, node, kind, changed) for kind, changed in changes_of(node)]
+            # Swapping equal arguments changes nothing. List each change once: functions may be nested.
+            changes_by_line[id(node)] = [change for change in changes if ast.dump(change.changed) != ast.dump(node)]
+    return [change for changes in changes_by_line.values() for change in changes]
 
 
 def text_with(change: Change) -> str:
@@ -276,7 +276,7 @@ class Verdict(msgspec.Struct):
 
 
 class Scratch:
-    """A copy of the package in which one file at a time is another."""
+    """A copy of the package in which one file at a time is mutated."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -312,7 +312,7 @@ def ask_tests(scratch: Scratch, place: Place, verdict: Verdict) -> None:
     folder, stem = Path(place.file).parts[0], Path(place.file).stem
     near = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests" / folder).glob(f"test_*{stem}*.py"))]
     options = ["-m", "pytest", "-x", "-q", "--no-header", "--tb=no", "-p", "no:cacheprovider"]
-    options += [f"--ignore=tests/{each}" for each in NOT_UNITS]
+    options += [f"--ignore=tests/{test}" for test in NOT_UNITS]
     began_s = time.monotonic()
     for _ in range(TESTS_BROKEN_MAX):
         failed = _first_failed(scratch, [*options, *near, f"tests/{folder}"])
@@ -325,11 +325,11 @@ def ask_tests(scratch: Scratch, place: Place, verdict: Verdict) -> None:
 
 def _first_failed(scratch: Scratch, arguments: list[str], *, is_mutated: bool = True) -> str:
     """The test that fails, or what else was said; "" if all pass."""
-    code, said = scratch.run(arguments, is_mutated=is_mutated, limit_s=TESTS_LIMIT_S)
-    failed = [line for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    code, output = scratch.run(arguments, is_mutated=is_mutated, limit_s=TESTS_LIMIT_S)
+    failed = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     if code in (0, -1):
         return "" if code == 0 else "time-out"
-    return failed[0].split(" ", 1)[1].split(" - ")[0] if failed else said.strip()[-200:]
+    return failed[0].split(" ", 1)[1].split(" - ")[0] if failed else output.strip()[-200:]
 
 
 DRIVER = """
@@ -356,11 +356,11 @@ with garbage_kept():
 def ask_swarm(scratch: Scratch, verdict: Verdict, seeds: int) -> None:
     """Seeds from where it stopped last; a seed that does not pass without the mutant either says nothing."""
     while verdict.found_at is None and verdict.seeds < seeds:
-        found = _first_failing(scratch, [verdict.seeds, seeds, SEED_LIMIT_S, verdict.skipped], is_mutated=True)
-        if found is None:
+        failing = _first_failing(scratch, [verdict.seeds, seeds, SEED_LIMIT_S, verdict.skipped], is_mutated=True)
+        if failing is None:
             verdict.seeds = seeds
             return
-        seed, how, why, text = found
+        seed, how, why, text = failing
         if _first_failing(scratch, [seed, seed + 1, SEED_LIMIT_S, []], is_mutated=False) is not None:
             verdict.skipped.append(seed)
             verdict.seeds = seed + 1
@@ -370,8 +370,8 @@ def ask_swarm(scratch: Scratch, verdict: Verdict, seeds: int) -> None:
 
 
 def _first_failing(scratch: Scratch, task: list[object], *, is_mutated: bool) -> tuple[int, str, str, str] | None:
-    code, said = scratch.run(["-c", DRIVER, json.dumps(task)], is_mutated=is_mutated)
-    for line in said.splitlines():
+    code, output = scratch.run(["-c", DRIVER, json.dumps(task)], is_mutated=is_mutated)
+    for line in output.splitlines():
         if line.startswith("FOUND "):
             seed, how, why, text = json.loads(line.removeprefix("FOUND "))
             return seed, how, why, text
@@ -379,7 +379,7 @@ def _first_failing(scratch: Scratch, task: list[object], *, is_mutated: bool) ->
         return None
     first = task[0]
     assert isinstance(first, int)
-    return first, "broken", f"the package cannot be loaded: {said.strip()[-150:]}", ""
+    return first, "broken", f"the package cannot be loaded: {output.strip()[-150:]}", ""
 
 
 # -- the whole -------------------------------------------------------------------------------------------------------
@@ -417,18 +417,19 @@ def _keep(out: Path | None, verdicts: list[Verdict]) -> None:
 
 def _line(verdict: Verdict) -> str:
     killed = {None: "not asked", "": "lets it live"}.get(verdict.killed_by, f"killed by {verdict.killed_by}")
-    found = f"found at seed {verdict.found_at}, {verdict.found_by}" if verdict.found_by else "not found"
-    return f"{verdict.place.text}\n      unit tests: {killed} ({verdict.tests_s} s)\n      swarm: {found}; {verdict.seeds} seeds"
+    outcome = f"found at seed {verdict.found_at}, {verdict.found_by}" if verdict.found_by else "not found"
+    return f"{verdict.place.text}\n      unit tests: {killed} ({verdict.tests_s} s)\n      swarm: {outcome}; {verdict.seeds} seeds"
 
 
 def summarise(verdicts: list[Verdict]) -> None:
     killed = [verdict for verdict in verdicts if verdict.killed_by]
-    found = [verdict for verdict in killed if verdict.found_at is not None]
+    found_by_swarm = [verdict for verdict in killed if verdict.found_at is not None]
     alive = [verdict for verdict in verdicts if verdict.killed_by == ""]
     print(
-        f"\n{len(verdicts)} mutants, {len(killed)} killed by unit tests; of those the swarm finds {len(found)}", end=""
+        f"\n{len(verdicts)} mutants, {len(killed)} killed by unit tests; of those the swarm finds {len(found_by_swarm)}",
+        end="",
     )
-    print(f" ({100 * len(found) / len(killed):.0f} %)" if killed else "")
+    print(f" ({100 * len(found_by_swarm) / len(killed):.0f} %)" if killed else "")
     more = sum(verdict.found_at is not None for verdict in alive)
     print(f"{len(alive)} survive the unit tests; of those the swarm finds {more}")
     for verdict in killed:

@@ -41,12 +41,12 @@ def cpu_s(pids: list[int]) -> float:
 
 def thread_ms(pid: int) -> dict[str, float]:
     """CPU milliseconds of a process so far: of its loop, of gRPC's threads, and of the others."""
-    found = dict.fromkeys(("loop", "gRPC", "others"), 0.0)
+    times_ms = dict.fromkeys(("loop", "gRPC", "others"), 0.0)
     for task in Path(f"/proc/{pid}/task").iterdir():
         of_grpc = (task / "comm").read_text().startswith(("event_engine", "grpc", "iomgr", "timer"))
         kind = "loop" if int(task.name) == pid else "gRPC" if of_grpc else "others"
-        found[kind] += int((task / "schedstat").read_text().split()[0]) / 1e6
-    return found
+        times_ms[kind] += int((task / "schedstat").read_text().split()[0]) / 1e6
+    return times_ms
 
 
 def handled(folder: Path) -> int:
@@ -123,18 +123,18 @@ async def _pairs(
     without_us: list[float] = []
     complete = failed = 0
     for _ in range(pairs):
-        found: dict[bool, float] = {}
+        figures: dict[bool, float] = {}
         rate = 0.0
         for is_on in chance.sample([True, False], 2):
-            found[is_on], rate, done, lost = await window(
+            figures[is_on], rate, done, lost = await window(
                 client, pids, counts, seconds, per_second=per_second if is_on else 0
             )
             complete, failed = complete + done, failed + lost
-        ratios.append(found[True] / found[False])
-        with_us.append(found[True])
-        without_us.append(found[False])
+        ratios.append(figures[True] / figures[False])
+        with_us.append(figures[True])
+        without_us.append(figures[False])
         print(
-            f"  {found[False]:6.2f} µs → {found[True]:6.2f} µs   × {ratios[-1]:.3f}   {rate:,.0f} messages/s",
+            f"  {figures[False]:6.2f} µs → {figures[True]:6.2f} µs   × {ratios[-1]:.3f}   {rate:,.0f} messages/s",
             flush=True,
         )
     print(f"\nCPU per message without snapshots: median {statistics.median(without_us):.2f} µs")
@@ -146,7 +146,7 @@ async def _pairs(
 
 
 async def _by_thread(client: CoordinatorClient, pids: dict[str, int], seconds: float, per_second: float) -> None:
-    await snapshots(client, time.monotonic() + 2.0, per_second)  # so that old ones are deleted
+    await snapshots(client, time.monotonic() + 2.0, per_second)  # so that old snapshots are deleted
     at_first = {name: thread_ms(pid) for name, pid in pids.items()}
     await asyncio.sleep(seconds)
     idle = {name: thread_ms(pid) for name, pid in pids.items()}

@@ -54,7 +54,7 @@ class Place(msgspec.Struct):
 
 class Passer(snapline.Agent):
     state: Place
-    on_error = "keep"  # nothing is changed before anything can fail
+    on_error = "keep"  # handlers change no state before they can fail
 
     async def on_start(self, ctx: snapline.Context) -> None:
         _count(self.state.folder)
@@ -87,7 +87,9 @@ def fleet(
     """
     chance = random.Random(1)
     names = [f"p{number}" for number in range(int(agents))]
-    neighbours = {name: chance.sample([other for other in names if other != name], int(degree)) for name in names}
+    neighbours = {
+        name: chance.sample([candidate for candidate in names if candidate != name], int(degree)) for name in names
+    }
     return snapline.Fleet(
         "passers",
         agents={

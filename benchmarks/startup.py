@@ -62,7 +62,7 @@ fleet = snapline.Fleet(
 """
 
 Figures = dict[str, float]
-"""Milliseconds."""
+"""Times in milliseconds, by name."""
 
 
 def plain(*command: str) -> Figures:
@@ -70,10 +70,10 @@ def plain(*command: str) -> Figures:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.monotonic_ns()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    took = time.monotonic_ns() - began
+    duration = time.monotonic_ns() - began
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return {"until it ends": took / 1e6, "CPU": cpu_s * 1e3}
+    return {"until it ends": duration / 1e6, "CPU": cpu_s * 1e3}
 
 
 @contextlib.contextmanager
@@ -119,10 +119,10 @@ def host() -> Figures:
 
 def wait_for(address: str) -> None:
     """Until somebody listens there."""
-    place, port = address.split(":")
+    host, port = address.split(":")
     for _ in range(1000):
         with socket.socket() as knocking:
-            if knocking.connect_ex((place, int(port))) == 0:
+            if knocking.connect_ex((host, int(port))) == 0:
                 return
         time.sleep(0.01)
     raise SystemExit(f"no coordinator listens at {address}: run the command by hand to see why")

@@ -106,22 +106,22 @@ class Epochs:
         from concurrent.futures import ThreadPoolExecutor
 
         self.epoch += 1
-        found = chunk_image(image, self.table, digest=self.store.digest)
-        chunks = [PackBlob("", KIND_CHUNK, x.data, x.digest, x.compresses) for x in found.new]
+        chunked = chunk_image(image, self.table, digest=self.store.digest)
+        chunks = [PackBlob("", KIND_CHUNK, x.data, x.digest, x.compresses) for x in chunked.new]
         per_pack = max(1, CHUNK_PACK_BYTES // max(1, len(chunks[0].data))) if chunks else 1
         groups = [chunks[i : i + per_pack] for i in range(0, len(chunks), per_pack)]
-        others: list[PackReference] = []
+        earlier_packs: list[PackReference] = []
         if len(groups) > 1:
             with ThreadPoolExecutor(2) as threads:
-                others = list(
+                earlier_packs = list(
                     threads.map(lambda g: self.store.write_chunks(writer="h", epoch=self.epoch, chunks=g), groups)
                 )
             chunks = []
-        made = AgentCheckpoint(agent="a", kind="k", epoch=self.epoch, state=image.skeleton, parts=found.parts)
-        reused = [chunk.digest for chunk in found.reused]
-        needs = PackNeeds(self.epoch - 1 if reused else 0, reused, others)
-        blobs = [("a", encode_checkpoint(made))]
-        return found, self.store.write_pack(writer="h", epoch=self.epoch, blobs=blobs, chunks=chunks, needs=needs)
+        checkpoint = AgentCheckpoint(agent="a", kind="k", epoch=self.epoch, state=image.skeleton, parts=chunked.parts)
+        reused = [chunk.digest for chunk in chunked.reused]
+        needs = PackNeeds(self.epoch - 1 if reused else 0, reused, earlier_packs)
+        blobs = [("a", encode_checkpoint(checkpoint))]
+        return chunked, self.store.write_pack(writer="h", epoch=self.epoch, blobs=blobs, chunks=chunks, needs=needs)
 
     def commit(self, found: ChunkedState, reference: PackReference) -> Manifest:
         """What the coordinator does."""
@@ -204,10 +204,10 @@ def full(bench: Bench) -> None:
         ratios.append(pause / copy)
         disk = write_and_sync(bench.folder, state.weights.data.cast("B"))
         store = bench.store("full")
-        took, _ = timed(Epochs(store).write, image)
+        duration, _ = timed(Epochs(store).write, image)
         image.release()
-        durable.append(copy / took)
-        rates.append(disk / took)
+        durable.append(copy / duration)
+        rates.append(disk / duration)
     bench.row("full: pause", median(pauses) * 1e3, "ms")
     bench.row("full: pause : warm memcpy", median(ratios), "x", "<= 1.15", is_met=median(ratios) <= 1.15)
     is_met = median(durable) >= 0.16 or median(rates) >= 0.6
@@ -232,13 +232,13 @@ def tracked(bench: Bench) -> None:
         before = bytes_in(bench.folder / "tracked")
         disk = write_and_sync(bench.folder, state.weights[start : start + dirty].data.cast("B"))
         pause, image = timed(lambda: encoder.encode(state, epochs.table))
-        took, written = timed(epochs.write, image)
+        duration, written = timed(epochs.write, image)
         epochs.commit(*written)
         image.release()
         if number >= 2:  # the arena is warm
             pauses.append(pause)
-            durable.append(took)
-            rates.append(disk / took)
+            durable.append(duration)
+            rates.append(disk / duration)
             sizes.append((bytes_in(bench.folder / "tracked") - before) / (dirty * 8))
     bench.row("1 % dirty, tracked: pause", median(pauses) * 1e3, "ms", "<= 5", is_met=median(pauses) <= 0.005)
     bench.row("1 % dirty, tracked: new bytes : dirty", median(sizes), "x", "<= 1.2", is_met=median(sizes) <= 1.2)
@@ -274,13 +274,13 @@ def restore(bench: Bench) -> None:
         "warm": functools.partial(read, "warm"),
         "fresh": functools.partial(read, "fresh"),
     }
-    found: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in calls}
+    times: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in calls}
     for _ in range(bench.rounds):
         copy = cpu_timed(memcpy)
         for name, call in calls.items():
-            found[name].append((*copy, *cpu_timed(call)))
+            times[name].append((*copy, *cpu_timed(call)))
     vars(parts)["buffer_for"] = usual
-    restore_rows(bench, found)
+    restore_rows(bench, times)
 
 
 def restore_rows(bench: Bench, found: dict[str, list[tuple[float, float, float, float]]]) -> None:
@@ -306,22 +306,22 @@ def read_packs(folder: Path, into: memoryview) -> None:
     step = min(len(into), MIB)
     filled = 0
     for path in sorted(folder.glob("packs/*/*")):
-        handle, place = os.open(path, os.O_RDONLY), 0
-        while count := os.preadv(handle, [into[min(filled, len(into) - step) :][:step]], place):
-            place += count
+        handle, offset = os.open(path, os.O_RDONLY), 0
+        while count := os.preadv(handle, [into[min(filled, len(into) - step) :][:step]], offset):
+            offset += count
             filled += count
         os.close(handle)
 
 
 def chat(bench: Bench) -> None:
-    words = ["alpha", "beta", "gamma", "delta", "omega"]
-    lines = [Line("user", " ".join(words[(i + j) % 5] for j in range(185)), i) for i in range(10_000)]
+    vocabulary = ["alpha", "beta", "gamma", "delta", "omega"]
+    lines = [Line("user", " ".join(vocabulary[(i + j) % 5] for j in range(185)), i) for i in range(10_000)]
     firsts, bounds = [], []
-    for _ in range(bench.rounds + 1):  # the first one also makes what a process makes once
+    for _ in range(bench.rounds + 1):  # the first one includes one-time work
         firsts.append(cpu_timed(functools.partial(StateEncoder(ArenaPool()).encode, Chat(History(lines)))))
         bounds.append(cpu_timed(lambda: msgspec.msgpack.encode(lines)))
-    whole = median([cpu for cpu, _ in firsts[1:]])
-    bench.row("chat, 10,000 messages: first capture, CPU", whole * 1e3, "ms", "<= 10", is_met=whole <= 0.010)
+    whole_s = median([cpu for cpu, _ in firsts[1:]])
+    bench.row("chat, 10,000 messages: first capture, CPU", whole_s * 1e3, "ms", "<= 10", is_met=whole_s <= 0.010)
     bench.row("chat, 10,000 messages: first capture, elapsed", median([took for _, took in firsts[1:]]) * 1e3, "ms")
     bench.row("chat, 10,000 messages: first one of the process, CPU", firsts[0][0] * 1e3, "ms")
     share = median([one[0] / all_at_once[0] for one, all_at_once in zip(firsts[1:], bounds[1:], strict=True)])
@@ -351,13 +351,13 @@ def chat(bench: Bench) -> None:
     state.lines[5] = msgspec.structs.replace(lines[5], text="edited")
     del state.lines[7:9]
     image = encoder.encode(state, epochs.table)
-    found, _ = epochs.write(image)
-    size = sum(len(chunk.data) for chunk in found.new)
+    chunked, _ = epochs.write(image)
+    size = sum(len(chunk.data) for chunk in chunked.new)
     bench.row("chat, one edited and two dropped: new bytes", size, "B", "<= 4,096", is_met=size <= 4096)
 
 
 class CountingDisk(LocalDisk):
-    """Counts syncs."""
+    """Disk that counts syncs."""
 
     syncs = 0
 
@@ -376,12 +376,12 @@ def agents(bench: Bench) -> None:
     disk = CountingDisk(folder)
     store = Store.create("", disk=disk)
     disk.make_directory("probe")
-    made = [AgentCheckpoint(agent=f"a{i}", kind="k", epoch=1, state=b"state" * 20) for i in range(1000)]
+    checkpoints = [AgentCheckpoint(agent=f"a{i}", kind="k", epoch=1, state=b"state" * 20) for i in range(1000)]
     syncs, packs, commits = [], [], []
     for epoch in range(1, bench.rounds * 3 + 2):
-        blobs = [(x.agent, encode_checkpoint(msgspec.structs.replace(x, epoch=epoch))) for x in made]
+        blobs = [(x.agent, encode_checkpoint(msgspec.structs.replace(x, epoch=epoch))) for x in checkpoints]
         before = disk.syncs
-        took, _ = timed(functools.partial(store.write_pack, writer="h", epoch=epoch, blobs=blobs))
+        duration, _ = timed(functools.partial(store.write_pack, writer="h", epoch=epoch, blobs=blobs))
         syncs.append(disk.syncs - before)
         small = [("a", blobs[0][1])]
         probe, _ = timed(
@@ -396,7 +396,7 @@ def agents(bench: Bench) -> None:
 
         small_took, _ = timed(commit)
         if epoch > 1:
-            packs.append(took)
+            packs.append(duration)
             commits.append(small_took / probe)
     bench.row("1,000 agents: syncs of a host in one epoch", max(syncs[1:]), "", "<= 3", is_met=max(syncs[1:]) <= 3)
     bench.row("1,000 agents: pack durable", median(packs) * 1e3, "ms")
@@ -428,9 +428,9 @@ def inputs(bench: Bench) -> None:
         batch = LogBatch(
             [LoggedInput(f"a{i}", number, "client", f"key-{number}-{i}", bytes(200), 0) for i in range(32)]
         )
-        took, is_taken = timed(lambda n=number, b=batch: store.append_batch(store.prepare_batch(log, n, b)))
+        duration, is_taken = timed(lambda n=number, b=batch: store.append_batch(store.prepare_batch(log, n, b)))
         assert is_taken
-        appends.append(took)
+        appends.append(duration)
     sealing, _ = timed(lambda: store.seal_log(log))
     reading, count = timed(lambda: sum(store.read_batch(log, n) is not None for n in store.read_logs()[log]))
     ratio = median(appends[10:]) / median(syncs[10:])
@@ -464,9 +464,9 @@ def guarded_inputs(bench: Bench) -> None:
         )
         for kind, store in stores.items():
             start = time.perf_counter()
-            made = store.prepare_batch(log, number, batch)
+            prepared_batch = store.prepare_batch(log, number, batch)
             prepared[kind].append(time.perf_counter() - start)
-            assert store.append_batch(made)
+            assert store.append_batch(prepared_batch)
             appended[kind].append(time.perf_counter() - start)
     for kind, store in stores.items():
         bench.row(f"append of a batch, {kind}", median(appended[kind][10:]) * 1e3, "ms")
@@ -482,7 +482,7 @@ def guarded_inputs(bench: Bench) -> None:
 
 
 TORCH_LAYER = 2048
-"""Width of the layers: 16 MiB of float32 each, as in a model of some size."""
+"""Width of the layers: 16 MiB of float32 each, as in a medium-sized model."""
 
 
 def dcp_savers() -> dict[str, Callable[[Any, str], Any]]:
@@ -535,7 +535,7 @@ def torch(bench: Bench) -> None:
             wholes.clear()
         for name, save in savers.items():
             path = bench.folder / "dcp"
-            os.sync()  # what the one before left to the kernel is not this one's
+            os.sync()  # flush the writes of the one before
             start = time.perf_counter()
             pause, future = timed(functools.partial(save, model, str(path)))
             future.result()
@@ -554,9 +554,9 @@ def torch(bench: Bench) -> None:
 
 
 def torch_rows(bench: Bench, pauses: dict[str, list[float]], wholes: dict[str, list[float]]) -> None:
-    for name, found in pauses.items():
+    for name, ratios in pauses.items():
         synced = "not synced" if name == "torch.save" else "synced"
-        bench.row(f"{name}: pause : memcpy", median(found), f"x   ({min(found):.2f} to {max(found):.2f})")
+        bench.row(f"{name}: pause : memcpy", median(ratios), f"x   ({min(ratios):.2f} to {max(ratios):.2f})")
         bench.row(f"{name}: whole, {synced} : memcpy", median(wholes[name]), "x")
 
     def ratio(name: str) -> float:
@@ -583,8 +583,8 @@ def dcp(bench: Bench) -> None:
     def note(what: str, copy: float, folder: Path, call: Callable[..., Any], **arguments: Any) -> None:
         os.sync()
         before = bytes_in(folder)
-        took, _ = timed(functools.partial(call, state, **arguments))
-        found.setdefault(f"{what}: seconds : memcpy", []).append(took / copy)
+        duration, _ = timed(functools.partial(call, state, **arguments))
+        found.setdefault(f"{what}: seconds : memcpy", []).append(duration / copy)
         found.setdefault(f"{what}: bytes : the model's", []).append((bytes_in(folder) - before) / bench.size_bytes)
 
     for _ in range(bench.rounds):
@@ -623,10 +623,10 @@ def main() -> int:
     parser.add_argument("--gib", type=float, default=1.0)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--folder", type=Path, default=Path(__file__).resolve().parents[1])
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix=".bench-state-", dir=given.folder) as folder:
-        bench = Bench(Path(folder), int(given.gib * 2**30) // 8192 * 8192, given.rounds)
-        for name in given.parts or PARTS:
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix=".bench-state-", dir=options.folder) as folder:
+        bench = Bench(Path(folder), int(options.gib * 2**30) // 8192 * 8192, options.rounds)
+        for name in options.parts or PARTS:
             PARTS[name](bench)
     return 1 if bench.missed else 0
 

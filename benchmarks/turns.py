@@ -24,7 +24,7 @@ from snapline.agent_runtime.traceparents import Traceparent, with_tail
 from snapline.telemetry.span_export import SpanExport
 
 TURNS = 2000
-"""In a row: below the queue's bound."""
+"""Turns in a row: below the bound of the queue."""
 
 
 class Token(snapline.Message):
@@ -59,24 +59,24 @@ def measure(rounds: int) -> None:
         spans = TurnSpans(export, turns.run, turns.type_of, lambda turn: TurnPlace(1, False))
         plain = encode_message(Token(0))
         followed = with_tail(plain, Traceparent(1, 2).tail())
-        found: dict[str, list[float]] = {"without --otel": [], "followed by nobody": [], "followed": []}
+        results: dict[str, list[float]] = {"without --otel": [], "followed by nobody": [], "followed": []}
         for _ in range(rounds):
             for name, run, payload in zip(
-                found, (turns.run, spans.run, spans.run), (plain, plain, followed), strict=True
+                results, (turns.run, spans.run, spans.run), (plain, plain, followed), strict=True
             ):
-                found[name].append(turn_us(run, payload))
-            while export.queue.exported < len(found["followed"]) * TURNS:
+                results[name].append(turn_us(run, payload))
+            while export.queue.exported < len(results["followed"]) * TURNS:
                 time.sleep(0.01)
-        told = export.queue.exported
+        exported_before = export.queue.exported
         export.close()
-    base = found["without --otel"]
-    for name, values in found.items():
+    base = results["without --otel"]
+    for name, values in results.items():
         more = [value - before for value, before in zip(values, base, strict=True)]
         low, high = interval(more)
         print(
             f"{name:20} {statistics.median(values):7.2f} µs   +{statistics.median(more):.2f} ({low:.2f} to {high:.2f})"
         )
-    print(f"{told:,} spans exported, {counted.turns:,} came, {export.queue.dropped} dropped")
+    print(f"{exported_before:,} spans exported, {counted.turns:,} came, {export.queue.dropped} dropped")
 
 
 def main() -> None:

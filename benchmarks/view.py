@@ -30,7 +30,7 @@ from typing import Any
 from benchmarks.snapshot import cpu_s
 from tests.view.simulated import SimulatedFleet
 
-Page = Any  # playwright's: not everybody has it
+Page = Any  # playwright is optional
 
 ROWS = 100
 """Agents in the first table (`fleet_page.ROWS_MAX`)."""
@@ -52,7 +52,7 @@ window.EventSource = class extends EventSource {
   }
 };
 """
-"""Set before the view's own script: it does not know that it is watched. A message that a frame's callback posts comes after that frame."""
+"""Installed before the view's own script, which is not changed. A message posted by a frame's callback arrives after that frame."""
 
 LOADED = """async (rows) => {
   const isThere = () => document.readyState === "complete" && document.querySelectorAll("#found tbody tr").length === rows;
@@ -67,7 +67,7 @@ LOADED = """async (rows) => {
 
 
 class BusyFleet(SimulatedFleet):
-    """Each question finds other figures of every host."""
+    """Fleet whose hosts report new figures at each request."""
 
     def __init__(self, hosts: int, agents: int) -> None:
         super().__init__(hosts, agents)
@@ -96,7 +96,7 @@ async def serve(hosts: int, agents: int) -> None:
 
 @contextlib.asynccontextmanager
 async def served(hosts: int, agents: int) -> AsyncIterator[tuple[int, str]]:
-    """A process with it: its id and its address."""
+    """Start a process that serves the fleet; yield its id and its address."""
     command = [sys.executable, "-m", "benchmarks.view", "--serve", "--hosts", str(hosts), "--agents", str(agents)]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:
@@ -132,17 +132,17 @@ def told(name: str, values: Sequence[float], unit: str, limit: float | None = No
 
 async def first_paints(browser: Any, address: str, loads: int) -> None:
     """Open the page so often, each time in a profile that has nothing of it."""
-    found = []
+    samples = []
     for _ in range(loads):
         context = await browser.new_context()
         page = await context.new_page()
         await page.goto(address, wait_until="commit")
-        found.append(await page.evaluate(LOADED, ROWS))
+        samples.append(await page.evaluate(LOADED, ROWS))
         await context.close()
-        await asyncio.sleep(random.uniform(0.0, 1.0))  # at another moment of the view's second
-    told("first contentful paint", [each[0] for each in found], "ms", 1000)
-    told("the table is there", [each[1] for each in found], "ms", 1000)
-    told("bytes of the page", [each[2] / 1024 for each in found], "KiB")
+        await asyncio.sleep(random.uniform(0.0, 1.0))  # at a random moment of the view's second
+    told("first contentful paint", [each[0] for each in samples], "ms", 1000)
+    told("the table is there", [each[1] for each in samples], "ms", 1000)
+    told("bytes of the page", [each[2] / 1024 for each in samples], "KiB")
 
 
 async def watched(browser: Any, address: str, minutes: float) -> None:

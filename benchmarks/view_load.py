@@ -84,14 +84,14 @@ async def _pairs(client: CoordinatorClient, pid: int, address: str, options: arg
     chance = random.Random(time.time_ns())
     without, more = [], []
     for _ in range(pairs):
-        found = {}
+        slices = {}
         for count in chance.sample([0, viewers], 2):
-            found[count], sent = await share(
+            slices[count], sent = await share(
                 client, pid, address, seconds=options.window, viewers=count, period_s=options.period
             )
             assert bool(sent) == bool(count), "viewers see something"
-        without.append(100 * found[0])
-        more.append(100 * (found[viewers] - found[0]))
+        without.append(100 * slices[0])
+        more.append(100 * (slices[viewers] - slices[0]))
         print(f"  {without[-1]:6.2f} % → {without[-1] + more[-1]:6.2f} %   {more[-1]:+.2f}", flush=True)
     low, high = interval(more)
     base = statistics.median(without)

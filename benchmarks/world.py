@@ -38,10 +38,10 @@ PAID = ("Paid", {"amount": 1, "note": "x" * 44})
 
 BATCH, AT_ONCE = 2_000, 4
 ALONE = 40
-"""Sends, and asks, one after the other in a round."""
+"""Number of sequential sends, and of asks, in a round."""
 
 DBOS_STEPS = 20
-"""Of each of so many workflows as there are agents: it is slow."""
+"""Steps of each workflow, one for each agent; few, since DBOS is slow."""
 
 DBOS = """
 import os, sys, tempfile, time
@@ -65,7 +65,7 @@ Figures = dict[str, list[float]]
 
 
 class Bench:
-    """One fleet, one client, and what was measured: name → a figure for each round."""
+    """One fleet, one client, and the measurements: name → a figure for each round."""
 
     def __init__(self, options: argparse.Namespace, folder: Path, client: snapline.Client, hosts: list[int]) -> None:
         self.options = options
@@ -125,7 +125,7 @@ class Bench:
         await self._steps("kept", "checkpoint")
 
     async def _steps(self, name: str, durability: str) -> None:
-        """All agents at once; until each has answered."""
+        """Start all agents at once; wait until each has answered."""
         agents, steps = self.options.agents, self.options.steps
         cpu_s, start_s = self._cpu_s(), time.perf_counter()
         await asyncio.gather(

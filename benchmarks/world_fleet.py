@@ -6,7 +6,7 @@ import snapline
 
 
 class Paid(snapline.Message):
-    """64 bytes, about."""
+    """A message of about 64 bytes."""
 
     amount: int
     note: str
@@ -46,5 +46,5 @@ class Till(snapline.Agent):
 
 
 def fleet(agents: str = "64", period: str = "1.0", protocol: str = "chandy-lamport") -> snapline.Fleet:
-    made = {f"till-{number}": Till(Account()) for number in range(int(agents))}
-    return snapline.Fleet("tills", agents=made, protocol=protocol, triggers=[snapline.Every(seconds=float(period))])
+    tills = {f"till-{number}": Till(Account()) for number in range(int(agents))}
+    return snapline.Fleet("tills", agents=tills, protocol=protocol, triggers=[snapline.Every(seconds=float(period))])

@@ -1,12 +1,12 @@
-"""The two ends of one channel, and the limits every link keeps.
+"""The two ends of one channel, and the limits of every link.
 
-A channel is directed and FIFO, from one agent to another. Its sender's host holds an `Outlet`, its receiver's host an
-`Inlet`; both are plain counters, cheap enough to be touched once per message. A message gets its number when it leaves
-the sender's outbox; one that waits for credit is *parked*: it has no number and no stamp and belongs to the sender's
-checkpoint. Between agents of one host the same two objects are used without a link in between.
+A channel is directed and FIFO, from one agent to another. The sender's host holds an `Outlet`, the receiver's host an
+`Inlet`; both are plain counters, cheap enough to update once per message. A message gets its number when it leaves the
+sender's outbox. A message that waits for credit is *parked*: it has no number and no stamp, and belongs to the sender's
+checkpoint. Agents on one host use the same two objects without a link in between.
 
-Credit is absolute: the highest number that may have left so far, `consumed + CHANNEL_CREDIT`. Hearing it twice, late or
-never does no harm beyond waiting.
+Credit is absolute: the highest message number that may have been sent, `consumed + CHANNEL_CREDIT`. A credit that arrives
+twice, late or never only makes the sender wait.
 """
 
 from collections import deque
@@ -15,28 +15,27 @@ from collections.abc import Iterable
 from snapline.errors import MessageTooLargeError
 
 CHANNEL_CREDIT = 256
-"""Messages of one channel that may wait at the receiver, so that one slow agent does not fill the link's window:
-1/32 of WINDOW_ITEMS."""
+"""Messages of one channel that may wait at the receiver: 1/32 of WINDOW_ITEMS, so that one slow agent does not fill the link's window."""
 
 WINDOW_ITEMS = 8192
 """Items of one link that may wait at the receiver: 16 full frames, enough to keep both sides busy."""
 
 WINDOW_BYTES = 3 * 1024 * 1024
-"""Bytes of one link that may wait at the receiver. gRPC's own window blocked at 4.1 MB; ours must fill first, since what
-waits inside gRPC is seen by no checkpoint."""
+"""Bytes of one link that may wait at the receiver. gRPC's own window blocked at 4.1 MB; ours must fill first, since
+checkpoints cannot see messages inside gRPC."""
 
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 """Largest message. Larger data goes through the store."""
 
 PART_BYTES = 1024 * 1024
-"""Messages above this travel in parts of this size, so that frames stay near 1 MiB."""
+"""Larger messages are sent in parts of this size, so that frames stay near 1 MiB."""
 
 
 def check_message_size(size_bytes: int) -> None:
     """Refuse a message that no link would carry.
 
     Raises:
-        MessageTooLargeError: above `MESSAGE_BYTES_MAX`.
+        MessageTooLargeError: the message is larger than `MESSAGE_BYTES_MAX`.
     """
     if size_bytes > MESSAGE_BYTES_MAX:
         raise MessageTooLargeError(
@@ -46,10 +45,10 @@ def check_message_size(size_bytes: int) -> None:
 
 
 def window_bytes(payloads: Iterable[bytes]) -> int:
-    """Bytes that these consumed messages give back to the link's window (`ItemsConsumed.size_bytes`).
+    """Return the bytes that these consumed messages return to the link's window (`ItemsConsumed.size_bytes`).
 
-    A message in parts holds one part's worth of the window until it is consumed; its other parts gave theirs back on
-    arrival. So every message counts its size, but at most `PART_BYTES`.
+    A message in parts holds one part's worth of the window until it is consumed; its other parts returned theirs on
+    arrival. So every message counts with its size, but at most with `PART_BYTES`.
     """
     sizes = list(map(len, payloads))
     total = sum(sizes)
@@ -60,12 +59,12 @@ class Outlet:
     """Sender's end of one channel.
 
     Attributes:
-        channel: number of the channel on its link, > 0; 0 while it has none (not opened, or inside one host).
-        number: number of the last message that left; `number <= credit` except for messages that need no credit.
-        credit: highest number that may leave.
-        parked: payloads that wait for credit or room, in order; not numbered, not stamped. Bounded by the host's limit
-            on outboxes, which raises an alarm and slows the ingress: slowing turns would deadlock a cyclic fleet.
-        queue: the same, None until there were any: an empty deque takes more memory than all else here together.
+        channel: number of the channel on its link, > 0; 0 if it has none (not opened, or inside one host).
+        number: number of the last message sent; `number <= credit` except for messages that need no credit.
+        credit: highest message number that may be sent.
+        parked: payloads that wait for credit or room, in order; not numbered, not stamped. The host's outbox limit bounds
+            them: it raises an alarm and slows the ingress, since slowing turns would deadlock a cyclic fleet.
+        queue: the deque behind `parked`, None until first used: an empty deque takes more memory than the other attributes together.
     """
 
     __slots__ = ("channel", "credit", "number", "queue", "receiver", "sender")
@@ -85,7 +84,7 @@ class Outlet:
         return self.queue
 
     def raise_credit(self, number: int) -> bool:
-        """Take the receiver's word; returns whether parked messages may now leave. Older words change nothing."""
+        """Raise the credit to `number`, and return whether parked messages may now be sent. Older credits change nothing."""
         if number <= self.credit:
             return False
         self.credit = number
@@ -100,13 +99,13 @@ class Outlet:
 class Inlet:
     """Receiver's end of one channel.
 
-    The message that arrives next has number `arrived + 1`; the caller counts it with `inlet.arrived += 1`, in line,
-    since it happens once per message.
+    The next message to arrive has number `arrived + 1`. The caller counts it inline with `inlet.arrived += 1`, since this
+    happens once per message.
 
     Attributes:
         arrived: number of the last message that arrived; at first `first_number - 1`.
-        consumed: number of the last message consumed by a turn (or dropped: that counts too, or the window narrows).
-        credit_told: the last credit the sender was told, or took for granted when it opened the channel.
+        consumed: number of the last message that a turn consumed or the host dropped; dropped ones count, or the window would shrink.
+        credit_told: last credit sent to the sender, or the initial credit of a newly opened channel.
     """
 
     __slots__ = ("arrived", "channel", "consumed", "credit_told", "receiver", "sender")
@@ -114,7 +113,7 @@ class Inlet:
     def __init__(
         self, *, channel: int, sender: str, receiver: str, first_number: int = 1, consumed: int | None = None
     ) -> None:
-        """`consumed` is lower than `first_number - 1` if a recovery delivers messages again that the sender will not."""
+        """`consumed` is lower than `first_number - 1` if recovery redelivers messages that the sender will not resend."""
         self.channel = channel
         self.sender = sender
         self.receiver = receiver
@@ -123,7 +122,7 @@ class Inlet:
         self.credit_told = self.arrived + CHANNEL_CREDIT
 
     def consume(self, count: int = 1) -> int:
-        """Count messages as consumed; returns the credit to tell the sender, or 0 while it is not worth telling."""
+        """Count messages as consumed; return the credit to send to the sender, or 0 while the change is too small."""
         self.consumed += count
         credit = self.consumed + CHANNEL_CREDIT
         if credit - self.credit_told < CHANNEL_CREDIT // 2:

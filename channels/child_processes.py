@@ -1,18 +1,18 @@
 """Children that user code forks (`multiprocessing`, `os.fork`) must not act for this process.
 
-A forked child inherits more than its memory. Three things are shared with the parent, and each can stop or confuse it:
+A forked child shares three things with its parent, and each can stop or disturb the parent:
 
-- *Signals.* asyncio's handler writes each signal's number into a socket that parent and child share: SIGTERM for the child ends the parent, and
-  not the child. In a child the handlers that `handle_signal` has set are gone again; until they are, these signals wait.
-- *The event loop.* Parent and child share one epoll instance. A child that closes "its" loop takes the parent's descriptors out of it, and
-  the parent hears nothing any more. In a child that descriptor is another file.
-- *Sockets of the fleet.* A child that outlives its parent would keep the parent's port and streams open: peers would see no stream
-  break, and the process that takes the parent's place would share its port with nobody who accepts. In a child these descriptors are other files,
-  too. What the user has opened stays.
+- *Signals.* asyncio's handler writes each signal number into a socket that parent and child share: SIGTERM sent to the child ends the parent
+  instead. So a child resets the handlers that `handle_signal` has set; these signals are blocked until then.
+- *The event loop.* Parent and child share one epoll instance. A child that closes "its" loop removes the parent's descriptors, and the parent
+  receives no more events. So a child replaces that descriptor by another file.
+- *Sockets of the fleet.* A child that outlives its parent would keep the parent's port and streams open: peers would see no stream break, and
+  the parent's successor would share its port with a socket on which no process accepts. So a child replaces these descriptors, too. Descriptors
+  that the user has opened stay.
 
-A child never goes on as its parent: where it comes back from user code it ends (`end_if_child`).
+A child never continues as its parent: it ends when it returns from user code (`end_if_child`).
 
-Programs that a child becomes by `exec` (subprocess) inherit none of this: handlers are reset, and our descriptors are close-on-exec.
+Programs that a child runs by `exec` (subprocess) inherit none of this: handlers are reset, and our descriptors are close-on-exec.
 """
 
 import asyncio
@@ -33,10 +33,10 @@ class _Process:
     """State of this process.
 
     Attributes:
-        has_hook: `os.register_at_fork` has been called; that cannot be undone.
-        signals: those that end a child at once.
-        loop, ports: of the event loop and the sockets that a child does not keep; None: of none.
-        is_child: forked from a process that had the hook.
+        has_hook: whether `os.register_at_fork` has been called; it cannot be undone.
+        signals: signals that end a child at once.
+        loop, ports: event loop and socket ports that a child does not keep; None if there are none.
+        is_child: whether this process was forked from one that had the hook.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ _process = _Process()
 
 
 class _Forking(threading.local):
-    """State of a thread that forks. `mask`: the signals blocked before."""
+    """State of a thread that forks. `mask`: signals that were blocked before the fork."""
 
     mask: frozenset[int] | set[int] = frozenset()
 
@@ -62,7 +62,7 @@ _forking = _Forking()
 def handle_signal(
     loop: asyncio.AbstractEventLoop, number: signal.Signals, handler: Callable[..., object], *arguments: object
 ) -> None:
-    """Call `handler` on the loop for this signal, in this process and in none of its children.
+    """Call `handler` on the loop for this signal, in this process but not in its children.
 
     Raises:
         NotImplementedError, RuntimeError, ValueError: as `add_signal_handler`.
@@ -73,14 +73,14 @@ def handle_signal(
 
 
 def keep_from_children(loop: asyncio.AbstractEventLoop, ports: Callable[[], Iterable[int]]) -> None:
-    """Children keep neither this loop nor sockets of these ports; those that this process listens on now are added."""
+    """Make children drop this loop and the sockets of these ports; ports on which this process listens now are added."""
     listened = listening_ports()
     _process.loop, _process.ports = loop, lambda: {*listened, *ports()}
     _register()
 
 
 def end_if_child() -> None:
-    """Call it where user code has come back, or has raised: a child ends here."""
+    """End this process if it is a forked child. Call this after user code has returned or raised."""
     if _process.is_child:
         error = sys.exc_info()[1]
         with contextlib.suppress(Exception):
@@ -95,12 +95,12 @@ def _code_of(error: SystemExit) -> int:
 
 
 def listening_ports() -> frozenset[int]:
-    """TCP ports that this process listens on."""
+    """Return the TCP ports on which this process listens."""
     return frozenset([port for _, port, _, is_listening in _tcp_sockets() if is_listening])
 
 
 def port_of(address: str) -> int:
-    """The port in `HOST:PORT`; 0: there is none."""
+    """Return the port in `HOST:PORT`, or 0 without one."""
     port = address.rpartition(":")[2]
     return int(port) if port.isdecimal() else 0
 
@@ -120,7 +120,7 @@ def _release_signals() -> None:
 
 
 def _after_fork() -> None:
-    """Runs in the child, on the one thread that it has. What it cannot do it leaves: it must not keep user code from running."""
+    """Detach the child from its parent; runs on the child's only thread. Errors are ignored, so that user code can run."""
     _process.is_child = True
     with contextlib.suppress(Exception):
         wakeup = signal.set_wakeup_fd(-1)
@@ -134,41 +134,41 @@ def _after_fork() -> None:
 
 
 def _inherited() -> list[int]:
-    """Descriptors that the child has of the loop and of the fleet."""
-    found: list[int] = []
+    """Return the child's descriptors of the event loop and of the fleet's sockets."""
+    descriptors: list[int] = []
     selector = getattr(_process.loop, "_selector", None)
     if selector is not None:
-        found.append(selector.fileno())
+        descriptors.append(selector.fileno())
     ports = frozenset(_process.ports()) if _process.ports is not None else frozenset()
     for descriptor, local, remote, _ in _tcp_sockets() if ports else ():
         if local in ports or remote in ports:
-            found.append(descriptor)
-    return found
+            descriptors.append(descriptor)
+    return descriptors
 
 
 def _tcp_sockets() -> list[tuple[int, int, int, bool]]:
-    """Descriptor, local port, remote port (0: none), and whether it listens."""
-    found: list[tuple[int, int, int, bool]] = []
+    """Return each TCP socket's descriptor, local port, remote port (0: none), and whether it listens."""
+    sockets: list[tuple[int, int, int, bool]] = []
     try:
         descriptors = [int(name) for name in os.listdir("/proc/self/fd")]
     except OSError:  # not Linux
-        return found
+        return sockets
     for descriptor in descriptors:
-        with contextlib.suppress(OSError):  # that of the listing is closed by now
+        with contextlib.suppress(OSError):  # the descriptor that listed the directory is closed by now
             if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                found += _tcp_socket(descriptor)
-    return found
+                sockets += _tcp_socket(descriptor)
+    return sockets
 
 
 def _tcp_socket(descriptor: int) -> list[tuple[int, int, int, bool]]:
-    looked_at = socket.socket(fileno=descriptor)
+    probe = socket.socket(fileno=descriptor)
     try:
-        if looked_at.family not in (socket.AF_INET, socket.AF_INET6) or looked_at.type != socket.SOCK_STREAM:
+        if probe.family not in (socket.AF_INET, socket.AF_INET6) or probe.type != socket.SOCK_STREAM:
             return []
-        is_listening = bool(looked_at.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-        return [(descriptor, _port(looked_at.getsockname()), _remote_port(looked_at), is_listening)]
+        is_listening = bool(probe.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+        return [(descriptor, _port(probe.getsockname()), _remote_port(probe), is_listening)]
     finally:
-        looked_at.detach()
+        probe.detach()
 
 
 def _remote_port(connected: socket.socket) -> int:

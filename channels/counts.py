@@ -1,8 +1,8 @@
 """Estimate of a protobuf message's parsed size, counted in its bytes before parsing.
 
-An empty text takes two bytes on the wire and some hundred once it is an object; a number takes one and becomes forty. So a
-peer could make a message of 16 MiB cost gigabytes, within every limit on bytes. Walking over the bytes builds nothing:
-nested messages are entered, packed numbers are counted in C, and it stops at the first entry too many.
+An empty string takes two bytes on the wire and about a hundred as a Python object; a number takes one byte and then forty.
+So a message of 16 MiB, within every limit on bytes, could cost gigabytes of memory. Counting allocates no objects: it
+enters nested messages, counts packed numbers in C, and stops as soon as a limit is exceeded.
 """
 
 from functools import cache
@@ -13,21 +13,23 @@ from google.protobuf.descriptor import FieldDescriptor
 from snapline.errors import ProtocolError
 
 _CONTINUED = bytes(range(0x80, 0x100))
-"""Bytes that are not the last one of a number."""
+"""Bytes of a varint other than its last byte."""
 
 _NUMBER_BYTES_MAX = 10
 
 _VARINT, _FIXED_64, _SIZED, _FIXED_32 = 0, 1, 2, 5
 
 _Shape = dict[int, "_Shape | None"]
-"""Field → shape of the messages in it; None for numbers. Texts and bytes are not in it."""
+"""Field number → shape of a nested message, or None for numbers. String and bytes fields are left out."""
 
 
 def check_counts(data: bytes, kind: Any, *, entries_max: int, numbers_max: int) -> None:
-    """Refuse a message of `kind` (a message's DESCRIPTOR, whose class is the library's affair) with too many fields, those of nested messages included, or too many packed numbers.
+    """Refuse a message with too many fields (nested messages included) or too many packed numbers.
+
+    `kind` is the message's DESCRIPTOR.
 
     Raises:
-        ProtocolError: it has more, or its fields do not end where it does.
+        ProtocolError: the message exceeds a limit, or its last field does not end at the message's end.
     """
     entries = numbers = 0
     waiting = [(_shape_of(kind), 0, len(data))]

@@ -1,8 +1,7 @@
 """Fencing of links by cluster, hosts, host starts and recovery plan (G9).
 
-The fence is two-sided. A peer that is older than what this side knows has been replaced: that is final, nothing it does
-later changes it. A newer peer is refused too, but only until this side has heard of it: the coordinator informs
-all hosts, but not at one instant.
+The fence is two-sided. A peer older than this side's information has been replaced, so its refusal is final. A newer peer
+is refused only until this side learns about it: the coordinator informs all hosts, but not at the same instant.
 """
 
 from typing import NamedTuple
@@ -14,7 +13,7 @@ LINK_VERSION = 2
 
 
 class LinkIdentity(NamedTuple):
-    """Identity that both sides must agree on for the whole life of a link."""
+    """Identity on which both sides must agree for the whole life of a link."""
 
     cluster: str
     host: str
@@ -39,21 +38,21 @@ class LinkIdentity(NamedTuple):
 
 
 def judge_identity(hello: LinkHello, link: LinkIdentity) -> Refused | None:
-    """Answer to a Hello, as far as it names who speaks: None = welcome."""
+    """Return the refusal of a Hello whose identity does not match this link; None accepts it."""
     if hello.version != LINK_VERSION:
         return Refused(f"link version {hello.version}, {link.host} speaks {LINK_VERSION}: update the older", True)
     if hello.cluster != link.cluster:
         return Refused(f"cluster {hello.cluster!r}, but {link.host} belongs to {link.cluster!r}", True)
     if hello.host != link.peer:
         return Refused(f"host {hello.host!r}, but this link is for {link.peer!r}", True)
-    for what, theirs, ours in (
+    for field, theirs, ours in (
         ("start", hello.host_start, link.peer_start),
         ("recovery plan", hello.plan, link.plan),
     ):
         if theirs < ours:
-            return Refused(f"{what} {theirs} of {hello.host} has been replaced by {ours}", True)
+            return Refused(f"{field} {theirs} of {hello.host} has been replaced by {ours}", True)
         if theirs > ours:
-            return Refused(f"{what} {theirs} of {hello.host} is not known here yet, only {ours}: try again", False)
+            return Refused(f"{field} {theirs} of {hello.host} is not known here yet, only {ours}: try again", False)
     if hello.peer_start != link.host_start:
         return Refused(
             f"this is start {link.host_start} of {link.host}, {hello.host} looks for {hello.peer_start}", False

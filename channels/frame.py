@@ -1,8 +1,8 @@
-"""Frames and their encoding: the only file of a link that touches protobuf.
+"""Frames and their encoding: the only file of a link that uses protobuf.
 
-A frame is a batch in parallel columns, so that protobuf fills and reads them in C; one more message in a frame costs about
-0.1 µs. What a peer sends is checked here for shape (columns, sizes, the stated size of lz4 bodies) before it is used;
-what numbers mean is for `snapline.channels.link`. Every complaint is a `ProtocolError` (G11).
+A frame is a batch in parallel columns, so that protobuf fills and reads them in C; another message in a frame costs about
+0.1 µs. This module checks the shape of a peer's frames (columns, sizes, the stated size of lz4 bodies) before they are used;
+`snapline.channels.link` checks the numbers. Every violation raises `ProtocolError` (G11).
 """
 
 import struct
@@ -17,41 +17,41 @@ from snapline.errors import ProtocolError
 from snapline.protos.v1 import link_pb2
 
 FRAME_ITEMS_MAX = 512
-"""Items per frame: 272 k/s against 349 k/s at 2,048, and a marker never waits behind more."""
+"""Items per frame: the most that a marker waits behind. Throughput is 272 k items/s, against 349 k/s with 2,048 items."""
 
 FRAME_BYTES_MAX = 256 * 1024
 """Payload bytes per frame; only a single larger payload exceeds it."""
 
 LARGE_BYTES = 64 * 1024
-"""A payload of this size or more has a frame of its own: batching it gains nothing and delays its neighbours."""
+"""A payload of this size or more gets its own frame: batching it gains nothing and delays its neighbours."""
 
 LARGE_ITEMS = FRAME_ITEMS_MAX // 2
-"""Number of items that makes a frame large, whatever their bytes."""
+"""Number of items that makes a frame large, whatever their size."""
 
 CREDITS_MAX = 4096
-"""Channel credits per frame, about 40 KB; more wait for the next one."""
+"""Channel credits per frame, about 40 KB; further ones wait for the next frame."""
 
 LZ4_BYTES_MIN = 4096
-"""Smaller bodies are not worth compressing."""
+"""Smallest body that is worth compressing."""
 
 LZ4_GAIN = 0.9
-"""Compressed bodies are kept below this part of the size."""
+"""A compressed body is used only if it is smaller than this fraction of the original."""
 
 BODY_BYTES_MAX = 2 * 1024 * 1024
-"""Largest item body after unpacking: a part of 1 MiB or 256 KiB of payload, with columns and piggybacks."""
+"""Largest item body after decompression: a part of 1 MiB or 256 KiB of payload, with columns and piggybacks."""
 
 UNCOUNTED_BYTES_MAX = 512 * 1024
-"""A frame up to this is parsed uncounted: its shortest entries become 4 MiB. Larger ones are few, and counted first."""
+"""Largest frame that is parsed without counting its entries: even the shortest entries then take 4 MiB. Larger frames are rare."""
 
 ENTRIES_MAX = 4 * FRAME_ITEMS_MAX
 NUMBERS_MAX = 2 * CREDITS_MAX + 3 * FRAME_ITEMS_MAX
-"""Limits of a frame: payloads and piggybacks with their other entries, and the numbers in its columns."""
+"""Limits of a frame: its entries (payloads, piggybacks and others), and the numbers in its columns."""
 
 MARKER_CHANNELS_MAX = 32_768
-"""Channels per marker item, so that it stays under half a part; a larger marker travels in several items."""
+"""Channels per marker item, so that it stays below half a part; a larger marker is sent in several items."""
 
 _LZ4_RATIO_MAX = 255
-"""Largest growth of an lz4 block; a larger stated size is a lie."""
+"""Largest expansion of an lz4 block; a larger stated size is false."""
 
 _ITEMS_TAG = bytes([link_pb2.Frame.ITEMS_FIELD_NUMBER << 3 | 2])
 _PAYLOAD_TAG = bytes([link_pb2.Items.PAYLOAD_FIELD_NUMBER << 3 | 2])
@@ -60,7 +60,7 @@ _SIZE = struct.Struct("<I")
 
 
 class Items(Struct, gc=False):
-    """Parallel columns, one entry per item. `epoch` has one entry for all, or one each; the last two may be empty."""
+    """Parallel columns, one entry per item. `epoch` has one entry for all items, or one each; `piggyback` and `more` may be empty."""
 
     channel: list[int]
     payload: list[bytes]
@@ -70,7 +70,7 @@ class Items(Struct, gc=False):
 
 
 def is_small(items: Items) -> bool:
-    """Return whether a frame of these costs much for its contents. Sender and receiver count such frames alike."""
+    """Return whether a frame of these items is expensive for its contents. Sender and receiver count such frames alike."""
     return len(items.channel) < LARGE_ITEMS and sum(map(len, items.payload)) < LARGE_BYTES
 
 
@@ -89,14 +89,14 @@ class LinkHello(Struct, frozen=True, gc=False):
 
 
 class Refused(Struct, frozen=True, gc=False):
-    """The other side does not take this stream; not final: try again later."""
+    """Refusal of a stream by the other side; if it is not final, try again later."""
 
     reason: str
     is_final: bool
 
 
 class Bye(Struct, frozen=True, gc=False):
-    """The clean end: nothing more will come, all that came is acked."""
+    """Clean end of a link: no more items will follow, and all received items are acked."""
 
 
 class Frame(Struct, gc=False):
@@ -132,14 +132,14 @@ class Marker(Struct, frozen=True, gc=False):
 
 
 class CloseChannel(Struct, frozen=True, gc=False):
-    """Control item: the channel's sender is gone permanently, or (`by_receiver`) the receiver of a channel of the other side's."""
+    """Control item: the channel's sender is permanently gone, or (`by_receiver`) the receiver of a channel that the other side opened."""
 
     channel: int
     by_receiver: bool
 
 
 def encode_frame(frame: Frame, *, compress: bool = False) -> bytes:
-    """Encode; with `compress`, item bodies that gain from lz4 are packed (between machines only: it costs CPU)."""
+    """Encode a frame. With `compress`, item bodies that shrink enough are compressed with lz4 (between machines only: it costs CPU)."""
     message = link_pb2.Frame(
         first_number=frame.first_number, ack=frame.ack, grant_items=frame.grant_items, grant_bytes=frame.grant_bytes
     )
@@ -167,9 +167,9 @@ def encode_frame(frame: Frame, *, compress: bool = False) -> bytes:
 
 
 def _join_payloads(message: link_pb2.Frame, items: Items, size_bytes: int) -> bytes:
-    """Append many bytes of payload to a frame by hand: one copy, where protobuf makes three and grows a buffer.
+    """Append large payloads to a frame without protobuf: one copy, where protobuf makes three and grows a buffer.
 
-    A message field that occurs twice is merged by every parser: here the columns come first, the payloads after them.
+    Every parser merges a message field that occurs twice: here the columns come first, the payloads after them.
     """
     _fill_items(message.items, Items(items.channel, [], items.epoch, items.piggyback, items.more))
     heads = list(map(_payload_heads.__getitem__, map(len, items.payload)))
@@ -182,7 +182,7 @@ def _join_payloads(message: link_pb2.Frame, items: Items, size_bytes: int) -> by
 
 
 class _PayloadHeads(dict[int, bytes]):
-    """Tag and length in front of a payload, by its size; bounded by the sizes there are, and by `_HEADS_MAX`."""
+    """Cache of the tag and length in front of a payload, by its size; bounded by `_HEADS_MAX`."""
 
     def __missing__(self, size: int) -> bytes:
         head = _PAYLOAD_TAG + _varint(size)
@@ -192,7 +192,7 @@ class _PayloadHeads(dict[int, bytes]):
 
 
 _HEADS_MAX = 4096
-"""Sizes remembered, about 400 KB: real messages have few; further ones cost 1 µs each."""
+"""Number of cached sizes, about 400 KB: real messages have few sizes, and an uncached one costs 1 µs."""
 
 _payload_heads = _PayloadHeads()
 
@@ -241,10 +241,10 @@ def _put_compressed(message: link_pb2.Frame, items: Items) -> None:
 
 
 def decode_frame(data: bytes) -> Frame:
-    """Decode and check what a peer sent.
+    """Decode and check a peer's frame.
 
     Raises:
-        ProtocolError: not a frame, columns of different lengths, an oversized body, or a false stated size.
+        ProtocolError: the data is not a frame, its columns differ in length, its body is too large, or its stated size is false.
     """
     if len(data) > UNCOUNTED_BYTES_MAX:
         check_counts(data, link_pb2.Frame.DESCRIPTOR, entries_max=ENTRIES_MAX, numbers_max=NUMBERS_MAX)
@@ -306,7 +306,7 @@ def _read_items(message: link_pb2.Items) -> Items:
 
 
 def _check_columns(items: link_pb2.Items) -> None:
-    """Check the columns before anything is made of them."""
+    """Check the lengths of the columns before they are read."""
     count = len(items.channel)
     if not 1 <= count <= FRAME_ITEMS_MAX:
         raise ProtocolError(f"a frame with {count} items; 1 to {FRAME_ITEMS_MAX} are allowed")
@@ -339,11 +339,11 @@ def _unpack(packed: bytes) -> link_pb2.Items:
 
 
 def encode_open(opened: OpenChannel) -> bytes:
-    """The payload of a control item that opens a channel."""
+    """Return the payload of a control item that opens a channel."""
     control = link_pb2.Control()
     message = control.open
     message.id = opened.channel
-    setattr(message, "from", opened.sender)  # `from` is a keyword of Python
+    setattr(message, "from", opened.sender)  # `from` is a Python keyword
     message.to = opened.receiver
     message.from_incarnation = opened.sender_incarnation
     message.to_incarnation = opened.receiver_incarnation
@@ -352,7 +352,7 @@ def encode_open(opened: OpenChannel) -> bytes:
 
 
 def encode_marker(marker: Marker) -> bytes:
-    """The payload of a control item that is a marker."""
+    """Return the payload of a control item that is a marker."""
     control = link_pb2.Control()
     control.marker.epoch = marker.epoch
     control.marker.channel.extend(marker.channels)
@@ -362,7 +362,7 @@ def encode_marker(marker: Marker) -> bytes:
 
 
 def encode_close(closed: CloseChannel) -> bytes:
-    """The payload of a control item that closes a channel."""
+    """Return the payload of a control item that closes a channel."""
     control = link_pb2.Control()
     control.close.id = closed.channel
     control.close.by_receiver = closed.by_receiver
@@ -373,7 +373,7 @@ def decode_control(payload: bytes) -> OpenChannel | Marker | CloseChannel:
     """Decode a control item.
 
     Raises:
-        ProtocolError: it is none, or its columns differ.
+        ProtocolError: the payload is not a control item, or its columns differ in length.
     """
     try:
         control = link_pb2.Control.FromString(payload)

@@ -1,15 +1,14 @@
-"""Streams between hosts: a thin adapter of `LinkCore` to grpc.aio. It decides nothing about the protocol.
+"""Streams between hosts: a thin adapter of `LinkCore` to grpc.aio, without protocol decisions.
 
-Per stream one writer task and one reader task. Two overlapping writes would kill a call, so acks and grants go through the
-same writer; while one write is in flight, all that is sent gathers, and becomes the next frame. The reader always reads,
-or acks and markers would wait behind data. No timeout is ever put around a read or write, since it would cancel the call;
-silence is the core's business.
+Each stream has one writer task and one reader task. Two overlapping writes would break a call, so acks and grants go through
+the same writer; items sent during a write become the next frame. The reader reads all the time, or acks and markers would
+wait behind data. Reads and writes have no timeout, since a timeout would cancel the call; the core handles a silent peer.
 
-The dialler keeps one stream alive per peer, with an attempt number that grows. The acceptor knows who speaks from the
-client's certificate and the Hello, and ends the older stream of that peer before it answers. Only the current stream of a
-peer is read from and written to: what an older one still holds is dropped here (G9).
+The dialler keeps one stream per peer open, with a growing attempt number. The acceptor identifies the peer by the client
+certificate and the Hello, and ends the peer's older stream before it answers. Only a peer's current stream is read and
+written; frames that remain in an older one are dropped here (G9).
 
-gRPC hands bytes through; frames are encoded by `snapline.channels.frame`.
+gRPC passes raw bytes; `snapline.channels.frame` encodes frames.
 """
 
 import asyncio
@@ -42,14 +41,14 @@ SERVICE = "snapline.protos.v1.Link"
 _METHOD = "Open"
 
 CONNECT_S_MAX = 2.0
-"""A connection, or the first frame on it, that takes longer is given up; as long as the core's silence."""
+"""Longest time for a connection, and for the first frame on it; the same as the core's wait for a Hello."""
 
 CLOSE_S_MAX = 0.5
-"""A stream that is to end may finish the write in flight for this long; a frozen peer never would."""
+"""Longest time for a closing stream to finish its write in flight; a frozen peer would never read it."""
 
 RETRY_S_MIN = 0.05
 RETRY_S_MAX = 0.5
-"""Sleep between dials: failing calls return within 1 ms, so without it a lost peer would cost a whole core."""
+"""Sleep between dials: failing calls return within 1 ms, so without it a lost peer would occupy a whole CPU core."""
 
 Handlers = Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]
 """Handlers of one service, by call."""
@@ -63,8 +62,8 @@ class LinkTransport:
     """All streams of one host process. Use it from one event loop: several in a process disturb each other in gRPC.
 
     Attributes:
-        guard: in front of everything that is served here.
-        healthy: what the health service answers.
+        guard: authorization of all RPCs served here.
+        healthy: the health service.
     """
 
     def __init__(
@@ -96,9 +95,9 @@ class LinkTransport:
         """Serve links, `services`, health and reflection at `listen` ("host:port", port 0 for any); returns the port.
 
         Raises:
-            UsageError: plaintext would be open to other machines.
-            AddressError: it is no address of this machine.
-            AddressBusyError: the port stays in use, or the name unknown.
+            UsageError: plaintext would be reachable from other machines.
+            AddressError: the address is malformed, or belongs to another machine.
+            AddressBusyError: the port stays in use, or the name stays unknown.
             ExternalFailureError: certificates cannot be read.
         """
         keep_freed_memory()
@@ -136,7 +135,7 @@ class LinkTransport:
         dialling.task = asyncio.create_task(self._keep_dialling(dialling))
 
     def knock(self, peer: str, address: str, hello: LinkHello) -> None:
-        """Say `hello` to a peer that this host may not dial, once.
+        """Send `hello` once to a peer that this host may not dial, to ask it to dial.
 
         Raises:
             UsageError: plaintext would leave this machine.
@@ -157,7 +156,7 @@ class LinkTransport:
         task.add_done_callback(self._endings.discard)
 
     def wake(self, peer: str) -> None:
-        """The owner has something to write; harmless at any time."""
+        """Wake the peer's writer, since the owner has something to write; harmless at any time."""
         stream = self._streams.get(peer)
         if stream is not None:
             stream.wake()
@@ -175,7 +174,7 @@ class LinkTransport:
             loop.call_soon(self._end, stream, None)
 
     def refuse_stream(self, peer: str, reason: str, is_final: bool) -> None:
-        """Tell the peer that its stream is refused, and end it."""
+        """Send the peer a refusal, and end its stream."""
         stream = self._streams.get(peer)
         if stream is None or stream.is_closing:
             return
@@ -185,7 +184,7 @@ class LinkTransport:
         asyncio.get_running_loop().call_later(CLOSE_S_MAX, self._end, stream, None)
 
     async def stop(self) -> None:
-        """End everything; `closed` is called for every open stream."""
+        """End all streams and the server; `closed` is called for every open stream."""
         if self._reloading is not None:
             self._reloading.cancel()
         for peer in list(self._dialled):
@@ -200,7 +199,7 @@ class LinkTransport:
     # One stream.
 
     def _begin(self, stream: PeerStream) -> bool:
-        """Make this the peer's current stream, after the end of the one before."""
+        """Make this the peer's current stream, after ending the previous one."""
         older = self._streams.get(stream.peer)
         if older is not None:
             self._end(older, f"replaced by attempt {stream.attempt}")
@@ -212,7 +211,7 @@ class LinkTransport:
         return False
 
     def _end(self, stream: PeerStream, error: str | None) -> None:
-        """Decide that the stream is over: from now on nothing of it counts. Its tasks follow."""
+        """End the stream: its frames are ignored from now on, and its tasks end soon."""
         if not stream.is_live:
             return
         stream.is_live = False
@@ -226,7 +225,7 @@ class LinkTransport:
     async def _run(
         self, stream: PeerStream, read: Callable[[], Awaitable[Any]], write: Callable[[bytes], Awaitable[Any]]
     ) -> None:
-        """Read and write until the stream ends, whichever way."""
+        """Read and write until the stream ends for any reason."""
         tasks = {
             asyncio.create_task(self._read_all(stream, read)),
             asyncio.create_task(self._write_all(stream, write)),
@@ -304,7 +303,7 @@ class LinkTransport:
             refused = Refused(
                 f"{peer} was asked at its address, and does not say that it makes this call", is_final=False
             )
-        refused = refused or self._judge(hello, context)  # asking took a while
+        refused = refused or self._judge(hello, context)  # the dial-back took a while, so check again
         if refused is not None:
             self._complaints.say(f"a stream of {peer} was refused: {refused.reason}")
             await context.write(encode_frame(Frame(body=refused)))
@@ -393,7 +392,7 @@ class LinkTransport:
             await channel.close()
 
     async def _channel(self, dialling: Dialling) -> grpc.aio.Channel:
-        """The channel to dial with: kept while dials fail, so that its patience grows; new for new certificates."""
+        """Return the channel to dial with: kept while dials fail, so that its backoff grows; new for new certificates."""
         if dialling.channel is None or dialling.generation != self._security.generation:
             if dialling.channel is not None:
                 await dialling.channel.close()

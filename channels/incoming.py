@@ -1,10 +1,10 @@
-"""The incoming order of one link: what has been taken, what has been consumed, and the parts of a message begun.
+"""The incoming order of one link: items received, items consumed, and the parts of an incomplete message.
 
-`take` turns a frame's items into commands: duplicates are skipped, a gap is a protocol error, parts are put together, and
-control items stand where they stood in the sender's order. A frame without control items and parts becomes one command
-that reuses the frame's own columns, so the cost per item is that of a few C loops.
+`take` turns a frame's items into commands. It skips duplicates, reports a gap as a protocol error, joins the parts of a
+message, and keeps control items at their place in the sender's order. A frame without control items and parts becomes one
+command that reuses the frame's columns, so an item costs only a few C loops.
 
-Nothing of a frame is taken unless all of it is sound: state changes only after the last check.
+A frame is taken as a whole or not at all: state changes only after the last check.
 """
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX, PART_BYTES, WINDOW_BYTES, WINDOW_ITEMS
@@ -21,13 +21,13 @@ from snapline.errors import ProtocolError
 
 
 class IncomingOrder:
-    """See the module.
+    """Incoming order of one link; see the module.
 
     Attributes:
         received: link number of the last item taken; the ack.
-        consumed_items, consumed_bytes: what no longer holds the window: consumed by turns, or free on arrival.
-        opened: the channels that are open. A channel's number is never used again.
-        taken_bytes: data bytes of all items taken, so `taken_bytes - consumed_bytes` waits in mailboxes.
+        consumed_items, consumed_bytes: totals that no longer occupy the window: consumed by turns, or free on arrival.
+        opened: channels that are open. A channel number is never used again.
+        taken_bytes: data bytes of all items taken; `taken_bytes - consumed_bytes` wait in mailboxes.
     """
 
     def __init__(self) -> None:
@@ -41,10 +41,10 @@ class IncomingOrder:
         self._parts_channel = 0
 
     def take(self, first_number: int, items: Items) -> list[Command]:
-        """Take what is new of a frame's items.
+        """Take a frame's new items.
 
         Raises:
-            ProtocolError: a gap, a channel never opened or opened twice, mixed-up parts, or more than was granted.
+            ProtocolError: the frame has a gap, a channel never opened or opened twice, parts out of order, or more than was granted.
         """
         skip = self.received + 1 - first_number
         if skip < 0:
@@ -53,7 +53,7 @@ class IncomingOrder:
             if skip >= len(items.channel):
                 return []
             items = _without_first(items, skip)
-        if items.more or self._parts or not self.opened.issuperset(items.channel):  # 0 is never opened
+        if items.more or self._parts or not self.opened.issuperset(items.channel):  # 0 is never open
             return self._take_mixed(items)
         count = len(items.channel)
         size_bytes = sum(map(len, items.payload))
@@ -63,7 +63,7 @@ class IncomingOrder:
         return [DeliverItems(items.channel, items.payload, items.epoch, items.piggyback)]
 
     def consume(self, items: int, size_bytes: int) -> None:
-        """Turns consumed so much of what was delivered."""
+        """Record that turns consumed this number of delivered items and bytes."""
         consumed_items, consumed_bytes = self.consumed_items + items, self.consumed_bytes + size_bytes
         assert consumed_items <= self.received, f"{consumed_items} of {self.received} items consumed"
         assert consumed_bytes <= self.taken_bytes, f"{consumed_bytes} of {self.taken_bytes} bytes consumed"
@@ -100,7 +100,7 @@ class IncomingOrder:
         assert bool(self._parts) == bool(self._parts_channel)
 
     def freeze(self) -> tuple[object, ...]:
-        """Hashable image."""
+        """Return a hashable image of the state."""
         return (self.received, self.consumed_items, self.consumed_bytes, self.taken_bytes, tuple(self._parts))
 
 
@@ -110,7 +110,7 @@ def _without_first(items: Items, count: int) -> Items:
 
 
 class _Taking:
-    """One frame with control items or parts, taken on trial: nothing shared changes before the whole frame is sound."""
+    """One frame with control items or parts, taken tentatively: shared state changes only once the whole frame is checked."""
 
     def __init__(self, opened: set[int], parts: list[bytes], parts_bytes: int, parts_channel: int) -> None:
         self.newly_opened: set[int] = set()

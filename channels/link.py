@@ -1,49 +1,48 @@
 """The link between two hosts as a core: numbers, acks, windows, markers, resume and fences.
 
 Problem. One bidirectional stream per pair of hosts carries every channel between their agents. Streams break, hosts are
-replaced, a slow agent must not fill memory, and checkpoints must be able to see every message that is under way: nothing
-may be lost, doubled or reordered, and nothing may hide in buffers that no checkpoint sees.
+replaced, and a slow agent must not fill memory. Messages must not be lost, duplicated or reordered, and checkpoints must see
+every message in transit: none may hide in buffers that no checkpoint sees.
 
-Model. Crash-stop hosts; a stream is FIFO while it lives and may break anywhere; frames that reach `handle` are of the
-current stream. A `LinkCore` lives as long as (both host starts, recovery plan): if one of them changes, its owner makes a
-new one, and the recovery plan says what is delivered again. Streams come and go under one core.
+Model. Hosts are crash-stop. A stream is FIFO and may break anywhere; all frames passed to `handle` belong to the current
+stream. A `LinkCore` is bound to both host starts and the recovery plan. When one of them changes, the owner creates a new
+core, and the recovery plan says which messages are redelivered. One core may see many streams.
 
-Numbers. Each direction numbers its items 1, 2, 3 …; frames carry the first one only. The receiver takes item
-`received + 1` next: what is lower is a duplicate, what is higher a gap, and a gap closes the stream with a protocol error.
-Acks say `received`; they free the sender's resend queue. After a break both sides say `received` in their Hellos and
-resend the rest under the same numbers. Messages, parts of messages, markers, openings and closings of channels share
-one order, so every channel is FIFO, a marker stands exactly between what was sent before and after it, and nothing
-follows the closing of a channel.
+Numbers. Each direction numbers its items 1, 2, 3 …; a frame carries only its first number. The receiver takes item
+`received + 1` next. A lower number is a duplicate; a higher one is a gap, which closes the stream with a protocol error.
+Acks carry `received` and free the sender's resend queue. After a break both sides send `received` in their Hellos and
+resend the rest with the same numbers. Messages, parts of messages, markers, and openings and closings of channels share
+one order. So every channel is FIFO, a marker separates the items sent before it from those sent after it, and no item
+follows the closing of its channel.
 
-Windows. `grant_items` and `grant_bytes` are absolute: what turns consumed plus the window. Absolute words may be lost,
-repeated or late. Control items and all parts but a message's last count as consumed on arrival. Nothing is numbered
-without room, so both the resend queue and what waits in mailboxes are bounded by the window. Acks, grants and channel
-credits ride on every frame; they get a frame of their own a quarter window or 20 ms after the first one that was not
-told.
+Windows. `grant_items` and `grant_bytes` are absolute: the amount consumed plus the window. So a grant may be lost, repeated
+or late. Control items, and all parts of a message but its last, count as consumed on arrival. An item gets its number only
+if there is room, so the window bounds the resend queue and the mailboxes. Every frame carries ack, grants and channel
+credits. Unreported changes get a separate frame after a quarter window or 20 ms.
 
-Fences (G9). Hello carries cluster, host start, attempt and plan. An older start or plan of the peer is refused; if the peer
-is ahead, it is told to try again, for this side learns of the plan sooner or later. An older attempt does not replace the
-current stream; without one any is welcome, or one Hello with a number far ahead would shut out the peer for ever (a late
-Hello does no harm: the dialler's next one is higher, and items are numbered). Incarnations are bound to
-channel numbers by OpenChannel and judged by the caller once per channel; items of channels never opened are a protocol
-error. An epoch is a stamp, never a fence.
+Fences (G9). Hello carries cluster, host start, attempt and plan. A peer with an older start or plan is refused. A peer that
+is ahead is asked to try again, since this side will learn of the plan. An older attempt does not replace the current stream.
+Without a current stream any attempt is accepted; otherwise one Hello with a much higher number would lock out the peer. A
+late Hello is harmless: the dialler's next one is higher, and items are numbered. OpenChannel binds incarnations to channel
+numbers, and the caller checks them once per channel; items of channels never opened are a protocol error. An epoch is a
+stamp, never a fence.
 
-Floor. With the first Hellos both sides agree on the newest epoch that has begun on either: who dials says its own, who accepts answers with
-the newer of both. The caller sends nothing that is stamped lower: epochs up to the floor have nothing to do with the link.
+Floor. With the first Hellos both sides agree on the newest epoch that has begun on either. The dialler sends its own, and the
+acceptor answers with the newer of both. The caller sends no item with a lower stamp: epochs up to the floor do not involve the link.
 
-Liveness. A frame at least every 500 ms. A peer that sends none is busy, not dead: its stream stands as long as gRPC's own
-threads answer pings, and they break the stream of a dead, frozen or unreachable peer within 2 s (`channels/options.py`).
-Only a Hello must come within 2 s of opening: then the dialler tries again. EOF without Bye is reported as a break. Bye is
-sent when all is acked, and answered.
+Liveness. Each side sends a frame at least every 500 ms. A peer that sends none is busy, not dead: its stream stays open while
+gRPC's own threads answer pings. They break the stream of a dead, frozen or unreachable peer within 2 s (`channels/options.py`).
+Only a Hello must arrive within 2 s of opening; otherwise the dialler tries again. An end of stream without Bye is reported as
+a break. Bye is sent once everything is acked, and the peer answers it.
 
 The caller's duties:
 
-1. Feed frames of the current stream only, in order, and carry commands out in order before the next event.
-2. **A `DeliverItems` must be in mailboxes when its carrying out returns.** The next frame may ack it.
+1. Feed only frames of the current stream, in order, and execute commands in order before the next event.
+2. **The messages of a `DeliverItems` must be in mailboxes when its execution returns.** The next frame may ack them.
 3. Check `items_room`, `bytes_room` and channel credit before `ItemsSent`; send `ChannelOpened` before a channel's items.
-4. Report everything delivered as consumed exactly once, dropped messages too; otherwise the window narrows.
-5. After every event: write while `wants_write`, and call again at `wakeup_ns`. A frame may have brought room: look
-   after each whether parked messages can go.
+4. Report every delivered message as consumed exactly once, dropped ones too; otherwise the window shrinks.
+5. After every event, write while `wants_write`, and call again at `wakeup_ns`. A frame may have brought room, so check after
+   each whether parked messages can be sent.
 
 Carries G9 and the link's part of G1 to G3. Not from a paper; batching, credit and resume follow common practice.
 """
@@ -96,30 +95,30 @@ from snapline.channels.words import UnreportedPhrases
 from snapline.errors import ProtocolError
 
 HEARTBEAT_NS = 500_000_000
-"""A frame at least this often while a stream is established."""
+"""Longest time between two frames on an established stream."""
 
 HELLO_NS = 2_000_000_000
-"""A stream on which no Hello has come for this long is closed, and another one opened: the peer was busy, or did not take it."""
+"""Time to wait for the peer's Hello. Then the stream is closed and another one opened: the peer was busy, or did not accept it."""
 
-# What a stream is to this link. IDLE → OPENING → ESTABLISHED → CLOSING → IDLE; StreamClosed leads to IDLE from anywhere.
+# Phases of the stream: IDLE → OPENING → ESTABLISHED → CLOSING → IDLE. StreamClosed leads to IDLE from every phase.
 _IDLE = "idle"  # no stream
-_OPENING = "opening"  # a stream, the peer's Hello has not come
+_OPENING = "opening"  # stream open, the peer's Hello has not arrived
 _ESTABLISHED = "established"  # Hellos exchanged (the acceptor's own may still wait for the writer)
-_CLOSING = "closing"  # CloseStream was asked for: nothing is written or taken any more
+_CLOSING = "closing"  # CloseStream was issued: frames are no longer written or taken
 
 
 class LinkCore:
     """One side of a link; see the module for the rules and the caller's duties.
 
-    State, next to the outgoing order and the incoming order:
-        phase: what the stream is, see above.
-        attempt: of the current or last stream; the dialler's grows.
-        begun: the newest epoch that has begun on this host; its owner's word.
-        floor: agreed upon with the peer; None before the first Hellos.
+    State besides the outgoing and the incoming order:
+        phase: phase of the stream, see above.
+        attempt: attempt number of the current or last stream; the dialler's number grows.
+        begun: newest epoch that has begun on this host; set by the owner.
+        floor: floor agreed with the peer; None before the first Hellos.
         grant_items, grant_bytes: the peer's absolute grants; they only grow.
-        opened_ns, written_ns: when this stream was opened, and when its last frame was made: Hello and heartbeat are due by them.
-        opened: number of the last channel opened; they rise.
-        is_bye_*: wanted by either side; sent and received on this stream. is_over: both were, permanently.
+        opened_ns, written_ns: times at which this stream was opened and its last frame was made; they determine when Hello and heartbeat are due.
+        opened: number of the last channel opened; numbers increase.
+        is_bye_*: whether Bye is wanted by either side, and was sent and received on this stream. is_over: both sides sent Bye; permanent.
     """
 
     def __init__(
@@ -146,28 +145,28 @@ class LinkCore:
         self._is_bye_received = False
         self._is_over = False
 
-    # What the caller reads.
+    # State for the caller.
 
     @property
     def items_room(self) -> int:
-        """Messages that may be sent now; 0 once the link is to end."""
+        """Return the number of messages that may be sent now; 0 once Bye is wanted."""
         room = self._grant_items - self._out.last
         return room if room > 0 and not self._is_bye_wanted else 0
 
     @property
     def bytes_room(self) -> int:
-        """Payload bytes that may be sent now; the last message may overshoot."""
+        """Return the payload bytes that may be sent now; the last message may exceed them."""
         room = self._grant_bytes - self._out.size_bytes
         return room if room > 0 and not self._is_bye_wanted else 0
 
     @property
     def is_established(self) -> bool:
-        """Hellos were exchanged on a live stream."""
+        """Return whether Hellos were exchanged on a live stream."""
         return self._phase is _ESTABLISHED
 
     @property
     def wants_write(self) -> bool:
-        """`WriteReady` would produce a frame now."""
+        """Return whether `WriteReady` would produce a frame now."""
         if self._is_hello_due:
             return True
         if self._phase is not _ESTABLISHED:
@@ -181,7 +180,7 @@ class LinkCore:
 
     @property
     def wakeup_ns(self) -> int | None:
-        """Time of the next `TimerFired`; None if nothing is due by time."""
+        """Return the time of the next `TimerFired`; None if no timer is pending."""
         if self._phase is not _ESTABLISHED:
             return self._opened_ns + HELLO_NS if self._phase is _OPENING else None
         wakeup_ns = None if self._is_heartbeat_due else self._written_ns + HEARTBEAT_NS
@@ -198,7 +197,7 @@ class LinkCore:
         return self._is_bye_wanted and not self._is_bye_sent and not self.has_unacked
 
     def judge(self, hello: LinkHello) -> Refused | None:
-        """Return this side's answer to the peer's Hello: None = welcome. Changes nothing."""
+        """Return the refusal of the peer's Hello; None accepts it. Has no side effects."""
         if self._is_over:
             return Refused("this link has ended", True)
         refused = judge_identity(hello, self.identity)
@@ -216,10 +215,10 @@ class LinkCore:
             )
         return None
 
-    # The only door.
+    # Entry point.
 
     def handle(self, now_ns: int, event: Event) -> list[Command]:
-        """Take one event; the commands are to be carried out in order, before the next event."""
+        """Handle one event; the caller executes the commands in order, before the next event."""
         match event:
             case FrameReceived():
                 return self._on_frame_received(now_ns, event.frame)
@@ -318,7 +317,7 @@ class LinkCore:
         return self.identity.hello(0, 0, 0)
 
     def _make_frame(self, now_ns: int, body: Items | LinkHello | Bye | None = None, first_number: int = 0) -> Frame:
-        """Every frame carries the newest ack and grants, and channel credits once Hellos were exchanged."""
+        """Return a frame with the newest ack and grants, and channel credits once Hellos were exchanged."""
         frame = Frame(first_number)
         frame.body = body
         self._words.fill(frame, now_ns, with_credits=type(body) is not LinkHello)
@@ -368,7 +367,7 @@ class LinkCore:
         return commands
 
     def _check_words(self, frame: Frame) -> None:
-        """Refuse impossible words before anything of the frame is taken."""
+        """Refuse impossible acks, grants and credits before the frame is taken."""
         if frame.ack > self._out.written:
             raise ProtocolError(f"ack {frame.ack}, but only {self._out.written} items were written")
         self._check_grants(frame)
@@ -376,7 +375,7 @@ class LinkCore:
             raise ProtocolError("credit for a channel that was never opened")
 
     def _check_grants(self, frame: Frame) -> None:
-        """A grant is what was consumed, and a window: one above that would let the resend queue grow without end."""
+        """Refuse a grant above the amount consumed plus the window: it would let the resend queue grow without limit."""
         if frame.grant_items > self._out.written + WINDOW_ITEMS:
             raise ProtocolError(f"grant of {frame.grant_items} items after {self._out.written} were written")
         if frame.grant_bytes > self._out.size_bytes + WINDOW_BYTES:
@@ -433,7 +432,7 @@ class LinkCore:
         was_done = self._is_bye_sent and not self.has_unacked
         commands = self._close(f"{self.identity.peer} refused: {refused.reason}")
         if was_done and refused.is_final:
-            # The peer had said Bye and gone when the last stream broke: nothing is owed on either side.
+            # The peer had sent Bye and ended when the last stream broke: neither side has unacked items.
             self._is_over = True
             return [*commands, ReportEnded(is_clean=True)]
         return [*commands, ReportRefused(refused.reason, refused.is_final)]
@@ -446,7 +445,7 @@ class LinkCore:
         return commands
 
     def _end_if_done(self) -> list[Command]:
-        """End the stream if both said Bye: the acceptor ends it, the dialler waits for that, so that its own Bye arrives."""
+        """End the stream if both sides sent Bye. Only the acceptor ends it; the dialler waits, so that its own Bye arrives."""
         if self.is_dialler or not (self._is_bye_sent and self._is_bye_received):
             return []
         return self._close("both said Bye")
@@ -458,7 +457,7 @@ class LinkCore:
         return [CloseStream(reason, is_protocol_error), *commands]
 
     def _report_end(self) -> list[Command]:
-        """Report the end once per established stream; clean and permanent if both said Bye."""
+        """Report the end once per established stream; the end is clean and permanent if both sides sent Bye."""
         if self._phase is not _ESTABLISHED:
             return []
         self._is_over = self._is_bye_sent and self._is_bye_received
@@ -489,6 +488,13 @@ class LinkCore:
         assert self.wakeup_ns is not None or self._phase is not _OPENING, "nobody would give up the stream"
 
     def freeze(self) -> tuple[object, ...]:
-        """Hashable image of what the link is, without its clocks."""
-        words = (self._phase, self.attempt, self._grant_items, self._grant_bytes, self._words.ack, self._words.items)
-        return (*words, tuple(self._words.untold.items()), self._out.freeze(), self._in.freeze())
+        """Return a hashable image of the link's state, without times."""
+        control_state = (
+            self._phase,
+            self.attempt,
+            self._grant_items,
+            self._grant_bytes,
+            self._words.ack,
+            self._words.items,
+        )
+        return (*control_state, tuple(self._words.untold.items()), self._out.freeze(), self._in.freeze())

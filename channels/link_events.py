@@ -1,7 +1,7 @@
 """Events and commands of a `LinkCore`. Import them from `snapline.channels.link`.
 
-One event or command carries a batch in columns, never one message. Lists are handed over: the sender of one does not
-touch it again.
+An event or command carries a batch in columns, never a single message. Lists change owner: the sender must not change them
+afterwards.
 """
 
 from msgspec import Struct
@@ -12,7 +12,7 @@ from snapline.channels.frame import Frame
 
 
 class StreamOpened(Struct, frozen=True, gc=False):
-    """A stream to the peer exists. `attempt` grows with each one the dialler opens; on the acceptor it is the Hello's."""
+    """A stream to the peer exists. The dialler's `attempt` grows with each stream; the acceptor takes it from the Hello."""
 
     attempt: int
 
@@ -24,13 +24,13 @@ class FrameReceived(Struct, frozen=True, gc=False):
 
 
 class StreamClosed(Struct, frozen=True, gc=False):
-    """The current stream is gone: EOF, error or cancelled; harmless if there is none."""
+    """The current stream is gone (end, error or cancellation). Without effect if there is none."""
 
 
 class ItemsSent(Struct, frozen=True, gc=False):
-    """Messages that leave now, in this order; the caller has checked `items_room`, `bytes_room` and channel credit.
+    """Messages to send now, in this order; the caller has checked `items_room`, `bytes_room` and channel credit.
 
-    `epochs` has one stamp for all or one each; `piggybacks` none or one each. Bytes may be overshot by the last message.
+    `epochs` has one stamp for all messages or one each; `piggybacks` is empty or has one each. The last message may exceed `bytes_room`.
     """
 
     channels: list[int]
@@ -40,7 +40,7 @@ class ItemsSent(Struct, frozen=True, gc=False):
 
 
 class ChannelOpened(Struct, frozen=True, gc=False):
-    """Announce a channel, before its first message. `channel` > 0 is chosen by the sender, never reused on a link."""
+    """A channel is opened, before its first message. The sender chooses `channel` > 0, and never reuses it on the link."""
 
     channel: int
     sender: str
@@ -51,7 +51,7 @@ class ChannelOpened(Struct, frozen=True, gc=False):
 
 
 class MarkerSent(Struct, frozen=True, gc=False):
-    """A marker enters the order: per channel the last number sent before its sender recorded `epoch`."""
+    """A marker enters the order: for each channel, the last number sent before its sender recorded `epoch`."""
 
     epoch: int
     channels: list[int]
@@ -59,14 +59,14 @@ class MarkerSent(Struct, frozen=True, gc=False):
 
 
 class ChannelClosed(Struct, frozen=True, gc=False):
-    """An agent gone permanently, and with it this channel: one of ours, or (`by_receiver`) one that the peer has opened."""
+    """A channel whose agent is permanently gone: a channel of this side, or (`by_receiver`) one that the peer has opened."""
 
     channel: int
     by_receiver: bool = False
 
 
 class ItemsConsumed(Struct, frozen=True, gc=False):
-    """Turns consumed (or the host dropped) delivered messages; `size_bytes` as `channel.window_bytes` counts.
+    """Turns consumed delivered messages, or the host dropped them. `size_bytes` comes from `channel.window_bytes`.
 
     Credits are absolute message numbers per incoming channel, as `Inlet.consume` returns them.
     """
@@ -78,15 +78,15 @@ class ItemsConsumed(Struct, frozen=True, gc=False):
 
 
 class WriteReady(Struct, frozen=True, gc=False):
-    """The stream's writer is free: answered by one `WriteFrame` or nothing."""
+    """The stream's writer is free; the core answers with one `WriteFrame` or nothing."""
 
 
 class TimerFired(Struct, frozen=True, gc=False):
-    """`wakeup_ns` has come; early, late and needless calls do no harm."""
+    """`wakeup_ns` has come. Early, late and redundant calls are harmless."""
 
 
 class ByeRequested(Struct, frozen=True, gc=False):
-    """End the link cleanly once all is acked; nothing may be sent after this."""
+    """The owner ends the link cleanly once everything is acked; nothing may be sent after this event."""
 
 
 Event = (
@@ -113,7 +113,7 @@ class WriteFrame(Struct, frozen=True, gc=False):
 
 
 class AcceptChannel(Struct, frozen=True, gc=False):
-    """The peer opens a channel. Incarnations and placement are for the caller to judge; later items name `channel`."""
+    """Accept a channel that the peer opened. The caller checks incarnations and placement; later items name `channel`."""
 
     channel: int
     sender: str
@@ -124,9 +124,9 @@ class AcceptChannel(Struct, frozen=True, gc=False):
 
 
 class DeliverItems(Struct, frozen=True, gc=False):
-    """Whole messages in the link's order; must be in mailboxes when the caller returns, since they count as acked then.
+    """Deliver whole messages in the link's order. They must be in mailboxes when the caller returns, since the next frame may ack them.
 
-    `epochs` has length 1 (one stamp for all) or one each; `piggybacks` is empty or one each.
+    `epochs` has one stamp for all messages or one each; `piggybacks` is empty or has one each.
     """
 
     channels: list[int]
@@ -136,7 +136,7 @@ class DeliverItems(Struct, frozen=True, gc=False):
 
 
 class DeliverMarker(Struct, frozen=True, gc=False):
-    """A marker in its place of the order. A large one comes in pieces; `is_last` says that it is whole now."""
+    """Deliver a marker at its place in the order. A large marker comes in pieces; `is_last` marks the last one."""
 
     epoch: int
     channels: list[int]
@@ -145,26 +145,26 @@ class DeliverMarker(Struct, frozen=True, gc=False):
 
 
 class DropInlet(Struct, frozen=True, gc=False):
-    """The sender of an incoming channel is gone: what was delivered was all of it."""
+    """Drop the inlet of a channel whose sender is gone; all its messages have been delivered."""
 
     channel: int
 
 
 class DropOutlet(Struct, frozen=True, gc=False):
-    """The receiver of an outgoing channel is gone: to be answered by `ChannelClosed`, unless that was said already, or it was never opened."""
+    """Drop the outlet of a channel whose receiver is gone. The caller answers with `ChannelClosed`, unless it has sent that or never opened it."""
 
     channel: int
 
 
 class RaiseCredit(Struct, frozen=True, gc=False):
-    """The peer's agents consumed: outgoing channels may reach these numbers. Old words are repeated after a resume."""
+    """Raise the credit of outgoing channels, since the peer's agents consumed messages. Old credits are repeated after a resume."""
 
     channels: list[int]
     numbers: list[int]
 
 
 class ReportEstablished(Struct, frozen=True, gc=False):
-    """Hellos were exchanged; `resumed` if this link has been established before."""
+    """Report that Hellos were exchanged; `resumed` if this link has been established before."""
 
     resumed: bool
 
@@ -177,21 +177,21 @@ class CloseStream(Struct, frozen=True, gc=False):
 
 
 class Refuse(Struct, frozen=True, gc=False):
-    """Answer the peer with Refused and end the stream. `is_final`: the peer is older, trying again will not help it."""
+    """Answer the peer with Refused and end the stream. `is_final`: the peer is older, so a retry cannot succeed."""
 
     reason: str
     is_final: bool
 
 
 class ReportRefused(Struct, frozen=True, gc=False):
-    """The peer refused this side. If `is_final`, this link will never be established."""
+    """Report that the peer refused this side. If `is_final`, this link will never be established."""
 
     reason: str
     is_final: bool
 
 
 class ReportEnded(Struct, frozen=True, gc=False):
-    """An established stream is over. `is_clean`: both said Bye, the link is done; otherwise it broke and may resume."""
+    """Report the end of an established stream. `is_clean`: both sides sent Bye and the link is done; otherwise it may resume."""
 
     is_clean: bool
 

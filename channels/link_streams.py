@@ -1,4 +1,4 @@
-"""Parts of a link transport: the owner that feeds the cores, one stream, one dialled peer."""
+"""Parts of a link transport: the owner that feeds the cores, a stream, and a dialled peer."""
 
 import asyncio
 from typing import Protocol
@@ -12,30 +12,30 @@ from snapline.channels.frame import Frame, LinkHello, Refused
 class LinkOwner(Protocol):
     """Owner that feeds the cores. All calls come from the event loop, never overlap, and must not block.
 
-    `LinkTransport`'s methods may be called from inside them.
+    These methods may call `LinkTransport`'s methods.
     """
 
     def accepted(self, peer: str, hello: LinkHello) -> Refused | None:
-        """Acceptor: a peer asks for a stream. Refuse it, or None to go on; without side effects.
+        """Decide, on the accepting side, whether a peer's stream is refused; None accepts it. Has no side effects.
 
-        Usually `core.judge(hello)`, or `Refused("… not known here yet", is_final=False)` if there is no core for it.
-        After None follow `closed` (if the peer had a stream), `opened`, and `received` with the Hello.
+        Usually `core.judge(hello)`, or `Refused("… not known here yet", is_final=False)` if the peer has no core.
+        After None, the transport calls `closed` (if the peer had a stream), `opened`, and `received` with the Hello.
         """
 
     def knocked(self, hello: LinkHello) -> None:
-        """A host that may not dial this one asks to be dialled. Anybody may say so; the address is known beforehand."""
+        """Dial a host that may not dial this one, at its request. The request is not authenticated; the address is already known."""
 
     def opened(self, peer: str, attempt: int) -> bool:
-        """A stream is now the peer's current one, on either side: `StreamOpened`. False closes it again, silently."""
+        """Feed `StreamOpened`: the stream is now the peer's current one, on either side. Returning False closes it silently."""
 
     def received(self, peer: str, frame: Frame) -> None:
-        """A frame of the current stream: `FrameReceived`."""
+        """Feed `FrameReceived`: a frame of the current stream."""
 
     def next_frame(self, peer: str) -> Frame | None:
-        """The writer is free: `WriteReady`. None = nothing now; `LinkTransport.wake` makes it ask again."""
+        """Feed `WriteReady`: the writer is free. After None, the transport calls again on `LinkTransport.wake`."""
 
     def closed(self, peer: str, error: str | None) -> None:
-        """The current stream is gone: `StreamClosed`. Once per `opened`; `error` is None if this side meant it."""
+        """Feed `StreamClosed`: the current stream is gone. Called once per `opened`; `error` is None if this side closed it."""
 
     def address_of(self, peer: str) -> str:
         """Return the peer's listening address ("host:port"); empty if unknown."""
@@ -45,7 +45,7 @@ class LinkOwner(Protocol):
 
 
 class PeerStream:
-    """One stream, on either side. `is_live` until it is decided that it ends; nothing is fed or written after that."""
+    """One stream, on either side. `is_live` holds until the decision to end it; nothing is fed or written afterwards."""
 
     __slots__ = (
         "_waiter",

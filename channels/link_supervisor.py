@@ -1,9 +1,9 @@
 """Notifications to systemd, if it started the process: ready, stopping, and alive (`sd_notify(3)`).
 
-Each notification is a datagram to the socket that NOTIFY_SOCKET names; without it nothing is sent. Where the unit has a `WatchdogSec`, the event
-loop itself repeats that it is alive: one that hangs is silent, and is killed.
+Each notification is a datagram to the socket that NOTIFY_SOCKET names; without that variable nothing is sent. If the unit sets `WatchdogSec`, the
+event loop sends heartbeats. A hanging loop sends none, and systemd kills the process.
 
-*Ready* means here that the process listens. It does not wait for others: the first of three coordinators would be given up before the second is started.
+*Ready* means that the process listens. It does not wait for peers: otherwise the first of three coordinators would time out before the second starts.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ BEATS = 3
 
 @contextlib.asynccontextmanager
 async def supervised() -> AsyncIterator[None]:
-    """Ready while inside; stopping afterwards."""
+    """Report ready on entry and stopping on exit."""
     notify("READY=1")
     watchdog = asyncio.create_task(_keep_alive(beat_s())) if beat_s() else None
     try:
@@ -32,19 +32,22 @@ async def supervised() -> AsyncIterator[None]:
 
 
 def beat_s() -> float:
-    """Return the time between heartbeats, in seconds; 0: none are wanted."""
-    wanted = os.environ.get(WATCHDOG_US, "")
+    """Return the time between heartbeats, in seconds; 0 if no heartbeats are wanted."""
+    timeout_us = os.environ.get(WATCHDOG_US, "")
     is_ours = os.environ.get(WATCHDOG_PID, str(os.getpid())) == str(os.getpid())
-    return int(wanted) / 1e6 / BEATS if is_ours and wanted.isdecimal() else 0.0
+    return int(timeout_us) / 1e6 / BEATS if is_ours and timeout_us.isdecimal() else 0.0
 
 
 def notify(word: str) -> None:
-    """Send one notification; it is lost if nobody listens."""
+    """Send one notification; it is lost if no process listens on the socket."""
     address = os.environ.get(SOCKET, "")
     if not address.startswith(("/", "@")):
         return
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as said:
-        said.sendto(word.encode(), "\0" + address[1:] if address.startswith("@") else address)
+    with (
+        contextlib.suppress(OSError),
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender,
+    ):
+        sender.sendto(word.encode(), "\0" + address[1:] if address.startswith("@") else address)
 
 
 async def _keep_alive(pause_s: float) -> None:

@@ -1,7 +1,7 @@
-"""Listening addresses of servers: why one cannot be used, and whether that may pass.
+"""Listening addresses of servers: why an address cannot be used, and whether the error is transient.
 
-A port is in use for a moment while the process before it dies; a name is not known before DNS has heard of it. Both are waited for, and are the
-world's fault if they do not pass. Everything else is a wrong address.
+Two errors may be transient: a port in use while the previous process ends, and a host name that DNS does not know yet. Servers wait for both,
+and report an external failure if they last. Every other error means that the address is wrong.
 """
 
 import asyncio
@@ -12,27 +12,27 @@ import time
 from snapline.errors import ExternalFailureError, UsageError
 
 PORT_WAIT_S = 3.0
-"""Longest wait for an error that may pass: a killed process frees its ports within a second."""
+"""Longest wait for a transient error to pass: a killed process frees its ports within a second."""
 
 PORT_LOOK_S = 0.1
 
 
 class AddressError(UsageError):
-    """Error for an unusable address: it is no address, or none of this machine."""
+    """Error for an unusable address: it is malformed, or belongs to another machine."""
 
 
 class AddressBusyError(ExternalFailureError):
-    """Error for a busy address: the port is in use, or the name of the machine is unknown."""
+    """Error for a busy address: the port is in use, or the host name is unknown."""
 
 
 def why_not(address: str) -> OSError | ValueError | None:
-    """Return the error that keeps a server from listening at `host:port`, found by binding. None: no error."""
+    """Try to bind `host:port`, and return the error that keeps a server from listening there; None if there is none."""
     host, _, port = address.rpartition(":")
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
+            probe.bind(target)
     except (OSError, ValueError) as error:
         return error
     return None
@@ -44,7 +44,7 @@ def may_pass(error: BaseException | None) -> bool:
 
 
 def address_error(sentence: str, error: BaseException | None, advice: str) -> AddressError | AddressBusyError:
-    """The error for who cannot listen: `sentence: the system's reason; advice`."""
+    """Return the error of a server that cannot listen: `sentence: the system's reason; advice`."""
     reason = getattr(error, "strerror", None) or str(error or "is the port taken?")
     kind = AddressBusyError if error is None or may_pass(error) else AddressError
     return kind(f"{sentence}: {reason}; {advice}")
@@ -56,7 +56,7 @@ async def until_free(address: str) -> bool:
 
 
 def wait_until_free(address: str) -> bool:
-    """Wait while the port is in use or the name is unknown, for `PORT_WAIT_S` at most; returns whether that has passed."""
+    """Wait while the port is in use or the name is unknown, for `PORT_WAIT_S` at most; return whether the error has passed."""
     deadline_s = time.monotonic() + PORT_WAIT_S
     while is_busy := _is_busy(address):
         if time.monotonic() > deadline_s:

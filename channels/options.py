@@ -1,12 +1,16 @@
 """gRPC options of every server and client of snapline.
 
-C-core sends and answers keepalive pings itself, in threads that hold no lock of Python's. So they tell a process that is
-busy (its event loop, or its interpreter, is held by somebody's code) from one that is dead, frozen or cut off: the stream
-of the first stands, that of the second breaks within 2 s. Liveness of hosts and links rests on this (docs/decisions/0084).
+C-core sends and answers keepalive pings itself, in threads that do not hold the GIL. So pings distinguish a busy process
+(user code blocks its event loop or its interpreter) from one that is dead, frozen or unreachable. The stream to a busy
+process stays open; the stream to a dead one breaks within 2 s. Liveness of hosts and links relies on this (docs/decisions/0084).
 
-The defaults of gRPC are wrong for long streams: a server kills a
-client that pings an idle link (`too_many_pings`), a frozen peer is noticed after 60 s, a lost server is dialled again
-after up to 1.8 s, a message above 4 MiB kills the stream at the receiver only, and two processes may listen on one port.
+gRPC's defaults are wrong for long streams:
+
+- A server disconnects a client that pings an idle link (`too_many_pings`).
+- A frozen peer is noticed only after 60 s.
+- A lost server is dialled again only after up to 1.8 s.
+- A message above 4 MiB breaks the stream at the receiver only.
+- Two processes may listen on one port.
 """
 
 import resource
@@ -17,31 +21,31 @@ PING_INTERVAL_MS = 1000
 """Time without a byte from the peer after which a ping is sent."""
 
 PING_TIMEOUT_MS = 1000
-"""The peer is dead, frozen or cut off if that ping is not answered in this time: it is found 2 s after its last byte. 60 s by default."""
+"""Time for the peer to answer a ping. A dead, frozen or unreachable peer is detected 2 s after its last byte. gRPC's default: 60 s."""
 
 PING_INTERVAL_MIN_MS = 500
-"""A server takes pings this often; below `PING_INTERVAL_MS`, so that clocks may drift."""
+"""Shortest interval between pings that a server accepts; below `PING_INTERVAL_MS`, so that clocks may drift."""
 
 RECONNECT_MIN_MS = 50
 RECONNECT_MAX_MS = 500
-"""Back in 0.05–0.3 s instead of 0.75–1.84 s; calls that fail at once must not be retried faster."""
+"""Reconnecting takes 0.05–0.3 s instead of 0.75–1.84 s. Calls that fail at once must not be retried faster."""
 
 RECEIVE_BYTES_MAX = 2 * 1024 * 1024
-"""Largest message that a server takes: gRPC holds a message twice before anybody can ask whose it is. Frames, batches of Raft
-and parts of what hosts say are a MiB and some; answers to clients may be larger."""
+"""Largest message that a server accepts: gRPC holds a message twice before the caller can be authenticated. Frames, Raft
+batches and parts of host reports are little over 1 MiB; answers to clients may be larger."""
 
 METADATA_BYTES_MAX = 16 * 1024
 """Largest metadata of one call: a token, and an id of a call or a trace. gRPC's own bound, fixed here against changes."""
 
 STREAMS_MAX = 64
-"""Calls at once on one connection: a host has one or two, tools a handful. More wait at the caller."""
+"""Concurrent calls on one connection: a host has one or two, tools a handful. Further calls wait at the caller."""
 
 CONNECTIONS_MAX = 2_000
-"""Largest number of connections at one port; the next is closed at once. A fleet has 256 hosts with two each, its replicas and tools, and clients of
-agents. A silent one costs 50 KB, until `HANDSHAKE_MS_MAX` are over. At most half of the process's open files: stores need some too."""
+"""Largest number of connections at one port; further ones are closed at once. A fleet has 256 hosts with two connections each, its replicas,
+tools and clients. A silent connection costs 50 KB for `HANDSHAKE_MS_MAX`. At most half of the file limit is used, since stores need files too."""
 
 HANDSHAKE_MS_MAX = 10_000
-"""Deadline for a new connection to show its certificate; 120 s by default."""
+"""Time for a new connection to complete its TLS handshake; gRPC's default: 120 s."""
 
 _Options = list[tuple[str, int | str]]
 
@@ -58,7 +62,7 @@ def _common_options() -> _Options:
 
 
 def server_options() -> _Options:
-    """Return options for `grpc.aio.server`. A port in use is an error, even while a dead process's child holds it."""
+    """Return options for `grpc.aio.server`. A port in use is an error, even if only a dead process's child holds it."""
     return [
         *_common_options(),
         ("grpc.max_receive_message_length", RECEIVE_BYTES_MAX),

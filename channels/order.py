@@ -1,10 +1,10 @@
-"""The outgoing order of one link: what has a link number and is not acked yet.
+"""The outgoing order of one link: items that have a link number and are not acked yet.
 
-Items wait in columns until the writer is free (`take`), then as written batches until the peer acks them. A new stream
-puts what the peer lacks back in front of the waiting columns (`rewind`), under the same numbers; batches are cut afresh.
+Items wait in columns until the writer is free (`take`), then in written batches until the peer acks them. On a new stream,
+items that the peer lacks move back to the front of the waiting columns (`rewind`), with the same numbers but in new batches.
 
 Invariants: numbers `acked + 1 … written` are in batches, `written + 1 … last` in the waiting columns, without a gap. The
-whole is bounded by the window that the peer grants, since nobody numbers an item without room.
+total is bounded by the window that the peer grants, since an item gets its number only if the window has room.
 """
 
 from bisect import bisect_right
@@ -19,13 +19,13 @@ from snapline.channels.channel import PART_BYTES
 from snapline.channels.frame import FRAME_BYTES_MAX, FRAME_ITEMS_MAX, LARGE_BYTES, LARGE_ITEMS, Items, is_small
 
 FRAMES_UNACKED_MAX = 2
-"""Small frames that may be under way. A frame costs each side as much as a hundred items: without this bound two busy hosts
-settle down to thousands of frames of a few items each, at four times the CPU per message. One alone would wait for its
-own ack: answers took twice as long (`benchmarks/latency.py`)."""
+"""Number of small frames that may be unacked. A frame costs each side as much as a hundred items: without this bound, two busy
+hosts exchange thousands of frames of a few items each, at four times the CPU per message. With a bound of one, answers took
+twice as long (`benchmarks/latency.py`)."""
 
 
 class Batch(Struct, frozen=True, gc=False):
-    """Items that were written together; `size_bytes` counts data only, control items are free. `is_small`: its ack is waited for."""
+    """Items that were written together. `size_bytes` counts data only, since control items are free. A small batch delays others until its ack."""
 
     first_number: int
     last_number: int
@@ -35,7 +35,7 @@ class Batch(Struct, frozen=True, gc=False):
 
 
 def data_bytes(items: Items) -> int:
-    """Payload bytes that count against the window: all but those of control items."""
+    """Return the payload bytes that count against the window: those of all items but control items."""
     total = sum(map(len, items.payload))
     if 0 in items.channel:
         total -= sum(len(payload) for channel, payload in zip(items.channel, items.payload, strict=True) if not channel)
@@ -43,7 +43,7 @@ def data_bytes(items: Items) -> int:
 
 
 def append_items(queue: Items, items: Items) -> None:
-    """Append columns to columns in C, keeping one stamp for all as long as there is only one. Takes `items` over."""
+    """Append columns to columns in C; one stamp stands for all items while they agree. Takes ownership of `items`."""
     count, added = len(queue.channel), len(items.channel)
     if not count:
         queue.channel, queue.payload, queue.epoch = items.channel, items.payload, items.epoch
@@ -64,7 +64,7 @@ def _expanded(epochs: list[int], count: int) -> list[int]:
 
 
 def split_items(queue: Items, count: int) -> Items:
-    """Remove and return the first `count` items; columns that say nothing are left out."""
+    """Remove and return the first `count` items; columns with only default values are left empty."""
     total = len(queue.channel)
     if count == total:
         head = Items(queue.channel, queue.payload, queue.epoch, queue.piggyback, queue.more)
@@ -106,7 +106,7 @@ def batch_length(payloads: list[bytes], piggybacks: list[bytes]) -> int:
 def cut_into_parts(items: Items) -> Items:
     """Replace every payload above `PART_BYTES` by parts; all parts but the first are full.
 
-    So a message in parts keeps exactly `PART_BYTES` of the window until it is consumed, whatever its size.
+    So a message in parts holds exactly `PART_BYTES` of the window until it is consumed, whatever its size.
     """
     counts = [max(1, -(-len(payload) // PART_BYTES)) for payload in items.payload]
 
@@ -136,7 +136,7 @@ def _parts(payload: bytes) -> Iterator[bytes]:
 
 
 class OutgoingOrder:
-    """See the module.
+    """Outgoing order of one link; see the module.
 
     Attributes:
         last: link number of the last item in the order.
@@ -153,7 +153,7 @@ class OutgoingOrder:
         self._written_bytes = 0
         self._waiting = Items([], [], [])
         self._batches: deque[Batch] = deque()
-        self._small = 0  # of these
+        self._small = 0  # number of small batches in `_batches`
 
     def append(self, items: Items, size_bytes: int) -> None:
         """Number these items; `size_bytes` is their data size."""
@@ -166,7 +166,7 @@ class OutgoingOrder:
         self.size_bytes += size_bytes
 
     def append_control(self, payload: bytes) -> None:
-        """Number a control item; it borrows its neighbour's stamp, so that one stamp still serves all."""
+        """Number a control item. It takes its neighbour's stamp, so that one stamp still stands for all items."""
         waiting = self._waiting
         append_items(waiting, Items([0], [payload], waiting.epoch[-1:] or [0]))
         self.last += 1
@@ -179,24 +179,24 @@ class OutgoingOrder:
     def may_write(self, granted_bytes: int) -> bool:
         """Return whether `take` would return a batch.
 
-        A peer that has not acked the last frames has not read them yet: more small ones would only make it slower.
-        What waits meanwhile becomes one large frame. The rule is Nagle's (RFC 896), by frames; the peer acks as many
-        small ones at once, so nothing waits for a timer. Large ones are never waited for.
+        A peer that has not acked the last frames has not read them yet, and more small frames would only slow it down.
+        Items that wait meanwhile become one large frame. This is Nagle's algorithm (RFC 896), applied to frames. The peer
+        acks that number of small frames at once, so nothing waits for a timer. Large frames never delay others.
 
-        Parts of a message larger than the window wait for the bytes given back by the parts before them. Control items
-        at the front never wait.
+        Parts of a message larger than the window wait for the bytes returned by earlier parts. Control items at the front
+        never wait.
         """
         if self.written == self.last or (self._written_bytes >= granted_bytes and self._waiting.channel[0]):
             return False
         return self._small < FRAMES_UNACKED_MAX or self._is_worth_a_frame()
 
     def _is_worth_a_frame(self) -> bool:
-        """Return whether to send although the peer is behind: much waits, or a control item, such as a marker."""
+        """Return whether to send although the peer is behind: many items wait, or a control item such as a marker."""
         waiting = self._waiting.channel
         return len(waiting) >= LARGE_ITEMS or self.size_bytes - self._written_bytes >= LARGE_BYTES or 0 in waiting
 
     def take(self, granted_bytes: int) -> Batch | None:
-        """The next batch to write, or None."""
+        """Return the next batch to write, or None."""
         if not self.may_write(granted_bytes):
             return None
         waiting = self._waiting
@@ -212,7 +212,7 @@ class OutgoingOrder:
         return batch
 
     def acknowledge(self, number: int) -> None:
-        """The peer has everything up to `number`; older words change nothing. The caller checks `number <= written`."""
+        """Record that the peer has everything up to `number`; older acks change nothing. The caller checks `number <= written`."""
         if number > self.acked:
             self.acked = number
             batches = self._batches
@@ -220,11 +220,11 @@ class OutgoingOrder:
                 self._small -= batches.popleft().is_small
 
     def rewind(self, received: int) -> None:
-        """A new stream: what is above `received` is to be written again. The caller checks `acked <= received`."""
+        """Queue all items above `received` again, for a new stream. The caller checks `acked <= received`."""
         self.acknowledge(received)
         merged = Items([], [], [])
         for batch in self._batches:
-            # The batch itself may still be on its way out of an older stream: never change its lists.
+            # An older stream may still be writing the batch: never change its lists.
             items = batch.items
             append_items(
                 merged, Items(items.channel[:], items.payload[:], items.epoch[:], items.piggyback[:], items.more[:])
@@ -256,7 +256,7 @@ class OutgoingOrder:
         assert self._written_bytes + data_bytes(waiting) == self.size_bytes, "byte counts differ"
 
     def freeze(self) -> tuple[object, ...]:
-        """Hashable image."""
+        """Return a hashable image of the state."""
         waiting = self._waiting
         batches = tuple((batch.first_number, tuple(batch.items.payload)) for batch in self._batches)
         return (self.last, self.size_bytes, self.written, self.acked, tuple(waiting.payload), batches)

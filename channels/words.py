@@ -1,8 +1,8 @@
 """Control state that one side of a link sends the other: ack, grants and channel credits.
 
-They are absolute values, not numbered items: any of them may be lost with a stream, and a newer one replaces the
-older. Every frame carries the newest. Where no frame is sent, a separate one is due 20 ms after the first unsent
-change, or at once when a quarter of the window waits to be sent.
+All three are absolute values, not numbered items: a broken stream may lose any of them, and a newer value replaces the
+older one. Every frame carries the newest values. Without other traffic, a separate frame is due 20 ms after the first
+unsent change, or at once when a quarter of the window is unreported.
 """
 
 from snapline.channels.channel import WINDOW_BYTES, WINDOW_ITEMS
@@ -10,24 +10,24 @@ from snapline.channels.frame import CREDITS_MAX, Frame
 from snapline.channels.incoming import IncomingOrder
 
 TELL_DELAY_NS = 20_000_000
-"""Acks and grants wait this long for a frame to ride on: short against the time a full window lasts."""
+"""Longest time that acks and grants wait for a frame to carry them; short compared with the time to use up a full window."""
 
 TELL_FRAMES = 2
-"""Small frames with items after which an ack is due: as many as the peer may have under way unacked, so it never waits for the delay."""
+"""Number of small item frames after which an ack is due: the number that the peer may send unacked, so it never waits for the delay."""
 
 _TELL_ITEMS = WINDOW_ITEMS // 4
 _TELL_BYTES = WINDOW_BYTES // 4
 
 
 class UnreportedPhrases:
-    """See the module.
+    """Control state that the peer has not received yet; see the module.
 
     Attributes:
-        frames: small ones with items, since the last frame of ours.
+        frames: small item frames received since this side's last frame.
         ack, items, bytes: as sent in the last frame of the current stream.
-        is_due: a frame of its own is to be written now.
-        due_ns: when it will be, if no frame goes by; None while nothing is untold.
-        credits: per incoming channel the last credit; `untold` holds those that the stream has not carried.
+        is_due: whether a separate frame is to be written now.
+        due_ns: time at which a separate frame becomes due if no other frame is sent; None while everything is reported.
+        credits: last credit of each incoming channel; `untold` holds the credits that the current stream has not carried.
     """
 
     def __init__(self, incoming: IncomingOrder) -> None:
@@ -42,7 +42,7 @@ class UnreportedPhrases:
         self.untold: dict[int, int] = {}
 
     def note(self, now_ns: int) -> None:
-        """Items arrived or were consumed."""
+        """Record that items arrived or were consumed."""
         if self.due_ns is None:
             self.due_ns = now_ns + TELL_DELAY_NS
         incoming = self._incoming
@@ -54,18 +54,18 @@ class UnreportedPhrases:
             self.is_due = True
 
     def note_frame(self, now_ns: int, *, is_small: bool) -> None:
-        """A frame with items arrived."""
+        """Record that a frame with items arrived."""
         self.frames += is_small
         self.note(now_ns)
         if self.frames >= TELL_FRAMES:
             self.is_due = True
 
     def note_credits(self, channels: list[int], numbers: list[int]) -> None:
-        """Note that these incoming channels may reach these numbers; `note` follows. A closed one needs no credit."""
+        """Record new credits of incoming channels; the caller calls `note` afterwards. Closed channels are skipped."""
         opened = self._incoming.opened
-        news = {channel: number for channel, number in zip(channels, numbers, strict=True) if channel in opened}
-        self.credits.update(news)
-        self.untold.update(news)
+        new_credits = {channel: number for channel, number in zip(channels, numbers, strict=True) if channel in opened}
+        self.credits.update(new_credits)
+        self.untold.update(new_credits)
 
     def forget(self, channel: int) -> None:
         """Forget the credit of a closed incoming channel."""
@@ -73,12 +73,12 @@ class UnreportedPhrases:
         self.untold.pop(channel, None)
 
     def note_time(self, now_ns: int) -> None:
-        """Time has passed."""
+        """Make the separate frame due if its time has come."""
         if self.due_ns is not None and now_ns >= self.due_ns:
             self.is_due = True
 
     def forget_stream(self) -> None:
-        """The stream is gone. Its Hello will tell ack and grants of the next; the broken one may have lost any credit."""
+        """Mark all credits as unsent, since the broken stream may have lost them. The next Hello carries ack and grants."""
         self.is_due = False
         self.due_ns = None
         self.untold = dict(self.credits)
@@ -98,7 +98,7 @@ class UnreportedPhrases:
         self.due_ns = now_ns + TELL_DELAY_NS if untold else None
 
     def validate(self) -> None:
-        """Raise AssertionError if more was sent than is true."""
+        """Raise AssertionError if a sent value is above the true one."""
         assert self.ack <= self._incoming.received, f"told ack {self.ack} of {self._incoming.received}"
         assert self.items <= self._incoming.consumed_items + WINDOW_ITEMS
         assert self.bytes <= self._incoming.consumed_bytes + WINDOW_BYTES

@@ -1,11 +1,11 @@
-"""A fleet under test: what may be given, and the scenario of each seed.
+"""A fleet under test: the options of a test, and the scenario of each seed.
 
 Theory of operation
 -------------------
-What a test gives is a fleet, or a whole scenario. Of a fleet everything around it is drawn from the seed: hosts and
-coordinators, delays, and faults as a template says (`swarm.py`); the fleet itself stays as it is, but that it saves at least
-each second, since a run lasts some seconds of virtual time. A function that makes a fleet is called for each run: what it sets
-back cannot leak from one run into the next.
+A test gives a fleet or a whole scenario. For a fleet, the environment is drawn from the seed: hosts and coordinators, delays, and
+faults according to a template (`swarm.py`). The fleet itself is not changed, except that it takes a checkpoint at least every
+second, since a run lasts only some seconds of virtual time. A function that makes a fleet is called for each run, so that state
+which it resets cannot leak from one run into the next.
 """
 
 import sys
@@ -51,13 +51,13 @@ Faults = Scenario | Sequence[str] | str
 """A template, its name, or a list of fault words."""
 
 CLIENTS = 2
-"""Number of clients of a fleet with inputs, unless a test gives another."""
+"""Default number of clients of a fleet with inputs."""
 
 DEFAULT_FAULTS = "crashes"
-"""The template around a user's own fleet, here and on the command line."""
+"""Default template for a user's own fleet, here and on the command line."""
 
 HOSTS_DRAWN_MAX = 4
-"""Enough for partitions of all shapes; more hosts only make runs longer."""
+"""Largest number of hosts drawn: enough for partitions of all shapes; more hosts only make runs longer."""
 
 NS = 10**9
 
@@ -69,19 +69,19 @@ class Options(TypedDict, total=False):
 
     Attributes:
         faults: name of a template ("crashes", which is the default, "quiet", "partitions", "disks", "coordinator", "orders", "swarm"), a
-            list of fault words, or a Scenario of which all but the fleet is taken.
-        hosts, coordinators: how many; else drawn: 2 to 4 hosts, no more than agents, and 1 or 3 coordinators.
-        until: virtual time until which faults happen, and that a run lasts, such as "20s"; else drawn, 2.5 s to 7 s.
-        every: how often checkpoints are taken; "" is as the fleet says, but at least each second.
-        budget: "beyond" checks safety alone.
-        arguments: of the function that "module:fleet" names.
-        inputs: what clients give to the fleet: a list of `(agent, message)`, a function that yields such pairs (it may take a
-            `random.Random`; the first 100 are taken), "module:name" of either, or the path of a file of JSON lines with
-            `agent`, `type` and `fields`. All of a list or file is given, once each; else the fleet has no clients.
-        clients: how many give the inputs; else 2. They lose requests and answers, and resend under the same key.
-        restores: how often an operator restores the fleet from an earlier snapshot, with its inputs; else none, or drawn in "swarm".
-        moves: how often an operator drains a host, or rebalances agents; else none, or drawn in "swarm".
-        limits: draw small limits of the product too, so that a small fleet meets their edges.
+            list of fault kinds, or a Scenario whose fleet is ignored.
+        hosts, coordinators: numbers of hosts and coordinators. Default: 2 to 4 hosts, at most one per agent, and 1 or 3 coordinators, drawn.
+        until: virtual time of a run and its faults, such as "20s". Default: 2.5 s to 7 s, drawn.
+        every: interval of checkpoints; "" is the fleet's own, but at most a second.
+        budget: "beyond" checks only safety.
+        arguments: arguments of the function that "module:fleet" names.
+        inputs: inputs of the clients: a list of `(agent, message)`, a function that yields such pairs (it may take a `random.Random`; the
+            first 100 are used), "module:name" of either, or the path of a file of JSON lines with `agent`, `type` and `fields`. Every
+            input of a list or file is sent once. Default: the fleet has no clients.
+        clients: number of clients that send the inputs; default 2. They lose requests and answers, and resend with the same key.
+        restores: number of times an operator restores the fleet from an earlier snapshot with its inputs. Default: 0, or drawn in "swarm".
+        moves: number of times an operator drains a host or rebalances agents. Default: 0, or drawn in "swarm".
+        limits: whether to draw small limits of the product, so that a small fleet reaches them.
     """
 
     faults: Faults
@@ -102,7 +102,7 @@ class Subject:
     """Subject of a test: draws its scenarios, and runs them.
 
     Attributes:
-        name: of the fleet, or of the scenario.
+        name: name of the fleet or scenario.
     """
 
     def __init__(
@@ -114,10 +114,10 @@ class Subject:
         at_end: AtEnd | None = None,
         **options: Unpack[Options],
     ) -> None:
-        """`place`: names the test, where a fleet has no name by which it can be imported.
+        """`place`: name of the test, used for a fleet that cannot be imported by name.
 
         Raises:
-            UsageError: the target is none, or an option is not possible.
+            UsageError: the target is not a fleet or scenario, or an option is invalid.
         """
         self._options = options
         self._invariant, self._at_end = invariant, at_end
@@ -145,10 +145,10 @@ class Subject:
             _refuse_options(options)
 
     def scenario(self, seed: int) -> Scenario:
-        """The concrete scenario of a seed.
+        """Return the concrete scenario of a seed.
 
         Raises:
-            UsageError: an option does not fit the faults, such as a host that is named and does not exist.
+            UsageError: an option does not fit the faults, for example because they name a host that does not exist.
         """
         scenario = draw(self._template or self._surrounded(seed), seed)
         until = self._options.get("until", "")
@@ -158,11 +158,11 @@ class Subject:
         return scenario
 
     def _surrounded(self, seed: int) -> Scenario:
-        """The template with the fleet, on hosts that are drawn unless its faults name them."""
+        """Return the template with the fleet, on drawn hosts unless the template's faults name hosts."""
         template, options = self._faults, self._options
         dice = RandomChoices(seed)
         is_drawn = template.swarm is not None and not template.fault
-        # Two at least, so that messages are under way; a host without agents has nothing to lose.
+        # At least two, so that messages are in transit; a host without agents has nothing to lose.
         most = min(HOSTS_DRAWN_MAX, self._part.agents)
         hosts = (
             min(2, most) + dice.pick("surroundings", ("hosts",), max(1, most - 1)) if is_drawn else template.fleet.hosts
@@ -190,15 +190,15 @@ class Subject:
         return _converted(msgspec.to_builtins(changed, str_keys=True), Scenario)
 
     def _clients(self) -> ClientsPart:
-        """Return the clients that give the inputs; none, if there are no inputs."""
+        """Return the clients that send the inputs; none without inputs."""
         if self._inputs is None:
             return ClientsPart()
-        given = self._options["inputs"]
-        name = str(given) if isinstance(given, Path) else reference_of(given)
+        inputs = self._options["inputs"]
+        name = str(inputs) if isinstance(inputs, Path) else reference_of(inputs)
         return clients_of(self._inputs, name, self._options.get("clients"))
 
     def _turns(self) -> int:
-        """The work of one run, measured once."""
+        """Return the number of turns of one run, measured once."""
         if not self._work:
             self._work = turns_of(Scenario(fleet=self._part, clients=self._clients()), self._make)
         return self._work
@@ -206,17 +206,17 @@ class Subject:
     def run(
         self, scenario: Scenario, seed: int, choices: Choices | None = None, *, recording: Recording | None = None
     ) -> Result:
-        """Run one seed, or with these choices; a `Runner`."""
+        """Run one seed, or these choices; a `Runner`."""
         inner = make_workload(scenario.fleet) if self._source is None else self._make()
         workload = CheckedWorkload(inner, invariant=self._invariant, at_end=self._at_end)
         return run(scenario, seed, choices, recording=recording, workload=workload)
 
     def _make(self) -> Workload:
         assert self._source is not None
-        made = self._source()
-        if not isinstance(made, Fleet):
-            raise UsageError(f"{self._source!r} made a {type(made).__qualname__}: return a snapline.Fleet")
-        workload = own_workload(made, self._options.get("every", ""))
+        fleet = self._source()
+        if not isinstance(fleet, Fleet):
+            raise UsageError(f"{self._source!r} made a {type(fleet).__qualname__}: return a snapline.Fleet")
+        workload = own_workload(fleet, self._options.get("every", ""))
         workload.inputs = self._inputs
         return workload
 
@@ -231,23 +231,23 @@ def run_fleet(
     at_end: AtEnd | None = None,
     **options: Unpack[Options],
 ) -> Result:
-    """One run, without pytest. `choices`: instead of the seed's, such as `HypothesisChoices`; the scenario is the seed's.
+    """Run a fleet once, without pytest. `choices` replace the seed's, for example `HypothesisChoices`; the scenario is still the seed's.
 
     Raises:
-        UsageError: as `Subject`.
+        UsageError: as for `Subject`.
     """
     subject = Subject(target, invariant=invariant, at_end=at_end, **options)
     return subject.run(subject.scenario(seed), seed, choices, recording=recording)
 
 
-# -- what a test gives --------------------------------------------------------------------------------------------------
+# -- targets and options of a test --------------------------------------------------------------------------------------
 
 
 def source_of(target: object, arguments: Mapping[str, str]) -> Callable[[], Fleet]:
-    """The function that makes the fleet of each run.
+    """Return the function that makes the fleet of each run.
 
     Raises:
-        UsageError: the target is none.
+        UsageError: the target cannot be checked.
     """
     match target:
         case str() if ":" in target:
@@ -268,7 +268,7 @@ def read_scenario(path: Path) -> Scenario:
     """Read a TOML file.
 
     Raises:
-        UsageError: it cannot be read, or is no scenario.
+        UsageError: the file cannot be read, or is not a scenario.
     """
     try:
         return parse_scenario(path.read_text(encoding="utf-8"), source=str(path))
@@ -277,10 +277,10 @@ def read_scenario(path: Path) -> Scenario:
 
 
 def template_of(faults: Faults) -> Scenario:
-    """The faults that may happen.
+    """Return the template of the faults that may happen.
 
     Raises:
-        UsageError: there is no such template or word.
+        UsageError: the template or fault kind is unknown.
     """
     match faults:
         case Scenario():
@@ -297,18 +297,18 @@ def template_of(faults: Faults) -> Scenario:
 
 
 def reference_of(target: object) -> str:
-    """ "module:name", by which another process finds the fleet; "" if there is none."""
+    """Return "module:name", by which another process can import the target; "" if it cannot."""
     if isinstance(target, str):
         return target
     module, name = getattr(target, "__module__", ""), getattr(target, "__qualname__", "")
     if not module or not name or isinstance(target, Fleet):
         return ""
-    found = reduce(lambda holder, part: getattr(holder, part, None), name.split("."), sys.modules.get(module))
-    return f"{module}:{name}" if found is target else ""
+    imported = reduce(lambda holder, part: getattr(holder, part, None), name.split("."), sys.modules.get(module))
+    return f"{module}:{name}" if imported is target else ""
 
 
 def clients_of(inputs: GivenInputs, source: str, count: int | None) -> ClientsPart:
-    """Clients that give these inputs; `source`: where another process finds them, "" if it cannot."""
+    """Return clients that send these inputs. `source`: reference by which another process imports them, "" if it cannot."""
     fields = {"count": CLIENTS if count is None else count, "inputs_from": source}
     return _converted({**fields, "inputs": inputs.count or MADE_MAX}, ClientsPart)
 
@@ -322,7 +322,7 @@ def _fleet_part(fleet: Fleet, module: str, options: Options) -> FleetPart:
 
 
 def trigger_part(fleet: Fleet) -> TriggerPart:
-    """The fleet's trigger in a scenario's words; of several, the first. For people: the fleet's own is what counts."""
+    """Return the fleet's first trigger as a scenario part. For display only: the run uses the fleet's own triggers."""
     match fleet.triggers[0] if fleet.triggers else None:
         case Every(seconds=seconds, jitter=jitter):
             return TriggerPart(every=format_duration(round(seconds * NS)), jitter=jitter)
@@ -335,7 +335,7 @@ def trigger_part(fleet: Fleet) -> TriggerPart:
 
 
 def _converted(fields: object, kind: type[_Part]) -> _Part:
-    """Check the fields as those of a file."""
+    """Convert and check fields like those of a file."""
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
@@ -354,7 +354,7 @@ def _refuse_options(options: Options) -> None:
 
 
 def _ended_by(scenario: Scenario, until: str) -> Scenario:
-    """Faults that would go on after `until` are left out; the run lasts until then."""
+    """Return the scenario with a run until `until`, without faults that would last longer."""
     until_ns, hosts = duration_ns(until), len(host_names(scenario))
     fault = [part for part in scenario.fault if part.word.ends_ns(hosts) <= until_ns]
     replace = msgspec.structs.replace
@@ -364,6 +364,6 @@ def _ended_by(scenario: Scenario, until: str) -> Scenario:
         run=replace(scenario.run, until=until),
         liveness=replace(scenario.liveness, heal=until),
     )
-    nodes = host_names(ended) + coordinator_names(ended)  # without those that would have joined
+    nodes = host_names(ended) + coordinator_names(ended)  # without hosts that would have joined
     paths = {path: delay for path, delay in scenario.network.paths.items() if all(x in nodes for x in path.split(">"))}
     return replace(ended, network=replace(scenario.network, paths=paths))

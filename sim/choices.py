@@ -1,13 +1,15 @@
-"""Choices of a simulated run: every decision that is not forced, in one place, so that a run can be repeated and shrunk.
+"""Choices of a simulated run: the only source of nondeterminism, so that a run can be repeated and shrunk.
 
 `pick(stream, key, n)` returns 0 … n - 1, and 0 is always the benign choice: the least delay, no fault, program order. The
-key names the situation, such as a channel and a message's number, never a counter of picks: so that leaving one choice
-out does not reshuffle the others. A situation may come again, such as a frame that is sent anew: each time is a choice of its own, and
-a record holds the first by the key, and later ones by the key and how many there were before. Where choices come from: a seed (`RandomChoices`), a record of an earlier run
-(`RecordedChoices`: what is missing is 0), or a test's own source.
+key names the situation, such as a channel and a message number. It is never a counter of picks, so that omitting one choice
+does not reshuffle the others. If a situation occurs again, such as a resent frame, each occurrence is a separate choice: a
+record holds the first one by the key, and later ones by the key and the number of earlier ones.
 
-Streams of a seed are independent: BLAKE2b(seed, stream) seeds one generator for each. Only `Random.random()` is used, whose
-sequence Python promises to keep.
+Choices come from a seed (`RandomChoices`), the record of an earlier run (`RecordedChoices`: missing ones are 0), or a test's
+own source.
+
+Streams of a seed are independent: BLAKE2b(seed, stream) seeds one generator for each. Only `Random.random()` is used, since
+Python guarantees its sequence.
 """
 
 from collections.abc import Hashable, Mapping
@@ -16,7 +18,7 @@ from random import Random
 from typing import Protocol, Self
 
 BITS = 32
-"""Largest number of bits of one choice: a `float` counts that far exactly, and further."""
+"""Largest number of bits of one choice, well within the exact range of a `float`."""
 
 Key = tuple[Hashable, ...]
 
@@ -24,7 +26,7 @@ Record = dict[tuple[str, Key], int]
 """(stream, key) → choice, without the zeros."""
 
 AGAIN = "again"
-"""Stands in a record behind the key of a situation that was there before."""
+"""Suffix of a record's key for a repeated situation."""
 
 
 class Choices(Protocol):
@@ -35,7 +37,7 @@ class Choices(Protocol):
 
 
 class Times:
-    """Counts of each situation so far."""
+    """Number of occurrences of each situation so far."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, Key], int] = {}
@@ -50,7 +52,7 @@ class RandomChoices:
     """Choices from a seed.
 
     Attributes:
-        record: what was picked, without the zeros; None unless `is_recording`, since keeping it costs time.
+        record: choices made, without the zeros; None unless `is_recording`, since recording costs time.
     """
 
     def __init__(self, seed: int, *, is_recording: bool = False) -> None:
@@ -72,10 +74,10 @@ class RandomChoices:
 
 
 class RecordedChoices:
-    """Choices of an earlier run; those that it does not hold are 0.
+    """Choices of an earlier run; choices missing in its record are 0.
 
     Attributes:
-        used: those that were asked for.
+        used: recorded choices that this run has used.
     """
 
     def __init__(self, record: Mapping[tuple[str, Key], int]) -> None:
@@ -92,20 +94,20 @@ class RecordedChoices:
 
 
 def stream_of(seed: int, stream: str) -> Random:
-    """The generator of one stream of a seed."""
+    """Return the generator of one stream of a seed."""
     return Random(start_of(seed, stream))
 
 
 def start_of(seed: int, stream: str) -> int:
-    """A whole number of 128 bits, from which one stream of a seed starts."""
+    """Return the 128-bit start value of one stream of a seed."""
     return int.from_bytes(blake2b(f"{seed}/{stream}".encode(), digest_size=16).digest(), "big")
 
 
 class Randoms:
-    """Very many streams of a seed, such as one for each agent: a number each, where a `Random` has 2.5 kB.
+    """Many streams of a seed, such as one for each agent: one number per stream, where a `Random` takes 2.5 kB.
 
     Each is a linear congruential generator modulo 2^64 with Knuth's factor (TAOCP 2, 3.3.4), of which the upper 53 bits are
-    used. They serve agents that want variety, not statistics.
+    used. The quality suffices for varied agents, not for statistics.
     """
 
     def __init__(self, seed: int, kind: str) -> None:
@@ -114,7 +116,7 @@ class Randoms:
         self._states: dict[str, int] = {}
 
     def random(self, name: str) -> float:
-        """The next number of this stream, from 0 to below 1."""
+        """Return the next number of this stream, from 0 to below 1."""
         state = self._states.get(name)
         if state is None:
             state = start_of(self._seed, f"{self._kind}/{name}")
@@ -123,7 +125,7 @@ class Randoms:
 
 
 class DrawnRandom(Random):
-    """A `random.Random` for a user's own function: each number that it gives is a choice of the run, so it repeats, and shrinks to 0."""
+    """A `random.Random` for a user's function: each number is a choice of the run, so that it is reproducible and shrinks to 0."""
 
     def __new__(cls, *_: object) -> Self:
         return super().__new__(cls)
@@ -139,12 +141,12 @@ class DrawnRandom(Random):
         return self.getrandbits(53) * 2.0**-53
 
     def getrandbits(self, k: int, /) -> int:
-        """A number of so many bits."""
-        found = 0
+        """Return a number of `k` bits."""
+        bits = 0
         for at in range(0, k, BITS):
             self._count += 1
-            found |= self._choices.pick(self._stream, (self._count,), 1 << min(BITS, k - at)) << at
-        return found
+            bits |= self._choices.pick(self._stream, (self._count,), 1 << min(BITS, k - at)) << at
+        return bits
 
     def seed(self, *_: object, **__: object) -> None:
-        """The seed is the run's."""
+        """Do nothing: the run's seed is used."""

@@ -1,9 +1,9 @@
-"""The pytest plugin: a user's fleet is run with many seeds, and a failure comes back small.
+"""The pytest plugin: runs a user's fleet with many seeds, and shrinks failures.
 
     def test_my_fleet(snapline_sim):
         snapline_sim.check(my_module.fleet, seeds=200)
 
-pytest loads this module at each start, whatever is tested. So it imports pytest alone, and the rest when a test asks for it.
+pytest loads this module at every start. So it imports only pytest, and the rest when a test uses the fixture.
 """
 
 import shlex
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from snapline.sim.world.recording import Recording
 
 SEEDS = 100
-"""Default number of seeds of a check: some ten seconds for a small fleet."""
+"""Default number of seeds of a check: about ten seconds for a small fleet."""
 
 SHRINK_S = 20.0
-"""Longest time for making a failure small: most are small after a few seconds, and a test should not hang."""
+"""Longest time to shrink a failure: most are small after a few seconds, and a test should not hang."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _seeds(text: str) -> tuple[int, bool]:
-    """(Number, whether it multiplies)."""
+    """Return the number, and whether it is a factor."""
     number = text.removesuffix("x")
     if not number.isdecimal() or int(number) == 0:
         raise ValueError
@@ -53,7 +53,7 @@ _seeds.__name__ = "number of seeds, such as 1000 or 10x,"  # argparse says "inva
 
 @pytest.fixture
 def snapline_sim(request: pytest.FixtureRequest) -> "Simulation":
-    """Runs fleets in virtual time, with faults, and judges them: see `check` and `run`."""
+    """Run fleets in virtual time with faults, and check their guarantees: see `check` and `run`."""
     return Simulation(request)
 
 
@@ -75,21 +75,21 @@ class Simulation:
         shrink_s: float = SHRINK_S,
         **options: "Unpack[Options]",
     ) -> "SweepSummary":
-        """Run a fleet with many seeds; the test fails at the first run that is not well, with the smallest such run.
+        """Run a fleet with many seeds. The test fails at the first run that does not pass, and reports a shrunk version of it.
 
         Args:
             target: a snapline.Fleet, a function that returns one (called for each run), "module:fleet"; or a Scenario, or
                 the path of its TOML file.
-            seeds: how many, or which.
-            invariant: called with every complete cut, a snapline.Cut. It may `assert`, or return a sentence or False.
-            at_end: called with the states (agent → state) of the fleet at rest, when it is; a fleet that does not come to
-                rest is undecided.
-            allow_undecided: go on after runs in which something that had to happen did not.
-            shrink_s: longest time for making a failure small; 0 for none.
-            options: what surrounds a fleet, see `snapline.sim.checking.Options`.
+            seeds: number of seeds, or the seeds.
+            invariant: called with every complete cut, a snapline.Cut. It may `assert`, or return a message or False.
+            at_end: called with the states (agent → state) of the idle fleet; a fleet that does not become idle is
+                undecided.
+            allow_undecided: continue after runs in which a required event did not happen.
+            shrink_s: longest time to shrink a failure, in seconds; 0 to skip shrinking.
+            options: environment of a fleet, see `snapline.sim.checking.Options`.
 
         Returns:
-            What the runs have in common: verdicts, probes, metrics.
+            Summary of the runs: verdicts, probes, metrics.
         """
         from snapline.errors import UsageError
         from snapline.sim.report.plugin import run_folder, run_seeds
@@ -119,7 +119,7 @@ class Simulation:
         at_end: "AtEnd | None" = None,
         **options: "Unpack[Options]",
     ) -> "Result":
-        """One run; the test looks at its result. Arguments as of `check` and `snapline.sim.checking.run_fleet`."""
+        """Run a fleet once, and return the result for the test to check. Arguments as of `check` and `snapline.sim.checking.run_fleet`."""
         from snapline.errors import UsageError
 
         subject = self._subject(target, invariant=invariant, at_end=at_end, **options)
@@ -146,7 +146,7 @@ class Simulation:
             _say(str(error))
 
     def _chosen(self, seeds: int | Iterable[int]) -> list[int]:
-        """The test's, or those of the command line."""
+        """Return the seeds of the command line, or else of the test."""
         only: int | None = self._config.getoption("--snapline-seed")
         if only is not None:
             return [only]
@@ -160,20 +160,20 @@ class Simulation:
     def _fail(self, subject: "Subject", failure: "Failure", shrink_s: float) -> NoReturn:
         from snapline.sim.report.plugin import TestLocation, explain
 
-        given: float | None = self._config.getoption("--snapline-shrink-s")
-        limit_s = shrink_s if given is None else min(given, shrink_s)
+        option: float | None = self._config.getoption("--snapline-shrink-s")
+        limit_s = shrink_s if option is None else min(option, shrink_s)
         nodeid = str(self._config.cwd_relative_nodeid(self._request.node.nodeid))
         place = TestLocation(f"pytest {shlex.quote(nodeid)}", self._folder())
         _say(explain(subject, failure, place, shrink_s=limit_s))
 
     def _folder(self) -> Path:
-        given: str | None = self._config.getoption("--snapline-folder")
-        if given is not None:
-            return self._config.invocation_params.dir / given
-        made: Path = self._request.getfixturevalue("tmp_path")
-        return made
+        option: str | None = self._config.getoption("--snapline-folder")
+        if option is not None:
+            return self._config.invocation_params.dir / option
+        temporary: Path = self._request.getfixturevalue("tmp_path")
+        return temporary
 
 
 def _say(text: str) -> NoReturn:
-    """Fail with words alone: what the plugin's own frames look like helps nobody."""
+    """Fail with the text only, without the plugin's stack frames."""
     raise pytest.fail.Exception(text, pytrace=False) from None

@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 Verdict = Literal["pass", "violation", "undecided", "broken"]
-""""undecided": nothing wrong was seen, and something that had to happen did not. "broken": the harness or the user's code."""
+""""undecided": no violation, but a required event did not happen. "broken": the harness or the user's code failed."""
 
 EXIT_CODES: dict[Verdict, int] = {"pass": 0, "violation": 6, "undecided": 3, "broken": 1}
 """Exit codes of the command line."""
@@ -15,10 +15,10 @@ class Violation(msgspec.Struct, frozen=True):
     """A guarantee that did not hold.
 
     Attributes:
-        oracle: who found it, such as "orphans"; two violations of one oracle count as the same bug when shrinking.
+        oracle: oracle that found it, such as "orphans"; when shrinking, two violations of one oracle count as the same bug.
         guarantee: "G1" … "G12", or "core" for an invariant of a core.
         t_ns: virtual time.
-        text: one sentence with the evidence.
+        text: description with the evidence.
     """
 
     oracle: str
@@ -28,7 +28,7 @@ class Violation(msgspec.Struct, frozen=True):
 
 
 class ExecutedFault(msgspec.Struct, frozen=True):
-    """A fault as it was carried out; `until_ns` is 0 for one that has no end."""
+    """An executed fault; `until_ns` is 0 if it has no end."""
 
     kind: str
     text: str
@@ -40,17 +40,17 @@ class Result(msgspec.Struct, kw_only=True):
     """The outcome of one run.
 
     Attributes:
-        violations: the first ones; the run ends at the first event with any.
-        pending: of an undecided run, what was still missing.
-        error: of a broken run, why.
-        trace_hash: of everything that happened, in order.
-        waypoints: the hash after each thousand entries of the journal, to find where two runs part.
-        journal: one such piece in words, if it was asked for.
-        events: kernel events. messages: consumed by turns.
-        probes: name → how often hit.
+        violations: first violations; the run ends at the first event with any.
+        pending: events missing in an undecided run.
+        error: reason of a broken run.
+        trace_hash: hash of all events, in order.
+        waypoints: hash after each thousand entries of the journal, to find the first difference of two runs.
+        journal: text of one such piece of the journal, if requested.
+        events: number of kernel events. messages: number of messages consumed by turns.
+        probes: name → number of hits.
         metrics: name → value; names end with their unit.
-        faults: as executed.
-        steps_as_they_are: of a user's fleet that gives no stubs, whose own functions have run.
+        faults: executed faults.
+        steps_as_they_are: steps and effects of a user's fleet that have no stubs, so that their own functions ran.
     """
 
     name: str

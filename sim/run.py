@@ -1,8 +1,8 @@
-"""Simulated run: a scenario and a seed in, a verdict out.
+"""Simulated run: takes a scenario and a seed, and returns a verdict.
 
-First the scenario's faults happen. Then everything is healed, and what must happen has to: recoveries finish, epochs
-complete, work gets done. A run that sees a guarantee broken ends there ("violation"); one that sees nothing broken and
-something missing at its end is "undecided"; one whose agents or harness cannot be run is "broken".
+First the scenario's faults happen. Then they are healed, and liveness is checked: recoveries finish, epochs complete, and
+work is done. A run ends with "violation" as soon as a guarantee is broken. Without a violation, a run is "undecided" if a
+required event is missing at its end, and "broken" if its agents or the harness cannot run.
 """
 
 import contextlib
@@ -29,13 +29,13 @@ from snapline.sim.world.recording import Recording
 from snapline.sim.world.world import World
 
 LOOK_NS = 100_000_000
-"""Virtual time between checks whether the run is over."""
+"""Virtual time between checks of whether the run is over."""
 
 WORK_NS = 300_000_000_000
-"""Longest time for a fleet's work (`run.turns`) after its faults: six hundred messages, one after the other, on the slowest drawn network."""
+"""Longest time for a fleet's work (`run.turns`) after its faults: 600 consecutive messages on the slowest drawn network."""
 
 LOOKS_APART, AGENTS_A_LOOK = 4, 1_000
-"""Invariants of all cores are checked at every fourth look, in large fleets more seldom, and at the end."""
+"""Invariants of all cores are checked at every fourth check of the run, in large fleets less often, and at the end."""
 
 Runner = Callable[[Scenario, int, Choices | None], Result]
 
@@ -54,12 +54,12 @@ def run(
     """Run a drawn scenario.
 
     Args:
-        choices: where choices come from; default: the seed.
-        recording: filled with the run's events.
-        mutant: a seeded bug of `snapline.sim.mutants`, to see that the oracles find it.
-        workload: the fleet and its invariants; default: as the scenario says.
-        window_at: keep the journal's piece of this number in `Result.journal`.
-        on_world: called with the world before anything happens in it, by who wants to look at it meanwhile.
+        choices: source of choices; default: the seed.
+        recording: recording to fill with the run's events.
+        mutant: seeded bug of `snapline.sim.mutants`, to check that the oracles find it.
+        workload: fleet and invariants; default: the scenario's.
+        window_at: number of the journal's piece to keep in `Result.journal`.
+        on_world: called with the world before its first event, for callers that inspect it during the run.
     """
     result = Result(name=scenario.name, seed=seed, verdict="broken")
     journal = Journal(window_at)
@@ -68,13 +68,13 @@ def run(
     gc.disable()
     logger = logging.getLogger("snapline")
     level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)  # what is worth saying is in the result
+    logger.setLevel(logging.CRITICAL + 1)  # the result has everything relevant
     try:
         with _mutated(mutant), limited(scenario.limits), remembering():
-            made = workload or make_workload(scenario.fleet)
-            if made.inputs is None and scenario.clients.inputs_from:
-                made.inputs = GivenInputs(scenario.clients.inputs_from)
-            world = World(scenario, seed, choices or RandomChoices(seed), made, recording=recording, journal=journal)
+            built = workload or make_workload(scenario.fleet)
+            if built.inputs is None and scenario.clients.inputs_from:
+                built.inputs = GivenInputs(scenario.clients.inputs_from)
+            world = World(scenario, seed, choices or RandomChoices(seed), built, recording=recording, journal=journal)
             if on_world is not None:
                 on_world(world)
             _run(world, result)
@@ -112,10 +112,10 @@ def _run(world: World, result: Result) -> None:
 
 
 class Watch:
-    """Looks at the world now and then, heals it when its faults are over, and says when the run is.
+    """Watch of a run: checks the world periodically, heals it after its faults, and ends the run.
 
     Attributes:
-        healed_ns: when everything was made whole; 0 before.
+        healed_ns: time at which all faults were healed; 0 before.
     """
 
     def __init__(self, world: World) -> None:
@@ -142,7 +142,7 @@ class Watch:
         if self._looks % self._looks_apart == 0:
             self._validate()
         if self._heal_ns is None and now_ns > shared.scenario.liveness.within_ns:
-            self._heal_ns = now_ns  # it never began
+            self._heal_ns = now_ns  # the fleet never started
         if not self.healed_ns and self._heal_ns is not None and self._heal_ns <= now_ns and not self._waits_for_work():
             self.healed_ns = now_ns
             heal(world.executor)
@@ -150,11 +150,11 @@ class Watch:
             world.hosts.steps.stubs.outages.is_over = True
         if self.healed_ns:
             world.complete_fleet()
-            owed = self._work_owed()
-            self._whole_ns = now_ns if owed else self._whole_ns or self.healed_ns
+            missing_work = self._work_owed()
+            self._whole_ns = now_ns if missing_work else self._whole_ns or self.healed_ns
             self.pending = world.pending_work.pending(self._whole_ns) + world.clients.pending()
             self.pending += world.operator.pending()
-            self.pending = self.pending or world.owed() or owed
+            self.pending = self.pending or world.owed() or missing_work
         is_late = self.healed_ns and now_ns > self._whole_ns + shared.scenario.liveness.within_ns
         if shared.judge.violations or (self.healed_ns and not self.pending) or is_late:
             shared.kernel.is_over = True
@@ -162,17 +162,17 @@ class Watch:
             shared.kernel.at(now_ns + LOOK_NS, self._look)
 
     def _work_owed(self) -> list[str]:
-        """Return the work that a user's fleet still owes, unless it is idle; the checks after the faults follow it."""
+        """Return the unfinished work of a user's fleet, unless the fleet is idle; final checks wait for it."""
         shared = self._shared
         now_ns, within_ns = shared.kernel.now_ns, shared.scenario.liveness.within_ns
         is_over = (
             now_ns > self.healed_ns + WORK_NS or now_ns > max(shared.figures.last_turn_ns, self.healed_ns) + within_ns
         )
-        owed = "" if is_over else self._world.pending_work.work_owed()
-        return [owed] if owed else []
+        text = "" if is_over else self._world.pending_work.work_owed()
+        return [text] if text else []
 
     def _waits_for_work(self) -> bool:
-        """A crash in the midst of the work is yet to come; not for ever, and not if there is no work left."""
+        """Return whether to wait for a crash planned during the work; not without end, and not once the work is done."""
         world = self._world
         shared = self._shared
         idle_ns = shared.kernel.now_ns - max(shared.figures.last_turn_ns, self._heal_ns or 0)
@@ -185,11 +185,11 @@ class Watch:
         try:
             self._world.validate()
         except AssertionError as error:
-            self._shared.kernel.is_over = False  # what is found at the end counts too
+            self._shared.kernel.is_over = False  # a failure found at the end counts too
             self._shared.core_failed("", error)
 
     def conclude(self, result: Result, *, ended: bool) -> None:
-        """Ask the oracles that look at the whole, and write down the verdict."""
+        """Run the oracles for whole runs, and record the verdict."""
         world, shared = self._world, self._shared
         violations = shared.judge.violations
         world.probe_at_end()
@@ -212,13 +212,13 @@ class Watch:
             )
             world.check_outputs()
             shared.workload.has_gone_back = shared.judge.books.inputs.has_fallen_back
-            broken = shared.workload.check_end(states) if shared.workload.ends else None
-            if broken:
-                shared.say("workload", "G3", broken)
+            finding = shared.workload.check_end(states) if shared.workload.ends else None
+            if finding:
+                shared.say("workload", "G3", finding)
         result.violations = list(violations)
         result.error = shared.misuse
         if shared.workload.failure:
-            at = "".join([f"at {seconds(found.t_ns)}, {found.text}\n" for found in violations[:1]])
+            at = "".join([f"at {seconds(violation.t_ns)}, {violation.text}\n" for violation in violations[:1]])
             result.error, result.violations = f"{shared.workload.failure}{at}", []
         result.verdict = self._verdict(result, ended=ended)
         result.pending = self.pending if result.verdict == "undecided" else []
@@ -234,7 +234,7 @@ class Watch:
         result.metrics = metrics_of(world)
 
     def _look_for_deserted(self) -> None:
-        """Look for waiting clients once all is healed and the fleet lacks nothing: they are owed answers. A busy fleet may be slow."""
+        """Report agents and clients that wait although all faults are healed and the fleet is complete. A busy fleet may be slow."""
         shared = self._shared
         patience_ns = shared.scenario.liveness.within_ns // 2
         if shared.scenario.budget == "within":
@@ -251,12 +251,12 @@ class Watch:
             shared.say("liveness", "R1", f"{text} for {patience_ns / 1e9:g} s, though everything runs")
 
     def _hollow(self) -> str:
-        """Return why a run of a user's fleet proves nothing about it, though nothing else is missing; "" if it does."""
+        """Return why a complete run of a user's fleet proves nothing about it; "" if it does."""
         scenario, taken = self._shared.scenario, self._shared.figures.turns
         if not scenario.run.turns or self.pending:
             return ""
-        promised = any(part.crash is not None and part.crash.when == "working" for part in scenario.fault)
-        if promised and not self._shared.judge.probes.hits.get("recovery"):
+        needs_crash = any(part.crash is not None and part.crash.when == "working" for part in scenario.fault)
+        if needs_crash and not self._shared.judge.probes.hits.get("recovery"):
             return f"the fleet was done after {taken} turns, before the crash that was to come in the midst of them"
         if self._world.pending_work.work_owed() and 2 * taken < scenario.run.turns:
             return f"only {taken} of {scenario.run.turns} turns were taken"
@@ -281,22 +281,22 @@ ZERO = (
     *("epochs_complete", "epochs_aborted", "recoveries", "recovery_s", "agents_rolled_back", "checkpoints_lost"),
     *("lost_turns", "rollback_turns", "domino_depth", "control_messages", "piggyback_bytes"),
 )
-"""Figures that every run has, though nothing of the kind happened."""
+"""Metrics that every run reports, even if they are 0."""
 
 
 def metrics_of(world: World) -> dict[str, float]:
-    """Figures of one run; names end with their unit."""
+    """Return the metrics of one run; names end with their unit."""
     shared = world.shared
-    found = dict.fromkeys(ZERO, 0.0) | shared.figures.counts
-    found["piggyback_bytes"] += sum(run.driver.core.shared.counts.piggyback_bytes for run in world.hosts.alive())
-    found["checkpoints_useless"] = float(shared.judge.probes.hits.get("useless checkpoint", 0))
-    if saved := found.pop("checkpoints_saved", 0.0):
-        found["checkpoint_s"] = found["saving_s"] / saved
-    found["turns"] = shared.figures.turns
-    found["busy_s"] = shared.figures.busy_ns / 1e9
-    found["virtual_s"] = shared.kernel.now_ns / 1e9
-    found["store_bytes"] = shared.stores.disk.used_bytes()
+    metrics = dict.fromkeys(ZERO, 0.0) | shared.figures.counts
+    metrics["piggyback_bytes"] += sum(run.driver.core.shared.counts.piggyback_bytes for run in world.hosts.alive())
+    metrics["checkpoints_useless"] = float(shared.judge.probes.hits.get("useless checkpoint", 0))
+    if saved := metrics.pop("checkpoints_saved", 0.0):
+        metrics["checkpoint_s"] = metrics["saving_s"] / saved
+    metrics["turns"] = shared.figures.turns
+    metrics["busy_s"] = shared.figures.busy_ns / 1e9
+    metrics["virtual_s"] = shared.kernel.now_ns / 1e9
+    metrics["store_bytes"] = shared.stores.disk.used_bytes()
     if world.pending_work.finished_ns:
-        found["finish_s"] = world.pending_work.finished_ns / 1e9
-        found["throughput_per_s"] = shared.judge.books.messages / found["finish_s"]
-    return found
+        metrics["finish_s"] = world.pending_work.finished_ns / 1e9
+        metrics["throughput_per_s"] = shared.judge.books.messages / metrics["finish_s"]
+    return metrics

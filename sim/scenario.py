@@ -1,10 +1,11 @@
-"""A scenario: which fleet runs, on what network and store, which faults happen, and when it must be well again.
+"""A scenario: the fleet, its network and store, the faults, and the deadline for recovery.
 
-One TOML file drives simulation and real processes. It is read into frozen structs, every key with a default, unknown keys refused. `format_scenario` writes what
-`parse_scenario` reads: sections with every key, so that a later change of a default does not change an old file, faults with what they say.
+One TOML file drives simulation and real processes. It is read into frozen structs; every key has a default, and unknown keys are
+refused. `format_scenario` writes a file for `parse_scenario`. Sections are written with every key, so that a changed default does
+not change an old file; faults only with the keys that are set.
 
-Two kinds of checks: types and allowed values (msgspec, with its paths made readable), then what needs more than one key:
-names of nodes, times, keys that exclude each other. Whether the faults are within the budget is `faults.check_budget`'s.
+There are two kinds of checks: types and allowed values (by msgspec, with readable paths), and conditions on several keys, such as
+node names, times and exclusive keys. `faults.check_budget` checks whether the faults are within the budget.
 """
 
 import difflib
@@ -94,12 +95,12 @@ PATTERN_NAMES = (
     "orders",
     *("planning", "paying", "returning", "booking", "booking-until"),
 )
-"""Patterns that `draw` draws from."""
+"""Patterns from which `draw` chooses."""
 
 PATTERNS_KNOWN = (*PATTERN_NAMES, "killing", "pagerank", "bank-example")
 
 HOSTS_MAX = 1000
-"""Names are listed, and every pair of hosts has a link: a typing error must not make a billion of them."""
+"""Largest number of hosts: every pair of hosts has a link, so a typing error must not create a billion of them."""
 Count = Annotated[int, msgspec.Meta(ge=0)]
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 PerMille = Annotated[int, msgspec.Meta(ge=0, le=1000)]
@@ -125,7 +126,7 @@ class DelayPart(Part, frozen=True, kw_only=True):
 
 
 class PatternPart(Part, frozen=True, kw_only=True):
-    """Traffic pattern. `messages`: approximate total, 0 for ever. `rate_per_s`: 0 is as fast as it goes."""
+    """Traffic pattern. `messages`: approximate total, 0 for no end. `rate_per_s`: 0 for no limit."""
 
     name: str = "bank"
     messages: Count = 400
@@ -134,7 +135,7 @@ class PatternPart(Part, frozen=True, kw_only=True):
 
 
 class TriggerPart(Part, frozen=True, kw_only=True):
-    """Trigger of checkpoints: each `every`, give or take the part `jitter`, or after `messages`."""
+    """Trigger of checkpoints: each `every`, varied by the fraction `jitter`, or after `messages`."""
 
     kind: Literal["period", "messages", "adaptive", "none"] = "period"
     every: Duration = "500ms"
@@ -147,11 +148,14 @@ class TriggerPart(Part, frozen=True, kw_only=True):
 
 
 class FleetPart(Part, frozen=True, kw_only=True):
-    """Fleet to run. `module`: "my_module:fleet", the user's own fleet instead of a pattern, made with `arguments`.
+    """Fleet to run.
 
-    `invariant`, `at_end`: "my_tests:no_coin_is_lost", called with every complete cut of the user's fleet, and with its states at rest.
-    `log_bytes_max`, `epoch_timeout`: of a pattern's fleet; 0 and "" are a fleet's defaults. `is_varied`: the
-    user's fleet runs under this protocol and trigger instead of its own, until nothing moves any more.
+    Attributes:
+        module: "my_module:fleet", the user's own fleet instead of a pattern, made with `arguments`.
+        invariant: "my_tests:no_coin_is_lost", called with every complete cut of the user's fleet.
+        at_end: the same, called with the states of the idle fleet.
+        log_bytes_max, epoch_timeout: settings of a pattern's fleet; 0 and "" are a fleet's defaults.
+        is_varied: the user's fleet runs under this protocol and trigger instead of its own, until it is idle.
     """
 
     agents: AtLeastOne = 5
@@ -170,7 +174,7 @@ class FleetPart(Part, frozen=True, kw_only=True):
 
 
 class NetworkPart(Part, frozen=True, kw_only=True):
-    """`paths`: from one node to another, "c1>h2", where it takes longer, or shorter, than elsewhere; for the whole run."""
+    """Delays of the network. `paths`: other delays from one node to another ("c1>h2"), for the whole run."""
 
     delay: DelayPart = DelayPart()
     paths: dict[str, DelayPart] = {}
@@ -184,7 +188,7 @@ class StorePart(Part, frozen=True, kw_only=True):
 
 
 class LivenessPart(Part, frozen=True, kw_only=True):
-    """`heal`: when everything is made whole; "" is right after the last fault. `within`: until when all must be done."""
+    """Deadlines. `heal`: time at which faults are healed; "" is right after the last fault. `within`: time for all work after that."""
 
     heal: OptionalDuration = ""
     within: Duration = "30s"
@@ -199,9 +203,13 @@ class LivenessPart(Part, frozen=True, kw_only=True):
 
 
 class ClientsPart(Part, frozen=True, kw_only=True):
-    """Clients of the fleet: `count` clients with `inputs` each, `pause` between two requests on average. `inputs_from`:
-    "module:name" or a file, from which all of them take their inputs, instead of a pattern's. `asks`: they wait for some of the answers.
-    `is_settling`: an operator retries dead letters, and drops some."""
+    """Clients of the fleet: `count` clients with `inputs` each, and an average `pause` between two requests.
+
+    Attributes:
+        inputs_from: "module:name" or a file with the inputs of all clients, instead of a pattern's.
+        asks: clients wait for some of the answers.
+        is_settling: an operator retries dead letters, and drops some.
+    """
 
     count: Annotated[int, msgspec.Meta(ge=0, le=16)] = 0
     inputs: Count = 20
@@ -216,15 +224,14 @@ class ClientsPart(Part, frozen=True, kw_only=True):
 
 
 class OutputsPart(Part, frozen=True, kw_only=True):
-    """Outputs of agents: one turn in `one_in` emits; 0: none. `is_watched`: a consumer reads them as they come, so epochs begin for
-    them."""
+    """Outputs of agents: one turn in `one_in` emits; 0: none. `is_watched`: a consumer reads them as they come, so that they trigger epochs."""
 
     one_in: Count = 0
     is_watched: bool = False
 
 
 class StepsPart(Part, frozen=True, kw_only=True):
-    """Rates per thousand of a user's stub calls, until all is healed, that are late, never answered, or fail, done or not."""
+    """Rates per thousand of stub calls that are late, never answered, or fail (executed or not), until faults are healed."""
 
     late_per_mille: PerMille = 0
     lost_per_mille: PerMille = 0
@@ -232,18 +239,23 @@ class StepsPart(Part, frozen=True, kw_only=True):
 
 
 class RestoresPart(Part, frozen=True, kw_only=True):
-    """Number of restores of the fleet from a kept epoch; one in `drops_one_in` drops inputs, 0: none."""
+    """Number of restores of the fleet from a kept epoch; one in `drops_one_in` drops inputs, 0 for none."""
 
     times: Count = 0
     drops_one_in: Count = 0
 
 
 class RunPart(Part, frozen=True, kw_only=True):
-    """Settings of a run. `until`: faults end by then. `turns_in_a_row`: turns a host runs before any other work.
+    """Settings of a run.
 
-    `retention`: what is kept beyond `keep_epochs`, as of the coordinator: "last=3,hourly=2,daily=0". `snapshots_every`: an operator requests a
-    snapshot that often; `moves`: times an operator drains a host, or rebalances agents. `faults_from`: origin of fault times. `turns`: for a fleet
-    whose end is unknown: it goes on until that many were taken, or it is at rest, or for some seconds; 0 is at once.
+    Attributes:
+        until: time by which faults end.
+        faults_from: origin of fault times.
+        retention: the coordinator's policy for epochs beyond `keep_epochs`, such as "last=3,hourly=2,daily=0".
+        snapshots_every: interval at which an operator requests a snapshot.
+        turns_in_a_row: number of turns that a host runs before other work.
+        turns: for a fleet without a known end: the run lasts until this number of turns, until the fleet is idle, or for some seconds. 0: no wait.
+        moves: number of times an operator drains a host or rebalances agents.
     """
 
     until: Duration = "10s"
@@ -271,7 +283,7 @@ class RunPart(Part, frozen=True, kw_only=True):
 
 
 class FaultPart(Part, frozen=True, kw_only=True, omit_defaults=True):
-    """Exactly one word is set."""
+    """A fault: exactly one kind is set."""
 
     delay: DelayFault | None = None
     slow: SlowFault | None = None
@@ -292,12 +304,12 @@ class FaultPart(Part, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def word(self) -> Word:
-        """The one that is set."""
+        """Return the fault that is set."""
         return next(word for _, word in self.words())
 
     @property
     def kind(self) -> str:
-        """The word itself, such as "crash"."""
+        """Return the kind of the fault, such as "crash"."""
         return next(name for name, _ in self.words())
 
     def words(self) -> Iterator[tuple[str, Word]]:
@@ -311,11 +323,11 @@ WORDS = FaultPart.__struct_fields__
 
 
 class SwarmPart(Part, frozen=True, kw_only=True):
-    """Choices that a swarm may draw; an empty list is everything.
+    """Choices that a swarm may draw; an empty list allows everything.
 
     Attributes:
-        faults: words, such as "crash". always: words of which each run has one at least, in the midst of the work.
-        fleet, network, limits, clients, outputs, steps and restores (with moves): whether these are drawn, or stay as the template says.
+        faults: fault kinds, such as "crash". always: kinds of which each run has at least one, during the work.
+        fleet, network, limits, clients, outputs, steps, restores (with moves): whether these are drawn, or stay as in the template.
     """
 
     faults: list[str] = []
@@ -336,7 +348,7 @@ class SwarmPart(Part, frozen=True, kw_only=True):
 
 
 class Scenario(Part, frozen=True, kw_only=True):
-    """One situation to run. `budget`: "beyond" checks safety alone. `limits`: of the product, by name (`limits.py`)."""
+    """One situation to run. `budget`: "beyond" checks only safety. `limits`: limits of the product, by name (`limits.py`)."""
 
     schema: Literal[1] = 1
     name: str = "scenario"
@@ -356,17 +368,17 @@ class Scenario(Part, frozen=True, kw_only=True):
 
 
 def reads_outputs(scenario: Scenario) -> bool:
-    """Return whether a consumer reads outputs: patterns emit where the scenario says so, a user's fleet whenever it likes."""
+    """Return whether a consumer reads outputs: patterns emit if the scenario says so, a user's fleet at any time."""
     return bool(scenario.outputs.one_in or scenario.fleet.module)
 
 
 def host_names(scenario: Scenario) -> tuple[str, ...]:
-    """Return all possible hosts, those that join later at the end."""
+    """Return all possible hosts; those that join later come last."""
     return tuple(f"h{number + 1}" for number in range(scenario.fleet.hosts + len(_joins(scenario))))
 
 
 def joining_hosts(scenario: Scenario) -> tuple[str, ...]:
-    """Hosts that are not there at the start."""
+    """Return the hosts that join later."""
     return host_names(scenario)[scenario.fleet.hosts :]
 
 
@@ -380,10 +392,10 @@ def _joins(scenario: Scenario) -> list[MembershipFault]:
 
 
 def parse_scenario(text: str, *, source: str) -> Scenario:
-    """Read TOML; `source` is the file's name, for errors.
+    """Read a scenario from TOML; `source` is the file's name, for errors.
 
     Raises:
-        UsageError: names file and key, and what is allowed.
+        UsageError: the scenario is invalid; the message names file, key and allowed values.
     """
     try:
         raw = tomllib.loads(text)
@@ -399,22 +411,22 @@ def parse_scenario(text: str, *, source: str) -> Scenario:
 
 
 def check_scenario(scenario: Scenario, *, source: str) -> None:
-    """Check what types cannot say.
+    """Check the conditions that types do not express.
 
     Raises:
-        UsageError: the first problem.
+        UsageError: a condition is violated; the message is the first problem.
     """
     for problem in _problems(scenario):
         raise UsageError(f"{source}: {problem}")
 
 
 def format_scenario(scenario: Scenario) -> str:
-    """Return TOML that parses to the same."""
+    """Return TOML that parses to the same scenario."""
     return format_toml(msgspec.to_builtins(scenario))
 
 
 def _refuse_early(raw: Mapping[str, object], source: str) -> None:
-    """Reject what would otherwise only be an unknown key."""
+    """Refuse other schemas and known impossible faults, which would otherwise only be unknown keys."""
     if raw.get("schema", SCHEMA) != SCHEMA:
         raise UsageError(f"{source}: schema is {shown(raw['schema'])}: this snapline reads schema {SCHEMA}")
     faults = raw.get("fault")
@@ -425,7 +437,7 @@ def _refuse_early(raw: Mapping[str, object], source: str) -> None:
 
 
 def _problems(scenario: Scenario) -> Iterator[str]:
-    """Sentences, each beginning with the key."""
+    """Yield descriptions of problems; each begins with the key."""
     yield from _part_problems(scenario)
     for index, fault in enumerate(scenario.fault):
         path = f"fault[{index}]"
@@ -434,8 +446,8 @@ def _problems(scenario: Scenario) -> Iterator[str]:
             for problem in _word_problems(scenario, fault.word):
                 yield f"{path}.{names[0]}{problem}"
         else:
-            said = f"has the words {' and '.join(names)}" if names else "has no word"
-            yield f"{path} {said}: each [[fault]] has exactly one of {', '.join(WORDS)}"
+            finding = f"has the words {' and '.join(names)}" if names else "has no word"
+            yield f"{path} {finding}: each [[fault]] has exactly one of {', '.join(WORDS)}"
 
 
 def _part_problems(scenario: Scenario) -> Iterator[str]:
@@ -467,7 +479,7 @@ def _part_problems(scenario: Scenario) -> Iterator[str]:
 
 
 def _word_problems(scenario: Scenario, word: Word) -> Iterator[str]:
-    """Yield problems; each begins with "." and a key, or a blank."""
+    """Yield problems; each begins with "." and a key, or with a blank."""
     for problem in (*word.problems(), *_name_problems(scenario, word), *_point_problems(word.point)):
         yield f".{problem}"
     ends_ns = word.ends_ns(len(host_names(scenario)))
@@ -480,7 +492,7 @@ def _word_problems(scenario: Scenario, word: Word) -> Iterator[str]:
 
 
 def _name_problems(scenario: Scenario, word: Word) -> Iterator[str]:
-    """Names of nodes that there are not."""
+    """Yield problems with names of unknown nodes."""
     hosts, coordinators = host_names(scenario), coordinator_names(scenario)
     for key, name in word.nodes():
         match key, word:

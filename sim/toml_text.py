@@ -1,7 +1,7 @@
-"""TOML as it is written, and errors of a TOML file as they are read.
+"""Writer of TOML, and readable errors for TOML files.
 
-The standard library reads TOML and does not write it. Only what scenarios hold is written: text, numbers, truth values,
-lists and tables. Of msgspec's messages the path is kept, and the value and what is allowed are looked up.
+The standard library reads TOML but does not write it. The writer supports only the values in scenarios: strings, numbers,
+booleans, lists and tables. Errors keep the path of msgspec's message, and add the value and the allowed values.
 """
 
 import json
@@ -13,7 +13,7 @@ import msgspec
 
 
 def format_toml(document: Mapping[str, object]) -> str:
-    """Plain values first, then a section for each table and each table of a list; tables within are inline; no `None`s."""
+    """Return TOML: plain values first, then a section for each table and each table in a list. Nested tables are inline; `None` is left out."""
     lines: list[str] = []
     sections: list[str] = []
     for key, value in document.items():
@@ -54,14 +54,14 @@ def _toml_key(key: str) -> str:
 
 
 def readable(message: str, raw: object, root: type[msgspec.Struct]) -> str:
-    """Say the same as a message of msgspec's, with the key, its value in `raw`, and what `root` allows there."""
-    what, _, tail = message.partition(" - at `$")
+    """Return msgspec's message in readable form, with the key, its value in `raw`, and the values that `root` allows there."""
+    reason, _, tail = message.partition(" - at `$")
     path = tail.rstrip("`").lstrip(".")
-    found, kind = _look_up(path, raw, root)
-    if unknown := re.search(r"unknown field `(.*)`", what):
+    value, kind = _look_up(path, raw, root)
+    if unknown := re.search(r"unknown field `(.*)`", reason):
         keys = [field.encode_name for field in msgspec.structs.fields(kind)] if _is_struct(kind) else []
         return f"{path or 'the file'} has no key {shown(unknown[1])}: use {', '.join(keys)}"
-    return f"{path} is {shown(found)}: {_allowed(what, kind)}"
+    return f"{path} is {shown(value)}: {_allowed(reason, kind)}"
 
 
 def _allowed(what: str, kind: object) -> str:
@@ -86,7 +86,7 @@ _TYPE_WORDS = {
 
 
 def shown(value: object) -> str:
-    """A value as it would stand in a file."""
+    """Return a value as it would be written in a file."""
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -95,7 +95,7 @@ def _is_struct(kind: object) -> TypeGuard[type[msgspec.Struct]]:
 
 
 def _look_up(path: str, raw: object, kind: object) -> tuple[object, object]:
-    """The value at a path such as `fault[2].crash.host`, and its declared type."""
+    """Return the value at a path such as `fault[2].crash.host`, and its declared type."""
     for key, index in re.findall(r"([\w-]+)|\[(\d+|\.\.\.)\]", path):
         kind = _declared(kind, key)
         match raw:
@@ -109,7 +109,7 @@ def _look_up(path: str, raw: object, kind: object) -> tuple[object, object]:
 
 
 def _declared(kind: object, key: str) -> object:
-    """The type of a struct's field, or of a list's or a dict's items, without `Annotated` and `None`."""
+    """Return the type of a struct's field, or of a list's or dict's items, without `Annotated` and `None`."""
     if _is_struct(kind):
         inner = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}.get(key)
     else:

@@ -39,15 +39,15 @@ def saved_state(open_store: Callable[[], Store], agent: str, field: str) -> byte
 
     Raises:
         NotFoundError: there is no snapshot, no such agent in it, or no such field.
-        UsageError: the state is too large, or that is no path of a field.
-        StoreError: the store cannot be read, or holds something else than was written.
+        UsageError: the state is too large, or the path is not that of a field.
+        StoreError: the store cannot be read, or its data is damaged.
     """
     store = open_store()
     manifest, line = _newest(store, agent)
-    about = manifest.metadata
+    metadata = manifest.metadata
     if line is None:
         raise AgentMissingError(
-            f"agent {agent!r} is not in epoch {about.epoch}, the newest snapshot: it was created since, or has stopped"
+            f"agent {agent!r} is not in epoch {metadata.epoch}, the newest snapshot: it was created since, or has stopped"
         )
     checkpoint = store.read_checkpoint(manifest, agent)
     tree = read_state(checkpoint, store.part_reader(manifest).read)
@@ -60,8 +60,8 @@ def saved_state(open_store: Callable[[], Store], agent: str, field: str) -> byte
             kind=checkpoint.kind,
             host=line.host,
             incarnation=checkpoint.incarnation,
-            epoch=about.epoch,
-            time=about.created,
+            epoch=metadata.epoch,
+            time=metadata.created,
             is_live=False,
             is_unborn=checkpoint.is_unborn,
             field=field,
@@ -90,12 +90,12 @@ def _newest(store: Store, agent: str) -> tuple[Manifest, AgentLine | None]:
 
 
 def _saved(manifest: Manifest, checkpoint: AgentCheckpoint) -> Rows:
-    about = manifest.metadata
-    return {"epoch": about.epoch, "time": about.created, "checkpoint": checkpoint.number}
+    metadata = manifest.metadata
+    return {"epoch": metadata.epoch, "time": metadata.created, "checkpoint": checkpoint.number}
 
 
 def description(view: AgentView, kind: str, host: str, newest: Rows | None) -> Rows:
-    """Describe an agent. Times in seconds, for people."""
+    """Describe an agent for display, with times in seconds."""
     turn = {"what": view.turn, "sender": view.sender} if view.turn else None
     return document(
         "AgentDescription",
@@ -153,16 +153,16 @@ def _durable(turn: TurnView) -> Rows:
 
 
 def waiting_agent(view: AgentView, host: str) -> WaitingAgent:
-    """Return what waits at an agent."""
-    told = WaitingAgent(view.agent, host, inputs=view.inputs, dead_letters=view.dead_letter_count)
+    """Return the waiting work of an agent."""
+    document = WaitingAgent(view.agent, host, inputs=view.inputs, dead_letters=view.dead_letter_count)
     turn = view.durable
     if turn is None:
-        return told
+        return document
     waits_for = "" if turn.waits is None else _asked(turn.waits)
     if turn.effect is not None:
         waits_for = f"effect {turn.effect.name}, key {turn.effect.key}: {turn.effect_stands}"
     return msgspec.structs.replace(
-        told,
+        document,
         turn=turn.what,
         sender=turn.sender,
         steps=turn.entries,

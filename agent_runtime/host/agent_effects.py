@@ -1,4 +1,4 @@
-"""One agent's effects in a host core: the open one, those of its present turn, and a window of those that have ended.
+"""One agent's effects in a host core: the open effect, those of the current turn, and a window of ended ones.
 
 An explicit key identifies an effect within its agent. While the window holds it, a request for the same effect gets the known outcome, and the
 effect is not done again.
@@ -14,27 +14,27 @@ from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.packs.saved_effects import KnownEffect, MadeEffect, OpenEffect, SavedEffects
 
 KEYS_KEPT = 1000
-"""Largest number of ended effects that an agent remembers: some 100 KB in each of its checkpoints, besides results."""
+"""Largest number of ended effects that an agent remembers: some 100 KB in each of its checkpoints, without results."""
 
 KEYS_KEPT_NS = 7 * 86_400 * 1_000_000_000
-"""Largest age of them, relative to the newest one: a week, in which people look at dead letters and retry them."""
+"""Largest age of an ended effect, relative to the newest one: a week, in which operators inspect and retry dead letters."""
 
 STEP_NS = 3600 * 1_000_000_000
-"""Largest step that counts from one to the next (`storage/ages.py`): after a clock jump at least the last 168 are known."""
+"""Largest counted step from one ended effect to the next (`storage/ages.py`): after a clock jump at least the last 168 are kept."""
 
 RESULTS_BYTES_MAX = 1024 * 1024
-"""Largest size of results and compensation arguments that an agent remembers, in each checkpoint. The oldest are forgotten with their keys."""
+"""Largest size of results and compensation arguments in each of an agent's checkpoints. The oldest are dropped with their keys."""
 
 COMPENSATED = "compensated"
 
 MADE_UP = "@"
-"""Prefix of the key of an effect that was given none: it belongs to a turn, and is forgotten with it."""
+"""Prefix of a generated key, for an effect without one: such a key belongs to a turn, and is dropped with it."""
 
 NOTHING = b"\xc0"
-"""None, encoded: the result of a compensation that need not be called."""
+"""Encoded None: the result of a compensation that need not be called."""
 
 TIME_UNKNOWN = 0
-"""End time of an effect whose end only a host log records: it is forgotten when there is no room for it."""
+"""End time of an effect whose end only a host log records: such an effect is dropped when there is no room."""
 
 _NO_EFFECTS = SavedEffects()
 
@@ -44,13 +44,14 @@ class AgentEffects:
 
     Attributes:
         keys: ended effects, oldest first.
-        made: effects of the agent's present turn, oldest first.
-        open: the effect at which its turn waits.
-        is_in_doubt: it may have been called: by an earlier life, since it comes from a checkpoint whose epoch released its intent, unless that life
-            had to log a mark first; or under the same key, by a call that failed or is of a discarded history.
-        is_ready: its handler waits there, and it may be called as soon as its intent is released.
-        is_called: this life is calling it, or has a mark of that on its way.
-        needs_people: its handler waits there, and nothing calls it: people have to report its outcome.
+        made: effects of the agent's current turn, oldest first.
+        open: effect that the turn waits for.
+        is_in_doubt: the open effect may have been called. Either it comes from a checkpoint whose epoch released its intent, so an earlier
+            incarnation may have called it (unless it had to log a mark first). Or a call under the same key failed, or belongs to a discarded
+            history.
+        is_ready: the handler waits for the open effect, which may be called as soon as its intent is released.
+        is_called: this incarnation is calling the open effect, or is logging its mark.
+        needs_people: the open effect is not called: an operator has to report its outcome.
     """
 
     __slots__ = ("is_called", "is_in_doubt", "is_ready", "keys", "made", "needs_people", "open")
@@ -71,7 +72,7 @@ class AgentEffects:
     # ---- keys -----------------------------------------------------------------------------------------------------
 
     def identity(self, intent: EffectIntent) -> tuple[str, int]:
-        """Return the key and the generation of an intent: a compensation's belong to what it undoes."""
+        """Return the key and generation of an intent; for a compensation, those of the effect that it undoes."""
         if intent.is_undo:
             return undo_key(intent.key, self._undone_by(intent)), 1
         known = self.keys.get(intent.key)
@@ -85,17 +86,15 @@ class AgentEffects:
         return intent.generation or (known.generation if known is not None else 1)
 
     def settled(self, intent: EffectIntent, digest: bytes, name: str) -> tuple[str, bytes] | None:
-        """Return the known outcome of an effect, as the journal takes it; None: it is to be called."""
+        """Return the known outcome of an effect in the journal's form; None if it has to be called."""
         if intent.is_undo and self._stands(intent):
             return ADOPTED, NOTHING
         known = self.keys.get(self.identity(intent)[0])
         if known is None or known.outcome == COMPENSATED:
             return None
-        if (
-            known.digest != digest and not intent.is_undo
-        ):  # what has failed to undo it may be called in another way by now
-            said = f"key {known.key!r} was used for an effect with the arguments {known.arguments}, and now for {name!r} with {intent.arguments}"
-            return REFUSED, f"{said}: give each effect a key of its own".encode()
+        if known.digest != digest and not intent.is_undo:  # the compensation that failed may have been replaced by now
+            reason = f"key {known.key!r} was used for an effect with the arguments {known.arguments}, and now for {name!r} with {intent.arguments}"
+            return REFUSED, f"{reason}: give each effect a key of its own".encode()
         if known.outcome != DONE:
             return None
         return (self._take_over(intent, known, name), known.result) if known.is_orphan else (ADOPTED, known.result)
@@ -105,11 +104,11 @@ class AgentEffects:
         known = self.keys.get(intent.key)
         if known is None or intent.generation not in (0, known.generation):
             return False
-        return not known.is_orphan and all(made.key != intent.key for made in self.made)
+        return not known.is_orphan and all(effect.key != intent.key for effect in self.made)
 
     def _take_over(self, intent: EffectIntent, known: KnownEffect, name: str) -> str:
-        """Make the effect part of this turn, as if the turn had done it now: the turn that did it has failed, or is of a discarded history, and it was
-        not undone."""
+        """Make the effect part of this turn, as if the turn had done it now: The turn that did the effect has failed, or belongs to a discarded history,
+        and the effect was not undone."""
         self.keys[known.key] = msgspec.structs.replace(
             known, is_orphan=False, ended_ns=known.ended_ns or intent.asked_ns
         )
@@ -150,14 +149,14 @@ class AgentEffects:
         self.open = msgspec.structs.replace(self.open, is_begun=True)
 
     def late_s(self) -> float:
-        """Return how long a call of what the open compensation undoes may still be on its way."""
+        """Return how long a call of the effect that the open compensation undoes may still run."""
         assert self.open is not None
         known = self.keys.get(self.open.undoes)
         is_it = known is not None and known.generation == self.open.undoes_generation and known.outcome == FAILED
         return known.late_s if known is not None and is_it else 0.0
 
     def end(self, *, is_done: bool, result: bytes, ended_ns: int, late_s: float = 0.0) -> None:
-        """End the open effect. `late_s`: if it has failed, how long its last call may still be on its way."""
+        """End the open effect. `late_s`: for a failed effect, how long its last call may still run."""
         opened = self.open
         assert opened is not None
         outcome, kept = (DONE, result) if is_done else (FAILED, b"")
@@ -170,8 +169,8 @@ class AgentEffects:
         self.keys.pop(opened.key, None)
         self.keys[opened.key] = known
         if not opened.undoes:
-            made = MadeEffect(opened.key, opened.generation, opened.name, opened.undo, opened.undo_arguments)
-            self._add_made(made)
+            effect = MadeEffect(opened.key, opened.generation, opened.name, opened.undo, opened.undo_arguments)
+            self._add_made(effect)
         elif is_done:
             self._undone(opened)
         self.let_go()
@@ -182,14 +181,14 @@ class AgentEffects:
         known = self.keys.get(key)
         if known is not None and known.generation == opened.undoes_generation:
             self.keys[key] = _compensated(known)
-        self.made = [made for made in self.made if made.key != key]
+        self.made = [effect for effect in self.made if effect.key != key]
 
     def undone_elsewhere(self, key: str, generation: int) -> None:
-        """Record a compensation of an earlier life, found in a host log. If this history does not reach it by itself, the fleet was rolled back past
-        it: its effect no longer exists outside, and a new request for it is another effect."""
+        """Record a compensation of an earlier incarnation, found in a host log. If this history does not reach the compensation by itself, the fleet
+        was rolled back past it. The effect no longer exists outside, so a new request for it is another effect."""
         if self.open is not None and (self.open.undoes, self.open.undoes_generation) == (key, generation):
             return
-        self.made = [made for made in self.made if (made.key, made.generation) != (key, generation)]
+        self.made = [effect for effect in self.made if (effect.key, effect.generation) != (key, generation)]
         known = self.keys.get(key)
         if known is None or known.generation < generation:
             self.keys.pop(key, None)
@@ -198,7 +197,8 @@ class AgentEffects:
             self.keys[key] = _compensated(known)
 
     def called_elsewhere(self, entry: JournalEntry) -> None:
-        """Record a call of an effect of a discarded history, found in a host log: it is done outside, or perhaps done, whatever requests it again."""
+        """Record a call of an effect of a discarded history, found in a host log: it is done outside, or possibly done, regardless of which turn
+        requests it again."""
         key, _, text = entry.sender.rpartition("#")
         if not key or key.endswith(UNDO):
             return
@@ -222,28 +222,31 @@ class AgentEffects:
         return known is not None and (known.ended_ns, known.outcome) == (TIME_UNKNOWN, DONE)
 
     def takes_up_undone(self) -> bool:
-        """Return whether the open effect was done and undone in a discarded history: nobody has requested what is done now."""
+        """Return whether the open effect was done and undone in a discarded history: then its repetition was not requested by this history."""
         known = self.keys.get(self.open.key) if self.open is not None else None
         if self.open is None or known is None:
             return False
         is_it = known.generation == self.open.generation and known.outcome == COMPENSATED
-        return is_it or known.generation > self.open.generation  # there is no later one unless the earlier was undone
+        return (
+            is_it or known.generation > self.open.generation
+        )  # a later generation exists only if the earlier one was undone
 
     def let_go(self) -> None:
-        """Drop the open effect: it is not called any more."""
+        """Drop the open effect, which will not be called."""
         self.open, self.is_in_doubt, self.is_ready, self.needs_people = None, False, False, False
         self.is_called = False
 
     def not_done(self, number: int) -> None:
-        """Record people's resolution that the open effect was not done: it may be called when the agent's output of this number is released. So no
-        later life that did not learn of the call learns of the resolution again."""
+        """Record the operator's resolution that the open effect was not done: it may be called once the agent's output of this number is released. So
+        a later incarnation that does not know of the call cannot take the resolution again."""
         assert self.open is not None
         self.open = msgspec.structs.replace(self.open, number=number, is_begun=False, is_repeated=False)
         self.is_in_doubt, self.is_ready, self.needs_people = False, True, False
 
     def _forget(self, newest_ns: int) -> None:
-        """Forget the oldest, by what has ended and not by when: a replay forgets the same. What the present turn has made is kept until its end."""
-        held = {made.key for made in self.made}
+        """Drop the oldest effects, by order rather than time, so that a replay drops the same ones. Effects of the current turn are kept until its
+        end."""
+        held = {effect.key for effect in self.made}
         size_bytes = sum([_size_of(known) for known in self.keys.values()])
         times = {key: known.ended_ns for key, known in self.keys.items() if known.ended_ns != TIME_UNKNOWN}
         ages = dict(zip(times, ages_ns([*times.values(), newest_ns], STEP_NS), strict=False))
@@ -258,18 +261,18 @@ class AgentEffects:
     # ---- turns ----------------------------------------------------------------------------------------------------
 
     def turn_ended(self, letter: int = 0) -> list[MadeEffect]:
-        """End the turn; return what it has made, oldest first. Keys that were made up for it are forgotten, but for what was undone. `letter`: the
-        number of the dead letter that it becomes, if it has failed."""
-        made, self.made = self.made, []
+        """End the turn; return its effects, oldest first. Its generated keys are dropped, except those of undone effects. `letter`: number of its
+        dead letter, if it has failed."""
+        effects, self.made = self.made, []
         for key, known in list(self.keys.items()):
             if key.startswith(MADE_UP) and not key.endswith(UNDO) and known.ended_ns != TIME_UNKNOWN:
                 del self.keys[key]
-        for key in [each.key for each in made if letter and each.key in self.keys]:
+        for key in [effect.key for effect in effects if letter and effect.key in self.keys]:
             self.keys[key] = msgspec.structs.replace(self.keys[key], is_orphan=True, letter=letter)
-        return made
+        return effects
 
     def give_up(self, key: str) -> None:
-        """Detach the effect from its turn: people have it undone, though its turn ended well."""
+        """Detach the effect from its turn: an operator has it undone, although the turn succeeded."""
         self.keys[key] = msgspec.structs.replace(self.keys[key], is_orphan=True)
 
 
@@ -280,7 +283,7 @@ def _compensated(known: KnownEffect) -> KnownEffect:
 
 
 def _size_of(known: KnownEffect) -> int:
-    return len(known.result) + sum([len(each) for each in known.undo_arguments])
+    return len(known.result) + sum([len(argument) for argument in known.undo_arguments])
 
 
 def undone_by(entry: JournalEntry) -> tuple[str, int] | None:

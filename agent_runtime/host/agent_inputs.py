@@ -1,7 +1,7 @@
-"""One agent's inputs from outside in a host core: those taken, those waiting, and the keys of those that are done.
+"""One agent's inputs from outside in a host core: waiting inputs, and the keys of consumed ones.
 
-Inputs of an agent are numbered 1, 2, 3 … over all its owners and lives. The number of the last one that a turn, or the dead
-letters, consumed is in the agent's checkpoint; those beyond it come again from the host log.
+Inputs of an agent are numbered from 1 over all its owners and incarnations. The agent's checkpoint holds the number of the last input that was
+consumed, by a turn or as a dead letter; later inputs come again from the host log.
 """
 
 import itertools
@@ -19,23 +19,23 @@ KEYS_KEPT = 1000
 """Largest number of keys of consumed inputs that an agent remembers: some 60 KB in each of its checkpoints."""
 
 KEYS_KEPT_NS = 3600 * 1_000_000_000
-"""Largest age of them, relative to the newest one: far longer than any client repeats a request."""
+"""Largest age of a key, relative to the newest one: far longer than any client retries."""
 
 STEP_NS = 60 * 1_000_000_000
-"""Largest step that counts from one key to the next (`storage/ages.py`): after a clock jump at least the last sixty are known."""
+"""Largest counted step from one key to the next (`storage/ages.py`): after a clock jump at least the last sixty keys are kept."""
 
 REPLIES_BYTES_MAX = 1024 * 1024
-"""Largest size of answers that an agent remembers, without the newest: they are in each of its checkpoints."""
+"""Largest size of remembered answers, without the newest: each of the agent's checkpoints contains them."""
 
 DIGEST_BYTES = 16
 
 
 class PendingInput:
-    """An input that has its number and is not consumed.
+    """A numbered input that is not consumed yet.
 
     Attributes:
-        is_durable: its batch is in the log.
-        waiters: requests to be answered when it is, as (request, place of the input in it).
+        is_durable: the input's batch is in the log.
+        waiters: requests to answer when the input is durable, as (request, index of the input in the request).
     """
 
     __slots__ = ("input", "is_durable", "waiters")
@@ -50,14 +50,14 @@ class AgentInputs:
     """One agent's inputs.
 
     Attributes:
-        consumed: number of the last one consumed.
-        numbered: the last number given.
-        waiting: inputs between those two, by key.
+        consumed: number of the last consumed input.
+        numbered: last number assigned.
+        waiting: inputs between these numbers, by key.
         keys: keys of consumed inputs, oldest first.
-        reply_bytes: size of their answers.
-        span_ns: time from the oldest of them to the newest.
-        retries: operator commands that retried dead letters, by key → the key of the letter's input.
-        released: the last one that a complete epoch is known to hold as consumed, with the end of its turn and of all before.
+        reply_bytes: size of the answers kept with the keys.
+        span_ns: time from the oldest key to the newest.
+        retries: key of an operator command that retried a dead letter → key of the dead letter's input.
+        released: last input that a complete epoch is known to hold as consumed, with the ends of its turn and of all earlier turns.
     """
 
     __slots__ = ("consumed", "keys", "numbered", "released", "reply_bytes", "retries", "span_ns", "waiting")
@@ -84,9 +84,9 @@ class AgentInputs:
         return pending
 
     def drop(self, logged: LoggedInput) -> None:
-        """Drop an input without a turn, after a deliberate rollback of the fleet. Its key stays known, for a client that repeats it.
+        """Drop an input without a turn, after a deliberate rollback of the fleet. The key stays known, for clients that repeat it.
 
-        Logs may have lost inputs before it: a gap among dropped ones is no error.
+        Logs may have lost earlier inputs, so a gap among dropped inputs is not an error.
         """
         self.consumed, self.numbered = logged.number - 1, logged.number
         self.consume(logged, is_dead_lettered=True, reply=DROPPED)
@@ -129,7 +129,7 @@ class AgentInputs:
         return self.keys.get(known.retried_by, known) if known is not None else None
 
     def _forget_keys(self) -> None:
-        """Forget the oldest keys, by what was consumed and not by when: a replay forgets the same."""
+        """Drop the oldest keys, by consumption order rather than time, so that a replay drops the same ones."""
         keys = self.keys
         while len(keys) > KEYS_KEPT or self.span_ns > KEYS_KEPT_NS:
             oldest, following = itertools.islice(keys.values(), 2)

@@ -10,8 +10,8 @@ class AgentOutputs:
     """One agent's outputs.
 
     Attributes:
-        number: number of the last one.
-        pending: those not known to be released, ascending, without a gap, up to `number`.
+        number: number of the last output.
+        pending: outputs not known to be released, ascending without gaps up to `number`.
         size_bytes: size of the pending payloads.
     """
 

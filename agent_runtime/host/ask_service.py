@@ -1,8 +1,8 @@
 """Service of `Inputs.Ask` on a host's port: clients wait here for an agent's answer to an input.
 
-It decides nothing; the host core decides what the answer is, and when it may be sent. The core is asked once for each input and
-kind of answer, however many clients wait, and however often they retry. So what it keeps for them is bounded by the keys that its agents know, and
-a client that has gone leaves nothing behind that the next one would not use.
+The service decides nothing; the host core decides the answer, and when it may be sent. The service asks the core once for each input and kind of
+answer, however many clients wait and retry. So its memory is bounded by the keys that the agents know, and a departed client leaves nothing behind
+that the next one would not use.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ from snapline.messages.payloads import split_message
 from snapline.security.rpc_authorization import Context
 
 ASKS_MAX = 10_000
-"""Largest number of clients that wait at one time: each is a call of its own, and takes some KiB."""
+"""Largest number of clients that wait at one time: each is a separate call, and takes some KiB."""
 
 ANSWER_S_MAX = 60.0
-"""Longest time of one call: a client that still waits then asks again."""
+"""Longest time of one call: after it, a client that still waits asks again."""
 
 _Question = tuple[str, str, bool]
 """Agent, key, and whether an early answer will do."""
@@ -48,7 +48,7 @@ class AskService:
         self._host = host
         self._calls = 0
         self._open: dict[_Question, asyncio.Future[ev.AskAnswer]] = {}
-        """Questions that the core has not answered."""
+        """Questions that the core has not answered yet."""
 
     def handlers(self) -> Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]:
         """Return the handlers of its calls."""
@@ -79,14 +79,14 @@ class AskService:
 
     async def _answer(self, question: _Question, context: Context) -> AskOutcome:
         waiting = self._open.get(question) or self._begin(question)
-        await asyncio.wait({waiting}, timeout=ANSWER_S_MAX)  # a call that is cancelled leaves it to the others
+        await asyncio.wait({waiting}, timeout=ANSWER_S_MAX)  # a cancelled call leaves the future to other waiters
         if not waiting.done():
             reason = f"agent {question[0]} on host {self._host} has not answered yet"
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, reason)
-        told = waiting.result()
-        kind, body = split_message(told.reply) if told.reply else ("", b"")
-        place = self._agents.place_of(question[0]) if told.status == RETRY else ("", "")
-        return AskOutcome(told.status, told.number, kind, bytes(body), told.reason, *place)
+        answer = waiting.result()
+        kind, body = split_message(answer.reply) if answer.reply else ("", b"")
+        place = self._agents.place_of(question[0]) if answer.status == RETRY else ("", "")
+        return AskOutcome(answer.status, answer.number, kind, bytes(body), answer.reason, *place)
 
     def _begin(self, question: _Question) -> "asyncio.Future[ev.AskAnswer]":
         waiting: asyncio.Future[ev.AskAnswer] = asyncio.get_running_loop().create_future()

@@ -1,25 +1,26 @@
-"""Backlog of a host in a logged fleet: what it keeps in memory because the store has not taken it yet, and when it can keep no more.
+"""Backlog of a host in a logged fleet: data kept in memory because the store has not taken it yet, and its limits.
 
-Two things grow while the store is slow or dead: sender logs in the agents, since basic checkpoints are deferred, and
-checkpoints that are taken all the same (forced ones), in the writer's queue. In koo-toueg fleets the logs of agents that no round
-asks grow too. Agents go on as long as there is room. When there is none they *pause*: they take no turn and nothing leaves
-them, until the store takes checkpoints again, or a round has saved them. Heartbeats report it.
+Two things grow while the store is slow or unavailable: sender logs in the agents, since basic checkpoints are deferred, and forced checkpoints in the
+writer's queue. In koo-toueg fleets the logs of agents that no round asks grow too.
+
+Agents run as long as there is room. When there is none they *pause*: they take no turn and send nothing, until the store takes checkpoints again, or
+a round has saved them. Heartbeats report the pause.
 """
 
 LOGS_BYTES_MAX = 256 * 1024 * 1024
-"""Largest size of sender logs in the agents of one host; what the writer's queue may hold comes on top (`checkpoint_writer.py`). A host
-without that much room could not hold its agents' states twice either, as every checkpoint needs."""
+"""Largest size of sender logs in the agents of one host, in addition to the writer's queue (`checkpoint_writer.py`). A host without this much memory
+could not hold its agents' states twice either, as every checkpoint requires."""
 
 
 class Backlog:
-    """Backlog of one host under one plan. The parts of the host core change it.
+    """Backlog of one host under one plan. All parts of the host core may change it.
 
     Attributes:
         log_bytes: size of all sender logs in the agents.
-        is_busy, problem: as last reported (`StoreWatched`); a plan begins with a store presumed good.
-        is_full: the writer's queue can take no more either.
+        is_busy, problem: last report on the store (`StoreWatched`); at the start of a plan the store is presumed healthy.
+        is_full: the writer's queue is full.
         is_standing: the agents are paused.
-        save_ns: when all agents take checkpoints, since their logs are too large although the store would take them, or None.
+        save_ns: time when all agents take checkpoints because their logs are too large although the store is healthy, or None.
     """
 
     __slots__ = ("is_busy", "is_full", "is_standing", "log_bytes", "problem", "save_ns")

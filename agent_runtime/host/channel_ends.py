@@ -39,12 +39,12 @@ class AwaitingReplies(Protocol):
 
 
 class ChannelEnds:
-    """Channels of the agents here.
+    """Channels of this host's agents.
 
     Attributes:
-        ending: by sender that is gone, and receiver: inlets with messages that are not all consumed yet.
-        locating: questions to the coordinator on their way: number → the agents that are looked for.
-        held: by sender, its ends on links over which it may not send until it has recorded.
+        ending: departed sender → receiver → inlet whose messages are not all consumed yet.
+        locating: number of an open query to the coordinator → agents to locate.
+        held: sender → its channel ends on links that it may not use until it has recorded.
     """
 
     _mode: HostMode
@@ -139,13 +139,13 @@ class ChannelEnds:
             self._hold_if_due(outlet, peer)
 
     def _hold_if_due(self, outlet: AgentOutlet, peer: Peer) -> None:
-        """Take the credit of a sender that is behind: its messages stay in the outbox, where a record finds them."""
+        """Withdraw the credit of a sender that has not recorded yet: its messages stay in the outbox, which the record includes."""
         if self._mode.is_behind(outlet.owner, peer):
             outlet.credit = outlet.number
             self.held.setdefault(outlet.owner.id, []).append(outlet)
 
     def release(self, agent: str) -> None:
-        """Release a sender that has recorded: what it has for such links may leave with the batch."""
+        """Release a sender that has recorded: its messages for such links may leave with the batch."""
         for outlet in self.held.pop(agent):
             outlet.credit = max(outlet.credit, outlet.number + CHANNEL_CREDIT)
             if outlet.queue and outlet.peer is not None and not outlet.is_waiting:
@@ -169,7 +169,7 @@ class ChannelEnds:
         peer.inlets[command.channel] = inlet
 
     def _refuse(self, peer: Peer, command: lk.AcceptChannel) -> AgentInlet:
-        """Make an end without an owner: what arrives there is discarded, unless the receiver is just being created."""
+        """Make an end without an owner: arriving messages are discarded, unless the receiver is just being created."""
         inlet = AgentInlet(
             channel=command.channel,
             sender=command.sender,
@@ -220,7 +220,7 @@ class ChannelEnds:
                     self._outlets.unpark(outlet)
 
     def _settle(self, agent: LocalAgent, outlet: AgentOutlet, *, is_found: bool) -> None:
-        """Settle what was parked for a receiver, now that its place is known: it leaves, or is dead-lettered."""
+        """Send or dead-letter messages parked for a receiver whose location is now known."""
         if is_found:
             self.open(agent, outlet.receiver)
             self._outlets.unpark(outlet)
@@ -233,18 +233,18 @@ class ChannelEnds:
         self._outlets.shrank(agent)
         self._durable.gone(agent, outlet.receiver)
 
-    # ---- agents that are gone -------------------------------------------------------------------------------------
+    # ---- departed agents -----------------------------------------------------------------------------------------
 
     def close_all(self, gone: LocalAgent) -> None:
-        """Close the channels of an agent that no undecided epoch holds any more: other agents need not know them any longer.
+        """Close the channels of an agent that no undecided epoch holds any more; no other agent needs them.
 
-        Other hosts drop their ends on `ChannelClosed`, behind all that is in transit. Numbers of channels that were not
-        used since a plan restored them stay until the next plan: nothing names them on a link.
+        Other hosts drop their ends on `ChannelClosed`, after everything in transit. Numbers of channels that were not used since a plan restored them
+        stay until the next plan: no link item refers to them.
         """
         agents = self._shared.agents
         for receiver, outlet in gone.outlets.items():
-            found = agents.get(receiver)
-            self.end_inlet(found.inlets.get(gone.id) if found is not None else None)
+            peer_agent = agents.get(receiver)
+            self.end_inlet(peer_agent.inlets.get(gone.id) if peer_agent is not None else None)
             self._close_outlet(outlet)
         for sender, inlet in gone.inlets.items():
             if sender in agents:
@@ -257,7 +257,7 @@ class ChannelEnds:
                 self.end_inlet(awaited)
 
     def end_inlet(self, inlet: AgentInlet | None) -> None:
-        """End the inlet of a sender that is gone. The numbers go once its last message is consumed."""
+        """End the inlet of a departed sender. Its numbers are dropped once its last message is consumed."""
         if inlet is None or inlet.owner is None:
             return
         if inlet.consumed < inlet.arrived:
@@ -273,7 +273,7 @@ class ChannelEnds:
             self._close_outlet(outlet)
 
     def _end_outlet(self, outlet: AgentOutlet | None) -> None:
-        """End the outlet to a receiver that is gone: what waits for it, or is sent to it from now on, is dead-lettered."""
+        """End the outlet to a departed receiver: waiting and future messages to it are dead-lettered."""
         if outlet is None:
             return
         owner, receiver = outlet.owner, outlet.receiver

@@ -1,10 +1,9 @@
-"""Writing of agents' images to the store, as checkpoints that agents took on their own, or for a round.
+"""Checkpoint packs: images of agents that checkpoint on their own or for a round, written to the store.
 
-Images are taken on the event loop, between turns; `write_checkpoints` runs in a worker thread. One pack holds what was
-taken since the pack before, so that all of it shares one sync of the disk, be it of many agents or many times of one (a
-protocol may force a checkpoint at every message). Each checkpoint carries the messages that its agent sent since its
-checkpoint before (the sender log, docs/protocols.md, section 3): they are durable exactly when the state that will not send
-them again is.
+Images are taken on the event loop, between turns; `write_checkpoints` runs in a worker thread. One pack holds all checkpoints since the previous
+pack, of many agents or several of one (a protocol may force a checkpoint at every message), so that they share one disk sync. Each checkpoint carries
+the messages that its agent sent since its previous checkpoint (the sender log, docs/protocols.md, section 3). So messages become durable together
+with the state that will not send them again.
 """
 
 import msgspec
@@ -22,15 +21,15 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, BootClock, StateP
 from snapline.storage.store.store import Store
 
 CHANNEL_BYTES = 32
-"""Size that one channel's number counts in a pack: name and number in the file, and three columns of the report."""
+"""Size counted for one channel's number in a pack: name and number in the file, and three columns of the report."""
 
 
 class TakenCheckpoint(msgspec.Struct):
-    """An agent's image, and the core's command that requested it. The code that drops it releases the image.
+    """An agent's image, and the core's command that requested it. Code that drops the checkpoint releases the image.
 
     Attributes:
-        size_bytes: about its size in a pack: state, log, pending outputs, a sealed journal, and both tables of channels. Measured once, so that
-            what it added to a queue is what it takes out again: the skeleton of a forked capture comes later, and is not counted.
+        size_bytes: approximate size in a pack: state, log, pending outputs, a sealed journal, and both channel tables. It is measured once, so that
+            additions to a queue's size match removals. The later skeleton of a forked capture is not counted.
     """
 
     known: AgentType
@@ -55,20 +54,20 @@ class TakenCheckpoint(msgspec.Struct):
 def write_checkpoints(store: Store, writer: str, plan: int, captures: list[TakenCheckpoint]) -> CheckpointsStored:
     """Write checkpoints as one checkpoint pack, durable when this returns; return the report.
 
-    Those of one agent come in the order in which it took them: what changed in one counts from the one before.
+    Checkpoints of one agent are in the order in which it took them: each lists changes since the previous one.
 
-    `host_start` and `sequence` of the report are the caller's to fill in.
+    The caller sets `host_start` and `sequence` of the report.
 
     Raises:
-        EncodingError: a state would not come back from its image; names the agent.
-        StoreError: the store cannot be written; nothing refers to what is left there.
-        UsageError: a checkpoint comes twice, or they belong to two rounds.
+        EncodingError: a state cannot be restored from its image; names the agent.
+        StoreError: the store cannot be written; nothing refers to partial data.
+        UsageError: a checkpoint occurs twice, or the checkpoints belong to two rounds.
     """
-    rounds = {taken.command.round for taken in captures} - {0}
+    rounds = {capture.command.round for capture in captures} - {0}
     if len(rounds) > 1:
         raise UsageError(f"checkpoints of rounds {sorted(rounds)} in one pack: write those of each round on their own")
-    chunked = [_chunk(store, taken) for taken in captures]
-    checkpoints = [_checkpoint_of(taken, found.parts) for taken, found in zip(captures, chunked, strict=True)]
+    chunked = [_chunk(store, capture) for capture in captures]
+    checkpoints = [_checkpoint_of(capture, state.parts) for capture, state in zip(captures, chunked, strict=True)]
     blobs = [(checkpoint.agent, checkpoint.number, encode_checkpoint(checkpoint)) for checkpoint in checkpoints]
     reference = store.write_checkpoints(writer=writer, plan=plan, blobs=blobs, chunks=new_chunks(chunked))
     return _report_of(captures, plan=plan, epoch=max(rounds, default=0), pack=reported(reference))
@@ -83,16 +82,16 @@ def _chunk(store: Store, taken: TakenCheckpoint) -> ChunkedState:
 
 def unwritable(captures: list[TakenCheckpoint]) -> dict[str, tuple[int, str]]:
     """Return agent → its first checkpoint that can never be written, and why: the state would not come back from its image."""
-    found: dict[str, tuple[int, str]] = {}
-    for taken in captures:
-        command = taken.command
-        if command.agent not in found:
+    failed: dict[str, tuple[int, str]] = {}
+    for capture in captures:
+        command = capture.command
+        if command.agent not in failed:
             try:
-                check_image(command.agent, taken.known, taken.image)
-                encode_checkpoint(_checkpoint_of(taken, []))
+                check_image(command.agent, capture.known, capture.image)
+                encode_checkpoint(_checkpoint_of(capture, []))
             except EncodingError as error:
-                found[command.agent] = command.control.number, str(error)
-    return found
+                failed[command.agent] = command.control.number, str(error)
+    return failed
 
 
 def _checkpoint_of(taken: TakenCheckpoint, parts: list[StatePart]) -> AgentCheckpoint:
@@ -117,7 +116,7 @@ def _checkpoint_of(taken: TakenCheckpoint, parts: list[StatePart]) -> AgentCheck
 
 def _report_of(captures: list[TakenCheckpoint], *, plan: int, epoch: int, pack: ReportedPack) -> CheckpointsStored:
     """Report one entry for each checkpoint, and for each channel whose number has changed since the agent's one before."""
-    commands = [taken.command for taken in captures]
+    commands = [capture.command for capture in captures]
     places = Places()
     agents = [places[command.agent] for command in commands]
     sent = [
@@ -127,7 +126,7 @@ def _report_of(captures: list[TakenCheckpoint], *, plan: int, epoch: int, pack: 
         (x, places[sender], n) for x, command in enumerate(commands) for sender, n in command.changed_received.items()
     ]
     sizes = [size_of(command.log.values()) for command in commands]
-    pauses = [taken.capture_ns for taken in captures]
+    pauses = [capture.capture_ns for capture in captures]
     return CheckpointsStored(
         host_start=0, plan=plan, sequence=0, pack=pack, names=tuple(places), agents=tuple(agents),
         numbers=tuple([command.control.number for command in commands]),
@@ -136,6 +135,6 @@ def _report_of(captures: list[TakenCheckpoint], *, plan: int, epoch: int, pack: 
         sent_number=tuple([x for _, _, x in sent]), received_of=tuple([x for x, _, _ in received]),
         received_from=tuple([x for _, x, _ in received]), received_number=tuple([x for _, _, x in received]),
         turns=tuple([command.turns for command in commands]), log_messages=sum([count for count, _ in sizes]),
-        log_bytes=sum([size for _, size in sizes]), state_bytes=sum([taken.image.size_bytes for taken in captures]),
+        log_bytes=sum([size for _, size in sizes]), state_bytes=sum([capture.image.size_bytes for capture in captures]),
         capture_ns=max(pauses, default=0), captures_ns=sum(pauses),
     )  # fmt: skip

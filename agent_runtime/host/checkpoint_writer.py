@@ -1,16 +1,16 @@
-"""Checkpoints of single agents on their way into the store, and the reports of them on their way to the coordinator.
+"""Writer of single agents' checkpoints to the store, and of reports about them to the coordinator.
 
-One pack is written at a time, in a worker thread; what is taken meanwhile goes into the next one, however often an agent is
-among it: so a busy disk makes larger packs, not a longer queue. A pack that cannot be written is tried again until it can: the checkpoints behind it
-would be of no use without its logs. Reports are repeated on every new stream until the coordinator has acknowledged them.
+One pack is written at a time, in a worker thread. Checkpoints taken meanwhile go into the next pack, even several of one agent: so a busy disk leads
+to larger packs, not to a longer queue. A failed pack is retried until it is written: later checkpoints would be useless without its logs. Reports are
+repeated on every new stream until the coordinator has acknowledged them.
 
-**Backpressure.* With a store that is slow or dead the queue would grow without bound. Above WAITING_CHECKPOINTS_MAX or WAITING_BYTES_MAX
-the writer reports a busy store to the host core, which defers basic checkpoints until half of the queue has drained. Others are
-taken all the same, since the protocol, a freeze or a round needs them: so the limits may be passed by what they add, and by one
-basic checkpoint of each agent. Sender logs grow meanwhile, in the agents or in this queue. Above twice the limits the queue is
-**full*: then the host core pauses the agents until half of the limits is reached (`backlog.py`).
+*Backpressure.* With a slow or unavailable store the queue would grow without bound. Above WAITING_CHECKPOINTS_MAX or WAITING_BYTES_MAX the writer
+reports a busy store to the host core, which defers basic checkpoints until half of the queue has drained. Other checkpoints are still taken, since
+the protocol, a freeze or a round needs them. So these, and one basic checkpoint of each agent, may exceed the limits. Sender logs grow meanwhile, in
+the agents or in this queue. Above twice the limits the queue is *full*: the host core pauses the agents until the queue is down to half of the limits
+(`backlog.py`).
 
-It logs once that the store takes no checkpoints, and once that it does again.
+The writer logs once when the store takes no checkpoints, and once when it does again.
 """
 
 import asyncio
@@ -27,32 +27,31 @@ from snapline.messages.host_messages import AgentsFrozen, CheckpointsStored, Hos
 from snapline.storage.store.store import Store
 
 GATHER_S = 0.005
-"""Time to gather a pack: agents whose checkpoints fall due together share it, and its fsyncs."""
+"""Time to gather a pack: agents whose checkpoints are due together share one pack and its fsyncs."""
 
 PACK_CHECKPOINTS_MAX = 4096
-"""Largest number of checkpoints in one pack. That many small ones take 0.13 s to write, and their fsyncs 5 ms of that: larger packs would gain
-nothing, and be lost in larger pieces, since nothing in a pack is durable before all of it is."""
+"""Largest number of checkpoints in one pack. So many small checkpoints take 0.13 s to write, 5 ms of it for fsyncs: larger packs would not be faster.
+A crash would lose more, since a pack becomes durable as a whole."""
 
 PACK_BYTES_MAX = 32 * 1024 * 1024
-"""Largest size of states and logs in one pack, unless one checkpoint alone is larger: a fraction of a second's work for a disk. They are
-encoded in memory before they are written, and the coordinator reads a pack's part of a line at once; its report, by
-`CHANNEL_BYTES`, stays below the 16 MiB that a message may have."""
+"""Largest size of states and logs in one pack, unless one checkpoint is larger: a disk writes it in a fraction of a second. A pack is encoded in
+memory, and the coordinator reads a pack's part of a line at once. The pack's report, by `CHANNEL_BYTES`, stays below the message limit of 16 MiB."""
 
 RETRY_S, RETRY_S_MAX = 1.0, 8.0
-"""Time from a failure to the next try, doubled each time up to the maximum: a full disk is not emptied faster, each try writes a
-pack again, and a recovery that waits for checkpoints should not wait for much longer than the store does."""
+"""Time from a failure to the next attempt, doubled each time up to the maximum. Each attempt writes a pack again, and a full disk does not empty
+faster. A recovery that waits for checkpoints should not wait much longer than the store is down."""
 
 WAITING_CHECKPOINTS_MAX = 4 * PACK_CHECKPOINTS_MAX
 WAITING_BYTES_MAX = 4 * PACK_BYTES_MAX
-"""Largest number and size waiting, or being written: above one of them the store counts as busy. Four packs: a disk that keeps up has one in work and
-one that gathers; 128 MiB is what a host can spare."""
+"""Largest number and size of checkpoints waiting or being written; above either the store counts as busy. Four packs: a disk that keeps up has one
+being written and one gathering. A host can spare 128 MiB."""
 
 log = logging.getLogger("snapline.host")
 
 Worker = Callable[..., None]
 
 _Outcome = CheckpointsStored | str | dict[str, tuple[int, str]]
-"""The report; why the pack could not be written just now; or agent → its first checkpoint that can never be, and why."""
+"""The report; the reason why the pack could not be written now; or agent → its first checkpoint that can never be written, and the reason."""
 
 
 class Timer(Protocol):
@@ -67,14 +66,14 @@ def _on_running_loop(delay_s: float, function: Callable[[], None]) -> Timer:
 
 
 class CheckpointWriter:
-    """Writer of a host's checkpoints. It runs on the event loop, but for the writing itself.
+    """Writer of a host's checkpoints. Everything but the writing itself runs on the event loop.
 
     `in_worker(function, *arguments, then=…)` runs blocking work; `send` sends to the coordinator, `feed` to the host core;
     `call_later(delay_s, function)` is the loop's.
 
     Attributes:
-        unknown: by sequence, reports that the coordinator has not acknowledged.
-        size_bytes: size of what waits, or is being written.
+        unknown: sequence → report that the coordinator has not acknowledged.
+        size_bytes: size of the checkpoints that wait or are being written.
     """
 
     def __init__(
@@ -101,16 +100,16 @@ class CheckpointWriter:
         self._failures = 0
         self._retry_s = 0.0
         self._told = (False, "", False)
-        """Last report to the host core: is the store busy, what is wrong with it, and is the queue full."""
+        """Last report to the host core: whether the store is busy, its problem, and whether the queue is full."""
         self._timer: Timer | None = None
         self.unknown: dict[int, CheckpointsStored] = {}
         self._is_welcome = False
-        """This stream has had its Welcome. Before it no report leaves: it would be acknowledged together with older ones that
-        were lost with the stream before, and are repeated at the Welcome."""
+        """This stream has had its Welcome. Earlier no report is sent: it would be acknowledged together with older reports that were lost with the
+        previous stream, and are repeated at the Welcome."""
         self._frozen: AgentsFrozen | None = None
 
     def begin(self, writer: str, host_start: int, plan: int) -> None:
-        """Begin a plan: what was taken under the one before is discarded."""
+        """Begin a plan: checkpoints of the previous plan are discarded."""
         if host_start != self._host_start:
             self._sequence = 0
         self._writer, self._host_start, self._plan = writer, host_start, plan
@@ -118,7 +117,7 @@ class CheckpointWriter:
         self._waiting = []
         self.unknown.clear()
         self._frozen = None
-        # A plan begins with a good opinion of the store, here as in the core. What is being written is counted no more.
+        # At the start of a plan the store is presumed healthy, here as in the core. Checkpoints being written no longer count.
         self._writing_count = self._writing_bytes = self.size_bytes = self._failures = 0
         self._told = (False, "", False)
 
@@ -130,18 +129,18 @@ class CheckpointWriter:
         self._tell_core()
 
     def drop_round(self, round_: int) -> None:
-        """Discard what waits for an aborted round. The coordinator deletes what is being written."""
-        dropped = [taken for taken in self._waiting if taken.command.round == round_]
+        """Discard waiting checkpoints of an aborted round. The coordinator deletes those being written."""
+        dropped = [checkpoint for checkpoint in self._waiting if checkpoint.command.round == round_]
         if not dropped:
             return
-        self._waiting = [taken for taken in self._waiting if taken.command.round != round_]
-        self.size_bytes -= sum([taken.size_bytes for taken in dropped])
+        self._waiting = [checkpoint for checkpoint in self._waiting if checkpoint.command.round != round_]
+        self.size_bytes -= sum([checkpoint.size_bytes for checkpoint in dropped])
         _release(dropped)
         self._tell_core()
         self._say_frozen()
 
     def report_frozen(self, command: ev.ReportFrozen, host_start: int) -> None:
-        """Report the freeze when everything taken so far is durable and reported."""
+        """Report the freeze when all checkpoints taken so far are durable and reported."""
         self._frozen = AgentsFrozen(command.plan, command.number, host_start, command.running)
         if self._waiting and not self._is_writing:
             self._write()
@@ -188,18 +187,19 @@ class CheckpointWriter:
         self._in_worker(write, then=lambda outcome: self._written(batch, plan, host_start, outcome))
 
     def _next_batch(self) -> list[TakenCheckpoint]:
-        """Take the oldest of what waits: as many as one pack may hold, and of one round, whose packs go if it is aborted.
+        """Take the oldest waiting checkpoints that fit into one pack. A pack has checkpoints of one round only, since an aborted round deletes its
+        packs.
 
-        Order is kept, since a checkpoint is of no use without the logs of those before it. None comes twice: such a pack
-        would always be refused.
+        Order is kept, since a checkpoint is useless without the logs of earlier ones. No checkpoint is taken twice: such a pack would always be
+        refused.
         """
         round_ = self._waiting[0].command.round
         known: dict[tuple[str, int], None] = {}
         size_bytes = self._writing_bytes = 0
-        for taken in self._waiting[:PACK_CHECKPOINTS_MAX]:
-            command = taken.command
+        for checkpoint in self._waiting[:PACK_CHECKPOINTS_MAX]:
+            command = checkpoint.command
             key = command.agent, command.control.number
-            size_bytes += taken.size_bytes
+            size_bytes += checkpoint.size_bytes
             if command.round != round_ or key in known or (known and size_bytes > PACK_BYTES_MAX):
                 break
             known[key], self._writing_bytes = None, size_bytes
@@ -231,7 +231,7 @@ class CheckpointWriter:
         self._say_frozen()
 
     def _try_again(self, batch: list[TakenCheckpoint], problem: str) -> None:
-        """Queue the batch again: the store does not take it just now."""
+        """Queue the batch again, since the store cannot take it now."""
         if not self._failures:
             log.warning("%d checkpoints cannot be stored, trying again and again: %s", len(batch), problem)
         self._retry_s = min(2 * self._retry_s, RETRY_S_MAX) if self._failures else RETRY_S
@@ -256,27 +256,27 @@ class CheckpointWriter:
         is_full = (
             (was_full and is_busy) or count > 2 * WAITING_CHECKPOINTS_MAX or self.size_bytes > 2 * WAITING_BYTES_MAX
         )
-        told = is_busy, (problem or known) if self._failures and count else "", is_full
-        if told != self._told:
-            self._told = told
-            self._feed(ev.StoreWatched(*told))
+        report = is_busy, (problem or known) if self._failures and count else "", is_full
+        if report != self._told:
+            self._told = report
+            self._feed(ev.StoreWatched(*report))
 
     def _give_up(self, batch: list[TakenCheckpoint], spoilt: dict[str, tuple[int, str]]) -> None:
-        """Give up states that cannot be saved: their agents fail, everything else is written without them.
+        """Give up states that cannot be saved: their agents fail, and everything else is written.
 
-        Earlier checkpoints of such an agent are still of use; later ones build on a log that is lost.
+        Earlier checkpoints of such an agent are still useful; later ones depend on a lost log.
         """
         kept: list[TakenCheckpoint] = []
         failed: dict[str, int] = {}
-        for taken in batch + self._waiting:
-            command = taken.command
+        for checkpoint in batch + self._waiting:
+            command = checkpoint.command
             if command.agent not in spoilt or command.control.number < spoilt[command.agent][0]:
-                kept.append(taken)
+                kept.append(checkpoint)
             else:
-                _release([taken])
+                _release([checkpoint])
                 failed.setdefault(command.agent, command.control.incarnation)
         self._waiting = kept
-        self.size_bytes = sum([taken.size_bytes for taken in kept])
+        self.size_bytes = sum([checkpoint.size_bytes for checkpoint in kept])
         if kept:
             self._write_soon(0)
         self._tell_core()
@@ -296,5 +296,5 @@ class CheckpointWriter:
 
 def _release(dropped: list[TakenCheckpoint]) -> None:
     """Release checkpoints that are durable or discarded: the memory that their images point into may be used again."""
-    for taken in dropped:
-        taken.image.release()
+    for checkpoint in dropped:
+        checkpoint.image.release()

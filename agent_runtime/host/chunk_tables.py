@@ -1,11 +1,11 @@
-"""Chunks that the store has already: the next checkpoint of an agent may refer to them instead of writing them again.
+"""Chunks already in the store, to which an agent's next checkpoint may refer instead of writing them again.
 
-For each epoch that this host has written, and that may still become complete, there is a table for each of its agents. The
-newest epoch that is complete is the *base*: only its chunks are reused, since only of those is it certain that they stay
-until the new epoch is decided (`storage/packs/gathering.py`). A plan ends all of it; what its line was loaded from is the base then.
+For each epoch that this host has written, and that may still become complete, each agent has a table. The newest complete epoch is the *base*. Only
+its chunks are reused, since only these are certain to stay until the new epoch is decided (`storage/packs/gathering.py`). A plan drops all tables;
+the epoch that its line was loaded from becomes the base.
 
-Only coordinated epochs have a base. Checkpoints that agents take on their own are in packs that come and go with the
-line, so each pack holds all its chunks.
+Only coordinated epochs have a base. Other checkpoints are in packs that are created and deleted with the recovery line, so each pack holds all its
+chunks.
 """
 
 from collections.abc import Mapping
@@ -16,14 +16,15 @@ Tables = Mapping[str, ChunkTable]
 """Chunk tables by agent."""
 
 TABLES_MAX = 16
-"""Largest number of epochs whose tables are kept: more than may be open at once. An epoch whose end was never received makes room for later ones."""
+"""Largest number of epochs whose tables are kept: more than may be open at once. Tables of an epoch whose end was never received are dropped for
+later ones."""
 
 
 class ChunkTables:
     """The tables of one host.
 
     Attributes:
-        base_epoch: the newest complete epoch; 0: none that is known.
+        base_epoch: newest complete epoch, or 0 if none is known.
     """
 
     def __init__(self) -> None:

@@ -41,18 +41,26 @@ def heartbeat_of(
     """Return the host's figures since its start, and its present state."""
     counts, standing = core.shared.counts, core.mode.standing()
     agents = [agent for agent in core.agents.values() if agent.inputs is not None or agent.outputs is not None]
-    stand = standing_agents(core.agents.values(), now_ns)
+    blocked = standing_agents(core.agents.values(), now_ns)
     return msg.Heartbeat(
         sequence=sequence,
         turns=counts.turns,
         dead_letters=counts.dead_letters,
         parked=sum(agent.parked for agent in core.agents.values()),
-        inputs_waiting=sum(each.inputs.numbered - each.inputs.consumed for each in agents if each.inputs is not None),
-        outputs_waiting=sum(len(each.outputs.pending) for each in agents if each.outputs is not None),
-        output_bytes_waiting=sum(each.outputs.size_bytes for each in agents if each.outputs is not None),
-        agents_full=sum(each.is_full for each in agents),
-        standing=tuple(stand[:SHOWN_MAX]),
-        agents_standing=len(stand),
+        inputs_waiting=sum(
+            local_agent.inputs.numbered - local_agent.inputs.consumed
+            for local_agent in agents
+            if local_agent.inputs is not None
+        ),
+        outputs_waiting=sum(
+            len(local_agent.outputs.pending) for local_agent in agents if local_agent.outputs is not None
+        ),
+        output_bytes_waiting=sum(
+            local_agent.outputs.size_bytes for local_agent in agents if local_agent.outputs is not None
+        ),
+        agents_full=sum(local_agent.is_full for local_agent in agents),
+        standing=tuple(blocked[:SHOWN_MAX]),
+        agents_standing=len(blocked),
         log_problem=core.log.problem,
         certificate_left_ns=certificate_left_ns,
         busy=busy,

@@ -2,39 +2,36 @@
 
 Theory of operation
 -------------------
-Model: agents are single-threaded and their turns atomic; links between hosts deliver in order, each item once
-(`channels/link.py`); hosts crash and may come back, agents of a host crash with it.
+Model: agents are single-threaded and their turns are atomic. Links between hosts deliver each item once and in order (`channels/link.py`). Hosts
+crash and may come back; the agents of a host crash with it.
 
-A message's life. A turn ends with a list of sends. Each is put into its channel's *outlet*. It leaves, and only then is
-numbered and stamped with its agent's recorded epoch, when the channel has credit and the link has room; until then it is
-*parked*: outbox, hence the sender's state, and sent as new after a restore. At the receiver it goes through the protocol
-into the mailbox and becomes a turn. It counts as received when that turn has ended. Between agents of one host the same
-path is taken; only the frame is missing.
+Life of a message. A turn ends with a list of sends. Each is put into the *outlet* of its channel, and leaves when the channel has credit and the link
+has room. Only then is it numbered, and stamped with its agent's recorded epoch. Until then the message is *parked*: it is part of the outbox, and so
+of the sender's state, and is sent as new after a restore. At the receiver the message goes through the protocol into the mailbox, and becomes a turn.
+It counts as received when that turn has ended. Messages between agents of one host take the same path, without a frame.
 
-An epoch's life (protocols.md, 2.2, after Chandy and Lamport 1985 and Lai and Yang 1987). The first of the coordinator's
-directive, a marker, and a message stamped with it makes the epoch known here. Every agent owes a record from then on and takes
-it before its next turn. When all of them have recorded, one marker item goes on each link: everything stamped older on
-that link is before it. When the marker items of all linked hosts have arrived as well, nothing of this epoch can arrive
-any more, so the host's part is closed and goes to the store in the background.
+Life of an epoch (protocols.md, 2.2, after Chandy and Lamport 1985 and Lai and Yang 1987). The coordinator's directive, a marker, or a message stamped
+with the epoch makes it known here, whichever comes first. From then on every agent owes a record, and takes it before its next turn. When all agents
+have recorded, one marker item goes on each link: everything with an older stamp precedes it on that link. When the marker items of all linked hosts
+have arrived as well, nothing of this epoch can arrive any more. The host's part is then closed, and written to the store in the background.
 
-An input's life (`inputs.py`). A message from outside is numbered, logged, and then waits for its turn next to the messages of
-other agents; its number is in its agent's checkpoint, and each plan gives the agent those beyond it again.
+Life of an input (`inputs.py`). A message from outside is numbered and logged, and then waits for its turn like messages of other agents. The agent's
+checkpoint holds the number of the last consumed input, and each plan delivers later inputs again.
 
-An output's life (`outputs.py`). What an agent emits to the outside is numbered and kept in its state until an epoch that holds it is
-released. An effect (`effects.py`) is called when its intent was released so.
+Life of an output (`outputs.py`). An output is numbered and kept in its agent's state until an epoch that holds it is released. An effect
+(`effects.py`) is called once its intent was released in this way.
 
-A plan's life. A plan ends the history of every agent here: mailboxes, links and turns are dropped, agents are loaded from
-the line, their channels get the line's numbers back, and the in-transit messages of the line are in their mailboxes
-again. Links carry the plan's number in their LinkHello, so nothing of an older plan is ever accepted (G9).
+Life of a plan. A plan ends the history of every agent here: mailboxes, links and turns are dropped. Agents, channel numbers and in-transit messages
+are restored from the recovery line. Links carry the plan's number in their LinkHello, so nothing of an older plan is accepted (G9).
 
-Invariants (`validate`): a channel's arrived − consumed messages are exactly those waiting or in the running turn; an
-agent that may start a turn has an empty mailbox; a parked message has no number.
+Invariants (`validate`): the arrived but not consumed messages of a channel are exactly those waiting or in the running turn; an agent that may start
+a turn has an empty mailbox; a parked message has no number.
 
-The parts share a desk (`host_state.py`). From below: `failures.py` (dead letters, agents that failed, or request a rollback: `rollbacks.py`),
-`links.py`, `channel_ends.py` (both ends of channels), `mailboxes.py` (arriving, the next turn, consuming), `outlets.py` (leaving, or parked),
-`timers.py`, `host_log.py` (what must be durable first), `inputs.py` and `outputs.py` (from and to outside), `step_log.py` (what durable turns have
-had), `views.py` (an agent's state), `membership.py` (agents come and go), `effects.py` (what is done outside), `durable_turns.py` (turns that wait),
-`turn_ends.py`, the protocol's mode (`modes/`), and `plans.py`. Each is made with those below it, then connected to those above.
+The parts share the state in `host_state.py`. From below: `failures.py` (dead letters, agents that failed, or request a rollback: `rollbacks.py`),
+`links.py`, `channel_ends.py` (both ends of channels), `mailboxes.py` (arrival, the next turn, consumption), `outlets.py` (sent or parked messages),
+`timers.py`, `host_log.py` (what must be durable first), `inputs.py` and `outputs.py` (from and to outside), `step_log.py` (logged results of durable
+turns), `views.py` (an agent's state), `membership.py` (creation and departure of agents), `effects.py` (effects on the outside), `durable_turns.py`
+(turns that wait), `turn_ends.py`, the protocol's mode (`modes/`), and `plans.py`. Each is made with those below it, then connected to those above.
 
 Carries G1 and G2 (with `protocols/epoch_stamped.py`), G3 and G9 for its agents.
 
@@ -88,11 +85,11 @@ class HostCore:
     """Core of one host. `handle` is the only entry.
 
     Attributes:
-        desk: state that the parts share. For others to read.
+        desk: state shared by the parts; other code may only read it.
         mode: decisions of the fleet's protocol.
         links: links to other hosts.
         log: log of inputs and steps.
-        agents, peers: those of the desk.
+        agents, peers: see `HostState`.
     """
 
     def __init__(
@@ -107,7 +104,7 @@ class HostCore:
         """Wire the parts: each gets those below it, then those above.
 
         Args:
-            protocol, policy: which checkpointing protocol the fleet runs, and when its agents checkpoint on their own.
+            protocol, policy: checkpointing protocol of the fleet, and policy by which its agents checkpoint on their own.
             trace_every: trace every N-th message of each channel; 0 = none.
             is_watched: an observer wants `LoggedMessageSent` commands.
         """
@@ -259,7 +256,7 @@ class HostCore:
         """Cross-check all invariants.
 
         Raises:
-            AssertionError: one does not hold.
+            AssertionError: an invariant does not hold.
         """
         parts = (self._mailboxes, self._outlets, self._inputs, self._outputs, self._views, self.links, self.mode)
         for part in parts:

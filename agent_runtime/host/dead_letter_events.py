@@ -4,7 +4,7 @@ from snapline.agent_runtime.host.events import Command
 
 
 class MessageDeadLettered(Command, frozen=True, gc=False):
-    """A message, a timer or an input became a dead letter of its receiver: consumed, and nothing else happened. `what`: as a turn is named."""
+    """A message, a timer or an input became a dead letter of its receiver: it was consumed without effect. `what`: kind of the turn."""
 
     agent: str
     what: str
@@ -14,7 +14,7 @@ class MessageDeadLettered(Command, frozen=True, gc=False):
 
 
 class UnroutableMessageDeadLettered(Command, frozen=True, gc=False):
-    """A message that can never arrive became a dead letter of its sender. `is_refused_creation`: nobody else may have created it."""
+    """A message that can never arrive became a dead letter of its sender. `is_refused_creation`: no other agent may have created it."""
 
     sender: str
     receiver: str

@@ -1,12 +1,12 @@
 """The part of a host core that keeps agents' dead letters, numbers them, and carries out operator commands on them.
 
-An agent's letters are numbered 1, 2, 3 … over all its lives, and keep their numbers when others are taken out. An operator command
-(`messages/dead_letters.py`) is an input of the agent, so it has its place among the agent's turns, once. *Drop*: the letter is forgotten.
-*Retry*: the command's turn is that of the letter, with its sender and payload. The removal of the letter, the work of its handler and the
-consumption of the command are in the same checkpoints, so none of it happens twice. If it fails again it is a new letter.
+An agent's dead letters are numbered from 1 over all its incarnations, and keep their numbers when others are removed. An operator command
+(`messages/dead_letters.py`) is an input of the agent, so it takes effect exactly once, in a turn. *Drop*: the dead letter is forgotten. *Retry*: the
+command's turn handles the dead letter, with its sender and payload. The removal of the dead letter, the work of its handler and the consumption of
+the command are in the same checkpoints, so none of it happens twice. If the handler fails again, the result is a new dead letter.
 
-A command about an effect that has ended (`effect_wishes.py`) is of this kind, too: about the letter of the effect's turn, or about a compensation,
-whose turn is as that of a letter that was never kept.
+A command about an effect that has ended (`effect_wishes.py`) works in the same way. It concerns the dead letter of the effect's turn, or a
+compensation, whose turn is like that of a dead letter that was never stored.
 """
 
 from snapline.agent_runtime.host import effect_wishes
@@ -35,12 +35,12 @@ def key_of(entry: Entry) -> str:
 
 
 def is_from_outside(letter: DeadLetterRecord) -> bool:
-    """Return whether the letter was an input. Its client has a receipt."""
+    """Return whether the dead letter was an input, whose client has a receipt."""
     return letter.sender.startswith("@")
 
 
 def is_drop(payload: bytes) -> bool:
-    """Return whether this command drops a letter."""
+    """Return whether this command drops a dead letter."""
     is_of_letters = payload[:1] == WORD and not (is_effect_word(payload) or is_effect_request(payload))
     return is_of_letters and read_word(payload).verb == DROP
 
@@ -51,7 +51,7 @@ def identity_of(letter: DeadLetterRecord) -> bytes:
 
 
 def add(agent: LocalAgent, letter: DeadLetterRecord) -> None:
-    """Add a new letter. The newest hundred are kept."""
+    """Add a new dead letter. The newest hundred are kept."""
     agent.last_dead_letter += 1
     agent.dead_letter_count += 1
     agent.dead_letters.append(letter)
@@ -60,22 +60,22 @@ def add(agent: LocalAgent, letter: DeadLetterRecord) -> None:
 
 
 def dead_letter_of(agent: LocalAgent, payload: bytes) -> DeadLetterRecord | None:
-    """Return the letter that this command is about; None: it is not there any more."""
-    wish = _undoing(payload)
-    if wish is not None:
-        return DeadLetterRecord(agent.id, effect_wishes.turn_of(agent, wish), "", 0, 0)
+    """Return the dead letter that this command is about; None if it no longer exists."""
+    request = _undoing(payload)
+    if request is not None:
+        return DeadLetterRecord(agent.id, effect_wishes.turn_of(agent, request), "", 0, 0)
     place = _place_of(agent, _word_of(agent, payload))
     return None if place is None else agent.dead_letters[place]
 
 
 def _undoing(payload: bytes) -> EffectRetry | None:
-    """Return the request to call a compensation; None: the command is about a letter."""
-    wish = read_effect_request(payload) if is_effect_request(payload) else None
-    return wish if wish is not None and effect_wishes.undoes(wish) else None
+    """Return the request to call a compensation; None: the command is about a dead letter."""
+    request = read_effect_request(payload) if is_effect_request(payload) else None
+    return request if request is not None and effect_wishes.undoes(request) else None
 
 
 def _word_of(agent: LocalAgent, payload: bytes) -> DeadLetterCommand:
-    """Return the command and its letter. An effect knows the letter of its turn, if it failed with it."""
+    """Return the command for the dead letter. An effect that failed with its turn knows the turn's dead letter."""
     if not is_effect_request(payload):
         return read_word(payload)
     number = effect_wishes.dead_letter_of(agent, read_effect_request(payload))
@@ -95,44 +95,44 @@ def refusal_of(agent: LocalAgent, payload: bytes) -> str:
     """Return why the agent refuses this command; "" if it may have its turn."""
     if is_effect_request(payload):
         return effect_wishes.refusal_of(agent, read_effect_request(payload))
-    word, letter = read_word(payload), dead_letter_of(agent, payload)
-    if letter is None:
+    command, dead_letter = read_word(payload), dead_letter_of(agent, payload)
+    if dead_letter is None:
         known = ", ".join(map(str, agent.dead_letter_numbers)) or "none"
-        return f"agent {agent.id!r} has no such dead letter {word.number}; those that it has: {known}"
-    if word.verb == RETRY and letter.payload[:1] == CREATE:
-        return f"dead letter {word.number} of agent {agent.id!r} is the creation of an agent: drop it, and have it spawned again"
+        return f"agent {agent.id!r} has no such dead letter {command.number}; those that it has: {known}"
+    if command.verb == RETRY and dead_letter.payload[:1] == CREATE:
+        return f"dead letter {command.number} of agent {agent.id!r} is the creation of an agent: drop it, and have it spawned again"
     return ""
 
 
 def settled(agent: LocalAgent, entry: Entry) -> bytes | None:
-    """Do what takes no turn; return the answer to the operator, or None where the letter is to have one."""
+    """Carry out a command without a turn; return the answer to the operator, or None if the dead letter gets a turn."""
     if is_effect_word(entry[2]):
-        return GONE  # the turn that it is about would have taken it
-    wish = _undoing(entry[2])
-    if wish is not None:
-        return effect_wishes.settled(agent, wish)
-    word = _word_of(agent, entry[2])
-    place = _place_of(agent, word)
+        return GONE  # its turn would have taken the command
+    request = _undoing(entry[2])
+    if request is not None:
+        return effect_wishes.settled(agent, request)
+    command = _word_of(agent, entry[2])
+    place = _place_of(agent, command)
     if place is None:
         return GONE
-    if word.verb != DROP:
+    if command.verb != DROP:
         return None
     _take_out(agent, place)
     return b""
 
 
 def turn_of(agent: LocalAgent, payload: bytes) -> tuple[str, str, bytes]:
-    """Return the kind, the sender and the payload of a command's turn: those of the letter."""
-    letter = dead_letter_of(agent, payload)
-    assert letter is not None, "it was there when the turn was chosen"
-    return ("letter" if letter.payload else "start"), letter.sender, letter.payload
+    """Return the kind, sender and payload of a command's turn, which are those of the dead letter."""
+    dead_letter = dead_letter_of(agent, payload)
+    assert dead_letter is not None, "it was there when the turn was chosen"
+    return ("letter" if dead_letter.payload else "start"), dead_letter.sender, dead_letter.payload
 
 
 def handled(agent: LocalAgent, word: Entry) -> None:
-    """Take out a letter whose turn, or its first segment, has ended well: it was none after all, and its client has the answer to the command."""
-    wish = _undoing(word[2])
-    if wish is not None:
-        effect_wishes.begun(agent, wish)
+    """Remove a dead letter whose turn, or its first segment, succeeded: its client gets the answer to the command."""
+    request = _undoing(word[2])
+    if request is not None:
+        effect_wishes.begun(agent, request)
         return
     place = _place_of(agent, _word_of(agent, word[2]))
     if place is not None:
@@ -143,10 +143,10 @@ def handled(agent: LocalAgent, word: Entry) -> None:
 
 
 def buried_again(agent: LocalAgent, word: Entry) -> DeadLetterRecord | None:
-    """Take out and return a letter whose turn has failed: it becomes a new one."""
-    letter = dead_letter_of(agent, word[2])
+    """Remove and return a dead letter whose turn has failed: it becomes a new one."""
+    record = dead_letter_of(agent, word[2])
     handled(agent, word)
-    return letter
+    return record
 
 
 def _take_out(agent: LocalAgent, place: int) -> None:

@@ -1,7 +1,7 @@
-"""Driver of a host core: it runs turns, takes images, loads lines, talks to the coordinator.
+"""Driver of a host core: runs turns, takes images, loads recovery lines, and talks to the coordinator.
 
-It decides nothing about protocols, and knows neither sockets nor threads nor clocks: these are its `HostEnvironment`. In
-production that is the process (`process.py`), in the simulator a heap and virtual time (`sim/world/host.py`), so both run this code.
+The driver makes no protocol decisions, and has no sockets, threads or clocks: its `HostEnvironment` provides them. The environment is the process in
+production (`process.py`), and a heap with virtual time in the simulator (`sim/world/host.py`).
 """
 
 import logging
@@ -73,24 +73,24 @@ from snapline.storage.store.damage import finding_of
 from snapline.storage.store.store import Store
 
 TURNS_IN_A_ROW = 64
-"""Largest number of turns between two passes of the event loop: a millisecond or so of plain turns."""
+"""Largest number of turns between two passes of the event loop: about a millisecond of plain turns."""
 
 FOR_THE_ADAPTER = (ReadProbe, EvaluateStop, Finish, MayLeave, CheckpointsKnown, TurnedAway)
-"""Directives that the core has no part in."""
+"""Directives that bypass the core."""
 
 log = logging.getLogger("snapline.host")
 
 
 class HostDriver:
-    """One host's core and agents, and everything that is done for them. Also the owner of its links (`LinkOwner`).
+    """Driver of one host's core and agents, and owner of its links (`LinkOwner`).
 
     Attributes:
         core: the host core.
-        plan: the plan confirmed last.
-        offer, ask, view: entries for inputs, for waits for answers, for views of an agent; see `Intake`.
-        tracing: the host's trace, and its viewers.
-        started: agent → since when (monotonic ns), for turns that wait for something.
-        at: the turn, or step, being run or started: what is logged is about it.
+        plan: last confirmed plan.
+        offer, ask, view: entry points for inputs, waits for answers, and agent views; see `Intake`.
+        tracing: trace of the host, and its viewers.
+        started: agent → start (monotonic ns) of its waiting turn.
+        at: turn or step that is running or starting; log lines refer to it.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class HostDriver:
         self._around.fed()
 
     def stop(self) -> None:
-        """Stop the driver: nothing happens to the agents from here on, and what they would still do is discarded."""
+        """Stop the driver: nothing more happens to the agents, and their pending work is discarded."""
         self._is_over = True
         self._intake.stop()
         self.queue.clear()
@@ -209,19 +209,19 @@ class HostDriver:
         self._run_turn = wrap(self._run_turn)
 
     def run_turns(self, most: int = TURNS_IN_A_ROW) -> None:
-        """Run a batch of turns, then let the links have what they sent."""
+        """Run a batch of turns, then pass their sends to the links."""
         queue, core, run, executors = self.queue, self.core, self._run_turn, self._executors
         now_ns, append = self._now_ns, queue.append
         for _ in range(min(len(queue), most)):
             if not queue:
                 break
             self.at = turn = queue.popleft()
-            ended = run(turn)
+            outcome = run(turn)
             end_if_child()
-            if ended is None:
+            if outcome is None:
                 self.started[turn.agent] = now_ns()
                 continue
-            for command in core.handle(now_ns(), ended):
+            for command in core.handle(now_ns(), outcome):
                 if type(command) is ev.StartTurn:
                     append(command)
                 else:
@@ -275,7 +275,7 @@ class HostDriver:
         self.feed(ev.FrameReceived(peer, frame))
 
     def next_frame(self, peer: str) -> Frame | None:
-        """Return what a free writer is to write, if anything."""
+        """Return the next frame for a free writer, if any."""
         if peer not in self.core.peers:
             return None
         self._frame = None
@@ -409,7 +409,7 @@ class HostDriver:
         if self.tracing.is_on and command.basis in ("basic", "forced"):
             self.tracing.checkpoint(command.agent, command.control.number, command.basis)
         elif self.tracing.is_on:
-            self.tracing.flush()  # a tentative one is traced when it is permanent; what it holds, before it is durable
+            self.tracing.flush()  # a tentative checkpoint is traced when permanent; its contents, before it is durable
         recorded = self._around.wall_ns(), took, self._around.boot_clock()
         self.checkpoints.add(TakenCheckpoint(known, version, image, command, *recorded))
         if self._measures:
@@ -468,7 +468,7 @@ class HostDriver:
         self._around.in_worker(self._load, command, then=lambda outcome: self._loaded(command, outcome))
 
     def _load(self, command: ev.LoadAgents) -> LoadedLine | ev.LoadFailed:
-        if command.plan != self.core.plan:  # it waited behind the loading for an older plan
+        if command.plan != self.core.plan:  # the command waited while an older plan was loading
             return ev.LoadFailed(command.plan, 0, "", "a newer plan has come")
         try:
             store = self._around.open_store()
@@ -476,15 +476,15 @@ class HostDriver:
             line.buffers = self.turns.buffers_for(line.objects.values())
             return line
         except DamagedDataError as error:
-            found = finding_of(error)
-            path = found.path if found is not None else ""
+            finding = finding_of(error)
+            path = finding.path if finding is not None else ""
             return ev.LoadFailed(command.plan, command.line_epoch, path, str(error))
         except MigrationError:
-            raise  # ends this host: a plan refused three times would end the fleet for good
+            raise  # ends this host: a plan refused three times would end the fleet permanently
         except UsageError as error:
             if command.line_epoch:
                 return ev.LoadFailed(command.plan, 0, "", str(error))
-            raise FleetDefinitionError(str(error)) from error  # the fleet as it is written: for its author to mend
+            raise FleetDefinitionError(str(error)) from error  # the fleet's definition is wrong: its author must fix it
         except Exception as error:
             may_pass = isinstance(error, StoreError | OSError)
             return ev.LoadFailed(command.plan, 0, "", str(error), may_pass=may_pass)
@@ -502,8 +502,8 @@ class HostDriver:
             log.warning("plan %d cannot be loaded: %s", command.plan, outcome.reason)
             self.feed(outcome)
             return
-        for agent, made in outcome.objects.items():
-            self.turns.add(agent, made)
+        for agent, agent_object in outcome.objects.items():
+            self.turns.add(agent, agent_object)
         self.turns.use_store(takes_outputs=not outcome.logged.why_none)
         self._tables.loaded(command.line_epoch, outcome.tables)
         self._reports.plan_began()
@@ -511,7 +511,10 @@ class HostDriver:
             self._around.in_evaluator(lambda: self.turns.reserve(outcome.buffers), lambda _: None)
         if self.tracing.is_on:
             loaded = outcome.agents
-            numbers = {each.agent: each.checkpoint.number if each.checkpoint is not None else 0 for each in loaded}
+            numbers = {
+                loaded_agent.agent: loaded_agent.checkpoint.number if loaded_agent.checkpoint is not None else 0
+                for loaded_agent in loaded
+            }
             self.tracing.plan(command.plan, numbers)
         logged = outcome.logged
         agents = tuple(outcome.agents)

@@ -13,13 +13,13 @@ class RunStep(Command, frozen=True, gc=False):
 
 
 class RunEffect(RunStep, frozen=True, gc=False):
-    """Run an effect in the same way.
+    """Run an effect, like a step.
 
     Attributes:
-        key: the outside key.
-        is_in_doubt: an earlier call of it may have been made, and be on its way.
-        undoes: of a compensation: the outside key of what it undoes.
-        wait_s: how long a call of that may be on its way; it is undone afterwards.
+        key: outside key of the effect.
+        is_in_doubt: an earlier call may have been made, and may still be running.
+        undoes: for a compensation, the outside key of the effect that it undoes.
+        wait_s: longest time that a call of the undone effect may still run; the compensation waits for it.
     """
 
     key: str
@@ -29,12 +29,12 @@ class RunEffect(RunStep, frozen=True, gc=False):
 
 
 class StepEnded(Event, frozen=True, gc=False):
-    """The end of a step, or effect.
+    """End of a step or an effect.
 
     Attributes:
-        outcome, result: as in the journal.
+        outcome, result: see `JournalEntry`.
         time_ns: wall-clock time since 1970.
-        late_s: of an effect that has failed: how long its last call may be on its way.
+        late_s: for a failed effect, the longest time that its last call may still run.
     """
 
     agent: str

@@ -1,19 +1,18 @@
-"""The part of a host core that carries turns which take long: segments of a handler, and what it waits for between them.
+"""The part of a host core that runs durable turns: the segments of a handler, and its waits between them.
 
 Theory of operation
 -------------------
-For everything else here a segment is a turn like any other: it ends with sends, which leave at once, and then the agent is between
-two turns: it may record, take a checkpoint, be frozen, or be held, and while it is held it does not go on. What it was begun for counts
-as consumed when its first segment has ended. The agent's checkpoint holds the *turn* next to the state that it began with: what it was
-begun for, and its journal. So a recovery restores both, and the handler runs again, up to where the journal ends (`durable.py`).
+For the other parts of the core, a segment is a turn like any other. It ends with sends, which leave at once. The agent is then between two turns: it
+may record, take a checkpoint, be frozen, or be held; while held, the turn does not continue. The message that began the turn counts as consumed when
+the first segment has ended. The agent's checkpoint holds the state at the turn's start, and the *turn*: its message and its journal. A recovery
+restores both, and the handler runs again up to the end of the journal (`durable.py`).
 
-While a turn waits nothing else has a turn. A call waits for the reply with its id, `receive` for the next message of a type, and either
-may be behind others in the mailbox. Those before it on its own channel are consumed with it, in order, and go to the agent's *stash*: so
-one number says how far a channel is consumed (G2), and for protocols they are messages that were received. They have their turns when
-this one is over, before anything else.
+While a durable turn waits, the agent takes no other turn. A call waits for the reply with its id, `receive` for the next message of a type; either
+may be behind other messages in the mailbox. Earlier messages on the same channel are consumed with it, in order, and go to the agent's *stash*. So
+one number tells how far a channel is consumed (G2), and protocols treat stashed messages as received. Stashed messages get their turns first when the
+durable turn is over.
 
-A step's result is in the journal as soon as it has ended, and in the host log before the turn goes on (`step_log.py`); nothing of it is on a
-channel.
+A step's result is in the journal as soon as the step has ended, and in the host log before the turn continues (`step_log.py`). Steps use no channel.
 
 Carries G3 for turns that wait.
 """
@@ -51,10 +50,10 @@ from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.checkpoint import TURN_TIMER, JournalEntry, SavedTurn, StashedMessage
 
 OUTSIDE = ("step", "effect")
-"""Entries that end by themselves: nothing of them is on a channel."""
+"""Entries that do not wait for a message on a channel."""
 
 STASH_MAX = 10_000
-"""Largest number of messages that wait until a turn is over. A call, or a receive, that has to pass more of them is late."""
+"""Largest number of messages stashed until a turn is over. A call or receive that would have to pass more messages times out."""
 
 
 class DurableTurns:
@@ -93,7 +92,7 @@ class DurableTurns:
             turn = agent.turn = self._begin(agent, entry, pause)
         turn.journal.extend(pause.entries)
         if pause.entries:
-            turn.waits = None  # the host log knew what came of it
+            turn.waits = None  # the host log had the result
         turn.is_logged = pause.is_logged
         is_again = turn.waits is not None
         if turn.waits is None:
@@ -102,15 +101,15 @@ class DurableTurns:
                 self._timers.set(agent, TURN_TIMER, pause.timeout_ns, b"")
         turn.is_live, turn.since_ns = True, self._shared.now
         if is_again and turn.waits.kind == "call" and turn.waits.name not in agent.outlets:
-            self._unanswered(agent, turn, turn.waits)  # what was said of its callee came while it was run again
+            self._unanswered(agent, turn, turn.waits)  # news of its callee came while the handler was run again
         elif turn.waits.kind == "step":
             self._shared.out.append(de.RunStep(agent.id, agent.incarnation, len(turn.journal), turn.waits.name))
 
     def intended(self, agent: LocalAgent, intent: EffectIntent) -> None:
-        """Handle a turn that waits at an effect; what the segment has emitted comes before."""
+        """Handle a turn that waits for an effect; outputs of the segment come first."""
         turn = agent.turn
         assert turn is not None and turn.waits is not None
-        agent.current = SEGMENT  # Busy: the checkpoint that an intent asks for holds all of it.
+        agent.current = SEGMENT  # Busy: the checkpoint that an intent requests must hold the whole segment.
         settled = self._effects.intended(agent, turn.waits, intent)
         if settled is None:
             logged = self._steps.logged_of(agent, turn, turn.waits, self._effects.identity(agent))
@@ -137,13 +136,13 @@ class DurableTurns:
         self._finish(agent, turn, waits, outcome, result, identity)
 
     def _begin(self, agent: LocalAgent, entry: Entry, pause: Pause) -> DurableTurn:
-        """Begin the turn after its first segment: what it was begun for is consumed."""
-        what, sender, payload = what_of(entry), sender_of(agent, entry), entry[2]
-        if dead_letters.is_word(entry):  # the turn has its message now
-            what, sender, payload = dead_letters.turn_of(agent, payload)
+        """Begin the turn after its first segment, and consume its message."""
+        kind, sender, payload = what_of(entry), sender_of(agent, entry), entry[2]
+        if dead_letters.is_word(entry):  # the turn now has the dead letter's message
+            kind, sender, payload = dead_letters.turn_of(agent, payload)
             dead_letters.handled(agent, entry)
         turn = DurableTurn(
-            SavedTurn(what, sender, payload, pause.seed, dead_letters.key_of(entry)), self._steps.began(agent)
+            SavedTurn(kind, sender, payload, pause.seed, dead_letters.key_of(entry)), self._steps.began(agent)
         )
         self._mailboxes.consume(entry, is_open=True)
         self._mailboxes.free_windows(agent)
@@ -183,7 +182,7 @@ class DurableTurns:
         self._steps.retried(agent, turn)
 
     def dead_letter(self, agent: LocalAgent, event: ev.TurnFailed) -> None:
-        """End a turn that failed permanently: what it was begun for is a dead letter."""
+        """End a turn that failed permanently: its message becomes a dead letter."""
         turn = agent.turn
         assert turn is not None
         undo = self._effects.turn_failed(agent, event.time_ns)
@@ -194,10 +193,10 @@ class DurableTurns:
         self._failures.dead_letter(agent, (None, stashed, turn.payload), event.error, agent.attempts, event.time_ns)
         self.ended(agent, is_dead_lettered=True)
 
-    # ---- going on -------------------------------------------------------------------------------------------------
+    # ---- continuing -----------------------------------------------------------------------------------------------
 
     def next_entry(self, agent: LocalAgent) -> Entry | None:
-        """Return what the agent does next, while a turn of its waits or stashed messages do; None: nothing yet."""
+        """Return the agent's next entry while its durable turn or stashed messages wait; None: nothing yet."""
         turn = agent.turn
         if turn is None:
             stashed = agent.stash.pop(0)
@@ -210,7 +209,8 @@ class DurableTurns:
         return SEGMENT
 
     def _has_come(self, agent: LocalAgent, turn: DurableTurn) -> bool:
-        """Return whether the turn may go on. One that has to be run again reaches what it waits for by itself; but nothing may defer that before."""
+        """Return whether the turn may continue. A turn that has to run again reaches its wait by itself; the awaited entry must not be deferred
+        before."""
         if turn.waits is None or not (turn.is_live or agent.is_crowded):
             return True
         return self._find(agent, turn, turn.waits) or not turn.is_live
@@ -273,12 +273,12 @@ class DurableTurns:
         if waits.kind not in OUTSIDE:
             _forget_time_out(agent)
 
-    # ---- what comes -----------------------------------------------------------------------------------------------
+    # ---- arrivals -------------------------------------------------------------------------------------------------
 
     def _find(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        """Take what the turn waits for, and stash what is before it on its channel; return whether it has come.
+        """Take the awaited message, and stash earlier ones on its channel; return whether the awaited message has arrived.
 
-        Entries are looked at once: a mailbox of thousands would otherwise be scanned at each arrival.
+        Each entry is compared once: otherwise every arrival would scan a mailbox of thousands.
         """
         if waits.kind in OUTSIDE:
             return waits.kind == "effect" and turn.is_live and self._is_said(agent, turn, waits)
@@ -300,8 +300,8 @@ class DurableTurns:
         return False
 
     def _is_said(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        """Take people's resolution of the effect at which the turn waits, as a message that it receives; return whether the effect is done. If it
-        was not, the turn goes on waiting. What is before the resolution is deferred, however much that is: nothing else could help the turn on.
+        """Take an operator's resolution of the awaited effect, like a received message; return whether the effect is done. If it was not done, the
+        turn keeps waiting. All entries before the resolution are deferred, however many: nothing else could let the turn continue.
         """
         place = effect_words.find(agent, turn.look.mailbox)
         if place is None:
@@ -312,9 +312,9 @@ class DurableTurns:
         earlier = list(_before(agent, place))
         self._consume(agent, turn, earlier, is_stashed=True)
         self._consume(agent, turn, [place - len(earlier)], is_stashed=False)
-        word = read_effect_word(payload)
-        if word.is_done:
-            self._effect_ended(agent, turn, DONE, word.result, mark.admitted_ns)
+        command = read_effect_word(payload)
+        if command.is_done:
+            self._effect_ended(agent, turn, DONE, command.result, mark.admitted_ns)
             self._mode.moved(agent)
             return True
         agent.current = SEGMENT  # Busy, as above.
@@ -324,15 +324,15 @@ class DurableTurns:
         return False
 
     def _find_put_off(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        """Take what the turn waits for from the stash; return whether it was there. It has no turn of its own any more."""
+        """Take the awaited entry from the stash, so that it gets no turn of its own; return whether it was there."""
         if turn.look.has_seen_stash:
-            return False  # what was put off since was looked at in the mailbox
+            return False  # entries stashed since were compared in the mailbox
         for place, stashed in enumerate(agent.stash):
             if is_of_type(stashed.payload, waits.name):
                 del agent.stash[place]
                 self._tell_taken(agent, "stashed", stashed.sender, stashed.payload)
                 if stashed.key:
-                    # Busy: a client that waits may bring a checkpoint, and with it the next segment.
+                    # Busy: an answer to a waiting client may cause a checkpoint, and then the next segment.
                     agent.current = SEGMENT
                     self._inputs.close(agent, stashed.key, is_dead_lettered=False, reply=b"")
                     agent.current = None
@@ -363,8 +363,8 @@ class DurableTurns:
         self._finish(agent, turn, waits, DONE, payload, sender_of(agent, entry))
 
     def _put_off(self, agent: LocalAgent, turn: DurableTurn) -> bool:
-        """Make room in full channels: what the turn waits for can leave its sender only when those before it were received. And while
-        its own outbox is over the bound, in all of them: their senders may have to take something first.
+        """Make room in full channels: the awaited message can leave its sender only after earlier ones were received. While the agent's own outbox is
+        over the bound, make room in all channels: their senders may have to receive something first.
 
         Return whether anything was deferred.
         """
@@ -374,30 +374,30 @@ class DurableTurns:
                 return False
             sender = waits.name if waits.kind == "call" else ""
         places = list(islice(_in_full_channels(agent, sender), room))
-        turn.look.is_pressed = False  # or the stash is full, and stays so until this wait is over
+        turn.look.is_pressed = False  # the stash may be full, and then stays so until this wait is over
         self._consume(agent, turn, places, is_stashed=True)
         return bool(places)
 
     def _consume(self, agent: LocalAgent, turn: DurableTurn, places: list[int], *, is_stashed: bool) -> None:
-        """Consume entries as if each began a turn of its own: the protocol sees them, one by one, and they count as received.
+        """Consume entries as if each began its own turn: the protocol processes them one by one, and they count as received.
 
-        `places` in the mailbox ascend. What comes meanwhile is behind them.
+        `places` are ascending indexes in the mailbox. Entries that arrive meanwhile are behind them.
         """
-        for gone, place in enumerate(places):
-            entry = agent.mailbox[place - gone]
-            del agent.mailbox[place - gone]
-            turn.look.mailbox -= place - gone < turn.look.mailbox
+        for removed, place in enumerate(places):
+            entry = agent.mailbox[place - removed]
+            del agent.mailbox[place - removed]
+            turn.look.mailbox -= place - removed < turn.look.mailbox
             self._consume_one(agent, entry, is_stashed=is_stashed)
 
     def _consume_one(self, agent: LocalAgent, entry: Entry, *, is_stashed: bool) -> None:
-        what, sender, payload = what_of(entry), sender_of(agent, entry), entry[2]
-        is_stashed = is_stashed and not payload.startswith(REPLY)  # of a call that has given up
+        kind, sender, payload = what_of(entry), sender_of(agent, entry), entry[2]
+        is_stashed = is_stashed and not payload.startswith(REPLY)  # reply to a call that has given up
         self._mailboxes.consuming(agent, entry)
         if is_stashed:
             key = entry[1].key if isinstance(entry[1], LoggedInput) else ""
             agent.stash.append(StashedMessage(sender, payload, key))
-        self._tell_taken(agent, what, sender, payload, is_stashed=is_stashed)
-        # Busy: what its credit lets go arrives, and must not begin the next segment in the middle of this.
+        self._tell_taken(agent, kind, sender, payload, is_stashed=is_stashed)
+        # Busy: messages released by the freed credit may arrive, and must not begin the next segment now.
         agent.current = SEGMENT
         self._mailboxes.consume(entry, is_open=is_stashed)
         agent.current = None
@@ -410,7 +410,7 @@ class DurableTurns:
 
 
 def _before(agent: LocalAgent, place: int) -> Iterator[int]:
-    """Yield the places of what waits before an entry on its channel; for an input, of the inputs before it."""
+    """Yield the mailbox indexes of earlier entries on an entry's channel; for an input, of earlier inputs."""
     inlet = agent.mailbox[place][0]
     for other, entry in enumerate(islice(agent.mailbox, place)):
         if entry[0] is inlet and (inlet is not None or isinstance(entry[1], LoggedInput)):
@@ -418,7 +418,7 @@ def _before(agent: LocalAgent, place: int) -> Iterator[int]:
 
 
 def _in_full_channels(agent: LocalAgent, sender: str) -> Iterator[int]:
-    """Yield the places of what waits in channels whose senders may send no more; of one, if a sender is named."""
+    """Yield the mailbox indexes of entries on full channels, or only on the channel of `sender`."""
     full = {inlet: None for inlet in agent.inlets.values() if _is_full(inlet) and sender in ("", inlet.sender)}
     if full:
         yield from [place for place, entry in enumerate(agent.mailbox) if entry[0] in full]
@@ -429,7 +429,7 @@ def _is_full(inlet: AgentInlet) -> bool:
 
 
 def _forget_time_out(agent: LocalAgent) -> None:
-    """Forget the turn's timeout: it may have come already, behind what was waited for."""
+    """Drop the turn's timeout: it may have fired already, behind the awaited message."""
     if agent.timers.pop(TURN_TIMER, None) is None:
         for place, entry in enumerate(agent.mailbox):
             if entry[1] == TURN_TIMER:

@@ -1,7 +1,7 @@
 """The part of a host core that handles operators' undo and retry commands for effects that have ended (`messages/effect_words.py`).
 
-**Undo*: a turn of the agent itself runs the compensation, as after a turn that has failed. *Retry*: the turn that failed has another one, as its
-dead letter; or a compensation that failed is called again. What was done already is not done again, so the commands are idempotent.
+*Undo*: a turn of the agent runs the compensation, as after a failed turn. *Retry*: the failed turn is retried as its dead letter, or a failed
+compensation is called again. Completed work is not repeated, so the commands are idempotent.
 """
 
 from snapline.agent_runtime.durable import DONE
@@ -14,22 +14,24 @@ from snapline.messages.effect_words import UNDO, EffectRetry
 from snapline.storage.packs.saved_effects import KnownEffect, MadeEffect
 
 _FINISHED = b""
-"""Answer to a command that is fulfilled already."""
+"""Answer to a command that has already been fulfilled."""
 
 
 def refusal_of(agent: LocalAgent, wish: EffectRetry) -> str:
     """Return why the command is refused; "" if it may have its turn."""
-    shown = f"effect {_shown(wish)} of agent {agent.id!r}"
+    description = f"effect {_shown(wish)} of agent {agent.id!r}"
     known, opened = _known(agent, wish), agent.effects.open if agent.effects is not None else None
     if opened is not None and (opened.key, opened.generation) == (wish.key, wish.generation):
-        return f"{shown} has not ended: see `snapline agent describe {agent.id}`"
+        return f"{description} has not ended: see `snapline agent describe {agent.id}`"
     if known is None:
-        return f"{shown} is not known to it, or not any more: see `snapline effect list --agent {agent.id}`"
+        return f"{description} is not known to it, or not any more: see `snapline effect list --agent {agent.id}`"
     if wish.verb == UNDO and undone_of(wish.key) is not None:
-        return f"{shown} undoes another one, and is not undone itself: have the agent ask anew for what is to be done"
+        return f"{description} undoes another one, and is not undone itself: have the agent ask anew for what is to be done"
     if wish.verb == UNDO:
-        return "" if _is_compensated(known, wish) or known.undo else f"{shown} was asked for without a compensation"
-    return _why_no_retry(agent, known, wish, shown)
+        return (
+            "" if _is_compensated(known, wish) or known.undo else f"{description} was asked for without a compensation"
+        )
+    return _why_no_retry(agent, known, wish, description)
 
 
 def _why_no_retry(agent: LocalAgent, known: KnownEffect, wish: EffectRetry, shown: str) -> str:
@@ -58,7 +60,7 @@ def dead_letter_of(agent: LocalAgent, wish: EffectRetry) -> int:
 
 
 def settled(agent: LocalAgent, wish: EffectRetry) -> bytes | None:
-    """Return the answer for a compensation that needs no turn, or can have none; None: it has its turn."""
+    """Return the answer for a compensation that needs no turn, or cannot have one; None if it gets a turn."""
     known = _known(agent, wish)
     if known is not None and _is_compensated(known, wish):
         return _FINISHED
@@ -73,7 +75,7 @@ def turn_of(agent: LocalAgent, wish: EffectRetry) -> bytes:
 
 
 def begun(agent: LocalAgent, wish: EffectRetry) -> None:
-    """Detach the effect, since the command's turn has begun: no other turn may count on it any more."""
+    """Detach the effect, since the command's turn has begun: no other turn may rely on it."""
     known = _known(agent, wish)
     if known is not None and agent.effects is not None:
         agent.effects.give_up(known.key)

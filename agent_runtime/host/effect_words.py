@@ -1,6 +1,6 @@
-"""The part of a host core that matches people's resolutions to the effect at which an agent waits (`messages/effect_words.py`).
+"""The part of a host core that matches operators' resolutions to the effect that an agent waits for (`messages/effect_words.py`).
 
-The turn that waits there takes a resolution, once (`durable_turns.py`). Others left over have no turn: their senders learn that they came too late.
+The waiting turn takes one resolution (`durable_turns.py`). Later resolutions have no turn: their senders learn that they came too late.
 """
 
 from itertools import islice
@@ -25,20 +25,20 @@ def find(agent: LocalAgent, seen: int) -> int | None:
 
 
 def refusal_of(agent: LocalAgent, payload: bytes) -> InputOutcome | None:
-    """Return why the agent takes no such resolution, or not yet; None: it may be taken."""
-    word, effects, turn = read_effect_word(payload), agent.effects, agent.turn
-    if turn is None or effects is None or effects.open is None or not _is_about(word, effects.open):
+    """Return why the agent does not accept the resolution, or not yet; None if it does."""
+    command, effects, turn = read_effect_word(payload), agent.effects, agent.turn
+    if turn is None or effects is None or effects.open is None or not _is_about(command, effects.open):
         return InputOutcome(
             REFUSED,
-            reason=f"agent {agent.id!r} does not stand at effect {word.key!r} any more: see `snapline agent describe {agent.id}`",
+            reason=f"agent {agent.id!r} does not stand at effect {command.key!r} any more: see `snapline agent describe {agent.id}`",
         )
     if effects.needs_people:
         return None
     if effects.is_in_doubt and not turn.is_live and not turn.problem:
-        return InputOutcome(RETRY, reason=f"agent {agent.id} runs again up to effect {word.key!r}")
+        return InputOutcome(RETRY, reason=f"agent {agent.id} runs again up to effect {command.key!r}")
     return InputOutcome(
         REFUSED,
-        reason=f"effect {word.key!r} of agent {agent.id!r} needs nobody's word: it is not in doubt, or can be asked after or repeated",
+        reason=f"effect {command.key!r} of agent {agent.id!r} needs nobody's word: it is not in doubt, or can be asked after or repeated",
     )
 
 

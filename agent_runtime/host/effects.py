@@ -1,30 +1,33 @@
-"""The part of a host core that has things done outside: payments, mails, orders.
+"""The part of a host core that runs effects on the outside: payments, mails, orders.
 
 Theory of operation
 -------------------
-An effect is called when its *intent* was released as an output of its agent (`outputs.py`; output commit: Strom and Yemini 1985). A turn that
-requests one waits at an entry of its journal; in the same step the agent emits, under a topic that users cannot have, what it is about to do, and
-requests an epoch. Then its intent is in the state that every recovery goes back to: so no failure undoes a turn that has done something outside, and
-nothing of what was done has to be settled afterwards (G12). The outcome is in the journal, in the window of keys (`agent_effects.py`), and among the
-agent's outputs, in one step.
+An effect is called once its *intent* was released as an output of its agent (`outputs.py`; output commit: Strom and Yemini 1985). A turn that
+requests an effect waits at an entry of its journal. In the same step the agent emits the intent, under a topic reserved for effects, and requests an
+epoch. Once released, the intent is in the state that every recovery goes back to. So no failure undoes a turn that has acted outside, and no action
+needs to be settled afterwards (G12). One step puts the outcome into the journal, into the window of keys (`agent_effects.py`), and among the agent's
+outputs.
 
-A recovery restores the turn, the open effect and the window from one checkpoint. That checkpoint's epoch has released the intent, or will: an earlier
-life of the agent may have called it, and died before it could record the outcome. So an open effect that comes from a checkpoint is *in doubt*. It is
-called again under the same key, which its service must know; or, with a probe, the service is asked first; or, if it may not be repeated, nothing
-calls it, and the agent waits until people have decided. Such a one is called only when a *mark* in the host log says that it is about to be: logs of
-earlier plans are sealed before they are read, so without a mark no life has called it, or ever will.
+A recovery restores the turn, the open effect and the window from one checkpoint. That checkpoint's epoch has released the intent, or will release it:
+an earlier incarnation of the agent may have called the effect, and died before it recorded the outcome. So an open effect from a checkpoint is *in
+doubt*, and one of three things happens:
 
-Their resolution is an input that the turn takes where it waits (`effect_words.py`). "It is done" is its outcome. "It was not" lets it be called; but
-a recovery to before the resolution would find it again, and perhaps a call has left since. So the resolution is an output too, and the call waits
-until that is released, as for an intent.
+- The effect is called again under the same key, which its service must recognize.
+- With a probe, the service is asked first.
+- An effect that may not be repeated is not called: the agent waits for an operator's decision. Before such an effect is called, a *mark* goes into
+  the host log. Logs of earlier plans are sealed before they are read, so without a mark no incarnation has called the effect, or ever will.
 
-A turn that fails permanently leaves behind what it has done. What can be undone is undone right after it, by a turn of the agent itself in its stash:
-newest first, and each compensation is an effect as any other. What cannot be is recorded as left.
+An operator's resolution is an input that the waiting turn takes (`effect_words.py`). "Done" becomes the outcome. "Not done" allows the call; but a
+recovery to before the resolution would take it again, although a call may have been made since. So the resolution is also an output, and the call
+waits until that output is released, as for an intent.
 
-*Quiesce.* Before agents move, or a host stops, the coordinator lets no effect begin, and waits for those being called: else the plan would put them
-in doubt.
+A turn that fails permanently leaves its effects behind. Right after it, a turn in the agent's stash undoes those that have compensations, newest
+first; each compensation is an effect like any other. The other effects are recorded as left.
 
-Carries G12. Uniqueness outside rests on services that honour their keys: nothing here fences a call that is on its way.
+*Quiesce.* Before agents move or a host stops, the coordinator lets no effect begin, and waits for running calls: otherwise the plan would put them in
+doubt.
+
+Carries G12. Uniqueness outside depends on services that honour keys: nothing here can fence a call in progress.
 """
 
 import msgspec
@@ -52,11 +55,11 @@ _SHADOW = "the fleet is a fork that was made without --live, and does nothing ou
 
 
 class Effects:
-    """Effects of the agents here.
+    """Effects of this host's agents.
 
     Attributes:
-        are_refused: the fleet is a fork that may not touch the world outside.
-        are_held: none is begun until the next Quiesce, plan or stream.
+        are_refused: the fleet is a fork that may not do effects.
+        are_held: no effect begins until the next Quiesce, plan or stream.
     """
 
     def __init__(self, shared: HostState, outputs: Outputs, steps: StepLog) -> None:
@@ -65,7 +68,7 @@ class Effects:
         self._steps = steps
         self.are_refused = self.are_held = False
         self._number = 0
-        """Number of the hold that is to be answered; 0: it has been."""
+        """Number of the hold to be answered; 0: none."""
 
     def welcomed(self, *, are_refused: bool) -> None:
         """Set whether the fleet may do any, as the coordinator says."""
@@ -95,7 +98,7 @@ class Effects:
     # ---- calling --------------------------------------------------------------------------------------------------
 
     def intended(self, agent: LocalAgent, waits: JournalEntry, intent: EffectIntent) -> tuple[str, bytes] | None:
-        """Open the effect at which a handler waits, or return the known outcome of its key, as the journal takes it; None: it is open."""
+        """Open the effect that a handler waits for, or return the known outcome of its key in the journal's form; None if it is open."""
         if agent.effects is None:
             agent.effects = AgentEffects()
         effects = agent.effects
@@ -112,8 +115,8 @@ class Effects:
             if self.are_refused:
                 return REFUSED, f"effect {waits.name!r} (key {intent.key}) is refused: {_SHADOW}".encode()
             number = 1 + (agent.outputs.number if agent.outputs is not None else 0)
-            begun = effects.begin(intent, waits.digest, number, waits.name)
-            self._emit(agent, self._intent(agent.id, begun, intent), intent.asked_ns)
+            is_begun = effects.begin(intent, waits.digest, number, waits.name)
+            self._emit(agent, self._intent(agent.id, is_begun, intent), intent.asked_ns)
         return None
 
     def identity(self, agent: LocalAgent) -> str:
@@ -129,12 +132,12 @@ class Effects:
         return f"{key}#{generation}"
 
     def call(self, agent: LocalAgent, turn: DurableTurn, intent: EffectIntent) -> None:
-        """Call the effect as soon as its intent is released, unless people have to decide."""
+        """Call the effect as soon as its intent is released, unless an operator has to decide."""
         effects = agent.effects
         assert effects is not None and effects.open is not None
         opened = effects.open
         if opened.is_marked and not opened.is_begun and not opened.is_repeated:
-            effects.is_in_doubt = False  # it comes from a checkpoint, and no life has called it
+            effects.is_in_doubt = False  # no incarnation has called it, although it comes from a checkpoint
         if effects.is_in_doubt and not (intent.is_repeatable or intent.has_probe):
             effects.needs_people = True
             self._shared.note("error", _needs_people(agent.id, opened))
@@ -155,9 +158,7 @@ class Effects:
         if agent.outputs is not None and agent.outputs.holds(opened.number):
             self._outputs.await_release(agent)
             return
-        if (
-            self.are_held and not effects.is_called
-        ):  # what has its mark is called: else it would be taken for one that was
+        if self.are_held and not effects.is_called:  # a marked effect is called: otherwise it would count as called
             effects.is_ready = True
             return
         effects.is_ready, effects.is_called = False, True
@@ -173,24 +174,24 @@ class Effects:
         self._shared.out.append(msgspec.structs.replace(run, undoes=undoes, wait_s=wait_s))
 
     def marked(self, agent: LocalAgent, turn: DurableTurn, mark: JournalEntry) -> None:
-        """Call an effect whose mark is in the log: now no later life takes it for one that was not called."""
+        """Call an effect whose mark is in the log: no later incarnation can assume that it was not called."""
         effects = agent.effects
         if effects is not None and effects.open is not None and mark == mark_of(effects.open):
             effects.begun()
             self._call_if_released(agent, turn, effects, effects.open)
 
     def not_done(self, agent: LocalAgent, turn: DurableTurn, time_ns: int) -> None:
-        """Record people's resolution that the effect was not done. It is called when no recovery can undo that any more."""
+        """Record an operator's resolution that the effect was not done. It is called when no recovery can undo the resolution."""
         effects = agent.effects
         assert effects is not None and effects.open is not None and agent.outputs is not None
         effects.not_done(1 + agent.outputs.number)
         self._emit(agent, self._outcome(effect_records.NOT_DONE, agent.id, effects.open), time_ns)
         self._call_if_released(agent, turn, effects, effects.open)
 
-    # ---- how they end ---------------------------------------------------------------------------------------------
+    # ---- endings --------------------------------------------------------------------------------------------------
 
     def ended(self, agent: LocalAgent, outcome: str, result: bytes, time_ns: int, late_s: float) -> None:
-        """End an effect that was called, or that people have resolved. `late_s`: how long its last call may be on its way."""
+        """End an effect that was called, or that an operator has resolved. `late_s`: longest time that its last call may still run."""
         effects = agent.effects
         assert effects is not None and effects.open is not None
         is_done = outcome == DONE
@@ -201,14 +202,14 @@ class Effects:
         self._tell_quiesced()
 
     def turn_ended(self, agent: LocalAgent) -> None:
-        """End a turn that succeeded: what it has done outside is kept."""
+        """End a turn that succeeded: its effects are kept."""
         if agent.effects is not None:
             agent.effects.turn_ended()
 
     def turn_failed(self, agent: LocalAgent, time_ns: int) -> bytes:
-        """End a turn that failed permanently. Return the message of the turn that undoes what it has done, newest first, or b"".
+        """End a turn that failed permanently. Return the message of the turn that undoes its effects, newest first, or b"".
 
-        It may have failed before reaching an effect that an earlier life perhaps called: that is undone as well.
+        The turn may have failed before it reached an effect that an earlier incarnation possibly called: that effect is undone as well.
         """
         effects = agent.effects
         if effects is None:
@@ -218,13 +219,15 @@ class Effects:
             effects.end(is_done=False, result=b"", ended_ns=time_ns, late_s=effects.open.timeout_s)
             self._emit(agent, record, time_ns)
             self._tell_quiesced()
-        made = effects.turn_ended(letter=agent.last_dead_letter + 1)
-        for each in made:
-            if not each.undo:
-                key = outside_key(self._shared.cluster, agent.id, each.key, each.generation)
-                self._emit(agent, EffectRecord(effect_records.LEFT, each.key, each.generation, each.name, key), time_ns)
-        undone = [each for each in reversed(made) if each.undo]
-        return undo_payload(undone) if undone else b""
+        turn_effects = effects.turn_ended(letter=agent.last_dead_letter + 1)
+        for effect in turn_effects:
+            if not effect.undo:
+                key = outside_key(self._shared.cluster, agent.id, effect.key, effect.generation)
+                self._emit(
+                    agent, EffectRecord(effect_records.LEFT, effect.key, effect.generation, effect.name, key), time_ns
+                )
+        to_undo = [effect for effect in reversed(turn_effects) if effect.undo]
+        return undo_payload(to_undo) if to_undo else b""
 
     def _taken_over(self, agent: LocalAgent, name: str, intent: EffectIntent, result: bytes) -> EffectRecord:
         """Return the record of an effect of a discarded history that this turn has taken over: the ledger has lost that history's records."""
@@ -239,7 +242,7 @@ class Effects:
             saga=intent.saga,
         )
 
-    # ---- words of the ledger --------------------------------------------------------------------------------------
+    # ---- ledger records -------------------------------------------------------------------------------------------
 
     def _intent(self, agent: str, opened: OpenEffect, intent: EffectIntent) -> EffectRecord:
         return msgspec.structs.replace(
@@ -267,12 +270,12 @@ class Effects:
         )
 
     def _emit(self, agent: LocalAgent, record: EffectRecord, time_ns: int) -> None:
-        came_to, counts = (
+        outcome, counts = (
             UNDONE if record.undoes and record.stage == effect_records.DONE else record.stage,
             self._shared.counts.effects,
         )
-        if came_to in counts:
-            counts[came_to] += 1
+        if outcome in counts:
+            counts[outcome] += 1
         payload = encode_message(record)
         if self._shared.is_watched:
             self._shared.out.append(we.EffectRecordEmitted(agent.id, payload))

@@ -74,7 +74,7 @@ class HostEnvironment(Protocol):
         """Run blocking work in order, off the loop; `then` gets its result on the loop. What it raises ends the host."""
 
     def in_evaluator(self, function: Callable[[], object], then: Callable[..., None]) -> None:
-        """Run the same in parallel to the worker: it may take long."""
+        """Run blocking work in parallel to the worker: it may take long."""
 
     def in_log(self, function: Callable[[], object], then: Callable[..., None]) -> None:
         """Run the same in parallel to both: clients wait for it."""

@@ -1,4 +1,4 @@
-"""Between a host's agents and the store: images become checkpoints of an epoch, and a line becomes agents again.
+"""Epochs in the store: images of a host's agents become checkpoints, and a recovery line becomes agents again.
 
 Images are taken on the event loop, between turns; that is the only pause an agent feels. Everything else here runs in a
 worker thread.
@@ -33,21 +33,21 @@ from snapline.storage.store.parallel_io import requests_at_once, side_by_side
 from snapline.storage.store.store import Store
 
 CHUNK_PACK_BYTES = 32 * 2**20
-"""Size at which a pack of new chunks is full; more go into further packs. Two are written at once, so this much is hashed and copied while as
-much is on its way to the disk; and deletion and compaction work by the pack."""
+"""Size at which a pack of new chunks is full. Two packs are written at once: one is hashed and copied while the other is written to disk. Deletion
+and compaction work on whole packs."""
 
 THREADS = 2
-"""Number of threads that write packs of chunks: one hashes while the other waits for the disk. An object store may have more."""
+"""Number of threads that write packs of chunks: one hashes while the other waits for the disk. An object store may use more."""
 
 
 class Capture(msgspec.Struct):
-    """An agent's image and what belongs to it, waiting for its channel states to close.
+    """An agent's image with its data, while its channel states are still open.
 
     Attributes:
-        image: released when it has served `uses` epochs.
-        base_epoch, base: what it was made against: unchanged parts of it are not in the image.
-        started_ns: when it was begun, by the monotonic clock.
-        clock: when it was recorded, by the machine's clock; None where there is none.
+        image: the image, released after `uses` epochs have used it.
+        base_epoch, base: epoch and chunks that the image refers to: it omits their unchanged parts.
+        started_ns: start of the capture, by the monotonic clock.
+        clock: time of the record, by the machine's clock; None if there is none.
     """
 
     known: AgentType
@@ -88,33 +88,33 @@ def write_epoch(
     captures: Captures,
     earlier: tuple[int, ChannelNumbers] = NOTHING_TOLD,
 ) -> StoredEpoch:
-    """Write this host's part of an epoch: one pack, and further packs of chunks where there is much.
+    """Write this host's part of an epoch: one pack, and further packs for many chunks.
 
-    Its report has the channels that have changed since `earlier`.
+    The report has the channels that have changed since `earlier`.
 
     Raises:
-        EncodingError: a state would not come back from its image.
-        StoreError: the store cannot be written; nothing refers to what is left there.
+        EncodingError: a state cannot be restored from its image.
+        StoreError: the store cannot be written; nothing refers to partial data.
     """
     state_bytes = 0
     chunked = {agent: _chunk(store, agent, captures[agent]) for agent in command.records if agent in captures}
     blobs = []
     for agent, record in command.records.items():
-        found = chunked.get(agent)
-        checkpoint = checkpoint_of(agent, record, captures.get(agent), found.parts if found is not None else [])
+        parts = chunked.get(agent)
+        checkpoint = checkpoint_of(agent, record, captures.get(agent), parts.parts if parts is not None else [])
         blobs.append((agent, encode_checkpoint(checkpoint)))
         state_bytes += checkpoint.state_bytes
     chunks, others = _place_chunks(store, writer, command.epoch, chunked.values())
-    reused = list({chunk.digest: None for found in chunked.values() for chunk in found.reused})
+    reused = list({chunk.digest: None for parts in chunked.values() for chunk in parts.reused})
     base = max([captures[agent].base_epoch for agent in chunked], default=0) if reused else 0
     needs = PackNeeds(base, reused, others)
     reference = store.write_pack(writer=writer, epoch=command.epoch, blobs=blobs, chunks=chunks, needs=needs)
     pack = reported(reference)
     report = _report_of(command, captures, host_start=host_start, pack=pack, state_bytes=state_bytes)
     report = msgspec.structs.replace(report, new_bytes=sum([x.size_bytes for x in (reference, *others)]))
-    numbers, (since, told) = numbers_of(command), earlier
-    report = with_channels(report, numbers.since(told), since=since)
-    return StoredEpoch(report, numbers, {agent: found.table for agent, found in chunked.items()})
+    numbers, (since, reported_numbers) = numbers_of(command), earlier
+    report = with_channels(report, numbers.since(reported_numbers), since=since)
+    return StoredEpoch(report, numbers, {agent: parts.table for agent, parts in chunked.items()})
 
 
 def _chunk(store: Store, agent: str, capture: Capture) -> ChunkedState:
@@ -125,8 +125,8 @@ def _chunk(store: Store, agent: str, capture: Capture) -> ChunkedState:
 
 def new_chunks(states: Iterable[ChunkedState]) -> list[PackBlob]:
     """Return the chunks to be written, each once, also where several agents have the same."""
-    found = {chunk.digest: chunk for state in states for chunk in state.new}
-    return [PackBlob("", KIND_CHUNK, x.data, x.digest, x.compresses) for x in found.values()]
+    chunks = {chunk.digest: chunk for state in states for chunk in state.new}
+    return [PackBlob("", KIND_CHUNK, x.data, x.digest, x.compresses) for x in chunks.values()]
 
 
 def _place_chunks(
@@ -147,17 +147,17 @@ def _write_chunks(store: Store, writer: str, epoch: int, chunks: list[PackBlob])
 
 
 def reported(reference: PackReference) -> ReportedPack:
-    """Return what the coordinator gets to know of a pack."""
+    """Return the report about a pack for the coordinator."""
     return ReportedPack(reference.path, reference.size_bytes, reference.index_digest)
 
 
 def check_image(agent: str, known: AgentType, image: StateImage) -> None:
-    """Check that fields hold what they declare: other values can be written, and only a recovery would find out.
+    """Check that fields hold their declared types: other values can be written, and only a recovery would fail.
 
     Raises:
         EncodingError: names the agent and what to do.
     """
-    if image.parts:  # Parts are what they are declared as: their own encoders made them.
+    if image.parts:  # Parts have their declared types: their own encoders made them.
         return
     try:
         check_skeleton(agent, known, image.skeleton, image.authors.handlers)
@@ -227,9 +227,9 @@ def _report_of(
 
 
 class LoadProgress:
-    """Progress of loading: the coordinator waits for a host that makes progress.
+    """Progress of loading: the coordinator waits for a host as long as it makes progress.
 
-    The user's code, which makes agents and migrates states, may take its time: while it runs each second counts as a step.
+    User code that makes agents and migrates states may be slow: while it runs, each second counts as a step.
     """
 
     def __init__(self, now_ns: Callable[[], int] = lambda: 0, limit_s: float | None = None) -> None:
@@ -263,9 +263,9 @@ class LoadProgress:
 
 
 class LoadedLine(msgspec.Struct):
-    """The agents of a line, for one host: what the core must know, the objects, and what their parts consist of.
+    """Agents of a recovery line on one host: data for the core, the objects, and the chunks of their parts.
 
-    `buffers`: the sizes of those that a capture will take, to be warmed beforehand. `logged`: what host logs hold beyond the line.
+    `buffers`: sizes of the buffers that a capture will need, to be allocated in advance. `logged`: contents of host logs beyond the line.
     """
 
     agents: list[ev.LoadedAgent]
@@ -284,22 +284,24 @@ def load_line(
 ) -> LoadedLine:
     """Make the agents of a line: initial ones from the fleet's definition, others from their checkpoints.
 
-    All checkpoints are read, and their versions judged, before the first state is made. `progress` counts each one
-    read, and each one made. What `clock` shows beyond a checkpoint's counts for the agent's timers.
+    All checkpoints are read, and their versions checked, before the first state is made. `progress` counts each checkpoint read and each agent made.
+    Time on `clock` since a checkpoint counts for the agent's timers.
 
     Raises:
-        DamagedDataError: a checkpoint is not what was written; nothing of it was used (G11).
+        DamagedDataError: a checkpoint is damaged; none of its data was used (G11).
         SnaplineError: an agent cannot be made; names it.
     """
-    if not command.agents:  # a host that joins later than the line is kept, and has nothing of it
+    if not command.agents:  # a host that joined after the line has no agents in it
         return LoadedLine([], {}, {})
     progress = progress or LoadProgress()
     if command.line_epoch == 0 or store is None:
-        made = {}
+        objects = {}
         for place in command.agents:
             with progress.in_users_code():
-                made[place.agent] = fleet.make(place.agent)
-        return LoadedLine([ev.LoadedAgent(place.agent, place.incarnation, None) for place in command.agents], made, {})
+                objects[place.agent] = fleet.make(place.agent)
+        return LoadedLine(
+            [ev.LoadedAgent(place.agent, place.incarnation, None) for place in command.agents], objects, {}
+        )
     manifest = store.read_manifest(command.line_root, epoch=command.line_epoch)
     checkpoints = []
     for place in command.agents:
@@ -308,20 +310,20 @@ def load_line(
     with progress.in_users_code():
         plans = plan_line(fleet, checkpoints)
     reader = store.part_reader(manifest)
-    found = LoadedLine([], {}, {})
+    line = LoadedLine([], {}, {})
     for place, checkpoint in zip(command.agents, checkpoints, strict=True):
         saved = checkpoint.saved_clock or None
         passed_ns = clock.since(saved) if clock is not None and saved is not None else 0
-        found.agents.append(ev.LoadedAgent(place.agent, place.incarnation, checkpoint, passed_ns))
+        line.agents.append(ev.LoadedAgent(place.agent, place.incarnation, checkpoint, passed_ns))
         if not checkpoint.is_unborn:
             contents = reader.read(place.agent, checkpoint.parts)
             with progress.in_users_code():
                 made_now, table = revive(plans[place.agent], checkpoint, contents)
-            found.objects[place.agent], found.tables[place.agent] = made_now, table
+            line.objects[place.agent], line.tables[place.agent] = made_now, table
             if checkpoint.journal_part is not None:
-                found.agents[-1] = _with_whole_turn(found.agents[-1], checkpoint, reader, table)
+                line.agents[-1] = _with_whole_turn(line.agents[-1], checkpoint, reader, table)
         progress.step()
-    return found
+    return line
 
 
 def _with_whole_turn(

@@ -1,8 +1,8 @@
-"""Reports of a host on open epochs: its agents, always, and the channels that the leader does not know yet.
+"""Reports of a host on open epochs: all of its agents, and the channels that the leader does not know yet.
 
-The leader names an epoch of which it has all reports (`BeginEpoch.told`). A channel that both its ends leave out has not changed since that one,
-in which it was covered: so it is covered now (`coordinator/leader/modes/epoch_reports.py`). A host without that epoch's numbers reports all.
-A new stream may lead to a new leader, which knows nothing yet.
+The leader names an epoch of which it has all reports (`BeginEpoch.told`). A channel omitted by both of its ends has not changed since that epoch,
+which covered it: so it is covered now (`coordinator/leader/modes/epoch_reports.py`). A host without that epoch's numbers reports all channels. A new
+stream may lead to a new leader, which has no reports yet.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,11 +13,11 @@ from snapline.agent_runtime.host import events as ev
 from snapline.messages.host_messages import BeginEpoch, EpochReport
 
 EPOCHS_KEPT = 8
-"""Number of epochs kept: more than may be open at once, and the one before them."""
+"""Number of epochs kept: all that may be open at once, and at least one earlier one."""
 
 Numbers = Mapping[str, Mapping[str, int]]
-"""Numbers by an agent of this host, by the other end of its channels. They are the records' own dictionaries, which nothing changes any more: a pair
-for each channel would be allocated in each epoch, and traversed by the garbage collector."""
+"""Agent of this host → other end of the channel → number. These are the records' own, immutable dictionaries: a pair for each channel would be
+allocated in each epoch, and traversed by the garbage collector."""
 
 
 class ChannelNumbers(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ class ChannelNumbers(msgspec.Struct, frozen=True):
     Attributes:
         sent: the last number sent inside the cut, by sender.
         received: the last one consumed inside the cut, by receiver.
-        recorded: how many messages the channel state holds, by receiver.
+        recorded: number of messages in the channel state, by receiver.
     """
 
     sent: Numbers = {}
@@ -71,7 +71,7 @@ def senders_of(received: Mapping[str, int], recorded: Mapping[str, int]) -> Iter
 
 
 def numbers_of(command: ev.StoreEpoch) -> ChannelNumbers:
-    """Return the numbers of all agents here, and of those that have left: what these have ever sent is still to be covered."""
+    """Return the numbers of this host's agents, and of departed ones, whose messages still have to be covered."""
     records = command.records
     return ChannelNumbers(
         {**{agent: record.sent for agent, record in records.items()}, **command.departed},
@@ -85,7 +85,7 @@ def numbers_of(command: ev.StoreEpoch) -> ChannelNumbers:
 
 
 def with_channels(report: EpochReport, told: ChannelNumbers, *, since: int) -> EpochReport:
-    """Return the report with these channels as its columns, in place of those that it had; its agents are the first of its names."""
+    """Return the report with its columns replaced by these channels; the report's agents are the first of its names."""
     places = Places({name: place for place, name in enumerate(report.names[: len(report.agents)])})
     sent_from: list[int] = []
     sent_to: list[int] = []
@@ -130,7 +130,7 @@ class EpochReports:
         self._told: dict[int, int] = {}
 
     def begun(self, begin: BeginEpoch) -> None:
-        """Record the epoch that the leader of this stream has. It will name no older one; an open one may still have to be reported whole."""
+        """Record the epoch that the leader of this stream has. The leader will name no older epoch; an open epoch may still need a full report."""
         self._told[begin.epoch] = begin.told
         for epoch in [epoch for epoch in self._numbers if epoch < begin.told and epoch not in self._reports]:
             del self._numbers[epoch]
@@ -141,16 +141,16 @@ class EpochReports:
 
     def earlier(self, epoch: int) -> tuple[int, ChannelNumbers]:
         """Return the epoch that a report of `epoch` may be relative to, and its numbers."""
-        told = self._told.get(epoch, 0)
-        numbers = self._numbers.get(told)
-        return NOTHING_TOLD if numbers is None else (told, numbers)
+        reported = self._told.get(epoch, 0)
+        numbers = self._numbers.get(reported)
+        return NOTHING_TOLD if numbers is None else (reported, numbers)
 
     def written(self, report: EpochReport, numbers: ChannelNumbers) -> None:
         """Keep the report of an epoch: this host's part of it is durable."""
         self._reports[report.epoch] = report
         self._numbers[report.epoch] = numbers
-        ended = sorted([epoch for epoch in self._numbers if epoch not in self._reports])
-        for epoch in ended[: max(0, len(self._numbers) - EPOCHS_KEPT)]:
+        ended_epochs = sorted([epoch for epoch in self._numbers if epoch not in self._reports])
+        for epoch in ended_epochs[: max(0, len(self._numbers) - EPOCHS_KEPT)]:
             del self._numbers[epoch]
 
     def report_of(self, epoch: int) -> EpochReport | None:
@@ -169,7 +169,7 @@ class EpochReports:
         self._told.pop(epoch, None)
 
     def plan_began(self) -> None:
-        """Forget all reports: they were of another history."""
+        """Drop all reports: they belong to another history."""
         self._reports.clear()
         self._numbers.clear()
         self._told.clear()

@@ -1,4 +1,4 @@
-"""Request of agents here for an early epoch: for a client that waits, or for outputs. It is sent once for each epoch."""
+"""Request for an early epoch, for a waiting client or for outputs; sent once for each epoch."""
 
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import LocalAgent
@@ -20,7 +20,7 @@ class EpochRequest:
         self._mode = mode
 
     def say(self, agent: LocalAgent) -> None:
-        """Request an epoch that holds what the agent has done."""
+        """Request an epoch that holds the agent's work so far."""
         self._mode.awaited(agent)
         if not self._is_said:
             self._is_said = True

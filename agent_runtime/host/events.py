@@ -1,8 +1,8 @@
 """Events and commands of a host core.
 
-Events are in the past tense and come from the adapters: the links, the turns, the store, the clock. Commands are imperatives
-and are carried out by the adapters, in order, before the next event. Messages between the coordinator and the host are defined
-in `messages/host_messages.py`, and the core takes and gives them as they are.
+Events are in the past tense and come from the adapters: links, turns, store and clock. Commands are imperatives; the adapters carry them out in
+order, before the next event. Messages between coordinator and host are defined in `messages/host_messages.py`, and the core receives and sends them
+unchanged.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ Emission = tuple[str, bytes, int]
 """Topic, payload and wall-clock time of an output."""
 
 Log = dict[str, list[InTransitMessage]]
-"""A sender log: receiver → messages sent since the sender's checkpoint before, in order."""
+"""A sender log: receiver → messages sent since the sender's previous checkpoint, in order."""
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -56,10 +56,10 @@ class Command(msgspec.Struct, frozen=True, gc=False):
 
 
 Heard = Event | msg.Directive
-"""Input of a host core: a directive of the coordinator is an event as it is, but for the plan."""
+"""Input of a host core. Directives of the coordinator are events as they are, except for the plan."""
 
 Said = Command | msg.HostMessage
-"""Output of a host core: a message is to be sent to the coordinator."""
+"""Output of a host core. A `HostMessage` is sent to the coordinator."""
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -73,9 +73,9 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class LoadedAgent(msgspec.Struct, frozen=True):
-    """An agent that the adapter has made: initial (`checkpoint` is None), restored, or unborn.
+    """An agent made by the adapter: initial (`checkpoint` is None), restored, or unborn.
 
-    `passed_ns`: time since the checkpoint, as far as the machine's clock knows.
+    `passed_ns`: time since the checkpoint, as far as the machine's clock can tell.
     """
 
     agent: str
@@ -88,10 +88,10 @@ class LoadedAgent(msgspec.Struct, frozen=True):
 
 
 class PlanReceived(Event, frozen=True, gc=False):
-    """The fleet (re)starts from the line of epoch `line_epoch`; 0 = the initial states. `logs`: of earlier plans, perhaps unsealed.
+    """The fleet (re)starts from the line of epoch `line_epoch`; 0 = the initial states. `logs`: logs of earlier plans, perhaps unsealed.
 
-    `drop_before`: what logs of plans below this one hold beyond the line is dropped. `deaths`: turns in which processes have died. `newest`: logs,
-    each with the number of a batch that is in it, as far as the coordinator knows.
+    `drop_before`: logs of earlier plans than this are dropped beyond the line. `deaths`: turns in which processes have died. `newest`: log → newest
+    batch known to the coordinator.
     """
 
     number: int
@@ -136,9 +136,11 @@ class WriteReady(Event, frozen=True, gc=False):
 
 
 class AgentsLoaded(Event, frozen=True, gc=False):
-    """`inputs`: of the logs of earlier plans, of all agents, in the order of each agent's numbers; `dropped`: those that come before them, and
-    are not given any more; `entries`: of durable turns, in the order of the logs. All these logs are sealed. `why_no_log`: why the store
-    takes no host logs, or "". `log_key`: the public key for signed batches, or b"". `is_authenticated`: the store is signed or encrypted."""
+    """The plan's agents are loaded, and the logs of earlier plans sealed and read.
+
+    `inputs`: inputs of these logs for all agents, in the order of each agent's numbers; `dropped`: earlier inputs, which are not delivered again;
+    `entries`: entries of durable turns, in log order. `why_no_log`: reason why the store takes no host logs, or "". `log_key`: public key for
+    signed batches, or b"". `is_authenticated`: the store is signed or encrypted."""
 
     plan: int
     agents: tuple[LoadedAgent, ...]
@@ -178,9 +180,9 @@ class TurnEnded(Event, frozen=True, gc=False):
 
 
 class TurnFailed(Event, frozen=True, gc=False):
-    """The handler raised. `on_error`, `retries` and the waits before each of these, if any, are its class's; `is_final`: trying
-    again cannot help; `is_divergent`: a durable turn that does not repeat itself; `is_durable`: it was one; `rollback`: it requests a rollback of
-    the fleet; `is_of_step`: a failed step caused it."""
+    """The handler raised. `on_error`, `retries` and the waits before retries are those of the agent's class. `is_final`: a retry cannot help;
+    `is_divergent`: the durable turn did not repeat its requests; `is_durable`: the turn is durable; `rollback`: the handler requests a rollback of
+    the fleet; `is_of_step`: a failed step is the cause."""
 
     agent: str
     incarnation: int
@@ -227,7 +229,7 @@ class CheckpointMeasured(Event, frozen=True, gc=False):
 
 
 class CheckpointFailed(Event, frozen=True, gc=False):
-    """A state could not be encoded: the agent cannot be brought back to here, so it cannot go on from here."""
+    """A state could not be encoded: the agent could not be restored to this point, so it cannot continue."""
 
     agent: str
     incarnation: int
@@ -235,8 +237,8 @@ class CheckpointFailed(Event, frozen=True, gc=False):
 
 
 class StoreWatched(Event, frozen=True, gc=False):
-    """State of the store for checkpoints: `is_busy`: too many wait for the store; `problem`: why it takes none, or ""; `is_full`: no more
-    can wait at all."""
+    """State of the store for checkpoints. `is_busy`: too many checkpoints wait; `problem`: reason why the store takes none, or ""; `is_full`: no more
+    checkpoints can wait."""
 
     is_busy: bool
     problem: str
@@ -244,12 +246,12 @@ class StoreWatched(Event, frozen=True, gc=False):
 
 
 class OfferedInput(msgspec.Struct, frozen=True, gc=False):
-    """A message from outside. `payload`: as `encode_message` gives it; `key`: the client's, for the case that it comes again."""
+    """A message from outside. `payload`: as `encode_message` gives it; `key`: key of the client, to recognize a repetition."""
 
     agent: str
     key: str
     payload: bytes
-    is_word: bool = False  # an operator's, about a dead letter
+    is_word: bool = False  # an operator command, not a client's input
 
 
 class InputsOffered(Event, frozen=True, gc=False):
@@ -271,10 +273,10 @@ class ReplyAwaited(Event, frozen=True, gc=False):
 
 
 class AskAnswer(msgspec.Struct, frozen=True, gc=False):
-    """Outcome of an input. `reply`: what its turn answered, as `encode_message` gives it; b"": nothing.
+    """Outcome of an input. `reply`: answer of its turn, in the form of `encode_message`; b"" if there is none.
 
-    `status`: "replied": its turn has ended well; "buried": it is a dead letter; "retry": not known here just now; "unknown": never
-    received, or forgotten. `reason`: of the last two.
+    `status`: "replied": the turn has succeeded; "buried": the input is a dead letter; "retry": not known on this host now; "unknown": never received,
+    or forgotten. `reason`: reason for the last two.
     """
 
     status: str
@@ -288,7 +290,7 @@ class TimerFired(Event, frozen=True, gc=False):
 
 
 class BatchEnded(Event, frozen=True, gc=False):
-    """The adapter has no more turns to run right now: what was queued for links goes out."""
+    """The adapter has no more turns to run now: queued items for links are sent."""
 
 
 OF_MODES: tuple[type[Heard], ...] = (
@@ -302,10 +304,12 @@ OF_MODES: tuple[type[Heard], ...] = (
 
 
 class StartTurn(Command, frozen=True, gc=False):
-    """Run a turn. `what`: "start" (`on_start`), "create" (the message makes the agent), "message", "timer", "input", or "segment" of a durable
-    turn: the next one, now that this was `found`, or all of them once more, as of this `turn`. `number`: if it is a durable one, among those
-    of its agent; `logged`: what host logs hold of turns of that number. `refusal`: it fails for this reason, and its handler is not called; if it
-    is to create the agent, that is there only if `is_made`."""
+    """Run a turn.
+
+    `what`: "start" (`on_start`), "create" (the message makes the agent), "message", "timer", "input", or "segment": the next segment of a durable
+    turn, after the awaited entry was `found`, or all segments of `turn` again. `number`: number of a durable turn among those of its agent;
+    `logged`: entries of host logs for turns of that number. `refusal`: reason why the turn fails without calling its handler; a turn that creates
+    the agent then makes it only if `is_made`."""
 
     agent: str
     incarnation: int
@@ -321,7 +325,7 @@ class StartTurn(Command, frozen=True, gc=False):
 
 
 class UndoTurn(Command, frozen=True, gc=False):
-    """Put back the image taken before the turn that just failed."""
+    """Restore the image taken before the turn that just failed."""
 
     agent: str
 
@@ -344,8 +348,8 @@ class Control(msgspec.Struct, frozen=True):
     outputs: SavedOutputs = NO_OUTPUTS
     turn: SavedTurn | None = None
     stash: list[StashedMessage] = []
-    dead_letter_numbers: DeadLetterNumbers | None = None  # they are counted
-    sealed: SealedRuns | None = None  # of the turn's journal: `turn` has the rest
+    dead_letter_numbers: DeadLetterNumbers | None = None  # None: derived from their count
+    sealed: SealedRuns | None = None  # sealed part of the turn's journal; `turn` has the rest
     durable_turns: int = 0
     effects: SavedEffects | None = None
 
@@ -368,11 +372,11 @@ class TakeCheckpoint(Command, frozen=True, gc=False):
 
     Attributes:
         basis: "initial", "basic", "forced" or "tentative".
-        round: the koo-toueg round of a tentative one, else 0.
-        sent, received: by channel, the last number sent, and consumed.
-        changed_sent, changed_received: those that differ from the agent's checkpoint before.
-        log: what was sent since then.
-        turns: taken since then.
+        round: koo-toueg round of a tentative checkpoint, else 0.
+        sent, received: last number sent and consumed, by channel.
+        changed_sent, changed_received: numbers that differ from the agent's previous checkpoint.
+        log: messages sent since the previous checkpoint.
+        turns: number of turns since the previous checkpoint.
     """
 
     agent: str
@@ -388,7 +392,7 @@ class TakeCheckpoint(Command, frozen=True, gc=False):
 
 
 class ReportFrozen(Command, frozen=True, gc=False):
-    """Report that nothing moves here, once all checkpoints taken so far are durable. `running` count as failed."""
+    """Report that all agents are frozen, once all checkpoints taken so far are durable. Agents in `running` count as failed."""
 
     plan: int
     number: int
@@ -396,13 +400,13 @@ class ReportFrozen(Command, frozen=True, gc=False):
 
 
 class StoreEpoch(Command, frozen=True, gc=False):
-    """Make this host's part of an epoch durable: all of it is known. Comes back as EpochStored."""
+    """Make this host's complete part of an epoch durable. The answer is EpochStored."""
 
     epoch: int
     plan: int
     records: dict[str, RecordedPart]
-    departed: dict[str, dict[str, int]]  # agents that have left: receiver → last number sent
-    heard_ns: int = 0  # when the host had its first word of the epoch
+    departed: dict[str, dict[str, int]]  # departed agent → receiver → last number sent
+    heard_ns: int = 0  # time of the host's first message about the epoch
 
 
 class ReportEpoch(Command, frozen=True, gc=False):
@@ -412,7 +416,7 @@ class ReportEpoch(Command, frozen=True, gc=False):
 
 
 class DropEpoch(Command, frozen=True, gc=False):
-    """The epoch has ended: forget what was captured and reported for it."""
+    """The epoch has ended: drop its captures and reports."""
 
     epoch: int
 
@@ -422,7 +426,7 @@ class CancelTurns(Command, frozen=True, gc=False):
 
 
 class LoadAgents(Command, frozen=True, gc=False):
-    """Make these agents from the line, seal the logs of earlier plans, and read what they hold. Comes back as AgentsLoaded.
+    """Make these agents from the line, and seal and read the logs of earlier plans. The answer is AgentsLoaded.
 
     `newest`: see PlanReceived.
     """
@@ -460,7 +464,7 @@ class DialPeer(Command, frozen=True, gc=False):
 
 
 class KnockAtPeer(Command, frozen=True, gc=False):
-    """Ask the peer to dial this host: send it `hello`, once. It may be lost."""
+    """Ask the peer to dial this host: send `hello` once. The message may be lost."""
 
     peer: str
     address: str
@@ -492,10 +496,10 @@ class WakeWriter(Command, frozen=True, gc=False):
 
 
 class Trace(Command, frozen=True, gc=False):
-    """A sampled message left ("send") or is consumed ("receive"); for traces and pictures only.
+    """A sampled message left ("send") or is consumed ("receive"); for traces and diagrams only.
 
-    Or a tentative checkpoint has become permanent ("checkpoint", `other` its basis), or this host has sent another one a marker item, or got
-    one ("send_marker", "receive_marker"; `number` its epoch).
+    Other kinds: a tentative checkpoint has become permanent ("checkpoint", `other` is its basis), or this host has sent or received a marker item
+    ("send_marker", "receive_marker", `number` is the epoch).
     """
 
     what: str

@@ -4,7 +4,7 @@ from snapline.agent_runtime.host.events import Event
 
 
 class ExternalSends(Event, frozen=True, gc=False):
-    """Sends outside of any turn, since something that an agent represents has changed: state and sends belong together.
+    """Sends outside of any turn, because something that the agent represents has changed. State and sends take effect together.
 
     `sends`: receivers and encoded messages.
     """

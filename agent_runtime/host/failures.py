@@ -1,4 +1,4 @@
-"""The part of a host core that keeps what went wrong: agents that failed, messages that crashed them, dead letters."""
+"""The part of a host core that keeps failures: failed agents, messages that crashed them, and dead letters."""
 
 from snapline.agent_runtime.host import dead_letter_events as lt
 from snapline.agent_runtime.host import dead_letters
@@ -21,11 +21,11 @@ Poison = tuple[str, str, bytes]
 
 
 class HostFailures:
-    """Dead letters count as consumed.
+    """Failed agents and messages. Dead letters count as consumed.
 
     Attributes:
-        failed: agents that take no more turns under this plan → why.
-        poison: messages that crashed their agents → how often, and how often they may. Outlives plans.
+        failed: agent that takes no more turns under this plan → reason.
+        poison: message that crashed its agent → number of crashes, and its limit. Kept across plans.
         rollbacks: agents that request a rollback of the fleet.
         deaths: turns in which processes have died.
     """
@@ -73,7 +73,7 @@ class HostFailures:
         self.fail(agent, event.error)
 
     def forgive(self, agent: LocalAgent, entry: Entry) -> None:
-        """Forget the crashes of an entry whose turn has ended well."""
+        """Drop the crash count of an entry whose turn has succeeded."""
         self.poison.pop(_poison_of(agent, entry), None)
 
     def is_poison(self, agent: LocalAgent, entry: Entry) -> bool:
@@ -90,7 +90,7 @@ class HostFailures:
 
     def dead_letter(self, agent: LocalAgent, entry: Entry, error: str, attempts: int, time_ns: int) -> None:
         """Make the entry a dead letter of its receiver; the caller consumes it."""
-        what, sender, payload = what_of(entry), sender_of(agent, entry), entry[2]
+        kind, sender, payload = what_of(entry), sender_of(agent, entry), entry[2]
         again, key = (
             dead_letters.buried_again(agent, entry) if dead_letters.is_word(entry) else None,
             dead_letters.key_of(entry),
@@ -100,7 +100,7 @@ class HostFailures:
         elif agent.inputs is not None:
             key = agent.inputs.retries.get(key, key)
         self._add_letter(agent, DeadLetterRecord(sender, payload, error, attempts, time_ns, key))
-        self._shared.out.append(lt.MessageDeadLettered(agent.id, what, sender, entry[2], last_line(error)))
+        self._shared.out.append(lt.MessageDeadLettered(agent.id, kind, sender, entry[2], last_line(error)))
 
     def void(
         self, agent: LocalAgent, receiver: str, payload: bytes, error: str, *, is_refused_creation: bool = False

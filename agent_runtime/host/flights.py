@@ -33,7 +33,7 @@ class WaitingTurn:
         self.work: StepWork | EffectWork | None = None
 
     def close(self) -> None:
-        """Close the handler of a turn that was undone. A handler that does not let go (it waits again, or raises) is left where it is."""
+        """Close the handler of a turn that was undone. A handler that does not end (it waits again, or raises) is abandoned."""
         self.ctx.go_on()
         with contextlib.suppress(Exception):
             self.coroutine.close()
@@ -47,13 +47,13 @@ async def step_of(
     call = LastCall(work.timeout_s or 0.0, world)
     forgotten.enter_turn()
     try:
-        found = await _come_of(command, work, world, call)
+        step_result = await _come_of(command, work, world, call)
         left = forgotten.take_freed()
         if left:
             raise UsageError(forgotten.sentence(left))
         is_effect = isinstance(work, EffectWork)
         declares = None if isinstance(work, EffectWork) and work.intent.is_undo else work.function
-        outcome, result = DONE, encode_result(command.name, found, declares, is_effect=is_effect)
+        outcome, result = DONE, encode_result(command.name, step_result, declares, is_effect=is_effect)
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -66,7 +66,7 @@ async def step_of(
 
 
 class LastCall:
-    """The calls of an effect: how long the last of them may be on its way."""
+    """Calls of an effect, and how long the last one may still run."""
 
     def __init__(self, timeout_s: float, world: Outside) -> None:
         self._timeout_s = timeout_s
@@ -78,7 +78,7 @@ class LastCall:
         self._begun_ns = self._world.elapsed_ns()
 
     def late_s(self) -> float:
-        """Return how long from now the last call may be on its way, in seconds; 0 if there was none."""
+        """Return how long the last call may still run, in seconds; 0 if there was none."""
         if self._begun_ns is None:
             return 0.0
         return max(0.0, self._timeout_s - (self._world.elapsed_ns() - self._begun_ns) / 1e9)
@@ -89,8 +89,10 @@ async def _come_of(
 ) -> Any:  # the function's own result
     if isinstance(work, StepWork):
         return await run_step(world, command.name, work)
-    found = await _effect_of(command, work, world, call)
-    return None if work.intent.is_undo else found  # nobody takes it, and what cannot be kept of it is no failure
+    result = await _effect_of(command, work, world, call)
+    return (
+        None if work.intent.is_undo else result
+    )  # nobody reads a compensation's result, so an unencodable one is not a failure
 
 
 async def _effect_of(
@@ -123,9 +125,9 @@ async def _asked_first(
             await world.pause(left_s)
             await no_call_of(world, command.key)
             with calling(""):
-                found = await run_step(world, f"{command.name}/probe", asking)
-            if found is not None:
-                return found
+                result = await run_step(world, f"{command.name}/probe", asking)
+            if result is not None:
+                return result
         try:
             return await run_step(world, command.name, work, call.began)
         except Exception:
@@ -148,7 +150,7 @@ def refused(
             create(turn)
     known, is_durable = type_of(turn.agent), False
     if known is not None and turn.payload and turn.what not in ("create", "segment"):
-        with contextlib.suppress(Exception):  # of one that nobody can read
+        with contextlib.suppress(Exception):  # the result cannot be decoded
             name, _ = split_message(read_call(turn.payload)[1])
             is_durable = name in known.handlers and known.handlers[name].is_durable
     is_final = known is None
@@ -173,7 +175,7 @@ def no_tasks(_loop: asyncio.AbstractEventLoop, coroutine: Any, **_options: objec
     """The loop's task factory while a durable handler runs.
 
     Raises:
-        UsageError: always. A task next to the turn would run again after a recovery, or not at all.
+        UsageError: always. After a recovery a task outside the turn would run again, or not at all.
     """
     coroutine.close()
     raise UsageError(f"a durable handler has started a task. {_INSTEAD}")
@@ -181,16 +183,16 @@ def no_tasks(_loop: asyncio.AbstractEventLoop, coroutine: Any, **_options: objec
 
 def of_a_task(error: BaseException) -> BaseException:
     """Return the same error for code that demands to run in an asyncio task, as a durable handler does not; others unchanged."""
-    said = str(error)
-    if isinstance(error, RuntimeError) and ("inside a task" in said or "parent task" in said):
-        found = UsageError(f"a durable handler runs in no task of asyncio's. {_INSTEAD}")
-        found.__cause__ = error
-        return found
+    message = str(error)
+    if isinstance(error, RuntimeError) and ("inside a task" in message or "parent task" in message):
+        usage_error = UsageError(f"a durable handler runs in no task of asyncio's. {_INSTEAD}")
+        usage_error.__cause__ = error
+        return usage_error
     return error
 
 
 CAUSES_MAX = 20
-"""Largest number of chained errors that are searched: no code raises more of them."""
+"""Largest number of chained errors that are searched: real code raises fewer."""
 
 
 def is_of_step(error: BaseException | None) -> bool:
@@ -219,17 +221,17 @@ _DROPPED = Handler(STALE, lambda agent, message, ctx: None, type(None), None, aw
 
 
 class NotUndoneError(EffectFailedError):
-    """Compensations of a turn that failed have failed as well: another attempt of the same turn changes nothing of that."""
+    """Compensations of a failed turn have failed as well; another attempt of the same turn cannot change that."""
 
 
 async def _undo(agent: Agent, message: list[MadeEffect], ctx: Context) -> None:
-    """Undo, in the turn after one that has failed permanently, what that has done outside."""
+    """Undo the effects of a permanently failed turn, in the turn after it."""
     failed = []
-    for made in message:
+    for effect in message:
         try:
-            await ctx.undo_effect(made)
+            await ctx.undo_effect(effect)
         except EffectFailedError as error:
-            failed.append((made, error))
+            failed.append((effect, error))
     if failed:
         raise NotUndoneError(not_undone(failed))
 
@@ -238,7 +240,7 @@ _UNDOING = Handler(UNDO_NAME, _undo, type(None), None, awaits=True, is_durable=T
 
 
 def decode_for(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object, bytes]:
-    """Return the handler of a turn's message, the message, and the id of the call that it is to answer, or b"".
+    """Return the handler of a turn's message, the message, and the id of the call to answer, or b"".
 
     Raises:
         EncodingError: there is no handler, or the message does not decode.
@@ -259,9 +261,7 @@ def _decode_odd(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object, 
     if handler is None:
         if name == STALE:
             return _DROPPED, None, b""
-        if (
-            name == UNDO_NAME and turn.sender == turn.agent
-        ):  # else somebody else would choose the functions to be called
+        if name == UNDO_NAME and turn.sender == turn.agent:  # else a sender could choose the functions
             return _UNDOING, read_undo(body), b""
         call, payload = read_call(turn.payload)
         name, body = split_message(payload)

@@ -1,13 +1,14 @@
-"""The part of a host core that keeps its log: what must be durable before anything follows from it, in batches, one after the other.
+"""The part of a host core that writes its log: records that must be durable before they have consequences, in successive batches.
 
-An input is acknowledged, and a step's turn goes on, when the batch that holds it is durable. One batch is on its way at most; what comes
-meanwhile goes into the next one. A log belongs to one plan and one run of a host. It is opened before anything is written there: the
-coordinator knows of it then, and the owners of a later plan seal it before they read it, so a batch is either found by all of them or
-can never be written (`storage/log/`).
+An input is acknowledged, and a step's turn continues, when the batch that holds it is durable. At most one batch is being written; later records go
+into the next one.
 
-Where the store is signed, the coordinator's answer brings the certificate of this host's key, which goes with every batch. Where it is signed or
-encrypted, the host reports to it the number of its newest durable batch, at once, but once a second at most: a reported batch cannot be removed
-unnoticed. Acknowledgements do not wait for that.
+A log belongs to one plan and one run of a host. It is opened before anything is written: the coordinator then knows it, and the owners of a later
+plan seal it before they read it. So a batch is either found by all of them or can never be written (`storage/log/`).
+
+In a signed store, the coordinator's answer has the certificate of this host's key, which every batch carries. In a signed or encrypted store, the
+host reports the number of its newest durable batch to the coordinator, at once but at most once a second: a reported batch cannot be removed
+unnoticed. Acknowledgements do not wait for the report.
 """
 
 from typing import Protocol
@@ -23,17 +24,18 @@ from snapline.storage.log.record import LoggedEntry
 
 BATCH_ITEMS_MAX = 4096
 BATCH_BYTES_MAX = 8 * 1024 * 1024
-"""Largest size of payloads and results in one batch, unless one alone is larger: some tens of milliseconds for a disk."""
+"""Largest size of payloads and results in one batch, unless one item is larger: some tens of milliseconds for a disk."""
 
 ASK_AGAIN_NS = 1_000_000_000
 
 TELL_NS = 1_000_000_000
-"""Time between two reports of the newest durable batch: one entry in the coordinator's log a second for each host that writes. A younger
-batch could be removed unnoticed when its host dies."""
+"""Time between two reports of the newest durable batch: one entry a second in the coordinator's log for each host that writes. A batch that is not
+reported yet could be removed unnoticed when its host dies."""
 
 
 class PendingEntry:
-    """An entry of a durable turn on its way to the log. `is_last`: the turn waits for it; `is_mark`: it is not finished, and waits to be called."""
+    """An entry of a durable turn that is being logged. `is_last`: the turn waits for this entry; `is_mark`: the entry marks an effect that is about
+    to be called."""
 
     __slots__ = ("entry", "is_last", "is_mark", "turn")
 
@@ -65,13 +67,13 @@ class Stepping(Protocol):
 
 
 class OwnLog:
-    """Log of this host under the present plan.
+    """Log of this host under the current plan.
 
     Attributes:
-        why_none: why the store takes no logs, or "".
-        problem: why it takes longer to write, or "".
-        is_sealed: a later plan has ended the log: nothing written behind its seal would be found.
-        queued_bytes: size of what waits for the next batch.
+        why_none: reason why the store takes no logs, or "".
+        problem: reason why writing takes long, or "".
+        is_sealed: a later plan has sealed the log: anything written after the seal would not be found.
+        queued_bytes: size of the items for the next batch.
     """
 
     _inputs: Acknowledging
@@ -82,20 +84,20 @@ class OwnLog:
         self._queue: list[Pending] = []
         """Items for the next batch."""
         self._batches: dict[tuple[LogName, int], list[Pending]] = {}
-        """Batches on their way: one of the present log at most, and those of earlier plans whose outcome is not known."""
+        """Batches being written: at most one of the current log, and those of earlier plans with unknown outcome."""
         self._number = 0
-        """Number of the last batch of the present log."""
+        """Number of the last batch of the current log."""
         self._is_open = False
-        """The coordinator knows of the log: so later plans will seal it. Requested when the first item comes."""
+        """The coordinator knows the log, so later plans will seal it. The first item triggers the request."""
         self._ask_ns: int | None = None
-        """Time to request it, or report its newest batch, again; None: there is nothing to send."""
+        """Time of the next request for the log, or of the next report; None: nothing to send."""
         self._asked_ns = 0
-        """Time when that was done last."""
+        """Time of the last such request or report."""
         self._key = self._certificate = b""
         self._is_reported = False
-        """The coordinator is to know the newest batch."""
+        """The newest batch has to be reported to the coordinator."""
         self._durable = self._known = 0
-        """Numbers of the newest batch of the present log that is durable, and of the newest one that the coordinator knows of."""
+        """Numbers of the newest durable batch of the current log, and of the newest one that the coordinator knows."""
         self.queued_bytes = 0
         self.why_none = ""
         self.problem = ""
@@ -116,7 +118,7 @@ class OwnLog:
         self._key, self._is_reported = event.log_key, event.is_authenticated
 
     def reset(self) -> None:
-        """End the log with its plan. What is on its way will be known to be in it, or not."""
+        """End the log with its plan. For batches being written it will become known whether the log holds them."""
         queue, self._queue = self._queue, []
         self._lose(queue)
         self.queued_bytes = self._number = self._durable = self._known = 0
@@ -182,7 +184,7 @@ class OwnLog:
             self._ask_ns = self._shared.now
             self._open()
 
-    # ---- what becomes of it -----------------------------------------------------------------------------------------
+    # ---- outcomes ----------------------------------------------------------------------------------------------------
 
     def on_log_opened(self, event: msg.LogOpened) -> None:
         """Allow batches to be written, if it is the log of this plan."""
@@ -200,7 +202,7 @@ class OwnLog:
             self._open()
 
     def on_batch_appended(self, event: le.BatchAppended) -> None:
-        """Handle a durable batch. What a log that a plan has ended holds is found there by its owners."""
+        """Handle a durable batch. A batch in a log that a plan has ended is found by the agents' owners."""
         is_present = event.log == self.name and self._shared.is_loaded
         for pending in self._batches.pop((event.log, event.number)):
             if isinstance(pending, PendingInput):
@@ -220,13 +222,13 @@ class OwnLog:
             self.is_sealed = True
 
     def _lose(self, batch: list[Pending]) -> None:
-        """Drop a batch of which nothing was taken. Turns that wait for their steps do so until the next plan, which ends them."""
+        """Drop a batch that was not written. Turns that wait for its entries do so until the next plan, which ends them."""
         for pending in batch:
             if isinstance(pending, PendingInput):
                 self._inputs.lost(pending)
 
     def on_log_watched(self, event: le.LogWatched) -> None:
-        """Record why a batch takes longer. One of an earlier plan is ignored: no batch of this log would ever clear that problem."""
+        """Record why a batch takes long. Batches of earlier plans are ignored: no batch of this log would clear their problem."""
         if event.log == self.name:
             self.problem = event.problem
 

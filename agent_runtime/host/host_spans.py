@@ -1,6 +1,6 @@
-"""A host's part in epochs and recoveries as spans, made from its messages to the coordinator. Each belongs to the coordinator's span of the whole.
+"""Spans of a host's part in epochs and recoveries, made from its messages to the coordinator. Each is a child of the coordinator's span.
 
-A report's times of an epoch on this host are durations, one after another, up to the moment of the report: so the span is made then, at once.
+An epoch report has successive durations that end at the moment of the report, so the whole span is made at that moment.
 """
 
 import time
@@ -10,7 +10,7 @@ from snapline.telemetry.span_export import SpanExport, context_of
 from snapline.telemetry.span_ids import checkpoint_ids, recovery_ids
 
 EPOCHS_KEPT = 64
-"""Number of epochs remembered as reported: a report is repeated where there was no answer, and few epochs are open at once."""
+"""Number of reported epochs remembered: unanswered reports are repeated, and few epochs are open at once."""
 
 
 class HostSpans:
@@ -44,10 +44,10 @@ class HostSpans:
         closed_ns = end_ns - report.store_ns
         recorded_ns = closed_ns - report.alignment_ns
         begun_ns = recorded_ns - report.slowest_capture_ns - report.start_delay_ns
-        under = context_of(checkpoint_ids(self._store, report.epoch))
+        parent = context_of(checkpoint_ids(self._store, report.epoch))
         span = self._export.begin(
             "host.checkpoint",
-            under=under,
+            under=parent,
             start_ns=begun_ns,
             attributes={
                 "snapline.epoch": report.epoch,
@@ -73,7 +73,7 @@ class HostSpans:
     def _tell_load(self, plan: Plan, end_ns: int) -> None:
         self._plan_ns, begun_ns = 0, self._plan_ns
         if not begun_ns:
-            return  # told before, and repeated
+            return  # a repeated report
         span = self._export.begin(
             "host.recovery",
             under=context_of(recovery_ids(self._store, plan.number)),

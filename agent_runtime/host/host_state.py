@@ -1,6 +1,6 @@
 """State that the parts of a host core share: the host's plan and epochs, its agents and peers, the time, and the commands given so far.
 
-Each field is here once. What only one part needs is that part's own.
+Fields used by only one part belong to that part.
 """
 
 from collections import deque
@@ -11,7 +11,7 @@ from snapline.agent_runtime.host.local_agent import LocalAgent, Peer
 from snapline.messages.effect_records import DONE, FAILED, LEFT, NOT_DONE
 
 ENDED_KEPT = 64
-"""Number of ended epochs remembered, so that a late marker or directive does not open one again; four are open at most."""
+"""Number of ended epochs remembered, so that a late marker or directive does not reopen one; at most four are open."""
 
 
 UNDONE = "undone"
@@ -21,12 +21,13 @@ class HostCounts:
     """Counts of what a host has done since its start.
 
     Attributes:
-        turns: those that ended well.
-        dead_letters: of agents here, and messages for agents that are gone.
-        checkpoints, forced: taken by agents of a logged protocol; put_off: basic ones missed because the store was busy.
-        piggybacked, piggyback_bytes: messages that left in a logged protocol, and what was added to them.
-        effects: outcomes of effects, as their agents have recorded; compensations that were done are "undone".
-        plans, first_plan_ns: applied, and when the first one was: each after that is a failure of the fleet.
+        turns: turns that succeeded.
+        dead_letters: dead letters of this host's agents, and messages for departed agents.
+        checkpoints, forced: checkpoints of agents of a logged protocol, and the forced ones; put_off: basic checkpoints skipped because the store was
+            busy.
+        piggybacked, piggyback_bytes: messages sent in a logged protocol, and the size of their piggybacks.
+        effects: recorded outcomes of effects; completed compensations count as "undone".
+        plans, first_plan_ns: number of applied plans, and time of the first; each later plan is a failure of the fleet.
     """
 
     __slots__ = (
@@ -52,26 +53,26 @@ class HostCounts:
 
 
 class HostState:
-    """Shared by the parts of one host core, which change it inside `handle` only.
+    """State shared by the parts of one host core; they change it inside `handle` only.
 
     Attributes:
         host: id of this host.
-        trace_every: trace every N-th message of each channel; 0 = none. It changes while somebody looks.
+        trace_every: trace every N-th message of each channel; 0 = none. It changes while a viewer is connected.
         is_watched: an observer wants to know when each logged message leaves.
         start: number of this run of the host, from the coordinator; 0 before the first Welcome.
         cluster: id of this fleet's run.
         plan: number of the plan applied, or being applied; 0 before the first.
         plan_hosts: the hosts of that plan.
         begun_epoch: the latest epoch known to have begun; in logged protocols, when the plan was made.
-        plan_epoch: the latest epoch begun when the plan was made.
+        plan_epoch: latest epoch begun when the plan was made.
         is_loaded: the plan's agents are here.
-        ended: the newest epochs that have ended under this plan.
+        ended: newest epochs that have ended under this plan.
         agents: the agents here, by id.
         routes: agent → (host, incarnation), as far as known.
-        ordinals: agent → its place in the protocol's vectors, for all that messages went to.
+        ordinals: agent → index in the protocol's vectors, for all receivers of messages.
         peers: the other hosts of the plan that have a link, by id.
         local: the peer of this host's own channels.
-        counts: since the start.
+        counts: counts since the start of the host.
         now: time of the event being handled.
         out: commands given so far in this event.
     """

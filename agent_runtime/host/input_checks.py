@@ -1,7 +1,7 @@
 """Checks that an agent could take a message from outside, before the input is numbered, so that a client learns of its mistake.
 
-What does not decode here would fail in its turn every time. A later version of the agent's class may still refuse what this one
-takes: then the input becomes a dead letter.
+A message that does not decode here would fail in its turn every time. A later version of the agent's class may still reject an accepted input, which
+then becomes a dead letter.
 """
 
 from collections.abc import Callable
@@ -21,13 +21,13 @@ from snapline.storage.capture.declared_values import comes_back
 from snapline.storage.capture.values import decode_declared
 
 PlaceOf = Callable[[str], tuple[str, str]]
-"""Returns another host where an agent lives, and that host's address; both empty if they are not known."""
+"""Returns the other host of an agent, and that host's address; both empty if unknown."""
 
 
 def look_at(given: GivenInput, known: AgentType | None, host: str, place_of: PlaceOf) -> bytes | InputOutcome:
-    """Return the message as its agent's turn takes it, or the outcome of an input that `host` does not take.
+    """Return the message in the form for the agent's turn, or the outcome of an input that `host` rejects.
 
-    `known`: what the host knows of the agent's class; None if the agent is not there.
+    `known`: type of the agent's class; None if the agent is not on this host.
     """
     if known is None:
         return InputOutcome(RETRY, 0, f"agent {given.agent!r} is not on host {host} just now", *place_of(given.agent))
@@ -62,7 +62,7 @@ def check_message(agent: str, known: AgentType, payload: bytes, *, public_only: 
 
     Raises:
         HandlerNotPublicError: it has no public handler for it.
-        EncodingError: it has no handler for it, or the body is something else than its type says.
+        EncodingError: the agent has no handler for the message, or the body does not match the type.
         MessageTooLargeError: it is larger than a message may be.
     """
     if len(payload) > MESSAGE_BYTES_MAX:
@@ -80,21 +80,23 @@ def message_of_json(agent: str, known: AgentType, name: str, text: bytes, *, pub
     """Return the message of type `name` that JSON describes, as an agent of this class takes it. Datetimes with an offset become UTC.
 
     Raises:
-        HandlerNotPublicError: it has no public handler for it, and `public_only` asks for one.
-        EncodingError: it has no handler for it, or this is no JSON, or that of another type; says where.
+        HandlerNotPublicError: the agent has no public handler for the message, and `public_only` requires one.
+        EncodingError: the agent has no handler for the message, or the text is not JSON of this type; the error says where.
         MessageTooLargeError: it is larger than a message may be.
     """
     handler = _handler_of(agent, known, name, public_only=public_only)
-    found = _decoded(agent, name, _json_decoder(handler.message_type), text)
-    if not comes_back(found, handler.message_type):
-        found = _decoded(agent, name, handler.decoder, encode_body(found))
-    return encode_message(found)
+    message = _decoded(agent, name, _json_decoder(handler.message_type), text)
+    if not comes_back(message, handler.message_type):
+        message = _decoded(agent, name, handler.decoder, encode_body(message))
+    return encode_message(message)
 
 
 def _handler_of(agent: str, known: AgentType, name: str, *, public_only: bool) -> Handler:
     handler = known.handlers.get(name)
-    if public_only and (handler is None or not handler.is_public):  # nobody outside hears which others there are
-        names = ", ".join(sorted([name for name, each in known.handlers.items() if each.is_public])) or "none"
+    if public_only and (
+        handler is None or not handler.is_public
+    ):  # outsiders must not learn which other handlers exist
+        names = ", ".join(sorted([name for name, candidate in known.handlers.items() if candidate.is_public])) or "none"
         raise HandlerNotPublicError(
             f"agent {agent!r} has no public handler for messages of type {name!r} (public are: {names}); to serve it, "
             f"mark it @snapline.handler(public=True), or start the gateway with --serve {agent}/{name}"
@@ -110,10 +112,10 @@ def _handler_of(agent: str, known: AgentType, name: str, *, public_only: bool) -
 
 def _decoded(agent: str, name: str, decoder: Any, body: Any) -> object:
     try:
-        found: object = decoder.decode(body)
-    except Exception as error:  # what the message's own classes raise
+        message: object = decoder.decode(body)
+    except Exception as error:  # the message's own classes may raise anything
         raise EncodingError(f"a message of type {name!r} for agent {agent!r} is not as declared: {error}") from error
-    return found
+    return message
 
 
 @cache

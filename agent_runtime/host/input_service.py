@@ -1,10 +1,10 @@
-"""Service of `Inputs` on a host's port: it reads clients' requests, checks them, and hands them to the host.
+"""Service of `Inputs` on a host's port: reads clients' requests, checks them, and passes them to the host.
 
-It decides nothing about inputs; the host core does. A valid input is taken even if the client has gone meanwhile: that
-client does not know, and retries with the same key.
+The host core, not the service, decides about inputs. A valid input is accepted even if the client has disconnected: the client does not know the
+outcome, and retries with the same key.
 
-Bounds. One request is bounded by its codec (`messages/input_wire.py`). All that are being read or wait for the host's log
-are bounded together: above `UNDER_WAY_BYTES_MAX` a client is asked to retry.
+Bounds. One request is bounded by its codec (`messages/input_wire.py`). Requests being read or waiting for the host's log are bounded together: above
+`UNDER_WAY_BYTES_MAX` clients must retry.
 """
 
 import asyncio
@@ -35,20 +35,20 @@ from snapline.messages.inputs import REFUSED, GivenInput, InputOutcome
 from snapline.security.rpc_authorization import Context, RpcGuard, read_first
 
 UNDER_WAY_BYTES_MAX = 64 * 1024 * 1024
-"""Largest size of all requests that are being read, or wait for the host's log: four of the largest. More would only take memory."""
+"""Largest total size of requests being read or waiting for the host's log: four of the largest. More would only take memory."""
 
 REQUEST_COST_BYTES = 4096
-"""Size that a request counts besides its payloads, so that empty ones are bounded too."""
+"""Size counted for a request in addition to its payloads, so that empty requests are bounded too."""
 
 READING_S_MAX = 30.0
 """Longest wait for each further message of a request: 16 MiB over 5 Mbit/s."""
 
 ANSWER_S_MAX = 60.0
-"""Longest time for the host's answer. Clients have shorter limits of their own; without one, a call ends here."""
+"""Longest time for the host's answer. It ends calls of clients that have no shorter limit."""
 
 
 TakeInput = Callable[[str, bytes], bytes]
-"""An agent and a message for it; returns the message as it is to be kept."""
+"""Takes an agent and a message for it; returns the message to store."""
 
 
 def as_it_is(_agent: str, payload: bytes) -> bytes:
@@ -68,7 +68,7 @@ class Agents(AnswerSource, Protocol):
         """Offer inputs; `then` gets one answer for each, if there is one."""
 
     def type_of(self, agent: str) -> AgentType | None:
-        """Return what is known of an agent's class; None if it is not here."""
+        """Return the type of an agent's class; None if the agent is not here."""
 
 
 class InputService:
@@ -100,14 +100,14 @@ class InputService:
             if is_word:
                 await self._guard.record(context, SETTLE, _about(reading))
             client = await self._client_of(reading, context)
-            outcomes = await self._outcomes(client, [look(given) for given in reading.inputs], context)
+            outcomes = await self._outcomes(client, [look(item) for item in reading.inputs], context)
             await context.write(encode_outcomes(outcomes))
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _room(self) -> AsyncIterator[Callable[[int], bool]]:
-        """Take room for one request, and give it back at its end. The function returns whether that many bytes still fit."""
+        """Reserve room for one request until it ends. The yielded function returns whether that many bytes still fit."""
         taken = 0
 
         def take(size_bytes: int) -> bool:
@@ -122,7 +122,7 @@ class InputService:
             self._bytes -= taken
 
     async def _read(self, context: Context, take: Callable[[int], bool]) -> OfferReading:
-        """Read the whole request; a call with an invalid one ends here, and nothing of it is taken."""
+        """Read the whole request; a call with an invalid request ends here, and none of its inputs are taken."""
         reading, goes_on = OfferReading(), True
         is_room = take(REQUEST_COST_BYTES)
         try:
@@ -157,15 +157,16 @@ class InputService:
         self, client: str, found: Sequence[ev.OfferedInput | InputOutcome], context: Context
     ) -> list[InputOutcome]:
         """Return one outcome for each, in order. There is no wait between the check of an agent and the offer."""
-        offered = [each for each in found if isinstance(each, ev.OfferedInput)]
+        offered = [checked for checked in found if isinstance(checked, ev.OfferedInput)]
         answers = iter(await self._answers(client, offered, context) if offered else ())
         place_of = self._agents.place_of
         return [
-            each if isinstance(each, InputOutcome) else placed(each.agent, next(answers), place_of) for each in found
+            checked if isinstance(checked, InputOutcome) else placed(checked.agent, next(answers), place_of)
+            for checked in found
         ]
 
     def _look_at_word(self, given: GivenInput) -> ev.OfferedInput | InputOutcome:
-        """Check an operator command. The core knows whether there is such a letter, or effect."""
+        """Check an operator command. The core knows whether the dead letter or effect exists."""
         try:
             _word_in(given.payload)
         except ProtocolError as error:
@@ -173,10 +174,10 @@ class InputService:
         return ev.OfferedInput(given.agent, given.key, given.payload, is_word=True)
 
     def _look(self, given: GivenInput) -> ev.OfferedInput | InputOutcome:
-        found = look_at(given, self._agents.type_of(given.agent), self._host, self._agents.place_of)
-        if isinstance(found, InputOutcome):
-            return found
-        return ev.OfferedInput(given.agent, given.key, self._take_input(given.agent, found))
+        outcome = look_at(given, self._agents.type_of(given.agent), self._host, self._agents.place_of)
+        if isinstance(outcome, InputOutcome):
+            return outcome
+        return ev.OfferedInput(given.agent, given.key, self._take_input(given.agent, outcome))
 
     async def _answers(
         self, client: str, offered: Sequence[ev.OfferedInput], context: Context
@@ -199,7 +200,7 @@ def _word_in(payload: bytes) -> msgspec.Struct:
     """Decode an operator command, about a dead letter or an effect.
 
     Raises:
-        ProtocolError: it is none that is known.
+        ProtocolError: the command is unknown.
     """
     if is_effect_word(payload):
         return read_effect_word(payload)
@@ -208,7 +209,7 @@ def _word_in(payload: bytes) -> msgspec.Struct:
 
 def _about(reading: OfferReading) -> str:
     """Describe operator commands: their agents and contents."""
-    return "; ".join(f"{given.agent}: {_in_words(given.payload)}" for given in reading.inputs)
+    return "; ".join(f"{item.agent}: {_in_words(item.payload)}" for item in reading.inputs)
 
 
 def _in_words(payload: bytes) -> str:

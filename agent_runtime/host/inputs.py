@@ -1,14 +1,14 @@
-"""The part of a host core that takes messages to agents from outside: inputs are admitted, numbered, logged, and become turns.
+"""The part of a host core that handles inputs from outside: they are admitted, numbered, logged, and become turns.
 
-An input that was acknowledged takes effect exactly once, whatever dies and whatever is rolled back (R1). It is acknowledged when
-the batch that holds it is durable in the host log (`host_log.py`), and only then put before its agent.
+An acknowledged input takes effect exactly once, whatever fails or is rolled back (R1). An input is acknowledged when its batch is durable in the host
+log (`host_log.py`), and only then delivered to its agent.
 
-An input is no channel state and carries no mark. Its number is in its agent's checkpoint, so each plan gives the agent those
-beyond it again, in order. After a deliberate rollback a plan may *drop* those that earlier plans took: they are consumed without a
-turn, in every plan until a checkpoint holds that, so their numbers are not used again, and a client that repeats their keys is refused.
+An input is not channel state and carries no mark. The agent's checkpoint holds the last consumed number, so each plan delivers later inputs again, in
+order. After a deliberate rollback a plan may *drop* inputs that earlier plans took: every plan consumes them without a turn, until a checkpoint
+records that. So their numbers are not used again, and a client that repeats their keys is refused.
 
-*Whom.* Agents of the plan, and those created since that a complete epoch holds: else an input could outlive an agent that never
-was. Should that epoch be condemned later, the inputs of such an agent wait here until it is created again.
+*Receivers.* Inputs are accepted for agents of the plan, and for agents created since that a complete epoch holds: otherwise an input could outlive an
+agent that never existed. If that epoch is condemned later, inputs of such an agent wait here until it is created again.
 """
 
 from snapline.agent_runtime.host import dead_letters, effect_words
@@ -29,10 +29,10 @@ from snapline.storage.log.record import LoggedInput
 from snapline.storage.store.record import digest_of
 
 QUEUED_BYTES_MAX = 64 * 1024 * 1024
-"""Largest size of inputs that wait for a batch: above that, clients are asked to retry. A dead store must not fill the memory."""
+"""Largest size of inputs that wait for a batch; above it, clients must retry. An unavailable store must not fill the memory."""
 
 WAITING_MAX = 10_000
-"""Largest number of inputs of one agent that are not consumed: above that, clients are asked to retry."""
+"""Largest number of unconsumed inputs of one agent; above it, clients must retry."""
 
 RECOVERS = "the fleet recovers"
 
@@ -55,13 +55,13 @@ class Inputs:
         self._log = log
         self.asks = ReplyWaiters(shared, wish)
         self._are_held = False
-        """No input is taken until the next Quiesce, plan or stream."""
+        """No input is accepted until the next Quiesce, plan or stream."""
         self._mailboxes = mailboxes
         self._requests: dict[int, Request] = {}
         self._orphans: dict[str, list[tuple[LoggedInput, bool]]] = {}
-        """Inputs of agents that are nowhere in the plan, and whether they are dropped."""
+        """Inputs of agents that are not in the plan, and whether the inputs are dropped."""
         self._young: dict[str, int] = {}
-        """Agents created under this plan that no complete epoch is known to hold → the latest epoch begun then."""
+        """Agent created under this plan that no complete epoch is known to hold → latest epoch begun at its creation."""
 
     # ---- plans and epochs -----------------------------------------------------------------------------------------
 
@@ -73,7 +73,7 @@ class Inputs:
         self._young.clear()
 
     def hold(self, *, are_held: bool) -> None:
-        """Take no inputs, since the fleet is about to end; or take them again."""
+        """Stop accepting inputs, since the fleet is about to end, or accept them again."""
         self._are_held = are_held
 
     def loaded(self, event: ev.AgentsLoaded) -> None:
@@ -82,8 +82,8 @@ class Inputs:
         for loaded in event.agents:
             if loaded.checkpoint is not None and loaded.checkpoint.inputs.number:
                 shared.agents[loaded.agent].inputs = AgentInputs(loaded.checkpoint.inputs)
-        found = [*[(logged, True) for logged in event.dropped], *[(logged, False) for logged in event.inputs]]
-        for logged, is_dropped in found:
+        inputs = [*[(logged, True) for logged in event.dropped], *[(logged, False) for logged in event.inputs]]
+        for logged, is_dropped in inputs:
             agent = shared.agents.get(logged.agent)
             if agent is not None:
                 self._restore(agent, logged, is_dropped=is_dropped)
@@ -109,15 +109,17 @@ class Inputs:
     def epoch_ended(self, event: msg.EndEpoch) -> None:
         """Handle an ended epoch: once complete, it makes its agents permanent."""
         if event.is_complete:
-            self._young = {agent: begun for agent, begun in self._young.items() if begun >= event.epoch}
+            self._young = {
+                agent: begun_epoch for agent, begun_epoch in self._young.items() if begun_epoch >= event.epoch
+            }
         self.asks.epoch_ended(event)
 
-    # ---- out ------------------------------------------------------------------------------------------------------
+    # ---- delivery---------------------------------------------------------------------------------------------------
 
     def consume(self, logged: LoggedInput, *, is_dead_lettered: bool, reply: bytes, is_open: bool) -> None:
         """Consume an input: after its turn, as a dead letter, or, `is_open`, before its turn has ended."""
         agent = self._shared.agents.get(logged.agent)
-        if agent is not None and agent.inputs is not None:  # else it has left, and its inputs are dead letters
+        if agent is not None and agent.inputs is not None:  # otherwise it has left, and its inputs are dead letters
             agent.inputs.consume(logged, is_dead_lettered=is_dead_lettered, reply=reply, is_open=is_open)
             self.asks.consumed(agent, logged.key)
 
@@ -139,7 +141,7 @@ class Inputs:
             or any(dead_letters.is_from_outside(letter) for letter in agent.dead_letters)
         )
 
-    # ---- in -------------------------------------------------------------------------------------------------------
+    # ---- admission----------------------------------------------------------------------------------------------------
 
     def on_inputs_offered(self, event: ev.InputsOffered) -> None:
         answers = [self._take(event, place, offered) for place, offered in enumerate(event.inputs)]
@@ -179,7 +181,7 @@ class Inputs:
     def _find(
         self, agent: LocalAgent, event: ev.InputsOffered, place: int, offered: ev.OfferedInput
     ) -> InputOutcome | None:
-        """Return what is known of the key; a status of "" waits with the first of its kind."""
+        """Return the known outcome of the key; status "" means to wait with the first request for it."""
         inputs = agent.inputs
         if inputs is None:
             return None
@@ -214,7 +216,7 @@ class Inputs:
         refusal = _refusal_of_word(agent, offered.payload) if offered.is_word else None
         if refusal is not None:
             return refusal
-        if self._are_held and not offered.is_word:  # the effect that is waited for may wait for a word
+        if self._are_held and not offered.is_word:  # the awaited effect may need an operator command
             return InputOutcome(RETRY, reason="the fleet is about to end, and takes no more inputs")
         if agent.id in self._young:
             return InputOutcome(RETRY, reason=f"agent {agent.id} is new: no complete epoch holds it yet")
@@ -234,7 +236,7 @@ class Inputs:
         return None
 
     def appended(self, pending: PendingInput, *, is_present: bool) -> None:
-        """Acknowledge an input that the log holds. That of an earlier plan is found there by its owner."""
+        """Acknowledge an input that the log holds. An input of an earlier plan is found there by the agent's owner."""
         pending.is_durable = True
         self._answer(pending, InputOutcome(ACCEPTED, pending.input.number))
         if is_present:
@@ -246,7 +248,7 @@ class Inputs:
 
     def _deliver(self, logged: LoggedInput) -> None:
         agent = self._shared.agents.get(logged.agent)
-        if agent is None:  # It has left since.
+        if agent is None:  # The agent has left since.
             self._shared.counts.dead_letters += 1
             return
         agent.mailbox.append((None, logged, logged.payload))
@@ -274,7 +276,7 @@ class Inputs:
                 continue
             entries = [*agent.mailbox, *agent.deferred, *([agent.current] if agent.current is not None else [])]
             numbers = sorted([entry[1].number for entry in entries if isinstance(entry[1], LoggedInput)])
-            durable = [each.input.number for each in inputs.waiting.values() if each.is_durable]
+            durable = [pending.input.number for pending in inputs.waiting.values() if pending.is_durable]
             assert numbers == sorted(durable), (agent.id, numbers, durable)
             first = inputs.consumed + 1
             assert numbers == list(range(first, first + len(numbers))), (agent.id, inputs.consumed, numbers)

@@ -1,7 +1,7 @@
-"""Inputs on their way in: requests of clients that wait for the core's answer, and batches of the host log on their way into the store.
+"""Intake of inputs: client requests that wait for the core's answer, and batches of the host log that are being written to the store.
 
-A batch is encoded once and appended with the same bytes until its outcome is known: it is in the log, or a later plan has
-sealed the log at its place. While that takes long the host core is notified, and admits nothing more.
+A batch is encoded once and appended with the same bytes until its outcome is known: the batch is in the log, or a later plan has sealed the log at
+that place. If this takes long, the host core is notified, and admits no more inputs.
 """
 
 import logging
@@ -25,10 +25,10 @@ from snapline.messages.inputs import InputOutcome
 from snapline.storage.log.record import LogBatch, PreparedBatch
 
 LATE_S = 1.0
-"""Time after which a batch is late: two syncs take some milliseconds, so after a second something is wrong."""
+"""Time after which a batch is late: two syncs take some milliseconds, so a second indicates a problem."""
 
 RETRY_S = 0.5
-"""Time from a failure to the next try: clients wait."""
+"""Time in seconds from a failure to the next attempt; short, since clients wait."""
 
 Then = Callable[[tuple[InputOutcome, ...]], None]
 """Callback that gets the answers to a request."""
@@ -70,7 +70,7 @@ class Intake:
     # ---- requests -------------------------------------------------------------------------------------------------
 
     def offer(self, client: str, inputs: Sequence[ev.OfferedInput], then: Then) -> None:
-        """Offer messages from outside; `then` gets one answer for each, when all are decided. It may never be called: the host may end."""
+        """Offer messages from outside; `then` gets one answer for each when all are decided, but is not called if the host ends."""
         self._count += 1
         self._requests[self._count] = then
         self._feed(ev.InputsOffered(self._count, client, self._around.wall_ns(), tuple(inputs)))
@@ -80,7 +80,7 @@ class Intake:
         self._requests.pop(command.request)(command.answers)
 
     def ask(self, agent: str, key: str, then: Callable[[ev.AskAnswer], None], *, is_early: bool) -> None:
-        """Wait for the answer to the input of this key; `then` gets it. It may never be called."""
+        """Wait for the answer to the input of this key; `then` gets the answer, but is not called if the host ends."""
         self._count += 1
         self._asks[self._count] = then
         self._feed(ev.ReplyAwaited(self._count, agent, key, is_early))
@@ -90,7 +90,7 @@ class Intake:
         self._asks.pop(command.request)(command.answer)
 
     def view(self, agent: str, then: Callable[[AnswerView], None], *, is_settled: bool) -> None:
-        """Request a view of an agent; `then` gets it, while nothing has happened to the agent since. It may never be called."""
+        """Request a view of an agent; `then` gets the view before the agent changes again, but is not called if the host ends."""
         self._count += 1
         self._views[self._count] = then
         self._feed(ViewWanted(self._count, agent, is_settled))

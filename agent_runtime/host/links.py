@@ -1,9 +1,9 @@
-"""The part of a host core that talks to other hosts: links of the present plan, their streams, frames and windows.
+"""The part of a host core that talks to other hosts: links of the current plan, their streams, frames and windows.
 
 Arriving messages go to `mailboxes.py`, departing ones come from `outlets.py`; `channel_ends.py` knows the owner of each channel.
 
-There is a link to a host once a channel leads there, or it has dialled; it stays while the plan holds. Of two hosts the one whose id is
-less dials. The other one knocks: it asks to be dialled, and repeats that until it is.
+A link to a host exists once a channel leads there, or once that host has dialled, and stays until the next plan. Of two hosts the one with the
+smaller id dials. The other one knocks: it asks to be dialled, and repeats the request until it is.
 """
 
 from collections.abc import Collection, Iterable
@@ -20,7 +20,7 @@ from snapline.channels.link import LinkCore
 from snapline.messages import host_messages as msg
 
 KNOCK_NS, KNOCK_NS_MAX = 200_000_000, 2_000_000_000
-"""Time between two knocks: a peer that has not applied the plan ignores them. The interval grows while the peer cannot be reached."""
+"""Time between two knocks: a peer that has not applied the plan ignores them. The interval grows while the peer is unreachable."""
 
 
 class Ends(Protocol):
@@ -57,10 +57,10 @@ class Arriving(Protocol):
 
 
 class HostLinks:
-    """Links of the present plan.
+    """Links of the current plan.
 
     Attributes:
-        roster: living hosts, by id.
+        roster: live hosts, by id.
     """
 
     _mode: HostMode
@@ -94,9 +94,9 @@ class HostLinks:
 
     def on_roster(self, event: msg.Roster) -> None:
         known, self.roster = self.roster, {entry.host: entry for entry in event.hosts}
-        found = [host for host in self._shared.plan_hosts if host in self.roster and host not in known]
-        if self._shared.is_loaded and found:
-            self._ends.settle_waiting(found)
+        joined = [host for host in self._shared.plan_hosts if host in self.roster and host not in known]
+        if self._shared.is_loaded and joined:
+            self._ends.settle_waiting(joined)
 
     def _entry(self, host: str) -> msg.RosterEntry | None:
         """Return the host's roster entry if a link may lead there: both are hosts of the plan that is loaded."""
@@ -141,7 +141,7 @@ class HostLinks:
         return peer
 
     def _knock(self, peer: Peer) -> None:
-        """Knock at the peer. A lost host has no address any more, until a plan has ended this link too."""
+        """Knock at the peer. A lost host has no address, until a plan has ended this link too."""
         assert peer.link is not None and peer.broken_ns is not None
         waited_ns = self._shared.now - peer.broken_ns
         self._knocks[peer.host] = self._shared.now + min(max(KNOCK_NS, waited_ns // 2), KNOCK_NS_MAX)
@@ -150,8 +150,7 @@ class HostLinks:
             self._shared.out.append(ev.KnockAtPeer(peer.host, entry.address, peer.link.knock()))
 
     def on_peer_knocked(self, event: ev.PeerKnocked) -> None:
-        """Open a link to the host that asks to be dialled: there is a channel from there to here. A host of another plan, or start, will knock
-        again."""
+        """Open a link to the host that asks to be dialled: it has a channel to this host. A host of another plan or generation will knock again."""
         hello, entry = event.hello, self._entry(event.hello.host)
         if entry is not None and judge_identity(hello, self._link(entry).identity) is None:
             self.to(hello.host)
@@ -208,7 +207,7 @@ class HostLinks:
         self._drain(peer)
 
     def tell(self, peer: Peer, event: lk.Event) -> None:
-        """Feed an event to a link, behind all that is queued for it."""
+        """Feed an event to a link, after everything queued for it."""
         assert peer.link is not None
         self._flush(peer)
         self._carry(peer, peer.link.handle(self._shared.now, event))

@@ -27,23 +27,22 @@ from snapline.storage.packs.checkpoint import (
 )
 
 DEAD_LETTERS_KEPT = 100
-"""The newest dead letters of an agent travel with its checkpoints; older ones are only counted."""
+"""Number of dead letters kept in an agent's checkpoints, the newest ones; older ones are only counted."""
 
 PARKED_MESSAGES_MAX = 4096
-"""Largest number of messages for others in its outbox at which an agent still takes turns that it gave itself (timers, messages to itself).
+"""Largest number of messages for others in an agent's outbox at which the agent still takes its own turns (timers, messages to itself).
 
-A source then runs no faster than its receivers. Turns for messages of others are never held back: in a cyclic fleet
-that would be a deadlock."""
+So a source runs no faster than its receivers. Turns for messages of others are never held back: that would deadlock a cyclic fleet."""
 
 
 class AgentInlet(Inlet):
     """The receiving end of a channel.
 
     Attributes:
-        owner: None where what arrives is discarded (the agent is gone, or never was).
-        peer: the sending end's host.
-        first_number: the first message of this channel that takes room in the window of `peer`'s link; earlier ones were in a mailbox after a
-            recovery, or came for an agent that was yet to be created.
+        owner: receiving agent; None if arriving messages are discarded (the agent left, or never existed).
+        peer: host of the sending end.
+        first_number: first message of this channel that counts in the window of `peer`'s link; earlier ones were in a mailbox after a recovery, or
+            came before their agent was created.
     """
 
     __slots__ = ("first_number", "owner", "peer")
@@ -55,7 +54,7 @@ class AgentInlet(Inlet):
 
 
 class AgentOutlet(Outlet):
-    """The sending end of a channel; `peer` is None until the coordinator has said where the receiver is."""
+    """The sending end of a channel; `peer` is None until the coordinator has located the receiver."""
 
     __slots__ = ("inlet", "is_waiting", "owner", "peer")
 
@@ -66,33 +65,33 @@ class AgentOutlet(Outlet):
 
 
 Mark = int | bytes
-"""Protocol data of a message: its stamp in chandy-lamport, else its piggyback."""
+"""Protocol data of a message: a stamp in chandy-lamport, otherwise a piggyback."""
 
 Entry = tuple[AgentInlet | None, Mark | str | LoggedInput | StashedMessage, bytes]
-"""One waiting turn: (inlet, mark, payload) for a message, (None, timer's name or "", payload) for the agent's own, (None, input,
-payload) for one from outside, (None, stashed, payload) for one of these that was consumed early."""
+"""One waiting turn: (inlet, mark, payload) for a message, (None, timer's name or "", payload) for the agent's own turn, (None, input, payload) for an
+input, (None, stashed, payload) for a message or input that was consumed early."""
 
 START = ""
 """Placeholder for a timer's name in the entry that runs `on_start`."""
 
 STANDS_NS = 2**62
-"""Value of `retry_ns` that means: the message is not retried under this plan."""
+"""Value of `retry_ns` for a message that is not retried under this plan."""
 
 SEGMENT: Entry = (None, "\0segment", b"")
 """The next segment of a durable turn."""
 
 
 TOLD: Entry = (None, "\0told", b"")
-"""Placeholder for a turn while an agent reports results that came from no turn."""
+"""Placeholder for a turn while an agent sends messages that belong to no turn."""
 
 
 class EmptySearch:
-    """Waiting entries that were compared with what a durable turn waits for, without a match.
+    """Waiting entries that did not match the wait of a durable turn.
 
     Attributes:
-        mailbox: number of its entries compared, from its front.
-        has_seen_stash: all of the stash at the start of the wait was compared.
-        is_pressed: something in that part of the mailbox came by a channel that was full then.
+        mailbox: number of entries compared, from the front of the mailbox.
+        has_seen_stash: the whole stash at the start of the wait was compared.
+        is_pressed: a compared entry came on a channel that was full.
     """
 
     __slots__ = ("has_seen_stash", "is_pressed", "mailbox")
@@ -103,18 +102,18 @@ class EmptySearch:
 
 
 class DurableTurn:
-    """A durable turn that has begun and not ended: see `SavedTurn`.
+    """An unfinished durable turn; see `SavedTurn`.
 
     Attributes:
-        is_live: its handler is suspended at `waits`; after a recovery it has to be run again first.
-        problem: why it cannot continue, or "".
-        since_ns: start of its wait, or of its problem, here.
-        number: of the durable turns in its agent's history, from 1.
+        is_live: the handler is suspended at `waits`; after a recovery it first has to run again.
+        problem: reason why the turn cannot continue, or "".
+        since_ns: start of the wait, or of the problem, on this host.
+        number: number among the durable turns in the agent's history, from 1.
         is_logged: the result of `waits` has to be in the host log before the turn continues.
-        is_logging: it is on its way there.
-        logged: number of journal entries that are there, or on their way, or need not be.
+        is_logging: that result is being written to the host log.
+        logged: number of journal entries that are in the host log, are being written, or need not be logged.
         rolled, prefix: number of entries digested, and the resulting digest.
-        look: comparison with what has come since.
+        look: entries that were compared with the wait.
     """
 
     __slots__ = (
@@ -151,11 +150,11 @@ class DurableTurn:
 
 
 class TurnsBegun:
-    """Durable turns of an agent that has had some, or has some in the logs.
+    """Durable turns in an agent's history, and in the logs.
 
     Attributes:
-        count: how many have begun in its history.
-        logged: number of one that has not ended → entries in the host logs of earlier plans for turns of that number.
+        count: number of durable turns begun in the agent's history.
+        logged: number of an unfinished turn → entries for it in the host logs of earlier plans.
     """
 
     __slots__ = ("count", "logged")
@@ -169,27 +168,27 @@ class LocalAgent:
     """One agent on this host.
 
     Attributes:
-        protocol: its epoch core. Only the coordinated mode gives agents one, and reads it.
-        logged: its rule, log and clock. Only the logged mode gives agents one, and reads it.
-        owes: its mode has something to settle between two turns, or wants to check each time.
-        is_held: frozen, or blocked by a round: it takes no turn, and nothing leaves its outbox.
-        mailbox: arrived, not yet consumed; a record makes what is stamped older channel state.
-        deferred: turns it gave itself, held back while its outbox is over the bound, or its pending outputs are.
-        is_full: its pending outputs are over a bound.
-        current: the entry whose turn runs, or None between turns.
+        protocol: epoch core of the agent; only the coordinated mode sets and reads it.
+        logged: rule, log and clock of the agent; only the logged mode sets and reads it.
+        owes: the mode has to be called between two turns.
+        is_held: the agent is frozen, or blocked by a round: it takes no turn, and nothing leaves its outbox.
+        mailbox: entries that arrived and are not consumed; a record makes those with older stamps channel state.
+        deferred: the agent's own turns, held back while its outbox or its pending outputs are over the bound.
+        is_full: the pending outputs are over a bound.
+        current: entry of the running turn, or None between turns.
         timers: name → (due, tie-breaker, payload); the host core's heap refers to these.
-        held: finished turn's sends that wait for `spawns` to be reserved; no turn starts meanwhile.
-        parked: number of messages in outlets, without number and stamp as yet.
-        awaits_creation: the message that creates it has not come: nothing else may be its first turn.
+        held: sends of a finished turn that wait until `spawns` are reserved; no turn starts meanwhile.
+        parked: number of messages in outlets, which have no number and no stamp yet.
+        awaits_creation: the creation message has not arrived; no other entry may be the first turn.
         retry_ns: when the first message of the mailbox, whose turn has failed, is retried; None: no retry is due.
-        dead_letter_numbers, last_dead_letter: of `dead_letters`, and of the newest there ever was (`dead_letters.py`).
-        retired_in: None while it lives; else the epochs it still has to stay for.
-        inputs: from outside; None: there were none yet.
-        outputs: to the outside; likewise.
-        turn: a durable one that has not ended.
-        begun: None: it has had no durable turn, and the logs hold none.
-        stash: consumed in the middle of it, and still to have their turns.
-        effects: what it has done outside; None: nothing yet.
+        dead_letter_numbers, last_dead_letter: numbers of `dead_letters`, and of the newest dead letter ever (`dead_letters.py`).
+        retired_in: None while the agent is active; afterwards the epochs for which it still has to stay.
+        inputs: inputs from outside; None if there were none yet.
+        outputs: outputs; None if there were none yet.
+        turn: unfinished durable turn, if any.
+        begun: durable turns so far; None if there were none, also in the logs.
+        stash: entries that were consumed during a durable turn and still wait for their turns.
+        effects: effects on the outside; None if there were none yet.
     """
 
     __slots__ = (
@@ -283,12 +282,12 @@ class LocalAgent:
         """Return whether its outbox holds too much for others. Messages to the agent itself leave only by the turns that it gives itself."""
         if self.parked <= PARKED_MESSAGES_MAX:
             return False
-        own = self.outlets.get(self.id)
-        return self.parked - len(own.queue or () if own is not None else ()) > PARKED_MESSAGES_MAX
+        outlet = self.outlets.get(self.id)
+        return self.parked - len(outlet.queue or () if outlet is not None else ()) > PARKED_MESSAGES_MAX
 
     @property
     def is_silent(self) -> bool:
-        """Return whether nothing leaves its outbox: it is held, or all it has done since its last checkpoint is lost."""
+        """Return whether nothing leaves the outbox: the agent is held, or has failed, so that its work since the last checkpoint is lost."""
         return self.is_held or self.is_failed
 
     def sent(self) -> dict[str, int]:
@@ -337,16 +336,16 @@ class LocalAgent:
         )
 
     def _saved_numbers(self) -> DeadLetterNumbers | None:
-        if not self.last_dead_letter:  # as most agents, which are asked at each checkpoint
+        if not self.last_dead_letter:  # the usual case; called at each checkpoint
             return None
         numbers = DeadLetterNumbers(self.last_dead_letter, list(self.dead_letter_numbers))
         return None if numbers == counted_letters(self.dead_letter_count, len(self.dead_letters)) else numbers
 
 
 class Peer:
-    """A host of the plan, this one included (then `link` is None), with the items queued for it until the batch ends.
+    """A host of the plan, with the items queued for it until the batch ends. For this host itself `link` is None.
 
-    `broken_ns`: since when the link is not established; None while it is.
+    `broken_ns`: time since when the link is down; None while it is established.
     """
 
     __slots__ = (
@@ -407,11 +406,11 @@ class Peer:
 
     @property
     def owes_word(self) -> bool:
-        """Return whether consumption must be reported. A credit alone, too: the window that its messages took was given back before."""
+        """Return whether consumption must be reported, also if only credit changed and the window was freed before."""
         return bool(self.consumed_items or self.credit_channels)
 
     def measure_room(self) -> None:
-        """Update the room: what may leave by the link's account, less what is queued here."""
+        """Update the room: the link's allowance, less the queued items."""
         if self.link is not None:
             self.items_room = self.link.items_room - len(self.out_channels)
             self.bytes_room = self.link.bytes_room - self.pending_bytes
@@ -425,7 +424,7 @@ class HostEpoch:
         awaited: hosts whose marker item has not come.
         markers: agent → receiver → last number sent before its record.
         refusal: reason why this host's part must not be used, or "".
-        heard_ns: when the first message about it came.
+        heard_ns: arrival of the first message about the epoch.
     """
 
     __slots__ = (

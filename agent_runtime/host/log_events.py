@@ -8,7 +8,7 @@ from snapline.storage.log.record import LoggedEntry, LoggedInput
 class AppendBatch(Command, frozen=True, gc=False):
     """Make the next batch of this host's log durable, trying until its outcome is known. The answer is BatchAppended or LogSealed.
 
-    `certificate`: the coordinator's for this log, where batches are signed.
+    `certificate`: certificate of the coordinator for this log, if batches are signed.
     """
 
     log: LogName

@@ -14,15 +14,15 @@ WITHOUT_INPUTS = "go on without inputs: `snapline recovery restore ID --drop-inp
 
 
 class LogContents(msgspec.Struct, frozen=True):
-    """Entries of host logs beyond the agents' checkpoints; of agents that are not here, all.
+    """Entries of host logs beyond the agents' checkpoints; for agents of other hosts, all entries.
 
     Attributes:
-        inputs: in the order of each agent's numbers: inputs to deliver again.
-        dropped: inputs before those, not delivered again.
-        entries: of durable turns that a checkpoint has not seen the end of, in the order of the logs. Of dropped logs only the effects: an action
-            that was, or may have been, done outside is so in every history.
+        inputs: inputs to deliver again, in the order of each agent's numbers.
+        dropped: earlier inputs, which are not delivered again.
+        entries: entries of durable turns that no checkpoint holds as ended, in log order. Of dropped logs only effects are included: an action that
+            was, or may have been, done outside is part of every history.
         why_none: reason why the store takes no host logs, or "".
-        log_key: the public key that this host signs its batches with, or b"".
+        log_key: public key for the signatures of this host's batches, or b"".
         is_authenticated: the store is signed or encrypted.
     """
 
@@ -37,22 +37,22 @@ class LogContents(msgspec.Struct, frozen=True):
 def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAgent]) -> LogContents:
     """Seal the logs of all earlier plans, and return their contents.
 
-    Sealed are those that the coordinator names, empty or not, since their writer may not have begun; and those found here that it does not know any
-    more.
+    This seals the logs that the coordinator names, even empty ones, since their writers may not have begun, and the logs found in the store that the
+    coordinator no longer knows.
 
     Raises:
-        StoreError: the store cannot be read or written just now; or inputs beyond a checkpoint are not kept any more; or a batch is damaged, or was
-            written or removed by somebody without a key. None of that is damage of the epoch: another one would ask for the same.
+        StoreError: the store cannot be read or written now; inputs beyond a checkpoint were deleted; or a batch is damaged, or was written or removed
+            without a key. None of this is damage of the epoch: another epoch would need the same logs.
     """
     found_here = [log for log in store.read_logs() if log.plan < command.plan]
     for log in sorted({*command.logs, *found_here}):
         store.seal_log(log)
     consumed = {each.agent: each.checkpoint.inputs.number if each.checkpoint is not None else 0 for each in agents}
-    ended = {each.agent: each.checkpoint.ended_turns if each.checkpoint is not None else 0 for each in agents}
+    ended_turns = {each.agent: each.checkpoint.ended_turns if each.checkpoint is not None else 0 for each in agents}
     all_logs = store.without_deleted(store.read_logs())
     logs = {log: numbers for log, numbers in all_logs.items() if log.plan < command.plan}
     dropped: list[LoggedInput] = []
-    given: list[LoggedInput] = []
+    inputs: list[LoggedInput] = []
     entries: list[LoggedEntry] = []
     found_batches: dict[LogName, list[int]] = {}
     for log, numbers in sorted(logs.items()):
@@ -60,19 +60,21 @@ def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAg
         batches = [batch for _, batch in read if batch is not None]
         if log.plan >= command.drop_before:
             found_batches[log] = [number for number, batch in read if batch is not None]
-        found = dropped if log.plan < command.drop_before else given
-        found += [each for batch in batches for each in batch.inputs if each.number > consumed.get(each.agent, 0)]
+        batch_inputs = dropped if log.plan < command.drop_before else inputs
+        batch_inputs += [
+            each for batch in batches for each in batch.inputs if each.number > consumed.get(each.agent, 0)
+        ]
         is_dropped = log.plan < command.drop_before
-        beyond = [each for batch in batches for each in batch.entries if each.turn > ended.get(each.agent, 0)]
+        beyond = [each for batch in batches for each in batch.entries if each.turn > ended_turns.get(each.agent, 0)]
         entries += [each for each in beyond if not is_dropped or each.entry.kind == EFFECT]
     newest = {log: number for log, number in command.newest if log.plan >= command.drop_before}
     _check_none_missing(store.missing_batches(found_batches, newest))
-    for found in (dropped, given):
-        found.sort(key=lambda each: (each.agent, each.number))
-    # Of what is dropped nobody misses anything.
-    _check_whole(given, {**consumed, **{each.agent: each.number for each in dropped if each.agent in consumed}})
+    for batch_inputs in (dropped, inputs):
+        batch_inputs.sort(key=lambda each: (each.agent, each.number))
+    # Nothing in dropped logs is needed.
+    _check_whole(inputs, {**consumed, **{each.agent: each.number for each in dropped if each.agent in consumed}})
     return LogContents(
-        tuple(given), tuple(dropped), tuple(entries), store.why_no_logs, store.log_key, store.is_authenticated
+        tuple(inputs), tuple(dropped), tuple(entries), store.why_no_logs, store.log_key, store.is_authenticated
     )
 
 
@@ -98,10 +100,10 @@ def _check_none_missing(missing: dict[LogName, int]) -> None:
 
 def _check_whole(found: Sequence[LoggedInput], consumed: dict[str, int]) -> None:
     last = dict(consumed)
-    for each in found:
-        if each.agent in consumed and each.number != last[each.agent] + 1:
+    for logged in found:
+        if logged.agent in consumed and logged.number != last[logged.agent] + 1:
             raise StoreError(
-                f"the host log lacks inputs {last[each.agent] + 1} to {each.number - 1} of agent {each.agent}: they were given up "
+                f"the host log lacks inputs {last[logged.agent] + 1} to {logged.number - 1} of agent {logged.agent}: they were given up "
                 "when newer epochs were complete; restore the store from a copy, or start from a later snapshot"
             )
-        last[each.agent] = each.number
+        last[logged.agent] = logged.number

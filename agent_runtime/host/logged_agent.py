@@ -1,7 +1,7 @@
-"""State that a host core keeps of one agent whose messages are logged: its protocol, its log, and when it saves itself.
+"""State of one agent in a logged fleet: its protocol, its log, and when it takes checkpoints.
 
-Used by every protocol but chandy-lamport. The *sender log* holds the messages sent since the agent's last checkpoint and goes into the store with the
-next one (docs/protocols.md): so it never has to be kept longer in memory.
+Used by every protocol but chandy-lamport. The *sender log* holds the messages sent since the agent's last checkpoint. The next checkpoint takes it
+into the store (docs/protocols.md), so memory holds it only until then.
 """
 
 from snapline.agent_runtime.host.backlog import Backlog
@@ -27,18 +27,18 @@ class LoggedAgent:
     """The part of a `LocalAgent` that chandy-lamport does not need.
 
     Attributes:
-        admitted: the rule has seen the message whose turn is next, or is retried.
-        rule: the protocol, where agents checkpoint by themselves; else None.
-        rounds: the protocol, where rounds ask for checkpoints (koo-toueg); else None.
-        backlog: its host's, where logs count too.
-        clock: says when a basic checkpoint is due.
-        log, log_messages, log_bytes: sent since the last checkpoint.
-        turns: taken since the last checkpoint.
-        has_moved: something has happened since the last checkpoint: the next one would differ.
-        owed: basis of a checkpoint to be taken before the next turn; "" = none.
+        admitted: the rule has processed the message of the next, or retried, turn.
+        rule: protocol of agents that checkpoint on their own; else None.
+        rounds: protocol of agents that checkpoint in rounds (koo-toueg); else None.
+        backlog: backlog of the host, which includes the log.
+        clock: determines when a basic checkpoint is due.
+        log, log_messages, log_bytes: messages sent since the last checkpoint, their number and size.
+        turns: turns taken since the last checkpoint.
+        has_moved: the agent has changed since the last checkpoint.
+        owed: basis of the checkpoint to take before the next turn; "" = none.
         timer_ns: when the host core looks at the clock again, or None.
-        sent, received: by channel, the numbers of the last checkpoint.
-        tentative: None outside an undecided round.
+        sent, received: numbers of the last checkpoint, by channel.
+        tentative: tentative checkpoint of an undecided round, or None.
     """
 
     __slots__ = (
@@ -84,7 +84,7 @@ class LoggedAgent:
         return core.freeze() if core is not None else b""
 
     def keep(self, receiver: str, number: int, payload: bytes, piggyback: bytes) -> None:
-        """Log a message that leaves: it is kept until a cut has it."""
+        """Log a sent message, which is kept until a cut has it."""
         messages = self.log.get(receiver)
         if messages is None:
             messages = self.log[receiver] = []
@@ -96,13 +96,13 @@ class LoggedAgent:
         self.has_moved = True
 
     def forget(self, receiver: str) -> None:
-        """Drop the log for this receiver: no line that is still to be found holds it, so nothing sent to it is needed."""
+        """Drop the log for this receiver: no future recovery line holds the receiver, so its messages are not needed."""
         messages = self.log.pop(receiver, ())
         size = sum(len(message.payload) + len(message.piggyback) for message in messages)
         self.log_messages -= len(messages)
         self.log_bytes -= size
         self.backlog.log_bytes -= size
-        # A new table: the one before stands in a checkpoint that may still wait to be written.
+        # A new table: a checkpoint that may not be written yet refers to the previous one.
         self.sent = {other: number for other, number in self.sent.items() if other != receiver}
 
     def owe(self, basis: str) -> None:
@@ -119,6 +119,6 @@ class LoggedAgent:
         self.owed = ""
 
     def drop_log(self) -> None:
-        """Drop the log: it has gone with a checkpoint, or with the agent."""
+        """Drop the log: a checkpoint has stored it, or the agent has left."""
         self.backlog.log_bytes -= self.log_bytes
         self.log, self.log_messages, self.log_bytes = {}, 0, 0

@@ -1,12 +1,12 @@
-"""A thread that watches the host's event loop: code that holds it is logged and reported, and above a limit the process is ended.
+"""A thread that watches the host's event loop: code that blocks the loop is logged and reported, and beyond a limit the process ends.
 
-Handlers run on the loop, so one that blocks holds up everything else here. The process still lives, as the coordinator sees by the host's stream
-(`coordinator/leader/hosts/failure_detector.py`); this thread says *what* holds the loop: agent, handler and line, after a second and then less and
-less often. Each second it also reports to the coordinator, on a connection of its own: for `snapline status`, and because the stream may break
+Handlers run on the loop, so a blocking handler delays everything else on the host. The host's stream still tells the coordinator that the process is
+alive (`coordinator/leader/hosts/failure_detector.py`). This thread logs *what* blocks the loop (agent, handler and line), after a second and then
+less and less often. Each second it also reports to the coordinator on its own connection: for `snapline status`, and because the stream may break
 meanwhile.
 
-While C code holds Python's lock this thread does not run either. It logs that afterwards; it gets the lock before the code that held it goes on, so
-the line is still there. A timer in C (`faulthandler`) ends the process if the lock is not given back until some time after the limit.
+While C code holds the GIL, this thread does not run either. It logs the blockage afterwards; it gets the GIL before the blocking code continues, so
+the line is still known. A timer in C (`faulthandler`) ends the process if the GIL is not released until some time after the limit.
 """
 
 import asyncio
@@ -32,19 +32,19 @@ from snapline.messages.wire import encode_request, path_of
 from snapline.security.transport import Security
 
 HELD_S = 1.0
-"""Time after which a loop that does not come round counts as held and its holder is reported; and time between later reports."""
+"""Time after which a loop without a pass counts as blocked and is reported, and time between later reports."""
 
 LOOK_S = 0.5
-"""Time between two looks at a loop that comes round."""
+"""Time between two checks of a loop that is not blocked."""
 
 SAID_AGAIN_S_MAX = 60.0
 """Largest time between two log lines: after 1 s, 2 s, 4 s …, and then once a minute."""
 
 LOCKED_S = 1.0
-"""Delay of this thread's wakeup from which on nobody else got Python's lock."""
+"""Wakeup delay of this thread from which the GIL counts as blocked."""
 
 ANSWER_S = 1.0
-"""Time for a coordinator's replica to take a report; then the next one is called, one second later."""
+"""Timeout of a report to a coordinator replica; the next replica is called one second later."""
 
 LOCK_SLACK_S = 5.0
 """Time between two settings of the timer in C, so it fires between the limit and twice as long after it."""
@@ -53,7 +53,7 @@ CODE_CHARACTERS_MAX = 100
 """Largest number of characters shown of a line of code."""
 
 HELD_EXIT_CODE = 15
-"""Exit code of a process that has ended itself since its event loop was held for longer than `busy_limit_s`."""
+"""Exit code of a process that ended itself because its event loop was blocked for longer than `busy_limit_s`."""
 
 log = logging.getLogger("snapline.host")
 
@@ -66,7 +66,9 @@ class BusyReports:
     """Reports to the coordinator, from a thread, about the code that holds this host."""
 
     def __init__(self, address: str, security: Security, *, host: str, instance: str) -> None:
-        self._turns = ReplicaTurns([each.strip() for each in address.split(",") if each.strip()], security.may_dial)
+        self._turns = ReplicaTurns(
+            [replica.strip() for replica in address.split(",") if replica.strip()], security.may_dial
+        )
         self._security = security
         self._host = host
         self._instance = instance
@@ -74,7 +76,7 @@ class BusyReports:
         self._dialled = ""
 
     def busy(self, busy_s: float, what: str) -> None:
-        """Report that the host lives, and is busy. A report that fails is dropped: the next one comes soon."""
+        """Report that the host is alive, and busy. A report that fails is dropped: the next one comes soon."""
         self._call("ReportHostBusy", busy_ns=round(busy_s * 1e9), what=what)
 
     def ends(self, reason: str) -> None:
@@ -89,17 +91,17 @@ class BusyReports:
 
     def _call(self, call: str, **fields: object) -> None:
         request = encode_request(call, host=self._host, instance=self._instance, **fields)
-        for _ in range(2):  # a replica that does not lead names the leader
+        for _ in range(2):  # a follower names the leader
             try:
                 ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._open().unary_unary(path_of(call))
                 ask(request, timeout=ANSWER_S)
             except grpc.RpcError as error:
-                told = dict(getattr(error, "trailing_metadata", lambda: None)() or ())
-                if LEADER_KEY not in told:
+                metadata = dict(getattr(error, "trailing_metadata", lambda: None)() or ())
+                if LEADER_KEY not in metadata:
                     self._turns.is_silent(self._turns.current)
                     return
-                self._turns.leads_elsewhere(self._turns.current, str(told[LEADER_KEY]))
-            except Exception as error:  # certificates that are being renewed, an address that must not be dialled
+                self._turns.leads_elsewhere(self._turns.current, str(metadata[LEADER_KEY]))
+            except Exception as error:  # for example certificates being renewed, or an address that must not be dialled
                 log.debug("a report did not leave: %s", error)
                 return
             else:
@@ -114,9 +116,9 @@ class BusyReports:
 
 
 class LoopWatch:
-    """Watcher of the loop on whose thread it is made.
+    """Watcher of the event loop on the current thread.
 
-    `holder` names what runs there, by the code on the loop's stack, innermost first: such as "agent a1, handler on_go", or "".
+    `holder` gets the code on the loop's stack, innermost first, and returns what runs, such as "agent a1, handler on_go", or "".
     """
 
     def __init__(
@@ -148,7 +150,7 @@ class LoopWatch:
         finally:
             self._stopped.set()
 
-    # ---- on its thread --------------------------------------------------------------------------------------------
+    # ---- watcher thread -------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
         self._went_on_s = time.monotonic()
@@ -179,35 +181,35 @@ class LoopWatch:
         self._went_on_s = time.monotonic()
         waited_s = self._went_on_s - began_s
         if waited_s >= seconds + LOCKED_S:
-            what = self._describe() or self._describe_others() or "nothing of the fleet's"
+            holder = self._describe() or self._describe_others() or "nothing of the fleet's"
             log.warning(
                 "for %.1f s no other thread could run: C code held Python's lock, or the process was stopped. Now runs %s",
                 waited_s,
-                what,
+                holder,
             )
 
     def _wait_for(self, came_round: threading.Event, asked_s: float) -> None:
-        """Report the holder until the loop comes round. A process that was stopped meanwhile has not held it: each second is counted once."""
-        held_s, say_s, what = HELD_S, 0.0, ""
+        """Report the holder until the loop continues. Time in which the process was stopped does not count as blockage."""
+        held_s, say_s, holder = HELD_S, 0.0, ""
         while not came_round.is_set() and not self._stopped.is_set():
-            what = self._describe() or what
+            holder = self._describe() or holder
             if held_s >= say_s:
                 advice = (
                     ""
                     if say_s
                     else ": all other agents of this host wait. What blocks belongs in a thread: in ctx.step, or @snapline.handler(thread=True)"
                 )
-                log.warning("%s has held the event loop for %.1f s%s", what, time.monotonic() - asked_s, advice)
+                log.warning("%s has held the event loop for %.1f s%s", holder, time.monotonic() - asked_s, advice)
                 say_s = held_s + min(held_s, SAID_AGAIN_S_MAX)
             if self._limit_s is not None and held_s >= self._limit_s:
-                self._give_up(what)
-            self._reports.busy(time.monotonic() - asked_s, what)
-            self._went_on_s = time.monotonic()  # a report may take its time
+                self._give_up(holder)
+            self._reports.busy(time.monotonic() - asked_s, holder)
+            self._went_on_s = time.monotonic()  # a report may take long
             self._set_timer()
             self._wait(came_round, HELD_S)
             held_s += HELD_S
         self._reports.close()
-        log.warning("%s held the event loop for %.1f s, and has let go", what, time.monotonic() - asked_s)
+        log.warning("%s held the event loop for %.1f s, and has let go", holder, time.monotonic() - asked_s)
 
     def _give_up(self, what: str) -> None:
         reason = f"{what} has held the event loop for longer than busy_limit_s ({self._limit_s:g} s)"
@@ -218,7 +220,7 @@ class LoopWatch:
         self._end(HELD_EXIT_CODE)
 
     def _set_timer(self) -> None:
-        """Set the timer in C anew: it fires if this thread does not come back to do so."""
+        """Restart the timer in C, which fires if this thread does not restart it in time."""
         if self._limit_s is None:
             return
         now_s = time.monotonic()
@@ -233,8 +235,8 @@ class LoopWatch:
         if frame is None:
             return ""
         frames = list(_outwards(frame))
-        holder = self._holder([each.f_code for each in frames])
-        place = next((each for each in frames if _is_users(each.f_code.co_filename)), None)
+        holder = self._holder([outer.f_code for outer in frames])
+        place = next((outer for outer in frames if _is_users(outer.f_code.co_filename)), None)
         if not holder and place is None and _is_waiting(frames):
             return ""
         return f"{holder or 'something'} ({_place_of(place or frame)})"
@@ -242,8 +244,8 @@ class LoopWatch:
     def _describe_others(self) -> str:
         """Name users' code that runs in other threads: steps, `stop_when`, states that are decoded."""
         others = [frame for thread, frame in sys._current_frames().items() if thread != self._loop_thread]
-        found = [next((x for x in _outwards(frame) if _is_users(x.f_code.co_filename)), None) for frame in others]
-        return "; ".join([_place_of(frame) for frame in found if frame is not None])
+        user_frames = [next((x for x in _outwards(frame) if _is_users(x.f_code.co_filename)), None) for frame in others]
+        return "; ".join([_place_of(frame) for frame in user_frames if frame is not None])
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:

@@ -1,7 +1,7 @@
-"""The part of a host core where messages arrive, wait, and are consumed: it chooses the next turn of an agent.
+"""The part of a host core where messages arrive, wait, and are consumed, and which chooses an agent's next turn.
 
-A message has one way in, `arrive`, whether it came in a frame or from an agent of this host; and one way out, `consume`, whether its turn has ended
-or it was dead-lettered.
+Every message enters by `arrive`, whether it came in a frame or from an agent of this host. Every message leaves by `consume`, whether its turn has
+ended or it was dead-lettered.
 """
 
 from collections.abc import Iterable
@@ -58,7 +58,7 @@ class Answering(Protocol):
     """Interface of the inputs that mailboxes need."""
 
     def consume(self, logged: LoggedInput, *, is_dead_lettered: bool, reply: bytes, is_open: bool) -> None:
-        """Take up an input that has had its turn, is a dead letter, or, `is_open`, is consumed before its turn has ended."""
+        """Consume an input whose turn has ended, that is a dead letter, or, if `is_open`, whose turn has not ended yet."""
 
     def close(self, agent: LocalAgent, key: str, *, is_dead_lettered: bool, reply: bytes) -> None:
         """Close such an input, whose turn has ended."""
@@ -95,10 +95,10 @@ class Mailboxes:
         self._arrived, self._before_turn = mode.arrived, mode.before_turn
         self.consuming, self._consumed = mode.consuming, mode.consumed
 
-    # ---- in -------------------------------------------------------------------------------------------------------
+    # ---- arrival----------------------------------------------------------------------------------------------------
 
     def arrive(self, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
-        """Take a message that has arrived: the protocol sees it, then it waits for its turn."""
+        """Take an arrived message: the protocol processes it, then it waits for its turn."""
         inlet.arrived += 1
         owner = inlet.owner
         if owner is None:
@@ -112,17 +112,17 @@ class Mailboxes:
             self.next_turn(owner)
 
     def _free_window(self, inlet: AgentInlet, payload: bytes) -> None:
-        """Free a message's window place, for an agent that is yet to be created, or in a long turn: waiting messages must not hold the window that
-        others need, or that the awaited message needs.
+        """Free the window for a message to an agent that does not exist yet, or is in a long turn. Waiting messages must not hold window that other
+        agents, or the awaited message, need.
 
-        The awaited message may come from anywhere, on a link that others have filled. The channel's credit bounds the number that waits here.
+        The awaited message may come on any link, even one filled by other messages. The channel's credit bounds the number of waiting messages.
         """
         if inlet.arrived >= inlet.first_number:
             _give_back(inlet.peer, payload)
             inlet.first_number = inlet.arrived + 1
 
     def free_windows(self, agent: LocalAgent) -> None:
-        """Free the window places of messages that wait already: a long turn has begun."""
+        """Free the window of messages that already wait: a long turn has begun."""
         number = {inlet: inlet.consumed for inlet in agent.inlets.values()}
         for inlet, _, payload in agent.mailbox:
             if inlet is not None:
@@ -161,7 +161,7 @@ class Mailboxes:
             entry = mailbox.popleft()
             if (agent.is_crowded or agent.is_full) and _is_own(agent, entry):
                 agent.deferred.append(entry)
-                agent.attempts = 0  # they were this entry's, if it was to be tried again
+                agent.attempts = 0  # the attempts belonged to this entry, if it waited for a retry
                 continue
             self.consuming(agent, entry)
             if (is_odd or entry[2][:1] == CREATE) and self._is_settled(agent, entry):
@@ -174,10 +174,10 @@ class Mailboxes:
             self._before_turn(agent)  # for what was consumed without a turn
 
     def go_on(self, agent: LocalAgent) -> None:
-        """Take up turns that the agent gave itself, if they need not be held back any more."""
+        """Queue the agent's own deferred turns, if they need not be held back any longer."""
         if not agent.is_crowded and not agent.is_full:
             if agent.turn is not None and agent.deferred:
-                agent.turn.look = EmptySearch()  # these come before what it has seen
+                agent.turn.look = EmptySearch()  # deferred entries precede the compared ones
             agent.mailbox.extendleft(reversed(agent.deferred))
             agent.deferred.clear()
             self.next_turn(agent)
@@ -197,12 +197,12 @@ class Mailboxes:
 
     def _is_word_settled(self, agent: LocalAgent, entry: Entry) -> bool:
         """Carry out an operator command that takes no turn; return whether it was one."""
-        told = dead_letters.settled(agent, entry) if dead_letters.is_word(entry) else None
-        if told is None:
+        reply = dead_letters.settled(agent, entry) if dead_letters.is_word(entry) else None
+        if reply is None:
             return False
-        self.consume_own(entry, is_dead_lettered=False, reply=told, agent=agent)
+        self.consume_own(entry, is_dead_lettered=False, reply=reply, agent=agent)
         if self._shared.is_watched:
-            self._shared.out.append(we.OperatorCommandConsumed(agent.id, entry[2], told))
+            self._shared.out.append(we.OperatorCommandConsumed(agent.id, entry[2], reply))
         self._mode.moved(agent)
         return True
 
@@ -215,8 +215,8 @@ class Mailboxes:
             agent.current = current
 
     def _next_segment(self, agent: LocalAgent) -> bool:
-        """Start the next segment of a durable turn, or a turn deferred because of it; return whether the mailbox is next, after commands that took
-        no turn."""
+        """Start the next segment of a durable turn, or a turn that it deferred. Return whether the mailbox is next, because only commands without a
+        turn were consumed."""
         entry = self._durable.next_entry(agent) if agent.may_start else None
         while entry is not None and dead_letters.is_word(entry) and self._is_settled(agent, entry):
             if not agent.stash:
@@ -248,12 +248,12 @@ class Mailboxes:
             self._durable.start(agent)
             return
         if inlet is not None and payload[:1] != CREATE:
-            what, sender = "message", inlet.sender
+            kind, sender = "message", inlet.sender
         else:
-            what, sender, payload = about(agent, entry)
-        turn = ev.StartTurn(agent.id, agent.incarnation, what, sender, payload)
+            kind, sender, payload = about(agent, entry)
+        turn = ev.StartTurn(agent.id, agent.incarnation, kind, sender, payload)
         if self._deaths:
-            turn = self.or_refusal(agent, turn, what, sender, payload)
+            turn = self.or_refusal(agent, turn, kind, sender, payload)
         begun = agent.begun
         if begun is not None:
             turn = replace(turn, number=begun.count + 1, logged=begun.logged.get(begun.count + 1, ()))
@@ -265,7 +265,7 @@ class Mailboxes:
         if death is None:
             return turn
         agent.attempts = death.times - 1
-        is_made = death.times == death.limit + 1  # if another process dies of making it, it is not made
+        is_made = death.times == death.limit + 1  # after one more death the agent is not created
         return replace(turn, refusal=death.sentence(), is_made=is_made)
 
     def put_back(self, agent: LocalAgent) -> None:
@@ -274,18 +274,18 @@ class Mailboxes:
         assert entry is not None
         if isinstance(entry[1], StashedMessage):
             agent.stash.insert(0, entry[1])
-        elif entry != SEGMENT:  # what that goes on with stands in the journal
+        elif entry != SEGMENT:  # the journal has what a segment continues with
             agent.mailbox.appendleft(entry)
 
-    # ---- out ------------------------------------------------------------------------------------------------------
+    # ---- consuming---------------------------------------------------------------------------------------------------
 
     def _settle_what_waits(self, agent: LocalAgent) -> None:
-        """Settle an agent that has stopped: inputs that wait become dead letters, which keep it here, and their clients are informed. Nobody waits
-        then for what other agents sent."""
+        """Settle an agent that has stopped: waiting inputs become dead letters, which keep the agent here, and their clients are informed. Messages
+        of other agents are discarded, since nobody waits for them."""
         if agent.is_retiring or agent.is_held or agent.spawns:
             return
         inputs = _take_inputs(agent)
-        agent.current = TOLD  # Busy: a client that waits may bring a checkpoint.
+        agent.current = TOLD  # Busy: an answer to a waiting client may cause a checkpoint.
         for entry in inputs:
             if not self._is_word_settled(agent, entry):
                 self._bury_unheard(agent, entry)
@@ -302,7 +302,8 @@ class Mailboxes:
         self._failures.dead_letter(agent, entry, f"agent {agent.id!r} stopped before this had its turn", 0, 0)
 
     def drain(self, agent: LocalAgent) -> None:
-        """Consume, without a turn, what still comes to an agent that has stopped. As long as the agent may send, callers hear that nobody answers."""
+        """Consume, without a turn, messages to an agent that has stopped. As long as the agent may send, callers are notified that there will be no
+        answer."""
         while agent.mailbox:
             entry = agent.mailbox.popleft()
             self.consuming(agent, entry)
@@ -355,9 +356,9 @@ class Mailboxes:
         is_open: bool = False,
         agent: LocalAgent | None = None,
     ) -> None:
-        """Consume an entry that came by no channel: an input counts as consumed, and as answered; a timer is gone.
+        """Consume an entry that came on no channel: an input counts as consumed and answered; a timer is removed.
 
-        `agent`: its agent, where it may come from the stash.
+        `agent`: agent of the entry, which may come from the stash.
         """
         mark = entry[1]
         if isinstance(mark, LoggedInput):
@@ -370,7 +371,7 @@ class Mailboxes:
         outlet = sender.outlets.get(inlet.receiver) if sender is not None else None
         if outlet is not None:
             outlet.credit = credit
-            if inlet.owner is not None:  # else `unpark` is at work already: each message it lets go comes back here
+            if inlet.owner is not None:  # otherwise `unpark` is running: each message that it releases comes back here
                 self._outlets.unpark(outlet)
 
     # ---- invariants -----------------------------------------------------------------------------------------------
@@ -404,10 +405,10 @@ def _give_back(peer: Peer, payload: bytes) -> None:
 
 
 def _bring_creation_forward(agent: LocalAgent) -> None:
-    """Move the creation forward: an agent not born yet takes no other message first; after a recovery others may come earlier.
+    """Move the creation message forward: it must be the first turn of an unborn agent, and after a recovery others may arrive earlier.
 
-    Earlier messages of its creator stay before the creation, and are dead-lettered: a checkpoint knows how many messages of a channel were consumed,
-    not which.
+    Earlier messages of its creator stay before the creation, and are dead-lettered: a checkpoint holds the number of consumed messages of a channel,
+    not which ones.
     """
     mailbox = agent.mailbox
     creator = next((inlet for inlet, _, payload in mailbox if inlet is not None and payload[:1] == CREATE), None)
@@ -436,14 +437,14 @@ def _is_before_creation(agent: LocalAgent, entry: Entry) -> bool:
 
 def _take_inputs(agent: LocalAgent) -> list[Entry]:
     """Remove and return inputs of clients and operators that no turn has taken: in order, out of the stash and both queues."""
-    found: list[Entry] = [(None, stashed, stashed.payload) for stashed in agent.stash if stashed.key]
+    entries: list[Entry] = [(None, stashed, stashed.payload) for stashed in agent.stash if stashed.key]
     agent.stash = [stashed for stashed in agent.stash if not stashed.key]
     for queue in (agent.deferred, agent.mailbox):
-        found += [entry for entry in queue if isinstance(entry[1], LoggedInput)]
+        entries += [entry for entry in queue if isinstance(entry[1], LoggedInput)]
         others = [entry for entry in queue if not isinstance(entry[1], LoggedInput)]
         queue.clear()
         queue.extend(others)
-    return found
+    return entries
 
 
 def _is_own(agent: LocalAgent, entry: Entry) -> bool:

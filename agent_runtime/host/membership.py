@@ -1,7 +1,7 @@
-"""The part of a host core where agents come and go.
+"""The part of a host core that creates and retires agents.
 
-An agent is created after the coordinator has reserved its id; one that stops leaves once its outputs are released and
-the epochs begun before have ended.
+An agent is created after the coordinator has reserved its id. A stopping agent leaves once its outputs are released and all epochs begun before have
+ended.
 """
 
 from snapline.agent_runtime.host import events as ev
@@ -25,10 +25,10 @@ RESUMED: Entry = (None, "resumed", b"")
 
 
 class Membership:
-    """Requests to the coordinator about agents, and what waits for the answers.
+    """Requests to the coordinator about agents, and work that waits for the answers.
 
     Attributes:
-        reservations: number → the parent, and the ids and kinds that it requests.
+        reservations: request number → parent, and the requested ids and kinds.
     """
 
     _mode: HostMode
@@ -57,7 +57,7 @@ class Membership:
         self.reservations: dict[int, tuple[str, tuple[msg.AgentKind, ...]]] = {}
         self._retirements: dict[int, str] = {}
         self._early: dict[str, list[tuple[AgentInlet, Mark, bytes | None]]] = {}
-        """Messages that have come for agents that are just being created; None: a channel opened."""
+        """Messages for agents that are just being created; None: a channel was opened."""
 
     def wire(self, mode: HostMode) -> None:
         """Connect the mode above this part."""
@@ -71,8 +71,8 @@ class Membership:
     def welcomed(self) -> None:
         """Repeat the requests that the coordinator may not have received."""
         shared = self._shared
-        for request, (_, wanted) in self.reservations.items():
-            shared.out.append(msg.ReserveAgents(request, shared.plan, wanted))
+        for request, (_, requested) in self.reservations.items():
+            shared.out.append(msg.ReserveAgents(request, shared.plan, requested))
         for request, agent in self._retirements.items():
             shared.out.append(msg.RetireAgent(request, shared.plan, agent))
 
@@ -87,16 +87,16 @@ class Membership:
     def reserve(self, agent: LocalAgent) -> None:
         """Request the ids of the agents that this one creates."""
         request = self._shared.next_request()
-        wanted = tuple([msg.AgentKind(name, plain_name(kind)) for name, kind, _ in agent.spawns])
-        self.reservations[request] = (agent.id, wanted)
-        self._shared.out.append(msg.ReserveAgents(request, self._shared.plan, wanted))
+        requested = tuple([msg.AgentKind(name, plain_name(kind)) for name, kind, _ in agent.spawns])
+        self.reservations[request] = (agent.id, requested)
+        self._shared.out.append(msg.ReserveAgents(request, self._shared.plan, requested))
 
     def on_agents_reserved(self, event: msg.AgentsReserved) -> None:
         if event.request not in self.reservations:
             return
-        parent, wanted = self.reservations[event.request]
+        parent, requested = self.reservations[event.request]
         agent = self._shared.agents[parent]
-        self._shared.ordinals.update(zip([each.agent for each in wanted], event.ordinals, strict=False))
+        self._shared.ordinals.update(zip([agent_kind.agent for agent_kind in requested], event.ordinals, strict=False))
         spawns, agent.spawns = agent.spawns, []
         held, agent.held = agent.held, []
         agent.current = RESUMED
@@ -108,7 +108,7 @@ class Membership:
         del self.reservations[event.request]  # not earlier: an epoch must not close between two of the children
         self._outlets.leave(agent, held)
         agent.current = None
-        self._mode.moved(agent)  # a checkpoint may have been taken since the turn: these sends are not in it
+        self._mode.moved(agent)  # a checkpoint taken since the turn does not hold these sends
         if agent.is_leaving:
             self.retire_if_drained(agent)
         self._mailboxes.next_turn(agent)
@@ -123,10 +123,10 @@ class Membership:
                 self._mailboxes.consume((inlet, mark, early))
 
     def _create(self, parent: LocalAgent, name: str, kind: str, state: bytes, event: msg.AgentsReserved) -> None:
-        """Create an agent with r = the latest epoch begun when its creation was committed (rule 6 of its core).
+        """Create an agent with r = the latest epoch begun when its creation was committed (rule 6 of the epoch core).
 
-        After a recovery it may be here, or elsewhere, already: unborn, because a third agent's message to it was inside
-        the cut while its creation was not.
+        After a recovery the agent may already exist as unborn, here or elsewhere: another agent's message to it was inside the cut while its creation
+        was not.
         """
         shared = self._shared
         if name in shared.routes:
@@ -153,7 +153,7 @@ class Membership:
     def keep_early(self, inlet: AgentInlet, mark: Mark, payload: bytes | None) -> bool:
         """Keep the message if the receiver is just being created here; return whether it is."""
         name = inlet.receiver
-        is_awaited = any(name == each.agent for _, wanted in self.reservations.values() for each in wanted)
+        is_awaited = any(name == agent.agent for _, requested in self.reservations.values() for agent in requested)
         if is_awaited:
             self._early.setdefault(name, []).append((inlet, mark, payload))
         return is_awaited

@@ -1,11 +1,10 @@
-"""Metrics of a host's process (`telemetry/metrics.py`): its core's counts, its agents' states, and how long its part of epochs takes.
+"""Metrics of a host's process (`telemetry/metrics.py`): counts of the core, states of the agents, and durations of the host's part of epochs.
 
-The times of epochs are taken where the host's adapter passes anyway, once for each agent and epoch, and only if metrics are on. For an epoch they
-are, in this order:
+Times of epochs are taken in the host's adapter, once for each agent and epoch, and only if metrics are on. In order, they are:
 
-    heard      the coordinator's message, or the first record here, if a marker or a stamp came before it
-    recorded   of each agent: the start delay ends, and its capture is the pause that it feels
-    closed     nothing of the epoch can arrive here any more: each agent's recording ends, and the wait for markers after the last record
+    heard      the coordinator's message; or the first record, if a marker or a stamp came earlier
+    recorded   for each agent: the start delay ends; the capture is the agent's pause
+    closed     no message of the epoch can arrive any more: recording ends, and so does the wait for markers
     stored     the host's part is durable, and reported
 """
 
@@ -79,7 +78,7 @@ FAMILIES = (
 )
 
 EPOCHS_KEPT = 64
-"""Largest number of epochs whose times are known: a handful is open at once. Those that a plan ended are forgotten with the oldest."""
+"""Largest number of epochs whose times are kept; only a few are open at once. Epochs that a plan ended are dropped when they are the oldest."""
 
 
 class _EpochTimes:
@@ -94,7 +93,7 @@ class _EpochTimes:
 
 
 class HostMetrics:
-    """Takes the times, and reads everything."""
+    """Metrics of one host: records times and reads all values."""
 
     def __init__(self, core: HostCore, *, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._core = core
@@ -106,7 +105,7 @@ class HostMetrics:
         self._part_bytes = 0
         self._fenced = 0
 
-    # ---- what passes the adapter --------------------------------------------------------------------------------------
+    # ---- calls of the adapter -----------------------------------------------------------------------------------------
 
     def directive_received(self, directive: Directive) -> None:
         """Note the time of a directive from the coordinator."""
@@ -167,7 +166,7 @@ class HostMetrics:
             "turns_total": now.turns,
             "host_agents": len(core.agents),
             "long_turns": len(now.busy),
-            "channel_in_transit_messages": sum(len(each.mailbox) + len(each.deferred) for each in agents),
+            "channel_in_transit_messages": sum(len(agent.mailbox) + len(agent.deferred) for agent in agents),
             "parked_messages": now.parked,
             "dead_letters_total": now.dead_letters,
             "inputs_waiting": now.inputs_waiting,
@@ -189,7 +188,7 @@ class HostMetrics:
             "message_log_bytes": now.log_bytes,
             "effects_total": {(outcome,): count for outcome, count in counts.effects.items()},
             "effects_needing_people": sum(
-                1 for each in agents if each.effects is not None and each.effects.needs_people
+                1 for agent in agents if agent.effects is not None and agent.effects.needs_people
             ),
             "unreached_hosts": len(now.unreached),
             "fenced_streams_total": self._fenced,

@@ -12,7 +12,7 @@ from snapline.agent_runtime.host.retiring import AgentRetirement
 
 
 class Outlets:
-    """Outlets of the agents here. A message that waits has neither number nor mark as yet: it belongs to its sender's state."""
+    """Outlets of the agents here. A waiting message has no number and no mark yet: it belongs to its sender's state."""
 
     _mode: HostMode
     _membership: AgentRetirement
@@ -29,9 +29,9 @@ class Outlets:
         self._mark = mode.mark
 
     def leave(self, agent: LocalAgent, sends: Iterable[tuple[str, bytes]]) -> None:
-        """Send a turn's messages together, or park them where the channel has no credit or the link no room.
+        """Send a turn's messages together, or park those whose channel has no credit or whose link has no room.
 
-        The agent counts as busy: a record in their middle would tear the turn.
+        Meanwhile the agent counts as busy: a record between the messages would split the turn.
         """
         assert agent.current is not None
         outlets = agent.outlets
@@ -90,12 +90,12 @@ class Outlets:
         self.shrank(owner)
 
     def unpark_all(self, agent: LocalAgent) -> None:
-        """Let all parked messages of an agent go: it may send again."""
+        """Release all parked messages of an agent that may send again."""
         for outlet in list(agent.outlets.values()):
             self.unpark(outlet)
 
     def shrank(self, owner: LocalAgent) -> None:
-        """Resume what waited for the agent's outbox to hold less than before."""
+        """Resume turns that waited for the agent's outbox to shrink."""
         if owner.deferred and not owner.is_crowded and not owner.is_full:
             self._mailboxes.go_on(owner)
         elif owner.turn is not None and not owner.is_crowded:

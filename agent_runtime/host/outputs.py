@@ -1,13 +1,13 @@
-"""The part of a host core where agents send to the outside: outputs are numbered, and kept until an epoch has released them.
+"""The part of a host core that handles outputs: they are numbered, and kept until an epoch has released them.
 
-An output belongs to the state of its agent (output commit: Strom and Yemini 1985; Elnozahy et al. 2002, section 2.4). It is in each of the
-agent's checkpoints until a complete epoch that holds its turn is *released*: the coordinator has written its outputs to the store,
-read from the checkpoints of that very epoch. Then EndEpoch says up to which number, *in that cut*, and only those are dropped: what
-was emitted since is in a later one. A plan loads pending outputs with the checkpoints, and the coordinator repeats what is released.
+An output belongs to the state of its agent (output commit: Strom and Yemini 1985; Elnozahy et al. 2002, section 2.4). Each of the agent's checkpoints
+holds the output until a complete epoch with its turn is *released*: the coordinator has read the outputs from the checkpoints of that epoch and
+written them to the store. EndEpoch then gives the last released number *in that cut*, and only outputs up to it are dropped; later outputs belong to
+a later epoch. A plan loads pending outputs with the checkpoints, and the coordinator repeats which outputs are released.
 
-So outputs wait in memory. Above `AGENT_BYTES_MAX`, or all together above `HOST_BYTES_MAX`, an agent is *full*: it takes no inputs from
-outside and none of the turns that it gives itself, and requests an epoch. Messages of other agents still have their turns: in a
-cyclic fleet holding them back would be a deadlock. An agent that has stopped requests one too, and stays until its outputs are released.
+So outputs wait in memory. Above `AGENT_BYTES_MAX`, or above `HOST_BYTES_MAX` for all agents together, an agent is *full*: it takes no inputs from
+outside and no turns of its own (timers, messages to itself), and requests an epoch. Messages of other agents still have turns: holding them back
+would deadlock a cyclic fleet. An agent that has stopped also requests an epoch, and stays until its outputs are released.
 """
 
 from typing import Protocol
@@ -22,10 +22,10 @@ from snapline.agent_runtime.host.retiring import AgentRetirement
 from snapline.messages import host_messages as msg
 
 AGENT_BYTES_MAX = 16 * 1024 * 1024
-"""Largest size of the pending outputs of one agent: they are in each of its checkpoints."""
+"""Largest size of the pending outputs of one agent: each of its checkpoints contains them."""
 
 HOST_BYTES_MAX = 256 * 1024 * 1024
-"""Largest size of the pending outputs of all agents here: what a host can spare for a store that is dead."""
+"""Largest size of the pending outputs of all agents of the host: memory that a host can spare while the store is unavailable."""
 
 
 class Calling(Protocol):
@@ -48,9 +48,9 @@ class Outputs:
         self.size_bytes = 0
         self._is_full = False
         self._is_watched = False
-        """Somebody reads outputs as they come."""
+        """A client follows the outputs."""
         self._told: dict[str, int] = {}
-        """Numbers of released outputs, received while the plan's agents were being loaded."""
+        """Numbers of outputs whose release was reported while the plan's agents were loading."""
 
     def wire(self, membership: AgentRetirement, effects: Calling) -> None:
         """Connect the parts above this one."""
@@ -75,7 +75,7 @@ class Outputs:
         for agent in self._emitters():
             self._judge(agent)
 
-    # ---- out ------------------------------------------------------------------------------------------------------
+    # ---- emitting ---------------------------------------------------------------------------------------------------
 
     def emit(self, agent: LocalAgent, emissions: list[ev.Emission]) -> None:
         """Keep outputs of a turn that has ended well."""
@@ -90,7 +90,7 @@ class Outputs:
             self._wish.say(agent)
 
     def await_release(self, agent: LocalAgent) -> None:
-        """Request an epoch: the agent goes on when its outputs are released."""
+        """Request an epoch: the agent continues when its outputs are released."""
         self._wish.say(agent)
 
     def keeps(self, agent: LocalAgent) -> bool:
@@ -101,12 +101,12 @@ class Outputs:
         return True
 
     def on_outputs_watched(self, event: msg.OutputsWatched) -> None:
-        """Note whether somebody reads outputs as they come."""
+        """Note whether a client follows the outputs."""
         self._is_watched = event.is_watched
         self._ask_again()
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
-        """Drop the outputs that the epoch has released. The release of a complete epoch is reported later: until then nobody requests another one."""
+        """Drop the outputs that the epoch has released. The release of a complete epoch is reported later: until then no other epoch is requested."""
         if not self._shared.is_loaded:
             self._told.update(zip(event.emitters, event.outputs, strict=True))
             return
@@ -164,9 +164,9 @@ class Outputs:
     # ---- invariants -----------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        found = [agent.outputs for agent in self._emitters() if agent.outputs is not None]
-        assert self.size_bytes == sum([outputs.size_bytes for outputs in found])
-        for outputs in found:
+        all_outputs = [agent.outputs for agent in self._emitters() if agent.outputs is not None]
+        assert self.size_bytes == sum([outputs.size_bytes for outputs in all_outputs])
+        for outputs in all_outputs:
             outputs.validate()
 
 

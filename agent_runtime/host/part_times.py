@@ -7,12 +7,12 @@ from snapline.messages.host_messages import EpochReport
 
 
 def timed(report: EpochReport, captures: Captures, *, heard_ns: int, closed_ns: int, durable_ns: int) -> EpochReport:
-    """Return the report with its times; all by this host's monotonic clock.
+    """Return the report with its times, all by this host's monotonic clock.
 
     Args:
-        heard_ns: the host had its first message about the epoch.
-        closed_ns: nothing of the epoch could arrive here any more.
-        durable_ns: the part was durable.
+        heard_ns: arrival of the host's first message about the epoch.
+        closed_ns: time from which no message of the epoch could arrive.
+        durable_ns: time when the part became durable.
     """
     last = max(captures.items(), key=_recorded_ns, default=None)
     recorded_ns = heard_ns if last is None else _recorded_ns(last)

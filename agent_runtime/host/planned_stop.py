@@ -1,4 +1,4 @@
-"""Planned stop of a host after a signal: it waits for a snapshot of what its agents have done (`coordinator/leader/departures.py`), up to a limit."""
+"""Planned stop of a host after a signal: it waits for a snapshot of its agents' work (`coordinator/leader/departures.py`), up to a limit."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ from snapline.messages.host_messages import Directive, EndEpoch
 from snapline.messages.planned_ends import SAME_SIGNAL_S, MayLeave, WantLeave
 
 NO_COORDINATOR_S = 5.0
-"""Time after which a host without a stream to a coordinator waits no longer: an election, or a restart, takes a second or two."""
+"""Longest wait for a stream to a coordinator: an election or a restart takes one or two seconds."""
 
 log = logging.getLogger("snapline.host")
 
@@ -69,11 +69,11 @@ class HostStop:
             return
         assert self._asked_s is not None
         waited_s = asyncio.get_running_loop().time() - self._asked_s
-        why = "no coordinator answers"
+        reason = "no coordinator answers"
         if self._session.is_open:
-            why = "effects are being called, or the store or another host is slow"
-        lost = f"what the agents here have done since epoch {self._newest_complete} is lost, and effects that are being called will be in doubt"
-        log.warning("no last snapshot within %.0f s (%s): %s", waited_s, why, lost)
+            reason = "effects are being called, or the store or another host is slow"
+        loss = f"what the agents here have done since epoch {self._newest_complete} is lost, and effects that are being called will be in doubt"
+        log.warning("no last snapshot within %.0f s (%s): %s", waited_s, reason, loss)
         self._end(self._code)
 
     def _end(self, code: int) -> None:

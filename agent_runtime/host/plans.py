@@ -16,7 +16,7 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint
 
 LOAD_RETRY_NS = 1_000_000_000
 LOAD_TRIES_MAX = 60
-"""Tries to load a line, and time between them, as the coordinator's, which reads the line before it commits a plan."""
+"""Number of attempts to load a line, and time between them; the same as the coordinator's, which reads the line before it commits a plan."""
 
 
 class HostPlans:
@@ -49,7 +49,7 @@ class HostPlans:
         self._shared.start = event.host_start
         self._shared.cluster = event.cluster
         self._effects.welcomed(are_refused=event.refuses_effects)
-        self.on_quiesce(Quiesce(0))  # what an earlier leader had held
+        self.on_quiesce(Quiesce(0))  # releases holds of an earlier leader
         if self._shared.is_loaded:
             self._shared.out.append(msg.PlanApplied(self._shared.plan, self._shared.start))
         elif self._failure is not None:
@@ -77,14 +77,14 @@ class HostPlans:
         shared.plan = event.number
         shared.plan_hosts = event.hosts
         shared.begun_epoch = shared.plan_epoch = event.begun_epoch
-        # One object for all agents of a host: there may be very many.
+        # One object for all agents of a host, of which there may be very many.
         known: dict[tuple[str, int], tuple[str, int]] = {}
         routes = [(place.agent, (place.host, place.incarnation)) for place in event.agents]
         shared.routes = {agent: known.setdefault(route, route) for agent, route in routes}
         shared.ordinals = {place.agent: place.ordinal for place in event.agents}
-        mine = tuple(place for place in event.agents if place.host == shared.host)
+        own_places = tuple(place for place in event.agents if place.host == shared.host)
         line = event.line_epoch, event.line_root
-        self._loading = ev.LoadAgents(event.number, *line, mine, event.logs, event.drop_before, event.newest)
+        self._loading = ev.LoadAgents(event.number, *line, own_places, event.logs, event.drop_before, event.newest)
         self._tries, self._again_ns = 0, None
         shared.out.append(self._loading)
 
@@ -198,13 +198,13 @@ class HostPlans:
             if timer.remaining_ns:
                 left_ns = max(0, timer.remaining_ns - loaded.passed_ns)
                 self._timers.set(agent, timer.name, left_ns, timer.payload)
-            else:  # it had fired; another one of its name may have been set since
+            else:  # the timer had fired; another timer with its name may have been set since
                 agent.mailbox.append((None, timer.name or "timer", timer.payload))
 
     def _restore_channels(self, agent: LocalAgent, checkpoint: AgentCheckpoint) -> None:
-        """Restore the line's numbers of channels, and put the line's in-transit messages into the mailbox again.
+        """Restore the line's channel numbers, and put the line's in-transit messages into the mailbox.
 
-        Channels of agents that are gone have no numbers; a last message of such a sender may wait.
+        Channels of departed agents have no numbers; the last message of such a sender may still wait.
         """
         routes = self._shared.routes
         for sender in dict.fromkeys([*checkpoint.received, *checkpoint.in_transit]):

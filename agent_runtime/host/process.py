@@ -1,7 +1,7 @@
-"""The host process: clocks, threads and sockets around a host's driver. Decides nothing about protocols.
+"""The host process: clocks, threads and sockets around a host driver. Makes no protocol decisions.
 
-One event loop does everything but blocking work; the store is written and read in a worker thread. Turns are run in batches, so that frames,
-heartbeats and directives are not kept waiting for long. A handler that blocks still does: `loop_watch.py` says which.
+One event loop does everything but blocking work; the store is written and read in a worker thread. Turns run in batches, so that frames, heartbeats
+and directives do not wait long. A blocking handler still delays them: `loop_watch.py` reports which one.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from snapline.agent_runtime.host.host_spans import HostSpans
 
 LONG_TURN_NS = 1_000_000_000
-"""Duration above which a turn is named in the heartbeat, so that a waiting epoch can be explained."""
+"""Duration above which the heartbeat names a turn, to explain a waiting epoch."""
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -72,21 +72,21 @@ class HostOptions(msgspec.Struct, kw_only=True):
     """Options of one host."""
 
     host: str
-    instance: str  # random, one for each run of the process
+    instance: str  # random id of this run of the process
     fleet: Fleet
     coordinator: str
     store: str
     listen: str = "127.0.0.1:0"
     advertise: str = ""
     security: Security
-    health: str = ""  # where health is served without certificates; "" = nowhere
+    health: str = ""  # address that serves health without certificates; "" = none
     metrics: MetricsPlace = MetricsPlace()
     spans: SpanOptions = SpanOptions()  # for OpenTelemetry
-    log_ids: BoundIds = msgspec.field(default_factory=BoundIds)  # what its log lines bear
-    marks: str = ""  # file for marks of what runs, for the next process; "" = none
+    log_ids: BoundIds = msgspec.field(default_factory=BoundIds)  # ids on each log line
+    marks: str = ""  # file for turn marks, read by the next process; "" = none
     trace: str = ""  # folder for the host's trace; "" = none
-    trace_every: int = 1  # of each channel, trace every so manieth message
-    last_snapshot_s: float = 0.0  # how long a signal to stop waits for a snapshot; 0: not at all
+    trace_every: int = 1  # trace every N-th message of each channel
+    last_snapshot_s: float = 0.0  # longest wait for a snapshot after a stop signal; 0: none
 
 
 class Host:
@@ -118,7 +118,7 @@ class Host:
         self._take_input: TakeInput = as_it_is
         self._address = ""
         self._agents_of: WeakKeyDictionary[asyncio.Task[None], str] = WeakKeyDictionary()
-        """Agents of the tasks in which turns and steps are run."""
+        """Task that runs a turn or step → its agent."""
         self._imaged = ""
         self._people = CoordinatorUsers(options.coordinator, options.security)
         self._transport = LinkTransport(self, host=options.host, security=options.security, people=self._people)
@@ -251,7 +251,7 @@ class Host:
     # ---- turns and timers -----------------------------------------------------------------------------------------
 
     def fed(self) -> None:
-        self._marks.end()  # of a capture that has failed
+        self._marks.end()  # of a failed capture
         if not self._is_pumping and not self._is_over:
             self._is_pumping = True
             asyncio.get_running_loop().call_soon(self._pump)
@@ -259,7 +259,7 @@ class Host:
     def _pump(self) -> None:
         """Run a batch of turns.
 
-        An error here is one of ours: the host ends with it rather than look alive without ever running a turn again.
+        An error here is a bug: the host ends, rather than appear alive without running turns.
         """
         if self._is_over:
             return
@@ -269,7 +269,7 @@ class Host:
             self.fail(error)
             return
         finally:
-            end_if_child()  # its SystemExit must not end this loop as ours
+            end_if_child()  # the child's SystemExit must not end this loop like our own
         if self._driver.queue:
             asyncio.get_running_loop().call_soon(self._pump)
         else:
@@ -303,7 +303,7 @@ class Host:
         self._agents_of[task] = at.agent
         return task
 
-    # ---- surroundings ---------------------------------------------------------------------------------------------
+    # ---- environment ----------------------------------------------------------------------------------------------
 
     def now_ns(self) -> int:
         return time.monotonic_ns()
@@ -346,7 +346,7 @@ class Host:
         pool.submit(work)
 
     def _check_keys(self) -> None:
-        """End the host at once on a wrong key or option. A store that is missing may come: its users report it."""
+        """End the host at once on a wrong key or option. A missing store may still appear, and is reported when used."""
         try:
             self.open_store()
         except (StoreKeyError, UsageError):
@@ -438,12 +438,12 @@ class Host:
     def _standing(self) -> dict[str, object]:
         """Return the fields of a log line; called when something is logged."""
         shared, at = self._driver.core.shared, self._driver.at
-        about = {} if at is None else {"agent": at.agent, "incarnation": at.incarnation}
+        details = {} if at is None else {"agent": at.agent, "incarnation": at.incarnation}
         return {
             "host_start": shared.start,
             "plan": shared.plan,
             "epoch": shared.begun_epoch,
-            **about,
+            **details,
             **self._trace_of_line(),
         }
 
@@ -460,8 +460,8 @@ class Host:
         self._metrics = metrics = HostMetrics(self._driver.core)
 
         async def read() -> Readings:
-            found = metrics.read(self._driver.heartbeat(0, self._long_turns()))
-            return {**found, **read_spans(self._export)}
+            values = metrics.read(self._driver.heartbeat(0, self._long_turns()))
+            return {**values, **read_spans(self._export)}
 
         return MetricsServer(HOST, self._options.host, (*FAMILIES, *SPANS), read, self._options.security)
 
@@ -470,6 +470,6 @@ async def run_host(options: HostOptions) -> int:
     """Run a host until its fleet ends, it is asked to stop, or it is rejected; return the exit code.
 
     Raises:
-        UsageError: its listen address is not allowed; or it is to have spans, and OpenTelemetry is missing.
+        UsageError: the listen address is not allowed; or spans are configured, and OpenTelemetry is missing.
     """
     return await Host(options).run()

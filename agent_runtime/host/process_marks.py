@@ -1,4 +1,4 @@
-"""Marks that a host process leaves (`turn_marks.py`), and its report of those that the process before it has left."""
+"""Turn marks of a host process (`turn_marks.py`), and its report of the marks of the previous process."""
 
 import contextvars
 import functools
@@ -26,13 +26,14 @@ from snapline.messages.host_messages import Join
 from snapline.messages.turn_deaths import CAPTURE, STOP_WHEN
 
 STOP_DEATHS_BORNE = 2
-"""Deaths tolerated in `stop_when`, as in messages by default: with one more, it is not called again, and the fleet ends with that reason."""
+"""Deaths tolerated in `stop_when`, the default for messages too. After one more, `stop_when` is not called again, and the fleet ends with that
+reason."""
 
 log = logging.getLogger("snapline.host")
 
 
 class ProcessMarks:
-    """Marks of one host process, whose agents are those of `driver`."""
+    """Turn marks of one host process; `driver` drives its agents."""
 
     def __init__(self, driver: HostDriver, path: str, *, host: str, instance: str) -> None:
         """`path`: the file's path; "": there is none, and nothing outlives this process."""
@@ -46,14 +47,14 @@ class ProcessMarks:
         self.end = self._marks.end
         self.close = self._marks.close
 
-    # ---- the process before -----------------------------------------------------------------------------------------
+    # ---- previous process -------------------------------------------------------------------------------------------
 
     def hello(self, join: Join) -> Join:
         """Return `join` with the turns in which the process before died, until the coordinator knows them."""
         return msgspec.structs.replace(join, died=self._died, died_in=self._died_in)
 
     def begin(self) -> None:
-        """Switch to this process's own marks: the coordinator knows those of the one before."""
+        """Switch to this process's own marks: the coordinator has those of the previous process."""
         for death in self._died_in:
             log.warning("the process of host %s before this one died while %s", self._host, death.describe())
         self._died, self._died_in = "", ()
@@ -63,7 +64,7 @@ class ProcessMarks:
         except OSError as error:
             log.warning("no marks in %s: %s; of a message that kills this process nobody will know", self._path, error)
 
-    # ---- what runs --------------------------------------------------------------------------------------------------
+    # ---- running code -------------------------------------------------------------------------------------------------
 
     def threads(self) -> TurnThreads:
         """Return the event loop's own threads, marked."""
@@ -81,7 +82,7 @@ class ProcessMarks:
         """Mark that an image of the agent's state is about to be taken.
 
         Raises:
-            EncodingError: too many processes have died of that.
+            EncodingError: too many processes have died while imaging this agent.
         """
         death = self._driver.core.turn_ends.deaths.against(agent, CAPTURE, agent, b"")
         if death is not None:

@@ -1,7 +1,7 @@
-"""Events of a host in the last seconds, for viewers: the lines that `--trace` writes, kept in memory.
+"""Events of a host in the last seconds, for viewers: the lines of `--trace`, kept in memory.
 
-Nothing is kept, and the core traces nothing, until a viewer asks; nor once none has for `LOOK_S`. Bounds: `LINES_MAX` lines, the
-newest, not older than `KEPT_S` when they are sent. A line is kept as a tuple, and encoded when it is sent.
+Lines are kept, and the core traces, only while a viewer has asked within `LOOK_S`. Bounds: the newest `LINES_MAX` lines, not older than `KEPT_S` when
+sent. A line is kept as a tuple, and encoded when sent.
 """
 
 from collections import deque
@@ -14,13 +14,13 @@ from snapline.agent_runtime.host.trace import TraceLine, checkpoint_line, marker
 from snapline.messages.views import RecentTrace, TraceWanted
 
 LINES_MAX = 20_000
-"""Largest number of lines kept, some 5 MB. If a host makes more between two requests, the oldest are lost, and counted."""
+"""Largest number of lines kept, some 5 MB. If a host makes more between two requests, the oldest are dropped and counted."""
 
 KEPT_S = 30.0
 """Largest age of a line that is sent: a viewer asks every second or two."""
 
 LOOK_S = 5.0
-"""Time after a request for which lines are kept: a viewer that has missed two or three is taken to be gone."""
+"""Time after a request for which lines are kept: a viewer that misses two or three requests counts as gone."""
 
 DIGITS_MAX = 18
 """Largest number of digits of a cursor's number: more than any host traces."""
@@ -77,13 +77,13 @@ class RecentLines:
 def _written(taken: list[tuple[int, int, Write, tuple[object, ...]]], since_ns: int) -> list[msgspec.Raw]:
     """Encode lines as in a file that begins here: a plan line precedes the lines under it."""
     lines: list[msgspec.Raw] = []
-    told = None
+    written_plan = None
     for time_ns, plan, write, arguments in taken:
         if time_ns < since_ns:
             continue
-        if plan != told and write is not plan_line:
+        if plan != written_plan and write is not plan_line:
             lines.append(_raw(plan_line(plan, {}, time_ns=time_ns)))
-        told = plan
+        written_plan = plan
         lines.append(_raw(write(*arguments, time_ns=time_ns)))
     return lines
 
@@ -94,6 +94,6 @@ def _raw(line: TraceLine) -> msgspec.Raw:
 
 def _number_in(cursor: str, run: str, first: int) -> int:
     """Return the number of the next line for the cursor's holder; a holder without lines of this run has missed nothing."""
-    named, _, number = cursor.partition(".")
-    is_ours = named == run and number.isdecimal() and len(number) <= DIGITS_MAX
+    instance, _, number = cursor.partition(".")
+    is_ours = instance == run and number.isdecimal() and len(number) <= DIGITS_MAX
     return int(number) if is_ours else first

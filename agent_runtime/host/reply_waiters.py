@@ -1,9 +1,10 @@
-"""The part of a host core that knows the waiters for the answer to an input, and when it may be sent.
+"""The part of a host core that tracks waiters for answers to inputs, and decides when an answer may be sent.
 
-An *early* answer is sent when its turn has ended: a recovery may undo that turn, and the next one may answer otherwise. Any other is sent when a
-complete epoch holds the turn, and is never taken back (R2; output commit: Strom and Yemini 1985). Answers are kept with the keys of consumed inputs
-(`agent_inputs.py`), so they belong to the agent's state: a client that asks again, at the host that owns the agent then, gets the same one. Only a
-dead letter is not final: once an operator has the input retried, the answer is that of the new turn.
+An *early* answer is sent when its turn has ended: a recovery may undo that turn, and the repeated turn may give another answer. Other answers are
+sent when a complete epoch holds the turn, and are never reverted (R2; output commit: Strom and Yemini 1985).
+
+Answers are kept with the keys of consumed inputs (`agent_inputs.py`), so they belong to the agent's state: a client that asks again, at the agent's
+next host, gets the same answer. Only a dead letter is not final: after an operator's retry the new turn gives the answer.
 """
 
 from snapline.agent_runtime.host import events as ev
@@ -27,7 +28,7 @@ class ReplyWaiters:
         self._shared = shared
         self._wish = wish
         self._waiting: dict[Place, list[tuple[int, bool]]] = {}
-        """Requests, and whether they take an early answer."""
+        """Requests, and whether they accept an early answer."""
 
     def wire(self, membership: AgentRetirement) -> None:
         """Connect the membership above this part."""
@@ -59,13 +60,13 @@ class ReplyWaiters:
         self.consumed(agent, event.key)
 
     def consumed(self, agent: LocalAgent, key: str) -> None:
-        """Answer requests for the input of this key, which may have had its turn, or become a dead letter. After an operator command also those
-        for the input of its dead letter."""
+        """Answer requests for the input of this key, if its turn has ended or it is a dead letter. After an operator command, also answer those for
+        the input of its dead letter."""
         inputs = agent.inputs
         if inputs is None:
             return
-        for each in (key, inputs.retries.get(key)):
-            place = agent.id, each or ""
+        for input_key in (key, inputs.retries.get(key)):
+            place = agent.id, input_key or ""
             if place in self._waiting:
                 self._answer(agent, place)
                 known = inputs.answered(place[1])
@@ -78,14 +79,14 @@ class ReplyWaiters:
         if inputs is None or inputs.consumed <= inputs.released:
             return False
         fresh = [known for known in inputs.keys.values() if known.number > inputs.released]
-        is_of_letters = agent.last_dead_letter > 0  # an operator asks only when told that the word was taken
+        is_of_letters = agent.last_dead_letter > 0  # an operator asks only after the command was accepted
         is_untold = any(is_of_letters or known.reply or (agent.id, known.key) in self._waiting for known in fresh)
         if is_untold:
             self._wish.say(agent)
         return is_untold
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:
-        """Send the answers to inputs that the epoch holds as consumed: they are never taken back. Others wait for the next epoch."""
+        """Send the answers to inputs that the epoch holds as consumed: they are never reverted. Others wait for the next epoch."""
         for name, number in zip(event.agents, event.inputs, strict=True):
             agent = self._shared.agents.get(name)
             if agent is not None and agent.inputs is not None:

@@ -14,18 +14,18 @@ def restored(fleet: Fleet, checkpoint: AgentCheckpoint, contents: Sequence[Buffe
     """Return the agent of a checkpoint; `contents` are the bytes of its state's parts.
 
     Raises:
-        EncodingError: its class is gone, its state's type has changed and nothing migrates it, or it does not decode.
+        EncodingError: the class is missing, the state's type has changed without a migration, or the state does not decode.
     """
     return revive(plan_migration(find_class(fleet, checkpoint.kind), checkpoint), checkpoint, contents)[0]
 
 
 def revive(plan: MigrationPlan, checkpoint: AgentCheckpoint, contents: Sequence[Buffer]) -> tuple[Agent, ChunkTable]:
-    """Return the agent of a checkpoint, and the chunks of its state's parts: none, where they were migrated.
+    """Return the agent of a checkpoint, and the chunks of its state's parts (none after a migration).
 
     Raises:
-        EncodingError: its state does not decode, or a migration failed.
+        EncodingError: the state does not decode, or a migration failed.
     """
-    made = plan.agent_class.__new__(plan.agent_class)
-    found = load_state(plan, checkpoint, contents)
-    made.state = found.state
-    return made, found.table
+    agent = plan.agent_class.__new__(plan.agent_class)
+    state = load_state(plan, checkpoint, contents)
+    agent.state = state.state
+    return agent, state.table

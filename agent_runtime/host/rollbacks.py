@@ -1,5 +1,5 @@
-"""The part of a host core that keeps rollback requests of agents (`ctx.rollback`). Such an agent is suspended: its turn had no effect, and the
-turn's message waits in its place. It checkpoints like any other between two turns. A plan ends that, whatever it is for."""
+"""The part of a host core that keeps rollback requests of agents (`ctx.rollback`). A requesting agent is suspended: its turn had no effect, and the
+turn's message keeps its place. The agent checkpoints like any other between two turns. Any plan ends the suspension."""
 
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import STANDS_NS, LocalAgent
@@ -8,11 +8,11 @@ from snapline.messages import host_messages as msg
 
 
 class HostRollbacks:
-    """Rollback requests of the agents here.
+    """Rollback requests of this host's agents.
 
     Attributes:
-        wanted: agent → its request, under this plan.
-        refused: agent → why it stays suspended.
+        wanted: agent → rollback request under this plan.
+        refused: agent → reason why it stays suspended.
     """
 
     def __init__(self, shared: HostState) -> None:
@@ -32,14 +32,14 @@ class HostRollbacks:
     def want(self, agent: LocalAgent, wish: RollbackRequest) -> None:
         """Suspend an agent whose turn has ended with this request; its message is back in its place."""
         agent.retry_ns = STANDS_NS
-        said = msg.WantRollback(agent.id, agent.incarnation, wish.snapshot, wish.reason, wish.place)
-        self.wanted[agent.id] = said
+        message = msg.WantRollback(agent.id, agent.incarnation, wish.snapshot, wish.reason, wish.place)
+        self.wanted[agent.id] = message
         self._shared.note("warning", f"agent {agent.id} stands: it asks to go back, at {wish.place}: {wish.reason}")
-        self._shared.out.append(said)
+        self._shared.out.append(message)
 
     def on_refused(self, event: msg.RollbackRefused) -> None:
-        """Keep a refused agent suspended. People are informed once."""
-        said = self.wanted.get(event.agent)
-        if said is not None and said.incarnation == event.incarnation and event.agent not in self.refused:
+        """Keep a refused agent suspended, and log the refusal once."""
+        request = self.wanted.get(event.agent)
+        if request is not None and request.incarnation == event.incarnation and event.agent not in self.refused:
             self.refused[event.agent] = event.reason
             self._shared.note("error", event.reason)

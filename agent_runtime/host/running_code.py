@@ -1,4 +1,4 @@
-"""Name of the code that a host's event loop runs just now, found on its stack; for people, and read by another thread."""
+"""Description of the code that a host's event loop is running, from its stack; called from another thread."""
 
 import inspect
 from collections.abc import Callable, Collection
@@ -18,13 +18,13 @@ def describe_running(
     in_task: str,
     imaged: str,
 ) -> str:
-    """Name agent and handler, or step; "" if no agent's code runs.
+    """Return the agent and handler or step that runs; "" if no agent's code runs.
 
     Args:
-        at: what was begun last and has not returned.
-        type_of: of an agent that is here.
-        in_task: the agent of the task that runs.
-        imaged: the agent whose image was taken last.
+        at: last started turn or step that has not returned.
+        type_of: type of an agent on this host.
+        in_task: agent of the running task.
+        imaged: agent whose image was taken last.
     """
     if Turns.capture.__code__ in codes:
         return f"agent {imaged}, the image of its state"
@@ -43,5 +43,5 @@ def _handler_in(known: AgentType | None, codes: Collection[CodeType]) -> str:
         return ""
     if getattr(known.agent_class.on_start, "__code__", None) in codes:
         return "on_start"
-    found = [x.name for x in known.handlers.values() if inspect.unwrap(x.function).__code__ in codes]
-    return f"handler {found[0]}" if found else ""
+    names = [x.name for x in known.handlers.values() if inspect.unwrap(x.function).__code__ in codes]
+    return f"handler {names[0]}" if names else ""

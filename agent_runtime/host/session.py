@@ -1,7 +1,7 @@
-"""A host's stream to the coordinator: incoming directives become events, commands for the coordinator go out.
+"""A host's stream to the coordinator: directives come in as events, and commands for the coordinator go out.
 
-The stream is dialled again for as long as the host lives, unless nobody has ever trusted its certificate. Nothing is kept here while it is down: the
-host core repeats what the coordinator still needs at the next Welcome.
+The stream is redialled as long as the host lives, unless no coordinator has ever trusted the host's certificate. Nothing is buffered while the stream
+is down: at the next Welcome the host core repeats everything that the coordinator still needs.
 """
 
 import asyncio
@@ -20,19 +20,19 @@ from snapline.security.transport import Security
 from snapline.security.trust import TRUST_WAIT_S, Distrust, trust_advice, why_distrusted, why_other_transport
 
 RETRY_LEAST_S, RETRY_MOST_S = 0.05, 0.5
-"""Bounds of the time between two dials. Failing calls return within a millisecond; with jitter, hosts do not come back all at once.
+"""Bounds of the time between two dials. Failing calls return within a millisecond. Jitter keeps hosts from coming back all at once.
 
-A host that was never attended to begins with the least: mostly it was started together with its coordinator, which comes up just now.
+A host that never had a stream begins with the lower bound: usually it was started together with its coordinator.
 """
 
 OUTGOING_MAX = 10_000
-"""Largest number of messages waiting for the stream's writer. More are dropped: the coordinator has not read for long, its keepalive or ours ends
-the stream soon, and the core repeats what matters at the next Welcome."""
+"""Largest number of messages waiting for the stream's writer; more are dropped. The coordinator has then not read for a long time, and a keepalive
+ends the stream soon. The core repeats important messages at the next Welcome."""
 
 _Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
 _STREAM_ENDED = (grpc.RpcError, asyncio.InvalidStateError)
-"""Errors that reading and writing raise when the call has failed, and when it had ended before."""
+"""Errors of reading and writing when the call has failed, and when it had already ended."""
 
 
 class Session:
@@ -46,7 +46,9 @@ class Session:
         received: Callable[[Directive], None],
         warn: Callable[[str], None],
     ) -> None:
-        self._turns = ReplicaTurns([each.strip() for each in address.split(",") if each.strip()], security.may_dial)
+        self._turns = ReplicaTurns(
+            [replica.strip() for replica in address.split(",") if replica.strip()], security.may_dial
+        )
         self._security = security
         self._hello = hello
         self._received = received
@@ -67,11 +69,11 @@ class Session:
             self._outgoing.put_nowait(message)
 
     async def run(self) -> None:
-        """Attend until cancelled.
+        """Run the stream until cancelled.
 
         Raises:
-            AuthenticationError: no coordinator ever trusted us, or we none of them, for as long as a rotation may need.
-            UsageError: no coordinator ever answered, and one of them speaks TLS where we speak plaintext, or the other way round.
+            AuthenticationError: the host and the coordinators never trusted each other, for as long as a certificate rotation may take.
+            UsageError: no coordinator ever answered, and only one side uses TLS.
         """
         warned = False
         while not self._is_closing:
@@ -98,29 +100,29 @@ class Session:
 
     def _turn_to_next(self, error: Exception) -> bool:
         """Try the leader that a replica named, or the next one in turn; return whether a replica answered."""
-        told = dict(getattr(error, "trailing_metadata", lambda: None)() or ())
-        if LEADER_KEY in told:
-            self._turns.leads_elsewhere(self._turns.current, str(told[LEADER_KEY]))
+        metadata = dict(getattr(error, "trailing_metadata", lambda: None)() or ())
+        if LEADER_KEY in metadata:
+            self._turns.leads_elsewhere(self._turns.current, str(metadata[LEADER_KEY]))
             self._distrust.answered()
         else:
             self._turns.is_silent(self._turns.current)
-        return LEADER_KEY in told
+        return LEADER_KEY in metadata
 
     async def _why_silent(self, address: str, error: Exception) -> str:
         """Return the reason why no coordinator is reached, in a sentence; AuthenticationError, UsageError: it is permanent."""
-        why = await why_distrusted(self._security, address, role="coordinator", name="coordinator")
+        reason = await why_distrusted(self._security, address, role="coordinator", name="coordinator")
         now_s = asyncio.get_running_loop().time()
-        is_final = self._distrust.failed(address, now_s, is_distrust=why is not None)
-        if why is None:
-            why = await why_other_transport(self._security, address)
-            if why is not None and self._distrust.is_hopeless:
-                raise UsageError(why)
-            if why is not None:
-                return f"{why}; trying on"
+        is_final = self._distrust.failed(address, now_s, is_distrust=reason is not None)
+        if reason is None:
+            reason = await why_other_transport(self._security, address)
+            if reason is not None and self._distrust.is_hopeless:
+                raise UsageError(reason)
+            if reason is not None:
+                return f"{reason}; trying on"
             return f"no coordinator at {address}: {_reason(error)}; trying on"
-        sentence = f"the coordinator at {address} and this host do not trust each other ({why})"
+        sentence = f"the coordinator at {address} and this host do not trust each other ({reason})"
         if is_final:
-            raise AuthenticationError(f"{sentence}, and have not for {TRUST_WAIT_S:g} s: {trust_advice(why)}")
+            raise AuthenticationError(f"{sentence}, and have not for {TRUST_WAIT_S:g} s: {trust_advice(reason)}")
         return f"{sentence}; trying on, as certificates may be being renewed"
 
     async def _attend(self, channel: grpc.aio.Channel) -> None:
@@ -135,7 +137,7 @@ class Session:
             self._outgoing = None
             writer.cancel()
             call.cancel()
-            # Not `await writer` under `suppress`: a cancellation of ours that came meanwhile would be swallowed with its.
+            # Not `await writer` under `suppress`: that would also swallow a cancellation of this task.
             await asyncio.wait({writer})
             if not writer.cancelled():
                 writer.exception()
@@ -145,7 +147,7 @@ class Session:
         self._retry_most_s = RETRY_MOST_S
         try:
             directive = decode_directive(data)
-        except ProtocolError as error:  # of a later version
+        except ProtocolError as error:  # message of a later version
             self._warn(f"the coordinator has said what is not understood here: {error}")
         else:
             self._received(directive)

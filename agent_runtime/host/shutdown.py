@@ -26,8 +26,8 @@ def read_probe(open_store: Callable[[], Store], path: str) -> ProbeRead:
 
 
 def ask_stop(fleet: Fleet, open_store: Callable[[], Store], epoch: int, *, is_decided: bool = False) -> StopEvaluated:
-    """Read the cut of `epoch` and call the predicate, or, `is_decided`, only check for effects open in it: none is left half done. A cut that
-    cannot be read is no answer; a predicate that raises is one."""
+    """Read the cut of `epoch` and call the predicate; if `is_decided`, only check the cut for open effects, which must end first. A cut that cannot
+    be read gives no answer; a predicate that raises does."""
     if fleet.stop_when is None:
         return StopEvaluated(epoch, False)
     try:
@@ -37,17 +37,17 @@ def ask_stop(fleet: Fleet, open_store: Callable[[], Store], epoch: int, *, is_de
         if not is_decided:
             stops, problem = _judge(fleet.stop_when, cut)
         opened, turns = (cut.open_effects, cut.turns_with_effects) if stops or problem else ((), ())
-        named = (opened or turns)[:NAMED_MAX]
-        if named and not is_decided:
-            log.info("the fleet ends when these have ended: %s", "; ".join(named))
-        return StopEvaluated(epoch, stops and not opened, problem, named)
+        examples = (opened or turns)[:NAMED_MAX]
+        if examples and not is_decided:
+            log.info("the fleet ends when these have ended: %s", "; ".join(examples))
+        return StopEvaluated(epoch, stops and not opened, problem, examples)
     except SnaplineError as error:
         log.warning("epoch %d cannot be looked at: %s", epoch, error)
     return StopEvaluated(epoch, False)
 
 
 def _judge(stop_when: Callable[[Cut], object], cut: Cut) -> tuple[bool, str]:
-    """Return whether the predicate holds, and what is wrong with it."""
+    """Return whether the predicate holds, and its error, if any."""
     try:
         return bool(stop_when(cut)), ""
     except SnaplineError:

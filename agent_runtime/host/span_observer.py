@@ -18,7 +18,7 @@ class SpanObserver(HostObserver):
     """Observer of a host's driver that makes its spans.
 
     Attributes:
-        spans: spans of the turns that are followed.
+        spans: spans of traced turns.
     """
 
     spans: TurnSpans
@@ -78,10 +78,10 @@ class SpanObserver(HostObserver):
 
 
 def _restored(line: LoadedLine) -> dict[tuple[str, str], int]:
-    found = {(each.agent, ""): each.number for each in line.logged.inputs}
+    newest = {(item.agent, ""): item.number for item in line.logged.inputs}
     for loaded in line.agents:
         if loaded.checkpoint is not None:
             for sender, messages in loaded.checkpoint.in_transit.items():
                 if messages:
-                    found[loaded.agent, sender] = messages[-1].number
-    return found
+                    newest[loaded.agent, sender] = messages[-1].number
+    return newest

@@ -1,4 +1,4 @@
-"""Agents that are blocked in the middle of a durable turn until people act: for the host's heartbeats."""
+"""Agents that are blocked in a durable turn until an operator acts, for the host's heartbeats."""
 
 from collections.abc import Iterable
 
@@ -11,14 +11,14 @@ SHOWN_MAX = 8
 REASON_CHARACTERS_MAX = 400
 
 CALLED_NS = 10_000_000_000
-"""Time after which an effect that is still in doubt is reported: until then it is queried, or called again."""
+"""Time after which an effect that is still in doubt is reported: before that, it is usually probed or called again."""
 
 
 def standing_agents(agents: Iterable[LocalAgent], now_ns: int) -> list[StandingAgent]:
-    """Return all of them, those that have been blocked longest first."""
+    """Return all blocked agents, those blocked longest first."""
     turns = [(agent, agent.turn) for agent in agents if agent.turn is not None]
-    found = [told for agent, turn in turns if (told := _standing(agent, turn, now_ns)) is not None]
-    return sorted(found, key=lambda told: (-told.elapsed_ns, told.agent))
+    blocked = [report for agent, turn in turns if (report := _standing(agent, turn, now_ns)) is not None]
+    return sorted(blocked, key=lambda told: (-told.elapsed_ns, told.agent))
 
 
 def _standing(agent: LocalAgent, turn: DurableTurn, now_ns: int) -> StandingAgent | None:
@@ -27,11 +27,11 @@ def _standing(agent: LocalAgent, turn: DurableTurn, now_ns: int) -> StandingAgen
         return StandingAgent(agent.id, "turn", turn.problem[:REASON_CHARACTERS_MAX], elapsed_ns)
     if effects is None or effects.open is None or not turn.is_live or not effects.is_in_doubt:
         return None
-    named = f"effect {effects.open.name!r}, key {effects.open.key!r}"[:REASON_CHARACTERS_MAX]
+    description = f"effect {effects.open.name!r}, key {effects.open.key!r}"[:REASON_CHARACTERS_MAX]
     if effects.needs_people:
-        reason = f"{named}: it may have been done, and only people can say"
+        reason = f"{description}: it may have been done, and only people can say"
         return StandingAgent(agent.id, "in_doubt", reason, elapsed_ns)
     if elapsed_ns >= CALLED_NS:
-        reason = f"{named}: it may have been done, and its service has not said so yet"
+        reason = f"{description}: it may have been done, and its service has not said so yet"
         return StandingAgent(agent.id, "in_doubt", reason, elapsed_ns)
     return None

@@ -1,12 +1,12 @@
 """The part of a host core that puts journal entries of durable turns into the host log, and gives them to turns that are repeated.
 
-A step's entry goes into the log when the step has ended, and with it all entries before it that are not there yet and that only the log could give
-back (`LOGGED_KINDS`): else the step would follow an entry that its repetition does not have. The turn goes on when the last of them is durable; so a
-step that has ended is not run again, whatever checkpoint a recovery goes back to. A plan that comes meanwhile finds the entry in the log, or the step
+A step's entry is logged when the step has ended, with all earlier entries that are not logged yet and that only the log could restore
+(`LOGGED_KINDS`). Otherwise the step would follow an entry that a repeated turn does not have. The turn continues when the last of them is durable. So
+a completed step is not run again, whatever checkpoint a recovery goes back to. A plan that comes meanwhile finds the entry in the log, or the step
 runs again.
 
-After a recovery each agent gets the logged entries of turns whose end its checkpoint has not seen. The handler's run finds out whether a turn is that
-one, and is where it was then (`logged_steps.py`). Agents that are nowhere in the plan get theirs when they are created again.
+After a recovery each agent gets the logged entries of turns that its checkpoint does not hold as ended. The repeated turn takes an entry only if it
+is the same turn at the same place (`logged_steps.py`). Agents that are not in the plan get their entries when they are created again.
 """
 
 from typing import Protocol
@@ -41,9 +41,9 @@ class StepLog:
         self._mailboxes = mailboxes
         self._log = log
         self._orphans: dict[str, list[LoggedEntry]] = {}
-        """Entries of agents that are nowhere in the plan."""
+        """Entries of agents that are not in the plan."""
         self._has_told = False
-        """The log note that the store takes no logs was written."""
+        """The warning that the store takes no logs was written."""
 
     def wire(self, effects: Marked) -> None:
         """Connect the effects above this part."""
@@ -86,21 +86,21 @@ class StepLog:
         return agent.begun.count
 
     def ended(self, agent: LocalAgent) -> None:
-        """Drop the logged entries of the durable turn that had begun last: it is over."""
+        """Drop the logged entries of the last durable turn, which has ended."""
         if agent.begun is not None:
             agent.begun.logged.pop(agent.begun.count, None)
 
     def retried(self, agent: LocalAgent, turn: DurableTurn) -> None:
-        """Forget logged failures of steps behind the journal of a turn that runs again: these steps run again."""
+        """Drop logged failures of steps beyond the journal of a repeated turn: these steps run again."""
         if agent.begun is not None and turn.number in agent.begun.logged:
             agent.begun.logged[turn.number] = tuple(
-                each
-                for each in agent.begun.logged[turn.number]
-                if each.place < len(turn.journal) or (each.entry.kind, each.entry.outcome) != ("step", FAILED)
+                entry
+                for entry in agent.begun.logged[turn.number]
+                if entry.place < len(turn.journal) or (entry.entry.kind, entry.entry.outcome) != ("step", FAILED)
             )
 
     def put(self, agent: LocalAgent, turn: DurableTurn) -> None:
-        """Log a turn whose step has ended: it goes on when the log holds that, and all before it."""
+        """Log a turn whose step has ended; the turn continues when the log holds this entry and all earlier ones."""
         if self._log.why_none:
             self._tell(self._log.why_none)
             return
@@ -128,19 +128,19 @@ class StepLog:
 
     def _places_known(self, agent: LocalAgent, turn: DurableTurn) -> dict[int, None]:
         """Return the places of this very turn that earlier plans have logged, looked up once."""
-        found: dict[int, None] = {}
+        places: dict[int, None] = {}
         logged = agent.begun.logged.get(turn.number, ()) if agent.begun is not None and not turn.logged else ()
         by_place: dict[tuple[int, bytes], list[JournalEntry]] = {}
-        for each in logged:
-            if each.seed == turn.seed:
-                by_place.setdefault((each.place, each.prefix), []).append(each.entry)
+        for logged_entry in logged:
+            if logged_entry.seed == turn.seed:
+                by_place.setdefault((logged_entry.place, logged_entry.prefix), []).append(logged_entry.entry)
         if by_place:
             prefix = b""
             for place, entry in enumerate(turn.journal):
                 if entry in by_place.get((place, prefix), ()):
-                    found[place] = None
+                    places[place] = None
                 prefix = rolled(prefix, (entry,))
-        return found
+        return places
 
     def logged_of(
         self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry, identity: str
@@ -148,17 +148,21 @@ class StepLog:
         """Return the logged entry of the effect at which the turn waits; None: there is none, or of another past, or of another generation."""
         logged = agent.begun.logged.get(turn.number, ()) if agent.begun is not None else ()
         place = len(turn.journal)
-        asked = waits.kind, waits.name, waits.digest, identity
-        for each in logged:
-            entry = each.entry
-            is_it = (entry.kind, entry.name, entry.digest, entry.sender) == asked and entry.outcome in (DONE, FAILED)
-            if is_it and (each.seed, each.place) == (turn.seed, place) and each.prefix == rolled(b"", turn.journal):
+        request = waits.kind, waits.name, waits.digest, identity
+        for logged_entry in logged:
+            entry = logged_entry.entry
+            is_it = (entry.kind, entry.name, entry.digest, entry.sender) == request and entry.outcome in (DONE, FAILED)
+            if (
+                is_it
+                and (logged_entry.seed, logged_entry.place) == (turn.seed, place)
+                and logged_entry.prefix == rolled(b"", turn.journal)
+            ):
                 return entry
         return None
 
     def _prefix_of(self, turn: DurableTurn, place: int) -> bytes:
-        """Return the digest of the journal before a place. Places grow, so each entry is digested once, unless a mark came before what a
-        checkpoint held."""
+        """Return the digest of the journal before a place. Places only grow, so each entry is digested once, unless a mark precedes the entries of
+        the checkpoint."""
         if place < turn.rolled:
             turn.prefix, turn.rolled = b"", 0
         turn.prefix = rolled(turn.prefix, turn.journal[turn.rolled : place])
@@ -185,8 +189,8 @@ class StepLog:
 
 
 def mark_of(opened: OpenEffect) -> JournalEntry:
-    """Return the log entry of an effect that is about to be called. The number of the output that allowed it distinguishes it from a call that
-    people said was not made."""
+    """Return the log entry of an effect that is about to be called. The number of the releasing output distinguishes it from a call that an operator
+    resolved as not made."""
     number = opened.number.to_bytes(8, "big")
     return JournalEntry(EFFECT, opened.name, opened.digest, BEGUN, number, f"{opened.key}#{opened.generation}")
 
@@ -198,8 +202,8 @@ def is_mark(entry: JournalEntry) -> bool:
 
 def _restore(agent: LocalAgent, logged: LoggedEntry) -> None:
     begun = agent.begun
-    ended = 0 if begun is None else begun.count - (agent.turn is not None)
-    if logged.turn > ended:
+    ended_count = 0 if begun is None else begun.count - (agent.turn is not None)
+    if logged.turn > ended_count:
         if begun is None:
             begun = agent.begun = TurnsBegun()
         begun.logged[logged.turn] = (*begun.logged.get(logged.turn, ()), logged)
@@ -209,7 +213,7 @@ def _restore(agent: LocalAgent, logged: LoggedEntry) -> None:
 
 
 def _hear_of_undoing(agent: LocalAgent, entry: JournalEntry) -> None:
-    """Note an effect undone in an abandoned history: it is not done, whatever the log says of its doing."""
+    """Note an effect undone in a discarded history: it is not done, even if the log records that it was done."""
     undone = undone_by(entry)
     if undone is not None:
         if agent.effects is None:
@@ -218,8 +222,8 @@ def _hear_of_undoing(agent: LocalAgent, entry: JournalEntry) -> None:
 
 
 def _hear_of_call(agent: LocalAgent, entry: JournalEntry) -> None:
-    """Note that an earlier life was about to call the agent's open effect. Its checkpoints record that from now on: logs do not keep forever what
-    recoveries undo."""
+    """Note that an earlier incarnation was about to call the agent's open effect. Checkpoints record this from now on, since logs do not keep
+    discarded history forever."""
     effects = agent.effects
     if effects is not None and effects.open is not None and entry == mark_of(effects.open):
         effects.begun()

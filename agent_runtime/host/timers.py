@@ -46,7 +46,7 @@ class Timers:
             agent = shared.agents.get(agent_id)
             timer = agent.timers.get(name) if agent is not None else None
             if agent is None or timer is None or timer[1] != count:
-                continue  # cancelled, or set again since
+                continue  # the timer was cancelled, or set again
             del agent.timers[name]
             agent.mailbox.append((None, name or "timer", timer[2]))
             self._mailboxes.next_turn(agent)

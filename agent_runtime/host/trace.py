@@ -1,7 +1,7 @@
-"""A host's trace: one JSON object a line, for pictures and analysis.
+"""A host's trace: one JSON object per line, for diagrams and analysis.
 
-`recovery/host_trace.py` describes them. Messages are sampled by their number, so that both ends trace the same ones. Written in whole lines, also if
-a SIGKILL ends the host.
+`recovery/host_trace.py` describes the lines. Messages are sampled by their number, so that both ends trace the same ones. Lines are written whole,
+even if a SIGKILL ends the host.
 """
 
 import asyncio
@@ -13,10 +13,10 @@ import msgspec
 from snapline.folders import make_private
 
 FLUSH_S = 0.05
-"""Largest time of its trace that a killed host loses."""
+"""Longest period of trace, in seconds, that a killed host loses."""
 
 LINES_MAX = 20_000
-"""Largest number of lines kept for one flush; at a sampling that makes more, the surplus is dropped."""
+"""Largest number of lines kept for one flush; more are dropped."""
 
 
 TraceLine = dict[str, object]
@@ -42,7 +42,7 @@ def checkpoint_line(agent: str, number: int, kind: str, epochs: tuple[int, ...],
 
 
 def plan_line(number: int, line: dict[str, int], *, time_ns: int) -> TraceLine:
-    """Return the line of a plan: the agents here go on from these checkpoints, and what this host has traced of them beyond is undone."""
+    """Return the line of a plan: this host's agents continue from these checkpoints, and later traced events of them are undone."""
     return {"event": "plan", "plan": number, "line": line, "time_ns": time_ns}
 
 
@@ -62,7 +62,7 @@ class TraceWriter:
         self._add(marker_line(what, host, other, epoch, time_ns=time.time_ns()))
 
     def checkpoint(self, agent: str, number: int, kind: str, epochs: tuple[int, ...] = ()) -> None:
-        """Write through at once: before a checkpoint is durable, so is the trace of what it holds."""
+        """Flush at once, so that the trace of a checkpoint's contents is durable before the checkpoint."""
         self._add(checkpoint_line(agent, number, kind, epochs, time_ns=time.time_ns()))
         self.flush()
 

@@ -70,7 +70,7 @@ class Tracing:
     def _sinks(self) -> Iterable[TraceSink]:
         return [sink for sink in (self._file, self._recent) if sink is not None]
 
-    # ---- who looks --------------------------------------------------------------------------------------------------
+    # ---- viewers ----------------------------------------------------------------------------------------------------
 
     def recent(self, wanted: TraceWanted) -> Callable[[], RecentTrace]:
         """Serve a viewer: return a function that makes the answer, in any thread, with the events since the cursor."""

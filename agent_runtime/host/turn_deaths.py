@@ -1,8 +1,8 @@
-"""The part of a host core that knows in which turns processes have died: a message that has killed more than its limit gets no more turns.
+"""The part of a host core that knows in which turns processes have died. A message that has killed more processes than its limit gets no more turns.
 
-The counts are the coordinator's (`coordinator/state/turn_deaths.py`), and come with each plan. A turn is identified by its agent and a digest of its
-message and sender, which is the same after any recovery; not by its number on a channel, since a sender that was rolled back may send in another
-order. So equal messages of one sender count as one.
+The coordinator counts the deaths (`coordinator/state/turn_deaths.py`), and sends the counts with each plan. A turn is identified by its agent and a
+digest of its message and sender, which survive any recovery. The message's number on its channel does not: a sender that was rolled back may send in
+another order. So equal messages of one sender count as one.
 """
 
 import zlib
@@ -17,10 +17,10 @@ from snapline.storage.store.record import digest_of
 DIGEST_BYTES = 8
 
 HEAD_BYTES, END_BYTES = 1024, 65_536
-"""Sizes of the head and the end that represent a larger message: to look at all of one of 64 MiB takes 30 ms."""
+"""Sizes of the head and the end that are digested of a larger message: digesting all of 64 MiB would take 30 ms."""
 
 _OF_THEIR_OWN = (CAPTURE, "letter")
-"""Kinds of turns with digests of their own: an operator's retry of a dead letter is tried, whatever the message has done."""
+"""Kinds of turns with separate digests: an operator's retry of a dead letter always runs, whatever the message did before."""
 
 
 class Sample:
@@ -37,14 +37,14 @@ class Sample:
 
 def digest_of_turn(what: str, sender: str, sample: Sample) -> bytes:
     """Return a digest that is the same for the same message of the same sender."""
-    own = what if what in _OF_THEIR_OWN else ""
-    head = f"{own}\0{sender}\0{sample.size_bytes}\0{sample.end}\0".encode()
+    prefix = what if what in _OF_THEIR_OWN else ""
+    head = f"{prefix}\0{sender}\0{sample.size_bytes}\0{sample.end}\0".encode()
     return digest_of(head + sample.head)[:DIGEST_BYTES]
 
 
 class TurnDeaths:
     """Attributes:
-    known: (agent, digest) → its record in the plan. Empty nearly always: check that first.
+    known: (agent, digest) → record in the plan. Almost always empty: check this first.
     """
 
     def __init__(self, shared: HostState) -> None:
@@ -70,11 +70,11 @@ class TurnDeaths:
         return None if death is None or death.times <= death.limit else death
 
     def survived(self, agent: str, what: str, sender: str, payload: bytes) -> None:
-        """Report a turn that has ended well. After a retry the message itself may have turns again."""
+        """Report a turn that has succeeded. After a retry the message itself may have turns again."""
         sample = Sample(payload)
-        for each in dict.fromkeys((what, "message") if what == "letter" else (what,)):
-            key = agent, digest_of_turn(each, sender, sample)
+        for kind in dict.fromkeys((what, "message") if what == "letter" else (what,)):
+            key = agent, digest_of_turn(kind, sender, sample)
             if self.known.pop(key, None) is not None:
-                said = msg.TurnSurvived(*key)
-                self._survived.append(said)
-                self._shared.out.append(said)
+                message = msg.TurnSurvived(*key)
+                self._survived.append(message)
+                self._shared.out.append(message)

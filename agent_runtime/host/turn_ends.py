@@ -24,9 +24,9 @@ from snapline.messages import host_messages as msg
 class TurnEnds:
     """Outcomes of the turns of the agents here.
 
-    If an agent failed while its turn ran, or just before it (the checkpoint that a protocol had forced, say, could not be taken), what the turn did
-    is lost with the state. Its message counts as not received, and nothing that it sent leaves: else others would depend on a checkpoint that does
-    not exist.
+    An agent may fail while its turn runs, or just before it, for example because a forced checkpoint could not be taken. The turn's changes are then
+    lost with the state. Its message counts as not received, and none of its sends leave: otherwise other agents would depend on a checkpoint that
+    does not exist.
     """
 
     _mode: HostMode
@@ -111,7 +111,7 @@ class TurnEnds:
         self._mode.turn_ended(agent, entry, event)
         intent = event.pause.intent if event.pause is not None else None
         if intent is not None:
-            agent.current = entry  # busy: a checkpoint for its outputs is to hold its intent, too
+            agent.current = entry  # busy: a checkpoint for its outputs must hold its intent as well
         if event.outputs:
             self._outputs.emit(agent, event.outputs)
         if intent is not None:
@@ -124,11 +124,11 @@ class TurnEnds:
         self._mailboxes.next_turn(agent)
 
     def on_messages_told(self, event: ExternalSends) -> None:
-        """Send messages that belong to no turn. Nothing was consumed. A record that is owed follows, as after a turn."""
+        """Send messages that belong to no turn and consume nothing. An owed record follows, as after a turn."""
         agent = self._agents.get(event.agent)
         if agent is None or agent.incarnation != event.incarnation:
             return
-        if agent.current is not None:  # its turn has not begun: the record comes behind that
+        if agent.current is not None:  # its turn has not begun: the record follows it
             self._outlets.leave(agent, event.sends)
             return
         agent.current = TOLD
@@ -175,8 +175,8 @@ class TurnEnds:
         if not wait_ns:
             self._mailboxes.start(agent, entry)
             return
-        told = f"failed, and is tried again in {wait_ns / 1e9:g} s: {last_line(event.error)}"
-        self._shared.note("warning", f"a message from {sender_of(agent, entry)} to {agent.id} {told}")
+        message = f"failed, and is tried again in {wait_ns / 1e9:g} s: {last_line(event.error)}"
+        self._shared.note("warning", f"a message from {sender_of(agent, entry)} to {agent.id} {message}")
         self._wait_to_retry(agent, wait_ns)
 
     def _stand(self, agent: LocalAgent, wish: RollbackRequest) -> None:
@@ -190,9 +190,9 @@ class TurnEnds:
         self._failures.rollbacks.on_refused(event)
 
     def _wait_to_retry(self, agent: LocalAgent, wait_ns: int) -> None:
-        """Put the message back in its place: the agent is between two turns, may record, and nothing overtakes.
+        """Put the message back in its place: the agent is between two turns and may record, and no other message overtakes.
 
-        Messages that leave the outbox and checkpoints taken meanwhile come before it, so its protocol has to see it again.
+        Sends and checkpoints may happen before the retry, so the protocol has to process the message again.
         """
         self._mailboxes.put_back(agent)
         self._timers.retry_in(agent, wait_ns)
@@ -216,7 +216,7 @@ class TurnEnds:
             self._consume_buried(agent, entry)
         agent.attempts = 0
         if is_first(entry) and not (event.is_final and is_creation(entry)):
-            agent.is_started = agent.is_born = True  # it lives on in its first state
+            agent.is_started = agent.is_born = True  # the agent continues with its first state
         if refusal:
             self._outlets.leave(agent, ((caller, refusal),))
         agent.current = None

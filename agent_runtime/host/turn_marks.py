@@ -1,16 +1,13 @@
-"""Marks that a host leaves outside of its memory while user code runs: if its process dies, they show in which turns that was.
+"""Marks that a host writes outside of its memory while user code runs: if the process dies, they show in which turns.
 
-A mark is written into a small file that is mapped into memory. The kernel keeps it when the process dies, however it dies; nothing is synced, so a
-machine that loses power may lose marks, or bring back old ones, and no turn is condemned for one death alone (`DEATHS_BORNE_MIN`). Writing costs less
-than a microsecond a turn.
+Marks are written into a small memory-mapped file. The kernel keeps it however the process dies. Nothing is synced, so after a power failure marks may
+be lost or stale; therefore one death alone never condemns a turn (`DEATHS_BORNE_MIN`). Writing costs less than a microsecond per turn.
 
-- *On the event loop* one piece of user code runs at a time: a turn, a piece of a handler or step that awaits, or the saving of a state. It has slot
-1.
-- *In threads*, as steps do, many may run: each has a slot of its own. A thread that user code has made itself has none.
-- A turn that awaits runs nothing. Only if nothing at all ran, and a single turn was open, is that turn marked: it may have had work done elsewhere in
-  the process.
+- *On the event loop* one piece of user code runs at a time: a turn, a part of an async handler or step, or the saving of a state. It has slot 1.
+- *In threads*, such as those of steps, many pieces may run: each has its own slot. A thread started by user code has none.
+- A turn that awaits runs no code. It is marked only if no user code runs and it is the only open turn: other parts of the process may work for it.
 
-Turns in threads in which nearly too many processes have died run one at a time, so that the next death is that of the guilty one.
+Threaded turns that are one death short of their limit run one at a time, so that the next death identifies the guilty turn.
 """
 
 import contextlib
@@ -37,10 +34,10 @@ from snapline.messages.payloads import CREATE, read_creation, split_message, unw
 from snapline.messages.turn_deaths import TurnDeath
 
 SLOTS = 64
-"""Number of slots, with the file's head: threads beyond them are not marked; asyncio's own pool has 32 at most."""
+"""Number of slots, including the file's head. Further threads are not marked; asyncio's own pool has 32 at most."""
 
 SLOT_BYTES = 2048
-"""Size of a slot: room for the head of a message, and for ids."""
+"""Size of a slot: it holds the head of a message, and ids."""
 
 DEATHS_BORNE_MIN = 1
 """Smallest number of deaths tolerated, whatever an agent's `retries`: an operator may have killed the process, or the machine may have failed."""
@@ -48,10 +45,10 @@ DEATHS_BORNE_MIN = 1
 MAGIC = b"snapturn1"
 
 LOOP_SLOT, ALONE_SLOT = 1, SLOTS - 1
-"""Slots of the event loop, and of a turn that was open alone; slot 0 is the file's head."""
+"""Slots of the event loop, and of a turn that is the only open one; slot 0 is the file's head."""
 
 TOLD_MAX, TYPE_CHARACTERS_MAX = 16, 200
-"""Largest number of turns reported of one process: with the ids of agents and senders they fit into an entry of the coordinator's log."""
+"""Largest number of turns reported for one process: with agent and sender ids they fit into one entry of the coordinator's log."""
 
 _NOTHING = bytes(2)
 
@@ -102,10 +99,10 @@ def default_marks(coordinator: str, host: str) -> str:
     folder = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"snapline-marks-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError:
         return ""
-    is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o077
     key = hashlib.sha256(f"{coordinator} {host}".encode()).hexdigest()[:16]
     return str(folder / f"{host}-{key}.marks") if is_ours else ""
 
@@ -119,8 +116,8 @@ def read_marks(path: Path) -> tuple[str, tuple[TurnDeath, ...]]:
     if not content.startswith(MAGIC) or len(content) < SLOTS * SLOT_BYTES:
         return "", ()
     instance = content[len(MAGIC) : SLOT_BYTES].rstrip(b"\0").decode(errors="replace")
-    found = {slot: mark for slot in range(1, SLOTS) if (mark := _mark_in(content, slot)) is not None}
-    ran = {slot: mark for slot, mark in found.items() if slot != ALONE_SLOT} or found
+    marks = {slot: mark for slot in range(1, SLOTS) if (mark := _mark_in(content, slot)) is not None}
+    ran = {slot: mark for slot, mark in marks.items() if slot != ALONE_SLOT} or marks
     died_in: dict[tuple[str, bytes], TurnDeath] = {}
     for slot, mark in ran.items():
         death = mark.death(is_beside=slot not in (LOOP_SLOT, ALONE_SLOT))
@@ -129,27 +126,27 @@ def read_marks(path: Path) -> tuple[str, tuple[TurnDeath, ...]]:
 
 
 def _mark_in(content: bytes, slot: int) -> TurnMark | None:
-    at = slot * SLOT_BYTES
-    size = int.from_bytes(content[at : at + 2], "big")
+    offset = slot * SLOT_BYTES
+    size = int.from_bytes(content[offset : offset + 2], "big")
     try:
-        return _decoder.decode(content[at + 2 : at + 2 + size]) if size else None
-    except (msgspec.DecodeError, UnicodeDecodeError):  # of a machine that lost power
+        return _decoder.decode(content[offset + 2 : offset + 2 + size]) if size else None
+    except (msgspec.DecodeError, UnicodeDecodeError):  # damaged by a power failure
         return None
 
 
 def _type_in(head: bytes) -> str:
     """Return the message's type, or the kind of a creation; "": it has none, as `on_start`."""
     try:
-        found = read_creation(head)[0] if head[:1] == CREATE else split_message(unwrapped(head))[0]
-        return found[:TYPE_CHARACTERS_MAX]
+        name = read_creation(head)[0] if head[:1] == CREATE else split_message(unwrapped(head))[0]
+        return name[:TYPE_CHARACTERS_MAX]
     except (IndexError, UnicodeDecodeError):
         return ""
 
 
 class TurnMarks:
-    """The marks of this process.
+    """Turn marks of this process.
 
-    `is_suspect` says whether nearly too many processes have died in a turn.
+    `is_suspect` tells whether a turn is one death short of its limit.
     """
 
     def __init__(self, is_suspect: Callable[[TurnMark], bool] = lambda mark: False) -> None:
@@ -158,15 +155,15 @@ class TurnMarks:
         self._path: Path | None = None
         self._free = list(range(LOOP_SLOT + 1, ALONE_SLOT))
         self._open: dict[int, TurnMark] = {}
-        self._one_at_a_time = threading.RLock()  # a thread may be asked once more within itself
+        self._one_at_a_time = threading.RLock()  # reentrant: a thread may enter twice
 
     # ---- the file ---------------------------------------------------------------------------------------------------
 
     def open(self, path: Path, instance: str) -> None:
-        """Leave marks in a new file from now on; those of the run before have been reported.
+        """Write marks to a new file from now on; marks of the previous run have been reported.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: the file cannot be created.
         """
         make_private(path.parent)
         scratch = path.with_name(f"{path.name}.{instance}")
@@ -260,11 +257,11 @@ class TurnMarks:
 
     def _write(self, slot: int, mark: TurnMark) -> None:
         """Write a mark, its size last: a slot is whole or empty, whenever the process dies."""
-        data, at = _encode(mark), slot * SLOT_BYTES
+        data, offset = _encode(mark), slot * SLOT_BYTES
         size, slots = len(data), self._slots
         if size < len(_SIZES):
-            slots[at + 2 : at + 2 + size] = data
-            slots[at : at + 2] = _SIZES[size]
+            slots[offset + 2 : offset + 2 + size] = data
+            slots[offset : offset + 2] = _SIZES[size]
 
     def _erase(self, slot: int) -> None:
         self._slots[slot * SLOT_BYTES : slot * SLOT_BYTES + 2] = _NOTHING
@@ -296,9 +293,9 @@ class _Marked(Coroutine[Any, Any, None]):
         self._marks.begin(self._mark)
         has_ended = True
         try:
-            found = go_on(*arguments)
+            result = go_on(*arguments)
             has_ended = False
-            return found
+            return result
         finally:
             end_if_child()
             self._marks.end()

@@ -1,14 +1,14 @@
-"""OpenTelemetry spans of turns: one for each that is traced, and its messages continue the same trace.
+"""OpenTelemetry spans of turns: one for each traced turn, whose messages continue the same trace.
 
-Theory of operation. The message that begins a turn says whether it is traced (`agent_runtime/traceparents.py`), and its span is below the sender's.
-All that the turn sends, spawns, emits and sets timers for gets a tail that names this span, when the turn, or a segment of it, has ended: the core
-and the handler know nothing of it. While the handler runs the span is OpenTelemetry's current one, so what other libraries do is below it.
+Theory of operation. The message that begins a turn determines whether the turn is traced (`agent_runtime/traceparents.py`); its span is a child of
+the sender's. When the turn or a segment ends, its sends, spawns, outputs and timers get a tail that names this span; the core and the handler do not
+see it. While the handler runs, the span is OpenTelemetry's current span, so spans of other libraries are its children.
 
-*Recoveries.* A message keeps its tail, so a repeated turn has the same place in the same trace, with a span of its own and a higher incarnation. A
-durable turn is one span over all incarnations: its id follows from the message that began it. Only the process that ends it exports it, so one that
-was killed in its middle leaves no gap: steps and messages of the turn are below the span that its successor exports.
+*Recoveries.* A message keeps its tail, so a repeated turn has the same place in the same trace, with a new span and a higher incarnation. A durable
+turn is one span over all incarnations: its id is derived from the message that began it. Only the process that ends the turn exports the span. So a
+process killed during the turn leaves no gap: steps and messages of the turn are children of the span that its successor exports.
 
-*A turn that is not traced* costs a look at its first byte, and the process without `--otel` not even that: there is no such object.
+*Cost.* A turn that is not traced costs a check of its first byte. Without `--otel` there is no `TurnSpans` object.
 """
 
 import random
@@ -33,16 +33,16 @@ from snapline.telemetry.span_export import SpanExport
 from snapline.telemetry.span_ids import SpanIds
 
 ROOTS = ("start", "timer")
-"""Kinds of turns with which a trace may begin here: nobody sent them. An input's begins where it comes in."""
+"""Kinds of turns that may begin a trace here, since nobody sent them. The trace of an input begins where the input arrives."""
 
 HEAD_BYTES = 320
-"""Size of a payload's head in which a tail begins if there is one: a call's head, or a creation's with a kind of ordinary length, and a name."""
+"""Size of a payload's head in which any tail begins: the head of a call, or of a creation with a kind of ordinary length, and a name."""
 
 OUTCOME_CHARACTERS_MAX = 300
 """Largest number of characters of an error in a span."""
 
 TOLD_MAX = 4096
-"""Largest number of agents whose last durable turn is remembered: an attempt that follows one that failed comes soon after it."""
+"""Largest number of agents whose last durable turn is remembered: the next attempt follows a failed one soon."""
 
 EFFECT = contexts.create_key("snapline-effect")
 
@@ -65,7 +65,7 @@ class FollowedTurn(NamedTuple):
 
 
 class TurnSpans:
-    """The turns of one host that are traced.
+    """Traced turns of one host.
 
     Attributes:
         open: traced turns that have not ended, by agent.
@@ -84,12 +84,12 @@ class TurnSpans:
         self._type_of = type_of
         self._place_of = place_of
         self._told: dict[str, int] = {}
-        """Spans exported last of durable turns, by agent: an attempt after one that failed needs another id."""
+        """Agent → last exported span of a durable turn: the next attempt after a failure needs another id."""
 
     # ---- inputs -----------------------------------------------------------------------------------------------------
 
     def take_input(self, agent: str, payload: bytes) -> bytes:
-        """Return a message from outside as it is to be kept: one that brings no trace may begin one."""
+        """Return a message from outside in its stored form: a message without a trace may begin one."""
         if tail_of(payload) or random.random() >= self._export.share:
             return payload
         name, _ = split_message(payload)
@@ -108,19 +108,19 @@ class TurnSpans:
             return self._run(turn)
         token = contexts.attach(opened.context)
         try:
-            ended = self._run(turn)
+            outcome = self._run(turn)
         finally:
             contexts.detach(token)
-        return self.ended(ended) if isinstance(ended, ev.TurnEnded | ev.TurnFailed) else ended
+        return self.ended(outcome) if isinstance(outcome, ev.TurnEnded | ev.TurnFailed) else outcome
 
     def _begin(self, turn: ev.StartTurn) -> FollowedTurn | None:
-        begun = turn.turn
-        what, sender, payload = (turn if begun is None else begun).what, turn.sender, turn.payload
+        durable_turn = turn.turn
+        kind, sender, payload = (turn if durable_turn is None else durable_turn).what, turn.sender, turn.payload
         tail = tail_of(payload)
         parent = read_tail(tail) if tail else None
-        if parent is None and (what not in ROOTS or begun is not None or random.random() >= self._export.share):
+        if parent is None and (kind not in ROOTS or durable_turn is not None or random.random() >= self._export.share):
             return None
-        name = _message_name(what, payload)
+        name = _message_name(kind, payload)
         derived = 0 if parent is None else self._derived(turn, name, parent)
         place = self._place_of(turn)
         attributes: dict[str, AttributeValue] = {
@@ -129,7 +129,7 @@ class TurnSpans:
             "snapline.number": place.number,
             "snapline.incarnation": turn.incarnation,
         }
-        if begun is not None or place.is_again:
+        if durable_turn is not None or place.is_again:
             attributes["snapline.replayed"] = True
         above = None if parent is None else SpanIds(parent.trace, parent.span)
         span = QuickSpan(f"turn {name}", trace.SpanKind.CONSUMER, above, attributes, span=derived)
@@ -145,8 +145,8 @@ class TurnSpans:
         handler = None if known is None else known.handlers.get(name)
         if handler is None or not handler.is_durable:
             return 0
-        of = f"{parent.trace:x} {parent.span:x} {turn.agent} {turn.number}"
-        derived = int.from_bytes(blake2b(of.encode(), person=b"turn-span", digest_size=8).digest(), "big")
+        seed = f"{parent.trace:x} {parent.span:x} {turn.agent} {turn.number}"
+        derived = int.from_bytes(blake2b(seed.encode(), person=b"turn-span", digest_size=8).digest(), "big")
         return 0 if self._told.get(turn.agent) == derived else derived
 
     def ended(self, event: ev.TurnEnded | ev.TurnFailed) -> ev.TurnEnded | ev.TurnFailed:
@@ -155,8 +155,8 @@ class TurnSpans:
         if opened is None or opened.incarnation != event.incarnation:
             return event
         if isinstance(event, ev.TurnFailed):
-            said = last_line(event.error)[:OUTCOME_CHARACTERS_MAX]
-            opened.span.set_status(trace.StatusCode.ERROR, said)
+            description = last_line(event.error)[:OUTCOME_CHARACTERS_MAX]
+            opened.span.set_status(trace.StatusCode.ERROR, description)
             self._end(event.agent, opened)
             return event
         if event.pause is None:
@@ -175,10 +175,10 @@ class TurnSpans:
         """Export the spans of turns that a plan has ended. A durable one is exported by the process that continues it."""
         opened, self.open = list(self.open.values()), {}
         self._told.clear()
-        for each in opened:
-            if not each.is_durable:
-                each.span.set_status(trace.StatusCode.ERROR, "a recovery has undone it")
-                self._tell(each.span)
+        for turn in opened:
+            if not turn.is_durable:
+                turn.span.set_status(trace.StatusCode.ERROR, "a recovery has undone it")
+                self._tell(turn.span)
 
     def _tell(self, span: QuickSpan) -> None:
         span.end()
@@ -189,14 +189,18 @@ HOPS_FIRST = Traceparent(0, 0).hops
 
 
 def _traceparent(span: QuickSpan, hops: int = HOPS_FIRST) -> Traceparent:
-    of = span.get_span_context()
-    return Traceparent(of.trace_id, of.span_id, hops)
+    span_context = span.get_span_context()
+    return Traceparent(span_context.trace_id, span_context.span_id, hops)
 
 
 def current_trace() -> dict[str, object]:
     """Return the fields that name the present trace in a log line."""
-    of = trace.get_current_span().get_span_context()
-    return {"trace_id": f"{of.trace_id:032x}", "span_id": f"{of.span_id:016x}"} if of.is_valid else {}
+    span_context = trace.get_current_span().get_span_context()
+    return (
+        {"trace_id": f"{span_context.trace_id:032x}", "span_id": f"{span_context.span_id:016x}"}
+        if span_context.is_valid
+        else {}
+    )
 
 
 def _message_name(what: str, payload: bytes) -> str:
@@ -210,9 +214,9 @@ def _followed(event: ev.TurnEnded, tail: bytes) -> ev.TurnEnded:
     kind = tail.decode()
     return msgspec.structs.replace(
         event,
-        sends=[(to, with_tail(payload, tail)) for to, payload in event.sends],
+        sends=[(receiver, with_tail(payload, tail)) for receiver, payload in event.sends],
         timers=[(name, delay_ns, with_tail(payload, tail)) for name, delay_ns, payload in event.timers],
-        spawns=[(agent, of + kind, state) for agent, of, state in event.spawns],
+        spawns=[(agent, spawned_kind + kind, state) for agent, spawned_kind, state in event.spawns],
         outputs=[(topic, with_tail(payload, tail), time_ns) for topic, payload, time_ns in event.outputs],
     )
 
@@ -226,6 +230,6 @@ class TracedEnvironment(Outside):
     async def step(self, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
         if not trace.get_current_span().is_recording():
             return await super().step(name, function)
-        what = "effect" if contexts.get_value(EFFECT) else "step"
-        with self._tracer.start_as_current_span(f"{what} {name}", kind=trace.SpanKind.CLIENT):
+        kind = "effect" if contexts.get_value(EFFECT) else "step"
+        with self._tracer.start_as_current_span(f"{kind} {name}", kind=trace.SpanKind.CLIENT):
             return await super().step(name, function)

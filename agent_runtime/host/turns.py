@@ -1,7 +1,7 @@
-"""Runs turns: decodes the message, calls the handler, and returns the outcome. Decides nothing.
+"""Runs turns: decodes the message, calls the handler, and returns the outcome. Makes no decisions.
 
-A handler whose code cannot suspend is called straight through, without a task. One that can (it awaits `ctx.step`) gets a task; other agents run on
-meanwhile. A durable one is driven without a task from one segment to the next (`durable.py`), and its steps get tasks.
+A handler that cannot suspend is called directly, without a task. A handler that can suspend (for example in `ctx.step`) gets a task, and other agents
+run meanwhile. A durable handler is driven without a task from one segment to the next (`durable.py`); its steps get tasks.
 """
 
 import asyncio
@@ -53,17 +53,17 @@ TRACEBACK_CHARACTERS_MAX = 4000
 """Largest number of characters kept of a dead letter's traceback, from its end; with 100 letters kept that is at most 400 KB an agent."""
 
 RESERVED_BYTES_MIN = 64 * 2**20
-"""Smallest size of buffers to reserve: below this, the first capture in cold memory is only some tens of milliseconds longer than later ones."""
+"""Smallest size of buffers that are reserved in advance: below it, the first capture takes only some tens of milliseconds longer than later ones."""
 
 FORK_TIMEOUT_S = 60.0
-"""Time limit for a forked capture, as long as an epoch may take by default: a later image is of no use."""
+"""Time limit for a forked capture, equal to the default epoch timeout: a later image is useless."""
 
 LOOKED_AT_BYTES_MAX = 64 * 2**20
-"""Largest size of arrays of a live state that is shown: copying them takes some tens of milliseconds."""
+"""Largest size of arrays in a live state that can be shown: copying them takes some tens of milliseconds."""
 
 CHECKED_BYTES_MAX = 512
-"""Largest size of an image that is decoded after its turn to see that it comes back as declared: 0.4 µs for most, some 10 at most. A larger state
-is checked at its capture only."""
+"""Largest image that is decoded after its turn, to check that it can be restored as declared: 0.4 µs for most, about 10 µs at most. A larger state is
+checked only at its capture."""
 
 
 class RunningTurn(Protocol):
@@ -105,8 +105,8 @@ class _Running:
         self.on_error = type(agent).on_error or "undo"
         self.encoder: StateEncoder | None = None
         self.image = b""
-        self.before: object = None  # the image decoded, between a failure and its undoing
-        self.handling: _Coroutine | None = None  # what the handler of `task` returned
+        self.before: object = None  # decoded image, between a failure and the undo
+        self.handling: _Coroutine | None = None  # coroutine of the handler in `task`
         self.task: RunningTurn | None = None
         self.flight: WaitingTurn | None = None
         self.warned = False
@@ -131,10 +131,10 @@ class _Running:
 
 
 class Turns:
-    """The agents' objects of one host.
+    """The agent objects of one host, and their turns.
 
-    `report` is called with TurnEnded or TurnFailed when a turn that got a task has ended, `step_ended` when the step of a durable one
-    has; `warn` with a sentence; `start` runs a handler, or a step, that may wait.
+    `report` gets TurnEnded or TurnFailed when a turn in a task has ended, and `step_ended` is called when a step of a durable turn has ended. `warn`
+    gets a sentence; `start` runs a handler or a step that may wait.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Turns:
         self._cluster = ""
         self._takes_effects = True
         self.arena = ArenaPool()
-        """Pool that images of large arrays are copied to."""
+        """Pool of buffers for images of large arrays."""
 
     # ---- agents ---------------------------------------------------------------------------------------------------
 
@@ -183,11 +183,11 @@ class Turns:
         return None if running is None else running.known
 
     def look_at(self, agent: str) -> bytes:
-        """Return an agent's state now, as one record without parts. For people: nothing is recorded. Not within a turn.
+        """Return an agent's current state as one record without parts, for display. Must not be called within a turn.
 
         Raises:
-            EncodingError: it cannot be saved; names agent, field and next step.
-            UsageError: its arrays are too large to be copied for this.
+            EncodingError: the state cannot be saved; names agent, field and next step.
+            UsageError: the arrays are too large to copy.
         """
         running = self._running[agent]
         if running.flight is not None:
@@ -224,7 +224,7 @@ class Turns:
 
         Raises:
             EncodingError: the state cannot be saved; names agent, field and next step.
-            ArenaBusyError: the images before have not been written yet; not where agents checkpoint on their own.
+            ArenaBusyError: earlier images have not been written yet; not raised if agents checkpoint on their own.
         """
         running = self._running[agent]
         image = self._image(agent, running, base)
@@ -241,16 +241,16 @@ class Turns:
         except ArenaBusyError:
             if not self._is_logged:
                 raise
-            # What a protocol forces cannot be left out because those before wait for the store: memory of its own, then.
+            # A forced checkpoint cannot be skipped while earlier ones wait for the store: it gets its own memory.
             return self._encoder_for(running.agent, ArenaPool()).encode(running.agent.state, base)
         except EncodingError as error:
             raise EncodingError(unsavable(agent, running.known, error, running.authors)) from error
 
     def _image_before(self, running: _Running, base: ChunkTable | None) -> StateImage:
-        """Return the image of the state with which the agent's suspended turn began. The base has most of a large one, and knows it by its
+        """Return the image of the state with which the agent's suspended turn began. The base has most of a large state, and identifies it by its
         digests."""
         if len(running.image) > UNDO_STATE_BYTES_MAX:
-            with contextlib.suppress(Exception):  # of one that does not decode as declared those tell who check images
+            with contextlib.suppress(Exception):  # checks of images report a state that does not decode
                 state = running.known.state_decoder.decode(running.image)
                 return self._encoder_for(running.agent, ArenaPool()).encode(state, base)
         return StateImage(running.image)
@@ -260,36 +260,36 @@ class Turns:
         return StateEncoder(arena, allow_pickle=known.agent_class.allow_pickle, declared=known.state_type)
 
     def buffers_for(self, objects: Iterable[Agent]) -> list[int]:
-        """Return the sizes of the buffers that a whole capture of these agents would take, where that is much. For any thread, as long as the
-        agents do not run yet."""
+        """Return the sizes of the buffers for a full capture of these agents, if they are large. Any thread may call this while the agents do not run
+        yet."""
         sizes: list[int] = []
         if "numpy" in sys.modules or "torch" in sys.modules:
-            for made in objects:
-                with contextlib.suppress(EncodingError):  # The capture will say so.
-                    sizes += self._encoder_for(made, self.arena).buffer_sizes(made.state)
+            for agent in objects:
+                with contextlib.suppress(EncodingError):  # The capture will report it.
+                    sizes += self._encoder_for(agent, self.arena).buffer_sizes(agent.state)
         return sizes if sum(sizes) >= RESERVED_BYTES_MIN else []
 
     def reserve(self, sizes: Iterable[int]) -> None:
-        """Warm these buffers: seconds for gibibytes, so not on the loop."""
+        """Allocate these buffers in advance; this takes seconds for gibibytes, so not on the loop."""
         for size in sizes:
             self.arena.reserve(size)
 
     def _forked(self, running: _Running) -> StateImage | None:
-        """Return an image that a child process encodes; None if the agent wants none, or there can be none just now.
+        """Return an image that a child process encodes; None if the agent does not use forks, or no fork is possible now.
 
-        A child that dies costs its epoch, and the next one is taken anew. A checkpoint that an agent takes on its own could
-        not be made again: its logs are gone. So there is no fork for those.
+        If a child dies, its epoch fails, and the next epoch takes a new image. A checkpoint that an agent takes on its own could not be repeated,
+        since its logs are gone. So these checkpoints are never forked.
         """
         encoder, state = running.encoder, running.agent.state
         if type(running.agent).capture != "fork" or self._is_logged or encoder is None:
             return None
         from snapline.storage.capture import forked
 
-        why = forked.reason_against()
-        if why:
+        reason = forked.reason_against()
+        if reason:
             if not running.warned:
                 running.warned = True
-                self._warn(f"class {running.known.agent_class.__qualname__} is captured without a fork: {why}")
+                self._warn(f"class {running.known.agent_class.__qualname__} is captured without a fork: {reason}")
             return None
         try:
             child = forked.fork_capture(lambda: encoder.encode_inline(state), timeout_s=FORK_TIMEOUT_S)
@@ -360,14 +360,14 @@ class Turns:
 
     def _go_on(self, turn: ev.StartTurn) -> ev.TurnEnded | ev.TurnFailed:
         """Run the next segment, or all of them by the journal."""
-        running, begun = self._running[turn.agent], turn.turn
-        if begun is None:
+        running, durable_turn = self._running[turn.agent], turn.turn
+        if durable_turn is None:
             assert running.flight is not None, f"no turn of {turn.agent} waits"
             return self._advance(turn, running, running.flight, turn.found)
-        ctx = Context(turn.agent, turn.incarnation, begun.sender, self._world)
-        again = replace(turn, what=begun.what, sender=begun.sender, payload=begun.payload)
+        ctx = Context(turn.agent, turn.incarnation, durable_turn.sender, self._world)
+        again = replace(turn, what=durable_turn.what, sender=durable_turn.sender, payload=durable_turn.payload)
         try:
-            handle, message, _ = self._prepare(again, ctx, begun)
+            handle, message, _ = self._prepare(again, ctx, durable_turn)
         except Exception as error:
             return self._failed(turn, ctx, changed(turn, error), is_final=True)
         if ctx.journal is None:
@@ -384,25 +384,25 @@ class Turns:
         ctx.go_on()
         try:
             with forgotten.no_task(no_tasks):
-                stand = flight.coroutine.send(found)
+                segment = flight.coroutine.send(found)
         except StopIteration:
             journal.end()
             return self._ended(turn, ctx) if journal.divergence is None else self._failed(turn, ctx, journal.divergence)
         except (*FAILURES, asyncio.CancelledError) as error:
             is_final = isinstance(error, NotUndoneError)
             return self._failed(turn, ctx, journal.divergence or of_a_task(error), is_final=is_final)
-        problem = journal.divergence if type(stand) is SegmentEnd else foreign(stand)
+        problem = journal.divergence if type(segment) is SegmentEnd else foreign(segment)
         if problem is None and (ctx.unawaited or forgotten.freed):
             left = forgotten.left_by(ctx, is_over=False)
             problem = UsageError(forgotten.sentence(left)) if left else None
         if problem is not None:
             flight.close()
             return self._failed(turn, ctx, problem)
-        running.flight, flight.work = flight, stand.work
+        running.flight, flight.work = flight, segment.work
         ctx.stand()
-        pause = stand.pause(journal.seed)
-        ended = ctx.take_segment(pause)
-        return ev.TurnEnded(turn.agent, turn.incarnation, pause=pause) if stand.is_repeated else ended
+        pause = segment.pause(journal.seed)
+        outcome = ctx.take_segment(pause)
+        return ev.TurnEnded(turn.agent, turn.incarnation, pause=pause) if segment.is_repeated else outcome
 
     def run_step(self, command: RunStep) -> None:
         """Run the step at which an agent's turn waits; its end is reported with `step_ended`."""
@@ -422,7 +422,7 @@ class Turns:
             if task is None or task.cancelling():
                 ctx.close()
                 raise  # a plan has undone this turn
-            self._report(self._failed(turn, ctx, error))  # something that it awaited was cancelled
+            self._report(self._failed(turn, ctx, error))  # the handler awaited something that was cancelled
         except FAILURES as error:
             self._report(self._failed(turn, ctx, error))
         else:
@@ -449,24 +449,24 @@ class Turns:
         return self._world.function_of(handler), message, handler.awaits
 
     def _journal(self, turn: ev.StartTurn, running: _Running, begun: SavedTurn | None) -> TurnJournal:
-        own = own_modules(type(running.agent), self._fleet.compensation_modules)
+        modules = own_modules(type(running.agent), self._fleet.compensation_modules)
         if begun is not None:
-            return TurnJournal(b"", begun, turn.logged, takes_effects=self._takes_effects, own_modules=own)
+            return TurnJournal(b"", begun, turn.logged, takes_effects=self._takes_effects, own_modules=modules)
         is_imaged = type(running.agent).allow_pickle or has_one_order(running.known.state_type)
         state = running.image if is_imaged else encode_ordered(running.agent.state)
         begun_for = without_tail(turn.payload)
         seed = turn_seed(self._cluster, turn.agent, turn.number, sender=turn.sender, payload=begun_for, state=state)
-        return TurnJournal(seed, None, turn.logged, takes_effects=self._takes_effects, own_modules=own)
+        return TurnJournal(seed, None, turn.logged, takes_effects=self._takes_effects, own_modules=modules)
 
     def _create(self, turn: ev.StartTurn) -> None:
         kind, state = read_creation(turn.payload)
         self.add(turn.agent, restore_agent(find_class(self._fleet, kind), state))
 
     def _take_image(self, agent: str, running: _Running) -> None:
-        """Image the state, and if it is small check that the image can be put back; otherwise the next capture does.
+        """Image the state. Check that a small image can be restored; larger ones are checked by the next capture.
 
         Raises:
-            EncodingError: it cannot be saved, or a field holds something else than it declares.
+            EncodingError: the state cannot be saved, or a field does not hold its declared type.
         """
         image = encode_state(agent, running.agent, running.known, running.authors)
         if len(image) <= CHECKED_BYTES_MAX:
@@ -502,16 +502,16 @@ class Turns:
         self, turn: ev.StartTurn, ctx: Context, error: BaseException, *, is_final: bool = False
     ) -> ev.TurnFailed:
         ctx.close()
-        forgotten.take_freed()  # the turn has failed: it says why by itself
+        forgotten.take_freed()  # the turn has failed, and its error is reported instead
         running = self._running.get(turn.agent)
         on_error = running.on_error if running is not None else "keep"
-        wish, error = request_in(error, on_error)
+        request, error = request_in(error, on_error)
         text = "".join(traceback.format_exception(error))[-TRACEBACK_CHARACTERS_MAX:]
         retries, waits_ns = (running.known.retries, running.known.waits_ns) if running is not None else (0, ())
         if running is not None and on_error == "undo" and not is_final:
             try:
                 running.before = running.known.state_decoder.decode(running.image)
-            except Exception as cause:  # what the state's own classes raise
+            except Exception as cause:  # the state's own classes may raise anything
                 on_error = "recover"
                 text += f"the state from before the turn does not decode as declared: {cause}\n"
         is_divergent, is_durable = isinstance(error, DivergenceError), ctx.journal is not None
@@ -519,6 +519,6 @@ class Turns:
             *(turn.agent, turn.incarnation, text, self._world.now_ns(), on_error, retries, is_final, waits_ns),
             is_divergent=is_divergent,
             is_durable=is_durable,
-            rollback=wish if on_error == "undo" else None,
+            rollback=request if on_error == "undo" else None,
             is_of_step=is_durable and is_of_step(error),
         )

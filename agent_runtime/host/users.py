@@ -1,7 +1,7 @@
-"""User checks at a host: it knows no tokens and keeps no audit log, but asks the coordinator.
+"""User checks at a host. The host knows no tokens and keeps no audit log, so it asks the coordinator.
 
-It caches the answer about a token for some seconds, for calls that only read: a person who follows an agent makes many. The coordinator records a
-call that changes something before it is made, and checks the token again: nobody acts by one that was revoked.
+Answers about tokens are cached for some seconds, for read-only calls: a user who watches an agent makes many. Before a call that changes something,
+the coordinator records the call and checks the token again, so a revoked token cannot change anything.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from snapline.security.rpc_authorization import ERROR_KEY, Caller
 from snapline.security.transport import Identity, Security
 
 BELIEVED_S = 5.0
-"""Time for which a revoked token may still read."""
+"""Time in seconds for which a revoked token may still read."""
 
 KNOWN_MAX = 256
-"""Largest number of tokens cached: as many as a fleet may have; invalid ones count too."""
+"""Largest number of cached tokens, as many as a fleet may have; invalid tokens count too."""
 
 ASKED_MAX = 4
-"""Largest number of requests to the coordinator at once: a caller that tries many tokens waits in line."""
+"""Largest number of concurrent requests to the coordinator: a caller that tries many tokens has to wait."""
 
 ASK_S = 5.0
 """Time to wait for the coordinator's answer: an election takes a second or two."""
@@ -40,16 +40,16 @@ class CoordinatorUsers:
     async def holder(self, digest: bytes) -> Identity | None:
         """Return the bearer of this token; see `rpc_authorization.People`."""
         async with self._asking:
-            until_s, found = self._known.get(digest, (0.0, None))
+            until_s, identity = self._known.get(digest, (0.0, None))
             if time.monotonic() < until_s:
-                return found
-            told = await self._connected().check_token(digest, ASK_S)
-        found = Identity(told.role, told.name) if told.name else None
+                return identity
+            answer = await self._connected().check_token(digest, ASK_S)
+        identity = Identity(answer.role, answer.name) if answer.name else None
         self._known.pop(digest, None)
         while len(self._known) >= KNOWN_MAX:
             del self._known[next(iter(self._known))]
-        self._known[digest] = time.monotonic() + BELIEVED_S, found
-        return found
+        self._known[digest] = time.monotonic() + BELIEVED_S, identity
+        return identity
 
     async def record(self, caller: Caller, call: str, about: str, outcome: str) -> None:
         """Have a call recorded; see `rpc_authorization.People`."""

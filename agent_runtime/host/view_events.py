@@ -1,4 +1,4 @@
-"""Requests of people to a host core about one agent, and its answers."""
+"""Requests of users to a host core about agents, and its answers."""
 
 import msgspec
 
@@ -45,12 +45,12 @@ class TurnView(msgspec.Struct, frozen=True, gc=False):
     """State of a durable turn that has not ended.
 
     Attributes:
-        what, sender, payload: of the message that began it.
-        entries: how many its journal has; `newest`: the last ones.
-        waits: entry that it waits for, since `waits_ns`; None: that has come.
-        put_off: number of messages that it has deferred.
-        problem: why it cannot continue, or "".
-        effect: the one at which it waits; `effect_stands`: its state, for people.
+        what, sender, payload: kind, sender and payload of the message that began the turn.
+        entries, newest: number of journal entries, and the last ones.
+        waits, waits_ns: entry that the turn waits for, and duration of the wait; None: the entry has arrived.
+        put_off: number of deferred messages.
+        problem: reason why the turn cannot continue, or "".
+        effect, effect_stands: effect that the turn waits for, and its state as text.
     """
 
     what: str
@@ -70,19 +70,19 @@ class AgentView(msgspec.Struct, frozen=True, gc=False):
     """State of an agent.
 
     Attributes:
-        life: "unborn"; "starting": before the end of `on_start`; "running"; "failed": a recovery is to bring it back; "stopping".
-        turn: what its turn is about: "message", "input", "timer", "start", "create", "letter"; empty between two turns.
-        sender: of that turn.
-        attempts: failed ones of the turn that runs, or is to be retried in `retry_ns`.
-        messages, inputs: that wait for their turns; inputs are from outside.
-        outbox: messages that have not left yet.
-        spawns: agents that it requested and that were not granted yet.
+        life: "unborn"; "starting": before the end of `on_start`; "running"; "failed": waiting for a recovery; "stopping".
+        turn: kind of the running turn: "message", "input", "timer", "start", "create", "letter"; empty between two turns.
+        sender: sender of that turn's message.
+        attempts: failed attempts of the turn that runs, or that is retried in `retry_ns`.
+        messages, inputs: number of messages from agents and of inputs from outside that wait for turns.
+        outbox: number of messages that have not been sent yet.
+        spawns: requested agents that were not granted yet.
         timers: name and nanoseconds until it fires.
-        inputs_consumed: number of the last one.
-        keys: of inputs, that it remembers.
-        checkpoint: number of its last one.
-        dead_letter_count: how many there ever were, less those that were handled after all; `dead_letters`: the newest ones, and their numbers.
-        durable: its durable turn, if one has begun and not ended.
+        inputs_consumed: number of the last consumed input.
+        keys: number of remembered input keys.
+        checkpoint: number of the last checkpoint.
+        dead_letter_count: number of all dead letters, without those handled after a retry; `dead_letters`: the newest ones, with numbers.
+        durable: unfinished durable turn, if any.
     """
 
     agent: str
@@ -108,7 +108,8 @@ class AgentView(msgspec.Struct, frozen=True, gc=False):
 
 
 class AnswerView(Command, frozen=True, gc=False):
-    """An answer to ViewWanted; None: the agent is not here just now, and why. If it was to be settled its state must be read at once."""
+    """An answer to ViewWanted. `view` is None, with a reason, if the agent is not on this host now. If the view had to be settled, the state must be
+    read at once."""
 
     request: int
     view: AgentView | None

@@ -1,10 +1,10 @@
-"""Serves `Agents` on a host's port: people and their programs look at agents here.
+"""Service of `Agents` on a host's port: views of agents for users and their programs.
 
-The state of the newest snapshot is read from the store, which every host can; so it is shown while its agent's host is lost, too. Only its owner
-knows an agent's present state: its core says when it is between two turns, and its state is imaged at that moment.
+Every host can read the state in the newest snapshot from the store, even while the agent's host is lost. Only the owner knows an agent's current
+state: the core reports when the agent is between two turns, and the state is imaged at that moment.
 
-Bounds. `SHOWS_MAX` calls at once, and a document has 16 MiB at most. The core is asked once for each agent, however many wait, so a client that is
-gone leaves nothing that the next one would not use.
+Bounds. `SHOWS_MAX` calls at once, and a document has 16 MiB at most. The service asks the core once for each agent, however many clients wait, so a
+departed client leaves nothing behind that the next one would not use.
 """
 
 import asyncio
@@ -43,10 +43,10 @@ from snapline.storage.capture.saved_values import read_record
 from snapline.storage.store.store import Store
 
 SHOWS_MAX = 8
-"""Largest number of calls at once: each may hold a state of some 64 MiB, and its JSON."""
+"""Largest number of concurrent calls: each may hold a state of some 64 MiB, and its JSON."""
 
 ANSWER_S_MAX = 60.0
-"""Time to wait for the end of a turn: clients that still wait then ask again."""
+"""Longest wait for the end of a turn: clients that still wait ask again."""
 
 
 class Shown(Protocol):
@@ -90,7 +90,7 @@ class ViewService:
         self._host = host
         self._calls = 0
         self._open: dict[str, asyncio.Future[_Live]] = {}
-        """Agents whose state is read as soon as it may be."""
+        """Agents whose state is read as soon as they are between turns."""
 
     def handlers(self) -> Mapping[str, "grpc.RpcMethodHandler[Any, Any]"]:
         """Return the handlers of its calls."""
@@ -119,8 +119,8 @@ class ViewService:
         if question.what == WAITING:
             return msgspec.json.encode(await self._waiting())
         if question.what == TRACE:
-            told = self._agents.recent_trace(trace_wanted(question))
-            return await asyncio.to_thread(lambda: msgspec.json.encode(told()))
+            answer = self._agents.recent_trace(trace_wanted(question))
+            return await asyncio.to_thread(lambda: msgspec.json.encode(answer()))
         agent = check_id(question.agent)
         if question.what == LIVE:
             live = await self._live(agent)
@@ -136,27 +136,27 @@ class ViewService:
     # ---- now --------------------------------------------------------------------------------------------------------
 
     async def _view(self, agent: str) -> AgentView:
-        said: asyncio.Future[AnswerView] = asyncio.get_running_loop().create_future()
-        self._agents.view(agent, said.set_result, is_settled=False)
-        answer = await said
+        reply: asyncio.Future[AnswerView] = asyncio.get_running_loop().create_future()
+        self._agents.view(agent, reply.set_result, is_settled=False)
+        answer = await reply
         if answer.view is None:
             raise NotHereError(answer.reason)
         return answer.view
 
     async def _effects(self) -> tuple[StandingEffect, ...]:
-        said: asyncio.Future[AnswerEffects] = asyncio.get_running_loop().create_future()
-        self._agents.effects(said.set_result)
-        return (await said).effects
+        reply: asyncio.Future[AnswerEffects] = asyncio.get_running_loop().create_future()
+        self._agents.effects(reply.set_result)
+        return (await reply).effects
 
     async def _waiting(self) -> WaitingAgents:
-        said: asyncio.Future[AnswerWaiting] = asyncio.get_running_loop().create_future()
-        self._agents.waiting(said.set_result)
-        answer = await said
+        reply: asyncio.Future[AnswerWaiting] = asyncio.get_running_loop().create_future()
+        self._agents.waiting(reply.set_result)
+        answer = await reply
         return WaitingAgents(tuple([waiting_agent(view, self._host) for view in answer.agents]), answer.more)
 
     async def _live(self, agent: str) -> _Live:
         waiting = self._open.get(agent) or self._look(agent)
-        await asyncio.wait({waiting}, timeout=ANSWER_S_MAX)  # a call that is cancelled leaves it to the others
+        await asyncio.wait({waiting}, timeout=ANSWER_S_MAX)  # a cancelled call leaves the future to other waiters
         if not waiting.done():
             raise NotHereError(f"agent {agent} has been in one turn for {ANSWER_S_MAX:g} s")
         return waiting.result()
@@ -171,7 +171,7 @@ class ViewService:
                 waiting.set_result(self._settled(answer))
             except (SnaplineError, NotHereError) as error:
                 waiting.set_exception(error)
-                waiting.exception()  # those who asked may have gone
+                waiting.exception()  # all waiters may have disconnected
 
         self._agents.view(agent, then, is_settled=True)
         return waiting
@@ -190,7 +190,7 @@ class ViewService:
         """Make the document of a live agent. Runs in a thread."""
         record = live.record
         tree = None if record is None else read_record(record)
-        about = AgentState(
+        state = AgentState(
             agent=live.view.agent,
             kind=live.kind,
             host=self._host,
@@ -202,7 +202,7 @@ class ViewService:
             field=field,
             state=msgspec.Raw(json_of(find_field(tree, field) if field else tree, VIEW_BYTES_MAX)),
         )
-        return bounded(about)
+        return bounded(state)
 
 
 async def _tell(error: Exception, context: Context) -> None:

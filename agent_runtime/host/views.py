@@ -1,7 +1,7 @@
-"""The part of a host core that shows people an agent's state: now, or as soon as it is between two turns.
+"""The part of a host core that shows an agent's state to users: now, or as soon as the agent is between two turns.
 
-Nothing changes by that: the view is in no checkpoint, and a recovery may undo it. A plan ends all waiting requests; clients ask the agent's next
-owner.
+A view changes nothing: it is in no checkpoint, and a recovery may undo what it shows. A plan ends all waiting requests; clients then ask the agent's
+next owner.
 """
 
 import msgspec
@@ -36,20 +36,20 @@ ENTRIES_SHOWN = 20
 
 
 IN_LOG = JournalEntry("host log", "")
-"""Entry that a turn waits for whose step has ended."""
+"""Entry shown for a turn whose step has ended and is being logged."""
 
 EFFECTS_SHOWN = 4000
-"""Largest number of effects shown of one host: with 2 KB of texts each they fit into a document."""
+"""Largest number of effects shown for one host: with 2 KB of text each they fit into a document."""
 
 WAITING_SHOWN = 500
-"""Largest number of agents shown of one host: more nobody reads, and each takes a look at all that it has."""
+"""Largest number of agents shown for one host: nobody reads more, and each requires a scan of its whole state."""
 
 
 class Views:
-    """Views of the agents here.
+    """Views of this host's agents.
 
     Attributes:
-        waiting: agent → requests that wait for the end of its turn. Checked after each turn.
+        waiting: agent → requests that wait for the end of its turn; checked after each turn.
     """
 
     def __init__(self, shared: HostState) -> None:
@@ -70,18 +70,18 @@ class Views:
         standing = (
             agent for agent in self._shared.agents.values() if agent.turn is not None and agent.effects is not None
         )
-        found = [
+        effects = [
             standing_of(agent) for agent in standing if agent.effects is not None and agent.effects.open is not None
         ]
-        self._shared.out.append(AnswerEffects(event.request, tuple(found[:EFFECTS_SHOWN])))
+        self._shared.out.append(AnswerEffects(event.request, tuple(effects[:EFFECTS_SHOWN])))
 
     def on_waiting_wanted(self, event: WaitingWanted) -> None:
         """Answer with the waiting agents: those with a durable turn first, the longest waiting before the others; then those with most inputs."""
         now_ns = self._shared.now
-        found = [agent for agent in self._shared.agents.values() if _has_waiting(agent)]
-        found.sort(key=lambda agent: (agent.turn is None, -_waited_ns(agent.turn, now_ns), -_inputs_of(agent)))
-        shown = tuple([_view_of(agent, now_ns) for agent in found[:WAITING_SHOWN]])
-        self._shared.out.append(AnswerWaiting(event.request, shown, len(found) - len(shown)))
+        agents = [agent for agent in self._shared.agents.values() if _has_waiting(agent)]
+        agents.sort(key=lambda agent: (agent.turn is None, -_waited_ns(agent.turn, now_ns), -_inputs_of(agent)))
+        views = tuple([_view_of(agent, now_ns) for agent in agents[:WAITING_SHOWN]])
+        self._shared.out.append(AnswerWaiting(event.request, views, len(agents) - len(views)))
 
     def on_tracing_wanted(self, event: TracingWanted) -> None:
         self._shared.trace_every = event.every
@@ -107,8 +107,10 @@ class Views:
 
     def validate(self) -> None:
         for agent in self.waiting:
-            found = self._shared.agents[agent]
-            assert found.current is not None or found.is_failed, f"{agent} is between two turns, and nobody was told"
+            local_agent = self._shared.agents[agent]
+            assert local_agent.current is not None or local_agent.is_failed, (
+                f"{agent} is between two turns, and nobody was told"
+            )
 
 
 def _has_waiting(agent: LocalAgent) -> bool:
@@ -124,8 +126,8 @@ def _waited_ns(turn: DurableTurn | None, now_ns: int) -> int:
 
 
 def _view_of(agent: LocalAgent, now_ns: int) -> AgentView:
-    own = [*agent.deferred, *[entry for entry in agent.mailbox if entry[0] is None]]
-    fired = [(name, 0) for _, name, _ in own if isinstance(name, str) and name not in (START, TURN_TIMER)]
+    own_entries = [*agent.deferred, *[entry for entry in agent.mailbox if entry[0] is None]]
+    fired = [(name, 0) for _, name, _ in own_entries if isinstance(name, str) and name not in (START, TURN_TIMER)]
     inputs, current = agent.inputs, agent.current
     return AgentView(
         agent.id,
@@ -187,10 +189,10 @@ def standing_of(agent: LocalAgent) -> StandingEffect:
     for output in pending:
         if output.number == opened.number:
             intent, asked_ns = read_record(output.payload), output.emitted_ns
-    stands: Stands = "open" if intent is None else "waiting"
+    status: Stands = "open" if intent is None else "waiting"
     if effects.is_in_doubt:
-        stands = NEEDS_PEOPLE if effects.needs_people else "in doubt"
-    return StandingEffect(agent.id, opened.key, opened.generation, stands, _in_short(intent), asked_ns)
+        status = NEEDS_PEOPLE if effects.needs_people else "in doubt"
+    return StandingEffect(agent.id, opened.key, opened.generation, status, _in_short(intent), asked_ns)
 
 
 def _in_short(intent: EffectRecord | None) -> EffectRecord | None:

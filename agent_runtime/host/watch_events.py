@@ -6,7 +6,7 @@ from snapline.agent_runtime.host.events import Command
 class LoggedMessageSent(Command, frozen=True, gc=False):
     """The next message of a logged channel left its sender's outbox; emitted for an observer that watches.
 
-    `is_in_turn`: its sender's rule has seen a message already whose turn has not ended.
+    `is_in_turn`: the sender's rule has already processed a message whose turn has not ended.
     """
 
     sender: str

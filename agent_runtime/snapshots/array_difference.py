@@ -1,7 +1,7 @@
-"""Changes of an array, a tensor or a blob: how much, where, and by how much; reads only chunks that may have changed.
+"""Changes of an array, a tensor or a blob: their number, place and size. Reads only chunks that may have changed.
 
-Two arrays that are cut into chunks of one size are compared digest by digest, and only chunks that differ are read, some MiB
-at a time. Elements are compared as bytes: -0.0 is not 0.0, and a NaN is itself. Without NumPy everything is reported but the largest change.
+Arrays with chunks of equal size are compared by digest. Only chunks that differ are read, some MiB at a time. Elements are compared as bytes: -0.0 is
+not 0.0, and a NaN equals itself. Without NumPy the largest change is not reported.
 """
 
 import importlib.util
@@ -14,17 +14,17 @@ from snapline.storage.capture.saved_values import Content, SavedArray
 from snapline.storage.packs.checkpoint import ChunkReference
 
 BATCH_BYTES = 8 * 2**20
-"""Size read and compared at once, of each side: so memory does not grow with the array."""
+"""Size read and compared at once on each side; it bounds the memory used."""
 
 
 class ArrayDifference(msgspec.Struct):
     """Changes between two arrays of one type and shape.
 
     Attributes:
-        elements: how many there are.
-        changed: how many differ.
-        first, last: index of the first and last that differs, counted in C order.
-        largest: largest absolute change; None if unknown: no numbers, no NumPy, or NaN.
+        elements: number of elements.
+        changed: number of elements that differ.
+        first, last: index in C order of the first and the last element that differs.
+        largest: largest absolute change; None if unknown (not numeric, no NumPy, or NaN).
     """
 
     elements: int
@@ -35,7 +35,7 @@ class ArrayDifference(msgspec.Struct):
 
 
 class BytesDifference(msgspec.Struct, frozen=True):
-    """A replacement, from `offset` on, of `removed` bytes by `added` ones; all before and behind them is the same."""
+    """A replacement of `removed` bytes at `offset` by `added` bytes; everything before and after is equal."""
 
     offset: int
     removed: int
@@ -46,25 +46,25 @@ def compare_arrays(before: SavedArray, after: SavedArray) -> ArrayDifference:
     """Compare two arrays of one dtype and shape.
 
     Raises:
-        DamagedDataError: a chunk is not what was written.
+        DamagedDataError: a chunk is damaged.
     """
     count = 1
     for length in before.shape:
         count *= length
-    found = ArrayDifference(count)
+    difference = ArrayDifference(count)
     item_bytes = before.content.size_bytes // count if count else 0
     if not item_bytes or not before.content.size_bytes == after.content.size_bytes == item_bytes * count:
-        return found
+        return difference
     for offset, old, new in _pairs(before.content, after.content, item_bytes):
-        _compare(found, before.dtype, item_bytes, offset // item_bytes, old, new)
-    return found
+        _compare(difference, before.dtype, item_bytes, offset // item_bytes, old, new)
+    return difference
 
 
 def compare_bytes(before: Content, after: Content) -> BytesDifference | None:
-    """Compare two blobs; None: they are the same. One of the chunks that differ is read at each end, on each side.
+    """Compare two blobs; None if they are equal. Reads one differing chunk at each end, on each side.
 
     Raises:
-        DamagedDataError: a chunk is not what was written.
+        DamagedDataError: a chunk is damaged.
     """
     if before.part is None or after.part is None:
         return _compare_bytes(before.whole(), after.whole())
@@ -87,8 +87,12 @@ def _narrowed(
     if not old or not new:
         return BytesDifference(offset, *sizes)
     if max(len(old), len(new)) <= 2:
-        found = _compare_bytes(before.chunks(old), after.chunks(new))
-        return None if found is None else BytesDifference(offset + found.offset, found.removed, found.added)
+        difference = _compare_bytes(before.chunks(old), after.chunks(new))
+        return (
+            None
+            if difference is None
+            else BytesDifference(offset + difference.offset, difference.removed, difference.added)
+        )
     front = _common(before.chunks(old[:1]), after.chunks(new[:1]))
     back = _common(before.chunks(old[-1:])[::-1], after.chunks(new[-1:])[::-1])
     back = min(back, min(sizes) - front)
@@ -122,7 +126,7 @@ def _pairs(before: Content, after: Content, item_bytes: int) -> Iterator[tuple[i
     if old is None or new is None or not old.chunk_bytes or old.chunk_bytes != new.chunk_bytes:
         yield 0, before.whole(), after.whole()
         return
-    if old.chunk_bytes % item_bytes:  # An element lies in two chunks.
+    if old.chunk_bytes % item_bytes:  # An element crosses a chunk boundary.
         if old.digests != new.digests:
             yield 0, before.whole(), after.whole()
         return

@@ -1,4 +1,4 @@
-"""A complete cut, as `stop_when` and people see it."""
+"""A complete cut, for `stop_when` and for display."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,22 +34,21 @@ from snapline.storage.store.store import Store
 
 
 class Cut:
-    """One complete epoch: every agent's state, and everything in transit.
+    """One complete epoch: the state of each agent, and all messages in transit.
 
     Attributes:
         epoch: its number.
-        states: agent → its state, decoded when accessed; agents that were not created yet are missing.
-        in_transit: messages in channels and in outboxes; channel by channel in order.
-        dead_letters: messages that could not be handled: of each agent the newest ones, oldest first.
-        dead_letter_count: number of all that there ever were, over all agents, less those that were retried and handled.
-        timers: number of timers set, over all agents.
-        pending_timers: these timers.
-        pending_turns: durable turns that had not ended; the states of their agents are those from before them.
-        open_effects: effects to do, or undo, that had not ended: as `agent: effect`. A fleet does not end by `stop_when` in
-            such a cut.
-        turns_with_effects: durable turns that had not ended, and had done something outside: as `agent: a turn that has done effect, effect`. A fleet
-            that ends by `stop_when` gives these some seconds to end.
-        pending_spawns: agents that were requested and not granted yet; one that is granted has its message in transit.
+        states: agent → state, decoded on access; agents that do not exist yet are missing.
+        in_transit: messages in channels and outboxes, in order for each channel.
+        dead_letters: messages that could not be handled: the newest of each agent, oldest first.
+        dead_letter_count: number of all dead letters ever, over all agents, without those that were retried and handled.
+        timers: number of pending timers, over all agents.
+        pending_timers: the pending timers.
+        pending_turns: unfinished durable turns; `states` holds the states from before these turns.
+        open_effects: unfinished effects and compensations, as `agent: effect`. `stop_when` does not end a fleet in such a cut.
+        turns_with_effects: unfinished durable turns that had done effects, as `agent: a turn that has done effect, effect`. `stop_when` gives these
+            some seconds to end.
+        pending_spawns: agents requested and not granted yet; for a granted one the creation message is in transit.
     """
 
     def __init__(
@@ -107,12 +106,15 @@ class Cut:
 
     def __repr__(self) -> str:
         transit = sum(
-            [len(found.outbox) + sum(map(len, found.in_transit.values())) for found in self._checkpoints.values()]
+            [
+                len(checkpoint.outbox) + sum(map(len, checkpoint.in_transit.values()))
+                for checkpoint in self._checkpoints.values()
+            ]
         )
         return f"<Cut of epoch {self.epoch}: {len(self.states)} agents, {transit} messages in transit>"
 
     def describe(self, agent: str) -> object:
-        """Return an agent's state as plain values, as JSON has them. Large arrays are described, not read.
+        """Return an agent's state as plain JSON values. Large arrays are described, not read.
 
         Raises:
             KeyError: no such agent.
@@ -126,8 +128,7 @@ class Cut:
 
     @property
     def is_quiet(self) -> bool:
-        """Return whether nothing will ever happen again: nothing is in transit, no timer is set, no durable turn waits, no agent is about to
-        start."""
+        """Return whether the fleet is at rest: nothing is in transit, no timer is set, no durable turn waits, no agent is about to start."""
         return all(
             not checkpoint.in_transit
             and not checkpoint.outbox
@@ -147,12 +148,12 @@ class Cut:
 
 
 def decode_for(agent_class: type[Agent], payload: bytes) -> tuple[str, object]:
-    """Decode a message as the class of its receiver declares it; plainly, if no handler takes it: it will be a dead letter."""
+    """Decode a message as its receiver's class declares it, or plainly if no handler exists, as for a future dead letter."""
     with contextlib.suppress(Exception):
         name, body = split_message(unwrapped(payload))
-        found = agent_type(agent_class).handlers.get(name)
-        if found is not None and payload[:1] != CREATE:
-            return name, found.decoder.decode(body)
+        handler = agent_type(agent_class).handlers.get(name)
+        if handler is not None and payload[:1] != CREATE:
+            return name, handler.decoder.decode(body)
     return decode_plainly("", payload)
 
 
@@ -172,7 +173,7 @@ class _States(Mapping[str, object]):
         read_parts: ReadParts,
     ) -> None:
         self._read_parts = read_parts
-        self._checkpoints = {agent: found for agent, found in checkpoints.items() if not found.is_unborn}
+        self._checkpoints = {agent: checkpoint for agent, checkpoint in checkpoints.items() if not checkpoint.is_unborn}
         self._fleet = fleet
         self._decoded: dict[str, object] = {}
 
@@ -194,7 +195,7 @@ def load_cut(store: Store, epoch: int, fleet: Fleet) -> Cut:
     """Read a complete epoch from the store.
 
     Raises:
-        DamagedDataError: something in it is not what was written.
+        DamagedDataError: data in the epoch is damaged.
         NotFoundError: there is no such epoch.
     """
     manifest = store.read_manifest(store.read_ref(epoch), epoch=epoch)
@@ -203,10 +204,11 @@ def load_cut(store: Store, epoch: int, fleet: Fleet) -> Cut:
 
 
 def describe_state(checkpoint: AgentCheckpoint, read_parts: ReadParts | None = None) -> object:
-    """Return the state for people to read, without the classes that wrote it. Without `read_parts` parts outside its record are described, not read.
+    """Return the state for display, without the classes that wrote it. Without `read_parts`, parts outside the state's record are described, not
+    read.
 
     Raises:
-        DamagedDataError: a part is not what was written.
+        DamagedDataError: a part is damaged.
     """
     if not checkpoint.state:
         return None

@@ -1,7 +1,7 @@
-"""Contents of a checkpoint besides its state, as people read them: messages in transit, timers, spawns, dead letters.
+"""Contents of a checkpoint besides its state, for display: messages in transit, timers, spawns, dead letters.
 
-A `Cut` and a reader of snapshots show the same things; they differ in how they decode a message. So both pass a function that does: (the agent that
-takes it, payload) → (name of the message's type, message).
+`Cut` and the snapshot reader show the same contents but decode messages differently. So each passes a decoder: (receiving agent, payload) → (type
+name, message).
 """
 
 from collections.abc import Callable, Iterator
@@ -24,9 +24,9 @@ class TransitMessage(msgspec.Struct, frozen=True):
 
     Attributes:
         sender, receiver: agents.
-        number: its number on the channel; None if it was still waiting in its sender's outbox.
-        message: the message; a dict of its fields where its class is not at hand; None for the message that creates an agent.
-        type: name of its type; "" for the message that creates an agent.
+        number: number of the message on its channel; None while it waits in the sender's outbox.
+        message: the message; a dict of its fields if its class is not available; None for the message that creates an agent.
+        type: type name of the message; "" for the message that creates an agent.
     """
 
     sender: str
@@ -40,13 +40,13 @@ class DeadLetter(msgspec.Struct, frozen=True):
     """A message that its agent could not handle.
 
     Attributes:
-        agent: the one that has the dead letter.
-        sender: of the message; the agent itself, if it was a timer's, or a message of its own that can never arrive.
-        message, type: as of a `TransitMessage`; None and "" if it is `on_start` that failed.
-        error: the last attempt's error.
+        agent: agent that has the dead letter.
+        sender: sender of the message; the agent itself for a timer's message, or for one that can never arrive.
+        message, type: see `TransitMessage`; None and "" if `on_start` failed.
+        error: error of the last attempt.
         attempts: number of attempts.
-        time_s: of the last attempt, in seconds since 1970; 0 if unknown.
-        number: among the dead letters of its agent, over all its lives.
+        time_s: time of the last attempt, in seconds since 1970; 0 if unknown.
+        number: number among the agent's dead letters, over all its incarnations.
     """
 
     agent: str
@@ -70,7 +70,7 @@ class PendingTimer(msgspec.Struct, frozen=True):
 
 
 class PendingTurn(msgspec.Struct, frozen=True):
-    """A durable turn in its middle: its message and sender, the number of `entries` of its journal, and what it `waits` for; "" if that has come."""
+    """An unfinished durable turn: its message and sender, the number of journal `entries`, and what it `waits` for ("" if that has arrived)."""
 
     agent: str
     sender: str
@@ -132,7 +132,7 @@ def open_effects(checkpoint: AgentCheckpoint) -> Iterator[str]:
     effects = checkpoint.effects
     if effects is not None and effects.open is not None:
         yield f"{checkpoint.agent}: {effects.open.name}"
-    undone = [each for each in checkpoint.stash if each.payload.startswith(UNDO)]
+    undone = [stashed for stashed in checkpoint.stash if stashed.payload.startswith(UNDO)]
     if undone or (checkpoint.turn is not None and checkpoint.turn.payload.startswith(UNDO)):
         yield f"{checkpoint.agent}: undoing"
 
@@ -141,7 +141,7 @@ def turns_with_effects(checkpoint: AgentCheckpoint) -> Iterator[str]:
     """Yield the unfinished durable turn of an agent, if it has done something outside."""
     effects = checkpoint.effects
     if checkpoint.turn is not None and effects is not None and effects.made:
-        yield f"{checkpoint.agent}: a turn that has done {', '.join(made.name for made in effects.made)}"
+        yield f"{checkpoint.agent}: a turn that has done {', '.join(effect.name for effect in effects.made)}"
 
 
 def messages_put_off(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[TransitMessage]:
@@ -158,7 +158,7 @@ def pending_spawns(checkpoint: AgentCheckpoint) -> Iterator[PendingSpawn]:
 
 
 def decode_plainly(receiver: str, payload: bytes) -> tuple[str, object]:
-    """Decode a message without its class: a dict of its fields; as far as it can be read, since it may be a dead letter."""
+    """Decode a message without its class into a dict of its fields, as far as possible, since it may be a dead letter."""
     if payload[:1] in (CREATE, b""):
         return "", None
     name, body = "", memoryview(payload)

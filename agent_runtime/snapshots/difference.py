@@ -1,11 +1,10 @@
 """Changes between two snapshots of a store: agents, their states, channels, timers, dead letters, and the metadata of both.
 
-No class of the fleet is needed. Checkpoints are read one pair at a time, parts of states only as far as their chunks differ
-(`array_difference.py`). Agents whose checkpoints have one digest are not read at all; since a checkpoint names its epoch,
-that happens only where both snapshots are of one number.
+No class of the fleet is needed. Checkpoints are read one pair at a time, and of large parts only the chunks that differ (`array_difference.py`).
+Agents with equal checkpoint digests are not read; since a checkpoint names its epoch, this happens only if both snapshots have the same number.
 
-Not compared: values that no two snapshots share (numbers of epochs and checkpoints, times, turns), and the images of protocols.
-Every byte that is used was compared with its digest (G11); nothing is written. All lists end, and say how much more there is.
+Values that differ between any two snapshots (numbers of epochs and checkpoints, times, turns) and protocol images are not compared.
+All data is checked against its digest (G11), and nothing is written. All lists are bounded and state how many items are omitted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,13 +20,13 @@ from snapline.storage.store.manifest import AgentLine, Manifest
 from snapline.storage.store.store import Store
 
 AGENTS_MAX = 1000
-"""Largest number of changed agents listed, and of agents that came or went: the others are counted."""
+"""Largest number of listed agents that changed, and of those created or removed; other agents are counted."""
 
 CHANNELS_MAX = 1000
 """Largest number of changed channels listed."""
 
 MESSAGES_SHOWN = 5
-"""Largest number of messages shown of those that came into a channel, and of those that left it."""
+"""Largest number of messages shown that entered a channel, and of messages that left it."""
 
 _NOT_COMPARED = ("epoch", "raft_index")
 _HEAD = ("epoch", "created", "trigger", "fleet", "protocol", "plan")
@@ -54,8 +53,8 @@ class _Side:
         self.lines: dict[str, AgentLine] = {line.agent: line for line in self.manifest.agents}
 
     def head(self) -> dict[str, object]:
-        about = self.manifest.metadata
-        return {"root": self.root, **{name: getattr(about, name) for name in _HEAD}, "agent_count": len(self.lines)}
+        metadata = self.manifest.metadata
+        return {"root": self.root, **{name: getattr(metadata, name) for name in _HEAD}, "agent_count": len(self.lines)}
 
     def metadata(self) -> dict[str, object]:
         fields: dict[str, object] = msgspec.to_builtins(self.manifest.metadata)
@@ -66,13 +65,13 @@ def snapshot_difference(store: Store, before: str, after: str, *, agent: str | N
     """Return the changes from snapshot `before` to snapshot `after`, as plain values for a document.
 
     Args:
-        store: may be in use.
-        before, after: as `Store.resolve` takes them.
-        agent: only this one, with its channels.
+        store: the store; it may be in use.
+        before, after: snapshot names, as for `Store.resolve`.
+        agent: compare only this agent, with its channels.
 
     Raises:
         NotFoundError: no such snapshot, or the agent is in neither.
-        DamagedDataError: something in one of them is not what was written.
+        DamagedDataError: something in one of them is damaged.
     """
     old, new = _Side(store, before), _Side(store, after)
     agents = [agent] if agent is not None else sorted({**old.lines, **new.lines})
@@ -125,7 +124,7 @@ class _Comparison:
         }
 
     def _pairs(self, agents: list[str]) -> Iterator[tuple[str, AgentCheckpoint | None, AgentCheckpoint | None]]:
-        """Yield agents with their checkpoints; those whose checkpoints are the same bytes and came from one host are left out."""
+        """Yield agents with their checkpoints, without those whose checkpoints are equal bytes from one host."""
         differ = [name for name in agents if not self._is_same(name)]
         sides = [
             (side.lines, self._store.read_checkpoints(side.manifest, [x for x in differ if x in side.lines]))
@@ -237,12 +236,12 @@ def _described(checkpoint: AgentCheckpoint, name: str) -> object:
 
 
 def _timers(timers: list[SavedTimer]) -> dict[str, object]:
-    """Return timers by name; those of one name get different numbers."""
-    found: dict[str, object] = {}
+    """Return timers by name; timers with the same name get different numbers."""
+    by_name: dict[str, object] = {}
     for timer in timers:
         name, number = timer.name, 1
-        while name in found:
+        while name in by_name:
             number += 1
             name = f"{timer.name}#{number}"
-        found[name] = {"remaining_s": timer.remaining_ns / 1e9, "message": describe_payload(timer.payload)}
-    return found
+        by_name[name] = {"remaining_s": timer.remaining_ns / 1e9, "message": describe_payload(timer.payload)}
+    return by_name

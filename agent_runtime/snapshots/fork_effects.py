@@ -1,9 +1,12 @@
-"""Effects that are open in a fork's snapshot: the fork does nothing with them. They are its parent's.
+"""Open effects in a fork's snapshot: they belong to the parent fleet, and the fork does not touch them.
 
-The parent waits at them too, calls them, and undoes them if its turn fails; a fork that did so would do it a second time, under other outside keys.
-So in the fork's checkpoints the entry at which a turn waits is refused, effects of its turn are not to be undone, and turns that undo are gone, and
-the dead letters of those that could not. Effects that had ended stay known by their keys: they are part of the history that both have. An effect left
-by a failed turn is no orphan here: a later turn that requests it gets the result, and does not undo it. Nor can people undo it here.
+The parent waits for these effects, calls them, and undoes them if the turn fails. A fork that did the same would do each effect a second time, under
+other outside keys. So the fork's checkpoints differ from the parent's:
+
+- The entry at which a turn waits for an effect is refused.
+- Effects of that turn are not undone. Turns that undo effects are removed, with the dead letters of failed ones.
+- Completed effects stay known by their keys: they are part of the history that both fleets share.
+- An effect left by a failed turn is no orphan. A later turn that requests it gets the result, and does not undo it. Users cannot undo it in the fork.
 """
 
 import msgspec
@@ -23,7 +26,7 @@ def without_open_effects(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
 
 
 def has_open_effect(checkpoint: AgentCheckpoint) -> bool:
-    """Return whether the agent waits at an effect. The intent may be in a later checkpoint only: that is made after the segment that requests the
+    """Return whether the agent waits for an effect. Only a later checkpoint may hold the intent: it is made after the segment that requests the
     effect."""
     turn = checkpoint.turn
     return turn is not None and turn.waits is not None and turn.waits.kind == EFFECT
@@ -40,7 +43,7 @@ def _without_window(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
 
 def _without_undoing(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
     """Remove turns that undo. Effects without keys are forgotten with their turn: such turns may be all that a checkpoint has of effects."""
-    stash = [each for each in checkpoint.stash if not each.payload.startswith(UNDO)]
+    stash = [stashed for stashed in checkpoint.stash if not stashed.payload.startswith(UNDO)]
     return msgspec.structs.replace(checkpoint, saved_stash=stash or msgspec.UNSET)
 
 
@@ -71,6 +74,6 @@ def _refused(turn: SavedTurn, effects: SavedEffects | None) -> SavedTurn:
     waits = turn.waits
     assert waits is not None
     opened = effects.open if effects is not None else None
-    said = REFUSAL.format(name=repr(waits.name) if opened is None else f"{waits.name!r} (key {opened.key})")
-    entry = msgspec.structs.replace(waits, outcome=REFUSED, result=said.encode())
+    reason = REFUSAL.format(name=repr(waits.name) if opened is None else f"{waits.name!r} (key {opened.key})")
+    entry = msgspec.structs.replace(waits, outcome=REFUSED, result=reason.encode())
     return msgspec.structs.replace(turn, journal=[*turn.journal, entry], waits=None)

@@ -1,8 +1,7 @@
-"""Forking a snapshot: the request is checked as a whole, then a new store is written (`storage/transfer/forking.py`).
+"""Forks of a snapshot: the whole request is checked, then a new store is written (`storage/transfer/forking.py`).
 
-All errors in a fork's code and settings are found before a byte is written: a class that is gone, a state that nothing
-migrates, a durable turn in its middle whose handler is gone, a field that is not there or of another type. The snapshot is pinned
-meanwhile, and not touched otherwise: its fleet may run on.
+Errors in a fork's code and settings are found before a byte is written: a missing class, a state without a migration, an unfinished durable turn
+without its handler, a field that does not exist or has another type. The snapshot is pinned meanwhile and otherwise untouched: its fleet may run on.
 """
 
 import time
@@ -40,15 +39,15 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: its own.
-        store: location of its store; `cluster`: that store's id.
-        parent, parent_name: the same of the fleet that it was made of.
-        epoch: of the snapshot, in both.
-        root: of the fork's first snapshot.
-        agents, messages: number of its agents, and of messages in transit between them.
-        inputs_copied, inputs_dropped: inputs from outside that the parent had acknowledged, and that its agents had not consumed.
-        effects_refused: number of effects at which agents wait in the snapshot: they are the parent's, and the fork's handlers get a refusal.
+        store, cluster: location and id of the fork's store.
+        parent, parent_name: cluster id and name of the parent fleet.
+        epoch: number of the snapshot, in both stores.
+        root: digest of the fork's first snapshot.
+        agents, messages: number of agents, and of messages in transit between them.
+        inputs_copied, inputs_dropped: number of inputs that the parent had acknowledged and its agents had not consumed.
+        effects_refused: number of effects that agents wait for in the snapshot. They belong to the parent; the fork's handlers get a refusal.
         changed: the fields that were set.
-        not_begun: agents of the definition that are not in the snapshot: they have left, or are new, and do not begin.
+        not_begun: agents of the definition that are not in the snapshot (they left, or are new) and so do not start.
         is_live: whether it may do effects.
     """
 
@@ -74,9 +73,9 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: its own.
-        settings: place of a field, `AGENT.FIELD`, → its new value, as JSON.
-        fleet: the definition that it is run with; None: that of its parent.
-        inputs: whether those that are not consumed in the snapshot are copied.
+        settings: field, as `AGENT.FIELD`, → new value, as JSON.
+        fleet: fleet definition of the fork; None: that of its parent.
+        inputs: whether inputs that are not consumed in the snapshot are copied.
         is_live: whether it may do effects.
     """
 
@@ -90,17 +89,17 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
 def fork_snapshot(
     source: Store, epoch: int, to: str, wish: ForkRequest, *, keys: Keys | None = None, begin_again: bool = False
 ) -> Fork:
-    """Make a fork of a snapshot; its store, at the path or URL `to`, is durable when this returns.
+    """Make a fork of a snapshot; its store, at the path or URL `to`, is durable on return.
 
     Args:
-        keys: of the new store; None: those of the environment.
-        begin_again: first remove the remains of an unfinished fork there. Nobody else may make one there just now.
+        keys: keys of the new store; None: those of the environment.
+        begin_again: first remove the remains of an unfinished fork at `to`. No other process may be writing there.
 
     Raises:
         UsageError: the request does not fit the snapshot, or `to` holds something; nothing was written.
-        EncodingError: a class is gone, or a state cannot be migrated to it; nothing was written.
+        EncodingError: a class is missing, or a state cannot be migrated to it; nothing was written.
         NotFoundError: there is no such snapshot.
-        DamagedDataError: something of it is not what was written.
+        DamagedDataError: something of it is damaged.
         StoreError: a disk failed.
     """
     check_id(wish.name, "fork")
@@ -108,8 +107,8 @@ def fork_snapshot(
     with Holds(source, now_s=lambda: now_s).holding(epoch):
         judged = _Judged(source, epoch, wish)
         order = judged.order(created=instant(now_s))
-        made = write_fork(source, epoch, open_disk(to), order, keys=chosen_keys(keys, None), begin_again=begin_again)
-        return judged.report(made, order)
+        fork = write_fork(source, epoch, open_disk(to), order, keys=chosen_keys(keys, None), begin_again=begin_again)
+        return judged.report(fork, order)
 
 
 class _Judged:
@@ -125,35 +124,35 @@ class _Judged:
         self._parent_name = record.name if record is not None else self._manifest.metadata.fleet
         self._consumed: dict[str, int] = {}
         self._settled: dict[str, AgentCheckpoint] = {}
-        """Checkpoints of agents in the middle of effects, which are their parents'."""
+        """Checkpoints of agents that wait for effects, with those refused."""
         self._effects_refused = 0
         self._settings = self._settings_by_agent()
         self._changed = self._judge()
         self._pending = pending_inputs(source, self._consumed)
 
     def _check_protocol(self) -> None:
-        about, fleet = self._manifest.metadata, self._wish.fleet
-        if fleet is not None and fleet.protocol != about.protocol:
+        metadata, fleet = self._manifest.metadata, self._wish.fleet
+        if fleet is not None and fleet.protocol != metadata.protocol:
             raise FleetDefinitionError(
-                f"the snapshot was made by protocol {about.protocol}, and fleet {fleet.name!r} has {fleet.protocol}: a fork keeps it"
+                f"the snapshot was made by protocol {metadata.protocol}, and fleet {fleet.name!r} has {fleet.protocol}: a fork keeps it"
             )
-        if is_autonomous(about.protocol) and len(about.ordinals) < len(self._manifest.agents):
+        if is_autonomous(metadata.protocol) and len(metadata.ordinals) < len(self._manifest.agents):
             raise UsageError(
-                f"epoch {about.epoch} was written by an earlier release, and lacks what a fork under {about.protocol} needs: run the fleet "
+                f"epoch {metadata.epoch} was written by an earlier release, and lacks what a fork under {metadata.protocol} needs: run the fleet "
                 "with this one, take a snapshot, and fork that"
             )
 
     def _settings_by_agent(self) -> dict[str, list[FieldSetting]]:
         agents = {line.agent: None for line in self._manifest.agents}
-        found: dict[str, list[FieldSetting]] = {}
+        settings: dict[str, list[FieldSetting]] = {}
         for place, value in self._wish.settings.items():
             agent, path = find_agent(place, agents)
-            found.setdefault(agent, []).append(FieldSetting(agent, path, value))
-        if found and self._wish.fleet is None:
+            settings.setdefault(agent, []).append(FieldSetting(agent, path, value))
+        if settings and self._wish.fleet is None:
             raise UsageError(
                 "fields are set by their declared types: name the fleet's classes with --fleet MODULE:FLEET"
             )
-        return found
+        return settings
 
     # ---- all checkpoints --------------------------------------------------------------------------------------------
 
@@ -187,7 +186,7 @@ class _Judged:
     def _checked_turns(self, read: Iterable[AgentCheckpoint], fleet: Fleet) -> Iterator[AgentCheckpoint]:
         """Check that a durable turn in its middle finds the handler that began it."""
         for checkpoint in read:
-            agent_class = class_of(fleet, checkpoint.kind)  # one that is gone is named with all others
+            agent_class = class_of(fleet, checkpoint.kind)  # a missing class is reported together with all others
             if checkpoint.turn is not None and agent_class is not None:
                 name = split_message(unwrapped(checkpoint.turn.payload))[0]
                 handler = agent_type(agent_class).handlers.get(name)
@@ -199,19 +198,19 @@ class _Judged:
                     )
             yield checkpoint
 
-    # ---- what is to be made -----------------------------------------------------------------------------------------
+    # ---- what the fork will hold --------------------------------------------------------------------------------------
 
     def order(self, *, created: str) -> ForkOrder:
-        """Return the order for storage. UsageError: inputs to copy are not kept any more."""
-        about, fleet = self._manifest.metadata, self._wish.fleet
+        """Return the order for storage. UsageError: inputs to copy are no longer kept."""
+        metadata, fleet = self._manifest.metadata, self._wish.fleet
         is_copied = self._wish.inputs == "copy"
         return ForkOrder(
             name=self._wish.name,
             parent_name=self._parent_name,
             is_live=self._wish.is_live,
             created=created,
-            fleet=about.fleet if fleet is None else fleet.name,
-            config_hash=about.config_hash if fleet is None else fleet.definition_digest().hex(),
+            fleet=metadata.fleet if fleet is None else fleet.name,
+            config_hash=metadata.config_hash if fleet is None else fleet.definition_digest().hex(),
             gone=sorted(self._gone),
             changed=self._settled | self._changed,
             inputs=self._whole(self._pending) if is_copied else (),
@@ -243,7 +242,7 @@ class _Judged:
             messages=manifest.metadata.channel_state_messages,
             inputs_copied=copied,
             inputs_dropped=len(self._pending) - copied,
-            changed=tuple([each.place for some in self._settings.values() for each in some]),
+            changed=tuple([setting.place for some in self._settings.values() for setting in some]),
             effects_refused=self._effects_refused,
             not_begun=tuple(sorted(name for name in fleet.agents if name not in agents)) if fleet is not None else (),
             is_live=order.is_live,

@@ -1,4 +1,4 @@
-"""Snapshots as HTML, for notebooks. All text comes from a store, so all of it is escaped; long tables end, and say so."""
+"""Snapshots as HTML, for notebooks. All text comes from a store and is escaped; long tables are truncated with a note."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence

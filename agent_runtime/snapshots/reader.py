@@ -1,11 +1,11 @@
 """Reading snapshots in a program or a notebook: `snapline.open_store(location).snapshot("latest").agents["a"].state`.
 
-A store is read directly: no coordinator is called, and a fleet may run meanwhile. Nothing is imported because a store names it: without a fleet
-states and messages come as plain values (`storage/capture/plain_values.py`), with one as its own classes. All data is compared with its digests first
-(G11).
+The reader opens the store directly: it calls no coordinator, and the fleet may be running. It imports nothing that a store names. Without a fleet,
+states and messages are plain values (`storage/capture/plain_values.py`); with a fleet they are objects of its classes. All data is checked against
+its digests first (G11).
 
-An agent's checkpoint is read when it is accessed, its state when that is accessed: a fleet of ten thousand agents opens as
-quickly as one of two. A `SavedAgent` keeps what it has read, a `Snapshot` does not keep its agents.
+Checkpoints and states are read on access, so a fleet of ten thousand agents opens as quickly as one of two. A `SavedAgent` caches what it has read; a
+`Snapshot` does not cache its agents.
 """
 
 import functools
@@ -58,23 +58,23 @@ def open_store(
     store_keys: _Path | Sequence[_Path] = (),
     verify_keys: _Path | Sequence[_Path] = (),
 ) -> "SnapshotStore":
-    """Open a store for reading, also while its fleet runs. A key that may only read is enough for a bucket.
+    """Open a store for reading, also while its fleet runs. For a bucket, read-only credentials suffice.
 
     Args:
         location: a directory, or a URL such as `s3://bucket/prefix`, whose keys come from the environment.
         fleet: decode states and messages with the classes of this fleet; without it they are plain dicts, lists and arrays.
-        store_keys: key file of an encrypted store, or several; without it those that `SNAPLINE_STORE_KEY` names.
-        verify_keys: public keys whose signatures count; without them those that `SNAPLINE_VERIFY_KEY` names.
+        store_keys: one or more key files of an encrypted store; default: those in `SNAPLINE_STORE_KEY`.
+        verify_keys: public keys of trusted signatures; default: those in `SNAPLINE_VERIFY_KEY`.
 
     Raises:
         StoreMissingError: there is no store.
         DamagedDataError: its identity file is damaged.
-        StoreError: it cannot be read, or is encrypted and its key was not given.
-        UsageError: no such scheme, or a key file cannot be used.
+        StoreError: the store cannot be read, or is encrypted and no key was given.
+        UsageError: the URL scheme is unknown, or a key file cannot be used.
     """
     keys = keys_from_environment()
-    given = read_keys(store_keys=_paths(store_keys), verify_keys=_paths(verify_keys))
-    keys = Keys(given.wrapping or keys.wrapping, keys.signing, given.verifying or keys.verifying)
+    read_store_keys = read_keys(store_keys=_paths(store_keys), verify_keys=_paths(verify_keys))
+    keys = Keys(read_store_keys.wrapping or keys.wrapping, keys.signing, read_store_keys.verifying or keys.verifying)
     return SnapshotStore(Store.open(location, keys=keys), fleet)
 
 
@@ -84,7 +84,7 @@ def _paths(given: _Path | Sequence[_Path]) -> list[Path]:
 
 
 class SnapshotStore:
-    """A store, for reading; `open_store` makes it. Iterating gives its snapshots, oldest first.
+    """A store opened for reading by `open_store`. Iteration yields its snapshots, oldest first.
 
     Attributes:
         location: path or URL of the store.
@@ -104,36 +104,36 @@ class SnapshotStore:
         """Return a snapshot: by its epoch's number, a tag, the first digits (four or more) of its root, or the latest.
 
         Raises:
-            NotFoundError: there is none of this name, or several.
-            DamagedDataError: its manifest is not what was written.
+            NotFoundError: no snapshot has this name, or several do.
+            DamagedDataError: its manifest is damaged.
         """
         return Snapshot(self._store, self._store.resolve(str(name)), self._fleet)
 
     def outputs(
         self, topic: str = "", *, after: str = "", message_type: Any = None
     ) -> "Iterator[Output | OutputsReverted]":
-        """Yield the fleet's outputs, in order, as far as they are released now.
+        """Yield the fleet's released outputs, in order.
 
         Args:
-            topic: only these; empty: all that agents have named themselves. `@effects` is the ledger of effects.
-            after: the cursor of an output: outputs after it; empty: from the oldest that are kept.
-            message_type: class of the messages; without it they are plain values.
+            topic: topic of the outputs; empty: all topics of agents. `@effects` is the ledger of effects.
+            after: cursor of an output; only later outputs are returned. Empty: from the oldest kept output.
+            message_type: class of the messages; default: plain values.
 
         Raises:
-            UsageError: it is no cursor of this store.
-            NotFoundError: outputs after it were deleted meanwhile.
+            UsageError: the cursor does not belong to this store.
+            NotFoundError: outputs after the cursor have been deleted.
             EncodingError: a message is not of this type.
-            DamagedDataError: a file is not what was written.
+            DamagedDataError: a file is damaged.
         """
         reader = MessageReader(message_type, "message_type", "the output")
         for batch in self._store.read_outputs(after):
             yield from read_batch(batch, topic, reader)
 
     def effects(self) -> list[Effect]:
-        """Return the effects of the fleet's agents, and their fates, as far as snapshots hold them and outputs are kept.
+        """Return the effects of the fleet's agents and their fates, from the snapshots and the kept outputs.
 
         Raises:
-            DamagedDataError: a file is not what was written.
+            DamagedDataError: a file is damaged.
         """
         return fold(self.outputs(EFFECTS_TOPIC, message_type=EffectRecord))
 
@@ -153,16 +153,16 @@ class SnapshotStore:
 
 
 class Snapshot:
-    """One complete epoch, as it is in a store.
+    """One complete epoch in a store.
 
     Attributes:
         epoch: its number.
-        root: its digest, in hexadecimal digits.
-        created: when, UTC, as text.
-        trigger: why.
-        fleet, protocol: names.
-        plan: number of the start or recovery of the fleet that it was made under.
-        hosts: names of the hosts that the fleet ran on.
+        root: digest of the epoch, in hexadecimal digits.
+        created: time of creation in UTC, as text.
+        trigger: reason for the snapshot.
+        fleet, protocol: names of the fleet and its protocol.
+        plan: number of the plan (start or recovery) under which the snapshot was made.
+        hosts: names of the fleet's hosts.
         agents: agent → `SavedAgent`, read when accessed.
     """
 
@@ -170,10 +170,10 @@ class Snapshot:
         self._store, self._fleet = store, fleet
         self.root = store.read_ref(epoch)
         manifest = store.read_manifest(self.root, epoch=epoch)
-        about = manifest.metadata
-        self.epoch, self.created, self.trigger = epoch, about.created, about.trigger
-        self.fleet, self.protocol, self.plan = about.fleet, about.protocol, about.plan
-        self.hosts = sorted(about.hosts)
+        metadata = manifest.metadata
+        self.epoch, self.created, self.trigger = epoch, metadata.created, metadata.trigger
+        self.fleet, self.protocol, self.plan = metadata.fleet, metadata.protocol, metadata.plan
+        self.hosts = sorted(metadata.hosts)
         self.agents: Mapping[str, SavedAgent] = _Agents(store, manifest, fleet)
 
     def fork(
@@ -186,37 +186,36 @@ class Snapshot:
         live: bool = False,
         again: bool = False,
     ) -> Fork:
-        """Make a new fleet that begins with this snapshot, in a store of its own; durable when this returns.
+        """Make a new fleet that begins with this snapshot, in a new store; durable on return.
 
-        The fleet of the snapshot may run meanwhile, and is not changed. `snapline run --store` (or `--data-dir`, if `to` is its folder
+        The parent fleet may be running, and is not changed. `snapline run --store` (or `--data-dir`, if `to` is its folder
         `store`) runs the fork.
 
         Args:
-            to: where its store goes, as path or URL; nothing may be there.
-            name: of the fork.
-            set: fields of states, `"agent.field.inner"`, → their new values, as JSON knows them. Takes a store that was opened with the fleet:
-                values must be of the declared types.
-            inputs: treatment of inputs from outside that the agents have not consumed: "copy" copies them.
-            live: whether it may do effects.
-            again: first remove the remains of an unfinished fork there. Nobody else may make one there just now.
+            to: path or URL of the new store; it must not exist.
+            name: name of the fork.
+            set: field of a state, `"agent.field.inner"`, → new JSON value of the declared type. The store must have been opened with the fleet.
+            inputs: treatment of inputs that the agents have not consumed: "copy" copies them.
+            live: whether the fork may do effects.
+            again: first remove the remains of an unfinished fork at `to`. No other process may be writing there.
 
         Raises:
-            UsageError: a field is not there or of another type, something is at `to`, or the fleet is of another protocol.
+            UsageError: a field is missing or of another type, `to` exists, or the fleet has another protocol.
             EncodingError: a class of the fleet that the store was opened with is gone, or a state cannot be migrated to it.
-            DamagedDataError: something in the snapshot is not what was written.
+            DamagedDataError: something in the snapshot is damaged.
             StoreError: a disk failed.
         """
         settings = {place: msgspec.json.encode(value) for place, value in (set or {}).items()}
-        wish = ForkRequest(name=name, settings=settings, fleet=self._fleet, inputs=inputs, is_live=live)
-        return fork_snapshot(self._store, self.epoch, os.fspath(to), wish, begin_again=again)
+        request = ForkRequest(name=name, settings=settings, fleet=self._fleet, inputs=inputs, is_live=live)
+        return fork_snapshot(self._store, self.epoch, os.fspath(to), request, begin_again=again)
 
     @functools.cached_property
     def channels(self) -> dict[tuple[str, str], tuple[TransitMessage, ...]]:
         """(Sender, receiver) → the messages in transit, in order; only channels that have some."""
-        found: dict[tuple[str, str], tuple[TransitMessage, ...]] = {}
+        by_channel: dict[tuple[str, str], tuple[TransitMessage, ...]] = {}
         for agent in self.agents.values():
-            found |= {(sender, agent.agent): messages for sender, messages in agent.channels.items()}
-        return found
+            by_channel |= {(sender, agent.agent): messages for sender, messages in agent.channels.items()}
+        return by_channel
 
     @functools.cached_property
     def in_transit(self) -> tuple[TransitMessage, ...]:
@@ -251,15 +250,15 @@ class SavedAgent:
 
     Attributes:
         agent: its id.
-        kind: its class, "module:Class".
-        host, incarnation: where it ran, and in which of its lives.
-        number: of its checkpoint, over all incarnations.
-        is_unborn: the message that creates it is in transit: it has no state yet.
+        kind: class of the agent, as "module:Class".
+        host, incarnation: host and incarnation of the agent.
+        number: number of the checkpoint, over all incarnations.
+        is_unborn: the creation message is in transit, so the agent has no state yet.
         is_started: `on_start` has run.
         is_leaving: `ctx.stop()` was called.
-        state_type, state_version, state_fields: of the state: name, version, field → declared type.
-        sent, received: agent → last number sent to it, consumed from it.
-        dead_letter_count: how many there ever were, less those that were retried and handled; `dead_letters` has the newest.
+        state_type, state_version, state_fields: the state's type name, its version, and field → declared type.
+        sent, received: agent → last number sent to that agent, and last number consumed from it.
+        dead_letter_count: number of all dead letters, without those that were retried and handled; `dead_letters` has the newest.
     """
 
     def __init__(
@@ -286,14 +285,14 @@ class SavedAgent:
 
     @functools.cached_property
     def state(self) -> Any:
-        """State of the agent: as the fleet's class declares it, migrated if need be; plain values where no fleet or no such class is given.
+        """State of the agent: an object of the fleet's class, migrated if needed; plain values without a fleet or such a class.
 
         None if the agent is unborn.
 
         Raises:
-            DamagedDataError: something of it is not what was written.
-            EncodingError: it does not decode as its class declares it: open the store without the fleet.
-            UsageError: it holds an array or tensor, and NumPy or torch is not installed.
+            DamagedDataError: data of the state is damaged.
+            EncodingError: the state does not decode as its class declares: open the store without the fleet.
+            UsageError: the state holds an array or tensor, and NumPy or torch is not installed.
         """
         if self.is_unborn:
             return None
@@ -302,31 +301,31 @@ class SavedAgent:
         return restored(self._fleet, self._checkpoint, self._contents()).state
 
     def state_as(self, declared: type[_State], *, allow_pickle: bool = False) -> _State:
-        """Return its state as an object of `declared`, a struct or dataclass. `allow_pickle`: load its pickles, which runs their code.
+        """Return the state as an object of `declared`, a struct or dataclass. `allow_pickle`: load pickles, which runs their code.
 
         Raises:
-            EncodingError: it does not decode as that; otherwise as `state`.
+            EncodingError: the state does not decode as `declared`; other errors as for `state`.
         """
         decoder = state_decoder(declared, allow_pickle=allow_pickle)
-        made: _State = decoder.restore(self._checkpoint.state, self._checkpoint.parts, self._contents()).state
-        return made
+        state: _State = decoder.restore(self._checkpoint.state, self._checkpoint.parts, self._contents()).state
+        return state
 
     def field(self, path: str) -> Any:
         """Return one field, such as `"mind.notes[3].text"`, as a plain value. Large arrays next to it are not read.
 
         Raises:
-            NotFoundError: there is no such field; names those that there are.
-            DamagedDataError, UsageError: as `state`.
+            NotFoundError: there is no such field; the message lists the existing ones.
+            DamagedDataError, UsageError: as for `state`.
         """
         return plain_value(find_field(self._tree, path))
 
     @functools.cached_property
     def channels(self) -> dict[str, tuple[TransitMessage, ...]]:
         """Sender → the messages that are in transit from it, in order; only senders that have some."""
-        found: dict[str, list[TransitMessage]] = {}
+        by_channel: dict[str, list[TransitMessage]] = {}
         for message in messages_to(self._checkpoint, self._decode):
-            found.setdefault(message.sender, []).append(message)
-        return {sender: tuple(messages) for sender, messages in sorted(found.items())}
+            by_channel.setdefault(message.sender, []).append(message)
+        return {sender: tuple(messages) for sender, messages in sorted(by_channel.items())}
 
     @functools.cached_property
     def outbox(self) -> tuple[TransitMessage, ...]:
@@ -349,15 +348,15 @@ class SavedAgent:
         return tuple(pending_spawns(self._checkpoint))
 
     def describe(self, *, reads_parts: bool = True) -> object:
-        """Return its state for people: of arrays the first values, of histories the first and last records.
+        """Return the state for display: the first values of arrays, the first and last records of histories.
 
-        `reads_parts=False`: large parts next to the state's record are named by their size alone.
+        `reads_parts=False`: show only the size of large parts outside the state's record.
         """
         return describe_state(self._checkpoint, self._read_parts if reads_parts else None)
 
     def __repr__(self) -> str:
-        what = "unborn" if self.is_unborn else self.state_type
-        return f"<SavedAgent {self.agent}: {what}, {self.kind} on {self.host}>"
+        description = "unborn" if self.is_unborn else self.state_type
+        return f"<SavedAgent {self.agent}: {description}, {self.kind} on {self.host}>"
 
     def _repr_html_(self) -> str:
         return snapshot_html.of_agent(self)
@@ -379,7 +378,7 @@ class _Agents(Mapping[str, SavedAgent]):
         self._read_parts = store.part_reader(manifest).read
 
     def __getitem__(self, agent: str) -> SavedAgent:
-        """Return an agent. NotFoundError: the snapshot has no such agent; DamagedDataError: its checkpoint is not what was written."""
+        """Return an agent. NotFoundError: the snapshot has no such agent; DamagedDataError: its checkpoint is damaged."""
         line = self._lines.get(agent)
         if line is None:
             raise NotFoundError(

@@ -1,11 +1,13 @@
 """Changes between two states, field by field, as a bounded list.
 
 Both are trees of plain values and of saved arrays, histories and blobs (`saved_values.py`). They are walked together: dicts by key, lists and
-histories record by record. So that one record dropped from the front does not make all others "edited", records are first paired with their equals:
-among equal ones the first with the first, the second with the second and so on, and of these pairs the longest chain that keeps the order (as
-patience diff does: O(n log n)). Records between two pairs were edited, inserted or dropped; behind the last one, appended.
+histories record by record.
 
-Bounded: each agent shows `DIFFERENCES_MAX` changes and counts the rest; a value is cut, too.
+Records are first paired with equal ones, so that one record dropped from the front does not make all others "edited". Among equal records the first
+is paired with the first, the second with the second, and so on. The longest chain of pairs in order is kept (as in patience diff, O(n log n)).
+Records between two pairs were edited, inserted or dropped; records after the last pair were appended.
+
+Output is bounded: each agent shows `DIFFERENCES_MAX` changes and counts the rest; long values are truncated.
 """
 
 import bisect
@@ -18,7 +20,7 @@ from snapline.agent_runtime.snapshots.array_difference import compare_arrays, co
 from snapline.storage.capture.saved_values import SavedArray, SavedBytes, SavedHistory
 
 DIFFERENCES_MAX = 50
-"""Largest number of changes shown for one agent: more than a person reads. The others are counted."""
+"""Largest number of changes shown for one agent: more than a person reads. Other changes are counted."""
 
 RECORDS_SHOWN = 3
 """Largest number of records shown of each kind of change in a list or history."""
@@ -33,15 +35,15 @@ DEPTH_SHOWN = 4
 """Largest number of levels shown of a value."""
 
 DEPTH_MAX = 100
-"""Largest number of levels walked; deeper values are compared as a whole. Python's own stack ends at 1,000 frames."""
+"""Largest number of levels walked; deeper values are compared as a whole. Python's stack has 1,000 frames."""
 
 
 class StateChanges:
-    """Collects changes up to a limit; each is a dict with `path` and `change`, and its details.
+    """Collects changes up to a limit; each change is a dict with `path`, `change` and details.
 
     Attributes:
-        shown: the first ones.
-        more: number of the others.
+        shown: the first changes.
+        more: number of changes not shown.
     """
 
     def __init__(self, most: int = DIFFERENCES_MAX) -> None:
@@ -64,7 +66,7 @@ def compare(before: object, after: object, changes: StateChanges, path: str = ""
     """Walk two values, and add their differences.
 
     Raises:
-        DamagedDataError: a chunk is not what was written, or a history cannot be replayed.
+        DamagedDataError: a chunk is damaged, or a history cannot be replayed.
     """
     if depth > DEPTH_MAX:
         if _identity(before) != _identity(after):
@@ -84,7 +86,7 @@ def compare(before: object, after: object, changes: StateChanges, path: str = ""
 
 
 def shown(value: object, depth: int = DEPTH_SHOWN) -> object:
-    """Return `value` for people and JSON, cut where it is long."""
+    """Return `value` for display and JSON, truncated if long."""
     if isinstance(value, str):
         return value if len(value) <= TEXT_MAX else f"{value[: TEXT_MAX - 1]}…"
     if isinstance(value, bytes | bytearray | memoryview):
@@ -189,11 +191,11 @@ def _longest_chain(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def _compare_lists(
     before: Sequence[object], after: Sequence[object], changes: StateChanges, path: str, depth: int
 ) -> None:
-    """Compare two lists: edited items are walked; those that came or went are shown."""
-    found = _Alignment(before, after)
-    if not found.keeps_length:
-        changes.add(path, "list", **_counts(found, before, after, with_edited=False))
-    for i, j in found.edited:
+    """Compare two lists: walk edited items, and show inserted and dropped ones."""
+    alignment = _Alignment(before, after)
+    if not alignment.keeps_length:
+        changes.add(path, "list", **_counts(alignment, before, after, with_edited=False))
+    for i, j in alignment.edited:
         compare(before[i], after[j], changes, f"{path}[{j}]", depth + 1)
 
 
@@ -201,9 +203,9 @@ def _compare_histories(before: SavedHistory, after: SavedHistory, changes: State
     if before.content.identity == after.content.identity:
         return
     old, new = before.records(), after.records()
-    found = _Alignment(old, new)
-    if found.edited or not found.keeps_length:
-        changes.add(path, "history", **_counts(found, old, new, with_edited=True))
+    alignment = _Alignment(old, new)
+    if alignment.edited or not alignment.keeps_length:
+        changes.add(path, "history", **_counts(alignment, old, new, with_edited=True))
 
 
 def _counts(
@@ -235,17 +237,17 @@ def _compare_arrays(before: SavedArray, after: SavedArray, changes: StateChanges
     if (before.dtype, before.shape, before.is_tensor) != (after.dtype, after.shape, after.is_tensor):
         changes.add(path, "array type", before=str(before), after=str(after))
         return
-    found = compare_arrays(before, after)
-    if found.changed:
+    difference = compare_arrays(before, after)
+    if difference.changed:
         changes.add(
             path,
             "array",
             array=str(after),
-            elements=found.elements,
-            changed_elements=found.changed,
-            first_changed=_index(found.first, after.shape),
-            last_changed=_index(found.last, after.shape),
-            largest_change=found.largest,
+            elements=difference.elements,
+            changed_elements=difference.changed,
+            first_changed=_index(difference.first, after.shape),
+            last_changed=_index(difference.last, after.shape),
+            largest_change=difference.largest,
         )
 
 
@@ -262,16 +264,16 @@ def _compare_blobs(before: SavedBytes, after: SavedBytes, changes: StateChanges,
     if before.name != after.name:
         changes.add(path, "value", before=str(before), after=str(after))
         return
-    found = compare_bytes(before.content, after.content)
-    if found is not None:
+    difference = compare_bytes(before.content, after.content)
+    if difference is not None:
         changes.add(
             path,
             before.name,
             size_before=before.content.size_bytes,
             size_after=after.content.size_bytes,
-            offset=found.offset,
-            removed_bytes=found.removed,
-            added_bytes=found.added,
+            offset=difference.offset,
+            removed_bytes=difference.removed,
+            added_bytes=difference.added,
         )
 
 
@@ -286,7 +288,7 @@ def _identity(value: object) -> bytes:
     """Return bytes that are equal for equal values. Saved arrays and the like count by digests: nothing is read."""
     try:
         return _identity_encoder.encode(value)
-    except TypeError:  # The encoder sorts keys that are text, and no others.
+    except TypeError:  # The encoder can sort only keys that are text.
         return _identity_encoder.encode(_with_sorted_keys(value))
 
 

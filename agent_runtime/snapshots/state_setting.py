@@ -1,9 +1,9 @@
-"""Changing fields of a saved state whose declared types are known.
+"""Changes to fields of a saved state whose declared types are known.
 
-The state's record is plain MessagePack, apart from large parts (`storage/capture/encoder.py`): it is taken apart without types, one value
-in it is replaced, and it is put together again. So arrays and histories next to the field are not read, and their bytes stay the same.
-The declared type is followed along the path; the new value is decoded from JSON as the type that is declared where it is put,
-and at last the whole record is decoded as it is declared, as a host will do.
+The state's record is plain MessagePack, apart from large parts (`storage/capture/encoder.py`). It is decoded without types, one value is replaced,
+and the record is encoded again. So arrays and histories next to the field are not read, and their bytes stay the same. The declared types are
+followed along the path, and the new value is decoded from JSON as the declared type of the field. Finally the whole record is decoded as declared, as
+a host will do.
 """
 
 import dataclasses
@@ -43,12 +43,12 @@ class SettingError(UsageError):
 
 
 def find_agent(place: str, agents: Mapping[str, object]) -> tuple[str, str]:
-    """Return agent and path of `AGENT.PATH`. Ids may hold dots: the longest known one counts.
+    """Return agent and path of `AGENT.PATH`. Ids may contain dots: the longest known id is used.
 
     Raises:
-        SettingError: it names no agent of these, or no field.
+        SettingError: the place names no known agent, or no field.
     """
-    ends = [i for i, letter in enumerate(place) if letter in ".["]
+    ends = [i for i, character in enumerate(place) if character in ".["]
     for end in reversed(ends):
         if place[:end] in agents:
             path = place[end:].removeprefix(".")
@@ -60,13 +60,13 @@ def find_agent(place: str, agents: Mapping[str, object]) -> tuple[str, str]:
 def with_settings(
     plan: MigrationPlan | None, checkpoint: AgentCheckpoint, settings: list[FieldSetting]
 ) -> AgentCheckpoint:
-    """Return the checkpoint with these fields set, in their order; its state is one of the class as it is now.
+    """Return the checkpoint with these fields set, in order; its state has the class's current version.
 
-    `plan`: its migration; None: the agent is not made yet.
+    `plan`: migration of the state; None: the agent does not exist yet.
 
     Raises:
         SettingError: there is no such field, the value is not of its type, or this state cannot be changed.
-        MigrationError: the state cannot be brought to the class's version.
+        MigrationError: the state cannot be migrated to the class's version.
     """
     first = settings[0].place
     if plan is None:
@@ -79,8 +79,8 @@ def with_settings(
     checkpoint = _migrated(plan, checkpoint, first)
     known = agent_type(plan.agent_class)
     record = _taken_apart(checkpoint, first)
-    for each in settings:
-        record = _set(record, known.state_type, each)
+    for setting in settings:
+        record = _set(record, known.state_type, setting)
     state = msgspec.msgpack.encode(record)
     if not checkpoint.parts:
         try:
@@ -134,8 +134,8 @@ def _set(record: object, declared: Any, setting: FieldSetting) -> object:
 
 
 def _holds_large(value: Any, place: Any) -> bool:
-    found = value.get(place) if isinstance(value, dict) else value[place]
-    return isinstance(found, msgspec.msgpack.Ext)
+    field_value = value.get(place) if isinstance(value, dict) else value[place]
+    return isinstance(field_value, msgspec.msgpack.Ext)
 
 
 def _encoded(declared: Any, setting: FieldSetting) -> object:
@@ -178,7 +178,7 @@ def _bare(declared: Any) -> Any:
     if typing.get_origin(declared) is typing.Annotated:
         return _bare(typing.get_args(declared)[0])
     if typing.get_origin(declared) in (typing.Union, types.UnionType):
-        others = [each for each in typing.get_args(declared) if each is not types.NoneType]
+        others = [argument for argument in typing.get_args(declared) if argument is not types.NoneType]
         return _bare(others[0]) if len(others) == 1 else declared
     return declared
 
@@ -188,12 +188,12 @@ def _step_in_dict(
 ) -> tuple[object, Any]:
     key_type, value_type = of if len(of) == 2 else (Any, Any)
     try:
-        found = msgspec.msgpack.decode(encode_body(msgspec.convert(key, key_type, strict=False)))
+        encoded_key = msgspec.msgpack.decode(encode_body(msgspec.convert(key, key_type, strict=False)))
     except (msgspec.ValidationError, TypeError) as error:
         raise SettingError(f"{setting.place} cannot be set: {key!r} is no key there ({error})") from error
-    if not is_last and found not in inner:
+    if not is_last and encoded_key not in inner:
         raise SettingError(f"{setting.place} cannot be set: there is no {key!r} in {_shown(inner)}")
-    return found, value_type
+    return encoded_key, value_type
 
 
 def _step_in_record(inner: Any, declared: Any, key: object, setting: FieldSetting) -> tuple[object, Any]:
@@ -203,7 +203,7 @@ def _step_in_record(inner: Any, declared: Any, key: object, setting: FieldSettin
     place, kind = fields[key]
     if isinstance(inner, dict):
         return place, kind
-    offset = len(inner) - len(fields)  # a tag stands in front
+    offset = len(inner) - len(fields)  # the first item is the tag
     return list(fields).index(key) + offset, kind
 
 

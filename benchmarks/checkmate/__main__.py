@@ -22,7 +22,7 @@ from benchmarks.checkmate.virtual import Setting
 from snapline.protocols.names import PROTOCOLS
 
 PAPER = (NONE, "chandy-lamport", "uncoordinated", "hmnr")
-"""None, coordinated, uncoordinated, communication-induced, as in the paper."""
+"""Protocols of the paper: none, coordinated, uncoordinated, communication-induced."""
 
 
 WORKERS_MAX = 16

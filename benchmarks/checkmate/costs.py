@@ -14,10 +14,10 @@ from benchmarks import piggyback
 from snapline.sim.workloads.costs import Costs
 
 MESSAGE_NS = 37_000
-"""What a message takes under the default protocol, all of it, when another host's agent handles it: docs/performance.md, "A message, beside peers"."""
+"""CPU time of a message between hosts under the default protocol: docs/performance.md, "A message, beside peers"."""
 
 HOST_NS = {"koo-toueg": 3_600, "uncoordinated": 4_500, "bcs": 5_000, "hmnr": 4_500}
-"""Protocol → what a message takes longer, without its rule: the sender's log, numbers, dependencies."""
+"""Protocol → additional time of a message without the rule: the sender's log, numbers, dependencies."""
 
 RULE_NS = {
     "bcs": ((15, 1_300), (150, 1_700)),
@@ -26,7 +26,7 @@ RULE_NS = {
 """Protocol → (agents, what its rule takes for a message in a fleet of so many: saying, testing, merging). Lines between them, and beyond."""
 
 NEIGHBOURS = 3
-"""Every so manieth agent is one that an agent sends to: sources to all operators."""
+"""Every N-th agent is a receiver of an agent: sources send to all operators."""
 
 
 def costs_of(protocol: str, agents: int) -> Costs:
@@ -38,22 +38,22 @@ def costs_of(protocol: str, agents: int) -> Costs:
 def rule_ns(protocol: str, agents: int) -> int:
     """By the measured points."""
     points = RULE_NS.get(protocol, ())
-    for (few, low), (many, high) in pairwise(points):
-        if agents <= many or many == points[-1][0]:
-            return max(0, round(low + (high - low) * (agents - few) / (many - few)))
+    for (agents_low, low), (agents_high, high) in pairwise(points):
+        if agents <= agents_high or agents_high == points[-1][0]:
+            return max(0, round(low + (high - low) * (agents - agents_low) / (agents_high - agents_low)))
     return 0
 
 
 def main() -> None:
     """Print the rule's part."""
-    piggyback.time.perf_counter = time.thread_time  # type: ignore[attr-defined]  # a busy machine's waits are none of theirs
+    piggyback.time.perf_counter = time.thread_time  # type: ignore[attr-defined]  # exclude waits on a busy machine
     for protocol, points in RULE_NS.items():
         for agents in (15, 30, 60, 150):
             load = piggyback.Fleet(protocol, agents, agents // NEIGHBOURS, 100)
             piggyback.measure(load, 100 * agents)
-            found = min((piggyback.measure(load, 50 * agents) for _ in range(2)), key=lambda result: result.micros)
+            fastest = min((piggyback.measure(load, 50 * agents) for _ in range(2)), key=lambda result: result.micros)
             print(
-                f"{protocol:<6} {agents:>4} agents {found.micros:8.1f} µs {found.size_bytes:6.1f} bytes a message",
+                f"{protocol:<6} {agents:>4} agents {fastest.micros:8.1f} µs {fastest.size_bytes:6.1f} bytes a message",
                 flush=True,
             )
         print(f"{protocol:<6} modelled: {points}")

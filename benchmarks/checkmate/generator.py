@@ -12,33 +12,33 @@ import msgspec
 import snapline
 
 PERSONS, AUCTIONS, BIDS = 1, 3, 46
-"""Of fifty events."""
+"""Persons, auctions and bids in fifty events."""
 
 POPULAR_EVERY = 100
-"""The first of so many persons is popular. Auctions and bids are of persons among the last so many."""
+"""The first of this number of persons is popular. Auctions and bids are of persons among the last ones of this number."""
 
 EARLIER = 1_000
-"""Persons that there were before the stream began."""
+"""Number of persons before the stream began."""
 
 STATES = ("OR", "ID", "CA", "AZ", "WA", "WY")
 CATEGORIES = 5
 
 PERSON_EXTRA, AUCTION_EXTRA, BID_EXTRA = "p" * 120, "a" * 400, "b" * 50
-"""Makes about 200, 500 and 100 bytes of them, NEXMark's sizes."""
+"""Padding to about 200, 500 and 100 bytes, NEXMark's sizes."""
 
 NODES = 1_000_000
-"""Of the graph; its links mostly do not meet."""
+"""Nodes of the graph, whose links mostly do not meet."""
 
 SOURCE_SHARE = 0.2
 FROM_SOURCE, FROM_END = 0.1, 0.2
-"""Of the links: those that begin at a source, and those that begin where another one ends."""
+"""Shares of the links that begin at a source, and at the end of another link."""
 
 _MASK = (1 << 64) - 1
 
 
 class Stream(msgspec.Struct, frozen=True):
     """One worker's part of the input. `kind`: "bids", "people" or "graph"; `hot`: of auctions or bids, those of popular persons.
-    `tick_s`: how often its source looks what is due."""
+    `tick_s`: interval at which its source sends due events."""
 
     kind: str
     partition: int
@@ -89,7 +89,7 @@ class Link(snapline.Message):
 
 
 class Start(snapline.Message):
-    """From here on it is asked what can be reached."""
+    """A node from which reachability is computed."""
 
     at_ns: int
     born_ns: int
@@ -155,8 +155,8 @@ def happening(stream: Stream, number: int, started_ns: int = 0) -> Happening:
     if stream.kind == "bids":
         bidder = someone(stream, EARLIER + number // BIDS, *draw, 3)
         return Bid(when, started_ns + when, mixed(*draw, 4) % 1000, bidder, mixed(*draw, 5) % 10_000, BID_EXTRA)
-    index, place = EARLIER + number // (PERSONS + AUCTIONS), number % (PERSONS + AUCTIONS)
-    if place == 0:
+    index, offset = EARLIER + number // (PERSONS + AUCTIONS), number % (PERSONS + AUCTIONS)
+    if offset == 0:
         state = STATES[mixed(*draw, 6) % len(STATES)]
         key = person_id(stream, index)
         return Person(
@@ -172,9 +172,9 @@ def edge(stream: Stream, number: int, when: int, born_ns: int) -> Link | Start:
     if is_start(stream, number):
         return Start(when, born_ns, end_of(stream, number))
     draw = (stream.seed, 10, stream.partition, number)
-    other, drawn = mixed(*draw, 1) % (2 * number + 1), chance(*draw, 2)  # half of them are yet to come
-    limit = FROM_SOURCE / SOURCE_SHARE if is_start(stream, other) else FROM_END / (1 - SOURCE_SHARE)
-    start = end_of(stream, other) if other != number and drawn < limit else mixed(*draw, 3) % NODES
+    earlier, drawn = mixed(*draw, 1) % (2 * number + 1), chance(*draw, 2)  # half of them come later
+    limit = FROM_SOURCE / SOURCE_SHARE if is_start(stream, earlier) else FROM_END / (1 - SOURCE_SHARE)
+    start = end_of(stream, earlier) if earlier != number and drawn < limit else mixed(*draw, 3) % NODES
     return Link(when, born_ns, start, end_of(stream, number))
 
 

@@ -12,24 +12,24 @@ from benchmarks.checkmate.virtual import Measured, Setting, play
 COORDINATED = "chandy-lamport"
 
 GROWTH_MAX = 0.02
-"""Seconds a second: input of which so much more waits every second is not sustained."""
+"""Growth of the lag, in seconds per second, above which a rate is not sustained."""
 
 TURNS = {"q1": 2.0, "q3": 0.35, "q8": 1.6, "q12": 2.0, "reachable": 1.5}
-"""About so many turns an event: where the search begins."""
+"""Estimated number of turns for an event, where the search begins."""
 
 SEARCH_S = 20.0
-"""Of input, of each run of the search."""
+"""Seconds of input in each run of the search."""
 
 SHARE = 0.8
-"""Of the sustained rate, for everything else."""
+"""Share of the sustained rate at which all other figures are measured."""
 
 LOWER = 0.6
 RATES_MAX = 32
-"""A search that has not found anything by then is a mistake: a guess is hardly ever wrong by a factor of 40."""
+"""Limit of a search, which indicates a bug: an estimate is hardly ever wrong by a factor of 40."""
 
 
 PHASES = (0.25, 0.75)
-"""When hosts die, one in each run: so much of an interval after the middle, another host each time."""
+"""Times at which a host dies, one in each run and another host each time: fractions of an interval after the middle."""
 
 
 class Line(NamedTuple):

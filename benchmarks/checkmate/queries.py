@@ -37,11 +37,11 @@ QUERIES = {"q1": "bids", "q3": "people", "q8": "people", "q12": "bids", "reachab
 """Query → kind of its stream."""
 
 NONE = "none"
-"""Instead of a protocol: no checkpoints."""
+"""Name for no protocol: no checkpoints."""
 
 WINDOW_NS = 10_000_000_000
 CATCH_UP = 2.0
-"""Times its rate: what a source that is behind sends at most."""
+"""Largest rate of a source that is behind, as a multiple of its normal rate."""
 
 DIGESTS = 1 << 64
 
@@ -191,7 +191,7 @@ class Count(snapline.Agent):
 
 
 def moved(newest: dict[str, int], sender: str, window: int) -> bool:
-    """Note it; whether the sender has come to a new window."""
+    """Note a message; return whether the sender has reached a new window."""
     is_new = newest.get(sender) != window
     newest[sender] = window
     return is_new
@@ -222,7 +222,7 @@ class Tables(msgspec.Struct):
 
 
 class Join(snapline.Agent):
-    """Whoever comes second makes the row."""
+    """The later of the two makes the row."""
 
     state: Tables
 
@@ -261,7 +261,7 @@ class Reached(msgspec.Struct):
 
 
 class Reach(snapline.Agent):
-    """Joins paths with links that go on from them: whoever comes second makes the step."""
+    """Joins paths with links that go on from them: the later of the two makes the step."""
 
     state: Reached
 
@@ -340,19 +340,19 @@ def streams(query: str, workers: int, rate_per_s: float, events: int, hot: float
 
 def agents_of(query: str, stream: Stream) -> dict[str, snapline.Agent]:
     """Those of the stream's worker."""
-    place = stream.partition
-    sink = f"sink-{place}"
-    found: dict[str, snapline.Agent] = {f"source-{place}": Source(Feed(query, stream)), sink: Sink(Seen())}
+    worker = stream.partition
+    sink = f"sink-{worker}"
+    found: dict[str, snapline.Agent] = {f"source-{worker}": Source(Feed(query, stream)), sink: Sink(Seen())}
     match query:
         case "q1":
-            found[f"convert-{place}"] = Convert(Conversion(sink))
+            found[f"convert-{worker}"] = Convert(Conversion(sink))
         case "q12":
-            found[f"count-{place}"] = Count(Counts(sink, stream.workers))
+            found[f"count-{worker}"] = Count(Counts(sink, stream.workers))
         case "reachable":
-            found[f"reach-{place}"] = Reach(Reached(f"extend-{place}"))
-            found[f"extend-{place}"] = Extend(Extension(sink, stream.workers))
+            found[f"reach-{worker}"] = Reach(Reached(f"extend-{worker}"))
+            found[f"extend-{worker}"] = Extend(Extension(sink, stream.workers))
         case _:
-            found[f"join-{place}"] = Join(Tables(sink, stream.workers, WINDOW_NS if query == "q8" else 0))
+            found[f"join-{worker}"] = Join(Tables(sink, stream.workers, WINDOW_NS if query == "q8" else 0))
     return found
 
 

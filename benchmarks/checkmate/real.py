@@ -59,11 +59,11 @@ async def run(folder: Path, protocol: str) -> Run:
         await (fleet.end_by_hand() if protocol == NONE else fleet.end())
     store = Store.open(folder / "store")
     states = load_cut(store, store.epochs()[-1], queries.fleet(**arguments)).states
-    seen = [state for state in states.values() if isinstance(state, Seen)]
-    found = sum(x.rows for x in seen), sum(x.digests for x in seen) % DIGESTS
-    assert found == expected(QUERY, streams(QUERY, HOSTS, RATE_PER_S, EVENTS, 0.0, 0.05)), f"{protocol}: {found}"
+    sinks = [state for state in states.values() if isinstance(state, Seen)]
+    result = sum(x.rows for x in sinks), sum(x.digests for x in sinks) % DIGESTS
+    assert result == expected(QUERY, streams(QUERY, HOSTS, RATE_PER_S, EVENTS, 0.0, 0.05)), f"{protocol}: {result}"
     latencies: dict[int, int] = {}
-    for state in seen:
+    for state in sinks:
         for number, count in state.latencies.items():
             latencies[number] = latencies.get(number, 0) + count
     return Run(turn_us, quantile(latencies, 0.5), restart_s)
@@ -83,12 +83,12 @@ async def _turns(fleet: Running) -> int:
 
 async def measure(rounds: int) -> dict[str, list[Run]]:
     """Protocol → its runs."""
-    found: dict[str, list[Run]] = {protocol: [] for protocol in PROTOCOLS}
+    runs: dict[str, list[Run]] = {protocol: [] for protocol in PROTOCOLS}
     with tempfile.TemporaryDirectory(prefix="snapline-bench-") as name:
         for number in range(rounds):
             for protocol in PROTOCOLS if number % 2 == 0 else PROTOCOLS[::-1]:
-                found[protocol].append(await run(Path(name) / f"{protocol}-{number}", protocol))
-    return found
+                runs[protocol].append(await run(Path(name) / f"{protocol}-{number}", protocol))
+    return runs
 
 
 def main(rounds: int) -> None:
@@ -98,9 +98,9 @@ def main(rounds: int) -> None:
         flush=True,
     )
     print(f"{'protocol':<15}{'CPU µs a turn':>16}{'÷ none, by round':>28}{'p50 s':>8}{'restart s':>11}")
-    found = asyncio.run(measure(rounds))
-    for protocol, runs in found.items():
-        ratios = [one.turn_us / bare.turn_us for one, bare in zip(runs, found[NONE], strict=True)]
-        said = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    runs_of = asyncio.run(measure(rounds))
+    for protocol, runs in runs_of.items():
+        ratios = [one.turn_us / bare.turn_us for one, bare in zip(runs, runs_of[NONE], strict=True)]
+        ratio_text = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         turn_us, p50_s, restart_s = (statistics.median(values) for values in zip(*runs, strict=True))
-        print(f"{protocol:<15}{turn_us:>16.0f}{said:>28}{p50_s:>8.3f}{restart_s:>11.2f}")
+        print(f"{protocol:<15}{turn_us:>16.0f}{ratio_text:>28}{p50_s:>8.3f}{restart_s:>11.2f}")

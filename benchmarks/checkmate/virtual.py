@@ -32,16 +32,16 @@ from snapline.sim.world.world import World
 SECOND_NS = 1_000_000_000
 LOOK_NS = 50_000_000
 DRAIN_S = 120
-"""How long a run may go on after its last event: one that was given too much has a queue left."""
+"""Longest time of a run after its last event: an overloaded run has a queue left."""
 
 LAG_MAX_S = 5.0
-"""Where a search for a rate that is sustained gives up."""
+"""Lag at which a search for a sustained rate gives up."""
 
 CALM_S = 2.0
-"""A lag that stays so long where it was before a failure is made up."""
+"""Time for which the lag must stay at its level before the failure to count as recovered."""
 
 RESTART_S = 0.5
-"""A host that was killed is back after so long: what `benchmarks/startup.py` measures for one until its first turn."""
+"""Restart time of a killed host, as measured by `benchmarks/startup.py` until its first turn."""
 
 SEED = 1
 
@@ -103,7 +103,7 @@ class Look(NamedTuple):
 
 
 class QueryWork(Workload):
-    """Ends when all was handled; at the end the sinks must have what the oracle says.
+    """Workload that ends when all events are handled; the sinks must then match the oracle.
 
     Attributes:
         looks: in the order of time. states: of the end. wire: of all links.
@@ -119,7 +119,7 @@ class QueryWork(Workload):
             setting.query, setting.protocol, str(setting.workers), f"{setting.every_s:g}",
             repr(setting.rate_per_s), str(events), repr(setting.hot), repr(setting.tick_s),
         )  # fmt: skip
-        made.stop_when = None  # the world sees itself when it is over
+        made.stop_when = None  # the world detects its end itself
         costs = costs_of(setting.protocol, len(made.agents)).for_messages(setting.stands_for)
         super().__init__(made, ends=True, costs=costs)
         self.looks: list[Look] = []
@@ -135,13 +135,13 @@ class QueryWork(Workload):
 
     def check_end(self, states: Mapping[str, object]) -> str | None:
         self.states = dict(states)
-        seen = [state for state in states.values() if isinstance(state, Seen)]
-        found = sum(x.rows for x in seen), sum(x.digests for x in seen) % DIGESTS
-        wanted = expected(self.setting.query, self.streams)
+        sinks = [state for state in states.values() if isinstance(state, Seen)]
+        result = sum(x.rows for x in sinks), sum(x.digests for x in sinks) % DIGESTS
+        expected_result = expected(self.setting.query, self.streams)
         return (
             None
-            if found == wanted
-            else f"{found[0]} rows have come out, and {wanted[0]} should have; or others than those"
+            if result == expected_result
+            else f"{result[0]} rows have come out, and {expected_result[0]} should have; or others than those"
         )
 
     # ---- looking ----------------------------------------------------------------------------------------------------
@@ -184,12 +184,12 @@ class QueryWork(Workload):
             return None
         wall_ns = world.shared.clocks.wall_ns("h1")
         self.began_s = self.began_s or world.shared.kernel.now_ns / 1e9
-        owed = sum(due(feed.stream, wall_ns - feed.started_ns) - feed.position for feed in feeds)
+        events_due = sum(due(feed.stream, wall_ns - feed.started_ns) - feed.position for feed in feeds)
         sent, passed = sum(feed.sent for feed in feeds), sum(feed.position for feed in feeds)
         operators = (x for x in states.values() if isinstance(x, Conversion | Counts | Tables | Reached))
         waiting = sent - sum(operator.taken for operator in operators)
         rate_per_s = self.setting.rate_per_s
-        return owed / rate_per_s + (waiting / rate_per_s * passed / sent if sent else 0.0)
+        return events_due / rate_per_s + (waiting / rate_per_s * passed / sent if sent else 0.0)
 
 
 class Measured(NamedTuple):

@@ -1,4 +1,4 @@
-"""Collection of a fleet's concerns: each part reports what it waits for, and this adds since when, and the remedy."""
+"""Collection of a fleet's concerns. Each part reports what it waits for; this module adds the start time and the remedy."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,18 +11,18 @@ from snapline.coordinator.state.fleet_records import RUNNING
 from snapline.messages.concerns import KINDS, Concern, remedy_of
 
 LOOK_NS = SECOND_NS // 2
-"""Time between two checks of all parts: heartbeats come as often, and this core handles thousands of events."""
+"""Time between two checks of all parts: the heartbeat interval. Checking on each of thousands of events would be too much work."""
 
 
 ABORTED_MIN = 3
-"""Smallest number of aborted epochs in a row for a concern: a recovery, or a long turn, aborts one or two."""
+"""Number of consecutive aborted epochs that raises a concern: a recovery, or a long turn, aborts one or two."""
 
 Source = Callable[[], Sequence[Concern]]
-"""Returns the present concerns; `since_ns` is 0 where the part does not keep since when."""
+"""Returns a part's present concerns; `since_ns` is 0 if the part does not record the start time."""
 
 
 class Concerns:
-    """The fleet's concerns. Volatile: a new leader sees them anew."""
+    """The fleet's concerns. Volatile: a new leader collects them again."""
 
     def __init__(self, shared: LeaderState, sources: Sequence[Source]) -> None:
         self._shared = shared
@@ -39,40 +39,40 @@ class Concerns:
     def current(self) -> tuple[Concern, ...]:
         """Return the present concerns; a fleet that has ended has none."""
         now, known = self._shared.now, self._since_ns
-        told = () if self._shared.state.image.outcome else [x for source in self._sources for x in source()]
-        found = []
+        reported = () if self._shared.state.image.outcome else [x for source in self._sources for x in source()]
+        concerns = []
         self._since_ns = {}
-        for concern in told:
+        for concern in reported:
             key = concern.kind, concern.hosts, concern.agents
             since_ns = self._since_ns[key] = min(now - concern.since_ns, known.get(key, now))
-            found.append(replace(concern, since_ns=now - since_ns, remedy=remedy_of(concern)))
-        return tuple(found)
+            concerns.append(replace(concern, since_ns=now - since_ns, remedy=remedy_of(concern)))
+        return tuple(concerns)
 
 
 def standing_agents(shared: LeaderState, host_sessions: HostSessions) -> list[Concern]:
-    """Return agents that wait in the middle of a durable turn, from heartbeats: the named ones, and the number of others by host."""
-    found: list[Concern] = []
+    """Return concerns for agents that wait inside a durable turn, from heartbeats: by name as far as reported, the rest as a count by host."""
+    concerns: list[Concern] = []
     for host in host_sessions.attached():
         session = host_sessions.attached_session(host)
         if session is None:
             continue
         heard_ns, beat = max(0, shared.now - session.beaten_ns), session.heartbeat
-        named = [told for told in beat.standing if told.kind in KINDS]  # a host of another release may say more
-        for told in named:
-            text = f"agent {told.agent} on host {host} stands in the middle of a turn: {told.reason}"
-            found.append(Concern(told.kind, (host,), told.elapsed_ns + heard_ns, text, (told.agent,)))
-        more = beat.agents_standing - len(named)
-        if more > 0 and named:
+        named = [
+            standing for standing in beat.standing if standing.kind in KINDS
+        ]  # skip kinds that only another release knows
+        for standing in named:
+            text = f"agent {standing.agent} on host {host} stands in the middle of a turn: {standing.reason}"
+            concerns.append(Concern(standing.kind, (host,), standing.elapsed_ns + heard_ns, text, (standing.agent,)))
+        unnamed = beat.agents_standing - len(named)
+        if unnamed > 0 and named:
             last = named[-1]
-            text = (
-                f"{more:,} more {'agents stand' if more > 1 else 'agent stands'} in the middle of a turn on host {host}"
-            )
-            found.append(Concern(last.kind, (host,), last.elapsed_ns + heard_ns, text))
-    return found
+            text = f"{unnamed:,} more {'agents stand' if unnamed > 1 else 'agent stands'} in the middle of a turn on host {host}"
+            concerns.append(Concern(last.kind, (host,), last.elapsed_ns + heard_ns, text))
+    return concerns
 
 
 def aborted_epochs(shared: LeaderState, store: StoreWatch) -> list[Concern]:
-    """Return the concern that epochs are aborted in a row, though the store is healthy: the fleet works, and nothing is saved."""
+    """Return a concern if consecutive epochs were aborted although the store is healthy: the fleet works, but its work is not saved."""
     state = shared.state
     if state.phase != RUNNING or store.is_degraded:
         return []

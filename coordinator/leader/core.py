@@ -8,27 +8,32 @@ needed for safety: a leader may die at any instruction, and the next one starts 
 - directives are idempotent, and repeated on every new stream;
 - an operation that was late, doubled or based on an older state is refused by the state machine.
 
-The parts share a desk (`leader_state.py`) and are put together in `parts.py`. After every event each looks at the state, in this order:
+The parts share a `LeaderState` and are wired together in `parts.py`. After every event each part compares the state with its own
+work, in this order:
 
-    hosts/     hosts that are attached, admitted, lost or evicted
-    modes/     how epochs are made: the mode is chosen by the fleet's protocol; it goes by `lines/`, where agents checkpoint by
-               themselves: checkpoints in the store, and the recovery line
-    plans/     starting and recovering
-    epochs/    open epochs, their end, triggers, retention
-    here       the fleet's definition, requests of hosts and tools, the stop condition, the end
+    hosts/           attached, admitted, lost and evicted hosts
+    modes/           how epochs are made: the fleet's protocol chooses the mode
+    recovery_lines/  stored checkpoints and the recovery line, where agents checkpoint on their own
+    plans/           starting and recovering
+    epochs/          open epochs, their end, triggers, retention
+    this folder      the fleet's definition, requests of hosts and tools, the stop condition, the shutdown
 
-A host receives on a new stream, in this order: ReadProbe, unless this leader has seen it read one; Welcome; Roster; Plan
-(unless a new one is needed), EndEpoch for epochs that ended under this plan, and again for the newest release, OutputsWatched if
-outputs are, BeginEpoch for open epochs (in logged protocols the questions of a round), FreezeAgents or ThawAgents if agents checkpoint
-on their own, Quiesce if inputs or effects are held, EvaluateStop if it is asked that, and Finish if the fleet has ended.
+On a new stream a host receives these messages, in this order:
+
+- ReadProbe, unless this leader has seen the host read one; Welcome; Roster;
+- Plan, unless a new one is needed;
+- EndEpoch for epochs that ended under this plan, and again for the newest release; OutputsWatched if a consumer follows the outputs;
+- BeginEpoch for open epochs (in logged protocols the questions of a round);
+- FreezeAgents or ThawAgents if agents checkpoint on their own;
+- Quiesce if inputs or effects are held; EvaluateStop if this host is asked; Finish if the fleet has ended.
 
 Carries G4 and G9 with the state machine, and G10 within the fault budget.
 
 The caller's duties:
 1. First `LeaderStarted`, then events as they happen, and `TimerFired` when the clock passes `wakeup_ns`.
-2. Carry out commands in order. Each `Propose`, `WriteProbe`, `WriteManifest`, `PublishEpoch`, `ReleaseEpoch`, `CheckLine`, `ResolveSnapshot`,
-   `MaterialiseLine` and `ScanCheckpoints` is answered by one event.
-3. `state` has applied an operation before its `ProposalEnded` is handed in.
+2. Carry out commands in order. Answer each of these with one event: `Propose`, `WriteProbe`, `WriteManifest`, `PublishEpoch`,
+   `ReleaseEpoch`, `CheckLine`, `ResolveSnapshot`, `MaterialiseLine` and `ScanCheckpoints`.
+3. Apply an operation to `state` before handing in its `ProposalEnded`.
 """
 
 from snapline.coordinator.leader.concerns import Concerns
@@ -93,27 +98,27 @@ from snapline.messages.host_messages import (
 from snapline.messages.planned_ends import Quiesced, WantLeave
 
 TICK_NS = SECOND_NS // 10
-"""Longest delay in noticing a time-out."""
+"""Interval of the timer: longest delay in noticing a time-out."""
 
 LATE_NS = SECOND_NS // 5
-"""Lateness of a timer that means that this process did not run: no host is suspected for its silence meanwhile."""
+"""Timer lateness that shows that this process did not run: hosts are not suspected for their silence during that time."""
 
 
 OF_AGENTS = (Heartbeat, EpochReport, CheckpointsStored, AgentsFrozen, CheckpointsAnswered, PlanApplied)
-"""Frequent messages that do not change which hosts are attached: the parts that check all hosts wait for the next tick then, and after a
-heartbeat all parts do. So after a confirmation of a plan, while others are to come. With some hundred hosts that would be most of
-the work (`benchmarks/scale.py --simulated`)."""
+"""Frequent messages that do not change which hosts are attached. After one of these, the parts that check all hosts wait for the next
+tick; after a heartbeat all parts wait. The same holds for the confirmation of a plan while others are outstanding. With some hundred
+hosts these checks would be most of the work (`benchmarks/scale.py --simulated`)."""
 
 ASKED_BY_HOSTS = (op.CreateAgents, op.RemoveAgent, op.OpenHostLog)
-"""Operations whose host is sent the refusal, or the plan that has overtaken them."""
+"""Operations requested by a host: the host receives the refusal, or the newer plan, so refusals are not logged."""
 
 
 class LeaderCore:
     """Decides for the fleet, as long as this process leads.
 
     Attributes:
-        state: read only; changed by the log.
-        parts: for reading.
+        state: the replicated state; read only.
+        parts: all parts of this leader; read only.
         wakeup_ns: time of the next TimerFired.
     """
 
@@ -159,7 +164,7 @@ class LeaderCore:
         parts = self.parts
         match event:
             case TimerFired():
-                pass  # what is due is seen after every event: where there is always something to hear, no timer fires
+                pass  # every event evaluates the parts; this one exists for fleets that are idle
             case MessageReceived():
                 self._on_message_received(event.session, event.message)
             case ProposalEnded():
@@ -246,7 +251,7 @@ class LeaderCore:
         self._concerns.evaluate()
 
     def standing(self) -> LeaderStatus:
-        """Return the status of the fleet now, next to that in the state."""
+        """Return the part of the fleet's present status that the replicated state does not hold."""
         parts = self.parts
         return LeaderStatus(
             parts.triggers.skipped,
@@ -319,11 +324,13 @@ class LeaderCore:
                 parts.failure_detector.on_leave(session, message)
 
     def _greet(self) -> None:
-        """Send to new streams the directives that the others have already."""
+        """Send to new streams the directives that the other streams have received already."""
         parts = self.parts
         for session in parts.host_sessions.take_newly_attached():
-            here = (session.id,)
-            parts.shared.send(here, parts.host_sessions.roster())  # a new one goes to all, and so to this one again
+            sessions = (session.id,)
+            parts.shared.send(
+                sessions, parts.host_sessions.roster()
+            )  # a changed roster goes to all sessions, so this one may receive it twice
             plan = parts.plans.directive()
             directives: list[Directive] = []
             if plan is not None and not self.state.image.outcome:
@@ -332,7 +339,7 @@ class LeaderCore:
             directives += [*parts.modes.mode.directives_for(session.host), *parts.quiescence.directives_for()]
             directives += parts.shutdown.directives_for()
             for directive in directives:
-                parts.shared.send(here, directive)
+                parts.shared.send(sessions, directive)
 
     # ---- proposals ------------------------------------------------------------------------------------------------
 

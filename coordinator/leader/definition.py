@@ -1,8 +1,8 @@
 """Transfer of the fleet's definition from a host into the log: DefineFleet, then its agents in batches below 64 KiB.
 
-Hosts that join before the fleet is defined are asked for its definition; the first one that arrives is taken. Others
-must have the same digest. A leader that dies half way leaves a prefix; the next one gets the definition again and goes on
-from there.
+Hosts that join before the fleet is defined are asked for its definition, and the first one that arrives is used. Other hosts
+must have the same digest. If a leader dies half way, the log holds a prefix: the next leader gets the definition again and
+continues from there.
 """
 
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
@@ -20,14 +20,14 @@ KIND_CHARACTERS_MAX = 1024
 """Largest length of one agent's kind: a module path and a class."""
 
 RULES_MAX, RULE_HOSTS_MAX = 64, 256
-"""Largest number of place rules, and of their hosts: they fit into the entry that defines the fleet."""
+"""Largest number of placement rules, and of hosts in them: they fit into the log entry that defines the fleet."""
 
 PARTS_MAX, PART_CHARACTERS_MAX = 16, 600
-"""Limits of the definition that rejected hosts are shown: it has nine parts."""
+"""Limits of the definition shown to rejected hosts, which has nine parts."""
 
 
 class Definition:
-    """The definition, until it is in the log."""
+    """The fleet's definition until it is in the log."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
@@ -88,9 +88,9 @@ class Definition:
 
 
 def _problem_of(definition: FleetDefinition) -> str:
-    most = agents_max(definition.protocol)
-    if not 0 < len(definition.agents) <= most:
-        return f"it has {len(definition.agents)} agents, 1 to {most} are possible"
+    count_max = agents_max(definition.protocol)
+    if not 0 < len(definition.agents) <= count_max:
+        return f"it has {len(definition.agents)} agents, 1 to {count_max} are possible"
     try:
         check_id(definition.name, "fleet")
         for number, entry in enumerate(definition.agents):

@@ -1,10 +1,11 @@
 """Planned ends: a host that must stop, or this coordinator, waits for a snapshot of the work done until then.
 
-First effects are held (`quiescence.py`), so none is in doubt afterwards. Then an epoch begins for it: of all agents, also where they
-checkpoint by themselves. When it is complete the hosts receive MayLeave. Work done after it is lost with its host, but no answer of it
-was sent as final, and no effect was called.
+First effects are held (`quiescence.py`), so none is in doubt afterwards. Then an epoch of all agents begins, also where they
+checkpoint on their own. When the epoch is complete, the waiting hosts receive MayLeave. Later work is lost with its host, but none of
+its answers was sent as final, and it called no effect.
 
-A fleet that does not run has no work to lose: hosts may leave at once. The waiting process bounds its own wait: a failed epoch is tried again.
+In a fleet that does not run, hosts may leave at once: there is no work to lose. A failed epoch is retried; the waiting process bounds its
+own wait.
 """
 
 import msgspec
@@ -27,7 +28,7 @@ class _LastEpoch(msgspec.Struct, frozen=True):
 
 
 class Departures:
-    """Processes that wait to leave. Volatile: hosts repeat it on every new stream."""
+    """Processes that wait to leave. Volatile: hosts repeat the request on every new stream."""
 
     def __init__(
         self, shared: LeaderState, host_sessions: HostSessions, publisher: RefPublisher, quiescence: Quiescence
@@ -39,12 +40,12 @@ class Departures:
         self._waiting: dict[int, None] = {}
         """Sessions of hosts that wait for MayLeave."""
         self._told: dict[int, None] = {}
-        """Sessions that were sent MayLeave: until they have gone no effect is called."""
+        """Sessions that were sent MayLeave; effects are held until they are closed."""
         self._is_ending = False
         """True if this coordinator is to stop."""
         self._last: _LastEpoch | None = None
         self._present = 0
-        """An epoch that holds the fleet's present state: there is nothing new."""
+        """An epoch that holds the fleet's present state, so no new one is needed; 0: none."""
         self.is_saved = False
         """The last epoch that this coordinator waited for is complete, or there is nothing to wait for."""
 
@@ -58,7 +59,7 @@ class Departures:
         self._is_ending = True
 
     def on_present(self, epoch: int) -> None:
-        """Note that, as the mode says, this epoch holds everything."""
+        """Note that this epoch holds the fleet's whole present state, according to the mode."""
         self._present = epoch
 
     @property
@@ -70,7 +71,7 @@ class Departures:
         return not self._present and max(state.newest_complete(), *state.open_epochs(), 0) <= last.begun
 
     def evaluate(self) -> None:
-        """Advance the wait: hold effects, want an epoch, send MayLeave."""
+        """Advance the wait: hold effects, request an epoch, send MayLeave."""
         state = self._shared.state
         for sessions in (self._waiting, self._told):
             for number in [number for number in sessions if self._host_sessions.session(number) is None]:

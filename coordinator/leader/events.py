@@ -18,11 +18,11 @@ class Command(msgspec.Struct, frozen=True, gc=False):
 
 
 class LeaderStarted(Event, frozen=True, gc=False):
-    """First of all events: the state is as the log says, and from here on this leader decides."""
+    """First event: the state is as the log says, and this leader decides from now on."""
 
 
 class MessageReceived(Event, frozen=True, gc=False):
-    """A host's message. `session` numbers the stream it came on; the first of a stream is Join."""
+    """A host's message. `session` numbers its stream; the first message of a stream is Join."""
 
     session: int
     message: HostMessage
@@ -33,7 +33,7 @@ class StreamClosed(Event, frozen=True, gc=False):
 
 
 class ProposalEnded(Event, frozen=True, gc=False):
-    """Outcome of a `Propose`. If it is committed, the state has changed already."""
+    """Outcome of a `Propose`. A committed operation has changed the state already."""
 
     token: int
     outcome: ProposalOutcome
@@ -49,8 +49,8 @@ class ProbeWritten(Event, frozen=True, gc=False):
 
 
 class ManifestWritten(Event, frozen=True, gc=False):
-    """A durable manifest, with every pack read back and compared. `error` not empty: that failed; `damaged_base`,
-    `damaged_path`: for the manifest of an epoch that this one refers to is damaged."""
+    """A durable manifest, with every pack read back and compared. `error` not empty: that failed. `damaged_base`,
+    `damaged_path`: it failed because the manifest of this base epoch is damaged."""
 
     epoch: int
     root: str
@@ -60,8 +60,15 @@ class ManifestWritten(Event, frozen=True, gc=False):
 
 
 class EpochPublished(Event, frozen=True, gc=False):
-    """A durable ref. `error` not empty: it is not durable; `damaged_path`: a ref is there and is damaged; `is_final`: the
-    store has another owner. `inputs`, `outputs`: of the epoch; None: its manifest was written by another coordinator."""
+    """A durable ref.
+
+    Attributes:
+        error: why the ref is not durable; empty: it is.
+        damaged_path: an existing ref that is damaged.
+        is_final: the store has another owner, so a retry is useless.
+        inputs: agent → last input that it has consumed in the epoch.
+        outputs: agent → last output that it has emitted in the epoch; None: another coordinator wrote the manifest.
+    """
 
     epoch: int
     error: str = ""
@@ -72,8 +79,14 @@ class EpochPublished(Event, frozen=True, gc=False):
 
 
 class EpochReleased(Event, frozen=True, gc=False):
-    """Durable outputs of an epoch. `error` not empty: they may not be durable; `damaged_epoch`, `damaged_path`: for bytes of it, or of an epoch
-    before it, are damaged. `inputs`, `outputs`: agent → the last one that it has consumed, or emitted, in the epoch."""
+    """Durable outputs of an epoch.
+
+    Attributes:
+        error: why the outputs may not be durable; empty: they are.
+        damaged_epoch, damaged_path: the error is damage of this epoch, which is the released one or an earlier one.
+        inputs: agent → last input that it has consumed in the epoch.
+        outputs: agent → last output that it has emitted in the epoch.
+    """
 
     epoch: int
     error: str = ""
@@ -93,15 +106,15 @@ class LineChecked(Event, frozen=True, gc=False):
 
 
 class LineMaterialised(Event, frozen=True, gc=False):
-    """A line made an epoch: its pack and manifest are durable. `error` not empty: it is not one.
+    """A recovery line made into an epoch: its pack and manifest are durable. `error` not empty: that failed.
 
     Attributes:
-        unborn: agents of the line that are not made yet.
-        finished: agents that have stopped, and all that they ever sent is received in it.
+        unborn: agents of the line that are not created yet.
+        finished: agents that have stopped, and whose messages are all received in this epoch.
         state_bytes, channel_state_bytes, channel_state_messages: sizes, as in `WriteManifest`.
-        error: what failed; with `damaged_path` empty the store could not be used just now, or the line cannot be one.
+        error: what failed. With `damaged_path` empty, the store could not be used just now, or the line cannot become an epoch.
         damaged_path: a checkpoint pack, or a file of the base epoch.
-        damaged_agent: whose checkpoint there; empty: the file as a whole.
+        damaged_agent: agent whose checkpoint in that file is damaged; empty: the file as a whole.
     """
 
     epoch: int
@@ -120,15 +133,15 @@ class StoredCheckpoint(msgspec.Struct, frozen=True, gc=False):
     """One checkpoint in the store.
 
     Attributes:
-        number: of the agent's checkpoints, over all incarnations.
-        basis: "initial", "basic", "forced" or "tentative"; "coordinated" where hosts made the base epoch, and "unborn"
-            where the agent is not made in the base epoch: number 0, nothing sent, nothing received.
-        epoch: the round that a tentative one belongs to, otherwise 0; of one of the base epoch, that epoch.
-        pack: where it lies.
-        sent: receiver → last number sent before it; all channels.
-        received: sender → last number consumed before it; all channels.
-        turns: since the checkpoint before.
-        log_bytes: payloads in its sender log.
+        number: number among the agent's checkpoints, over all incarnations.
+        basis: "initial", "basic", "forced" or "tentative"; "coordinated" if hosts made the base epoch; "unborn" if the
+            agent is not created in the base epoch: number 0, nothing sent, nothing received.
+        epoch: round of a tentative checkpoint; the base epoch for its own checkpoints; otherwise 0.
+        pack: pack that holds the checkpoint.
+        sent: receiver → last number sent before the checkpoint; all channels.
+        received: sender → last number consumed before the checkpoint; all channels.
+        turns: turns since the previous checkpoint.
+        log_bytes: size of the payloads in the checkpoint's sender log.
     """
 
     agent: str
@@ -143,12 +156,12 @@ class StoredCheckpoint(msgspec.Struct, frozen=True, gc=False):
 
 
 class CheckpointsScanned(Event, frozen=True, gc=False):
-    """Checkpoints in the store. `error` not empty: it could not be read; `damaged_path`: the base epoch is damaged.
+    """Checkpoints in the store. `error` not empty: the store could not be read; `damaged_path`: the base epoch is damaged.
 
     Attributes:
-        base: one of each agent of the base epoch, sorted by agent.
-        found: all in checkpoint packs of the plan, sorted by agent, number and round. Damaged packs are left out, and so
-            are files that vanish meanwhile.
+        base: one checkpoint of each agent in the base epoch, sorted by agent.
+        found: all checkpoints in checkpoint packs of the plan, sorted by agent, number and round. Damaged packs, and files
+            that vanish during the scan, are left out.
     """
 
     plan: int
@@ -166,7 +179,7 @@ class SnapshotRequested(Event, frozen=True, gc=False):
 
 
 class RestoreRequested(Event, frozen=True, gc=False):
-    """A request to restore an epoch. `token`: of the client, the same if it asks again. Comes back as AnswerRestore."""
+    """A request to restore an epoch; answered by `AnswerRestore`. `token`: chosen by the client, the same in a repeated request."""
 
     request: int
     token: str
@@ -184,7 +197,7 @@ class SnapshotResolved(Event, frozen=True, gc=False):
 
 
 class HostExitReported(Event, frozen=True, gc=False):
-    """A launcher's report that this run of a host is over; `died_in`: turns in whose middle its process died."""
+    """A launcher's report that this run of a host is over; `died_in`: turns that were running when its process died."""
 
     host: str
     instance: str
@@ -193,7 +206,7 @@ class HostExitReported(Event, frozen=True, gc=False):
 
 
 class HostBusyReported(Event, frozen=True, gc=False):
-    """Report of a thread of this run of a host: its process lives, and how long its event loop has been held, and by what."""
+    """A host's report that its process lives while its event loop is blocked: for `busy_ns`, by `what`. A separate thread sends it."""
 
     host: str
     instance: str
@@ -205,10 +218,10 @@ class ReplicaLooked(Event, frozen=True, gc=False):
     """The leading replica's check of itself and the others, twice a second.
 
     Attributes:
-        replica: its own id.
+        replica: id of this replica.
         missing: replicas to which it has no connection.
-        count: of all replicas.
-        certificate_left_ns: of its own certificate; None: it need not be renewed. Not above 0: it has expired.
+        count: number of all replicas.
+        certificate_left_ns: time until its own certificate expires; 0 or below: expired. None: it need not be renewed.
     """
 
     replica: str
@@ -218,7 +231,7 @@ class ReplicaLooked(Event, frozen=True, gc=False):
 
 
 class OutputReadersChanged(Event, frozen=True, gc=False):
-    """Outputs have got a reader that follows them, or lost the last one."""
+    """The first consumer has begun to follow the outputs, or the last one has left."""
 
     is_watched: bool
 
@@ -227,7 +240,7 @@ class LineRequested(Event, frozen=True, gc=False):
     """A tool's query for the recovery line of an autonomous fleet; answered by `AnswerLine` with the same number.
 
     Attributes:
-        failures: one line for each: the agents that fail together.
+        failures: sets of agents that fail together; the answer has one line for each.
     """
 
     request: int
@@ -242,7 +255,7 @@ class TimerFired(Event, frozen=True, gc=False):
 
 
 class Propose(Command, frozen=True, gc=False):
-    """Propose an operation to the log; comes back as `ProposalEnded`. (client, sequence) is its request id."""
+    """Propose an operation to the log; answered by `ProposalEnded`. (client, sequence) is its request id."""
 
     token: int
     client: str
@@ -251,7 +264,7 @@ class Propose(Command, frozen=True, gc=False):
 
 
 class SendDirective(Command, frozen=True, gc=False):
-    """Send to hosts; a session that is closed by now is skipped."""
+    """Send a directive to hosts; sessions that are closed by now are skipped."""
 
     sessions: tuple[int, ...]
     directive: Directive
@@ -264,7 +277,7 @@ class CloseStream(Command, frozen=True, gc=False):
 
 
 class WriteProbe(Command, frozen=True, gc=False):
-    """Write a probe into the store; comes back as `ProbeWritten`."""
+    """Write a probe into the store; answered by `ProbeWritten`."""
 
     session: int
 
@@ -285,10 +298,13 @@ class ManifestAgent(msgspec.Struct, frozen=True, gc=False):
 
 
 class WriteManifest(Command, frozen=True, gc=False):
-    """Read each pack's index back, compare, write the manifest; comes back as `ManifestWritten`.
+    """Read each pack's index back, compare, write the manifest; answered by `ManifestWritten`.
 
-    `bases`: complete epochs, and their roots, whose chunks the packs may reuse. `inputs`: agent → the last one it consumed from outside;
-    `outputs`: the last one it emitted; `durable_turns`: how many of these have ended.
+    Attributes:
+        bases: complete epochs whose chunks the packs may reuse → their roots.
+        inputs: agent → last external input that it has consumed.
+        outputs: agent → last output that it has emitted.
+        durable_turns: agent → number of durable turns that have ended.
     """
 
     epoch: int
@@ -308,19 +324,19 @@ class WriteManifest(Command, frozen=True, gc=False):
 
 
 class PublishEpoch(Command, frozen=True, gc=False):
-    """Write the ref; comes back as `EpochPublished`. May be repeated."""
+    """Write the ref; answered by `EpochPublished`. May be repeated."""
 
     epoch: int
     root: str
 
 
 class ReleaseEpoch(Command, frozen=True, gc=False):
-    """Write the outputs of agents in this epoch beyond the one before it; comes back as `EpochReleased`. May be repeated.
+    """Write the outputs that agents have emitted since the previous epoch; answered by `EpochReleased`. May be repeated.
 
     Attributes:
-        ancestors: the epochs before it, newest first, down to one that is not condemned. Empty: the initial states.
-        is_fall_back: the fleet has given up complete epochs between the first of these and this one. Consumers of their
-            outputs must be notified, so something is written in any case.
+        ancestors: earlier epochs, newest first, down to one that is not condemned. Empty: the initial states.
+        is_fall_back: the fleet has abandoned complete epochs between the first ancestor and this one. Consumers of their
+            outputs must be notified, so a record is written even if there are no outputs.
     """
 
     epoch: int
@@ -330,13 +346,13 @@ class ReleaseEpoch(Command, frozen=True, gc=False):
 
 
 class ResolveSnapshot(Command, frozen=True, gc=False):
-    """Find the epoch with this tag, or number; comes back as `SnapshotResolved`."""
+    """Find the epoch with this tag or number; answered by `SnapshotResolved`."""
 
     snapshot: str
 
 
 class CheckLine(Command, frozen=True, gc=False):
-    """Read ref, manifest and pack indexes of an epoch, or, `is_whole`, every byte of it; comes back as `LineChecked`."""
+    """Read ref, manifest and pack indexes of an epoch, or every byte of it if `is_whole`; answered by `LineChecked`."""
 
     epoch: int
     root: str
@@ -354,8 +370,8 @@ class SweepStore(Command, frozen=True, gc=False):
 
     Attributes:
         kept: complete and condemned epochs.
-        undecided: epochs that are open for the log, or complete and not published yet.
-        begun: nothing of later epochs is touched. So it does no harm if this is carried out late, whatever has been written since.
+        undecided: epochs that are open in the log, or complete and not published yet.
+        begun: newest epoch that the sweep may touch, so a late sweep cannot delete newer data.
     """
 
     kept: tuple[int, ...]
@@ -364,13 +380,13 @@ class SweepStore(Command, frozen=True, gc=False):
 
 
 class SweepLogs(Command, frozen=True, gc=False):
-    """Delete in the background the batches of host logs that no epoch needs. It does no harm if this is carried out late.
+    """Delete in the background the batches of host logs that no epoch needs. A late sweep is harmless.
 
     Attributes:
-        plan: the present one.
-        epochs: all that a recovery may go back to, with their roots.
-        left: agents that have left → the lowest epoch that they had left before.
-        settled_epoch: from this one on no turn that the plan has undone is repeated.
+        plan: number of the present plan.
+        epochs: all epochs that a recovery may return to → their roots.
+        left: agents that have left → lowest epoch that no longer contains the agent.
+        settled_epoch: first epoch from which no turn undone by the plan is repeated.
     """
 
     plan: int
@@ -383,11 +399,11 @@ class LineAgent(msgspec.Struct, frozen=True, gc=False):
     """One agent of a line that is to become an epoch.
 
     Attributes:
-        number: of its checkpoint on the line.
-        base_number: of its checkpoint in the base epoch; -1: it has none there, because it is unborn or there is no base.
-        paths: packs of its checkpoints base_number + 1 … number, in order; without one in the base epoch, from 0 on for an
-            agent of the fleet's definition and from 1 on for one made later. Empty: the checkpoint of the base epoch,
-            or, without one, an agent that is not made yet (number 0).
+        number: number of its checkpoint on the line.
+        base_number: number of its checkpoint in the base epoch; -1: none, because it is unborn or there is no base.
+        paths: packs of its checkpoints base_number + 1 … number, in order. Without a checkpoint in the base epoch they
+            start at 0 for an agent of the fleet's definition, and at 1 for one created later. Empty: the checkpoint of the
+            base epoch or, without one, an agent that is not created yet (number 0).
     """
 
     agent: str
@@ -400,15 +416,15 @@ class LineAgent(msgspec.Struct, frozen=True, gc=False):
 
 
 class MaterialiseLine(Command, frozen=True, gc=False):
-    """Make a recovery line an epoch: read its checkpoints and the sender logs between, write one pack and a manifest.
+    """Make a recovery line into an epoch: read its checkpoints and their sender logs, write one pack and a manifest.
 
-    Comes back as `LineMaterialised`. May be repeated: then another pack and manifest are written.
+    Answered by `LineMaterialised`. May be repeated: then another pack and manifest are written.
 
     Attributes:
         base_epoch: the newest epoch that can be used; 0: there is none.
         hosts: as in `WriteManifest`.
-        packs: path → what was reported, for all that `agents` names.
-        writer: of the pack to be written.
+        packs: path → reported pack, for all paths in `agents`.
+        writer: writer id of the new pack.
     """
 
     epoch: int
@@ -423,7 +439,7 @@ class MaterialiseLine(Command, frozen=True, gc=False):
 
 
 class ScanCheckpoints(Command, frozen=True, gc=False):
-    """List the checkpoints in the base epoch and the packs of a plan; comes back as `CheckpointsScanned`."""
+    """List the checkpoints in the base epoch and the packs of a plan; answered by `CheckpointsScanned`."""
 
     plan: int
     base_epoch: int
@@ -439,7 +455,7 @@ class DeleteCheckpoints(Command, frozen=True, gc=False):
 class SweepCheckpoints(Command, frozen=True, gc=False):
     """Delete in the background all checkpoint packs of older plans, except `kept`.
 
-    Those of this plan and of later ones remain: a host may be writing them.
+    Packs of this plan and of later ones remain: a host may be writing them.
     """
 
     plan: int
@@ -447,7 +463,7 @@ class SweepCheckpoints(Command, frozen=True, gc=False):
 
 
 class AnswerTool(Command, frozen=True, gc=False):
-    """Base of the answers to a tool's request with this number. There is one to each request."""
+    """Base of the answers to tools. Each request number gets exactly one answer."""
 
     request: int
 
@@ -472,7 +488,7 @@ class FoundLine(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         failed: the agents that fail.
         line: agent → number of its checkpoint; None: it keeps its live state.
-        costs: of those that do not.
+        costs: agent → cost, for agents that go back to a checkpoint.
         in_transit: messages to be delivered again; -1: not counted.
     """
 
@@ -483,7 +499,7 @@ class FoundLine(msgspec.Struct, frozen=True, gc=False):
 
 
 class AnswerLine(AnswerTool, frozen=True, gc=False):
-    """The line of each failure. `silent`: hosts whose agents' live states are not known; `refused`: why there is none."""
+    """The line of each failure. `silent`: hosts that have not reported their live states; `refused`: why there is no answer."""
 
     lines: tuple[FoundLine, ...] = ()
     silent: tuple[str, ...] = ()
@@ -491,7 +507,7 @@ class AnswerLine(AnswerTool, frozen=True, gc=False):
 
 
 class AnswerRestore(AnswerTool, frozen=True, gc=False):
-    """The plan of a restore; `refused` not empty: there is none, and why. `may_pass`: a retry may succeed."""
+    """The plan of a restore. `refused`: why there is no plan; `may_pass`: a retry may succeed."""
 
     request: int
     plan: int = 0
@@ -507,7 +523,7 @@ class Note(Command, frozen=True, gc=False):
 
 
 class EndRun(Command, frozen=True, gc=False):
-    """End the coordinator's run: the fleet has ended and the hosts know."""
+    """End the coordinator's run: the fleet has ended and the hosts have been notified."""
 
     exit_code: int
     reason: str

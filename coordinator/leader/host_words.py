@@ -20,8 +20,9 @@ class MovesRequested(Event, frozen=True, gc=False):
     """An operator's request to move agents; answered by `AnswerMoves` with the same number when the hosts are marked.
 
     Attributes:
-        drained, resumed: hosts that agents are to leave, or may come to again.
-        is_even: all hosts are to have equally many.
+        drained: hosts that agents are to leave.
+        resumed: hosts that may take agents again.
+        is_even: spread the agents evenly over all hosts.
     """
 
     request: int
@@ -31,13 +32,13 @@ class MovesRequested(Event, frozen=True, gc=False):
 
 
 class AnswerForgetting(AnswerTool, frozen=True, gc=False):
-    """Answer: the host's record is gone, or the host is back. `refused`: why it is still there."""
+    """Answer: the host's record is removed, or the host is back. `refused`: why the record is kept."""
 
     refused: str = ""
 
 
 class AnswerMoves(AnswerTool, frozen=True, gc=False):
-    """Answer: the marks are in the log. `refused`: why not; `plan`: the present one; `is_moving`: by the next one agents move."""
+    """Answer: the drain marks are in the log. `refused`: why not; `plan`: the present plan; `is_moving`: the next plan moves agents."""
 
     refused: str = ""
     plan: int = 0

@@ -1,8 +1,8 @@
-"""State shared by the parts of the leader: the state they read, the commands they give, and the pending proposals.
+"""State shared by the parts of the leader: the replicated state, the commands so far, and the pending proposals.
 
 Each decision has a *key*, such as "plan" or "epoch/7", and at most one proposal per key is pending. The parts are level-
-triggered: after every event they compare the state with what they know and propose what is missing. So a proposal that was
-rejected, or refused because the state had moved on, needs no care: the next look decides anew.
+triggered: after every event they compare the state with what they know and propose what is missing. So a rejected
+proposal, or one refused because the state has changed, needs no handling: the next evaluation decides again.
 """
 
 from collections.abc import Callable
@@ -22,22 +22,22 @@ RETRY_NS = 100_000_000
 """Delay before a key is used again after its proposal was rejected or refused: a bug must not become a busy loop."""
 
 PROPOSALS_MAX = 4096
-"""Largest number of pending proposals, requests of hosts included; a host that asks beyond that has its stream closed and asks again."""
+"""Largest number of pending proposals, including requests of hosts. Beyond it a requesting host's stream is closed, and it retries."""
 
 
 class LeaderOptions(msgspec.Struct, frozen=True):
     """Options of a leader.
 
     Attributes:
-        client: names this leader's run in request ids; random.
+        client: random name of this leader's run in request ids.
         cluster: random id of the fleet's run, until the state knows one.
         hosts_expected: the fleet starts when this many hosts are attached.
-        rejoin_grace_ns: how long agents wait for their lost host before they move.
-        keep_epochs: complete epochs that are kept, at least 2.
-        heartbeat_ns: time between heartbeats that hosts are asked for.
+        rejoin_grace_ns: time that agents wait for their lost host before they move.
+        keep_epochs: number of complete epochs to keep, at least 2.
+        heartbeat_ns: heartbeat interval requested from hosts.
         exit_when_finished: end the run when the fleet has ended.
-        may_begin_anew: a fleet all of whose snapshots are damaged begins from its initial states.
-        certify: signs a host's public key for a log (`Store.certify_log`), always the same way; None: batches are not signed.
+        may_begin_anew: a fleet whose snapshots are all damaged begins from its initial states.
+        certify: signs a host's public key for a log (`Store.certify_log`); deterministic. None: batches are not signed.
     """
 
     client: str
@@ -67,8 +67,8 @@ class LeaderState:
         state: read only.
         now: time of the event being handled.
         out: commands given so far in this event.
-        ending: (epoch, outcome, reason) once a part has found that the fleet must end; proposed until it has.
-        damaged: epoch → (path, reason), found damaged; condemning them is proposed until the state agrees.
+        ending: (epoch, outcome, reason) once a part decides that the fleet must end; proposed until the fleet has ended.
+        damaged: damaged epoch → (path, reason); condemning it is proposed until the state agrees.
     """
 
     def __init__(self, state: FleetView, options: LeaderOptions) -> None:
@@ -85,7 +85,7 @@ class LeaderState:
         self._again: list[tuple[int, int]] = []
 
     def propose(self, key: str, kind: Kind, *, client: str = "", sequence: int = 0) -> bool:
-        """Propose `kind` unless one with this key is pending, or has just failed; return whether it was proposed."""
+        """Propose `kind` unless a proposal with this key is pending or has just failed; return whether it was proposed."""
         if key in self._keys or len(self._pending) >= PROPOSALS_MAX:
             return False
         if key in self._blocked:
@@ -111,8 +111,8 @@ class LeaderState:
     def end_proposal(self, token: int, outcome: ProposalOutcome) -> tuple[Proposal, OperationResult | None] | None:
         """Take the outcome of a proposal; return it with its result, None for rejected.
 
-        An unknown outcome, and a rejected request of a host, is proposed again under its request id: then nothing is
-        returned.
+        After an unknown outcome, or a rejected request of a host, the operation is proposed again under its request id, and None
+        is returned.
         """
         proposal = self._pending.get(token)
         if proposal is None:
@@ -124,7 +124,7 @@ class LeaderState:
         del self._pending[token], self._keys[proposal.key]
         if isinstance(outcome, Committed) and not outcome.result.is_refused:
             return proposal, outcome.result
-        if not is_request:  # a host asks again when its stream was lost, perhaps with the answer, and not a third time
+        if not is_request:  # hosts repeat a request only after a lost stream, so they need no delay
             self._blocked[proposal.key] = self.now + RETRY_NS
         return proposal, outcome.result if isinstance(outcome, Committed) else None
 

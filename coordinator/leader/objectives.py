@@ -1,17 +1,17 @@
 """Recovery objectives of the fleet's definition: how much work a failure may undo (RPO), how long a recovery may take (RTO).
 
-Nothing is decided from them; the log has one entry when an objective is missed and one when it is met again.
+Nothing is decided from them. One log line is written when an objective is missed, and one when it is met again.
 
-*Time.* Times of the replicated state count, which are wall clock, and this core knows a monotonic clock alone. Each operation
-that is applied bears the time of its proposal, so the wall clock is known to a round of the log whenever one is, and goes on
-from there as the monotonic clock does. A new leader whose log has been silent is behind until the first operation comes.
+*Time.* Objectives use the wall-clock times of the replicated state, but this core has only a monotonic clock. Each applied
+operation carries the time of its proposal, so the offset between the clocks is known to one log round trip. A new leader with an
+idle log is behind until the first operation is applied.
 
 *RPO* is missed when the work at risk (`FleetView.at_risk_ns`) is more than allowed. It rises between two epochs and falls with
-each, so RPO is met again only when an epoch has come in time: else a fleet whose interval is a little too long would cause a
-warning at each. While the fleet does not run no more work is at risk than before.
+each. RPO is met again only when an epoch completes in time; otherwise a fleet whose interval is a little too long would log a
+warning at each epoch. The work at risk does not grow while the fleet does not run.
 
-*RTO* is missed when a failure has kept the fleet from running for longer than allowed, and from then on until a later recovery
-is in time. Plans for restores or moves do not count.
+*RTO* is missed when a failure keeps the fleet from running for longer than allowed. It is met again when a later recovery is in
+time. Plans for restores or moves do not count.
 """
 
 from collections.abc import Iterable
@@ -25,28 +25,28 @@ RPO, RTO = "rpo", "rto"
 
 
 def objectives_missed(concerns: Iterable[Concern]) -> tuple[str, ...]:
-    """Return which of the two the concerns name."""
+    """Return the objectives that the concerns name."""
     kinds = [concern.kind for concern in concerns]
     return tuple([kind for kind in (RPO, RTO) if kind in kinds])
 
 
 class Objectives:
-    """Watch on the recovery objectives."""
+    """Monitor of the recovery objectives."""
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
         self._offset_ns: int | None = None
-        """Offset from the monotonic clock to the state's; the largest seen, since operations are applied some time after their proposal."""
+        """Largest offset seen from the monotonic clock to the state's clock: operations are applied some time after their proposal."""
         self._line: tuple[int, int] | None = None
-        """Plan and newest complete epoch, since which work is at risk; None: the fleet has not run under this leader."""
+        """(plan, newest complete epoch) since which work is at risk; None: the fleet has not run under this leader."""
         self._line_ns = 0
         """Time since which work is at risk, by the state's clock."""
         self._peak_ns = 0
-        """Largest work at risk before an epoch completed, as of the last time it was too much."""
+        """Work at risk when RPO was last missed."""
         self._since: dict[str, int] = {}
-        """Missed objective → since when."""
+        """Missed objective → time since when it is missed."""
 
-    # ---- looking ----------------------------------------------------------------------------------------------------
+    # ---- checks -----------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
         """Check both objectives, and log changes."""
@@ -105,7 +105,7 @@ class Objectives:
         return plan.done_ns - self._shared.state.recovery_began_ns(plan)
 
     def _recovering_ns(self) -> int | None:
-        """Return how long a failure has kept the fleet from running; None: none does."""
+        """Return how long a failure has kept the fleet from running; None: the fleet runs, or no failure is the cause."""
         state, plan = self._shared.state, self._shared.state.plan
         began_ns = None
         if plan is not None and not plan.done_ns and plan.number > state.start_plan:
@@ -115,7 +115,7 @@ class Objectives:
             began_ns = need.suspected_ns
         return None if began_ns is None else max(0, self._now_ns - began_ns)
 
-    # ---- telling ----------------------------------------------------------------------------------------------------
+    # ---- reports ----------------------------------------------------------------------------------------------------
 
     def _miss(self, kind: str, text: str) -> None:
         if kind not in self._since:

@@ -1,4 +1,4 @@
-"""The parts of one leader, wired together: each is given the parts that it calls, and none knows its callers."""
+"""The parts of one leader, wired together. Each part is given the parts that it calls, and none knows its callers."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -54,7 +54,7 @@ class Parts:
     """All parts of one leader, for the core, which dispatches to them, and for tests."""
 
     shared: LeaderState
-    # who is there
+    # hosts
     host_sessions: HostSessions
     admission: Admission
     failure_detector: FailureDetector
@@ -73,7 +73,7 @@ class Parts:
     triggers: Triggers
     epochs: Epochs
     retention: Retention
-    # how they are made
+    # checkpoint modes
     modes: ModeChoice
     coordinated: Coordinated
     lines: Lines
@@ -89,7 +89,7 @@ class Parts:
     loads: Loads
     rollbacks: Rollbacks
     plans: Plans
-    # what hosts and tools want
+    # requests of hosts and tools
     requests: Requests
     questions: RecoveryQueries
     stop_question: StopQuestion

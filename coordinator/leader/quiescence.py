@@ -1,8 +1,8 @@
-"""Holds on inputs and effects: hosts take no inputs of clients, or begin no effects, before the fleet or a host ends, or agents move.
+"""Holds on inputs and effects, before the fleet or a host ends or agents move: hosts take no client inputs, or begin no effects.
 
 Several parts request holds, each for its own reason. The union is sent whenever it changes, and to every new stream. A new plan ends
-all holds at the hosts, so they are sent again under it if still wanted. A host answers when no effect is being called there. An effect
-may take long, with its retries: after QUIESCE_NS it is not waited for any more, and `status` names the hosts.
+all holds at the hosts, so those still requested are sent again. A host answers when it is calling no effect. An effect with its retries
+may take long: the leader stops waiting after QUIESCE_NS, and `status` names the hosts.
 """
 
 import msgspec
@@ -13,7 +13,7 @@ from snapline.messages.concerns import Concern
 from snapline.messages.planned_ends import Quiesce, Quiesced
 
 QUIESCE_NS = 30 * SECOND_NS
-"""Longest wait for effects that are being called: as long as a call without `timeout_s` may take. Longer ones are in doubt after
+"""Longest wait for running effects: the longest duration of a call without `timeout_s`. Effects that run longer are in doubt after
 the plan."""
 
 
@@ -40,7 +40,7 @@ class Quiescence:
         """Sessions that have answered the present hold."""
 
     def want(self, reason: str, *, inputs: bool = False, effects: bool = False) -> None:
-        """Hold these until `drop`."""
+        """Hold inputs, effects or both until `drop`."""
         self._wishes[reason] = inputs, effects
         self._tell()
 
@@ -51,7 +51,7 @@ class Quiescence:
 
     @property
     def is_quiet(self) -> bool:
-        """Return whether no effect is being called in the fleet, as its hosts report, or their time is over."""
+        """Return whether all hosts have reported that they call no effect, or QUIESCE_NS is over."""
         if not self._held.effects or self._held.plan != self._shared.state.plan_number:
             return False
         return self._shared.now >= self._since_ns + QUIESCE_NS or not self._busy()
@@ -99,7 +99,7 @@ class Quiescence:
         return Quiesce(self._number, self._held.inputs, self._held.effects)
 
     def concerns(self) -> list[Concern]:
-        """Return the hosts whose effects are waited for, or did not end in time."""
+        """Return the hosts whose effects are still running."""
         lasts_ns = self._shared.now - self._since_ns
         busy = self._busy() if self._held.effects and lasts_ns >= SECOND_NS else []
         if not busy:

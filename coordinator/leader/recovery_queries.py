@@ -1,9 +1,9 @@
 """Recovery queries of tools: where would the fleet go back to if these agents failed?
 
-Survivors keep their live states, so the hosts of an autonomous fleet are asked for their agents' positions (ReportNumbers),
-without disturbing them. After a second the answer is computed from the replies so far. A live state that is not known, or has
-moved on meanwhile, makes it an estimate (`recovery/history.py`); a recovery freezes the fleet first and is exact. While the
-store is being read there is no answer, and after some seconds the question is refused.
+Survivors keep their live states, so the hosts of an autonomous fleet report their agents' positions (ReportNumbers) while the
+agents keep running. After a second the answer is computed from the replies so far. It is an estimate if a live state is unknown or
+has changed since (`recovery/history.py`); a recovery freezes the fleet first and is exact. While the store is being read a query
+waits, and after some seconds it is refused.
 """
 
 import msgspec
@@ -19,7 +19,7 @@ WAIT_NS = 1 * SECOND_NS
 """Time for hosts to report their agents' positions."""
 
 REFUSE_NS = 5 * SECOND_NS
-"""Longest wait of a tool for the store to be read: it can ask again."""
+"""Longest wait of a query while the store is being read; after it the query is refused and can be repeated."""
 
 QUESTIONS_MAX = 64
 """Largest number of open queries; beyond it the oldest is refused."""
@@ -98,15 +98,17 @@ class RecoveryQueries:
 
 
 def find_lines(ledger: Ledger, failures: tuple[tuple[str, ...], ...]) -> list[FoundLine]:
-    """Return the recovery line of each failure. Agents that are not in the ledger any more do not fail."""
-    known = [tuple([agent for agent in failed if agent in ledger.newest]) for failed in failures]
+    """Return the recovery line of each failure. Agents that are no longer in the ledger are ignored."""
+    known_failures = [tuple([agent for agent in failed if agent in ledger.newest]) for failed in failures]
     history = ledger.history
-    single = len(known) == 1
-    found = []
-    for failed, line in zip(known, [history.line(known[0])] if single else history.lines(known), strict=True):
+    single = len(known_failures) == 1
+    answers = []
+    for failed, line in zip(
+        known_failures, [history.line(known_failures[0])] if single else history.lines(known_failures), strict=True
+    ):
         costs = history.cost(line)
         numbers = {x: None if n is None else ledger.number_of(x, n) for x, n in line.checkpoints.items()}
         in_transit = sum(map(len, history.in_transit(line).values())) if single else -1
         paid = {x: Cost(n, costs.turns.get(x, 0)) for x, n in costs.checkpoints.items()}
-        found.append(FoundLine(failed, numbers, paid, in_transit))
-    return found
+        answers.append(FoundLine(failed, numbers, paid, in_transit))
+    return answers

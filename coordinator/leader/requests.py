@@ -1,10 +1,10 @@
-"""Requests of hosts between epochs: creating agents, retiring them, finding them, and a log for inputs.
+"""Requests of hosts between epochs: to create, retire or locate agents, and to open a log for inputs.
 
 The mode decides when an agent that has stopped may leave.
 
-The host numbers its requests, so they are done once whatever is repeated: (run of the host, what, number) is the request id
-in the log. Whereabouts are read from the state without a proposal: a stale answer is mended by the next, since a message to
-an agent that is not there is refused by its host.
+The host numbers its requests, so a repeated request runs once: (run of the host, action, number) is the request id in the log.
+Locations are read from the state without a proposal. A stale answer is corrected by the next one, because a host refuses
+messages to an agent that it does not run.
 """
 
 from snapline.coordinator.leader.events import CloseStream
@@ -51,27 +51,27 @@ class Requests:
                 reason = f"{len(names)} agents are too many for one request"
                 self._shared.send((session.id,), AgentsReserved(message.request, refused=reason))
                 return
-            what, kind = "reserve", op.CreateAgents(session.host, session.start, message.plan, names, kinds)
+            action, kind = "reserve", op.CreateAgents(session.host, session.start, message.plan, names, kinds)
         else:
             removal = self._modes.mode.retire(session, message)
             if removal is None:
                 return
-            what, kind = "retire", removal
+            action, kind = "retire", removal
         if self._shared.is_full:
             self._shared.note("error", f"host {session.host} asks for too much at once")
             self._shared.out.append(CloseStream(session.id))
             self._host_sessions.on_closed(session.id)
             return
-        client = f"{session.host}.{session.start}.{what}"
+        client = f"{session.host}.{session.start}.{action}"
         self._shared.propose(f"{client}/{message.request}", kind, client=client, sequence=message.request)
 
     def on_log_wanted(self, session: HostSession, message: OpenLog) -> None:
-        """Take the request of a host that is about to log inputs, or has logged some; perhaps a repeated one."""
+        """Take the request of a host to open its log; the request may be repeated."""
         kind = op.OpenHostLog(session.host, session.start, message.plan, message.key, message.newest)
         self._shared.propose(f"log/{message.plan}/{session.host}.{session.start}", kind)
 
     def on_log_opened(self, kind: op.OpenHostLog, result: OperationResult) -> None:
-        """Allow the log, unless it was refused, as when the plan is over: then the host receives the next one."""
+        """Allow the log unless the request was refused, for example because the plan is over: then the host receives the next plan."""
         session = self._host_sessions.session_of(kind.host)
         if session is not None and session.start == kind.host_start and not result.is_refused:
             certify, log = self._shared.options.certify, LogName(kind.plan, kind.host, kind.host_start)
@@ -81,8 +81,8 @@ class Requests:
     def on_ended(self, proposal: Proposal, result: OperationResult) -> None:
         """Answer a committed or refused creation or removal. The leader's own removals are answered in `modes/leaving.py`.
 
-        A host that was lost, and is back before the next plan, gets no answer to requests refused because it was over. It may be a
-        survivor, whose agents keep their live states: a creation refused for that reason would be lost to them permanently.
+        A lost host may return before the next plan. It gets no answer to requests that were refused because the plan was over (OVER). It
+        may be a survivor whose agents keep their live states: for them a refused creation would be lost permanently.
         """
         kind = proposal.kind
         assert isinstance(kind, op.CreateAgents | op.RemoveAgent)
@@ -95,7 +95,7 @@ class Requests:
         if isinstance(kind, op.CreateAgents):
             agents = self._shared.state.image.agents
             if not refused and not all(agent in agents for agent in kind.agents):
-                return  # A plan has made the creation void. Its hosts drop such an answer; who has not heard of it would create nobody's agent.
+                return  # A newer plan has removed these agents. A host without that plan would create agents that the state does not have.
             ordinals = () if refused else tuple([agents[agent].ordinal for agent in kind.agents])
             answer = AgentsReserved(proposal.sequence, result.begun, result.epochs, result.number, refused, ordinals)
         else:

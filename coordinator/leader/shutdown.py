@@ -1,4 +1,4 @@
-"""The end of the fleet: it is proposed until the log has it, hosts receive Finish, and the run is over once they have left.
+"""Shutdown of the fleet: the end is proposed until it is in the log, hosts receive Finish, and the run ends once they have left.
 
 A fleet that stops in an epoch ends when the outputs of that epoch are released.
 """
@@ -38,7 +38,7 @@ class Shutdown:
         self._is_over = False
 
     def on_end_ended(self, result: OperationResult) -> None:
-        """Drop the end if EndFleet was refused: its reason does not hold any more."""
+        """Drop the requested end if EndFleet was refused: its reason does not hold any more."""
         if result.is_refused:
             self._shared.ending = None
 
@@ -47,7 +47,7 @@ class Shutdown:
         return [] if self._told_ns is None else [self._finish()]
 
     def evaluate(self) -> None:
-        """Propose the end that a part has requested; after it, send Finish and end the run."""
+        """Propose the end that a part has requested; once it is in the log, send Finish and end the run."""
         shared, image = self._shared, self._shared.state.image
         if not image.outcome:
             if shared.ending is not None and not self._is_awaited(*shared.ending):
@@ -65,7 +65,7 @@ class Shutdown:
             shared.out.append(EndRun(0 if image.outcome == "stopped" else 1, image.ending))
 
     def _is_awaited(self, epoch: int, outcome: str, _reason: str) -> bool:
-        """Return whether the end waits for outputs: a fleet that stops first releases all of its last epoch."""
+        """Return whether the end must wait: a fleet that stops first releases all outputs of its last epoch."""
         return outcome == "stopped" and self._releases.is_owed_up_to(epoch)
 
     def _finish(self) -> Finish:

@@ -1,4 +1,4 @@
-"""Status of a leader, for `snapline status`: nothing is decided from it."""
+"""Status of a leader for `snapline status`. Nothing is decided from it."""
 
 import msgspec
 
@@ -8,15 +8,15 @@ from snapline.messages.host_messages import Heartbeat
 
 
 class LeaderStatus(msgspec.Struct, frozen=True):
-    """Status of the fleet, as far as the log does not hold it.
+    """Status of the fleet that is not in the log.
 
     Attributes:
-        triggers_skipped: since this leader's start.
-        stored_log_bytes: of sender logs in the store, above the newest epoch.
-        stored_packs: of checkpoints that agents have taken on their own, and that a line might need.
-        concerns: what the fleet waits for, or lacks: which process does not reach or answer which, since when.
-        heartbeats: host → its last one, for hosts that have a stream.
-        is_released: the outputs of all complete epochs are.
+        triggers_skipped: number of triggers skipped since this leader's start.
+        stored_log_bytes: size of sender logs in the store, since the newest epoch.
+        stored_packs: number of packs with agents' own checkpoints that a recovery line may need.
+        concerns: what the fleet waits for or lacks, for example a process that does not answer another, and since when.
+        heartbeats: host → its last heartbeat, for hosts that have a stream.
+        is_released: the outputs of all complete epochs are released.
     """
 
     triggers_skipped: int

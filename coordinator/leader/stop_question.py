@@ -1,16 +1,16 @@
 """Stop condition: hosts evaluate `stop_when` on the newest complete epoch, one at a time.
 
-`stop_when` is a user's code, and may hang. A host that has not answered for ANSWER_NS is not waited for any longer: the next one
-is asked, about the epoch that is newest by then. Its own answer still counts when it comes, for a slow predicate must
-be able to end the fleet too; until then it gets no other question. If no host is left to ask, the fleet goes on, and `status`
-names the hosts that owe an answer. If too many processes have died while it was asked, the fleet fails.
+`stop_when` is user code and may hang. If a host has not answered for ANSWER_NS, the leader asks the next host about the epoch that is
+newest by then. A late answer still counts, since a slow predicate must be able to end the fleet too; until it comes, that host is not
+asked again. If no host is left to ask, the fleet continues, and `status` names the hosts that owe an answer. If too many processes died
+while evaluating `stop_when`, the fleet fails.
 
-*The last epoch.* An answer is about an epoch that may be old by then: since it began answers were sent as final, outputs released,
-effects called. A fleet ends in the newest complete epoch, and in none with open effects. Turns with an external effect get TURNS_NS to
-end: their agents' states hold it only then. If the answer was about another epoch, it is *decided* that the fleet ends: hosts take no
-more inputs, epochs begin, and of each of them only its open effects are checked, until one has none. No epoch completes between the
-answer and the end: none begins during the check, and the log refuses an end in an older epoch than the newest. A plan starts from an
-older state, and cancels the decision.
+*The last epoch.* The evaluated epoch may be old when the answer comes: later answers were sent as final, outputs released, effects called.
+A fleet ends only in its newest complete epoch, and only if that epoch has no open effects. Turns with an external effect get TURNS_NS to
+end, because an agent's state holds the effect only then. If the newest epoch is another one, or has open effects, the end is *decided*:
+hosts take no more inputs, and new epochs begin. Of these only the open effects are checked, until an epoch has none. No epoch completes
+between the answer and the end: none begins during the check, and the log refuses an end in an epoch older than the newest. A plan starts
+from an older state, so it cancels the decision.
 """
 
 import msgspec
@@ -25,14 +25,14 @@ from snapline.messages.host_messages import EvaluateStop, StopEvaluated
 from snapline.messages.turn_deaths import STOP_WHEN
 
 ANSWER_NS = 5 * SECOND_NS
-"""Time for an answer: most predicates take milliseconds; a slow one costs a second host the same work."""
+"""Time for an answer before another host is asked: most predicates take milliseconds."""
 
 
 REASON = "end"
 
 
 TURNS_NS = 5 * SECOND_NS
-"""Time for turns to end: a turn goes on within milliseconds of its effect's end. One that waits for a message may never end, as inputs are held."""
+"""Time for turns to end: a turn resumes within milliseconds of its effect's end. One that waits for a message may never end, as inputs are held."""
 
 AGAIN_NS = SECOND_NS
 """Time between two early epochs that check whether effects have ended: effects may take long."""
@@ -47,7 +47,7 @@ class Asked(msgspec.Struct):
 
 
 class Decided(msgspec.Struct, frozen=True):
-    """Decision that the fleet ends, by an answer about this epoch."""
+    """Decision that the fleet ends, made by an answer about `epoch`."""
 
     plan: int
     epoch: int
@@ -68,9 +68,9 @@ class StopQuestion:
         self._quiescence = quiescence
         self._decided: Decided | None = None
         self._open_effects: tuple[str, ...] = ()
-        """Effects open in the newest epoch that was checked since."""
+        """Effects open in the newest epoch that was checked since the decision."""
         self._turns_ns = 0
-        """Time of the last answer that named more, or less, than turns which go on after an effect."""
+        """Time of the last answer that did not both hold and name open effects; TURNS_NS counts from it."""
         self._again_ns = 0
         """Earliest time of the next early epoch for the end."""
         self._asked: dict[int, Asked] = {}
@@ -108,13 +108,13 @@ class StopQuestion:
         )
         is_answer = message.reached or bool(message.error)
         if is_answer and not is_waiting and epoch == self._shared.state.newest_complete():
-            told = f"stop_when holds in epoch {epoch}"
+            reason = f"stop_when holds in epoch {epoch}"
             if epoch != decided.epoch:
-                told = f"stop_when holds, and epoch {epoch} is the last one (it was asked of epoch {decided.epoch})"
-            self._shared.end(epoch, decided.outcome, told if decided.outcome == "stopped" else decided.reason)
+                reason = f"stop_when holds, and epoch {epoch} is the last one (it was asked of epoch {decided.epoch})"
+            self._shared.end(epoch, decided.outcome, reason if decided.outcome == "stopped" else decided.reason)
 
     def _decide(self, message: StopEvaluated) -> None:
-        """Decide the end by the first answer that says so."""
+        """Decide the end by the first answer that holds, failed, or names open effects."""
         shared, epoch = self._shared, message.epoch
         if self._decided is not None or not (message.reached or message.error or message.open_effects):
             return
@@ -126,7 +126,7 @@ class StopQuestion:
 
     @property
     def wants_epoch(self) -> bool:
-        """Return whether the fleet is to end, and its newest epoch was checked and is not its last one."""
+        """Return whether the fleet is to end but its newest epoch was checked and cannot be the last one."""
         state = self._shared.state
         is_looked_at = not self._asked and state.newest_complete() <= self._evaluated
         is_due = self._decided is not None and self._shared.now >= self._again_ns
@@ -134,9 +134,9 @@ class StopQuestion:
 
     @property
     def is_judging(self) -> bool:
-        """Return whether an epoch is being checked that may be the last one, or is about to be: no other one begins.
+        """Return whether a candidate for the last epoch is being checked, or soon will be: then no other epoch begins.
 
-        An epoch that began now would be newer than the checked one, and with snapshots often enough there would always be one.
+        An epoch that began now would be newer than the checked one; with frequent snapshots the check would never succeed.
         """
         if self._decided is None:
             return False
@@ -183,14 +183,14 @@ class StopQuestion:
     def _free_session(self) -> HostSession | None:
         """Return the session of the first living host that owes no answer."""
         sessions = map(self._host_sessions.attached_session, self._host_sessions.attached())
-        return next((each for each in sessions if each is not None and each.id not in self._asked), None)
+        return next((session for session in sessions if session is not None and session.id not in self._asked), None)
 
     def _is_overdue(self, asked: Asked) -> bool:
         return self._shared.now - asked.since_ns >= ANSWER_NS
 
     def concerns(self) -> list[Concern]:
         """Return the hosts that owe an answer, and the open effects that the end waits for."""
-        found = []
+        concerns = []
         for asked in self._asked.values():
             if self._is_overdue(asked):
                 lasts_ns = self._shared.now - asked.since_ns
@@ -198,9 +198,9 @@ class StopQuestion:
                     f"host {asked.host} was asked whether the fleet may stop (stop_when, epoch {asked.epoch}) "
                     f"and has not answered for {lasts_ns / 1e9:.1f} s"
                 )
-                found.append(Concern("stop", (asked.host,), lasts_ns, text))
+                concerns.append(Concern("stop", (asked.host,), lasts_ns, text))
         if self._decided is not None and self._open_effects:
             lasts_ns = self._shared.now - self._decided.since_ns
             text = f"the fleet ends (stop_when) when these effects have ended: {'; '.join(self._open_effects)}"
-            found.append(Concern("stop", (), lasts_ns, text))
-        return found
+            concerns.append(Concern("stop", (), lasts_ns, text))
+        return concerns

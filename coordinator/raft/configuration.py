@@ -1,4 +1,4 @@
-"""The library's settings, each with its reason.
+"""Settings of PySyncObj, each with its reason.
 
 The timings were measured with three replicas on one busy machine (fsync 4 ms median, 716 ms worst); the sizes are chosen.
 `SafeSyncObj` adds the file names and the state's callables.
@@ -7,35 +7,35 @@ The timings were measured with three replicas on one busy machine (fsync 4 ms me
 from pysyncobj.config import SyncObjConf  # type: ignore[import-untyped]  # the library has no types
 
 ENTRY_BYTES_MAX = 65_536
-"""Largest size of one proposed entry. A quarter of a batch, so the library never splits and pickles one."""
+"""Largest size of one proposed entry: a quarter of a batch, so the library never splits and pickles an entry."""
 
 BATCH_BYTES = 4 * ENTRY_BYTES_MAX
-"""Largest size of one AppendEntries, and of one piece of a dump; well below the 2 MiB that a server takes at once."""
+"""Largest size of one AppendEntries, and of one piece of a dump; well below the 2 MiB limit of a server's message."""
 
 QUEUE_COMMANDS_MAX = 4096
-"""Proposals and forwarded commands that wait for a tick; above what the driver lets be in flight."""
+"""Largest number of proposals and forwarded commands that wait for a tick; above the driver's limit of proposals in flight."""
 
 COMPACTION_ENTRIES = 4000
 COMPACTION_ENTRIES_PER_RANK = 1000
-"""Replicas differ, so that they do not stop for a dump at the same time."""
+"""Number of entries that trigger a dump; it differs by rank, so that replicas do not pause for a dump at the same time."""
 
 COMPACTION_S = 3600.0
-"""Entries shall trigger a dump, not time."""
+"""Interval of dumps triggered by time: long, since the number of entries should trigger them."""
 
 JOURNAL_BYTES_MAX = 64 * 1024 * 1024
-"""Entries since the dump live in memory: beyond this a dump is made, however few they are."""
+"""Size of the entries since the last dump, which are in memory, that triggers a dump."""
 
 ELECTION_S_MIN, ELECTION_S_MAX = 1.0, 2.0
-"""Above the worst fsync and the longest pause for a dump: 0.35 to 0.7 s had eleven elections within seconds."""
+"""Election time-outs: above the worst fsync and the longest pause for a dump. 0.35 to 0.7 s caused eleven elections within seconds."""
 
 HEARTBEAT_S = 0.1
 """Time between heartbeats; must be under a third of ELECTION_S_MIN."""
 
 FALLBACK_S = 1.5
-"""A leader that hears no majority for this long steps down."""
+"""Time without a majority after which a leader steps down."""
 
 TICK_S = 0.02
-"""Longest wait of a tick for something to happen."""
+"""Longest wait of a tick for an event."""
 
 
 def raft_configuration(
@@ -52,14 +52,14 @@ def raft_configuration(
     Args:
         rank: its place in the sorted list of members, from 0.
         compaction_entries: entries in the journal beyond which rank 0 makes a dump.
-        batch_bytes: of one AppendEntries and of one piece of a dump; for tests, an entry must be smaller.
+        batch_bytes: size of one AppendEntries and of one piece of a dump; for tests. An entry must be smaller.
         election_s: shortest and longest wait for a leader, in seconds.
         heartbeat_s: period of AppendEntries, in seconds.
         fallback_s: see FALLBACK_S.
     """
     return SyncObjConf(
         autoTick=False,  # the driver's thread ticks
-        useFork=False,  # a fork beside threads, and a dump whose end nobody orders
+        useFork=False,  # a fork next to threads, and a dump that ends at an arbitrary time
         dynamicMembershipChange=False,  # members are static
         logCompactionSplit=False,  # compares clocks of different machines, and delays forced dumps
         raftMinTimeout=election_s[0],
@@ -68,13 +68,13 @@ def raft_configuration(
         leaderFallbackTimeout=fallback_s,
         connectionTimeout=max(
             3.0, election_s[1]
-        ),  # of the library's own TCP, which is not used; validate() looks at it
+        ),  # of the library's own TCP, which is unused; validate() checks the value
         appendEntriesUseBatch=False,  # a write took 62 to 103 ms with it, about 1 ms without
         appendEntriesBatchSizeBytes=batch_bytes,
         logCompactionBatchSize=batch_bytes,
-        commandsWaitLeader=False,  # else a command may run long after its proposer gave up
+        commandsWaitLeader=False,  # otherwise a command may run long after its proposer gave up
         commandsQueueSize=QUEUE_COMMANDS_MAX,
         logCompactionMinEntries=compaction_entries + rank * COMPACTION_ENTRIES_PER_RANK,
         logCompactionMinTime=COMPACTION_S,
-        password=None,  # mutual TLS is the transport's
+        password=None,  # our transport has mutual TLS
     )

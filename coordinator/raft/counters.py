@@ -8,14 +8,14 @@ LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 
 
 
 class Counters:
-    """Counts so far. `commits_s`: how long commits took."""
+    """Counts so far. `commits_s`: durations of commits."""
 
     def __init__(self) -> None:
         self.proposals = self.committed = self.rejected = self.unknown = 0
         self.barriers = self.reads = 0
         self.ticks = self.tick_errors = 0
         self.tick_s_max = 0.0
-        """The longest one: mostly a dump, or a slow disk. Followers must not stand for election meanwhile."""
+        """Duration of the longest tick, usually because of a dump or a slow disk. It must stay below the election time-out."""
         self.leader_changes = 0
         self.commits_s = Distribution(LATENCY_BUCKETS_S)
 

@@ -1,4 +1,4 @@
-"""The connection to one peer, kept over dials that fail and replaced when certificates are."""
+"""The connection to one peer: kept while dials fail, replaced when certificates are."""
 
 import asyncio
 
@@ -9,11 +9,11 @@ from snapline.coordinator.raft.peers import RaftNode
 from snapline.security.transport import LINK_AGE_S_MAX, Security
 
 ROLE = "coordinator"
-"""Role of replicas, in the eyes of replicas."""
+"""Role in the certificates of replicas."""
 
 
 class DialledChannel:
-    """The channel to one peer: kept while dials fail, so that its patience grows; replaced for new certificates."""
+    """The channel to one peer: kept while dials fail, so that its backoff grows; replaced for new certificates."""
 
     def __init__(self, security: Security, node: RaftNode) -> None:
         self._security = security
@@ -24,7 +24,7 @@ class DialledChannel:
 
     @property
     def is_old(self) -> bool:
-        """Return whether a new one should be made, so that a certificate that expired or was withdrawn ends."""
+        """Return whether the channel should be replaced, so that an expired or withdrawn certificate is not used any longer."""
         age_s = asyncio.get_running_loop().time() - self._made_s
         return self._generation != self._security.generation or age_s > LINK_AGE_S_MAX
 

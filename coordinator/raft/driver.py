@@ -1,22 +1,22 @@
-"""Drives one replica: a thread that ticks, and proposals and reads for asyncio.
+"""Driver of one replica: a thread that ticks, and proposals and reads for asyncio.
 
 Theory of operation
 -------------------
-pysyncobj is single-threaded; only proposing is safe from elsewhere. So one thread makes the node, ticks it and destroys it,
-and everything else is posted to that thread through the inbox: status, transfer of leadership. Answers come back in one
-queue, which the loop is told to empty once, however many wait in it.
+pysyncobj is single-threaded; only proposing is safe from other threads. So one thread makes the node, ticks it and destroys it. Other calls
+(status, transfer of leadership) are posted to that thread through the inbox. Answers return in one queue; one signal makes the loop empty
+it.
 
-*Proposals.* A callback may never fire: the frame that was to carry the proposal, or its answer, may be lost. So each has a
-deadline, and running into it is an outcome: unknown. At most `IN_FLIGHT_MAX` are under way; the next is rejected at
-once, so memory stays bounded however many callers there are. A caller that got *unknown* proposes the same request again.
+*Proposals.* A callback may never fire, because the frame with the proposal or its answer may be lost. So each proposal has a deadline, after
+which its outcome is *unknown*; its caller proposes the same request again. At most `IN_FLIGHT_MAX` proposals are in flight, and further
+ones are rejected at once, so memory is bounded.
 
-*Reads (linearizable, Herlihy and Wing 1990).* There are no leases: a leader that is cut off answers for a while next to its
-successor. A read therefore waits until an empty entry, proposed after the read began, is applied here: then this replica
-holds whatever was acknowledged before. The reply is built there and then, on the tick thread. Readers share barriers: who
-comes while one is under way takes the next, since that one may have been proposed too early for him.
+*Reads (linearizable, Herlihy and Wing 1990).* There are no leases: a leader that is cut off still answers for a while after its successor
+was elected. So a read waits until an empty entry (a barrier), proposed after the read began, is applied here: then this replica has
+everything acknowledged before. The reply is built at that moment, on the tick thread. Readers share barriers. A reader that arrives while a
+barrier is in flight waits for the next one, since the first may have been proposed before the read.
 
-*Exceptions.* One in a tick is logged and counted. After `FAILURES_MAX` ticks in a row the process ends: nobody knows what the
-node's memory is worth.
+*Exceptions.* An exception in a tick is logged and counted. After `FAILURES_MAX` failed ticks in a row the process ends, since the node's
+memory may be corrupt.
 """
 
 import asyncio
@@ -44,35 +44,35 @@ from snapline.messages.status import ReplicaStatus, Standing
 _log = logging.getLogger("snapline.coordinator.raft")
 
 IN_FLIGHT_MAX = 1024
-"""Proposals under way. A quarter of what the library's queue takes: others forward theirs to us."""
+"""Largest number of proposals in flight: a quarter of the library's queue, which also takes proposals forwarded by other replicas."""
 
 PROPOSE_S = 5.0
-"""Time limit of a proposal, longer than an election and a half: most proposals that meet one are answered."""
+"""Time limit of a proposal. It is longer than one and a half elections, so most proposals during an election are answered."""
 
 READ_S = 5.0
 BARRIER_S = 1.0
-"""A barrier not answered for so long is given up and another tried: its frame may be lost."""
+"""Time limit of a barrier, after which another one is tried: its frame may be lost."""
 
 RETRY_S = 0.05
-"""Time between barriers that fail: without a leader they fail at once."""
+"""Time between failed barriers: without a leader they fail at once."""
 
 TRANSFER_S = 5.0
 STATUS_S = 5.0
 
 FAILURES_MAX = 10
-"""Ticks in a row that may raise."""
+"""Number of consecutive failed ticks that ends the process."""
 
 
 T = TypeVar("T")
 
 
 class RaftDriver:
-    """Driver of one replica for asyncio. Make it, `start` it, and use it from one event loop.
+    """Driver of one replica for asyncio. Create it, `start` it, and use it from one event loop.
 
     Attributes:
-        standing: who leads, as far as this replica knows; an immutable value, replaced when it changes.
-        counters: what happened so far; read-only for others.
-        failure: why the tick thread has ended, if it has without `stop`.
+        standing: the leader, as far as this replica knows; immutable, replaced when it changes.
+        counters: counters of this replica; read only.
+        failure: why the tick thread has ended by itself; None: it has not.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class RaftDriver:
 
         Args:
             make_node: called on the tick thread; the node's transport must drain `inbox`.
-            inbox: of the node's streams.
+            inbox: inbox of the node's streams.
             on_standing: called on the loop when `standing` has changed; must not block.
         """
         self.standing = Standing()
@@ -103,7 +103,7 @@ class RaftDriver:
         self._answers: deque[Callable[[], None]] = deque()
         self._is_signalled = False
         self._ticking = 0
-        """The tick thread while it ticks."""
+        """Identifier of the tick thread while it ticks."""
         self._barrier = _Barrier(self)
 
     async def start(self) -> None:
@@ -118,7 +118,7 @@ class RaftDriver:
         await started
 
     async def stop(self) -> None:
-        """End the replica; what was proposed and not answered is unknown. May be called again."""
+        """End the replica; the outcome of unanswered proposals is unknown. May be called again."""
         self._is_stopping = True
         self._inbox.wake()
         if self._thread is not None:
@@ -128,14 +128,14 @@ class RaftDriver:
     # ---- proposing --------------------------------------------------------------------------------------------------
 
     async def propose(self, entry: bytes, *, timeout_s: float = PROPOSE_S) -> Outcome:
-        """Have `entry` committed, and applied here.
+        """Commit `entry`, and wait until it is applied here.
 
         Args:
             entry: 1 to ENTRY_BYTES_MAX bytes, as the machine's `apply` takes them.
             timeout_s: the outcome is unknown after this.
 
         Raises:
-            UsageError: it is empty, or too large (MessageTooLargeError).
+            UsageError: the entry is empty, or too large (MessageTooLargeError).
             LogError: the replica has ended.
         """
         node = self._alive()
@@ -150,7 +150,7 @@ class RaftDriver:
             return self._counted(await future, began_s)
         except UsageError:
             raise
-        except Exception as error:  # it may be queued
+        except Exception as error:  # the entry may be queued
             _log.exception("proposing")
             return self._counted(Unknown(f"proposing raised {error!r}"), began_s)
         finally:
@@ -161,13 +161,13 @@ class RaftDriver:
         return outcome
 
     def _answer(self, future: "asyncio.Future[Outcome]", result: object, code: int | None) -> None:
-        """The library's callback: on the tick thread, or on the proposer's."""
+        """Take the outcome; called by the library on the tick thread or the proposer's thread."""
         self.call_on_loop(partial(settle, future, outcome_of(result, code)))
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     async def read(self, build: Callable[[], T], *, timeout_s: float = READ_S) -> T:
-        """Return `build()`, called on the tick thread when the state holds all that was acknowledged before this call.
+        """Return `build()`, called on the tick thread once the state holds everything acknowledged before this call.
 
         `build` must return something immutable and not change the state; what it raises is raised here.
 
@@ -200,17 +200,17 @@ class RaftDriver:
         return await self._on_tick_thread(self._status, timeout_s)
 
     async def transfer_leadership(self, to: str | None = None, *, timeout_s: float = TRANSFER_S) -> str:
-        """Have another replica lead, if this one does; returns the new leader. `to=None`: the one with most of the log.
+        """Transfer the leadership to another replica; return the new leader. `to=None`: the replica with most of the log.
 
         Raises:
             UsageError: this replica does not lead, or `to` is no other replica.
-            CoordinatorUnavailableError: nobody is up to date, the change did not come in time, or another one than `to` won the election: ask again.
+            CoordinatorUnavailableError: no replica is up to date, the time is over, or another replica won the election: ask again.
         """
         deadline_s = self._loop.time() + timeout_s
         before = self.standing
         is_sent = False
         while self._loop.time() < deadline_s:
-            # Whoever lacks the last entries would lose the election: a moment later it may have them.
+            # A replica without the last entries would lose the election; it may have them a moment later.
             is_sent = is_sent or await self._on_tick_thread(partial(self._transfer, to), timeout_s)
             leader = self.standing.leader
             if self.standing.term > before.term and leader:
@@ -226,14 +226,14 @@ class RaftDriver:
 
     @property
     def is_learner(self) -> bool:
-        """Return whether this replica lost its log and may not vote yet; a moment old."""
+        """Return whether this replica lost its log and may not vote yet; may be slightly stale."""
         return self._node is not None and self._node.is_learner
 
     def metrics(self) -> dict[str, float]:
-        """Counters and gauges by name, times in seconds; the journal's are a moment old."""
+        """Return counters and gauges by name, times in seconds; the journal's may be slightly stale."""
         counters, standing = self.counters, self.standing
         journal = self._node._SyncObj__raftLog if self._node is not None else None
-        found = {
+        values = {
             "raft_term": float(standing.term),
             "raft_is_leader": float(standing.is_leader),
             "raft_is_learner": float(self.is_learner),
@@ -251,21 +251,21 @@ class RaftDriver:
             "raft_commit_seconds_sum": counters.commits_s.sum,
         }
         if journal is not None:
-            found["raft_log_entries"] = float(len(journal))
-            found["raft_log_bytes"] = float(journal.size_bytes)
-            found["raft_sync_seconds_count"] = float(journal.commits)
-            found["raft_sync_seconds_sum"] = journal.commit_s
-            found["raft_sync_max_seconds"] = journal.commit_s_max
+            values["raft_log_entries"] = float(len(journal))
+            values["raft_log_bytes"] = float(journal.size_bytes)
+            values["raft_sync_seconds_count"] = float(journal.commits)
+            values["raft_sync_seconds_sum"] = journal.commit_s
+            values["raft_sync_max_seconds"] = journal.commit_s_max
         buckets = {f'raft_commit_seconds_bucket{{le="{bound}"}}': float(n) for bound, n in counters.commits_s.up_to()}
-        return found | buckets
+        return values | buckets
 
     # ---- between the threads ----------------------------------------------------------------------------------------
 
     def call_on_loop(self, call: Callable[[], None]) -> None:
-        """Have `call` run on the loop, from any thread, in order; one signal wakes it for all that wait.
+        """Run `call` on the loop, from any thread, in order; one signal wakes the loop for all waiting calls.
 
-        A signal is a system call, in which the tick thread lets go of the interpreter: the first of many answers would be the loop's only
-        one. So a tick signals what it has applied before it waits for the disk, and the rest at its end.
+        A signal is a system call that releases the interpreter lock, so the loop might run after the first of many answers. So a tick
+        signals its applied entries before it waits for the disk, and the rest at its end.
         """
         self._answers.append(call)
         if threading.get_ident() != self._ticking:
@@ -277,7 +277,7 @@ class RaftDriver:
             call_soon(self._loop, self._run_answers)
 
     def _run_answers(self) -> None:
-        self._is_signalled = False  # before anything is taken: who finds it set has appended before
+        self._is_signalled = False  # cleared before taking: a caller that finds it set has appended before
         while self._answers:
             try:
                 self._answers.popleft()()
@@ -385,7 +385,7 @@ class RaftDriver:
         )
 
     def _transfer(self, to: str | None) -> bool:
-        """Ask another replica to stand for election; False if it is not up to date."""
+        """Ask another replica to start an election; return False if it is not up to date."""
         node = self._node
         assert node is not None
         if not node.is_leader:
@@ -399,7 +399,7 @@ class RaftDriver:
 
 
 class _Barrier:
-    """Readers that wait for an empty entry; the next entry's, and those of the one that is under way."""
+    """Readers that wait for the barrier in flight, and for the next one."""
 
     def __init__(self, driver: RaftDriver) -> None:
         self._driver = driver
@@ -408,7 +408,7 @@ class _Barrier:
         self._task: asyncio.Task[None] | None = None
 
     def join(self, build: Callable[[], T], future: "asyncio.Future[T]") -> None:
-        """Take part in the next barrier, on the loop."""
+        """Add a reader to the next barrier, on the loop."""
         self._next.append(_Reader(build, future))
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._serve())
@@ -426,17 +426,17 @@ class _Barrier:
             self._under_way, self._next = self._next, []
             while self._under_way:
                 has_succeeded = await self._try_once(self._under_way)
-                self._under_way = [each for each in self._under_way if not (has_succeeded or each.future.done())]
+                self._under_way = [reader for reader in self._under_way if not (has_succeeded or reader.future.done())]
                 if self._under_way:
                     await asyncio.sleep(RETRY_S)
-                    # A barrier proposed anew is late enough for those who came meanwhile too.
+                    # A new barrier is proposed after the reads of later readers, so it serves them, too.
                     self._under_way, self._next = self._under_way + self._next, []
 
     async def _try_once(self, readers: "list[_Reader]") -> bool:
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
         def passed(_: object, code: int | None) -> None:
-            # On the tick thread: the state is as of the barrier now, and only now.
+            # On the tick thread: only at this moment the state is as of the barrier.
             if code == FAIL_REASON.SUCCESS:
                 for reader in readers:
                     reader.build_on(self._driver)
@@ -457,7 +457,7 @@ class _Reader:
     __slots__ = ("_build", "future")
 
     def __init__(self, build: Callable[[], T], future: "asyncio.Future[T]") -> None:
-        self.future: asyncio.Future[Any] = future  # what `build` returns: only the reader knows
+        self.future: asyncio.Future[Any] = future  # Any: the type that `build` returns
         self._build: Callable[[], Any] = build
 
     def build_on(self, driver: RaftDriver) -> None:

@@ -1,22 +1,21 @@
-"""The dump of one replica: the whole state in one file, which replaces the log entries it was made from.
+"""The dump of one replica: the whole state in one file, which replaces the log entries that it covers.
 
-A dump is Raft's snapshot (Ongaro and Ousterhout, 2014, section 7). `DumpFile` takes the place of pysyncobj's `Serializer`, with
-the same methods, and mends what it does wrong (H5 of the Raft design; G8, G11):
+A dump is Raft's snapshot (Ongaro and Ousterhout, 2014, section 7). `DumpFile` replaces pysyncobj's `Serializer`, with the same methods, and
+fixes these faults (H5 of the Raft design; G8, G11):
 
 - *Durable, then reported.* The bytes are synced before the rename, the folder after it, and only then is SUCCESS reported, on
-  which the library trims its log. Stock syncs nothing.
-- *Verified before use.* A digest covers every byte. Our own dump is checked whenever it is read, which includes before it
-  is sent: damage ends the process instead of starting an empty replica, as stock does. What a leader sent is gathered in
-  memory and touches our file only if it is whole, of our cluster, and newer than what was applied; else it is as if it had
-  never come, and the leader offers it again.
-- *No pickle, no fork.* Dumps are not made in a child process: its success would be noticed one tick after the rename, at a
-  moment when the library has moved on.
+  which the library trims its log. The original syncs nothing.
+- *Verified before use.* A digest covers every byte. Our own dump is checked whenever it is read, also before it is
+  sent. Damage ends the process; the original would start an empty replica. A dump from a leader is collected in memory. It replaces our
+  file only if it is whole, of our cluster, and newer than the applied entries; otherwise it is ignored, and the leader sends it again.
+- *No pickle, no fork.* Dumps are not made in a child process: its success would be noticed one tick after the rename, when the
+  library's log has changed.
 
-Any error of the disk, and of the callable that gives the state, ends the process (H3).
+Any error of the disk, or of the callable that encodes the state, ends the process (H3).
 
 Between the rename and the library's trim, and between the install of a received dump and the change of the log behind it,
-journal and dump differ if the process dies. That is no harm: a dump is durable before the log loses anything, so one of the
-two holds every entry; loading compares them (H6, in node.py).
+journal and dump differ if the process dies. This is harmless: a dump is durable before the log is trimmed, so every
+entry is in one of them; loading compares them (H6, in node.py).
 
 The file, version 1
 -------------------
@@ -30,7 +29,7 @@ The file, version 1
 32      SHA-256 of everything before
 ======  ==========================================================================================
 
-In all versions the first sixteen bytes and the last thirty-two have this meaning.
+The first sixteen bytes and the last thirty-two have this meaning in all versions.
 """
 
 import logging
@@ -49,7 +48,7 @@ from snapline.coordinator.raft.messages import NUMBER_MAX
 from snapline.errors import LogError, UsageError
 
 DUMP_BYTES_MAX = 64 * 2**20
-"""Largest dump accepted from a leader: four times what the state may have, and no more than an outbox holds."""
+"""Largest dump accepted from a leader: four times the largest state, and no more than an outbox holds."""
 
 _MAGIC = b"snapline dump\n"
 _VERSION = 1
@@ -82,23 +81,23 @@ class Dump(msgspec.Struct, frozen=True, gc=False):
     last: Entry
     """The last log entry that `state` contains."""
     previous: Entry
-    """The one before it: the library's log begins with these two."""
+    """The entry before it: the library's log begins with these two."""
     state: bytes
 
 
 class DumpFile:
-    """The dump of this replica, and those on their way from and to others. Used on the tick thread.
+    """The dump of this replica, and dumps in transfer from and to others. Used on the tick thread.
 
     Args:
-        fileName: of the dump.
+        fileName: path of the dump.
         transmissionBatchSize: bytes per piece sent to a follower.
         tryUseFork: must be false: it never forks.
-        serializer: gives the state as bytes; whatever it raises ends the process.
-        deserializer: not called: `read` gives the state to its installer.
+        serializer: returns the state as bytes; an exception ends the process.
+        deserializer: not called; `read` returns the state instead.
         serializeChecker: must be None: a dump is complete when `serialize` returns.
-        cluster, node: whose dump it is; another's is refused.
-        applied: index of the last entry that is applied here; a received dump must end behind it.
-        term: the current one; a received dump must not be above it.
+        cluster, node: owner of the dump; another owner's file is refused.
+        applied: returns the index of the last applied entry; a received dump must end after it.
+        term: returns the current term; a received dump must not be above it.
         fail: called with one sentence on any failure; must not return.
     """
 
@@ -130,11 +129,11 @@ class DumpFile:
         self._term = term
         self._fail = fail
         self._finished: int | None = None
-        """Index of a dump that is made and not reported yet."""
+        """Id of a dump that is made and not reported yet."""
         self._outgoing: dict[Hashable, tuple[bytes, int]] = {}
-        """Dump per follower: the file's bytes, one object for all, and how many of them went out."""
+        """Follower → (the file's bytes, shared by all followers, number of bytes sent)."""
         self._incoming: list[bytes] | None = None
-        """Pieces of the dump that arrives, from the first on."""
+        """Pieces of the dump that is being received; None: none is."""
         self._incoming_bytes = 0
 
     # ---- making -----------------------------------------------------------------------------------------------------
@@ -143,7 +142,7 @@ class DumpFile:
         """Make a dump of the state as it is now; `id` comes back from `checkSerializing`.
 
         Args:
-            data: nothing, the last applied entry, the one before it, the nodes. Only the two entries are used.
+            data: (unused, the last applied entry, the entry before it, the nodes). Only the two entries are used.
         """
         if self._finished is not None:
             return
@@ -155,11 +154,11 @@ class DumpFile:
         self._finished = id
 
     def checkSerializing(self) -> tuple[int, int | None]:
-        """SUCCESS, once, after a dump is durable; the library then trims its log."""
+        """Return SUCCESS, once, after a dump is durable; the library then trims its log."""
         if self._finished is None:
             return SERIALIZER_STATE.NOT_SERIALIZING, None
         finished, self._finished = self._finished, None
-        self._outgoing.clear()  # an older dump ends before the log begins: followers get the new one
+        self._outgoing.clear()  # older dumps end before the trimmed log begins: followers get the new one
         return SERIALIZER_STATE.SUCCESS, finished
 
     def _replace(self, dump: Dump) -> None:
@@ -171,12 +170,12 @@ class DumpFile:
     # ---- loading ----------------------------------------------------------------------------------------------------
 
     def read(self) -> tuple[Entry, Entry, bytes]:
-        """Last entry, the one before it, state; a file that is missing, damaged or another's ends the process."""
+        """Return the last entry, the entry before it, and the state. A file that is missing, damaged or another replica's ends the process."""
         dump = self._decoded(self._read_file())
         return dump.last, dump.previous, dump.state
 
     def deserialize(self) -> tuple[None, Entry, Entry, tuple[()]]:
-        """The same for the library, which must not install the state: no attributes, no nodes."""
+        """Return the entries for the library, which must not install the state: no attributes, no nodes."""
         last, previous, _ = self.read()
         return None, last, previous, ()
 
@@ -201,16 +200,16 @@ class DumpFile:
     # ---- sending ----------------------------------------------------------------------------------------------------
 
     def getTransmissionData(self, transmissionID: Hashable) -> tuple[bytes, bool, bool] | None:
-        """The next piece for a follower with (is first, is last); the last is empty. None: there is no dump now."""
+        """Return the next piece for a follower, with (is first, is last); the last piece is empty. None: there is no dump now."""
         if self._finished is not None:
             return None
-        sending = self._outgoing.get(transmissionID)
-        if sending is None:
+        transfer = self._outgoing.get(transmissionID)
+        if transfer is None:
             if not self._path.exists():
                 return None
             data, sent = self._outgoing_bytes(), 0
         else:
-            data, sent = sending
+            data, sent = transfer
         piece = data[sent : sent + self._piece_bytes]
         if piece:
             self._outgoing[transmissionID] = (data, sent + len(piece))
@@ -219,7 +218,7 @@ class DumpFile:
         return piece, sent == 0, not piece
 
     def cancelTransmisstion(self, id: Hashable) -> None:
-        """The follower is gone; it gets a dump from its beginning when it is back."""
+        """Drop the transfer to a lost follower, which gets a dump from its beginning when it is back."""
         self._outgoing.pop(id, None)
 
     def _outgoing_bytes(self) -> bytes:
@@ -232,9 +231,9 @@ class DumpFile:
     # ---- receiving --------------------------------------------------------------------------------------------------
 
     def setTransmissionData(self, data: tuple[bytes, bool, bool] | None) -> bool:
-        """Take the next piece of a leader's dump; whether it was the last, and our file is now this dump.
+        """Take the next piece of a leader's dump; return whether it was the last and our file is now this dump.
 
-        False after the last piece: it was torn, damaged, another cluster's, or brings nothing new; nothing has changed.
+        False after the last piece: the dump was incomplete, damaged, another cluster's or not new, and was ignored.
         """
         if data is None:
             return False
@@ -274,7 +273,7 @@ class DumpFile:
 
 
 def encode_dump(dump: Dump) -> list[bytes]:
-    """The file's bytes, in pieces."""
+    """Return the file's bytes, in pieces."""
     header = msgspec.json.encode(
         _DumpHeader(dump.cluster, dump.node, _row(dump.last), _row(dump.previous), len(dump.state))
     )
@@ -285,7 +284,7 @@ def encode_dump(dump: Dump) -> list[bytes]:
 
 
 def decode_dump(data: bytes) -> Dump:
-    """Read what `encode_dump` made. Raises LogError if a single bit differs."""
+    """Decode a file of `encode_dump`. LogError: it is damaged, or no dump of this version."""
     body = memoryview(data)[:-_DIGEST_BYTES]
     if len(data) < _SHORTEST or sha256(body).digest() != data[-_DIGEST_BYTES:]:
         raise LogError("its digest does not match: bytes were changed or are missing")
@@ -320,6 +319,6 @@ def _row(entry: Entry) -> _DumpEntry:
 
 
 def _entry(entry: Any) -> Entry:  # Any: a tuple of the library
-    """Exactly this tuple: the library compares it with its log, and clears the log on any difference."""
+    """Return exactly this tuple: the library compares it with its log, and clears the log on any difference."""
     command, idx, term = entry
     return bytes(command), int(idx), int(term)

@@ -1,11 +1,10 @@
 """Ending the process when the replica's memory and its disk may differ (section H3 of the Raft design; G8, G11).
 
-A replica that goes on after a failed write may acknowledge, or vote for, what its disk does not hold. There is nothing to
-repair it with: a commit that failed must not be tried again (the kernel may have dropped the dirty pages and call the next
-sync a success), and on "disk full" SQLite drops the whole transaction, so that memory is ahead of the file. A restart reads
-what is really there; that is the only way back.
+After a failed write, a running replica may acknowledge entries or votes that its disk does not hold. It cannot be repaired. A failed commit
+must not be retried, since the kernel may have dropped the dirty pages and report success for the next sync. On "disk full" SQLite drops the
+whole transaction, so memory is ahead of the file. Only a restart reads what the disk holds.
 
-The process ends by `os._exit`: no handler, no `finally` and no other thread may still send what was not made durable.
+The process ends by `os._exit`: no handler, `finally` or other thread may send anything that is not durable.
 """
 
 import logging
@@ -14,7 +13,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 FAIL_STOP_EXIT_CODE = 12
-"""Exit code of the process, so that a supervisor and the tests can tell this end from any other."""
+"""Exit code of a fail-stop, so that supervisors and tests can recognise it."""
 
 _log = logging.getLogger(__name__)
 _hook: Callable[[str], NoReturn] | None = None
@@ -31,6 +30,6 @@ def fail_stop(reason: str) -> NoReturn:
 
 
 def install(hook: Callable[[str], NoReturn] | None) -> None:
-    """Have `hook` called instead; it must raise. `None` removes it. For tests and simulations only."""
+    """Install a hook that is called instead and must raise; `None` removes it. For tests and simulations only."""
     global _hook
     _hook = hook

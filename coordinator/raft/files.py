@@ -1,8 +1,8 @@
-"""Files that outlive a power cut: a folder made durable, a file replaced as a whole.
+"""Files that survive a power failure: durable folders, and atomic replacement of files.
 
-`replace_durably` is the rename of the Unix tradition, with both syncs: the bytes before any name leads to them, and the
-folder, without which the old name may come back after a power cut. A reader of the name sees the old file or the new one,
-never a part. A temporary file left by a dead process is overwritten by the next call.
+`replace_durably` is the usual Unix rename with two syncs: of the bytes before the rename, and of the folder after it, without which the old
+file may reappear after a power failure. Readers see the old file or the new one, never a part. The next call overwrites a temporary file
+left by a dead process.
 """
 
 import os
@@ -13,7 +13,7 @@ from snapline.failpoints import failpoint
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its missing ancestors, for us alone, each synced in its parent. Raises OSError."""
+    """Make a folder and its missing ancestors with mode 0700, each synced in its parent. Raises OSError."""
     missing = []
     while not path.is_dir():
         missing.append(path)
@@ -33,11 +33,11 @@ def sync_folder(path: Path) -> None:
 
 
 def replace_durably(path: Path, pieces: Iterable[bytes], *, point: str) -> None:
-    """Make `path` hold `pieces`, durable on return; the failpoints are named `<point>.opened` and so on.
+    """Replace the content of `path` by `pieces`, durable on return; failpoints are named `<point>.opened` and so on.
 
     Raises:
-        OSError: the disk refused. `path` is the old file or the new one, and nobody knows which of them a power cut
-            would leave: the caller must not go on.
+        OSError: the disk refused. `path` is the old file or the new one, and a power failure may leave either: the caller must
+            not continue.
     """
     temporary = path.with_name(path.name + ".tmp")
     handle = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)

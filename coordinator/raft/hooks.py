@@ -1,7 +1,7 @@
-"""Hooks of the hardened node in the library, and the release that was read line by line for it.
+"""Hooks of the hardened node in PySyncObj, and the reviewed release of that library.
 
-The layer overrides private methods and reads private attributes of `pysyncobj` 0.3.17, so it depends on that release alone.
-At start the version and the names are compared; the tests compare the hash of every file of the library as well.
+The node overrides private methods and reads private attributes of `pysyncobj` 0.3.17, so it works with that release only. The version and
+the names are checked at start; the tests also compare the hash of every file of the library.
 """
 
 import logging
@@ -18,7 +18,7 @@ from pysyncobj import syncobj as library
 from snapline.errors import LogError
 
 RELEASE = "0.3.17"
-"""Older ones forget term and vote at a restart; newer ones nobody has read."""
+"""The reviewed release. Older ones forget term and vote at a restart; newer ones are not reviewed."""
 
 METHODS = (
     "_applyCommand",
@@ -95,7 +95,7 @@ def check_release() -> None:
     """Compare the installed library with the reviewed one.
 
     Raises:
-        LogError: another version, or a name is missing. The layer would hang in the air.
+        LogError: it has another version, or a name is missing.
     """
     if version.VERSION != RELEASE:
         raise LogError(
@@ -119,10 +119,10 @@ def missing_names() -> list[str]:
 
 @contextmanager
 def own_storage(journal: Callable[[str], Any], dump: Callable[..., Any]) -> Iterator[None]:
-    """Have SyncObj's constructor build our journal and dump instead of the library's (H1, H5).
+    """Make SyncObj's constructor use our journal and dump instead of the library's (H1, H5).
 
-    It takes both from globals of its module. They are swapped for the time of one constructor only, one thread at a
-    time: the library's own class stays as it was.
+    The constructor takes both from globals of its module. They are swapped during one constructor call only, by one thread at a time,
+    so the library itself is unchanged.
     """
     with _swap_lock:
         before = library.createJournal, library.Serializer
@@ -136,7 +136,7 @@ def own_storage(journal: Callable[[str], Any], dump: Callable[..., Any]) -> Iter
 def forbid_pickle() -> None:
     """Make the library unable to unpickle anything, in the whole process (H12).
 
-    Nothing of ours is pickled, so bytes that reach one of its `load` calls were sent by somebody who wants to run code.
+    We pickle nothing, so bytes that reach one of the library's `load` calls are an attack.
     """
     library_pickle.load = library_pickle.loads = _refuse
 
@@ -146,10 +146,10 @@ def _refuse(*_: object) -> NoReturn:
 
 
 class FalseAlarmFilter(logging.Filter):
-    """Drops a line of the library that is not true here.
+    """Drops a log line of the library that is wrong here.
 
     "truncating already-applied log entries" is logged whenever an AppendEntries reaches back; with the kept tail (H4)
-    nothing applied is ever cut, and `SafeSyncObj` ends the process if a leader wants that.
+    applied entries are never cut, and `SafeSyncObj` ends the process if a leader contradicts them.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:

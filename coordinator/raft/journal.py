@@ -4,27 +4,26 @@ Theory of operation (G8, G11; H1, H3 and H4 of the Raft design)
 ----------------------------------------------------------------
 Raft's safety rests on three things that are durable before a message that reveals them leaves: the term, the vote, and
 the entries acknowledged (Ongaro and Ousterhout, In Search of an Understandable Consensus Algorithm, 2014, figure 2,
-"persistent state on all servers"). Stock pysyncobj syncs none of them.
+"persistent state on all servers"). The original pysyncobj syncs none of them.
 
-*Memory first, the file behind it.* The library reads and changes a list in memory; a change costs no I/O. `sync` makes the
-file equal to the list by one transaction (*group commit*). So the file moves from one state that was whole to the next,
-wherever a crash falls. Of the file one number is known, `_same_until`: up to this index its rows equal the list. A commit
-drops the rows outside and adds what is missing.
+*Memory first, then the file.* The library reads and changes a list in memory, without I/O. `sync` makes the file equal to the list by one
+transaction (*group commit*). So the file goes from one consistent state to the next, even if the process crashes. Up to index
+`_same_until` the file's rows equal the list. A commit deletes other rows and adds the missing ones.
 
-*Kept tail (H4).* For every AppendEntries the library cuts the log behind `prevLogIdx` and adds the message's entries again,
-though most are the same. Were that written, acknowledged entries would be gone for a moment, and permanently if the process
-died in it. So `deleteEntriesFrom` only sets the tail aside. `add` takes an entry of equal index and term back from it; one
-of another term is a real conflict and drops the tail (receiver rule 3 of AppendEntries). `put_back` returns the rest.
+*Kept tail (H4).* For every AppendEntries the library cuts the log after `prevLogIdx` and adds the message's entries again, although most
+are the same. If the cut were written, a crash at that moment would lose acknowledged entries. So `deleteEntriesFrom` only sets the tail
+aside. `add` takes an entry of equal index and term back from it. An entry of another term is a real conflict and drops the tail (receiver
+rule 3 of AppendEntries). `put_back` restores the rest.
 
 *What is never written.* A gap in the log, a term that goes back, an entry of a term that has not begun, two commands under
-one index and term, two votes in one term: each would break what Raft's proof relies on, so each ends the process, and
-a file that holds one is refused. Any error while writing ends the process too (H3); nothing is tried again.
+one index and term, two votes in one term. Each would break an assumption of Raft's proof, so each ends the process, and a file that holds
+one is refused. An error while writing ends the process, too (H3); nothing is retried.
 
 The caller's duties
 -------------------
-1. Call `sync` before any reply leaves that reveals the changes before it, and before the leader counts itself. This is
-   the rule that safety hangs on. (Terms and votes sync themselves.)
-2. Call `put_back` after every message handled, whatever became of it.
+1. Call `sync` before sending any reply that reveals earlier changes, and before the leader counts itself. Safety depends on this rule.
+   (Terms and votes sync themselves.)
+2. Call `put_back` after every handled message, even if handling it failed.
 3. Use one thread at a time.
 """
 
@@ -40,7 +39,7 @@ from snapline.coordinator.raft.fail_stop import fail_stop
 from snapline.coordinator.raft.journal_file import Entry, Fact, JournalFile
 
 CHECKPOINT_BYTES = 2**20
-"""Bytes written after which SQLite checkpoints, once a second: the write-ahead log stays within what one second writes."""
+"""Bytes written after which SQLite checkpoints, at most once a second; this bounds the write-ahead log."""
 
 _PAGES_BYTES = 3 * 4096
 """Approximate size of a commit with one small entry: two tables and an inner page."""
@@ -52,14 +51,14 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
     Constructing opens the file, as the library does it with its own journals.
 
     Args:
-        path: of the SQLite file; its folder is made if it is missing.
-        cluster, node: whose log it is; the file of another is refused.
-        members: ids of all replicas, sorted, with commas between; the file of others is refused. Empty: not looked at.
+        path: path of the SQLite file; its folder is made if it is missing.
+        cluster, node: owner of the log; another owner's file is refused.
+        members: ids of all replicas, sorted and separated by commas; a file with other ids is refused. Empty: not checked.
         fail: called with one sentence when memory and file may differ; must not return.
 
     Raises:
-        ForeignLogError: the file is of another cluster or node, or of other members.
-        LogError: it is damaged, in use, or cannot be read.
+        ForeignLogError: the file belongs to another cluster, node or set of members.
+        LogError: the file is damaged, in use, or cannot be read.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         self._path = Path(path)
         self._on_failure = fail
         self._failure = ""
-        """Reason of the failure; after that everything fails."""
+        """Reason of a failure, after which all calls fail."""
         self._file = JournalFile(self._path)
         contents = self._file.open(cluster=cluster, node=node, members=members)
         self._entries: list[Entry] = contents.entries
@@ -90,21 +89,21 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         self._facts: dict[str, Fact] = {}
         """Facts to be written with the next commit."""
         self._log_bytes = 0
-        """Bytes written to SQLite's write-ahead log since it was last carried over, about."""
+        """Approximate bytes written to SQLite's write-ahead log since its last checkpoint."""
         self.is_new = contents.is_new
-        """The file was made just now. A replica with other files of its own has then lost its votes."""
+        """The file was just created. If the replica has other files, it has lost its votes."""
         self.log_id = contents.log_id
-        """Random id: another file of this replica has another one."""
+        """Random id of this file; another file of the replica has another id."""
         self.is_voter = contents.is_voter
-        """True if this log has ever been let vote."""
+        """True if this log may vote."""
         self.boot = contents.boot
         """Number of this opening of the file: 1, 2, 3 …"""
         self.size_bytes = sum(len(entry[0]) for entry in self._entries)
-        """Length of all commands in memory: what compaction is for."""
+        """Size of all commands in memory, which compaction bounds."""
         self.commits = 0
-        """Transactions, each with one sync."""
+        """Number of transactions, each with one sync."""
         self.commit_s = 0.0
-        """Time they took in all."""
+        """Total duration of the transactions."""
         self.commit_s_max = 0.0
 
     # ---- the log ----------------------------------------------------------------------------------------------------
@@ -132,7 +131,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
             self._drop_tail()
         self._check_next(idx, term)
         self._entries.append((bytes(command), idx, term))
-        self._same_until = min(self._same_until, idx - 1)  # what the file has here, if anything, is another entry
+        self._same_until = min(self._same_until, idx - 1)  # the file may hold another entry at this index
         self.size_bytes += len(command)
         self._is_changed = True
 
@@ -145,13 +144,13 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         self._is_changed = True
 
     def deleteEntriesFrom(self, entryFrom: int) -> None:
-        """Set the entries from this position on aside, until `add` or `put_back`."""
+        """Set aside the entries from this position on, until `add` or `put_back`."""
         self._check()
         self._tail.extendleft(reversed(self._entries[entryFrom:]))
         del self._entries[entryFrom:]
 
     def deleteEntriesTo(self, entryTo: int) -> None:
-        """Forget the entries before this position: a dump holds what they did."""
+        """Forget the entries before this position, which a dump covers."""
         self._check()
         count = len(self._entries[:entryTo])
         self.put_back()
@@ -161,13 +160,13 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
             self._is_changed = True
 
     def put_back(self) -> None:
-        """Return what is left of the tail set aside: the message did not contradict it."""
+        """Restore the rest of the tail set aside, which the message did not contradict."""
         if self._tail:
             self._entries.extend(self._tail)
             self._tail.clear()
 
     def _drop_tail(self) -> None:
-        """A leader of a later term has other entries: ours were never committed."""
+        """Drop the tail: a leader of a later term has other entries, so ours were never committed."""
         self.size_bytes -= sum(len(entry[0]) for entry in self._tail)
         self._tail.clear()
         self._is_changed = True
@@ -182,7 +181,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
     # ---- term, vote, commit index -----------------------------------------------------------------------------------
 
     def setCurrentTerm(self, term: int, votedForNodeId: str | None) -> None:
-        """Set term and vote; durable on return, with everything before."""
+        """Set term and vote; durable on return, with all earlier changes."""
         self._check()
         if term < self._term:
             self._stop(f"the term would go back from {self._term} to {term}")
@@ -195,7 +194,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         self._commit()
 
     def become_voter(self) -> None:
-        """Let this log vote from now on; durable on return, with everything before."""
+        """Let this log vote from now on; durable on return, with all earlier changes."""
         self._check()
         self.is_voter = self._facts["voter"] = self._is_changed = True
         self._commit()
@@ -207,7 +206,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         return self._vote
 
     def setRaftCommitIndex(self, raftCommitIndex: int) -> None:
-        """Kept in memory and written once a second: after a restart a smaller one does no harm."""
+        """Set the commit index. It is written once a second: an older value after a restart is harmless."""
         self._commit_index = raftCommitIndex
 
     def getRaftCommitIndex(self) -> int:
@@ -216,13 +215,13 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
     # ---- the file ---------------------------------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Make everything before durable; costs nothing if nothing changed. Puts the tail back."""
+        """Make all earlier changes durable; no I/O if nothing changed. Puts the tail back."""
         self._check()
         self.put_back()
         self._commit()
 
     def onOneSecondTimer(self) -> None:
-        """Write the commit index, and carry SQLite's write-ahead log over."""
+        """Write the commit index, and checkpoint SQLite's write-ahead log."""
         self._check()
         self.put_back()
         self._save_commit_index()
@@ -235,7 +234,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
             self._log_bytes = 0
 
     def _destroy(self) -> None:
-        """Sync and close. May be called again, and after a failure, when it only closes."""
+        """Sync and close; after a failure, only close. May be called again."""
         try:
             if not self._failure and self._file.is_open:
                 self.sync()
@@ -243,7 +242,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
             self.abandon()
 
     def abandon(self) -> None:
-        """Close without a sync, as if the process had ended here."""
+        """Close without a sync, as a crash would."""
         self._failure = self._failure or f"{self._path} is closed"
         self._file.close()
 
@@ -276,13 +275,13 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         self._is_changed = False
 
     def _rows_after(self, idx: int) -> list[Entry]:
-        """Entries with a greater index, those set aside included."""
+        """Return the entries with a greater index, including those set aside."""
         begin = idx + 1 - self._entries[0][1] if self._entries else 0
         rows = self._entries[begin:]
         return rows + [entry for entry in self._tail if entry[1] > idx] if self._tail else rows
 
     def _end(self) -> int:
-        """Index of the last entry, those set aside included; 0 if there is none."""
+        """Return the index of the last entry, including those set aside; 0: none."""
         return self._tail[-1][1] if self._tail else self._entries[-1][1] if self._entries else 0
 
     def _check(self) -> None:

@@ -1,16 +1,16 @@
-"""The SQLite file behind the journal: it moves from one whole state to the next, and what is read is what was written.
+"""The SQLite file of the journal: atomic transactions, and digests that detect damage.
 
 WAL mode with synchronous=FULL: SQLite syncs its write-ahead log at every commit, so a transaction that was committed
-survives a power cut, and one that was not leaves no trace. The write-ahead log is carried over into the main file by
-`checkpoint`, which the journal calls: SQLite's own, inside COMMIT, would hide its errors.
+survives a power failure, and one that was not leaves no trace. The journal calls `checkpoint` to copy the write-ahead log into
+the main file: SQLite's automatic checkpoint, inside COMMIT, would hide its errors.
 
-The file is locked for as long as it is open: two processes on one log would vote twice.
+The file is locked while it is open: two processes with one log would vote twice.
 
-Rows are `log(idx, term, command, digest)` and `meta(key, value, digest)`, the value as JSON. Digests are BLAKE2b-128: of the
-index and the term, eight bytes each, little-endian, and the command; of the key, a zero byte and the value. Not seen is
-what SQLite drops silently: a damaged end of its write-ahead log.
+Rows are `log(idx, term, command, digest)` and `meta(key, value, digest)`, the value as JSON. Digests are BLAKE2b-128: of index
+and term (eight bytes each, little-endian) and command, or of key, a zero byte and value. One kind of damage is not detected: SQLite silently
+drops a damaged end of its write-ahead log.
 
-Errors while opening are `LogError`s that say what to do; `write` and `checkpoint` raise what SQLite raises.
+Errors while opening are `LogError`s with advice; `write` and `checkpoint` raise SQLite's errors.
 """
 
 import contextlib
@@ -28,14 +28,14 @@ from snapline.errors import LogError, UsageError
 from snapline.failpoints import failpoint
 
 Entry = tuple[bytes, int, int]
-"""Command, index, term: as the library has it."""
+"""(command, index, term), as in the library."""
 
 Fact = int | str | bool | None
 
 FORMAT = "snapline raft journal 1"
 _FACTS = frozenset({"format", "cluster", "node", "log", "voter", "boot", "term", "vote", "commit"})
 MEMBERS = "members"
-"""Fact of a log that was opened by a replica: ids of all replicas, sorted, with commas between."""
+"""Key of the fact with the ids of all replicas, sorted and separated by commas; set when a replica opens the log."""
 
 _CREATE = (
     "CREATE TABLE log (idx INTEGER PRIMARY KEY, term INTEGER NOT NULL, command BLOB NOT NULL, digest BLOB NOT NULL)",
@@ -47,7 +47,7 @@ ADVICE = (
 
 
 class ForeignLogError(LogError):
-    """The log is whole, and of another replica, of other replicas, or replaced by a newer one: the data directory or --peers is wrong."""
+    """The log is intact, but belongs to another replica or set of replicas, or a newer one has replaced it: --data-dir or --peers is wrong."""
 
     exit_code = UsageError.exit_code
 
@@ -60,15 +60,15 @@ class JournalContents(msgspec.Struct, frozen=True, gc=False):
     vote: str | None
     commit_index: int
     boot: int
-    """Number of openings of this file, this one included."""
+    """Number of openings of this file, including this one."""
     is_new: bool
     log_id: str
-    """Random, made with the file: differs from that of another file of the same replica."""
+    """Random id of this file; another file of the same replica has another id."""
     is_voter: bool
 
 
 def known_cluster(path: Path) -> str:
-    """Return the cluster that a journal is of; "" if there is none, or nobody can read it."""
+    """Return the cluster of a journal; "": there is no journal, or it cannot be read."""
     try:
         with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
             row = connection.execute("SELECT value FROM meta WHERE key = 'cluster'").fetchone()
@@ -78,22 +78,22 @@ def known_cluster(path: Path) -> str:
 
 
 class JournalFile:
-    """SQLite file, held open and locked. Any thread may use it, one at a time."""
+    """SQLite file, kept open and locked. Any thread may use it, one at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._connection: sqlite3.Connection | None = None
 
     def open(self, *, cluster: str, node: str, members: str = "") -> JournalContents:
-        """Open or create the file, count the boot, and read everything; note the ids of all replicas, if they are given.
+        """Open or create the file, count the boot, read everything, and record the ids of all replicas if given.
 
         Raises:
-            ForeignLogError: it is of another cluster or node, or of other members.
-            LogError: it is damaged, in use, or cannot be read.
+            ForeignLogError: the file belongs to another cluster, node or set of members.
+            LogError: the file is damaged, in use, or cannot be read.
         """
         try:
             make_folder(self._path.parent)
-            with contextlib.suppress(FileExistsError):  # SQLite gives the files beside it the same mode
+            with contextlib.suppress(FileExistsError):  # SQLite gives its other files the same mode
                 os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
             self._connection = sqlite3.connect(
                 self._path, isolation_level=None, timeout=1.0, check_same_thread=False, cached_statements=32
@@ -134,7 +134,7 @@ class JournalFile:
         failpoint("raft.journal.committed")
 
     def checkpoint(self) -> None:
-        """Carry the write-ahead log over into the main file, so that it can begin anew."""
+        """Copy the write-ahead log into the main file, so that it can be reused."""
         self._connected().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     @property
@@ -143,7 +143,7 @@ class JournalFile:
         return self._connection is not None
 
     def close(self) -> None:
-        """Close and unlock. What was not committed is gone."""
+        """Close and unlock. Uncommitted changes are lost."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -164,7 +164,7 @@ class JournalFile:
         connection.execute("PRAGMA wal_autocheckpoint=0")
 
     def _create(self, cluster: str, node: str) -> bool:
-        """Make the tables and the facts of a new file in one transaction; whether the file was new."""
+        """Create the tables and facts of a new file in one transaction; return whether the file was new."""
         connection = self._connected()
         connection.execute("BEGIN IMMEDIATE")
         is_new: bool = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
@@ -193,10 +193,10 @@ class JournalFile:
                     f"{self._path} is of {key} {facts[key]!r}, not {expected!r}: start the coordinator with its own"
                     " data directory, or with the release that wrote it"
                 )
-        known = facts.get(MEMBERS, members)
-        if members and known != members:
+        known_members = facts.get(MEMBERS, members)
+        if members and known_members != members:
             raise ForeignLogError(
-                f"{self._path} is the log of a coordinator with the replicas {known}, not {members}: they are the same for ever; give --peers "
+                f"{self._path} is the log of a coordinator with the replicas {known_members}, not {members}: they are the same for ever; give --peers "
                 "as before, or take other ones from a backup by `snapline coordinator restore-backup`"
             )
         return self._contents_of(facts, self._read_entries(), is_new)
@@ -254,7 +254,7 @@ class JournalFile:
 
 
 def new_log_id() -> str:
-    """Return an id unlike all others. Simulations replace it."""
+    """Return a random unique id. Simulations replace this function."""
     return secrets.token_hex(16)
 
 

@@ -1,33 +1,31 @@
-"""A replica without its log may not vote, nor count, until it is a replica again (G8).
+"""Learners: a replica that lost its log may not vote or confirm entries until it has caught up (G8).
 
-Problem. A replica that lost its disk has forgotten whom it voted for and what it acknowledged. Taken as it is, it votes a
-second time in a term, or helps to elect somebody who lacks an entry that was committed with its help. Members are static,
-so it comes back under its id; and by itself it cannot tell a lost disk from the first start of a new cluster.
+Problem. A replica that lost its disk has forgotten its votes and acknowledgements. As a voter it could vote a second time in a term, or help
+to elect a candidate that lacks an entry committed with its help. Members are static, so it returns under its id; and it cannot tell a lost
+disk from the first start of a new cluster.
 
-Knowing. Every log has a random id. Before a log votes for the first time it is *marked* outside of the folder, in the store
-(`storage/store/log_marks.py`). A replica without any mark has never voted, and may. One that finds the mark of another log has
-lost one, and comes as a *learner*. An old disk that comes back after its successor voted is refused.
+Detection. Every log has a random id. Before a log votes for the first time, it is *marked* outside its folder, in the store
+(`storage/store/log_marks.py`). A replica without any mark has never voted, and may vote. A replica that finds the mark of another log has
+lost its log, and starts as a *learner*. An old disk that returns after its successor voted is refused.
 
-Learning. A learner takes entries and dumps, but answers no request for a vote, stands for no election and confirms
-nothing: for the others it is as good as crashed, and quorums stay as large as they were. It asks, with an entry of its own
-(`ASK`, its log's id and boot), to be a voter again. It is one as soon as that entry is applied here in the term in which
-it was made.
+Learning. A learner takes entries and dumps, but it answers no vote request, starts no election and confirms nothing. For the other replicas it
+is like a crashed one, and quorums keep their size. It proposes an entry of its own (`ASK`, its log's id and boot) to become a voter
+again. It is one as soon as that entry is applied here in the term in which the entry was made.
 
-Why that is enough. Call e the entry, t its term, Q the majority that confirmed it: the learner is not in Q, and e is
+Proof. Call e the entry, t its term, Q the majority that confirmed it: the learner is not in Q, and e is
 younger than the loss.
 1. *What was acknowledged is back.* An entry x that the lost log confirmed in a term u was in a leader's log before e
    existed. Members of that leader's majority other than the learner were at u by then, and one of them is in Q: so u <= t.
    If u = t, x is before e in the same leader's log; if u < t and x was committed, the leader of t has it (leader
    completeness: it was elected by logs, not by learners). The learner has everything up to e.
-2. *No second vote.* Below t it votes no more, and in t for nobody: its log ends in t, that of a candidate of t below. Let
-   the lost log have voted for X in a later term. X's request was
-   made before e existed, by a log without e. To win, X needs a member of Q other than the learner: that one either voted
-   before it confirmed e, and then was above t already and could not confirm; or after, and its log, which ends in a term
-   not below t, is newer than X's (equal terms: X's log would be a prefix without e).
-So e must be made after the loss (hence the boot), confirmed without the learner, and in the current term; no weaker sign, such as
-having reached the leader's commit index, will do: a leader that was cut off tells old ones.
+2. *No second vote.* Below t it does not vote any more, and in t it votes for no candidate: its log ends in t, a candidate's log of t ends
+   below. Let the lost log have voted for X in a later term. X's request was made before e existed, by a log without e. To win, X needs a
+   member of Q other than the learner. If that member voted before it confirmed e, it was above t already and could not confirm. If it voted
+   afterwards, its log, which ends in a term not below t, is newer than X's (equal terms: X's log would be a prefix without e).
+So e must be made after the loss (hence the boot), confirmed without the learner, and in the current term. A weaker condition, such as
+having reached the leader's commit index, is not enough: a leader that was cut off reports an old one.
 
-If more replicas are learners than a majority can spare, nobody will ever be elected: `is_majority_lost`.
+If so many replicas are learners that the others are no majority, no leader can be elected: `is_majority_lost`.
 """
 
 import re
@@ -39,20 +37,20 @@ from snapline.coordinator.raft.journal_file import ForeignLogError
 from snapline.storage.store.log_marks import LogMark
 
 ASK = 4
-"""First byte of the entry with which a learner asks; the library's own kinds end at 3."""
+"""First byte of a learner's request entry; the library's own kinds end at 3."""
 
 ASK_S = 1.0
-"""Time between two such entries: an answer takes a round trip, and each that is lost is one entry."""
+"""Time between two request entries."""
 
 
 _REQUEST = re.compile(rb"[0-9a-f]{1,32}/[0-9]{1,19}")
 
 
 class LogMarks(Protocol):
-    """Store of log marks: durable, and not in the folder that may be lost. `Store` is one. Both raise StoreError."""
+    """Storage of log marks, durable and outside the folder that may be lost; `Store` implements it. Both methods raise StoreError."""
 
     def log_marks(self) -> dict[str, list[LogMark]]:
-        """The marks of each replica, oldest first."""
+        """Return the marks of each replica, oldest first."""
 
     def add_log_mark(self, replica: str, mark: LogMark) -> None:
         """Make `mark` the newest of `replica`, durably."""
@@ -62,8 +60,8 @@ class Learner:
     """State of a learner on its way back.
 
     Attributes:
-        request: the entry it asks with, unlike all that were ever made.
-        heard_in: term of that entry, once it was applied here; 0 before.
+        request: its request entry, unique.
+        heard_in: term of that entry once it is applied here; 0 before.
     """
 
     def __init__(self, request: bytes) -> None:
@@ -72,23 +70,23 @@ class Learner:
         self._asked_at = float("-inf")
 
     def is_asking_due(self, now_s: float) -> bool:
-        """Return whether to ask (again); note that it is done."""
+        """Return whether to propose the request (again); note the time if so."""
         if now_s < self._asked_at + ASK_S:
             return False
         self._asked_at = now_s
         return True
 
     def hear(self, entry: bytes, term: int | None) -> None:
-        """Note that a request entry was applied, of any replica."""
+        """Note that a request entry of any replica was applied."""
         if entry == self.request and term is not None:
             self.heard_in = term
 
 
 def begin(journal: SqliteJournal, marks: LogMarks, replica: str) -> Learner | None:
-    """Mark the log and say whether it has to learn; None: it votes. Before the replica takes part.
+    """Mark the log before the replica takes part; return its learner state. None: it may vote.
 
     Raises:
-        ForeignLogError: a newer log took its place.
+        ForeignLogError: a newer log has replaced it.
         StoreError: the marks cannot be read or written.
     """
     may_vote, mark = judge(journal.log_id, journal.is_voter, marks.log_marks().get(replica, []), replica)
@@ -107,7 +105,7 @@ def is_request(entry: bytes) -> bool:
 
 
 def judge(log: str, is_voter: bool, marks: Sequence[LogMark], replica: str) -> tuple[bool, LogMark | None]:
-    """Return whether a log may vote, and the mark to be made before. ForeignLogError: a newer log took its place."""
+    """Return whether a log may vote, and the mark to add first. ForeignLogError: a newer log has replaced it."""
     if not marks:
         return True, LogMark(log, True)
     if marks[-1].log == log:
@@ -115,14 +113,14 @@ def judge(log: str, is_voter: bool, marks: Sequence[LogMark], replica: str) -> t
     if not is_voter:
         return False, LogMark(log, False)
     if next((mark.log for mark in reversed(marks) if mark.is_voter), "") == log:
-        return True, LogMark(log, True)  # what came meanwhile never voted
+        return True, LogMark(log, True)  # logs in between never voted
     raise ForeignLogError(
         f"another log took the place of this one of replica {replica}: empty its data directory, and it catches up"
     )
 
 
 def is_majority_lost(members: Iterable[str], marks: Mapping[str, Sequence[LogMark]]) -> list[str]:
-    """The replicas that lost their logs, if those that are left can elect nobody; else nothing."""
+    """Return the replicas that lost their logs if the others are no majority; otherwise an empty list."""
     names = sorted(members)
     lost = [name for name in names if marks.get(name) and not marks[name][-1].is_voter]
     return lost if 2 * (len(names) - len(lost)) <= len(names) else []

@@ -1,4 +1,4 @@
-"""State machine of a replicated log, and the result where applying an entry raised."""
+"""Interface of the replicated state machine, and the result of an entry whose `apply` raised."""
 
 from typing import Protocol
 
@@ -7,17 +7,17 @@ class Machine(Protocol):
     """The replicated state. Called on the tick thread only."""
 
     def apply(self, entry: bytes) -> object:
-        """Apply a committed entry; deterministic, never raises. LogError says: not understood, end the process."""
+        """Apply a committed entry; deterministic, must not raise. LogError: the entry is not understood, and the process must end."""
 
     def freeze(self) -> bytes:
-        """The whole state as bytes."""
+        """Return the whole state as bytes."""
 
     def restore(self, image: bytes) -> None:
-        """Take the state that `freeze` gave."""
+        """Replace the state by one from `freeze`."""
 
 
 class ApplyFailed:
-    """Result of an entry whose `apply` raised: the same on every replica, if the machine is deterministic."""
+    """Result of an entry whose `apply` raised; equal on every replica if the machine is deterministic."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error

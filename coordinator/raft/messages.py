@@ -1,12 +1,12 @@
-"""Raft's messages on the wire: pysyncobj's dictionaries to protobuf and back.
+"""Raft's messages on the wire: conversion between pysyncobj's dictionaries and protobuf.
 
-The library tells messages apart by which keys they have, and treats a key that is absent otherwise than one that is None:
-`append_entries` with `prevLogIdx` (perhaps None) carries entries, one with `serialized` (perhaps None) a part of a dump.
-The codec therefore knows each shape the library sends, keeps presence exactly, and refuses every other shape on both
-sides. There is no pickle, and `transmission` frames, which the library would unpickle, have no encoding at all.
+The library distinguishes messages by their keys, and an absent key differs from None: `append_entries` with `prevLogIdx` (perhaps None)
+carries entries, with `serialized` (perhaps None) a part of a dump. So the codec knows each shape that the library sends, preserves
+presence exactly, and refuses every other shape on both sides. There is no pickle, and `transmission` frames, which the library would
+unpickle, have no encoding.
 
-A piece is one message, encoded as a batch of one. Protobuf joins messages that stand one behind the other, so a batch is
-its pieces, joined; encoding happens once, on the thread that made the message.
+A piece is one message, encoded as a batch of one. Protobuf merges concatenated messages, so a batch is the concatenation of its pieces. Each
+message is encoded once, on the thread that made it.
 """
 
 from collections.abc import Sequence
@@ -25,13 +25,13 @@ VERSION = 1
 """Version of this encoding; replicas of another one refuse each other."""
 
 COMMAND_BYTES_MAX = ENTRY_BYTES_MAX + 16
-"""An entry with the bytes that the layers put in front of it."""
+"""Largest size of an entry with the prefixes of all layers."""
 
 NUMBER_MAX = 2**62
-"""Largest term or index: no cluster ever counts so far, and the journal's file holds it."""
+"""Largest term or index: no cluster reaches it, and SQLite can store it."""
 
 ERRORS = range(1, 8)
-"""Library's codes for a failed forwarded command. Its 0 means success, and would acknowledge what is in no log."""
+"""The library's codes for a failed forwarded command. Code 0 means success, and would acknowledge an entry that is in no log."""
 
 MESSAGES_MAX = 1024
 """Largest number in one batch; a hostile one could hold millions, and their dictionaries a gigabyte."""
@@ -61,7 +61,7 @@ class Hello(NamedTuple):
 
     @property
     def session(self) -> tuple[int, int]:
-        """Number that grows from stream to stream of a replica, over its restarts too, as long as it has the same log."""
+        """Number that grows with each stream of a replica, across restarts, as long as it has the same log."""
         return self.boot, self.stream
 
 
@@ -82,7 +82,7 @@ def encode_message(message: Message) -> bytes:
     """
     try:
         for key, value in message.items():
-            if value is None and key not in _MAY_BE_NONE:  # protobuf's constructors would take it for absent
+            if value is None and key not in _MAY_BE_NONE:  # protobuf's constructors would treat it as absent
                 raise ValueError(f"{key} is None")
         made = _message_of(message)
     except (TypeError, ValueError, KeyError) as error:
@@ -153,7 +153,7 @@ def _expect(message: Message, keys: set[str], optional: set[str] = frozenset()) 
 
 
 def _shape(message: Message) -> str:
-    """The keys and small values of a message: enough to find out who made it, without its contents."""
+    """Describe a message by its keys and small values, without its contents."""
     return ", ".join(
         f"{key}={value if isinstance(value, int | str) else type(value).__name__}" for key, value in message.items()
     )
@@ -255,7 +255,7 @@ def _entries_from(
 def _check_entries(entries: Sequence[tuple[bytes, int, int]], previous: tuple[int, int] | None, term: int) -> None:
     """Check that entries follow each other and `previous` without a gap, their terms never fall, and none exceeds the leader's.
 
-    The journal ends the process on anything else: a peer must not be able to have it do that.
+    The journal ends the process on anything else, and a peer must not be able to cause that.
     """
     if previous is None:
         if entries:

@@ -1,11 +1,11 @@
-"""Hardened replica: the library's Raft with everything mended that lost acknowledged writes or ran foreign code (G8).
+"""Hardened replica: PySyncObj's Raft without its faults that lost acknowledged writes or ran foreign code (G8).
 
 Theory of operation
 -------------------
 Raft (Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm", USENIX ATC 2014, section 5) keeps one
 log on all replicas: an entry is committed once a majority holds it durably, and committed entries are applied in order.
-The state machine is replaced by a dump now and then (section 7). `pysyncobj` implements it; `SafeSyncObj` overrides
-the places where it departs from the paper or from durability. What must hold, and who holds it:
+From time to time a dump of the state replaces old entries (section 7). `pysyncobj` implements this; `SafeSyncObj` overrides
+the places where it departs from the paper or from durability. The rules, and how they are enforced:
 
 H2.  A replica answers, votes or counts itself only for what is durable: every tick begins with `sync_journal()`, the
      transport calls it between handling messages and releasing the answers, a new leader before it counts its first entry.
@@ -14,18 +14,23 @@ H4.  Entries are cut only if a leader's entry contradicts them (figure 2, Append
 H6.  After a restart, dump and journal may differ by what happened between two steps; the journal is kept if it holds the
      dump's last entry, replaced if it does not, and refused if there is a gap.
 H7.  The commit index moves only over entries that were compared with the leader's.
-H8.  A follower that contradicts its leader says from where, until it agrees; answers on later entries do not undo that.
-H9.  An answer counts in the term in which it was given.
+H8.  A follower that contradicts its leader repeats the position until they agree; answers on later entries do not change that.
+H9.  An answer counts only in the term in which it was given.
 H10, H11.  An apply or a callback that raises is an alarm, never a loop.
 H12, H13.  Nothing is unpickled; an entry is an operation (0), the library's no-op (1) or a learner's request (4), and the
      library's is never proposed.
 
-Mended here too, each said at its place: a follower that installed a dump and kept later entries of its own acknowledged
-these though nobody had compared them; a vote that arrives twice counted twice; the commit index sank; proposals whose answer
-cannot come any more (their leader's connection broke, or a dump jumped over them) waited for ever; a leader that had just
-made a dump told a follower for a tenth of a second that it had none. Departures from the paper: no pre-vote, static members.
+Further faults of the library fixed here, each explained at its place:
 
-Everything runs on the thread that ticks. `propose` and `barrier` may be called from another one (and from any while `wake_later` was not).
+- a follower that installed a dump acknowledged its own later entries, which had not been compared;
+- a vote that arrived twice counted twice;
+- the commit index could decrease;
+- proposals whose answer cannot come any more (their leader's connection broke, or a dump covers them) waited forever;
+- a leader that had just made a dump reported for a tenth of a second that it had none.
+
+Departures from the paper: no pre-vote, static members.
+
+Everything runs on the tick thread. `propose` and `barrier` may also be called from one other thread (before `wake_later`: from any thread).
 """
 
 import copy
@@ -57,25 +62,25 @@ JOURNAL_FILE = "raft.sqlite"
 DUMP_FILE = "raft.dump"
 
 HINT_PERIODS = 1.5
-"""Periods for which a follower repeats where it contradicts its leader: one period of AppendEntries, and what it may be late."""
+"""Periods of AppendEntries for which a follower repeats the position of a contradiction: one period, plus delay."""
 
 TERM_JUMP_MAX = 2**24
-"""Largest distance of a term above ours. A term is durable before it is believed, so one false message could use up all there are;
-and a candidate that reaches nobody takes 290 days for so many elections. A restored cluster begins at two million at most."""
+"""Largest accepted distance of a term above ours. Terms are durable, so one false message could use up all terms. An isolated candidate
+needs 290 days for so many elections. A restored cluster begins below two million."""
 
 FORCED_DUMP_S = 10.0
-"""Least time between two dumps made for the journal's size: entries that are not applied cannot be trimmed."""
+"""Shortest time between two dumps made for the journal's size: unapplied entries cannot be trimmed."""
 
 _OPERATION, _NO_OP = library._COMMAND_TYPE.REGULAR, library._COMMAND_TYPE.NO_OP
 
 Callback = Callable[[object, int], None]
-"""Callback, called with (result, FAIL_REASON code), at most once, on the tick thread (QUEUE_FULL: on the proposer's); may never be."""
+"""Callback with (result, FAIL_REASON code). Called at most once, on the tick thread (QUEUE_FULL: on the proposer's), and perhaps never."""
 
 Message = dict[str, Any]  # Any: fields of many types, checked by the transport's codec
 
 
 class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
-    """The hardened replica. Its owner calls `doTick(seconds)` in a loop, on one thread, and `destroy()` at last."""
+    """The hardened replica. Its owner calls `doTick(seconds)` in a loop on one thread, and `destroy()` at the end."""
 
     def __init__(
         self,
@@ -95,13 +100,13 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         Args:
             conf: from `raft_configuration`; files and state callables are added to a copy.
             transport_class: called with (this object, self_node, set of the others); see pysyncobj.transport.Transport.
-            folder: of this replica alone; created if missing.
+            folder: folder of this replica alone; created if missing.
             cluster: name of the cluster; files of another one are refused.
-            marks: where its logs are marked, outside of the folder.
-            on_alarm: called with a sentence on what needs a human: on the tick thread, must return at once.
+            marks: storage of the log marks, outside the folder.
+            on_alarm: called on the tick thread with a sentence for operators; must return at once.
 
         Raises:
-            LogError: not the reviewed release of the library, or a newer log took this one's place. Damaged files end the
+            LogError: the library's release is not the reviewed one, or a newer log has replaced this one. Damaged files end the
                 process.
             StoreError: the marks cannot be read or written.
         """
@@ -115,15 +120,15 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         """Learner state; None: this replica votes."""
         self._on_alarm = on_alarm
         self._hint: tuple[int, float] | None = None
-        """Lowest index at which this follower contradicted its leader, and when."""
+        """(lowest index at which this follower contradicted its leader, time)."""
         self._voters: tuple[int, frozenset[str]] = (0, frozenset())
-        """Term, and who voted for us in it."""
+        """(term, ids of the replicas that voted for us in it)."""
         self._forced_dump_at = 0.0
         self._is_gathering = False
-        """True while entries are being made, to be sent all together."""
+        """True while entries are being made that will be sent together."""
         self._is_closed = False
         self.on_applied: Callable[[], None] = lambda: None
-        """Called in each tick, between what it applies and what it writes."""
+        """Called in each tick after applying and before writing."""
         self._name = self_node.id
         self._members = ",".join(sorted([self_node.id, *[other.id for other in others]]))
         with own_storage(self._open_journal, self._open_dump):
@@ -159,11 +164,11 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
     # ---- for the driver ---------------------------------------------------------------------------------------------
 
     def propose(self, entry: bytes, callback: Callback | None) -> None:
-        """Have `entry` committed and applied; `callback` hears the result. From any thread.
+        """Commit and apply `entry`; `callback` gets the result. From any thread.
 
         Raises:
-            UsageError: it is empty.
-            MessageTooLargeError: above ENTRY_BYTES_MAX.
+            UsageError: the entry is empty.
+            MessageTooLargeError: the entry exceeds ENTRY_BYTES_MAX.
         """
         if not entry:
             raise UsageError("an entry has at least one byte: for a barrier call `barrier`")
@@ -174,43 +179,41 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._queue(entry, callback, _OPERATION)
 
     def barrier(self, callback: Callback) -> None:
-        """Have an empty entry committed: on SUCCESS this replica's state holds all that was acknowledged before the call.
+        """Commit an empty entry: on SUCCESS this replica's state holds everything acknowledged before the call.
 
-        The state is to be read inside `callback`, on the tick thread. From any thread.
+        Read the state inside `callback`, on the tick thread. From any thread.
         """
         self._queue(b"", callback, _OPERATION)
 
     def wake_later(self, later: Callable[[Callable[[], None]], object]) -> None:
-        """Have the tick woken by `later(call)`, on the proposer's thread: it then finds all that was proposed until the call is made, and syncs
-        it at once.
-        """
+        """Wake the tick by `later(call)` on the proposer's thread, so that a tick syncs all proposals made until that call together."""
         self._SyncObj__pipeNotifier.later = later
 
     def sync_journal(self) -> None:
-        """Make durable what the journal was given. The transport calls it before answers leave (H2)."""
+        """Make the journal durable. The transport calls this before answers are sent (H2)."""
         self._SyncObj__raftLog.sync()
 
     @property
     def is_learner(self) -> bool:
-        """Return whether the replica lost its log and is not a voter again yet."""
+        """Return whether the replica lost its log and may not vote yet."""
         return self._learner is not None
 
     @property
     def is_leader(self) -> bool:
-        """Return whether this replica believes to lead; there may be a newer leader elsewhere."""
+        """Return whether this replica believes that it leads; there may be a newer leader."""
         return bool(self._isLeader())
 
     # ---- ticking ----------------------------------------------------------------------------------------------------
 
     def _onTick(self, timeToWait: float = 0.0) -> None:
-        self.sync_journal()  # H2: what is counted below is durable
+        self.sync_journal()  # H2: entries counted below are durable
         self._bound_journal()
         if self._learner is not None:
             self._learn(self._learner)
         super()._onTick(timeToWait)
 
     def _learn(self, learner: Learner) -> None:
-        """Ask to be a voter again, or become one; stand for no election until then."""
+        """Ask to become a voter again, or become one; start no election until then."""
         self._SyncObj__raftElectionDeadline = float("inf")
         if learner.heard_in and learner.heard_in == self.raftCurrentTerm:
             self._become_voter(learner)
@@ -241,14 +244,16 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
     def _SyncObj__tryLogCompaction(self) -> None:
         """Compact twice: the first makes a dump, if one is due; the second trims the journal at once instead of a tick later.
 
-        In that tick the library would report to every follower that needs the dump, in a loop of 0.1 s, that there is none yet.
+        Otherwise the library would report in that tick, in a loop of 0.1 s, to every follower that needs the dump that there is none.
         """
         SyncObj._SyncObj__tryLogCompaction(self)
         SyncObj._SyncObj__tryLogCompaction(self)
 
     def _checkCommandsToApply(self) -> None:
-        """Make entries of what waits. They leave together, and while the followers write them we do (H2 holds: the leader
-        counts itself only afterwards; Ongaro's thesis, 2014, section 10.2.1). The library sends a message for every entry.
+        """Make entries of the waiting commands, and send them together; the library would send a message per entry.
+
+        The followers and this replica write the entries at the same time. H2 holds, since the leader counts itself only afterwards
+        (Ongaro's thesis, 2014, section 10.2.1).
         """
         self.on_applied()
         before = self._SyncObj__getCurrentLogIndex()
@@ -263,7 +268,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._SyncObj__sendAppendEntries()
         self.sync_journal()
         if not self._SyncObj__otherNodes:
-            self._SyncObj__pipeNotifier.notify()  # alone, no answer wakes the tick that commits
+            self._SyncObj__pipeNotifier.notify()  # without peers, no answer wakes the tick that commits
 
     def _SyncObj__sendAppendEntries(self) -> None:
         if not self._is_gathering:
@@ -271,7 +276,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
 
     def _SyncObj__onBecomeLeader(self) -> None:
         SyncObj._SyncObj__onBecomeLeader(self)
-        self.sync_journal()  # H2: alone, it counts itself for its first entry within the same tick
+        self.sync_journal()  # H2: without peers, it counts itself for its first entry within the same tick
 
     def _doDestroy(self) -> None:
         if self._is_closed:
@@ -292,7 +297,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._queue(command, callback, commandType)
 
     def _queue(self, command: bytes, callback: Any, kind: int | None) -> None:
-        """Have the tick take it. `callback` as above; `kind=None`: it is the command's first byte."""
+        """Queue a command for the tick. `callback` as above; `kind=None`: the kind is the command's first byte."""
         if callable(callback):
             callback = self._guarded(callback)
         if self._is_closed:
@@ -351,7 +356,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
             self._keep_committed(node, commit_index, commit_term)
 
     def _admitted(self, node: RaftNode, message: Message) -> Message | None:
-        """The message as the library may see it; None if it may not."""
+        """Return the message as the library may see it; None: drop it."""
         if message.get("term", 0) > self.raftCurrentTerm + TERM_JUMP_MAX:
             self._alarm(
                 f"{node.id} speaks of term {message['term']}, this is {self.raftCurrentTerm}: its message is dropped"
@@ -371,7 +376,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
 
     def _admitted_entries(self, message: Message) -> Message | None:
         if "transmission" in message:
-            return None  # H12: a pickled entry in pieces; ours are too small for it
+            return None  # H12: a pickled entry in pieces, which our entries are too small for
         if "prevLogIdx" in message:
             return message
         return message | {"commit_index": min(message["commit_index"], self._SyncObj__raftCommitIndex)}  # H7
@@ -380,7 +385,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         if message.get("term") != self._SyncObj__raftCurrentTerm or not self.is_leader:
             return None  # H9
         if message["success"] and message["next_node_idx"] > self._SyncObj__getCurrentLogIndex() + 1:
-            return None  # it would confirm entries that nobody has made yet
+            return None  # it would confirm entries that do not exist yet
         raises = message["next_node_idx"] > self._SyncObj__raftNextIndex[node]
         if message["reset"] and raises and not message["success"]:
             return message | {"reset": False}  # H8
@@ -389,15 +394,15 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
     def _is_new_vote(self, node: RaftNode, term: int) -> bool:
         if term != self._SyncObj__raftCurrentTerm:
             return False
-        known = self._voters[1] if self._voters[0] == term else frozenset()
-        self._voters = (term, known | {node.id})
-        return node.id not in known
+        voters = self._voters[1] if self._voters[0] == term else frozenset()
+        self._voters = (term, voters | {node.id})
+        return node.id not in voters
 
     _SyncObj__raftCommitIndex: int
     _SyncObj__pipeNotifier: Any
 
     def _keep_committed(self, node: RaftNode, index: int, term: int | None) -> None:
-        """A commit index never sinks (the library's does when an AppendEntries reaches back), nor what it covers changes."""
+        """Keep the commit index, and the entries up to it; the library decreases it when an AppendEntries reaches back."""
         first = self._SyncObj__raftLog[0][1]
         if index >= first and self._term_at(index) != term:
             fail_stop(
@@ -419,8 +424,8 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         if success:
             self._hint = None
             if nextNodeIdx is None:
-                nextNodeIdx = self._SyncObj__raftLastApplied + 1  # what we hold behind the dump is not compared yet
-            success = not self.is_learner  # what it confirms would count
+                nextNodeIdx = self._SyncObj__raftLastApplied + 1  # entries after the dump are not compared yet
+            success = not self.is_learner  # a learner's confirmation would count
         elif reset:
             nextNodeIdx = self._hinted(nextNodeIdx)
         answer = {
@@ -433,7 +438,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._SyncObj__transport.send(node, answer)
 
     def _hinted(self, conflict: int | None) -> int | None:
-        """Return where the leader is to go on from: at a conflict the first entry of its term (section 5.3 of the paper)."""
+        """Return the index from which the leader should continue: at a conflict the first entry of its term (section 5.3 of the paper)."""
         now = library.monotonicTime()
         hint = None
         if self._hint is not None and now - self._hint[1] < HINT_PERIODS * self.conf.appendEntriesPeriod:
@@ -445,7 +450,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         return None if hint is None else min(hint, self._SyncObj__getCurrentLogIndex() + 1)
 
     def _first_of_term(self, index: int) -> int:
-        """First entry that is not committed here and has the term of entry `index`."""
+        """Return the first uncommitted entry with the term of entry `index`."""
         term, lowest = self._term_at(index), self._SyncObj__raftCommitIndex + 1
         while index > lowest and self._term_at(index - 1) == term:
             index -= 1
@@ -454,12 +459,12 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
     def _SyncObj__onNodeDisconnected(self, node: RaftNode) -> None:
         SyncObj._SyncObj__onNodeDisconnected(self, node)
         if node == self._SyncObj__raftLeader:
-            self._SyncObj__onLeaderChanged()  # the answers to what we forwarded are lost with the connection
+            self._SyncObj__onLeaderChanged()  # the answers to forwarded commands are lost with the connection
 
     # ---- dumps ------------------------------------------------------------------------------------------------------
 
     def _SyncObj__loadDumpFile(self, clearJournal: bool) -> None:
-        """H6. `clearJournal`: the dump was sent by the leader; else it is our own, at start."""
+        """H6. `clearJournal`: the dump was sent by the leader; otherwise it is our own, at start."""
         last, prev, image = self._SyncObj__serializer.read()
         entries = self._SyncObj__raftLog
         at = prev[1] - entries[0][1]
@@ -469,7 +474,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
             if (entries[at], entries[at + 1]) != (prev, last):
                 fail_stop(f"dump and journal hold different entries {last[1]} of one term: {ADVICE}")
             entries.deleteEntriesTo(at)
-            clearJournal = False  # the entries behind the dump stay
+            clearJournal = False  # keep the entries after the dump
         SyncObj._SyncObj__loadDumpFile(self, clearJournal)
         if (self._SyncObj__raftLastApplied, entries[0], entries[1]) != (last[1], prev, last):
             fail_stop(f"the dump up to entry {last[1]} cannot be loaded; the log above says why")
@@ -480,7 +485,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._answer_passed(last[1])
 
     def _answer_passed(self, last: int) -> None:
-        """Answer proposals made here that lie within the dump: committed or replaced, nobody can tell."""
+        """Answer proposals of this replica that the dump covers: whether they were committed or replaced is unknown."""
         waiting = self._SyncObj__commandsWaitingCommit
         for index in sorted(index for index in waiting if index <= last):
             for _, callback in waiting.pop(index):

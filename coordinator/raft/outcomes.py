@@ -5,20 +5,20 @@ from pysyncobj.config import FAIL_REASON  # type: ignore[import-untyped]  # the 
 
 
 class Committed(msgspec.Struct, frozen=True, gc=False):
-    """Entry permanently in the log, and applied here."""
+    """The entry is in the log permanently, and applied here."""
 
     result: object
     """Return value of the machine's `apply` on this replica."""
 
 
 class Rejected(msgspec.Struct, frozen=True, gc=False):
-    """Entry not in the log, and by this attempt it never will be."""
+    """The entry is not in the log, and this attempt will not add it."""
 
     reason: str
 
 
 class Unknown(msgspec.Struct, frozen=True, gc=False):
-    """Entry possibly in the log, now or later. Propose the same request again: the state tells a repeated one."""
+    """The entry may be in the log, now or later. Propose the same request again: the state recognises a repetition."""
 
     reason: str
 
@@ -40,7 +40,7 @@ _UNKNOWN = {
 
 
 def outcome_of(result: object, code: int | None) -> Outcome:
-    """Translate what the library passes to a callback. Only codes known to mean "not appended" are rejections."""
+    """Translate the arguments of the library's callback. Only codes that mean "not appended" are rejections."""
     if code == FAIL_REASON.SUCCESS:
         return Committed(result)
     reason = _REJECTED.get(code)

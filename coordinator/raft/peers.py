@@ -6,10 +6,9 @@ from pysyncobj.node import Node  # type: ignore[import-untyped]  # the library h
 
 
 class RaftNode(Node):  # type: ignore[misc]  # as above: its base is Any
-    """Replica as an id that never changes, and where it listens.
+    """Replica with its permanent id and its address.
 
-    The library keeps nodes in sets and walks them. Their hash is the same in every process, so the same seed gives the
-    same run.
+    The library iterates over sets of nodes. Their hash is equal in every process, so a seed reproduces a run.
     """
 
     def __init__(self, id: str, address: str) -> None:

@@ -1,4 +1,4 @@
-"""Proposals under way, and how long their proposers wait."""
+"""Proposals in flight, and their time-outs."""
 
 import asyncio
 import math
@@ -10,15 +10,15 @@ T = TypeVar("T")
 
 
 class Pending:
-    """Futures that get an outcome: the proposal's, or that it is unknown. On one event loop.
+    """Futures that get their proposal's outcome, or *unknown* after a time-out. On one event loop.
 
-    One timer is for all of them: a timer for each would be a seventh of what a proposal costs.
+    All share one timer: a timer for each would be a seventh of a proposal's cost.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._deadlines: dict[asyncio.Future[Outcome], tuple[float, float]] = {}
-        """Deadline, by the loop's time, and how long after the proposal it is; in seconds."""
+        """Future → (deadline by the loop's time, time-out), in seconds."""
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = math.inf
 
@@ -26,7 +26,7 @@ class Pending:
         return len(self._deadlines)
 
     def add(self, timeout_s: float) -> "asyncio.Future[Outcome]":
-        """A future of one more proposal. Once it has its outcome, `discard` it."""
+        """Return a future for one more proposal. Once it has its outcome, `discard` it."""
         future: asyncio.Future[Outcome] = self._loop.create_future()
         at_s = self._loop.time() + timeout_s
         self._deadlines[future] = at_s, timeout_s
@@ -39,7 +39,7 @@ class Pending:
         del self._deadlines[future]
 
     def give_up(self, reason: str) -> None:
-        """The outcome of all is unknown."""
+        """Settle all futures as unknown."""
         for future in self._deadlines:
             settle(future, Unknown(reason))
 
@@ -60,12 +60,12 @@ class Pending:
 
 
 def settle(future: "asyncio.Future[T]", value: T) -> None:
-    """Give a future its result, unless it has one, or nobody waits any more."""
+    """Set a future's result, unless it is done or cancelled."""
     if not future.done():
         future.set_result(value)
 
 
 def settle_error(future: "asyncio.Future[T]", error: BaseException) -> None:
-    """Give a future an error to raise; as `settle`."""
+    """Set a future's exception, unless it is done or cancelled."""
     if not future.done():
         future.set_exception(error)

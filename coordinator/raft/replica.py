@@ -28,11 +28,11 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         node: its id, one of `members`.
         members: id → "host:port" of all replicas; the same everywhere, permanently.
-        folder: of its files, on a local disk; its own.
+        folder: folder of its files, on a local disk, used by this replica alone.
         cluster: name of the cluster; files and replicas of another one are refused.
-        marks: where the replicas' logs are marked; the same for all, and outside of their folders.
+        marks: storage of the log marks, shared by all replicas and outside their folders.
         security: certificates of role coordinator, or loopback only.
-        configuration: of the library; default: `raft_configuration` with this replica's rank.
+        configuration: settings of the library; default: `raft_configuration` with this replica's rank.
     """
 
     node: str
@@ -49,7 +49,7 @@ class Replica:
 
     Attributes:
         driver: proposals, reads, status.
-        streams: of Raft, to be added to the server.
+        streams: Raft streams, to be added to the server.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class Replica:
 
         Args:
             machine: the replicated state; called on the tick thread only.
-            on_alarm: called with a sentence on what needs a human; on the tick thread, must return at once.
+            on_alarm: called on the tick thread with a sentence for operators; must return at once.
             on_standing: see RaftDriver.
 
         Raises:
-            UsageError: the members do not make sense.
+            UsageError: the members are inconsistent.
         """
         if options.node not in options.members:
             raise UsageError(f"{options.node} is not among the members {', '.join(sorted(options.members))}")
@@ -94,20 +94,20 @@ class Replica:
         self.driver = RaftDriver(self._make_node, self.streams.inbox, on_standing=on_standing)
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
-        """Take the other replicas' streams on `server`, which is not started yet."""
+        """Accept the other replicas' streams on `server`, which is not started yet."""
         self.streams.add_to_server(server)
 
     async def start(self) -> None:
-        """Open the files and take part. Raises LogError if they cannot be trusted or read."""
+        """Open the files and take part. LogError: they are damaged or cannot be read."""
         await self.driver.start()
 
     async def stop(self) -> None:
-        """End it; its files stay as they are. May be called again."""
+        """End the replica; its files remain. May be called again."""
         await self.driver.stop()
         await self.streams.stop()
 
     def metrics(self) -> dict[str, float]:
-        """Counters and gauges by name, for prometheus; times in seconds."""
+        """Return counters and gauges by name, for Prometheus; times in seconds."""
         streams = self.streams
         return self.driver.metrics() | {
             "raft_streams_opened_total": float(streams.opened),

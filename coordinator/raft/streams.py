@@ -1,23 +1,22 @@
-"""Raft's transport over our own gRPC, the event loop's side: streams to and from the other replicas.
+"""Raft's transport over our gRPC, event-loop side: streams to and from the other replicas.
 
 Theory of operation
 -------------------
-`rpc Replicate(stream RaftBatch) returns (RaftDone)`: one stream per direction and pair of replicas, on the port where everything
-else is served. The sender dials; the other accepts by its initial metadata, and only then the sender counts it as
-connected. gRPC keeps order and repeats nothing; between streams there is no memory: what was under way is lost, and Raft
-sends again.
+`rpc Replicate(stream RaftBatch) returns (RaftDone)`: one stream per direction and pair of replicas, on the port of all other services. The
+sender dials; the receiver accepts by its initial metadata, and only then the sender counts it as connected. gRPC keeps the order and
+repeats nothing. Messages in flight are lost with their stream, and Raft sends them again.
 
-Who speaks is decided by the certificate, before a frame is read: role coordinator, and an id of the static list. The
-hello must say the same name. Without certificates (loopback, or the user's `--insecure`) the replica is asked at its own
-address whether it calls (`security/dial_back.py`); nothing changes before it has said so.
+The certificate identifies the caller before a frame is read: role coordinator, and an id of the static list. The hello must have the same
+name. Without certificates (loopback, or the user's `--insecure`) the receiver dials back (`security/dial_back.py`): it asks the replica at
+its own address whether it calls, and changes nothing before it confirms.
 
-The session is (boot, stream): how often this replica has started, durably counted, and how often it has dialled since. A
-newer session of a peer ends the older, an older one is refused, and a session comes once. No clock takes part. Sessions of
-another log of the peer say nothing: a replica that lost its disk counts from one again.
+A session is (boot, stream): the durable number of this replica's starts, and the number of its dials since. A newer session of a peer ends the
+older one, an older session is refused, and a session is used once. No clock takes part. Sessions of different logs of a peer are not
+compared: a replica that lost its disk counts from one again.
 
-Bounds. A batch ends at 1 MiB or 1,024 messages; an inbox of 4,096 messages or 32 MiB of one peer stops the reading of that
-peer's stream, so gRPC's window fills, and the peer's outbox: over 64 MiB its stream is ended. That must exceed the largest
-dump, which a leader sends without waiting for answers.
+Bounds. A batch ends at 1 MiB or 1,024 messages. An inbox with 4,096 messages or 32 MiB of one peer stops the reading of that peer's stream; then
+gRPC's window fills, and the peer's outbox. A stream whose outbox exceeds 64 MiB is ended. That limit must exceed the largest dump, which a
+leader sends without waiting for answers.
 """
 
 import asyncio
@@ -50,32 +49,32 @@ SERVICE = raft_pb2.DESCRIPTOR.services_by_name["Raft"].full_name
 METHOD = "Replicate"
 
 BATCH_BYTES_MAX = 1024 * 1024
-"""A batch ends with the message that reaches this; one more message fits in what a receiver takes."""
+"""Size at which a batch ends; one more message still fits into the receiver's limit."""
 
 INBOX_MESSAGES_MAX = 4096
 INBOX_BYTES_MAX = 32 * 1024 * 1024
-"""Largest size from one peer, waiting for the tick thread; beyond either, its stream is not read. Several batches of a dump."""
+"""Limits of one peer's messages that wait for the tick thread; beyond either, its stream is not read. They hold several batches of a dump."""
 
 OUTBOX_BYTES_MAX = 64 * 1024 * 1024
-"""Largest size waiting for one peer; beyond it the stream is ended. Above the 16 MiB that a state may have, and its log."""
+"""Largest size waiting for one peer; beyond it the stream is ended. It exceeds the largest state (16 MiB) with its log."""
 
 CONNECT_S_MAX = 2.0
-"""A connection, or the first batch on it, that takes longer is given up: as long as the longest wait for a leader."""
+"""Time limit for a connection, and for the first batch on it: the longest election time-out."""
 
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 0.5
-"""Time between dials: half the shortest election, so that a replica that is back is heard before it stands for election."""
+"""Time between dials: at most half the shortest election time-out, so that a returning replica is connected before it starts an election."""
 
 COMPLAINTS_MAX = 100
-"""Number of different refusal reasons remembered, so that each is logged once and not at every dial."""
+"""Number of refusal reasons remembered, so that each is logged once and not at every dial."""
 
 ADDRESS_MAX = 300
-"""Largest length shown of a peer's own address, in a sentence: a name of a machine and a port."""
+"""Largest length of a peer's address in a message."""
 
 TRANSPORT_LOOK_S = 0.5
-"""Time between two looks whether a replica that has never answered speaks TLS where we speak plaintext, or the other way round."""
+"""Interval of checks whether a replica that has never answered uses TLS where we use plaintext, or vice versa."""
 
 RENEWAL_CHECK_S = 1.0
-"""Time between two looks of a stream whether its certificate was replaced."""
+"""Interval at which a stream checks whether its certificate was replaced."""
 
 _ACCEPTED = ("snapline-raft", "accepted")
 _Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -90,9 +89,9 @@ class TickSide(Protocol):
 
 
 class OutgoingStream:
-    """Our stream to one peer, and the queue of what waits for it: the tick thread pushes, the loop takes.
+    """Our stream to one peer, and its outbox: the tick thread pushes, the loop takes.
 
-    Each count is written by one thread only; their difference is what waits.
+    Each count is written by one thread only; their difference is the size of the outbox.
     """
 
     def __init__(self, peer: str, session: tuple[int, int], loop: asyncio.AbstractEventLoop) -> None:
@@ -109,23 +108,23 @@ class OutgoingStream:
 
     @property
     def waiting_bytes(self) -> int:
-        """Return the size of what waits in the outbox."""
+        """Return the size of the outbox."""
         return self._pushed_bytes - self._taken_bytes
 
     def push(self, piece: bytes) -> bool:
-        """Queue a piece, on the tick thread; False if that would be too much."""
+        """Queue a piece, on the tick thread; return False if the outbox is full."""
         if self.waiting_bytes + len(piece) > OUTBOX_BYTES_MAX:
             return False
         self._pieces.append(piece)
         self._pushed_bytes += len(piece)
         if not self._is_signalled:
-            # One signal for all that is pushed until the loop has time: cleared there before anything is taken.
+            # One signal for all pieces pushed until the loop runs; it clears the flag before taking.
             self._is_signalled = True
             call_soon(self._loop, self._wake)
         return True
 
     async def take(self) -> bytes:
-        """The next batch, as soon as there is one, on the loop."""
+        """Wait for the next batch and return it, on the loop."""
         while not self._pieces:
             self._waiter.clear()
             await self._waiter.wait()
@@ -150,7 +149,7 @@ class OutgoingStream:
 
 
 class IncomingStream:
-    """A peer's to us, and the count of what of it waits for the tick thread."""
+    """A peer's stream to us, and the counts of its messages that wait for the tick thread."""
 
     def __init__(self, peer: str, session: tuple[int, int], loop: asyncio.AbstractEventLoop) -> None:
         self.peer = peer
@@ -165,16 +164,16 @@ class IncomingStream:
 
     @property
     def waiting(self) -> tuple[int, int]:
-        """Messages, and their bytes, that wait for the tick thread."""
+        """Return the number of messages, and their bytes, that wait for the tick thread."""
         return self._arrived[0] - self._handled[0], self._arrived[1] - self._handled[1]
 
     def arrived(self, messages: int, size_bytes: int) -> None:
-        """Count what goes into the inbox, on the loop."""
+        """Count messages that go into the inbox, on the loop."""
         self._arrived[0] += messages
         self._arrived[1] += size_bytes
 
     def handled(self, messages: int, size_bytes: int) -> None:
-        """Count what the tick thread is done with, on that thread."""
+        """Count messages that the tick thread has handled, on that thread."""
         self._handled[0] += messages
         self._handled[1] += size_bytes
         if self._is_full and self._has_room():
@@ -186,7 +185,7 @@ class IncomingStream:
         while not self._has_room():
             self._room.clear()
             self._is_full = True
-            if self._has_room():  # made between the two lines above; the tick thread may have seen no flag
+            if self._has_room():  # room made between the two lines above, when the tick thread saw no flag
                 break
             await self._room.wait()
 
@@ -205,9 +204,9 @@ class Refusals:
     """Reasons why other replicas reject our streams.
 
     Attributes:
-        accepted: those that have ever accepted one: whatever became of it later may pass.
-        denials: replica → why it refused the last one permanently; empty: it did not.
-        other_transports: replica → that it speaks TLS where we speak plaintext, or the other way round; empty: it does not.
+        accepted: replicas that have ever accepted a stream; their later refusals may be temporary.
+        denials: replica → why it refused our last stream permanently; empty: it did not.
+        other_transports: replica → message that it uses TLS where we use plaintext, or vice versa; empty: it does not.
     """
 
     def __init__(self) -> None:
@@ -216,25 +215,25 @@ class Refusals:
         self.other_transports: dict[str, str] = {}
 
     def final(self) -> dict[str, str]:
-        """Replica that has never taken a stream → why it will not."""
-        found = {**self.other_transports, **{peer: why for peer, why in self.denials.items() if why}}
-        return {peer: why for peer, why in found.items() if why and peer not in self.accepted}
+        """Return replica that has never accepted a stream → why it will not."""
+        reasons = {**self.other_transports, **{peer: why for peer, why in self.denials.items() if why}}
+        return {peer: why for peer, why in reasons.items() if why and peer not in self.accepted}
 
 
 class PeerStreams:
     """All Raft streams of one replica. Made on the event loop; methods say if they belong to the tick thread.
 
     Attributes:
-        inbox: what the tick thread is to do.
-        opened: streams of ours that were accepted so far.
-        refused: streams of others that were refused so far.
-        refusals: why others reject ours.
+        inbox: calls for the tick thread.
+        opened: number of our streams that were accepted so far.
+        refused: number of others' streams that were refused so far.
+        refusals: why others reject our streams.
     """
 
     def __init__(
         self, *, node: str, others: Iterable[RaftNode], cluster: str, security: Security, address: str = ""
     ) -> None:
-        """Say who is who, and where we are by our list of members; nothing is dialled before `attach`."""
+        """Configure the replicas, and our address in the list of members; nothing is dialled before `attach`."""
         self.inbox = Inbox()
         self.opened = 0
         self.refused = 0
@@ -248,7 +247,7 @@ class PeerStreams:
         self._incoming: dict[str, IncomingStream] = {}
         self._outgoing: dict[str, OutgoingStream] = {}
         self._sessions: dict[str, Hello] = {}
-        """The newest that each peer has had here."""
+        """Peer → hello of its newest session here."""
         self._callers = DialBackClient(security, service=SERVICE, role=ROLE)
         self._own_calls = OutgoingCalls()
         self._dialling: list[asyncio.Task[None]] = []
@@ -270,7 +269,7 @@ class PeerStreams:
         call_soon(self._loop, partial(self._begin, self._hello._replace(boot=boot, log=log_id), nodes))
 
     def detach(self) -> None:
-        """The node is gone: end every stream. Tick thread."""
+        """End every stream, since the node is destroyed. Tick thread."""
         call_soon(self._loop, self._shut)
 
     def end(self, stream: OutgoingStream, why: str) -> None:
@@ -327,7 +326,7 @@ class PeerStreams:
         if not await self._callers.is_real(context, hello.node, self._others[hello.node].address):
             reason = f"{hello.node} was asked at its address, and does not say that it calls"
             await self._refuse(context, grpc.StatusCode.UNAVAILABLE, reason)
-        await self._check_session(hello, context)  # asking took a while
+        await self._check_session(hello, context)  # a newer session may have begun during the dial-back
         await self._run_incoming(hello, context)
         return b""
 
@@ -337,7 +336,7 @@ class PeerStreams:
             await self._refuse(context, grpc.StatusCode.ABORTED, f"session {hello.session} was superseded")
 
     def _stranger(self, context: _Context) -> str | None:
-        """Return why the caller is rejected, by its certificate; asked before a frame is read."""
+        """Return why the caller's certificate is rejected, before a frame is read; None: it is accepted."""
         if not self._security.is_tls:
             return None
         identity = self._security.identity(context)
@@ -352,10 +351,10 @@ class PeerStreams:
             return f"replica {hello.node} belongs to cluster {hello.cluster}, this one to {self._hello.cluster}"
         if hello.node not in self._others:
             return f"{hello.node} is no other replica of coordinator {self._node}: start all replicas with the same --peers"
-        known = self._others[hello.node].address
-        if hello.address not in ("", known) and hello.node not in self._outgoing:
+        known_address = self._others[hello.node].address
+        if hello.address not in ("", known_address) and hello.node not in self._outgoing:
             return (
-                f"replica {hello.node} has moved: it is at {hello.address[:ADDRESS_MAX]!r} by its own --peers, and at {known!r} by those of {self._node}, which "
+                f"replica {hello.node} has moved: it is at {hello.address[:ADDRESS_MAX]!r} by its own --peers, and at {known_address!r} by those of {self._node}, which "
                 "does not reach it there: start all replicas with the same --peers"
             )
         return self._security.refusal(context, role=ROLE, name=hello.node)
@@ -373,7 +372,7 @@ class PeerStreams:
             self._complaints.say(sentence)
 
     async def _read_hello(self, context: _Context) -> Hello | str:
-        """The hello, or what is wrong with it."""
+        """Read the hello; return it, or what is wrong with it."""
         data = await read_first(context, CONNECT_S_MAX)
         if data is None:
             return "no hello came"
@@ -439,7 +438,7 @@ class PeerStreams:
             await channel.close()
 
     async def _watch_transport(self, node: RaftNode) -> None:
-        """Look until the replica has accepted a stream: gRPC says only that it cannot be reached."""
+        """Check the peer's transport until it has accepted a stream: gRPC reports only that it cannot be reached."""
         while not self._is_stopped and node.id not in self.refusals.accepted:
             why = await why_other_transport(self._security, node.address)
             self.refusals.other_transports[node.id] = why or ""
@@ -448,7 +447,7 @@ class PeerStreams:
             await asyncio.sleep(TRANSPORT_LOOK_S)
 
     async def _dial_once(self, node: RaftNode, hello: Hello, channel: "DialledChannel") -> bool:
-        """Run one stream to its end; returns whether it was accepted."""
+        """Run one stream to its end; return whether it was accepted."""
         with self._own_calls.new() as metadata:
             open_stream: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = (await channel.fresh()).stream_unary(
                 f"/{SERVICE}/{METHOD}"
@@ -505,7 +504,7 @@ async def _is_accepted(call: "grpc.aio.StreamUnaryCall[bytes, bytes]", hello: He
 async def _run_outgoing(
     stream: OutgoingStream, call: "grpc.aio.StreamUnaryCall[bytes, bytes]", channel: DialledChannel
 ) -> None:
-    """Write until the stream ends, whichever way, or wants another certificate."""
+    """Write until the stream ends or needs a new certificate."""
     tasks: set[asyncio.Future[Any]] = {
         asyncio.create_task(_write_all(stream, call.write)),
         asyncio.ensure_future(call.code()),
@@ -530,6 +529,6 @@ async def _write_all(stream: OutgoingStream, write: Callable[[bytes], Awaitable[
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
-    """Have `call` run on the loop, from any thread; nothing happens if the loop is closed: the process ends."""
+    """Run `call` on the loop, from any thread. If the loop is closed, nothing happens, since the process ends."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(call)

@@ -1,4 +1,4 @@
-"""Raft's transport over our own gRPC, the tick thread's side: what pysyncobj calls, and what calls it.
+"""Raft's transport over our gRPC, tick-thread side: the interface between pysyncobj and the streams.
 
 Theory of operation
 -------------------
@@ -6,14 +6,14 @@ The library is single-threaded: all of it runs on the tick thread. The streams r
 meet at the `Inbox`, loop to tick thread, and at an `Outbox` per stream, tick thread to loop. Nothing else is shared.
 
 1. **Sync before reply (H2).** What the library sends while it handles received messages, above all `next_node_idx`, which
-   says "I hold this", is held back until the journal is synced once for all of them. If the sync fails, nothing leaves.
-2. **A peer is connected** while our stream to it is accepted. The library's own list and ours change in the same call, on
-   this thread: it loops over `send` for as long as it believes that somebody is there.
-3. **A stream that ends takes with it what it carried**: the queue to the peer is dropped when ours ends, what waits in
-   the inbox when the peer's does. The library repeats what it needs; what it must never see is old and new mixed.
+   says "I hold this", is held back until the journal is synced once for all of them. If the sync fails, nothing is sent.
+2. **A peer is connected** while our stream to it is accepted. The library's list of peers and ours change in the same call, on this thread,
+   because the library loops over `send` while it believes that a peer is connected.
+3. **Messages are lost with their stream**: the queue to the peer is dropped when our stream ends, and messages in the inbox when the peer's
+   stream ends. The library repeats what it needs, but it must never see old and new messages mixed.
 
 Bounds: an outbox over `OUTBOX_BYTES_MAX` ends its stream. A frame that says "my dump cannot be sent yet" is forwarded once
-per period: the library sends them in a busy loop. Oversized inboxes are the streams' business: they stop reading.
+per period, since the library sends them in a busy loop. The streams handle full inboxes: they stop reading.
 """
 
 import logging
@@ -32,7 +32,7 @@ from snapline.coordinator.raft.streams import IncomingStream, OutgoingStream, Pe
 _log = logging.getLogger("snapline.coordinator.raft")
 
 EMPTY_DUMP_S = HEARTBEAT_S
-"""Time between two frames to a peer that say that there is no dump yet: the follower needs one per period to stay calm."""
+"""Time between two frames that tell a peer that there is no dump yet: without one per period the follower would start an election."""
 
 
 class Ticked(Protocol):
@@ -43,7 +43,7 @@ class Ticked(Protocol):
     """Journal, whose `boot` counts the openings of the journal `log_id`, durably."""
 
     def sync_journal(self) -> None:
-        """Make everything durable that a reply may speak of, or end the process."""
+        """Make everything durable that a reply may reveal, or end the process."""
 
 
 class _Peer:
@@ -76,10 +76,10 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
         """Start to connect; called by the node's constructor.
 
         Args:
-            node: which sends and receives.
-            self_node: its name.
+            node: the node that sends and receives.
+            self_node: id and address of this replica.
             others: all other replicas; static.
-            streams: the event loop's side.
+            streams: the event-loop side.
             clock: in seconds, for tests.
         """
         super().__init__(node, self_node, others)
@@ -89,7 +89,7 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
         self._clock = clock
         self._peers = {other.id: _Peer(other) for other in others}
         self._held: list[tuple[OutgoingStream, bytes]] | None = None
-        """Messages that the library sent while received ones are handled; None otherwise."""
+        """Messages sent by the library while received ones are being handled; None otherwise."""
         self._is_destroyed = False
         node._poller.subscribe(self._inbox.descriptor, self._drain, POLL_EVENT_TYPE.READ)
         entries = node._SyncObj__raftLog
@@ -100,7 +100,7 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
     # ---- called by the library --------------------------------------------------------------------------------------
 
     def send(self, node: RaftNode, message: Message) -> bool:
-        """Encode and queue `message`; False if `node` is not connected, and then it is dropped."""
+        """Encode and queue `message`; return False if `node` is not connected and the message is dropped."""
         peer = self._peers.get(node.id)
         if peer is None or peer.stream is None:
             return False
@@ -135,7 +135,7 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
     # ---- called through the inbox -----------------------------------------------------------------------------------
 
     def opened(self, stream: OutgoingStream) -> None:
-        """Our stream to a peer was accepted; a newer one takes the place of an older."""
+        """Note that our stream to a peer was accepted; a newer stream replaces an older one."""
         peer = self._peers.get(stream.peer)
         if peer is None or not stream.is_live:
             return
@@ -144,13 +144,13 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
         self._onNodeConnected(peer.node)
 
     def closed(self, stream: OutgoingStream) -> None:
-        """Our stream to a peer is over."""
+        """Note that our stream to a peer has ended."""
         peer = self._peers.get(stream.peer)
         if peer is not None and peer.stream is stream:
             self._disconnect(peer)
 
     def received(self, stream: IncomingStream, messages: list[Message], size_bytes: int) -> None:
-        """A batch has come. Dropped if its stream has ended meanwhile."""
+        """Handle a received batch; drop it if its stream has ended."""
         peer = self._peers.get(stream.peer)
         failure: Exception | None = None
         for message in messages:
@@ -159,7 +159,7 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
             try:
                 self._onMessageReceived(peer.node, message)
             except Exception as error:
-                failure = error  # one bad message must not take the others with it
+                failure = error  # one bad message must not drop the others
                 _log.exception("a %s of replica %s could not be handled", message.get("type"), stream.peer)
         stream.handled(len(messages), size_bytes)
         if failure is not None:
@@ -168,7 +168,7 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
     # ---- inside -----------------------------------------------------------------------------------------------------
 
     def _drain(self, _descriptor: int, _events: int) -> None:
-        """Do everything that waits; then sync; then let the replies go (theory, 1)."""
+        """Run all waiting calls, then sync, then send the replies (theory, 1)."""
         failure: Exception | None = None
         self._held = []
         try:
@@ -189,7 +189,7 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
     def _push(self, stream: OutgoingStream, piece: bytes) -> None:
         peer = self._peers.get(stream.peer)
         if peer is None or peer.stream is not stream:
-            return  # it ended while the piece was held back
+            return  # the stream ended while the piece was held back
         if not stream.push(piece):
             _log.warning("replica %s is too slow: its stream is ended, and what waits for it dropped", stream.peer)
             self._streams.end(stream, "too much waits for it")

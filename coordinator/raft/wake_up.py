@@ -8,13 +8,12 @@ from typing import Any
 
 
 class WakeUp:
-    """The library's notifier, with one byte for all proposals until commands are taken; it writes one for each.
+    """The library's notifier, with one byte for all proposals until commands are taken; the original writes one per proposal.
 
-    Each is a system call, in which the proposer lets go of the interpreter: the tick would take what there is so far, and sync that alone.
+    Each write is a system call that releases the interpreter lock: the tick would take the proposals so far, and sync these alone.
 
     Attributes:
-        later: has a call made once the proposer's thread has done what it is doing; None: the byte is written at once, as on the thread that
-            made this, which ticks.
+        later: schedules a call after the proposer's present work. None, or on the tick thread: the byte is written at once.
     """
 
     def __init__(self, pipe: Any) -> None:
@@ -26,7 +25,7 @@ class WakeUp:
         self._is_closed = False
 
     def notify(self) -> None:
-        """Have the tick not wait. From the thread that ticks or that of `later`, after queueing: who finds it woken is before the taking."""
+        """Wake the tick. Call it after queueing, from the tick thread or the thread of `later`: if `is_woken` is set, the taking is still to come."""
         if self.is_woken:
             return
         self.is_woken = True
@@ -36,13 +35,13 @@ class WakeUp:
             self.later(self._write)
 
     def _write(self) -> None:
-        with self._closing:  # a closed pipe's number may be somebody else's by now
+        with self._closing:  # a closed descriptor's number may be reused
             if not self._is_closed:
-                with suppress(BlockingIOError):  # full of wake-ups already
+                with suppress(BlockingIOError):  # the pipe is full: the tick will wake
                     self.pipe.notify()
 
     def close(self, poller: Any) -> None:
-        """Close the pipe that the library leaves open: two file numbers for every replica that ended."""
+        """Close the pipe, which the library would leak: two file descriptors per ended replica."""
         with self._closing:
             self._is_closed = True
             poller.unsubscribe(self.pipe._PipeNotifier__pipeR)

@@ -1,4 +1,4 @@
-"""The adapter around the leader core: streams, log, store, clock. It carries commands out and decides nothing."""
+"""Adapter around the leader core: streams, log, store, clock. It carries out commands and decides nothing."""
 
 import asyncio
 import contextlib
@@ -29,13 +29,13 @@ CommandT = TypeVar("CommandT", bound=ev.Command)
 AnswerT = TypeVar("AnswerT", bound=ev.AnswerTool)
 
 OUTBOX_DIRECTIVES_MAX = 4096
-"""Largest queue for a host that does not read. Its stream is closed then; on the next one it gets all that matters."""
+"""Largest queue for a host that does not read. Beyond it the stream is closed; the next stream begins with the present directives."""
 
 STORE_THREADS = 4
-"""Number of threads for the store: as many epochs may be open at once."""
+"""Number of threads for the store: the largest number of open epochs."""
 
 PROPOSAL_TIMEOUT_S = 30.0
-"""A log that does not answer for so long may or may not have committed: the leader proposes again."""
+"""Time limit for a proposal. Then its outcome is unknown, and the leader proposes it again."""
 
 
 class Outbox:
@@ -46,7 +46,7 @@ class Outbox:
         self.is_closed = False
 
     def put(self, directive: bytes) -> None:
-        """Queue a directive (encoded: once for all hosts that it is for), unless the stream is being closed."""
+        """Queue an encoded directive, unless the stream is being closed."""
         if self.is_closed:
             return
         if self._waiting.qsize() >= OUTBOX_DIRECTIVES_MAX:
@@ -56,22 +56,22 @@ class Outbox:
         self._waiting.put_nowait(directive)
 
     def close(self) -> None:
-        """End the stream after what is queued."""
+        """End the stream after the queued directives."""
         if not self.is_closed:
             self.is_closed = True
             self._waiting.put_nowait(None)
 
     async def get(self) -> bytes | None:
-        """The next directive; None at the end."""
+        """Return the next directive; None at the end."""
         return await self._waiting.get()
 
 
 class Driver:
-    """Feeds one leader core and carries its commands out, on one event loop.
+    """Feeds one leader core and carries out its commands, on one event loop.
 
     Attributes:
-        ended: set when it is over; `exit_code` or `failure` says how.
-        on_ended: called then, unless it is over because of `stop`.
+        ended: set when the driver has ended; `exit_code` or `failure` says how.
+        on_ended: called when the driver has ended by itself, not by `stop`.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Driver:
         self._tasks: set[asyncio.Task[None]] = set()
         self._outboxes: dict[int, Outbox] = {}
         self._plan: tuple[Plan, bytes] | None = None
-        """The last plan that was sent, as it was sent."""
+        """The last plan that was sent, and its encoding."""
         self._asked: dict[int, asyncio.Future[ev.AnswerTool]] = {}
         self._numbers = 0
         self.ended = asyncio.Event()
@@ -100,7 +100,7 @@ class Driver:
         self.failure: BaseException | None = None
         self.on_ended: Callable[[Driver], None] = lambda _: None
 
-    # ---- life -------------------------------------------------------------------------------------------------------
+    # ---- lifecycle --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to lead."""
@@ -108,20 +108,20 @@ class Driver:
         self._spawn(self._run_timer())
 
     def close_streams(self) -> None:
-        """Take no more events, and end all streams after what is queued."""
+        """Take no more events, and end all streams after the queued directives."""
         self._take_no_more()
         for outbox in list(self._outboxes.values()):
             outbox.close()
 
     def _take_no_more(self) -> None:
-        """Fail all pending questions: their callers ask the next leader."""
+        """Stop, and fail all pending requests of tools: their callers ask the next leader."""
         self.ended.set()
         for waiting in self._asked.values():
             if not waiting.done():
                 waiting.set_exception(CoordinatorUnavailableError("the replica that was asked has ceased to lead"))
 
     async def stop(self) -> None:
-        """End all work. What was being proposed may or may not have happened."""
+        """End all work. The outcome of pending proposals is unknown."""
         self.close_streams()
         for task in list(self._tasks):
             task.cancel()
@@ -137,11 +137,11 @@ class Driver:
 
     @property
     def is_saved(self) -> bool:
-        """Return whether the epoch that an EndWanted asked for is complete, or none is needed."""
+        """Return whether the epoch requested by EndWanted is complete, or none is needed."""
         return self._core.parts.departures.is_saved
 
     def feed(self, event: ev.Event) -> None:
-        """Hand an event to the core and carry out what it says."""
+        """Hand an event to the core and carry out its commands."""
         if self.ended.is_set():
             return
         try:
@@ -180,24 +180,24 @@ class Driver:
     # ---- streams and tools ------------------------------------------------------------------------------------------
 
     def open_stream(self) -> tuple[int, Outbox]:
-        """A host has connected: its session number, and where its directives come from."""
+        """Register a new stream of a host; return its session number and its directives."""
         self._numbers += 1
         outbox = self._outboxes[self._numbers] = Outbox()
         return self._numbers, outbox
 
     def close_stream(self, session: int) -> None:
-        """The stream is gone."""
+        """Report a closed stream to the core."""
         if self._outboxes.pop(session, None) is not None:
             self.feed(ev.StreamClosed(session))
 
     def hear(self, session: int, message: HostMessage) -> None:
-        """A host has said something."""
+        """Feed a host's message to the core."""
         if session in self._outboxes:
             self._figures.heard(message)
             self.feed(ev.MessageReceived(session, message))
 
     async def ask(self, question: Callable[[int], ev.Event], answer: type[AnswerT]) -> AnswerT:
-        """Put a tool's question, under a number, and wait for its answer.
+        """Send a tool's request to the core under a new number, and wait for its answer.
 
         Raises:
             CoordinatorUnavailableError: this leader ends before it has answered.
@@ -209,11 +209,11 @@ class Driver:
         waiting = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
             self.feed(question(number))
-            found = await waiting
+            reply = await waiting
         finally:
             del self._asked[number]
-        assert isinstance(found, answer), f"{question} is answered by {found!r}"
-        return found
+        assert isinstance(reply, answer), f"{question} is answered by {reply!r}"
+        return reply
 
     def standing(self) -> LeaderStatus:
         """Return this leader's view of itself."""
@@ -279,7 +279,7 @@ class Driver:
                 outbox.put(message)
 
     def _encoded(self, directive: Directive) -> bytes:
-        """A plan names all agents, and after an election it goes to one host after the other: it is encoded once."""
+        """Encode a directive. A plan names all agents, and is sent to one host after the other after an election, so its encoding is kept."""
         if not isinstance(directive, Plan):
             return encode_directive(directive)
         if self._plan is None or self._plan[0] != directive:

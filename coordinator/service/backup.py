@@ -1,32 +1,31 @@
-"""The coordinator's state in a file, and new replicas made from it.
+"""Backups of the coordinator's state, and new replicas made from them.
 
 Theory of operation (G8, G9, G11)
 ---------------------------------
-A majority that survives needs no backup. One is for the day when the disks of all replicas are gone: then what was decided
-after the backup is not known any more, but the store and the hosts have seen it. Two things follow.
+A surviving majority needs no backup. A backup is for the loss of all replicas' disks. Decisions made after the backup are then unknown,
+but the store and the hosts have seen them. This has two consequences.
 
-*No number twice (G9).* Plans, epochs, host starts and ordinals go on far above all that the backup and the store know of. The
-step covers what neither has seen: a million plans or epochs in a row that left nothing in the store, or (ordinals) four
-thousand agents created.
+*No number is reused (G9).* Plans, epochs, host starts and ordinals continue far above all numbers in the backup and the store. The step
+covers numbers that neither has seen: a million consecutive plans or epochs that left nothing in the store, or (ordinals) four thousand
+created agents.
 
-*The store is newer than the backup.* Its refs are written only after an epoch is complete in the log, so what the backup
-does not know of is *adopted*: the newest epochs with their agents. Without that a fleet would go back to an epoch of the
-backup's time, which retention has deleted long ago. An agent's membership is an interval of epochs; where the manifests
-allow none (an agent whose creation was undone and came again, with a damaged epoch in between), adoption begins after it.
-In autonomous protocols an agent that the backup does not know cannot be adopted: its place in the vectors that
-checkpoints hold is in no manifest. Epochs of which nothing is left in the store are
-dropped, damaged ones condemned.
+*The store is newer than the backup.* Refs are written only after an epoch is complete in the log. So the newest epochs that the backup does
+not know are *adopted*, with their agents. Otherwise the fleet would return to an epoch of the backup's time, which retention may have
+deleted. An agent's membership is an interval of epochs. If the manifests contradict this (an agent was created, undone and created again,
+with a damaged epoch in between), adoption begins after the contradiction. In autonomous protocols an agent that the backup does not know
+cannot be adopted, because no manifest holds its index in the checkpoints' vectors. Epochs that are gone from the store are dropped, damaged
+ones condemned.
 
-What remains is a fleet that needs a plan: its open epochs are aborted, and the first leader brings it back to its line.
+The result is a fleet that needs a plan: its open epochs are aborted, and the first leader recovers it from its line.
 
-*The same files everywhere.* The new state follows from backup and store alone, so replicas restored one by one are equal. If
-the store changed between (a replica was started too early), they are not, and Raft compares entries by index and
-term only. So the dump's term holds a digest of the state: replicas that differ contradict each other, and end (H3).
+*Replicas are equal.* The new state follows from backup and store alone, so replicas restored one by one are equal. If the store changed in
+between (a replica was started too early), they differ, but Raft compares entries by index and term only. So the dump's term holds a digest of
+the state: replicas that differ contradict each other, and end (H3).
 
 The dump is written before the journal: a replica that finds a dump and no journal refuses to start.
 
-Not restored: ids of agents that were created and left after the backup, which may be used again; and hosts that joined after
-it and are neither in a manifest nor in the name of a host log, which begin with start 1.
+Not restored: ids of agents that were created and left after the backup, which may be reused; and hosts that joined after the backup and are
+in no manifest and no name of a host log, which begin with start 1.
 """
 
 import functools
@@ -67,28 +66,27 @@ from snapline.storage.store.record import canonical, seal, unseal
 from snapline.storage.store.store import Store
 
 STEP = 1_000_000
-"""Distance of new plans, epochs and host starts above all that was seen: more than anything reaches between two backups,
-and still readable."""
+"""Distance of new plans, epochs and host starts above all numbers seen: more than are used between two backups, and still readable."""
 
 ORDINALS_STEP = 4096
-"""Vectors are as long as the largest ordinal, and end at 65,536: the step is as small as it may be."""
+"""Distance of new ordinals. It is small because vectors are as long as the largest ordinal, at most 65,536."""
 
 TERM = 1_000_000
-"""The new term lies above: no replica of before, that somebody forgot to stop, wins an election."""
+"""Lower bound of the new term, so that no old replica that still runs wins an election."""
 
 REASON = "the coordinator was restored from a backup"
 
 _KIND = b"BKUP"
 _NO_OP = b"\x01"
-"""The library's entry that does nothing. Those that a dump replaces are never applied."""
+"""PySyncObj's no-op entry. Entries that a dump replaces are never applied."""
 
 
 class Backup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Content of a backup file, in MessagePack within a record of kind `BKUP` (storage/store/record.py).
 
     Attributes:
-        cluster: the store's id, and the name of the Raft cluster.
-        image: of the replicated state, as `FleetState.freeze` gave it.
+        cluster: the store's id, which is also the name of the Raft cluster.
+        image: the replicated state as encoded by `FleetState.freeze`.
     """
 
     cluster: str
@@ -99,9 +97,9 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
     """Result of restoring a backup.
 
     Attributes:
-        state: the image, valid, every number above what was seen.
+        state: the new image, with every number above those seen.
         adopted: epochs that the backup did not know.
-        skipped: epochs of the store that cannot be used, with the reason.
+        skipped: unusable epoch of the store → reason.
     """
 
     state: bytes
@@ -132,7 +130,7 @@ def write_backup(path: Path, image: bytes, cluster: str) -> Backup:
     """Write a new file, durable when this returns.
 
     Raises:
-        LogError: the image is none of this release.
+        LogError: this release cannot read the image.
         OSError: the disk refused.
     """
     FleetState.restore(image)
@@ -142,10 +140,10 @@ def write_backup(path: Path, image: bytes, cluster: str) -> Backup:
 
 
 def read_backup(path: Path) -> Backup:
-    """Read what `write_backup` wrote.
+    """Read a file of `write_backup`.
 
     Raises:
-        DamagedDataError: it is no backup, or a single bit differs.
+        DamagedDataError: the file is no backup, or is damaged.
         StoreError: a later version wrote it.
         NotFoundError: there is no such file.
     """
@@ -163,7 +161,7 @@ def read_backup(path: Path) -> Backup:
 
 
 def describe_backup(backup: Backup) -> dict[str, object]:
-    """Describe a backup for people."""
+    """Describe a backup for display."""
     state = FleetState.restore(backup.image)
     return {
         "cluster": backup.cluster,
@@ -177,14 +175,14 @@ def describe_backup(backup: Backup) -> dict[str, object]:
     }
 
 
-# ---- a replica from it ----------------------------------------------------------------------------------------------
+# ---- a new replica -------------------------------------------------------------------------------------------------
 
 
 def restore(path: Path, data_dir: Path, *, store: str, node: str) -> dict[str, object]:
-    """Make the files of replica `node` in `data_dir`, and return what was made, for people.
+    """Make the files of replica `node` in `data_dir`; return a description for display.
 
     Raises:
-        UsageError: `data_dir` is in use, the backup is another store's, or there is nothing to go back to.
+        UsageError: `data_dir` is in use, the backup belongs to another store, or there is no usable epoch.
         DamagedDataError, LogError: the backup cannot be read.
         ExternalFailureError: the disk refused; remove `data_dir` and try again.
     """
@@ -215,12 +213,12 @@ def restore(path: Path, data_dir: Path, *, store: str, node: str) -> dict[str, o
 
 
 def write_replica(folder: Path, state: bytes, *, cluster: str, node: str, marks: LogMarks) -> None:
-    """Write a dump of `state`, and the journal that goes with it, into an empty folder; durable when this returns.
+    """Write a dump of `state` and its journal into an empty folder; durable when this returns.
 
-    The log is marked as the replica's: an older one may not return.
+    The log is marked in the store as the replica's newest, so an older log is rejected.
 
     Raises:
-        ExternalFailureError, OSError: the disk refused. The folder is of no use then.
+        ExternalFailureError, OSError: the disk refused. The folder is useless then.
     """
     make_folder(folder)
     term = TERM + int.from_bytes(_digest_of(state)) % TERM
@@ -256,10 +254,10 @@ def _digest_of(state: bytes) -> bytes:
 
 
 def restored_state(image: bytes, store: Store) -> Restored:
-    """The state with which new replicas begin; the same for the same image and store.
+    """Return the state with which new replicas begin; it depends on image and store alone.
 
     Raises:
-        UsageError: the fleet had not begun, or the store has no epoch left that the fleet could go back to.
+        UsageError: the fleet had not begun, or the store has no epoch that the fleet could return to.
         LogError: the image cannot be read.
         StoreError: the store cannot be read just now.
     """
@@ -267,15 +265,15 @@ def restored_state(image: bytes, store: Store) -> Restored:
     if state.plan is None:
         raise UsageError("the fleet had not begun when this backup was taken: start it anew, with an empty --store")
     _abort_open_epochs(state.image)
-    state.image.tokens = {}  # one that was revoked since the backup would be good again
-    found, skipped = _read_newer(state.image, store)
+    state.image.tokens = {}  # tokens revoked since the backup would be valid again
+    newer, skipped = _read_newer(state.image, store)
     _check_known(state, store)
-    state, adopted = _with_newer(state, found, skipped)
+    state, adopted = _with_newer(state, newer, skipped)
     is_line_lost = not state.newest_complete() and bool(state.image.completed or skipped)
     if is_line_lost and not state.image.outcome:
         reasons = "".join(f"; epoch {epoch}: {reason}" for epoch, reason in skipped.items())
         raise UsageError(f"the store {store.location} has no snapshot that the fleet could go back to{reasons}")
-    _raise_numbers(state, _Seen(state, store, found))
+    _raise_numbers(state, _Seen(state, store, newer))
     if not state.image.outcome:
         state.image.need = PlanNeed(REASON, [], state.image.now_ns)
     state.validate()
@@ -291,12 +289,12 @@ def _abort_open_epochs(image: FleetImage) -> None:
 
 
 def _read_newer(image: FleetImage, store: Store) -> tuple[list[_Epoch], dict[int, str]]:
-    """Return this fleet's epochs that the backup does not know, ascending; and why others are skipped."""
-    found: list[_Epoch] = []
+    """Return the epochs that the backup does not know, ascending, and the reasons why others are skipped."""
+    newer: list[_Epoch] = []
     skipped: dict[int, str] = {}
-    known = max(image.epochs, default=0)
+    newest_known = max(image.epochs, default=0)
     for epoch in store.epochs():
-        if epoch <= known:
+        if epoch <= newest_known:
             continue
         try:
             root = store.judged(functools.partial(store.read_ref, epoch))
@@ -306,12 +304,12 @@ def _read_newer(image: FleetImage, store: Store) -> tuple[list[_Epoch], dict[int
             continue
         if manifest.metadata.config_hash != image.definition_digest.hex():
             raise UsageError(f"epoch {epoch} of the store is another fleet's: give the --store that the backup is of")
-        found.append(_Epoch(root, manifest))
-    return found, skipped
+        newer.append(_Epoch(root, manifest))
+    return newer, skipped
 
 
 def _check_known(state: FleetState, store: Store) -> None:
-    """Epochs of the backup that are no line any more: retention has deleted them since, or they are damaged."""
+    """Drop epochs of the backup that retention has deleted since, and condemn damaged ones."""
     image, published = state.image, dict.fromkeys(store.epochs())
     for epoch in state.complete_epochs():
         record = image.epochs[epoch]
@@ -320,7 +318,7 @@ def _check_known(state: FleetState, store: Store) -> None:
         except DamagedDataError:
             if epoch in published:
                 record.status = CONDEMNED
-                path = manifest_path(record.root)  # and no more of the error: every replica must find the same words
+                path = manifest_path(record.root)  # without the error's text: every replica must write the same
                 image.condemned.append(CondemnedRecord(epoch, state.plan_number, path, "it was damaged at the restore"))
             else:
                 del image.epochs[epoch]
@@ -328,7 +326,7 @@ def _check_known(state: FleetState, store: Store) -> None:
 
 
 def _read_epoch(store: Store, root: str, epoch: int) -> Manifest:
-    """The manifest, once its packs are found to be there. DamagedDataError: they are not as written."""
+    """Return the manifest after checking that its packs exist. DamagedDataError: they are damaged or missing."""
     manifest = store.read_manifest(root, epoch=epoch)
     for pack in manifest.packs:
         store.read_pack_index(pack)
@@ -338,7 +336,7 @@ def _read_epoch(store: Store, root: str, epoch: int) -> Manifest:
 def _with_newer(
     state: FleetState, found: Sequence[_Epoch], skipped: dict[int, str]
 ) -> tuple[FleetState, tuple[int, ...]]:
-    """`state` with as many of the newest epochs as have one history."""
+    """Return `state` with as many of the newest epochs as form one history, and their numbers."""
     image = state.freeze()
     for first in range(len(found) + 1):
         tried = FleetState.restore(image)
@@ -353,20 +351,20 @@ def _with_newer(
 
 
 def _adopt(state: FleetState, epoch: _Epoch) -> None:
-    """Take in an epoch newer than all that the state knows, with the agents that came and went before it."""
+    """Add an epoch newer than all that the state knows, with the creations and removals of agents before it."""
     image, about, plan = state.image, epoch.manifest.metadata, state.plan
     assert plan is not None, "a fleet that has begun"
     before = state.newest_complete()
-    named = {line.agent: line for line in epoch.manifest.agents}
+    lines = {line.agent: line for line in epoch.manifest.agents}
     for agent, record in image.agents.items():
-        line = named.get(agent)
+        line = lines.get(agent)
         if line is not None and line.is_unborn:
             record.born_epoch = max(record.born_epoch, epoch.number)  # as if created while it was open
         elif line is not None:
             _keep(agent, record, epoch.number, before)
         elif record.left_epoch is None and record.born_epoch < epoch.number:
             record.left_epoch, record.left_plan = max(before, record.born_epoch), plan.number
-    for agent, line in named.items():
+    for agent, line in lines.items():
         if agent not in image.agents:
             if is_autonomous(image.protocol) or agent in image.gone:
                 raise _ContradictionError(f"agent {agent} of epoch {epoch.number} was created after the backup")
@@ -383,7 +381,7 @@ def _adopt(state: FleetState, epoch: _Epoch) -> None:
         status=COMPLETE,
         root=epoch.root,
         ended_ns=_time_ns(about.created),
-        unborn=[agent for agent, line in named.items() if line.is_unborn],
+        unborn=[agent for agent, line in lines.items() if line.is_unborn],
         channel_state_messages=about.channel_state_messages,
     )
     image.begun = max(image.begun, epoch.number)
@@ -393,7 +391,7 @@ def _adopt(state: FleetState, epoch: _Epoch) -> None:
 
 
 def _keep(agent: str, record: AgentRecord, epoch: int, before: int) -> None:
-    """`agent` is a member of `epoch`, the next complete one after `before`."""
+    """Record that `agent` is a member of `epoch`, the next complete one after `before`."""
     if record.born_epoch >= epoch:
         raise _ContradictionError(f"agent {agent} was created after epoch {epoch} had begun, and is a member of it")
     if record.left_epoch is not None and record.left_epoch < epoch:
@@ -403,11 +401,11 @@ def _keep(agent: str, record: AgentRecord, epoch: int, before: int) -> None:
 
 
 class _Seen:
-    """The largest numbers that the backup and the store know of.
+    """Largest numbers in the backup and the store.
 
     Attributes:
-        epoch, plan: see there.
-        starts: host → start.
+        epoch, plan: largest epoch and plan.
+        starts: host → largest start.
     """
 
     def __init__(self, state: FleetState, store: Store, found: Iterable[_Epoch]) -> None:
@@ -432,7 +430,7 @@ class _Seen:
 
 
 def _raise_numbers(state: FleetState, seen: _Seen) -> None:
-    """Go on far above what was seen. Plans of the history move with the current one: their numbers have no gaps."""
+    """Raise all numbers far above those seen. The plans of the history move with the current one, so their numbers have no gaps."""
     image, plan = state.image, state.plan
     assert plan is not None, "a fleet that has begun"
     offset = seen.plan + STEP - plan.number
@@ -444,10 +442,10 @@ def _raise_numbers(state: FleetState, seen: _Seen) -> None:
     for condemned in image.condemned:
         condemned.plan += offset
     for host, start in sorted(seen.starts.items()):
-        known = image.hosts.setdefault(host, HostRecord(0, "", "", LOST))
-        known.start = start + STEP
-        if known.state == LEFT and host in plan.hosts:
-            known.state = LOST
+        host_record = image.hosts.setdefault(host, HostRecord(0, "", "", LOST))
+        host_record.start = start + STEP
+        if host_record.state == LEFT and host in plan.hosts:
+            host_record.state = LOST
     image.forgotten_start += STEP
     for _, agent in state.living_agents():
         agent.incarnation = plan.number
@@ -455,11 +453,11 @@ def _raise_numbers(state: FleetState, seen: _Seen) -> None:
             agent.host = plan.hosts[0]
     image.next_ordinal += ORDINALS_STEP
     image.begun = seen.epoch + STEP
-    image.aborted = image.begun - image.completed  # what became of them is not known: they never were
+    image.aborted = image.begun - image.completed  # epochs with unknown outcome count as aborted
 
 
 def _time_ns(written: str) -> int:
-    """Return a time that is only shown. In UTC whatever the machine's zone: the state must not depend on where it is made."""
+    """Parse a time for display. A time without zone is UTC, because the state must not depend on the machine's time zone."""
     try:
         moment = datetime.fromisoformat(written)
     except ValueError:

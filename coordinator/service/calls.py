@@ -1,4 +1,4 @@
-"""Common parts of all calls to the coordinator: errors become statuses, and a caller of the wrong replica learns who leads."""
+"""Common parts of all calls to the coordinator: errors become gRPC statuses, and callers of a non-leader learn the leader."""
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,7 +21,7 @@ from snapline.security.rpc_authorization import ERROR_KEY, Context
 
 
 class LeaderHint:
-    """Leader as this replica knows it."""
+    """The current leader, as far as this replica knows."""
 
     def __init__(self, leadership: Leadership, replica: Replica, members: Mapping[str, str]) -> None:
         self._leadership = leadership
@@ -36,7 +36,7 @@ class LeaderHint:
         return "no replica leads the coordinator just now"
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Trailing metadata of a call that it does not answer: whom to ask instead, if that is known."""
+        """Return the trailing metadata of a call that this replica does not answer: the leader's address, if known."""
         leader = self._leadership.leader
         is_other = leader in self._members and not self._replica.driver.standing.is_leader
         address = self._members[leader] if is_other else ""
@@ -56,7 +56,7 @@ ReplyT = TypeVar("ReplyT")
 
 
 def status_of(error: SnaplineError) -> grpc.StatusCode:
-    """The gRPC status that says most about `error`."""
+    """Return the gRPC status for `error`."""
     match error:
         case NotFoundError():
             return grpc.StatusCode.NOT_FOUND
@@ -75,7 +75,7 @@ def status_of(error: SnaplineError) -> grpc.StatusCode:
 def translated(
     call: Callable[[ServicerT, RequestT, Context], Awaitable[ReplyT]],
 ) -> Callable[[ServicerT, RequestT, Context], Awaitable[ReplyT]]:
-    """Decorate a call: its errors are sent to the caller in their own words."""
+    """Decorate a call so that its errors are sent to the caller with their own text."""
 
     @functools.wraps(call)
     async def wrapper(self: ServicerT, request: RequestT, context: Context) -> ReplyT:
@@ -83,8 +83,8 @@ def translated(
             return await call(self, request, context)
         except SnaplineError as error:
             is_elsewhere = isinstance(error, CoordinatorUnavailableError)
-            told = self.who_leads.metadata() if is_elsewhere else ((ERROR_KEY, type(error).__name__),)
-            context.set_trailing_metadata(told)
+            metadata = self.who_leads.metadata() if is_elsewhere else ((ERROR_KEY, type(error).__name__),)
+            context.set_trailing_metadata(metadata)
             await context.abort(status_of(error), str(error))
             raise AssertionError("abort raises") from error
 

@@ -1,7 +1,7 @@
 """Documents about snapshots for tools, made from a store alone.
 
-The coordinator serves them, and the command line makes them from a store at rest; so no class of the fleet is loaded.
-States and messages are decoded generically; a caller that can do better passes its own `describe_…`.
+The coordinator serves them, and the command line makes them from a store without a coordinator, so no class of the fleet is loaded.
+States and messages are decoded generically; a caller with the classes may pass its own `describe_…`.
 """
 
 import time
@@ -32,22 +32,22 @@ DescribePayload = Callable[[bytes], object]
 
 
 def list_snapshots(store: Store, catalog: Path | None = None) -> SnapshotList:
-    """All snapshots, oldest first. `catalog`: a file that remembers what manifests say."""
+    """List all snapshots, oldest first. `catalog`: a file that caches the manifests' content."""
     holds = Holds(store, now_s=time.time)
     summaries, pins, fork = tuple(read_summaries(store, catalog)), tuple(holds.pinned()), forked_from(store)
     try:
         tags = {tag.name: tag.epoch for tag in holds.tags()}
-    except DamagedDataError as error:  # pins are told by their names, so damage hits tags alone
+    except DamagedDataError as error:  # pins are recognised by their names, so only tags can be damaged
         return SnapshotList(store.location, summaries, pins, {}, str(error), fork)
     return SnapshotList(store.location, summaries, pins, tags, fork=fork)
 
 
 def forked_from(store: Store) -> ForkedFrom | None:
     """Return the origin of the store's fleet; None if it was not forked. DamagedDataError, StoreError."""
-    found = store.fork_record()
-    if found is None:
+    record = store.fork_record()
+    if record is None:
         return None
-    return ForkedFrom(found.name, found.parent, found.parent_name, found.epoch, found.is_live)
+    return ForkedFrom(record.name, record.parent, record.parent_name, record.epoch, record.is_live)
 
 
 def show_document(
@@ -61,12 +61,12 @@ def show_document(
 ) -> Rows:
     """Show one snapshot: every agent's state and every channel's in-transit messages, or those of one agent.
 
-    For one agent, large arrays and histories are expanded; for all of them, described. `contents_bytes_max`: of states and messages
-    together, as JSON; one without room there is shown by its size, and not decoded. None: all are shown, however large.
+    For one agent, large arrays and histories are expanded; for all of them, described. `contents_bytes_max`:
+    limit of all states and messages together, as JSON; values beyond it are shown by their size. None: no limit.
 
     Raises:
         NotFoundError: no such snapshot or agent.
-        DamagedDataError: something in it is not what was written.
+        DamagedDataError: a file of the snapshot is damaged.
     """
     epoch = store.resolve(snapshot)
     root = store.read_ref(epoch)
@@ -76,7 +76,7 @@ def show_document(
     describe = room.payload(describe_message or decode_payload)
     read_parts = store.part_reader(manifest).read if agent else None
     agents, channels = list[Mapping[str, object]](), list[Mapping[str, object]]()
-    for checkpoint in store.read_checkpoints(manifest, [agent] if agent else None):  # not all at once in memory
+    for checkpoint in store.read_checkpoints(manifest, [agent] if agent else None):  # one at a time in memory
         state = room.state(checkpoint, read_parts, describe_state or decode_state)
         agents.append(_agent(checkpoint, hosts[checkpoint.agent], state, describe))
         channels += _channels(checkpoint, describe)
@@ -91,7 +91,7 @@ def show_document(
 
 
 class _Room:
-    """Space left in a document for states and messages; None: no limit."""
+    """Space left in a document for states and messages."""
 
     def __init__(self, bytes_max: int | None) -> None:
         self._left = bytes_max
@@ -106,11 +106,11 @@ class _Room:
         if self._left is None:
             return describe()
         if size_bytes <= self._left:
-            told = describe()
-            size_json = len(msgspec.json.encode(told))
+            described = describe()
+            size_json = len(msgspec.json.encode(described))
             if size_json <= self._left:
                 self._left -= size_json
-                return told
+                return described
         return f"<{size_bytes} bytes, too large beside the others: `snapline snapshot show --store` reads them>"
 
 
@@ -121,7 +121,7 @@ def verify(store: Store, snapshot: str | None = None) -> StoreVerification:
 
 
 def verification(location: str, epoch: int | None, found: Verification) -> StoreVerification:
-    """A verification's outcome."""
+    """Return the document of a verification."""
     return StoreVerification(
         store=location,
         epoch=epoch,
@@ -134,10 +134,10 @@ def verification(location: str, epoch: int | None, found: Verification) -> Store
 
 
 def decode_state(checkpoint: AgentCheckpoint, read_parts: ReadParts | None = None) -> object:
-    """The state as plain values, without its class. Without `read_parts` what is not in its record is not expanded.
+    """Return the state as plain values, without its class. Without `read_parts`, parts outside its record are not expanded.
 
     Raises:
-        DamagedDataError: a part is not what was written.
+        DamagedDataError: a part is damaged.
     """
     if not checkpoint.state:
         return None
@@ -149,7 +149,7 @@ def decode_state(checkpoint: AgentCheckpoint, read_parts: ReadParts | None = Non
 
 
 def decode_payload(payload: bytes) -> object:
-    """A message without its class: its type's name and its fields, in JSON's values."""
+    """Return a message without its class: its type's name and its fields, as JSON values."""
     return describe_payload(payload, _decode)
 
 
@@ -158,7 +158,7 @@ def _decode(data: bytes) -> object:
 
 
 def _jsonable(value: Any) -> object:
-    """`value` with keys that are text and without bytes: what MessagePack allows and JSON does not."""
+    """Return `value` as JSON allows it: keys become text, bytes a description."""
     match value:
         case dict():
             return {key if isinstance(key, str) else str(key): _jsonable(x) for key, x in value.items()}
@@ -225,7 +225,7 @@ def _agent(checkpoint: AgentCheckpoint, host: str, state: object, describe: Desc
 
 
 def _durable(checkpoint: AgentCheckpoint, describe: DescribePayload) -> Mapping[str, object] | None:
-    """A durable turn in its middle; the state is the one that it began with."""
+    """Describe a running durable turn; the checkpoint's state is the one before the turn."""
     turn = checkpoint.turn
     if turn is None:
         return None
@@ -239,7 +239,7 @@ def _durable(checkpoint: AgentCheckpoint, describe: DescribePayload) -> Mapping[
 
 
 def _channels(checkpoint: AgentCheckpoint, describe: DescribePayload) -> list[Mapping[str, object]]:
-    """The channels into it that have something in transit, each with its messages in order."""
+    """Describe the agent's incoming channels that have messages in transit."""
     return [
         {
             "sender": sender,

@@ -1,4 +1,4 @@
-"""Ends of epochs, for `snapline snapshot history`: from the replicated state, so that they outlive every coordinator."""
+"""Ends of epochs, for `snapline snapshot history`; from the replicated state, so they survive a change of leader."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ NS, DIGITS = 1e9, 6
 
 
 def epoch_history(state: FleetView, stored: Sequence[int] | None = None) -> Rows:
-    """The newest epochs that have ended, oldest first. A figure that nobody reported is null; `stored`: all epochs that the store has now."""
+    """Return the newest ended epochs, oldest first. Figures without a report are null. `stored`: all epochs in the store now."""
     image = state.image
     rows = [_row(end, state) for end in image.ends]
     return document("EpochHistory", fleet=image.name, protocol=image.protocol, epochs=rows, stored=stored)
@@ -37,7 +37,7 @@ def _row(end: EpochEnd, state: FleetView) -> Rows:
 
 
 def _status(end: EpochEnd, state: FleetView) -> str:
-    """ "complete", "condemned" or "void" as long as it is kept, then "forgotten"; "aborted"."""
+    """Return "aborted"; or "complete", "condemned" or "void" while the epoch is kept, then "forgotten"."""
     if not end.is_complete:
         return "aborted"
     record = state.image.epochs.get(end.epoch)

@@ -27,8 +27,8 @@ from snapline.messages.status import ForkedFrom
 def coordinated_line(state: FleetView, failed: Iterable[str]) -> CoordinatedLine:
     """Return the recovery line if `failed` (agents, or `host:h1`; empty: all) failed now.
 
-    Coordinated checkpoints have one answer for all failures: the last complete epoch, for every agent. It is the recovery
-    line among complete cuts (G5); epoch 0 is the initial states.
+    With coordinated checkpoints the answer is the same for all failures: the last complete epoch for every agent. It is the
+    recovery line among complete cuts (G5); epoch 0 is the initial states.
 
     Raises:
         NotFoundError: no such agent or host.
@@ -77,14 +77,14 @@ def _agents(found: FoundLine, names: Iterable[str]) -> tuple[AgentOnLine, ...]:
 
 
 def coordinated_lines(state: FleetView) -> CoordinatedLines:
-    """The same where one epoch answers for all failures: everybody goes back to it."""
+    """Return the cost of each single failure with coordinated checkpoints: all agents go back to one epoch."""
     epoch = state.newest_complete()
     failures = tuple([name for name, _ in single_failures(state)])
     return CoordinatedLines(epoch, failures, tuple(sorted(state.members_of(epoch))))
 
 
 def single_failures(state: FleetView) -> list[tuple[str, tuple[str, ...]]]:
-    """List every single agent, then every host with agents, as `host:h1`, and who fails with it."""
+    """List every single agent, then every host with agents as `host:h1`, each with the agents that fail."""
     living = sorted((agent, record.host) for agent, record in state.living_agents())
     hosts: dict[str, list[str]] = {}
     for agent, host in living:
@@ -94,22 +94,22 @@ def single_failures(state: FleetView) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def failed_agents(state: FleetView, failed: list[str]) -> list[str]:
-    """The agents that `failed` names, sorted; all if it names nobody. NotFoundError: no such agent or host."""
+    """Return the agents that `failed` names, sorted; all if it is empty. NotFoundError: no such agent or host."""
     living = {agent: record.host for agent, record in state.living_agents()}
     if not failed:
         return sorted(living)
-    found: dict[str, None] = {}
+    agents: dict[str, None] = {}
     for name in failed:
         if name.startswith(HOST_PREFIX):
             host = name.removeprefix(HOST_PREFIX)
             if host not in state.image.hosts:
                 raise NotFoundError(f"no host {host!r} in this fleet: `snapline status` lists its hosts")
-            found.update(dict.fromkeys(agent for agent, place in living.items() if place == host))
+            agents.update(dict.fromkeys(agent for agent, place in living.items() if place == host))
         elif name in living:
-            found[name] = None
+            agents[name] = None
         else:
             raise NotFoundError(f"no agent {name!r} in this fleet: `snapline snapshot show` lists the agents")
-    return sorted(found)
+    return sorted(agents)
 
 
 def located(state: FleetView, agents: Iterable[str]) -> LocateReply:
@@ -156,7 +156,7 @@ def forked_from(state: FleetView) -> ForkedFrom | None:
 
 
 def history(state: FleetView) -> RecoveryHistoryReply:
-    """The recoveries so far, oldest first; the fleet's start is no recovery."""
+    """Return the recoveries so far, oldest first, without the fleet's start."""
     return RecoveryHistoryReply(
         recoveries=tuple([_recovery(plan) for plan in state.image.plans if plan.number > state.start_plan]),
         condemned_epochs=tuple([CondemnedEpoch(x.epoch, x.path, x.reason) for x in state.image.condemned]),
@@ -187,6 +187,6 @@ def _recovery(plan: PlanRecord) -> PastRecovery:
 
 
 def utc(now_ns: int) -> str:
-    """A wall-clock time as RFC 3339 in UTC, with milliseconds."""
+    """Format a wall-clock time as RFC 3339 in UTC, with milliseconds."""
     moment = datetime.fromtimestamp(now_ns / 1e9, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,12 +1,12 @@
-"""Epochs and recoveries as spans, made of what is committed about them; the replica that leads exports them, when they are over.
+"""OpenTelemetry spans of epochs and recoveries, made from committed operations; the leader exports them when they are over.
 
     checkpoint (epoch, trigger, protocol)         recovery (plan, reason, line)  → link to the checkpoint that it restores
-      host.checkpoint, one of each host             recovery.plan    from the suspicion until the plan was committed
-        agent.checkpoint, the last one there        recovery.load    until all hosts had applied it
-      checkpoint.commit                               host.recovery, one of each host
+      host.checkpoint, one per host                 recovery.plan    from the suspicion until the plan was committed
+        agent.checkpoint, its last agent            recovery.load    until all hosts had applied it
+      checkpoint.commit                               host.recovery, one per host
 
-Hosts export their own part. A leader that took an epoch over exports it whole: its times are committed. One that dies between a decision and its
-export leaves the parts of the hosts below a span that nobody exported.
+Hosts export their own spans. A leader that took over an epoch exports the whole span, since its times are committed. A leader that dies between
+a decision and its export leaves the hosts' spans without a parent.
 """
 
 from opentelemetry import trace
@@ -32,13 +32,13 @@ class FleetSpans:
         self._told_plan = 0
 
     def begin(self) -> None:
-        """Begin to lead: what is over already was exported by others."""
+        """Begin to lead. Earlier leaders have exported what is over already."""
         self._told = {end.epoch for end in self._state.image.ends}
         plan = self._state.plan
         self._told_plan = plan.number if plan is not None and plan.done_ns else self._told_plan
 
     def decided(self, kind: op.Kind, outcome: ProposalOutcome) -> None:
-        """A proposal has ended; the state has applied it."""
+        """Export spans after a proposal has ended and the state has applied it."""
         if not isinstance(outcome, Committed) or outcome.result.is_refused:
             return
         if isinstance(kind, op.CompleteEpoch | op.AbortEpoch | op.CommitPlan | op.Restore):
@@ -49,7 +49,7 @@ class FleetSpans:
     # ---- epochs -----------------------------------------------------------------------------------------------------
 
     def _tell_epochs(self) -> None:
-        """Export all newly ended epochs, also those that a plan ended."""
+        """Export all newly ended epochs, including those aborted by a plan."""
         ends = self._state.image.ends
         for end in ends:
             if end.epoch not in self._told:
@@ -91,7 +91,7 @@ class FleetSpans:
     # ---- recoveries -------------------------------------------------------------------------------------------------
 
     def _tell_plan(self) -> None:
-        """The current one, once, when all hosts have applied it; the fleet's start is none."""
+        """Export the current plan once, when all hosts have applied it; the fleet's start is no recovery."""
         plan = self._state.plan
         if plan is None or not plan.done_ns or plan.number <= max(self._state.start_plan, self._told_plan):
             return

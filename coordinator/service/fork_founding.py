@@ -1,16 +1,17 @@
-"""The log of a fork's coordinator: it begins with what the store says, instead of with nothing.
+"""Initial log of a fork's coordinator, made from the fork's store.
 
 The problem. A fork is a store with one snapshot and a record (`storage/transfer/forking.py`); no coordinator has run on it. Its first
 plan must start from that snapshot, with the agents of the snapshot, under numbers above those of the parent.
 
-What is done. A replica that has no log and never had one (the store has no mark of it) makes one before it takes part: the state that
-follows from record and manifest alone, as after a backup (`backup.py`). So all replicas make the same one, whenever they come. The fleet
-is not defined in it yet: the first host says what it is, and must say what the fork was made for. Who had a log and lost it learns, as in any fleet.
+The solution. A replica that never had a log (the store has no mark of it) makes one before it takes part. Its state follows from record and
+manifest alone, as after a restore from a backup (`backup.py`), so all replicas make the same log at any time. The fleet is not defined in
+it yet: the first host defines it, and must have the definition for which the fork was made. A replica that had a log and lost it becomes a
+learner, as in any fleet.
 
-It is made next to the folder's files and moved there, the journal last: a journal makes a log. What a crash leaves is made again.
+The log is made in a scratch folder and moved, the journal last, because the journal marks a valid log. After a crash it is made again.
 
-A replica that comes for the first time when the snapshot is deleted already makes nothing: by then a majority has a log, and it
-gets what the others have.
+A replica that starts for the first time after the snapshot was deleted makes nothing: by then a majority has a log, and the replica
+receives theirs.
 """
 
 import shutil
@@ -33,7 +34,7 @@ SCRATCH_FOLDER = "founding"
 
 
 class _NoMarks:
-    """The replica marks its log itself, once it is in its place."""
+    """Log marks that do nothing: the replica marks its log itself once it is in place."""
 
     def log_marks(self) -> dict[str, list[LogMark]]:
         return {}
@@ -43,10 +44,10 @@ class _NoMarks:
 
 
 def found_fork(folder: Path, store: Store, *, node: str) -> bool:
-    """Make the log of replica `node` in its own folder if the store is that of a fork, and it never had one; return whether it did.
+    """Make the log of replica `node` in its folder if the store is a fork's and the replica never had a log; return whether it was made.
 
     Raises:
-        DamagedDataError: the record or the manifest is not what was written.
+        DamagedDataError: the record or the manifest is damaged.
         StoreError: the store cannot be read just now.
         ExternalFailureError: the folder cannot be written.
     """
@@ -79,7 +80,7 @@ def _write(folder: Path, state: bytes, *, cluster: str, node: str) -> None:
 
 
 def forked_state(record: ForkRecord, root: str, manifest: Manifest) -> FleetState:
-    """The state that a fork's coordinator begins with: forming, one complete epoch, and its agents.
+    """Return the initial state of a fork's coordinator: forming, one complete epoch, and its agents.
 
     Raises:
         DamagedDataError: record and manifest contradict each other.

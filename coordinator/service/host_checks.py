@@ -1,4 +1,4 @@
-"""Checks of what a tool says of hosts, before the leader is asked."""
+"""Checks of tools' requests about hosts, before the leader is asked."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,7 @@ Hosts = Mapping[str, HostRecord]
 
 
 def check_moves(hosts: Hosts, drained: Sequence[str], resumed: Sequence[str]) -> None:
-    """Agents may leave these hosts.
+    """Check that agents may leave these hosts.
 
     Raises:
         NotFoundError: there is no such host.
@@ -18,17 +18,17 @@ def check_moves(hosts: Hosts, drained: Sequence[str], resumed: Sequence[str]) ->
     """
     for host in (*drained, *resumed):
         _record_of(hosts, host)
-    left = [
+    remaining = [
         host
         for host, record in hosts.items()
         if record.state == ALIVE and host not in drained and (host in resumed or not record.is_drained)
     ]
-    if drained and not left:
+    if drained and not remaining:
         raise UsageError("no other host would be left for the agents: start one first")
 
 
 def check_end(hosts: Hosts, host: str, host_start: int = 0) -> None:
-    """Check that the host is alive, and not a later start than meant; 0: any.
+    """Check that the host is alive, with this start; 0: any start.
 
     Raises:
         NotFoundError, UsageError: there is no such host, or the check fails.
@@ -44,7 +44,7 @@ def check_forgetting(state: FleetView, host: str) -> None:
     """Check that the host's record is not needed.
 
     Raises:
-        NotFoundError, UsageError: there is none, or it is needed.
+        NotFoundError, UsageError: there is no such host, or its record is needed.
     """
     record = _record_of(state.image.hosts, host)
     if not state.may_forget(host):

@@ -1,4 +1,4 @@
-"""Messages of one host, read from the bytes of its stream: counted before they are parsed, put together where they came in parts."""
+"""Reader of one host's messages: counts entries before parsing, and joins messages that arrive in parts."""
 
 from snapline.channels.counts import check_counts
 from snapline.coordinator.state.fleet_records import AGENTS_MAX
@@ -7,21 +7,21 @@ from snapline.messages.host_messages import HostMessage, MessagePart
 from snapline.messages.wire import decode_host_message, host_messages
 
 UNCOUNTED_BYTES_MAX = 64 * 1024
-"""A message up to this is parsed uncounted: its shortest entries become a few MiB."""
+"""Largest message that is parsed without counting: even with the shortest entries it takes a few MiB of memory."""
 
 MESSAGE_BYTES_MAX, PARTS_MAX = 16 * 1024 * 1024, 64
-"""Limits of a message in parts; hosts make parts of a MiB."""
+"""Limits of a message in parts; hosts send parts of 1 MiB."""
 
 ENTRIES_MAX, NUMBERS_MAX = 4 * AGENTS_MAX, 4 * 1024 * 1024
-"""Limits of a larger one: a definition has an entry and two fields for each agent that a fleet may have, a report its name, and those of twice as
-many that are gone; numbers in the columns of 40 channels for each of them."""
+"""Limits of a larger message. A definition has an entry and two fields for each possible agent. A report has the names of all agents, of twice as
+many departed ones, and numbers in the columns of 40 channels for each agent."""
 
 
 def read_host_message(data: bytes) -> HostMessage:
-    """Return what a host said, in bytes.
+    """Decode a host's message.
 
     Raises:
-        ProtocolError: it is no message, or more than any host has to say.
+        ProtocolError: it is no message, or exceeds the limits.
     """
     if len(data) > UNCOUNTED_BYTES_MAX:
         check_counts(data, host_messages.descriptor, entries_max=ENTRIES_MAX, numbers_max=NUMBERS_MAX)
@@ -29,17 +29,17 @@ def read_host_message(data: bytes) -> HostMessage:
 
 
 class HostStream:
-    """Messages of one host, put together from the parts on its stream."""
+    """Joins the parts of one host's messages."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._size_bytes = 0
 
     def take(self, data: bytes) -> HostMessage | None:
-        """The next message; None if this was a part of one that goes on.
+        """Return the next message; None: more parts of it follow.
 
         Raises:
-            ProtocolError: as `read_host_message`, or it is larger than any message may be.
+            ProtocolError: as `read_host_message`, or the message is too large.
         """
         message = read_host_message(data)
         if not isinstance(message, MessagePart):

@@ -1,7 +1,7 @@
-"""Durations and sizes of epochs and recoveries, and agents' waits for them, as this process has seen them while it led.
+"""Durations and sizes of epochs and recoveries, and pauses of agents, as this process has seen them while it led.
 
-The replicated state says what was decided and when; a report says how much its host has written. Both pass the leader's adapter
-(`adapter.py`), which shows them here. Nothing is decided from it, and a new leader begins anew: counters of monitoring systems may.
+The replicated state has decisions and their times; hosts report how much they have written. The leader's adapter (`adapter.py`) passes both
+on to this module. Nothing is decided from them. A new leader begins at zero, which monitoring systems handle as a counter reset.
 """
 
 from collections import Counter
@@ -14,13 +14,19 @@ from snapline.messages.host_messages import CheckpointsStored, EpochReport, Host
 from snapline.telemetry.metrics import Distribution
 
 PACKS_KEPT = 4096
-"""Packs whose sizes are known, oldest first to go: those of the few epochs that are open. Hosts say twice what was not answered."""
+"""Number of packs whose sizes are kept, for the few open epochs; the oldest are dropped first. Hosts repeat unanswered reports."""
 
 NS = 1e9
 
 
 class ReportedPart(NamedTuple):
-    """Report about one pack. `epoch`: 0: of checkpoints that agents took on their own; `pause_ns`: the longest of one agent; `pauses_ns`: of all."""
+    """Report about one pack.
+
+    Attributes:
+        epoch: the epoch; 0: checkpoints that agents took on their own.
+        pause_ns: longest pause of one agent.
+        pauses_ns: total pauses of all agents.
+    """
 
     epoch: int
     size_bytes: int
@@ -33,13 +39,14 @@ class LeaderFigures:
     """Figures of all leaders of one process.
 
     Attributes:
-        durations_s: of complete epochs, from their begin to their decision.
-        plans_s: of recoveries, from the first suspicion until their plan was committed.
-        loads_s: of recoveries, from their plan until all hosts had applied it.
-        last: of the newest epoch that completed here: what it holds; None before there is one.
-        last_new_bytes: written for it.
-        last_pause_ns: longest wait of one agent for it. last_capture_ns: total wait of a host's agents, where it is longest.
-        reclaimed_files: deleted in the store; counted on the thread that deletes.
+        durations_s: durations of complete epochs, from begin to decision.
+        plans_s: durations of recoveries, from the first suspicion until the plan was committed.
+        loads_s: durations of recoveries, from the plan until all hosts had applied it.
+        last: the newest epoch that completed under this process; None before there is one.
+        last_new_bytes: bytes written for that epoch.
+        last_pause_ns: longest pause of one agent for that epoch.
+        last_capture_ns: largest total pause of one host's agents for that epoch.
+        reclaimed_files: number of files deleted in the store; counted on the thread that deletes.
     """
 
     def __init__(self, state: FleetView) -> None:
@@ -49,11 +56,11 @@ class LeaderFigures:
         self.last: op.CompleteEpoch | None = None
         self.last_new_bytes = self.last_pause_ns = self.last_capture_ns = self.reclaimed_files = 0
         self._packs: dict[str, ReportedPart] = {}
-        """Path → what it says, of what no complete epoch holds yet."""
+        """Path → report on a pack that no complete epoch holds yet."""
         self._plan_counted = 0
 
     def heard(self, message: HostMessage) -> None:
-        """A host has said something."""
+        """Take a host's message."""
         match message:
             case EpochReport():
                 self._keep(message, message.epoch)
@@ -72,17 +79,17 @@ class LeaderFigures:
             del self._packs[next(iter(self._packs))]
 
     def deleted(self, files: int) -> None:
-        """Count deleted files that nothing needed."""
+        """Count deleted files."""
         self.reclaimed_files += files
 
     def decided(self, kind: op.Kind, outcome: ProposalOutcome) -> None:
-        """A proposal has ended; the state has applied it."""
+        """Take the outcome of a proposal that the state has applied."""
         if not isinstance(outcome, Committed) or outcome.result.is_refused:
             return
         if isinstance(kind, op.CompleteEpoch):
             self._count_epoch(kind)
         elif isinstance(kind, op.AbortEpoch):
-            self._packs = {path: found for path, found in self._packs.items() if found.epoch != kind.epoch}
+            self._packs = {path: part for path, part in self._packs.items() if part.epoch != kind.epoch}
         elif isinstance(kind, op.ConfirmPlan | op.CommitPlan | op.Restore):
             self._count_plan()
 
@@ -91,17 +98,17 @@ class LeaderFigures:
         if record is None or record.status != COMPLETE:
             return
         self.durations_s.observe((record.ended_ns - record.begun_ns) / NS)
-        own = {path: found for path, found in self._packs.items() if found.epoch in (0, completed.epoch)}
-        waited: Counter[int] = Counter()
+        own = {path: report for path, report in self._packs.items() if report.epoch in (0, completed.epoch)}
+        pauses_ns_by_start: Counter[int] = Counter()
         for part in own.values():
-            waited[part.host_start] += part.pauses_ns
+            pauses_ns_by_start[part.host_start] += part.pauses_ns
         self.last, self.last_new_bytes = completed, sum([part.size_bytes for part in own.values()])
         self.last_pause_ns = max([part.pause_ns for part in own.values()], default=0)
-        self.last_capture_ns = max(waited.values(), default=0)
-        self._packs = {path: found for path, found in self._packs.items() if path not in own}
+        self.last_capture_ns = max(pauses_ns_by_start.values(), default=0)
+        self._packs = {path: report for path, report in self._packs.items() if path not in own}
 
     def _count_plan(self) -> None:
-        """The current one, once, when all hosts have applied it."""
+        """Count the current plan once, when all hosts have applied it."""
         plan = self._state.plan
         if plan is None or not plan.done_ns or plan.number <= max(self._state.start_plan, self._plan_counted):
             return

@@ -1,10 +1,9 @@
-"""Leadership of this replica: while it leads, a leader core runs here; otherwise hosts and tools learn who does.
+"""Leadership of this replica: while it leads, a leader core runs here; otherwise hosts and tools are referred to the leader.
 
-A leader begins with a state that holds everything acknowledged before it: it waits until an entry of its own is applied (a
-barrier), and only then looks. It ends when another replica is known to lead, or when this one has heard no majority for a
-while. In between two replicas may both believe that they lead. The older one can do no harm: what it proposes is
-committed by the newer one's log or not at all, and refused if it bases on what has changed; what it sends to hosts follows
-from committed operations, and directives are idempotent.
+A new leader must see everything acknowledged before it, so it waits until an entry of its own (a barrier) is applied. It ends when another
+replica leads, or when it has heard no majority for a while. In between, two replicas may both believe that they lead. The older one is
+harmless: its proposals are committed by the newer leader or not at all, and are refused if the state has changed. Its messages to hosts
+follow from committed operations, and directives are idempotent.
 """
 
 import asyncio
@@ -20,16 +19,16 @@ _log = logging.getLogger("snapline.coordinator")
 
 
 class Leadership:
-    """Follows this replica's standing.
+    """Runs a leader core while this replica leads.
 
     Attributes:
-        driver: of the leader core that runs here; None while this replica does not lead.
-        ended: set when the run is over; then `exit_code` or `failure` says how.
+        driver: driver of the leader core; None while this replica does not lead.
+        ended: set when the run is over; `exit_code` or `failure` says how.
         led: set once this replica has led.
     """
 
     def __init__(self, make: Callable[[], Driver]) -> None:
-        """`make` makes the driver of a new leader; it may raise what makes it impossible to lead."""
+        """`make` makes the driver of a new leader; it raises SnaplineError if this replica cannot lead."""
         self._make = make
         self._changed = asyncio.Event()
         self._standing = Standing()
@@ -41,7 +40,7 @@ class Leadership:
 
     @property
     def leader(self) -> str:
-        """Id of the replica that leads, as far as is known here; empty if nobody is."""
+        """Id of the leading replica, as far as known here; empty: none."""
         return self._standing.leader
 
     def on_standing(self, standing: Standing) -> None:
@@ -60,7 +59,7 @@ class Leadership:
         self.ended.set()
 
     async def run(self, raft: RaftDriver) -> None:
-        """Lead whenever this replica is to, until cancelled."""
+        """Lead whenever this replica is elected, until cancelled."""
         try:
             while True:
                 await self._changed.wait()

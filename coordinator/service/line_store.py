@@ -1,18 +1,18 @@
-"""Conversion of a recovery line to an epoch, and reading of the checkpoint facts that the coordinator needs from the store.
+"""Conversion of a recovery line into an epoch, and scans of the store's checkpoints.
 
-Agents that checkpoint on their own leave checkpoint packs: a state, the channel numbers, and all messages sent since the
-checkpoint before. A *line* names one checkpoint of each agent. It becomes an epoch when its channel states are known: on
+Agents that checkpoint on their own write checkpoint packs: a state, the channel numbers, and all messages sent since the
+previous checkpoint. A *line* names one checkpoint of each agent. It becomes an epoch when its channel states are known: on
 channel i→j the numbers `received_j + 1 … sent_i` (docs/protocols.md, sections 1 and 3). They were sent before the line, so
 each is either in the channel state of the base epoch (sent before the base) or in a log of i between base and line.
 
-What is checked, since a restart from this epoch must find exactly the messages in transit (G1, G2):
+Checks, because a restart from this epoch must find exactly the messages in transit (G1, G2):
 
 - no orphan: `received_j <= sent_i` on every channel;
-- no gap and nothing twice: the messages found bear exactly those numbers, in that order;
-- every pack is the one that was reported, every byte under its digest, every checkpoint the one that the line names (G11).
+- no gap and no duplicate: the messages found have exactly those numbers, in that order;
+- every pack is the reported one with matching digests, and every checkpoint is the one that the line names (G11).
 
-An agent that the line leaves out has been removed, which happens only after a complete epoch held all it ever sent as
-received (`ComposedLine.finished`). Nobody needs its numbers after that, and hosts drop them, each in its own time.
+An agent that is not on the line has been removed. That happens only after a complete epoch has received everything it sent
+(`ComposedLine.finished`). Its numbers are not needed after that, and each host drops them in its own time.
 """
 
 import logging
@@ -40,18 +40,18 @@ _log = logging.getLogger("snapline.coordinator")
 Messages = list[InTransitMessage]
 
 SHOWN_MAX = 8
-"""Numbers of messages named in an error."""
+"""Largest number of messages named in an error."""
 
 
 class ComposedLine(msgspec.Struct, frozen=True):
     """A line as the epoch it becomes.
 
     Attributes:
-        checkpoints: in the order of the command's agents.
-        channels: those on which something was sent between them.
-        reused: digests of the chunks that lie in the base epoch.
-        copied: path of a checkpoint pack -> digests of the chunks that are copied from there.
-        finished: agents that have stopped, and all that they ever sent is received in it.
+        checkpoints: one per agent, in the order of the command's agents.
+        channels: channels between these agents on which something was sent.
+        reused: digests of the chunks that are in the base epoch.
+        copied: path of a checkpoint pack → digests of the chunks that are copied from it.
+        finished: agents that have stopped, and whose messages are all received on the line.
     """
 
     checkpoints: list[AgentCheckpoint]
@@ -75,9 +75,9 @@ class _Member(msgspec.Struct):
     """Agent of the line as it was read.
 
     Attributes:
-        checkpoint: its own on the line; None: not created yet.
-        base: its own in the base epoch, without state where the line has another; None: not in there.
-        logs: receiver → what it sent after its checkpoint in the base and before the line, in order.
+        checkpoint: its checkpoint on the line; None: not created yet.
+        base: its checkpoint in the base epoch, without state if the line has another one; None: not in the base epoch.
+        logs: receiver → messages sent after the base checkpoint and before the line, in order.
     """
 
     checkpoint: AgentCheckpoint | None
@@ -85,15 +85,15 @@ class _Member(msgspec.Struct):
     logs: dict[str, Messages]
 
 
-# ---- a line becomes an epoch --------------------------------------------------------------------------------------
+# ---- line to epoch ------------------------------------------------------------------------------------------------
 
 
 def read_line(store: Store, command: MaterialiseLine) -> ComposedLine:
-    """Read base and packs, each once, and compose the epoch. The whole fleet's states are in memory then.
+    """Read base and packs, each once, and compose the epoch. This holds the whole fleet's states in memory.
 
     Raises:
-        DamagedDataError: a file is not what was written or reported; names it.
-        ProtocolError: it is no consistent cut, or messages are missing; names the channel.
+        DamagedDataError: a file is damaged, or is not the reported one; names it.
+        ProtocolError: the line is no consistent cut, or messages are missing; names the channel.
         StoreError: the store cannot be read just now.
     """
     base = dict(_read_base(store, command))
@@ -120,7 +120,7 @@ def read_line(store: Store, command: MaterialiseLine) -> ComposedLine:
 def _find_chunks(
     store: Store, command: MaterialiseLine, composed: list[AgentCheckpoint]
 ) -> tuple[list[bytes], dict[str, list[bytes]]]:
-    """Return the locations of the chunks of the line's states: in the base, or in the pack of their checkpoint."""
+    """Return the chunks of the line's states that are in the base, and those that are in packs of their checkpoints."""
     if not any(checkpoint.chunked for checkpoint in composed):
         return [], {}
     held: set[bytes] = set()
@@ -129,19 +129,19 @@ def _find_chunks(
         held = {chunk.digest for chunk in manifest.chunks}
     reused: dict[bytes, None] = {}
     copied: dict[str, list[bytes]] = {}
-    known: set[bytes] = set()
+    seen: set[bytes] = set()
     for agent, checkpoint in zip(command.agents, composed, strict=True):
         for digest in checkpoint.digests():
             if digest in held or not agent.paths:
                 reused[digest] = None
-            elif digest not in known:
-                known.add(digest)
+            elif digest not in seen:
+                seen.add(digest)
                 copied.setdefault(agent.paths[-1], []).append(digest)
     return list(reused), copied
 
 
 def write_line(store: Store, command: MaterialiseLine, line: ComposedLine) -> WriteManifest:
-    """Write the epoch's one pack, durable when this returns; return what its manifest must say."""
+    """Write the epoch's only pack, durable when this returns; return the command to write its manifest."""
     blobs = ((x.agent, encode_checkpoint(x)) for x in line.checkpoints)
     chunks = (chunk for path, digests in line.copied.items() for chunk in store.read_chunks(path, digests))
     needs = PackNeeds(command.base_epoch if line.reused else 0, line.reused)
@@ -210,35 +210,35 @@ def _read_members(store: Store, command: MaterialiseLine, base: Mapping[str, Age
 
 
 def _first_number(agent: LineAgent, base: AgentCheckpoint | None) -> int:
-    """The number of the agent's first checkpoint after the base; an error if the line cannot be meant."""
+    """Return the number of the agent's first checkpoint after the base. ProtocolError: the line does not fit the base."""
     first = agent.number - len(agent.paths) + 1
     if base is not None and not base.is_unborn:
-        is_right = agent.base_number == base.number and first == base.number + 1
-    else:  # One of the fleet's definition begins with number 0; one made later has no file of that number.
-        is_right = agent.base_number <= 0 and (first in (0, 1) if agent.paths else agent.number == 0)
-    if is_right:
+        fits = agent.base_number == base.number and first == base.number + 1
+    else:  # An initial agent begins with number 0; one created later has no file of that number.
+        fits = agent.base_number <= 0 and (first in (0, 1) if agent.paths else agent.number == 0)
+    if fits:
         return first
-    known = "no checkpoint" if base is None or base.is_unborn else f"checkpoint {base.number}"
+    base_checkpoint = "no checkpoint" if base is None or base.is_unborn else f"checkpoint {base.number}"
     raise ProtocolError(
         f"the line holds checkpoint {agent.number} of agent {agent.agent} in {len(agent.paths)} packs after number "
-        f"{agent.base_number}, and the base epoch holds {known}: that does not fit"
+        f"{agent.base_number}, and the base epoch holds {base_checkpoint}: that does not fit"
     )
 
 
 def _read_pack(
     store: Store, command: MaterialiseLine, path: str, wanted: Mapping[str, Collection[int]]
 ) -> Iterator[AgentCheckpoint]:
-    """Yield the checkpoints that the line needs of one pack; an agent may have several there."""
+    """Yield the checkpoints of one pack that the line needs; an agent may have several."""
     reported = command.packs.get(path)
     if reported is None:
         raise ProtocolError(f"the line names {path}, and nothing was reported of it")
     try:
-        found = store.read_checkpoint_pack(
+        checkpoints = store.read_checkpoint_pack(
             PackReference(reported.path, reported.size_bytes, reported.index_digest), wanted
         )
     except NotFoundError as error:
         raise damaged(path, f"it is not what was reported: {error}") from error
-    for checkpoint in found:
+    for checkpoint in checkpoints:
         if checkpoint.round not in (0, command.epoch):
             raise ProtocolError(
                 f"{path}: checkpoint {checkpoint.number} of agent {checkpoint.agent} belongs to round {checkpoint.round}"
@@ -250,7 +250,7 @@ class _Incoming:
     """Messages sent to each agent of a line, by receiver and sender.
 
     Attributes:
-        channels: those on which something was sent between agents of the line, sorted.
+        channels: channels between agents of the line on which something was sent, sorted.
     """
 
     def __init__(self, members: Mapping[str, _Member]) -> None:
@@ -263,7 +263,7 @@ class _Incoming:
     def _add(self, sender: str, member: _Member) -> None:
         checkpoint = member.checkpoint
         for receiver, number in sorted(checkpoint.sent.items()) if checkpoint is not None else ():
-            if receiver in self._sent and number:  # What was sent to agents that are gone is dead letters.
+            if receiver in self._sent and number:  # Messages to departed agents are dead letters.
                 self._sent[receiver][sender] = number
                 self.channels.append((sender, receiver))
         for receiver, log in member.logs.items():
@@ -271,7 +271,7 @@ class _Incoming:
                 self._logs[receiver][sender] = log
 
     def of(self, receiver: str, member: _Member) -> dict[str, Messages]:
-        """Return the channel states of `receiver`; ProtocolError if they are not exactly what must be in transit."""
+        """Return the channel states of `receiver`. ProtocolError: they are not exactly the messages in transit."""
         received = {} if member.checkpoint is None else member.checkpoint.received
         base_received = {} if member.base is None else member.base.received
         base_in_transit = {} if member.base is None else member.base.in_transit
@@ -284,8 +284,8 @@ class _Incoming:
                 continue
             first = received.get(sender, 0) + 1
             last = sent.get(sender, 0)
-            found = [*base_in_transit.get(sender, ()), *logs.get(sender, ())]
-            messages = [message for message in found if message.number >= first]
+            sent_messages = [*base_in_transit.get(sender, ()), *logs.get(sender, ())]
+            messages = [message for message in sent_messages if message.number >= first]
             _check_channel(f"{sender}→{receiver}", first, last, [message.number for message in messages])
             if messages:
                 in_transit[sender] = messages
@@ -293,7 +293,7 @@ class _Incoming:
 
 
 def _check_gone(channel: str, received: int, base_received: int, in_transit: Sequence[InTransitMessage]) -> None:
-    """The sender is not in the line: it has left, and the receiver has its numbers of the base, or has dropped them."""
+    """Check a sender that has left the fleet: the receiver has its numbers of the base, or has dropped them."""
     if received > base_received:
         raise ProtocolError(
             f"the line is NOT consistent: on channel {channel} message {received} was received, and the sender is not in the "
@@ -320,11 +320,11 @@ def _check_channel(channel: str, first: int, last: int, found: list[int]) -> Non
         )
 
 
-# ---- what lies in the store ---------------------------------------------------------------------------------------
+# ---- scans of the store -------------------------------------------------------------------------------------------
 
 
 def scan_base(store: Store, command: ScanCheckpoints) -> list[StoredCheckpoint]:
-    """Read the checkpoints of the base epoch; of one that is not made there, that it is not.
+    """Read the checkpoints of the base epoch, including entries for its unborn agents.
 
     Raises:
         DamagedDataError: the epoch is damaged; names the file.
@@ -333,29 +333,29 @@ def scan_base(store: Store, command: ScanCheckpoints) -> list[StoredCheckpoint]:
     if command.base_epoch == 0:
         return []
     manifest = store.read_manifest(command.base_root, epoch=command.base_epoch)
-    found = []
+    checkpoints = []
     for line, checkpoint in zip(manifest.agents, store.read_checkpoints(manifest), strict=True):
         stored = _stored(checkpoint, manifest.packs[line.pack], epoch=command.base_epoch)
         if checkpoint.is_unborn:
             stored = msgspec.structs.replace(stored, basis="unborn", number=0, sent={}, received={})
-        found.append(stored)
-    return found
+        checkpoints.append(stored)
+    return checkpoints
 
 
 def scan_packs(store: Store, command: ScanCheckpoints) -> list[StoredCheckpoint]:
-    """Read all checkpoint packs of the plan. A damaged one is named in the log; its checkpoints count as not there.
+    """Read all checkpoint packs of the plan. A damaged pack is logged and left out.
 
     Raises:
         StoreError: the store cannot be read just now.
     """
-    found: list[StoredCheckpoint] = []
+    checkpoints: list[StoredCheckpoint] = []
     for path in store.checkpoint_packs(command.plan):
         try:
             reference = store.refer_to_checkpoints(path)
-            found += [_stored(x, reference, epoch=x.round) for x in store.read_checkpoint_pack(reference)]
+            checkpoints += [_stored(x, reference, epoch=x.round) for x in store.read_checkpoint_pack(reference)]
         except DamagedDataError as error:
             _log.warning("its checkpoints are left out: %s", error)
-    return sorted(found, key=lambda x: (x.agent, x.number, x.epoch, x.pack.path))
+    return sorted(checkpoints, key=lambda x: (x.agent, x.number, x.epoch, x.pack.path))
 
 
 def _stored(checkpoint: AgentCheckpoint, pack: PackReference, *, epoch: int) -> StoredCheckpoint:

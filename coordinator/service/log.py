@@ -1,4 +1,4 @@
-"""Interface of the coordinator's log: operations, in one order, that survive the coordinator. `replicated.py` is the one."""
+"""Interface of the coordinator's log: totally ordered, durable operations. `replicated.py` implements it."""
 
 from typing import Protocol
 
@@ -6,14 +6,14 @@ from snapline.coordinator.state.fleet_records import ProposalOutcome
 
 
 class ReplicatedLog(Protocol):
-    """Log of a leader's decisions, written before anybody hears of them."""
+    """Log of a leader's decisions, which are committed before they take effect."""
 
     async def propose(self, entry: bytes) -> ProposalOutcome:
-        """Have `entry` committed and applied.
+        """Commit and apply `entry`.
 
-        Returns Committed with the state machine's result, Rejected (it is not in the log, and never will be) or Unknown.
-        After Unknown the caller proposes the same request again. Raises LogError if the log has ended permanently.
+        Return Committed with the state machine's result, Rejected (the entry is not in the log and never will be) or Unknown. After
+        Unknown the caller proposes the same request again. Raise LogError if the log has ended permanently.
         """
 
     async def close(self) -> None:
-        """Take no more proposals; what was proposed and not answered is unknown."""
+        """Take no more proposals; the outcome of unanswered ones is unknown."""

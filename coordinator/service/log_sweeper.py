@@ -1,4 +1,4 @@
-"""Deletes batches of host logs that no epoch needs any more (`storage/log/garbage.py` says which)."""
+"""Deletion of host-log batches that no epoch needs any more; `storage/log/garbage.py` decides which."""
 
 import logging
 
@@ -13,7 +13,7 @@ _log = logging.getLogger("snapline.coordinator")
 
 
 class LogSweeper:
-    """Log sweeper of one coordinator. Every batch and manifest is read once: they do not change."""
+    """Log sweeper of one coordinator. Batches and manifests are immutable, so each is read once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -21,12 +21,12 @@ class LogSweeper:
         self._numbers: dict[int, Metadata] = {}
 
     def sweep(self, command: SweepLogs) -> None:
-        """Carry it out. What fails is found by the next sweep, and an epoch that cannot be read keeps all."""
+        """Delete unneeded batches. The next sweep repeats what failed; if an epoch cannot be read, nothing is deleted."""
         try:
             batches = self._read_batches()
             numbers = self._read_numbers(command.epochs) if batches else {}
-            inputs = {epoch: told.inputs for epoch, told in numbers.items()}
-            turns = {epoch: told.durable_turns for epoch, told in numbers.items()}
+            inputs = {epoch: metadata.inputs for epoch, metadata in numbers.items()}
+            turns = {epoch: metadata.durable_turns for epoch, metadata in numbers.items()}
             settled = Settled(command.plan, command.settled_epoch)
             garbage = find_garbage(batches, inputs, command.left, turns, settled)
             if garbage:
@@ -35,21 +35,21 @@ class LogSweeper:
             _log.warning("batches of host logs that no epoch needs remain in the store: %s", error)
 
     def _read_batches(self) -> list[BatchNumbers]:
-        """Return all but the highest entry of each log: that one stays anyway."""
-        found: dict[tuple[LogName, int], BatchNumbers] = {}
+        """Return all but the highest batch of each log, which is always kept."""
+        batches: dict[tuple[LogName, int], BatchNumbers] = {}
         for log, numbers in self._store.read_logs().items():
             for number in numbers[:-1]:
-                place = log, number
-                known = self._batches.get(place) or self._read_batch(log, number)
-                if known is not None:
-                    found[place] = known
-        self._batches = found
-        return list(found.values())
+                key = log, number
+                batch = self._batches.get(key) or self._read_batch(log, number)
+                if batch is not None:
+                    batches[key] = batch
+        self._batches = batches
+        return list(batches.values())
 
     def _read_batch(self, log: LogName, number: int) -> BatchNumbers | None:
         try:
             batch = self._store.read_batch(log, number)
-        except NotFoundError:  # Another leader was faster.
+        except NotFoundError:  # another leader has deleted it
             return None
         return None if batch is None else numbers_of(log, number, batch)
 

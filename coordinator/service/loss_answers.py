@@ -1,6 +1,6 @@
-"""Costs of failures and epochs, for `snapline status`: from the replicated state, and from what the leader's process has heard.
+"""Costs of failures and epochs, for `snapline status`, from the replicated state and the leader's figures.
 
-Nothing is decided from it. A replica that does not lead reports of the newest epoch only what the state says.
+Nothing is decided from them. A replica that does not lead has only the state's data on the newest epoch.
 """
 
 from itertools import pairwise
@@ -11,11 +11,11 @@ from snapline.coordinator.state.fleet_view import FleetView
 from snapline.messages.status import IntervalStatus, LossStatus, RecoveryTime
 
 RECOVERIES_SHOWN = 8
-"""Number of recoveries shown; more are in `snapline recovery history`."""
+"""Number of latest recoveries to show; `snapline recovery history` has more."""
 
 
 def loss_of(state: FleetView, now_ns: int, missed: tuple[str, ...] = ()) -> LossStatus:
-    """Return the losses at this wall-clock time. `missed`: as the leader says."""
+    """Return the losses at this wall-clock time. `missed`: objectives that the leader reports as missed."""
     image, plans = state.image, state.image.plans
     if not plans:
         return LossStatus(rpo_ns=image.rpo_ns, rto_ns=image.rto_ns)
@@ -45,21 +45,23 @@ def _time_of(plan: PlanRecord, state: FleetView) -> RecoveryTime:
 
 
 def interval_of(state: FleetView, figures: LeaderFigures | None) -> IntervalStatus:
-    """`figures`: of the process that leads; None: this one does not."""
+    """Return the interval and costs of epochs. `figures`: of this process; None: it does not lead."""
     image = state.image
-    kept = [(epoch, record) for epoch, record in image.epochs.items() if record.status == COMPLETE and record.ended_ns]
-    durations = [max(0, record.ended_ns - record.begun_ns) for _, record in kept]
-    gaps = _gaps([record for _, record in kept])
+    complete = [
+        (epoch, record) for epoch, record in image.epochs.items() if record.status == COMPLETE and record.ended_ns
+    ]
+    durations = [max(0, record.ended_ns - record.begun_ns) for _, record in complete]
+    gaps = _gaps([record for _, record in complete])
     status = IntervalStatus(
         period_ns=image.period_ns,
         policy=image.policy if state.is_autonomous else "",
-        epochs=len(kept),
+        epochs=len(complete),
         duration_ns=_mean(durations),
         duration_max_ns=max(durations, default=0),
         gap_ns=_mean(gaps),
     )
     newest = None if figures is None else figures.last
-    if figures is None or newest is None or newest.epoch not in dict(kept):
+    if figures is None or newest is None or newest.epoch not in dict(complete):
         return status
     return IntervalStatus(
         *(status.period_ns, status.policy, status.epochs, status.duration_ns, status.duration_max_ns, status.gap_ns),

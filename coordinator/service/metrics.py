@@ -1,7 +1,6 @@
-"""Metrics of a coordinator's process (`telemetry/metrics.py`): its replica's status, and the fleet's, while it leads.
+"""Metrics of a coordinator's process (`telemetry/metrics.py`): of its replica and, while it leads, of the fleet.
 
-Fleet figures are in the replicated state, or with the leader; a replica that does not lead omits them, so
-sums over replicas count nothing twice.
+A replica that does not lead omits the fleet's metrics, so sums over replicas count nothing twice.
 """
 
 import time
@@ -132,7 +131,7 @@ FAMILIES = (*RAFT, *FLEET)
 
 
 class CoordinatorMetrics:
-    """Reads them."""
+    """Reader of the coordinator's metrics."""
 
     def __init__(
         self,
@@ -159,11 +158,11 @@ class CoordinatorMetrics:
     async def _read_raft(self) -> dict[str, Value]:
         raft, plain = self._replica.driver, self._replica.metrics()
         status = await raft.status()
-        found: dict[str, Value] = {family.name: plain[family.name] for family in RAFT if family.name in plain}
+        values: dict[str, Value] = {family.name: plain[family.name] for family in RAFT if family.name in plain}
         if "raft_sync_seconds_sum" in plain:
-            found["raft_sync_seconds"] = Total(plain["raft_sync_seconds_count"], plain["raft_sync_seconds_sum"])
+            values["raft_sync_seconds"] = Total(plain["raft_sync_seconds_count"], plain["raft_sync_seconds_sum"])
         return {
-            **found,
+            **values,
             "raft_has_quorum": float(status.has_quorum),
             "raft_commit_index": status.commit_index,
             "raft_apply_lag_entries": max(0, status.commit_index - status.applied),
@@ -202,25 +201,25 @@ class CoordinatorMetrics:
         }
 
     def _read_rollback(self) -> Readings:
-        """Return figures of the last recovery that is done."""
+        """Return the figures of the last finished recovery."""
         state = self._state
         done = [plan for plan in state.image.plans if plan.number > state.start_plan and plan.done_ns]
         if not done:
             return {}
         plan = done[-1]
-        found = {"rollback_agents": plan.rolled_back, "rollback_depth_checkpoints": plan.checkpoints_lost}
-        return found if state.is_autonomous else {**found, "lost_work_seconds": plan.lost_ns / NS}
+        values = {"rollback_agents": plan.rolled_back, "rollback_depth_checkpoints": plan.checkpoints_lost}
+        return values if state.is_autonomous else {**values, "lost_work_seconds": plan.lost_ns / NS}
 
     def _read_figures(self) -> Readings:
         figures = self._figures
-        found: dict[str, Value] = {
+        values: dict[str, Value] = {
             "checkpoint_duration_seconds": figures.durations_s,
             "recoveries_total": figures.loads_s.count,
             "gc_reclaimed_files_total": figures.reclaimed_files,
         }
         if figures.last is not None:
-            found["last_checkpoint_new_bytes"] = figures.last_new_bytes
-            found["last_checkpoint_full_bytes"] = figures.last.state_bytes
-            found["checkpoint_channel_state_bytes"] = figures.last.channel_state_bytes
-            found["checkpoint_channel_state_messages"] = figures.last.channel_state_messages
-        return {**found, "recovery_duration_seconds": {("plan",): figures.plans_s, ("load",): figures.loads_s}}
+            values["last_checkpoint_new_bytes"] = figures.last_new_bytes
+            values["last_checkpoint_full_bytes"] = figures.last.state_bytes
+            values["checkpoint_channel_state_bytes"] = figures.last.channel_state_bytes
+            values["checkpoint_channel_state_messages"] = figures.last.channel_state_messages
+        return {**values, "recovery_duration_seconds": {("plan",): figures.plans_s, ("load",): figures.loads_s}}

@@ -1,10 +1,9 @@
-"""Outputs for readers, at the replica that leads: out of the store, and as they are released.
+"""Outputs for readers, served by the leader: stored ones, and new ones as they are released.
 
-A reader asks with its cursor and gets a page: what is released beyond it; if there is nothing, its call waits for the next release. Nothing
-is kept of a reader between its calls, and none gets more than it asks for. So it may go on at any replica that leads later, and
-a slow one holds up nobody.
+A reader sends its cursor and gets a page of outputs released beyond it; if there are none, its call waits for the next release. The server
+keeps no state of a reader between calls. So a reader may continue at a later leader, and a slow reader delays nobody.
 
-Which epochs have outputs is listed once for each leadership; from then on the store reports releases as they are made.
+Epochs with outputs are listed once per leadership; from then on the store reports new releases.
 """
 
 import asyncio
@@ -29,29 +28,29 @@ from snapline.storage.outputs.record import EmittedOutput, is_wanted
 from snapline.storage.store.store import Store
 
 PAGE_BYTES = 2**20
-"""1 MiB: where a page ends; its last output may be longer."""
+"""Size of a page, 1 MiB; its last output may exceed it."""
 
 PAGE_OUTPUTS_MAX = 5000
 """Largest number of outputs in a page, of any length."""
 
 SCANNED_MAX = 100_000
-"""Largest number of outputs scanned for a page: where few have the requested topic, the reader gets on all the same."""
+"""Largest number of outputs scanned for a page, so that the cursor advances even if few have the requested topic."""
 
 WAIT_S_MAX = 20.0
-"""A call waits no longer: then the reader is asked whether it still listens."""
+"""Longest wait of a call: a reader that still listens calls again."""
 
 LOOK_S = 0.25
-"""Time between two looks of a waiting call whether this replica still leads."""
+"""Interval at which a waiting call checks whether this replica still leads."""
 
 STAY_S = 5.0
-"""A reader that has waited is counted for so long: it takes what it got, and comes back."""
+"""Time that a reader still counts as following after its call has ended: it processes the page and calls again."""
 
 PAGES_AT_ONCE = 4
-"""Pages read at once; each reads files on a thread, and holds one part of a release: some ten MiB."""
+"""Number of pages read at once; each uses a thread and holds one part of a release, some ten MiB."""
 
 
 class OutputFeed:
-    """Output feed of one replica. `has_ended`: the fleet has; `who_leads` says whom to ask instead."""
+    """Output feed of one replica. `has_ended`: whether the fleet has ended; `who_leads`: text that names the leader."""
 
     def __init__(
         self, store: Store, leadership: Leadership, *, has_ended: Callable[[], bool], who_leads: Callable[[], str]
@@ -61,25 +60,25 @@ class OutputFeed:
         self._leadership = leadership
         self._who_leads = who_leads
         self._loop: asyncio.AbstractEventLoop | None = None
-        """Event loop, once somebody has read."""
+        """Event loop; None before the first read."""
         self._changed = asyncio.Event()
         """Set, and replaced by another, at each release."""
         self._epochs: list[int] | None = None
-        """Epochs that have outputs, ascending; None: to be listed. A release reported while they are listed is added."""
+        """Epochs that have outputs, ascending; None: they must be listed. Releases reported during the listing are added."""
         self._listed_by: Driver | None = None
-        """The driver of the leadership under which they were."""
+        """Driver of the leadership under which the epochs were listed."""
         self._listing = asyncio.Lock()
         self._told: list[int] = []
-        """Releases reported since the last listing began, while it went on."""
+        """Epochs released while they are being listed."""
         self._pages = asyncio.Semaphore(PAGES_AT_ONCE)
         self._waiting = self._waits = 0
-        """Calls that wait now, and that have waited."""
+        """Number of calls that wait now, and that have ever waited."""
         self._watched: Driver | None = None
-        """Driver whose hosts were informed that somebody waits."""
+        """Driver whose hosts were notified that a reader follows the outputs."""
         store.watch_outputs(self._on_released)
 
     async def read(self, after: str, topic: str, wait_s: float) -> ReadOutputsReply:
-        """Return what comes after a cursor, as soon as there is something, or nothing when the wait is over; errors as `Store.read_outputs`.
+        """Return the outputs after a cursor as soon as there are any, or none when the wait is over; errors as `Store.read_outputs`.
 
         Raises:
             CoordinatorUnavailableError: this replica does not lead (any more).
@@ -101,13 +100,13 @@ class OutputFeed:
     async def consumers(self) -> ReadConsumersReply:
         """Return all named consumers."""
         self._driver()
-        found = await asyncio.to_thread(self._store.output_consumers)
+        positions = await asyncio.to_thread(self._store.output_consumers)
         return ReadConsumersReply(
-            tuple([Consumer(name, place.cursor, place.acknowledged_ns) for name, place in found.items()])
+            tuple([Consumer(name, place.cursor, place.acknowledged_ns) for name, place in positions.items()])
         )
 
     async def move(self, name: str, cursor: str) -> str:
-        """Move a consumer; return where it is. Errors as `Store.acknowledge_outputs`."""
+        """Move a consumer's cursor; return its new cursor. Errors as `Store.acknowledge_outputs`."""
         self._driver()
         now_ns = time.time_ns()
         return (await asyncio.to_thread(self._store.acknowledge_outputs, name, cursor, now_ns=now_ns)).cursor
@@ -128,17 +127,17 @@ class OutputFeed:
             return await asyncio.to_thread(read_page, self._store, after, topic, epochs)
 
     async def _list(self, driver: Driver) -> list[int]:
-        """The epochs that have outputs; releases under another leadership are not reported here, so they are listed again."""
+        """Return the epochs that have outputs. They are listed again under a new leadership, as other leaders' releases are not reported here."""
         async with self._listing:
             if self._epochs is None or self._listed_by is not driver:
                 self._told = []
-                found = await asyncio.to_thread(self._store.output_epochs)
-                self._epochs, self._listed_by = sorted({*found, *self._told}), driver
+                stored_epochs = await asyncio.to_thread(self._store.output_epochs)
+                self._epochs, self._listed_by = sorted({*stored_epochs, *self._told}), driver
             return self._epochs
 
     @contextlib.asynccontextmanager
     async def _watching(self, driver: Driver) -> AsyncIterator[None]:
-        """Inform hosts that somebody waits for outputs: they want an epoch for those that are pending."""
+        """Notify hosts that a reader follows outputs, so that they request epochs for pending ones."""
         self._waiting += 1
         if self._watched is not driver:
             self._watched = driver
@@ -151,7 +150,7 @@ class OutputFeed:
             asyncio.get_running_loop().call_later(STAY_S, self._leave, self._waits)
 
     def _leave(self, wait: int) -> None:
-        """Stop watching if no reader has waited for a while. One may have come back, or others have come."""
+        """Stop watching if no reader has waited for STAY_S."""
         if self._waiting or wait != self._waits or self._watched is None:
             return
         watched, self._watched = self._watched, None
@@ -159,7 +158,7 @@ class OutputFeed:
             watched.feed(OutputReadersChanged(is_watched=False))
 
     async def _wait(self, changed: asyncio.Event, driver: Driver, deadline_s: float) -> None:
-        """Wait for the next release, the end of the fleet, or that of our leadership."""
+        """Wait for the next release, the end of the fleet, or the end of this leadership."""
         loop = asyncio.get_running_loop()
         while not changed.is_set() and loop.time() < deadline_s:
             if self._is_over(driver):
@@ -177,11 +176,11 @@ class OutputFeed:
         return driver
 
     def _is_over(self, driver: Driver) -> bool:
-        """Return whether nothing will be released any more."""
+        """Return whether no more outputs will be released."""
         return self._has_ended() and (self._leadership.ended.is_set() or driver.standing().is_released)
 
     def _on_released(self, epoch: int) -> None:
-        """Called by the store, on any thread; the loop may have ended."""
+        """Note a release; called by the store on any thread, perhaps after the loop has ended."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._note, epoch)
@@ -198,7 +197,7 @@ class OutputFeed:
 
 
 def read_page(store: Store, after: str, topic: str, epochs: Sequence[int]) -> ReadOutputsReply:
-    """Return what one call gets; blocks."""
+    """Return one page; blocks."""
     page = _Page(after, topic)
     for batch in store.read_outputs(after, epochs=epochs):
         if page.is_full:
@@ -221,18 +220,18 @@ class _Page:
         return self._bytes >= PAGE_BYTES or self._outputs >= PAGE_OUTPUTS_MAX or self._scanned >= SCANNED_MAX
 
     def take(self, batch: OutputBatch) -> None:
-        """Take as much of the batch as there is room for."""
-        found: list[ReleasedOutput] = []
+        """Add as many outputs of the batch as there is room for."""
+        outputs: list[ReleasedOutput] = []
         taken = 0
         while taken < len(batch.outputs) and not self.is_full:
-            each = batch.outputs[taken]
+            output = batch.outputs[taken]
             taken, self._scanned = taken + 1, self._scanned + 1
-            if is_wanted(each.topic, self._topic):
-                found.append(_released(each, str(batch.cursor(taken))))
-                self._bytes, self._outputs = self._bytes + len(each.payload), self._outputs + 1
+            if is_wanted(output.topic, self._topic):
+                outputs.append(_released(output, str(batch.cursor(taken))))
+                self._bytes, self._outputs = self._bytes + len(output.payload), self._outputs + 1
         self.cursor = str(batch.cursor(taken))
-        if found or batch.undone is not None:
-            self.releases.append(ReleasedOutputs(batch.epoch, _undone(batch), tuple(found)))
+        if outputs or batch.undone is not None:
+            self.releases.append(ReleasedOutputs(batch.epoch, _undone(batch), tuple(outputs)))
 
 
 def _released(output: EmittedOutput, cursor: str) -> ReleasedOutput:

@@ -1,8 +1,8 @@
-"""Writes what a complete epoch releases: what its agents have emitted beyond the epoch before it, read from its own checkpoints.
+"""Writer of releases: the outputs that agents have emitted since the previous epoch, read from the epoch's checkpoints.
 
-The manifest of the epoch before says up to which numbers outputs are released already. Where that one is condemned, its bytes may be damaged, and
-nobody knows whether a leader has released it, or is about to. So it is *closed*: an empty release is put in its place, unless there is one
-already (files of releases are created exclusively). Then its own file says what it has released, beyond the epochs before it.
+The manifest of the previous epoch has the numbers of the outputs already released. If that epoch is condemned, its bytes may be damaged, and it
+is unknown whether a leader has released it or is about to. So it is *closed*: an empty release is written for it, unless it has one already
+(files of releases are created exclusively). Then its release file shows what it has released.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,13 +20,13 @@ from snapline.storage.store.manifest import Manifest, Metadata
 from snapline.storage.store.store import Store
 
 EPOCHS_KEPT = 8
-"""Number of epochs whose numbers are remembered: the one to be released, and the one before it, need not be read then."""
+"""Number of epochs whose numbers are cached, so that a new epoch and its predecessor need not be read."""
 
 Numbers = dict[str, int]
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """Numbers of one epoch: its root, and agent → its last input consumed, and output emitted."""
+    """Cached numbers of an epoch: its root, and per agent the last input consumed and the last output emitted."""
 
     root: str
     inputs: Numbers
@@ -34,7 +34,7 @@ class _Known(msgspec.Struct, frozen=True):
 
 
 class OutputReleaser:
-    """Output releaser of one coordinator. Methods may run on any thread, but releases one at a time."""
+    """Output releaser of one coordinator. Methods may run on any thread, but `release` only once at a time."""
 
     def __init__(self, store: Store, wall_ns: Callable[[], int]) -> None:
         self._store = store
@@ -42,16 +42,16 @@ class OutputReleaser:
         self._known: dict[int, _Known] = {}
 
     def on_written(self, root: str, metadata: Metadata) -> None:
-        """A manifest was written here."""
+        """Note a manifest that this process has written."""
         self._note(metadata.epoch, _Known(root, metadata.inputs, metadata.outputs))
 
     def known(self, epoch: int, root: str) -> tuple[Numbers, Numbers] | None:
-        """Inputs and outputs of an epoch whose manifest was written here."""
+        """Return the cached inputs and outputs of an epoch; None: they are not cached."""
         known = self._known.get(epoch)
         return (known.inputs, known.outputs) if known is not None and known.root == root else None
 
     def release(self, command: ReleaseEpoch) -> EpochReleased:
-        """Release an epoch; the same again is success."""
+        """Release an epoch; repeating it succeeds."""
         epoch = command.epoch
         try:
             now = self._store.judged(lambda: self._release(command))
@@ -74,17 +74,17 @@ class OutputReleaser:
         return released
 
     def _write(self, epoch: int, root: str, after: int, outputs: Sequence[EmittedOutput] | None) -> None:
-        """Write a release. None: there are no outputs, and nobody is to write others later."""
+        """Write a release. None: there are no outputs, and later writers must not add any."""
         try:
             self._store.release_outputs(epoch, root, after, outputs, created_ns=self._wall_ns())
         except UsageError:
             if outputs or self._store.output_epochs():
-                raise  # else nothing was ever released into a store that overwrites objects, nor will be: nothing is to be undone
+                raise  # otherwise ignore it: nothing was ever released into this store, so nothing has to be reverted
 
-    # ---- what was released before ---------------------------------------------------------------------------------
+    # ---- earlier releases -----------------------------------------------------------------------------------------
 
     def _emitted_before(self, ancestors: Sequence[Ancestor], now: Numbers) -> Numbers:
-        """Agent → number of the last output that is released already."""
+        """Return agent → number of its last released output."""
         whole = next((x for x in ancestors if not x.is_condemned), None)
         before = dict(self._read(whole.epoch, whole.root).outputs) if whole is not None and now else {}
         condemned = [x for x in reversed(ancestors) if x.is_condemned]
@@ -98,26 +98,26 @@ class OutputReleaser:
         return before
 
     def _close(self, ancestor: Ancestor, after: int) -> Numbers:
-        """Agent → number of the last output in a condemned epoch's own release, to which nothing is added any more."""
+        """Close a condemned epoch's release; return agent → number of the last output in it."""
         self._write(ancestor.epoch, ancestor.root, after, None)
         try:
             released = self._store.read_release(ancestor.epoch)
-        except NotFoundError:  # A higher one is there: so this was decided before.
+        except NotFoundError:  # a higher release exists, so this epoch was decided before
             return {}
         return {output.agent: output.number for output in released.outputs}
 
     # ---- reading --------------------------------------------------------------------------------------------------
 
     def _read_outputs(self, command: ReleaseEpoch, fresh: Numbers, now: Numbers) -> list[EmittedOutput]:
-        """Return these agents' outputs emitted beyond these numbers: from the checkpoints of those alone."""
+        """Return the outputs of the agents in `fresh` beyond these numbers, reading only their checkpoints."""
         manifest = self._store.read_manifest(command.root, epoch=command.epoch)
-        found: list[EmittedOutput] = []
+        outputs: list[EmittedOutput] = []
         for checkpoint in self._store.read_checkpoints(manifest, list(fresh)):
             agent = checkpoint.agent
             pending = [x for x in checkpoint.outputs.pending if x.number > fresh[agent]]
             _check_whole(manifest, agent, [x.number for x in pending], above=fresh[agent], last=now[agent])
-            found += [EmittedOutput(agent, x.number, x.topic, x.payload, x.emitted_ns) for x in pending]
-        return found
+            outputs += [EmittedOutput(agent, x.number, x.topic, x.payload, x.emitted_ns) for x in pending]
+        return outputs
 
     def _read(self, epoch: int, root: str) -> _Known:
         known = self._known.get(epoch)
@@ -129,18 +129,18 @@ class OutputReleaser:
 
     def _note(self, epoch: int, known: _Known) -> None:
         kept = sorted({*self._known, epoch})[-EPOCHS_KEPT:]
-        self._known = {each: known if each == epoch else self._known[each] for each in kept}
+        self._known = {kept_epoch: known if kept_epoch == epoch else self._known[kept_epoch] for kept_epoch in kept}
 
 
 def _check_whole(manifest: Manifest, agent: str, numbers: list[int], *, above: int, last: int) -> None:
-    """Check that all outputs beyond the epoch before are in the checkpoint: nobody had reason to drop them."""
+    """Check that the checkpoint has all outputs since the previous epoch: hosts drop only released ones."""
     if numbers != list(range(above + 1, last + 1)):
         path = manifest.packs[manifest.line_of(agent).pack].path
         raise damaged(path, f"outputs beyond {above} are missing", epoch=manifest.metadata.epoch, blob=agent)
 
 
 def _damage_of(error: DamagedDataError, command: ReleaseEpoch) -> tuple[int, str]:
-    """The epoch whose bytes are damaged, and its file; (0, "") if they are those of a release: no epoch is the worse for that."""
+    """Return the damaged epoch and file; (0, ""): only a release file is damaged, which harms no epoch."""
     finding = finding_of(error)
     path = manifest_path(command.root) if finding is None else finding.path
     if parse_part_path(path) is not None:

@@ -1,7 +1,7 @@
-"""Signal to stop, at a coordinator: a fleet that runs takes a last snapshot before.
+"""Planned stop of a coordinator: after a signal, a running fleet takes a last snapshot.
 
-Its hosts may be about to stop, too, and find nobody then who could have an epoch begin. The leader has one begin (`leader/departures.py`). The
-other replicas stay until it is complete: without them it cannot be decided. A coordinator whose fleet has no hosts, or does not run, ends at once.
+The hosts may be stopping, too, and need a coordinator for their last epoch. The leader begins one (`leader/departures.py`). The other replicas stay
+until it is complete, because it cannot be committed without them. A coordinator ends at once if its fleet has no hosts or does not run.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from snapline.coordinator.state.fleet_view import FleetView
 from snapline.messages.planned_ends import SAME_SIGNAL_S
 
 LOOK_S = 0.05
-"""Time between two looks whether the epoch is complete: it takes some tens of milliseconds."""
+"""Interval of checks whether the epoch is complete, which takes some tens of milliseconds."""
 
 _log = logging.getLogger("snapline.coordinator")
 
@@ -31,7 +31,7 @@ class CoordinatorStop:
         self._waiting: asyncio.Task[None] | None = None
 
     def asked(self) -> None:
-        """A signal has come: end after a last snapshot, or after the limit; at a second signal at once."""
+        """Handle a signal: end after a last snapshot or the time limit; after a second signal, end at once."""
         now_s = asyncio.get_running_loop().time()
         if self._waiting is not None and now_s < self._asked_s + SAME_SIGNAL_S:
             return
@@ -50,11 +50,11 @@ class CoordinatorStop:
         state, begun = self._state, self._state.image.begun
         wait = f"for {self._limit_s:g} s at most; a second signal ends it at once"
         _log.info("a last snapshot is taken before this coordinator stops, %s", wait)
-        asked: Driver | None = None
+        asked_driver: Driver | None = None
         while self._runs_a_fleet():
             driver = self._leadership.driver
-            if driver is not None and driver is not asked:
-                asked = driver
+            if driver is not None and driver is not asked_driver:
+                asked_driver = driver
                 driver.feed(EndWanted())
             if state.newest_complete() > begun if driver is None else driver.is_saved:
                 _log.info("epoch %d is the last snapshot", state.newest_complete())

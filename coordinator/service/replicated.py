@@ -1,9 +1,8 @@
 """The coordinator's log on Raft (`raft/`): one replica or several, the same code.
 
-The state is kept twice. Raft applies entries, and freezes and restores the state, on its own thread; the leader, the
-servicer and everything else read it on the event loop. So there is a second one that belongs to the loop: the same
-entries are applied to it in the same order, each before its proposer hears the outcome. Applying is deterministic, so the
-two are equal; it takes microseconds, and nobody needs a lock.
+The state is kept twice. Raft applies entries, and freezes and restores the state, on its own thread, while the leader, the servicer and
+everything else read it on the event loop. So the loop has a copy: the same entries are applied to it in the same order, each before its
+proposer gets the outcome. Applying is deterministic, so both copies are equal; it takes microseconds and needs no lock.
 """
 
 import logging
@@ -26,7 +25,7 @@ class MirroredMachine:
     """The state machine that Raft drives, and its mirror on the loop.
 
     Attributes:
-        state: the mirror; read on the loop only. The same object for ever.
+        state: the mirror; read it on the loop only. The object never changes its identity.
     """
 
     def __init__(self) -> None:
@@ -35,23 +34,23 @@ class MirroredMachine:
         self._post: Post = lambda _: None
 
     def post_with(self, post: Post) -> None:
-        """Set how calls get to the loop, in order. Call it before the replica starts."""
+        """Set the function that posts calls to the loop, in order. Call it before the replica starts."""
         self._post = post
 
     # ---- on the tick thread ---------------------------------------------------------------------------------------
 
     def apply(self, entry: bytes) -> OperationResult:
-        """Apply one committed entry. Raises LogError if it is none: the process must end."""
+        """Apply one committed entry. LogError: it is no operation, and the process must end."""
         result = self._own.apply(decode_operation(entry))
         self._post(partial(self._follow, entry))
         return result
 
     def freeze(self) -> bytes:
-        """The whole state."""
+        """Return the whole state as bytes."""
         return self._own.freeze()
 
     def restore(self, image: bytes) -> None:
-        """Take a whole state, of a dump of ours or of the leader's."""
+        """Replace the state by one from a dump of this replica or of the leader."""
         self._own = FleetState.restore(image)
         self._post(partial(self._take, image))
 
@@ -65,14 +64,16 @@ class MirroredMachine:
 
 
 class RaftLog:
-    """Log that a leader proposes to. A former leader's proposal may still be committed, through its successor:
-    what it bases on has moved then, and the state machine refuses it."""
+    """Log to which a leader proposes.
+
+    A former leader's proposal may still be committed by its successor; the state machine refuses it if the state has changed.
+    """
 
     def __init__(self, driver: RaftDriver) -> None:
         self._driver = driver
 
     async def propose(self, entry: bytes) -> ProposalOutcome:
-        """Have `entry` committed and applied; see `log.ReplicatedLog`."""
+        """Commit and apply `entry`; see `log.ReplicatedLog`."""
         outcome = await self._driver.propose(entry)
         match outcome:
             case outcomes.Committed():
@@ -85,4 +86,4 @@ class RaftLog:
                 return Unknown(outcome.reason)
 
     async def close(self) -> None:
-        """The replica outlives its leaders."""
+        """Do nothing: the replica outlives its leaders."""

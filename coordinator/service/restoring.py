@@ -1,10 +1,10 @@
-"""Restores, as tools request them: which epoch is meant, what a restore to it would undo, and whether its inputs are all kept.
+"""Restores requested by tools: resolve the epoch, preview what a restore would undo, and check that its inputs are available.
 
-The preview follows from the state and the store at one moment. What happens between it and the restore is undone as well; the epoch is the
-same, since a confirmed preview names its epoch and no longer a tag or "last".
+The preview follows from the state and the store at one moment; work done between it and the restore is undone as well. A confirmed preview
+names its epoch, not a tag or "last", so the restore uses the same epoch.
 
-Host logs keep what the oldest epoch in the log asks for, so nothing is missing as a rule. A store that was mended from copies may lack some:
-then the fleet goes back only without these inputs. To find that out here is better than in the plan, which could not be applied then.
+Host logs keep what the oldest epoch in the log needs, so usually no input is missing. A store that was repaired from copies may lack some; then
+the fleet can only be restored without these inputs. Checking this before the plan avoids a plan that cannot be applied.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from snapline.storage.store.manifest import Metadata
 from snapline.storage.store.store import Store
 
 NEWEST = ("last", "latest")
-"""The newest complete epoch of the log: the store may hold a later one that is void."""
+"""Names for the newest complete epoch of the log; the store may hold a later one that is void."""
 
 TOKEN_CHARACTERS_MAX = 128
 
@@ -44,7 +44,7 @@ AnswerT = TypeVar("AnswerT", bound=ev.AnswerTool)
 
 
 class Ask(Protocol):
-    """Puts a question to the leader core: `Driver.ask`."""
+    """Sends a request to the leader core: `Driver.ask`."""
 
     def __call__(self, question: Callable[[int], ev.Event], answer: type[AnswerT]) -> Awaitable[AnswerT]: ...
 
@@ -61,16 +61,16 @@ class Restoring:
 
         Raises:
             NotFoundError: no such snapshot.
-            UsageError: the fleet cannot go back to it.
-            StoreError: what is there cannot be read.
+            UsageError: the fleet cannot return to it.
+            StoreError: it cannot be read.
         """
         image, epoch = self._state.image, await self._resolve(snapshot)
         voided = above(image, epoch)
         members = dict.fromkeys([*self._state.members_of(epoch), *image.epochs[epoch].unborn])
         living = {agent: None for agent, _ in self._state.living_agents()}
-        roots = {each: image.epochs[each].root for each in (epoch, *voided)}
+        roots = {item: image.epochs[item].root for item in (epoch, *voided)}
         about, logged, (outputs, effects) = await asyncio.to_thread(self._read, epoch, roots)
-        inputs = tuple([each for each in logged if not self._state.has_left_before(each.agent, epoch)])
+        inputs = tuple([item for item in logged if not self._state.has_left_before(item.agent, epoch)])
         return RestorePreview(
             epoch=epoch,
             root=roots[epoch],
@@ -86,22 +86,22 @@ class Restoring:
         )
 
     async def restore(self, snapshot: str, token: str, reason: str, *, is_dropping: bool, ask: Ask) -> RestoreReply:
-        """Go back; returns when the plan is committed.
+        """Restore the fleet; return when the plan is committed.
 
         Raises:
             NotFoundError, UsageError, StoreError: as `preview`; or inputs are missing that are not to be dropped.
-            ExternalFailureError: no plan could be made in time, or somebody else's restore is under way.
+            ExternalFailureError: no plan could be made in time, or another restore is active.
         """
         if not 0 < len(token) <= TOKEN_CHARACTERS_MAX or len(reason) > TEXT_CHARACTERS_MAX:
             raise UsageError(
                 f"a restore has a token of 1 to {TOKEN_CHARACTERS_MAX} characters and a reason of {TEXT_CHARACTERS_MAX} at most"
             )
         if self._state.plan_asked_for(token) is None:
-            found = await self.preview(snapshot, is_dropping=is_dropping)
-            _check_inputs(found)
-            text = f"back to epoch {found.epoch} on purpose" + (f": {reason}" if reason else "")
+            estimate = await self.preview(snapshot, is_dropping=is_dropping)
+            _check_inputs(estimate)
+            text = f"back to epoch {estimate.epoch} on purpose" + (f": {reason}" if reason else "")
             answer = await ask(
-                lambda number: ev.RestoreRequested(number, token, found.epoch, text, is_dropping), ev.AnswerRestore
+                lambda number: ev.RestoreRequested(number, token, estimate.epoch, text, is_dropping), ev.AnswerRestore
             )
             if answer.refused:
                 raise ExternalFailureError(answer.refused) if answer.may_pass else UsageError(answer.refused)
@@ -137,36 +137,36 @@ class Restoring:
             {*numbers, *[agent for agent, last in latest.inputs.items() if last > about.inputs.get(agent, 0)]}
         )
         again = [_again(agent, about, latest, numbers.get(agent, set())) for agent in agents]
-        return about, tuple(again), _undone(store, [each for each in roots if each != epoch], logged)
+        return about, tuple(again), _undone(store, [void_epoch for void_epoch in roots if void_epoch != epoch], logged)
 
 
 def _read_logs_beyond(store: Store, about: Metadata) -> "tuple[dict[str, set[int]], list[_Word]]":
-    """Return entries of logs beyond an epoch: agent → numbers of inputs, and effect records, as logs have them, in their order."""
-    found: dict[str, set[int]] = {}
-    words: list[_Word] = []
+    """Return log entries beyond an epoch: agent → numbers of inputs, and effect records in log order."""
+    inputs: dict[str, set[int]] = {}
+    calls: list[_Word] = []
     for log, numbers in sorted(store.read_logs().items()):
         for number in numbers:
             try:
                 batch = store.read_batch(log, number)
-            except NotFoundError:  # deleted meanwhile: no epoch that is kept needs it
+            except NotFoundError:  # deleted since: no kept epoch needs it
                 continue
             if batch is None:
                 continue
-            for each in batch.inputs:
-                if each.number > about.inputs.get(each.agent, 0):
-                    found.setdefault(each.agent, set()).add(each.number)
-            beyond = [each for each in batch.entries if each.turn > about.durable_turns.get(each.agent, 0)]
-            words += [(each.agent, _word_of(each, about.cluster)) for each in beyond if _is_call(each.entry)]
-    return found, words
+            for logged in batch.inputs:
+                if logged.number > about.inputs.get(logged.agent, 0):
+                    inputs.setdefault(logged.agent, set()).add(logged.number)
+            beyond = [logged for logged in batch.entries if logged.turn > about.durable_turns.get(logged.agent, 0)]
+            calls += [(logged.agent, _word_of(logged, about.cluster)) for logged in beyond if _is_call(logged.entry)]
+    return inputs, calls
 
 
 def _is_call(entry: JournalEntry) -> bool:
-    """Return whether an effect was called, or about to be. What an earlier turn has done, or what was refused, is no call."""
+    """Return whether the entry is the call of an effect. Refused effects, and results of an earlier turn, are no calls."""
     return entry.kind == EFFECT and entry.outcome in (DONE, FAILED, BEGUN)
 
 
 def _word_of(logged: LoggedEntry, cluster: str) -> EffectRecord:
-    """Return the ledger's record of a call, written or not."""
+    """Return the effect record of a logged call, whether it was written or not."""
     entry = logged.entry
     key, _, number = entry.sender.rpartition("#")
     generation, (undoes, of) = int(number), undone_of(key) or ("", 0)
@@ -183,25 +183,25 @@ def _again(agent: str, about: Metadata, latest: Metadata, numbers: set[int]) -> 
 
 
 _Released = tuple[tuple[TopicUndone, ...], tuple[str, ...]]
-"""Outputs that are taken back, and effects that are not."""
+"""(outputs that are reverted, effects that are not)."""
 
 
 _Word = tuple[str, EffectRecord]
-"""Effect record of an agent."""
+"""(agent, its effect record)."""
 
 
 def _undone(store: Store, voided: Iterable[int], logged: Iterable[_Word]) -> _Released:
-    """`logged`: outputs are deleted sooner than logs, and what was called last is not released yet."""
+    """Return what a restore past these epochs undoes. `logged` adds calls whose outputs are deleted or not released yet."""
     released = dict.fromkeys(store.output_epochs())
     topics: Counter[str] = Counter()
-    words: list[_Word] = []
+    calls: list[_Word] = []
     for epoch in voided:
         for output in store.read_release(epoch).outputs if epoch in released else ():
             topics[output.topic] += 1
             if output.topic == EFFECTS_TOPIC:
-                words.append((output.agent, read_record(output.payload)))
+                calls.append((output.agent, read_record(output.payload)))
     return tuple([TopicUndone(topic, count) for topic, count in sorted(topics.items())]), effects_left(
-        [*words, *logged]
+        [*calls, *logged]
     )
 
 
@@ -209,25 +209,25 @@ _FATES = {DONE: "done", FAILED: "failed, perhaps done", INTENT: "asked for, perh
 
 
 def effects_left(words: Iterable[_Word]) -> tuple[str, ...]:
-    """Return the effects in these records of agents, in their order, that stay outside: one line each, without those undone by compensation."""
-    found: dict[tuple[str, str, int], str] = {}
-    for agent, word in words:
-        if word.stage not in _FATES:  # that it is left says nothing new of it
+    """Return the external effects in these records that remain, one line each, without those undone by compensation."""
+    remaining: dict[tuple[str, str, int], str] = {}
+    for agent, record in words:
+        if record.stage not in _FATES:  # other stages do not change the fate of the effect
             continue
-        place, undone = (agent, word.key, word.generation), (agent, word.undoes, word.undoes_generation)
-        found[place] = f"{agent}: {word.name}, {_FATES[word.stage]}, key {word.outside_key}"
-        if word.stage == DONE and found.pop(undone, ""):
-            del found[place]
-    return tuple(found.values())
+        key, undone = (agent, record.key, record.generation), (agent, record.undoes, record.undoes_generation)
+        remaining[key] = f"{agent}: {record.name}, {_FATES[record.stage]}, key {record.outside_key}"
+        if record.stage == DONE and remaining.pop(undone, ""):
+            del remaining[key]
+    return tuple(remaining.values())
 
 
 def _check_inputs(found: RestorePreview) -> None:
-    lacking = [each for each in found.inputs if each.missing]
+    lacking = [agent_inputs for agent_inputs in found.inputs if agent_inputs.missing]
     if lacking and not found.is_dropping_inputs:
         one = lacking[0]
-        more = f", and of {len(lacking) - 1} others" if len(lacking) > 1 else ""
+        others = f", and of {len(lacking) - 1} others" if len(lacking) > 1 else ""
         raise UsageError(
-            f"the host logs lack inputs {one.missing[0]} to {one.missing[-1]} of agent {one.agent}{more}, which epoch {found.epoch} has "
+            f"the host logs lack inputs {one.missing[0]} to {one.missing[-1]} of agent {one.agent}{others}, which epoch {found.epoch} has "
             "not consumed: go back to a later snapshot, or drop inputs (--drop-inputs)"
         )
 

@@ -63,37 +63,36 @@ if TYPE_CHECKING:
 _log = logging.getLogger("snapline.coordinator")
 
 AWAY_LOOK_S = 1.0
-"""Time between two looks for a store that is away: a mount takes seconds."""
+"""Interval of checks for an unreachable store: a mount takes seconds."""
 
 AWAY_SAID_LOOKS = 30
-"""Number of looks after which it is logged again."""
+"""Number of checks after which the wait is logged again."""
 
 OTHER_LOOKS_MAX = 60
-"""Largest number of looks that find another store in its place: a mount that is being changed, or a wrong --store."""
+"""Largest number of checks that find another store: a mount may be changing, or --store is wrong."""
 
 SERVICE = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name
 PEOPLE = coordinator_pb2.DESCRIPTOR.services_by_name["People"].full_name
 ADDRESS_FILE, LOCK_FILE = "coordinator.json", "coordinator.lock"
 
 GOODBYE_S = 1.0
-"""Time limit for calls that are being answered when the run ends."""
+"""Time limit for running calls when the run ends."""
 
 HEALTH_S = 0.5
-"""Time between two reports to the health service whether there is a majority: half an election."""
+"""Interval of health updates: half an election."""
 
 ALONE_S = (0.06, 0.12)
-"""Election time-outs of a replica without peers: there is nobody to wait for."""
+"""Election time-outs of a replica without peers."""
 
 LOST_LOOK_S = 5.0
-"""Time between two looks of a replica without a leader, or without its log, whether too many logs are lost. Longer than an
-election: by then a learner that can be a voter again is one."""
+"""Interval at which a replica without a leader, or without its log, checks whether too many logs are lost. It is longer than an
+election, so that a learner that can become a voter has become one."""
 
 REFUSED_S = 2.0
-"""Time that all other replicas must have refused this one, or speak another transport, before it ends: they may know it by an address at which
-they just have not dialled it."""
+"""Time for which all other replicas must refuse this one, or use another transport, before it ends: they may not have dialled its address yet."""
 
 END_LOOK_S, FOLLOWERS_STAY_S = 1.0, 10.0
-"""Time between two looks of a non-leader whether the fleet has ended, and its stay after that: its leader needs it."""
+"""Interval at which a non-leader checks whether the fleet has ended, and the time that it stays afterwards, because its leader needs it."""
 
 
 class FolderInUseError(UsageError):
@@ -106,24 +105,24 @@ class CoordinatorOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a coordinator.
 
     Attributes:
-        data_dir: folder of its log; the same one continues the same fleet.
+        data_dir: folder of its log; reusing it continues the same fleet.
         store: the checkpoint store, a path or file:///… URL that all hosts share.
         hosts_expected: the fleet starts when this many hosts have joined.
-        listen: "host:port"; port 0 takes the one of the run before, or any free one.
-        advertise: address for others; default: as it listens.
+        listen: "host:port"; port 0 takes the port of the previous run, or any free one.
+        advertise: address for others; default: the listening address.
         security: certificates, or loopback only.
-        health: where health is served without certificates (`telemetry/health.py`); empty: nowhere.
-        metrics: where metrics are (`telemetry/metrics_server.py`).
-        spans: what it exports to OpenTelemetry (`telemetry/spans.py`).
+        health: address that serves health without certificates (`telemetry/health.py`); empty: none.
+        metrics: metrics endpoint (`telemetry/metrics_server.py`).
+        spans: export to OpenTelemetry (`telemetry/spans.py`).
         log_ids: ids in its log lines (`telemetry/log_lines.py`).
-        rejoin_grace_s: how long agents wait for their lost host before they move to others.
-        keep_epochs: complete epochs that a recovery may go back to, at least 2.
-        retention: which older ones stay in the store; None: `keep_epochs`, and the usual hours and days.
-        exit_when_finished: end the process when the fleet has ended; otherwise `Status` goes on answering.
+        rejoin_grace_s: time that agents wait for their lost host before they move to others.
+        keep_epochs: number of complete epochs that a recovery may return to, at least 2.
+        retention: older epochs that stay in the store; None: `keep_epochs`, and the default hours and days.
+        exit_when_finished: end the process when the fleet has ended; otherwise `Status` is still answered.
         node: id of this replica of the coordinator.
-        members: id → "host:port" of all replicas, the same everywhere, permanently; empty: this one is alone.
-        begin_anew: a fleet all of whose snapshots are damaged may begin from its initial states.
-        last_snapshot_s: how long a signal to stop waits for a snapshot of a fleet that runs; 0: not at all.
+        members: id → "host:port" of all replicas, equal on all and permanent; empty: this replica is alone.
+        begin_anew: a fleet whose snapshots are all damaged may begin from its initial states.
+        last_snapshot_s: time that a signal to stop waits for a snapshot of a running fleet; 0: none.
     """
 
     data_dir: Path
@@ -150,7 +149,7 @@ async def run_coordinator(options: CoordinatorOptions) -> int:
     """Run until the fleet has ended, or SIGTERM or SIGINT; return the exit code (0, 1 if the fleet failed).
 
     Raises:
-        ForeignLogError: the log is of another replica, store or coordinator.
+        ForeignLogError: the log belongs to another replica, store or coordinator.
         FolderInUseError: another coordinator runs on the data directory.
         LogError: the log is damaged.
         StoreError: the store cannot be used.
@@ -167,7 +166,9 @@ async def run_coordinator(options: CoordinatorOptions) -> int:
         await begin(healthy)
         async with contextlib.AsyncExitStack() as doors:
             process = _Process(options, store)
-            doors.enter_context(_stopped_by_signals(process.stop_asked))  # first: what is opened later is closed again
+            doors.enter_context(
+                _stopped_by_signals(process.stop_asked)
+            )  # first, so that everything opened later is closed on a signal
             await open_health_server(doors, healthy, options.health)
             await open_metrics_server(doors, process.metrics_endpoint, options.metrics, options.node)
             doors.enter_context(options.log_ids.reading(process.standing))
@@ -175,12 +176,12 @@ async def run_coordinator(options: CoordinatorOptions) -> int:
 
 
 async def _open_store(location: str, folder: Path) -> Store:
-    """Open the store. Only a replica without a log makes one; any other waits for the store that its log names, by its id.
+    """Open the store. Only a replica without a log creates one; others wait for the store whose id is in their log.
 
     Raises:
-        UsageError: no store can ever be there, such as below a file; or another one stays there.
-        StoreKeyError: it has another key.
-        StoreError: it is damaged, or cannot be made just now.
+        UsageError: no store can exist at the location, such as below a file; or another store remains there.
+        StoreKeyError: the store has another key.
+        StoreError: the store is damaged, or cannot be created now.
     """
     if not any((folder / name).exists() for name in (JOURNAL_FILE, DUMP_FILE)):
         return await asyncio.to_thread(_open_or_create, location)
@@ -195,7 +196,7 @@ async def _open_store(location: str, folder: Path) -> Store:
         except StoreError as error:
             problem = str(error)
         else:
-            if store.store_id == known or not known:  # a log that nobody can read is told of when it is opened
+            if store.store_id == known or not known:  # opening an unreadable log reports the error
                 return store
             problem = f"another store (id {store.store_id}) is at {location}, and the log is of the store {known}: mount that one, or give its place with --store"
             if look >= OTHER_LOOKS_MAX:
@@ -208,7 +209,7 @@ async def _open_store(location: str, folder: Path) -> Store:
 def _open_or_create(location: str) -> Store:
     try:
         store = Store.open_or_create(location)
-        store.digest(b"")  # makes the first key, if there is to be one: hosts see whether theirs fits
+        store.digest(b"")  # creates the first key, if the store uses keys, so that hosts can check theirs
         return store
     except StoreError as error:
         if isinstance(error.__cause__, FileExistsError | NotADirectoryError | FileNotFoundError | PermissionError):
@@ -219,7 +220,7 @@ def _open_or_create(location: str) -> Store:
 
 
 class _Process:
-    """Process of one replica: Raft, the leader while it leads, and the server in front of both."""
+    """Process of one replica: Raft, the leader core while it leads, and the gRPC server."""
 
     def __init__(self, options: CoordinatorOptions, store: Store) -> None:
         self._options = options
@@ -309,11 +310,11 @@ class _Process:
         return self._leadership.exit_code
 
     def stop_asked(self) -> None:
-        """Let `run` return, also if it has not begun: after a last snapshot."""
+        """Make `run` return after a last snapshot, even if it has not begun."""
         self._planned_stop.asked()
 
     def standing(self) -> dict[str, object]:
-        """Read when something is logged."""
+        """Return the ids for log lines."""
         state = self._machine.state
         return {"fleet": state.image.name, "plan": state.plan_number, "epoch": state.image.begun}
 
@@ -343,7 +344,7 @@ class _Process:
             ) from error
 
     async def _watch_logs(self) -> None:
-        """End the process when so many replicas have lost their logs that nobody will ever lead."""
+        """End the process when so many replicas have lost their logs that no leader can be elected."""
         driver = self._replica.driver
         while True:
             if not self._is_alone:
@@ -360,7 +361,7 @@ class _Process:
             await asyncio.sleep(LOST_LOOK_S)
 
     async def _watch_refusals(self) -> None:
-        """End it when all others refuse it, or speak TLS where it does not, or the other way round."""
+        """End the process when all other replicas refuse it, or use TLS where it does not, or vice versa."""
         others, held_s = len(self._members) - 1, 0.0
         while others:
             refusals = self._replica.streams.refusals.final()
@@ -371,7 +372,7 @@ class _Process:
             await asyncio.sleep(HEALTH_S)
 
     async def _until_leading(self) -> None:
-        """A replica that is alone leads at once: nobody need hear that it does not yet."""
+        """Wait until a replica without peers leads, so that no call is refused before."""
         waits = [asyncio.create_task(event.wait()) for event in (self._leadership.led, self._leadership.ended)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
@@ -383,7 +384,7 @@ class _Process:
             await self._tell_health(healthy)
 
     async def _tell_health(self, healthy: health.aio.HealthServicer) -> None:
-        """Set the health status: a replica without a majority answers nobody, whatever its process does. A leader gets the replicas' status."""
+        """Set the health status: a replica without a majority is not serving. Feed the replicas' status to the leader core."""
         raft, options = self._replica.driver, self._options
         try:
             status = await raft.status()
@@ -398,7 +399,7 @@ class _Process:
         await tell(healthy, ("", SERVICE, READY), is_serving=is_serving)
 
     async def _watch_end(self) -> None:
-        """Replicas that do not lead end some time after the fleet: by then its hosts know."""
+        """End a replica that does not lead some time after the fleet's end, when its hosts know."""
         while self._options.exit_when_finished:
             await asyncio.sleep(END_LOOK_S)
             if self._machine.state.image.outcome and self._leadership.driver is None:
@@ -408,7 +409,7 @@ class _Process:
                     return
 
     def _make_driver(self) -> Driver:
-        """A new leader. Raises LogError or UsageError if log and store do not agree."""
+        """Make the driver of a new leader. LogError, UsageError: log and store do not agree."""
         state, options = self._machine.state, self._options
         _check_store(state, self._store)
         core = LeaderCore(
@@ -429,7 +430,7 @@ class _Process:
         return Driver(core, self._log, keeper, self._figures, self._begin_spans())
 
     def _begin_spans(self) -> "FleetSpans | None":
-        """Begin the spans of the leader that begins here."""
+        """Begin the spans of a new leader."""
         if self._export is None:
             return None
         from snapline.coordinator.service.fleet_spans import FleetSpans
@@ -451,8 +452,8 @@ def _check_store(state: FleetView, store: Store) -> None:
     """Check that log and store agree.
 
     Raises:
-        LogError: they do not: a log that has lost its end.
-        UsageError: a new log on a store that is in use.
+        LogError: the log has lost its end.
+        UsageError: the log is new, but the store is in use.
     """
     try:
         epochs = store.epochs()
@@ -480,7 +481,7 @@ async def _listen(
     guard: RpcGuard,
     healthy: health.aio.HealthServicer,
 ) -> tuple[grpc.aio.Server, str]:
-    """A server that is bound: to the address given, or to the port of the run before."""
+    """Return a bound server and its address: the given one, or the port of the previous run."""
     host, _, port = options.listen.rpartition(":")
     earlier = read_address(Path(options.data_dir), "listen") if port == "0" else ""
     wanted = f"{host}:{earlier.rpartition(':')[2]}" if earlier else options.listen
@@ -506,10 +507,10 @@ async def _add_services(
 
 @contextlib.contextmanager
 def _own_folder(folder: Path) -> Iterator[None]:
-    """Lock the folder for one process: two with the same files would vote twice.
+    """Lock the folder for one process: two processes with the same files would vote twice.
 
     Raises:
-        FolderInUseError: another process uses it.
+        FolderInUseError: another process uses the folder.
     """
     make_private(folder)
     try:
@@ -523,7 +524,7 @@ def _own_folder(folder: Path) -> Iterator[None]:
 
 
 def _write_address(data_dir: Path, address: str, listen: str) -> None:
-    """Tell tools where we are. Replaced as a whole: nobody reads half a file."""
+    """Write the address file for tools. It is replaced atomically."""
     content = {"apiVersion": "snapline/v1", "kind": "CoordinatorAddress", "address": address, "listen": listen}
     scratch = data_dir / f"{ADDRESS_FILE}.new"
     scratch.write_bytes(msgspec.json.format(msgspec.json.encode(content)) + b"\n")
@@ -531,7 +532,7 @@ def _write_address(data_dir: Path, address: str, listen: str) -> None:
 
 
 def read_address(data_dir: Path, field: str = "address") -> str:
-    """Return the address of `data_dir`'s coordinator, or (`field="listen"`) its listening one; empty if it never ran."""
+    """Return the address of `data_dir`'s coordinator, or its listening address (`field="listen"`); empty: it never ran."""
     try:
         content = msgspec.json.decode((data_dir / ADDRESS_FILE).read_bytes(), type=dict[str, str])
     except (OSError, msgspec.DecodeError):

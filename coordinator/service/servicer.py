@@ -1,4 +1,4 @@
-"""The Coordinator service over gRPC: protobuf in, structs inside, protobuf out."""
+"""The Coordinator service over gRPC: converts between protobuf messages and structs."""
 
 import asyncio
 import contextlib
@@ -84,16 +84,16 @@ FIGURES = (
 )
 
 CONTENTS_BYTES_MAX = MESSAGE_BYTES_MAX // 2
-"""Largest size of a snapshot's states and messages in one answer; the other half is for names and counters: ten thousand agents' take 4 MiB."""
+"""Largest size of a snapshot's states and messages in one answer. The other half is for names and counters: 4 MiB for ten thousand agents."""
 
 LISTING_S = 2.0
-"""Time limit for the store to list its epochs: the rest of the history does not wait longer."""
+"""Time limit for the store to list its epochs; the history is then shown without them."""
 
 ANSWER_S = 0.1
-"""Time for the answer to go out before the process that gives it ends."""
+"""Time for the answer to be sent before the process ends."""
 
 LOG_FIELDS = ("log_messages", "log_bytes", "checkpoints", "forced", "piggyback_bytes", "piggybacked")
-"""Fields of a heartbeat, of a host's status, and summed up in the fleet's."""
+"""Fields of a heartbeat and of a host's status, which are summed up in the fleet's status."""
 
 
 class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
@@ -132,7 +132,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     # ---- hosts ------------------------------------------------------------------------------------------------------
 
     async def Attend(self, _requests: object, context: Context) -> None:
-        """Serve one stream of a host: its messages go to the core, the core's directives to it. It ends with the leader."""
+        """Serve one stream of a host: pass its messages to the core, and the core's directives to it, until the leadership ends."""
         driver = await self._leading_or_abort(context)
         join = await self._read_join(context)
         if isinstance(join, TurnedAway):
@@ -161,7 +161,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         return self._leadership.driver
 
     async def _read_join(self, context: Context) -> Join | TurnedAway:
-        """The first message, which is small and says who speaks; nothing of the stream counts before it is judged."""
+        """Read and check the first message, which identifies the host; nothing else of the stream is used before."""
         try:
             data = await self._guard.first_message(context, FIRST_BYTES_MAX)
             if data is None:
@@ -176,9 +176,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     async def _read(self, driver: Driver, session: int, outbox: Outbox, context: Context) -> None:
         try:
-            said = HostStream()
+            stream = HostStream()
             while isinstance(data := await context.read(), bytes):
-                message = said.take(data)
+                message = stream.take(data)
                 if message is not None:
                     driver.hear(session, message)
                 if isinstance(message, Leave):
@@ -189,7 +189,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         finally:
             outbox.close()
 
-    # ---- who leads ------------------------------------------------------------------------------------------------
+    # ---- leader ---------------------------------------------------------------------------------------------------
 
     def _leading(self) -> Driver:
         driver = self._leadership.driver
@@ -267,7 +267,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @translated
     async def CreateSnapshot(self, request: pb.CreateSnapshotRequest, context: Context) -> pb.SnapshotOutcome:
-        """An epoch by hand; answers when it has ended."""
+        """Begin an epoch manually; answer when it has ended."""
         begun_ns = time.monotonic_ns()
         answer = await self._leading().ask(ev.SnapshotRequested, ev.AnswerSnapshot)
         return pb.SnapshotOutcome(
@@ -280,15 +280,15 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @translated
     async def ReadSnapshots(self, request: pb.ReadSnapshotsRequest, context: Context) -> Message:
-        """List, show or verify; or report how epochs ended."""
+        """List, show or verify snapshots, or report how epochs ended."""
         if request.verb == "history":
             await self._be_current()
-            told = epoch_history(self._state, await self._stored_epochs())
-            return snapshots_replies.wrap(Document(msgspec.json.encode(told)))
+            history_rows = epoch_history(self._state, await self._stored_epochs())
+            return snapshots_replies.wrap(Document(msgspec.json.encode(history_rows)))
         return snapshots_replies.wrap(await asyncio.to_thread(self._read_snapshots, request))
 
     async def _stored_epochs(self) -> list[int] | None:
-        """List stored epochs; None: the store does not say in time, and the history is shown all the same."""
+        """List stored epochs; None: the store does not answer in time."""
         try:
             return await asyncio.wait_for(asyncio.to_thread(self._store.epochs), LISTING_S)
         except (SnaplineError, OSError, TimeoutError):
@@ -299,8 +299,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             case "list":
                 return list_snapshots(self._store)
             case "show":
-                of, agent = request.snapshot or "latest", request.agent or None
-                shown = show_document(self._store, of, agent, contents_bytes_max=CONTENTS_BYTES_MAX)
+                snapshot, agent = request.snapshot or "latest", request.agent or None
+                shown = show_document(self._store, snapshot, agent, contents_bytes_max=CONTENTS_BYTES_MAX)
                 return Document(msgspec.json.encode(shown))
             case "verify":
                 return verify(self._store, request.snapshot or None)
@@ -341,48 +341,48 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     async def PreviewRestore(self, request: pb.PreviewRestoreRequest, context: Context) -> Message:
         """Return what a restore would undo."""
         await self._be_current()
-        found = await self._restoring.preview(request.snapshot, is_dropping=request.drop_inputs)
-        return writer_of(RestorePreview, pb.RestorePreview)(found)
+        preview = await self._restoring.preview(request.snapshot, is_dropping=request.drop_inputs)
+        return writer_of(RestorePreview, pb.RestorePreview)(preview)
 
     @translated
     async def Restore(self, request: pb.RestoreRequest, context: Context) -> Message:
-        """Go back on purpose."""
+        """Restore the fleet to an epoch."""
         await self._be_current()
-        done = await self._restoring.restore(
+        restored = await self._restoring.restore(
             request.snapshot, request.token, request.reason, is_dropping=request.drop_inputs, ask=self._leading().ask
         )
-        return writer_of(RestoreReply, pb.RestoreReply)(done)
+        return writer_of(RestoreReply, pb.RestoreReply)(restored)
 
     @translated
     async def Locate(self, request: pb.LocateRequest, context: Context) -> Message:
-        """Return agents' locations: for clients, who call their hosts, and for tools."""
+        """Return agents' locations, for tools and for clients, which call the agents' hosts."""
         if len(request.agents) > LOCATED_MAX:
             raise UsageError(f"{len(request.agents)} agents asked for at once; {LOCATED_MAX} are allowed")
         await self._be_current()
-        found = located_all(self._state) if request.all else located(self._state, request.agents)
-        return writer_of(LocateReply, pb.LocateReply)(found)
+        locations = located_all(self._state) if request.all else located(self._state, request.agents)
+        return writer_of(LocateReply, pb.LocateReply)(locations)
 
     @translated
     async def ReportHostExit(self, request: pb.ReportHostExitRequest, context: Context) -> pb.ReportHostExitReply:
-        """A launcher's word; known is a run that the fleet counts as alive."""
+        """Take a launcher's report that a host's process has ended; `is_known`: the fleet counts this run as alive."""
         await self._check_own(context, HOST, request.host)
         driver = self._leading()
         record = self._state.image.hosts.get(request.host)
         is_known = record is not None and record.instance == request.instance and record.state == ALIVE
-        died_in = tuple([reader_of(TurnDeath)(each) for each in request.died_in])
+        died_in = tuple([reader_of(TurnDeath)(death) for death in request.died_in])
         driver.feed(ev.HostExitReported(request.host, request.instance, request.reason, died_in))
         return pb.ReportHostExitReply(is_known=is_known)
 
     @translated
     async def ReportHostBusy(self, request: pb.ReportHostBusyRequest, context: Context) -> pb.ReportHostBusyReply:
-        """A thread of a host: its process lives, and something holds its event loop."""
+        """Take a host's report that its process lives while something blocks its event loop."""
         await self._check_own(context, HOST, request.host)
         self._leading().feed(ev.HostBusyReported(request.host, request.instance, request.busy_ns, request.what))
         return pb.ReportHostBusyReply()
 
     @translated
     async def ForgetHost(self, request: pb.ForgetHostRequest, context: Context) -> pb.ForgetHostReply:
-        """Drop the record of a host that does not come back."""
+        """Remove the record of a host that will not return."""
         await self._be_current()
         driver = self._leading()
         check_forgetting(self._state, request.host)
@@ -395,7 +395,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @translated
     async def MoveAgents(self, request: pb.MoveAgentsRequest, context: Context) -> pb.MoveAgentsReply:
-        """Mark hosts that agents are to leave, or may come to again; spread agents evenly."""
+        """Drain or resume hosts, or spread the agents evenly."""
         await self._be_current()
         drained, resumed = tuple(request.drained), tuple(request.resumed)
         check_moves(self._state.image.hosts, drained, resumed)
@@ -407,14 +407,14 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @translated
     async def EndHost(self, request: pb.EndHostRequest, context: Context) -> pb.EndHostReply:
-        """Have a host's process end."""
+        """End a host's process."""
         await self._be_current()
         check_end(self._state.image.hosts, request.host, request.host_start)
         self._leading().feed(words.EndHostRequested(request.host))
         return pb.EndHostReply()
 
     async def _check_own(self, context: Context, role: str, name: str) -> None:
-        """Check that a caller with this role speaks for itself; other permitted callers speak for all."""
+        """Check that a caller with this role acts for itself; other permitted callers may act for all."""
         identity = self._security.identity(context)
         if identity is not None and identity.role == role and identity.name != name:
             await refuse(
@@ -436,7 +436,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @translated
     async def MoveConsumer(self, request: pb.MoveConsumerRequest, context: Context) -> pb.MoveConsumerReply:
-        """A consumer's word that it has had them."""
+        """Acknowledge outputs: move a consumer's cursor."""
         return pb.MoveConsumerReply(cursor=await self._outputs.move(request.name, request.cursor))
 
     @translated
@@ -466,7 +466,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @translated
     async def TransferLeader(self, request: pb.TransferLeaderRequest, context: Context) -> pb.LeaderTransferred:
-        """Have another replica lead. A replica hands on its own lead only."""
+        """Transfer the leadership to another replica. A replica may only transfer its own."""
         await self._check_own(context, COORDINATOR, request.only_from)
         self._leading()
         leading = self._replica.driver.standing.leader
@@ -478,7 +478,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @translated
     async def EndReplica(self, request: pb.EndReplicaRequest, context: Context) -> pb.EndReplicaReply:
-        """End this process, once the answer is out; or, as the leader, have another replica end: what people do is written down before it is done."""
+        """End this process once the answer is sent. The leader records the call first, then forwards it to another replica."""
         name = request.name
         if name not in self._members:
             raise NotFoundError(f"no replica {name!r}: there are {', '.join(self._members)}")
@@ -495,9 +495,9 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     @translated
     async def Backup(self, request: pb.BackupRequest, context: Context) -> pb.BackupReply:
-        """The whole replicated state, with everything acknowledged before the call."""
+        """Return the whole replicated state, with everything acknowledged before the call."""
         await self._be_current()
         image = await asyncio.to_thread(
             zlib.compress, self._state.freeze(), 1
-        )  # of many agents: a tenth fits into an answer
+        )  # the state of many agents shrinks to a tenth and fits into an answer
         return pb.BackupReply(image=image, cluster=self._store.store_id)

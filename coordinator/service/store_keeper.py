@@ -1,6 +1,6 @@
-"""The coordinator's work in the store: blocking calls, each on a thread, each answered by one event.
+"""The coordinator's work in the store: blocking calls, each on a thread and answered by one event.
 
-Nothing is decided here: what fails is reported with the path that is damaged or the reason why the store could not be used.
+Nothing is decided here. Failures are reported with the damaged path, or the reason why the store could not be used.
 """
 
 import functools
@@ -54,21 +54,21 @@ from snapline.storage.timestamps import instant
 _log = logging.getLogger("snapline.coordinator")
 
 VALIDITY = "consistent: every channel covered, every pack's index read back"
-"""Proof of an epoch when it is committed."""
+"""Validity text in the manifest of an epoch made by hosts."""
 
 LINE_VALIDITY = "consistent: a line of {protocol} over epoch {base}, every message in transit found, no orphan"
-"""The same of an epoch that the coordinator has put together from checkpoints."""
+"""Validity text in the manifest of an epoch that the coordinator has composed from checkpoints."""
 
 DELETED_KEPT = 10_000
-"""Number of deletions remembered: many more than are forgotten while a manifest waits, whose bases were named when they were still known."""
+"""Number of deletions remembered: many more than happen while a manifest with bases waits to be written."""
 
 
 class StoreKeeper:
-    """Calls of one coordinator. All methods may run on any thread, several at a time.
+    """Store calls of one coordinator. All methods may run on any thread, several at a time.
 
     Attributes:
-        logs: of the cleaner's thread.
-        outputs: releases them with their epochs.
+        logs: sweeper of host logs, used on the cleaner's thread.
+        outputs: releaser of outputs.
     """
 
     def __init__(
@@ -81,10 +81,12 @@ class StoreKeeper:
         wall_ns: Callable[[], int] = time.time_ns,
         now_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """`state` is read for the fleet's name, which does not change once it is defined, and for its agents' places in vectors.
+        """Prepare; nothing is read or written yet.
 
-        `retention` says which of the epochs that the log has forgotten stay all the same; None: those that somebody holds. `on_deleted` gets the
-        number of files deleted, on the thread that deletes.
+        Args:
+            state: source of the fleet's name, which is fixed once defined, and of its agents' ordinals.
+            retention: policy for forgotten epochs that stay in the store; None: only pinned and tagged ones.
+            on_deleted: called with the number of deleted files, on the thread that deletes.
         """
         self._store = store
         self._on_deleted = on_deleted
@@ -99,9 +101,9 @@ class StoreKeeper:
         self._dependencies = _dependencies()
         self._topology: tuple[object, str] = (None, "")
         self._marking = threading.Lock()
-        """Held from finding what an epoch reuses until its manifest says so: nothing is deleted meanwhile."""
+        """Held from finding reusable chunks until the manifest refers to them, so that nothing is deleted in between."""
         self._deleted: dict[int, None] = {}
-        """Epochs that the log has forgotten, in that order: void ones go before the older one that the fleet was taken back to."""
+        """Epochs that the log has forgotten, in the order of forgetting."""
 
     def write_probe(self, command: WriteProbe) -> ProbeWritten:
         """Write a fresh file for a host to read."""
@@ -112,7 +114,7 @@ class StoreKeeper:
         return ProbeWritten(command.session, path, content)
 
     def remove_probe(self, path: str) -> None:
-        """Remove it again."""
+        """Remove a probe."""
         self._quietly(lambda: self._store.remove_probe(path), f"probe {path} remains")
 
     def write_manifest(self, command: WriteManifest) -> ManifestWritten:
@@ -136,11 +138,11 @@ class StoreKeeper:
         return root
 
     def _kept(self, bases: Mapping[int, str]) -> dict[int, str]:
-        """The bases that were not deleted since they were named."""
+        """Return the bases that were not deleted since the command was made."""
         return {epoch: root for epoch, root in bases.items() if epoch not in self._deleted}
 
     def materialise(self, command: MaterialiseLine) -> LineMaterialised:
-        """Make a recovery line an epoch (G1, G2, G4, G11); see `line_store`."""
+        """Make a recovery line into an epoch (G1, G2, G4, G11); see `line_store`."""
         try:
             line = self._store.judged(lambda: line_store.read_line(self._store, command))
         except DamagedDataError as error:
@@ -172,7 +174,7 @@ class StoreKeeper:
         )
 
     def scan(self, command: ScanCheckpoints) -> CheckpointsScanned:
-        """Read what checkpoints the base epoch and the plan's packs hold."""
+        """List the checkpoints in the base epoch and the plan's packs."""
         plan, base_epoch = command.plan, command.base_epoch
         try:
             base = self._store.judged(lambda: line_store.scan_base(self._store, command))
@@ -214,17 +216,17 @@ class StoreKeeper:
         )
 
     def _ordinals_of(self, command: WriteManifest) -> dict[str, int]:
-        """Return agents' places in vectors: without them vectors mean nothing to another fleet."""
+        """Return the agents' ordinals, without which another fleet could not read the checkpoints' vectors."""
         if not is_autonomous(self._image.protocol):
             return {}
-        known = self._image.agents
-        return {x.agent: known[x.agent].ordinal for x in command.agents if x.agent in known}
+        records = self._image.agents
+        return {x.agent: records[x.agent].ordinal for x in command.agents if x.agent in records}
 
     def _topology_of(self, command: WriteManifest) -> str:
-        """Fingerprint over agents, classes and channels. It seldom changes, so the last one is kept."""
+        """Return a fingerprint of agents, classes and channels. It rarely changes, so the last one is cached."""
         agents = tuple([(x.agent, x.kind) for x in command.agents])
-        known, fingerprint = self._topology
-        if known != (agents, command.channels):
+        cached_key, fingerprint = self._topology
+        if cached_key != (agents, command.channels):
             digest = blake2b(digest_size=16)
             for names in (agents, command.channels):
                 digest.update(b"\n".join(sorted([f"{first}\0{second}".encode() for first, second in names])) + b"\0\0")
@@ -233,7 +235,7 @@ class StoreKeeper:
         return fingerprint
 
     def publish(self, command: PublishEpoch) -> EpochPublished:
-        """Write the ref; the same one again is success."""
+        """Write the ref; repeating it succeeds."""
         epoch = command.epoch
         try:
             failpoint("coordinator.epoch.completed")
@@ -243,8 +245,10 @@ class StoreKeeper:
             return EpochPublished(epoch, str(error), damaged_path=_path_of(error, command.root))
         except (SnaplineError, OSError) as error:
             return EpochPublished(epoch, str(error), is_final=self._belongs_to_others(epoch, command.root))
-        known = self.outputs.known(epoch, command.root)
-        return EpochPublished(epoch) if known is None else EpochPublished(epoch, inputs=known[0], outputs=known[1])
+        numbers = self.outputs.known(epoch, command.root)
+        return (
+            EpochPublished(epoch) if numbers is None else EpochPublished(epoch, inputs=numbers[0], outputs=numbers[1])
+        )
 
     def _belongs_to_others(self, epoch: int, root: str) -> bool:
         try:
@@ -253,14 +257,14 @@ class StoreKeeper:
             return False
 
     def resolve(self, command: ResolveSnapshot) -> SnapshotResolved:
-        """The epoch that has this tag, or number."""
+        """Find the epoch with this tag or number."""
         try:
             return SnapshotResolved(command.snapshot, self._store.resolve(command.snapshot))
         except (SnaplineError, OSError) as error:
             return SnapshotResolved(command.snapshot, 0, str(error) or repr(error))
 
     def check_line(self, command: CheckLine) -> LineChecked:
-        """Check whether the fleet can restart from this epoch. Blobs are checked by the hosts that load them, or here, if all is requested."""
+        """Check whether the fleet can restart from this epoch. Hosts check the blobs that they load; `is_whole`: check them here, too."""
         try:
             self._store.judged(lambda: self._check_line(command))
         except DamagedDataError as error:
@@ -279,7 +283,7 @@ class StoreKeeper:
             raise damaged(found.path, found.reason, epoch=command.epoch)
 
     def delete(self, command: DeleteEpochs) -> None:
-        """Delete forgotten epochs that neither the policy nor anybody keeps; what fails is found by the next sweep."""
+        """Delete forgotten epochs that neither the policy nor a pin or tag keeps; the next sweep repeats what failed."""
         with self._marking:
             self._deleted |= dict.fromkeys(command.epochs)
             while len(self._deleted) > DELETED_KEPT:
@@ -287,7 +291,7 @@ class StoreKeeper:
         self._quietly(lambda: self._delete_unkept(command.epochs), "forgotten epochs remain")
 
     def sweep(self, command: SweepStore) -> None:
-        """Delete what the log does not know any more, and what nothing refers to."""
+        """Delete epochs that the log has forgotten, and unreferenced data."""
         kept = {*command.kept, *command.undecided}
 
         def sweep_forgotten() -> None:
@@ -314,7 +318,7 @@ class StoreKeeper:
         self._quietly(lambda: self._store.delete_outputs(now_ns=self._wall_ns()), "outputs that all have had remain")
 
     def _delete_unkept(self, forgotten: Sequence[int]) -> None:
-        """Delete those of the forgotten epochs that are to go now. Time moves: the next look may find others."""
+        """Delete the forgotten epochs that the policy does not keep now; the result depends on the time."""
         times = self._read_times()
         kept: Collection[int] = ()
         if self._retention is not None:
@@ -330,36 +334,36 @@ class StoreKeeper:
         return removed
 
     def _read_times(self) -> list[SnapshotTime]:
-        """Return the creation times of the store's epochs. Manifests do not change: each is read once, and only if there is a policy."""
+        """Return the creation times of the store's epochs. Manifests are immutable: each is read once, and only if there is a policy."""
         if self._retention is None:
             return [SnapshotTime(epoch, None) for epoch in self._store.epochs()]
-        found, known = list[SnapshotTime](), dict[int, SnapshotTime]()
+        times, cache = list[SnapshotTime](), dict[int, SnapshotTime]()
         for epoch in self._store.epochs():
             snapshot = self._times.get(epoch) or self._read_time(epoch)
             if snapshot is not None:
-                found.append(snapshot)
+                times.append(snapshot)
                 if snapshot.created_ns is not None:
-                    known[epoch] = snapshot
-        self._times = known
-        return found
+                    cache[epoch] = snapshot
+        self._times = cache
+        return times
 
     def _read_time(self, epoch: int) -> SnapshotTime | None:
         try:
             summary = summarise(self._store, epoch)
-        except StoreError:  # Not damage: it may be read another day, and is kept until then.
+        except StoreError:  # not damaged: kept until it can be read again
             return SnapshotTime(epoch, None)
         if summary is None:
             return None
         return time_of(summary)
 
     def delete_checkpoints(self, command: DeleteCheckpoints) -> None:
-        """Delete checkpoint packs; what fails is found by the next sweep after a plan."""
+        """Delete checkpoint packs; the sweep after the next plan repeats what failed."""
         self._quietly(
             lambda: self._on_deleted(len(self._store.delete_checkpoints(command.paths))), "checkpoints remain"
         )
 
     def sweep_checkpoints(self, command: SweepCheckpoints) -> None:
-        """Delete what earlier plans left behind."""
+        """Delete checkpoint packs of earlier plans."""
 
         def sweep() -> None:
             removed = self._store.sweep_checkpoints(plans_below=command.plan, kept=command.kept)
@@ -397,9 +401,9 @@ def _path_of(error: DamagedDataError, root: str) -> str:
 
 
 def _damaged_base(error: Exception, bases: Mapping[int, str]) -> tuple[int, str]:
-    """Return the damaged one of the epochs referred to, and its file; (0, "") if the error is another.
+    """Return the damaged base epoch and its file; (0, ""): the error has another cause.
 
-    Only their manifests are read then. A host that reports a pack of an older epoch condemns nothing by it.
+    Only damage of a base's manifest counts, so a wrong report of a host cannot condemn an epoch.
     """
     finding = finding_of(error) if isinstance(error, DamagedDataError) else None
     if finding is None or finding.epoch not in bases or parse_manifest_path(finding.path) is None:
@@ -409,12 +413,12 @@ def _damaged_base(error: Exception, bases: Mapping[int, str]) -> tuple[int, str]
 
 @functools.cache
 def _dependencies() -> dict[str, str]:
-    from importlib import metadata  # with what it needs, a twentieth of what a process imports
+    from importlib import metadata  # imported late: it takes a twentieth of the import time
 
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in ("snapline", "msgspec", "grpcio", "numpy"):
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

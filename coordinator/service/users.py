@@ -1,8 +1,8 @@
 """Users of the coordinator: their tokens, and the audit log of their requests. An adapter around `state/users.py`.
 
-Whether a token is good is read from the replicated state of this replica. One that leads knows all that was acknowledged; one that does not
-may lack the newest tokens, and sends the bearer of an unknown one to the leader. What changes something is recorded through Raft before it is
-made, and there the token is looked at again.
+Tokens are checked against this replica's copy of the replicated state. The leader's copy has everything acknowledged. Another replica may lack
+the newest tokens, and refers callers with an unknown token to the leader. Calls that change something are recorded through Raft before they
+are made; that operation checks the token again.
 """
 
 import asyncio
@@ -26,19 +26,19 @@ from snapline.security.tokens import ALLOWED, FAILED, PEOPLE, REFUSED
 from snapline.security.transport import Identity, Security
 
 VALID_S_MAX = 366 * 24 * 3600
-"""A token that is good for longer is one that nobody looks after."""
+"""Longest validity of a token."""
 
 PROPOSE_S, AGAIN_S = 10.0, 0.1
-"""Time for one entry to be committed: an election takes a second or two. And between two attempts, under the same request id."""
+"""Time limit for committing an entry (an election takes a second or two), and time between attempts under the same request id."""
 
 AUDIT_MAX = CALLS_KEPT + REFUSALS_KEPT
 
 AT_HOSTS = {rpc.rpartition("/")[2]: door for rpc, door in RPC_RULES.items() if door.acts and "v1.Inputs/" in rpc}
-"""Calls of people to hosts that change something."""
+"""RPCs of users to hosts that change something."""
 
 
 class FleetUsers:
-    """Users as the coordinator knows them; one for each replica."""
+    """Users' tokens and audit log; one object per replica."""
 
     def __init__(
         self,
@@ -60,18 +60,18 @@ class FleetUsers:
         self._client = f"{node}.people.{secrets.token_hex(8)}"
         self._sequence = 0
 
-    # ---- for the doors --------------------------------------------------------------------------------------------------
+    # ---- authorization --------------------------------------------------------------------------------------------------
 
     async def holder(self, digest: bytes) -> Identity | None:
         """Return the bearer of this token; see `rpc_authorization.People`."""
-        found = bearer_of(self._state.image, digest, time.time_ns())
-        if found is None:
+        bearer = bearer_of(self._state.image, digest, time.time_ns())
+        if bearer is None:
             self._check_leading()
             return None
-        return Identity(found[1], found[0])
+        return Identity(bearer[1], bearer[0])
 
     async def record(self, caller: Caller, call: str, about: str, outcome: str, at: str = "") -> None:
-        """Write a call down; see `rpc_authorization.People`."""
+        """Record a call; see `rpc_authorization.People`."""
         self._check_leading()
         assert caller.identity is not None, "nobody is not written down"
         role, name = caller.identity
@@ -80,11 +80,11 @@ class FleetUsers:
             raise UsageError(result.reason)
 
     def check_member(self, host: str) -> None:
-        """Hosts that the fleet has now may ask for people, and nobody else who has a host's certificate.
+        """Check that a host is a living member of the fleet; a host certificate alone is not enough.
 
         Raises:
             UsageError: there is no such host.
-            CoordinatorUnavailableError: it is lost or has left, or this replica does not know.
+            CoordinatorUnavailableError: the host is lost or has left, or this replica does not know it.
         """
         record = self._state.image.hosts.get(host)
         if record is not None and record.state == ALIVE:
@@ -95,28 +95,28 @@ class FleetUsers:
         raise CoordinatorUnavailableError(f"host {host} is {record.state}: it asks again when it has joined")
 
     async def record_at(self, host: str, proof: Caller, call: str, about: str, outcome: str) -> None:
-        """Write down a call that a person has made to a host. Nothing is believed of a host but its own name.
+        """Record a user's call to a host. The host is trusted only for its own name.
 
         Raises:
-            UsageError: `proof` proves nobody who could have made this call, or the host is no member.
+            UsageError: `proof` identifies no user who could have made this call, or the host is no member.
         """
         self._check_leading()
         self.check_member(host)
-        door = AT_HOSTS.get(call)
+        rule = AT_HOSTS.get(call)
         identity = self._identity_by(proof)
-        if door is None or outcome not in (ALLOWED, REFUSED, FAILED) or identity.role not in PEOPLE:
+        if rule is None or outcome not in (ALLOWED, REFUSED, FAILED) or identity.role not in PEOPLE:
             raise UsageError(f"{call!r} to a host, {outcome!r}, by a {identity.role!r} is not written down")
-        if (outcome == REFUSED) == (identity.role in door.roles):
+        if (outcome == REFUSED) == (identity.role in rule.roles):
             raise UsageError(f"{call} by {identity.role} {identity.name} cannot have been {outcome}")
         await self.record(Caller(identity, proof.digest), call, about, outcome, host)
 
     def _identity_by(self, proof: Caller) -> Identity:
         """Return the identity that a token's digest or a certificate proves."""
         if proof.digest:
-            found = bearer_of(self._state.image, proof.digest, time.time_ns())
-            if found is None:
+            bearer = bearer_of(self._state.image, proof.digest, time.time_ns())
+            if bearer is None:
                 raise UsageError("the token is not good, or not any more")
-            return Identity(found[1], found[0])
+            return Identity(bearer[1], bearer[0])
         if not proof.certificate:
             raise UsageError("a host that has calls written down shows the person's token digest or certificate")
         try:
@@ -133,10 +133,10 @@ class FleetUsers:
     def whom_to_ask(self) -> tuple[tuple[str, str], ...]:
         return self._who_leads.metadata()
 
-    # ---- for admins -----------------------------------------------------------------------------------------------------
+    # ---- tokens ---------------------------------------------------------------------------------------------------------
 
     async def make_token(self, name: str, role: str, digest: bytes, valid_s: int) -> int:
-        """Return the token's expiry, in nanoseconds of our clock."""
+        """Make a token; return its expiry, in nanoseconds of this replica's clock."""
         check_id(name, "token")
         if not 1 <= valid_s <= VALID_S_MAX:
             raise UsageError(f"a token is good for a second up to {VALID_S_MAX // 86_400} days, not for {valid_s} s")
@@ -147,7 +147,7 @@ class FleetUsers:
         return expires_ns
 
     async def revoke_token(self, name: str) -> None:
-        """Revoke a token, from its log entry on."""
+        """Revoke a token; it is invalid from the log entry on."""
         result = await self._propose(op.RevokeToken(name))
         if result.status == UNCHANGED:
             raise NotFoundError(f"there is no token {name!r}: `snapline auth token list` shows those that there are")
@@ -157,13 +157,13 @@ class FleetUsers:
         await self._be_current()
         now_ns = time.time_ns()
         rows = [
-            TokenStatus(name, each.role, each.made_ns, each.expires_ns, now_ns >= each.expires_ns)
-            for name, each in self._state.image.tokens.items()
+            TokenStatus(name, token.role, token.made_ns, token.expires_ns, now_ns >= token.expires_ns)
+            for name, token in self._state.image.tokens.items()
         ]
         return ReadTokensReply(tuple(rows))
 
     async def audit(self, count: int) -> ReadAuditReply:
-        """The last calls, of both kinds in one order."""
+        """Return the last calls, admitted and refused, in one order."""
         await self._be_current()
         image = self._state.image
         kept = sorted((*image.calls, *image.refusals), key=lambda each: each.number)
@@ -186,7 +186,7 @@ class FleetUsers:
         await self._raft.read(lambda: None)
 
     async def _propose(self, kind: op.Kind) -> OperationResult:
-        """Have it committed: proposed again, as one request, while nobody knows whether it is."""
+        """Commit an operation; propose it again under the same request id while its outcome is unknown."""
         self._sequence += 1
         entry = op.encode_operation(op.Operation(time.time_ns(), self._client, self._sequence, kind))
         try:

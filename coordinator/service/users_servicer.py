@@ -1,4 +1,4 @@
-"""The People service over gRPC: tokens, and the book of calls."""
+"""The People service over gRPC: tokens and the audit log."""
 
 from google.protobuf.message import Message
 
@@ -14,7 +14,7 @@ from snapline.security.tokens import clipped
 
 
 class UsersServicer(coordinator_pb2_grpc.PeopleServicer):
-    """Serves admins, and hosts that people have called."""
+    """Serves admins, and hosts that users have called."""
 
     def __init__(self, people: FleetUsers, guard: RpcGuard, who_leads: LeaderHint) -> None:
         self._people = people
@@ -40,20 +40,20 @@ class UsersServicer(coordinator_pb2_grpc.PeopleServicer):
 
     @translated
     async def CheckToken(self, request: pb.CheckTokenRequest, context: Context) -> pb.CheckTokenReply:
-        """Return to a host who has called it."""
+        """Return the name and role of a token's user, for a host that was called."""
         self._people.check_member(self._host(context))
-        found = await self._people.holder(request.digest)
-        return pb.CheckTokenReply() if found is None else pb.CheckTokenReply(name=found.name, role=found.role)
+        user = await self._people.holder(request.digest)
+        return pb.CheckTokenReply() if user is None else pb.CheckTokenReply(name=user.name, role=user.role)
 
     @translated
     async def RecordCall(self, request: pb.RecordCallRequest, context: Context) -> pb.RecordCallReply:
-        """Record for a host who has requested what of it. The proof says who that was, and the host's name is stored with it."""
+        """Record a user's call to a host, under the user in the proof and the host's name."""
         proof = Caller(None, request.digest, request.certificate)
         await self._people.record_at(self._host(context), proof, request.call, clipped(request.about), request.outcome)
         return pb.RecordCallReply()
 
     def _host(self, context: Context) -> str:
-        """The host that calls."""
+        """Return the name of the calling host."""
         host = self._guard.identity(context)
         if host is None:
             raise UsageError("without certificates nobody is known, and nothing is written down")
@@ -61,5 +61,5 @@ class UsersServicer(coordinator_pb2_grpc.PeopleServicer):
 
     @translated
     async def ReadAudit(self, request: pb.ReadAuditRequest, context: Context) -> Message:
-        """The last calls."""
+        """Return the last recorded calls."""
         return writer_of(ReadAuditReply, pb.ReadAuditReply)(await self._people.audit(request.count))

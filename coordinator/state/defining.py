@@ -1,7 +1,7 @@
-"""The first operations of a log: what fleet it is, and which agents it begins with; and which names later ones may have.
+"""First operations of a log: the fleet's definition and its initial agents. Also the rules for names of agents created later.
 
-A definition comes in pieces, and each may come more than once: what is there already changes nothing, and another fleet
-than the first is refused.
+A definition comes in several operations, each of which may be repeated: a repetition changes nothing, and the definition of another
+fleet is refused.
 """
 
 from snapline.coordinator.state import operations as op
@@ -21,7 +21,7 @@ from snapline.coordinator.state.fleet_view import FleetView
 
 
 def define_fleet(state: FleetView, kind: op.DefineFleet) -> OperationResult:
-    """Define the fleet, once: the same again changes nothing."""
+    """Define the fleet. Repeating the same definition changes nothing."""
     image = state.image
     if image.agents_defined:
         if image.definition_digest == kind.definition_digest:
@@ -41,7 +41,7 @@ def define_fleet(state: FleetView, kind: op.DefineFleet) -> OperationResult:
 
 
 def define_agents(state: FleetView, kind: op.DefineAgents) -> OperationResult:
-    """The next of its first agents, in the order in which they are announced."""
+    """Define the next initial agents, in the order of the definition."""
     image = state.image
     position = len(image.agents)
     if state.is_defined or kind.first < position:
@@ -64,13 +64,13 @@ def define_agents(state: FleetView, kind: op.DefineAgents) -> OperationResult:
 
 
 def next_ordinal(image: FleetImage) -> int:
-    """A number that no agent of this fleet has had."""
+    """Return an ordinal that no agent of this fleet has had."""
     image.next_ordinal += 1
     return image.next_ordinal - 1
 
 
 def refusal_of_names(state: FleetView, kind: op.CreateAgents) -> str:
-    """Return why these agents cannot be created, or ""."""
+    """Return why these agents cannot be created; "": they can."""
     image = state.image
     if not kind.agents or len(kind.agents) != len(kind.kinds):
         return "a creation names agents and their kinds"
@@ -81,9 +81,9 @@ def refusal_of_names(state: FleetView, kind: op.CreateAgents) -> str:
             return f"agent {agent} has been created before, and ids are never used again"
     if len(dict.fromkeys(kind.agents)) != len(kind.agents):
         return "an agent is created twice"
-    most = agents_max(image.protocol)
-    if len(image.agents) + len(kind.agents) > most:
-        return f"a fleet has at most {most} agents, those counted that left since the oldest kept epoch"
+    count_max = agents_max(image.protocol)
+    if len(image.agents) + len(kind.agents) > count_max:
+        return f"a fleet has at most {count_max} agents, those counted that left since the oldest kept epoch"
     for number, (agent, agent_kind) in enumerate(zip(kind.agents, kind.kinds, strict=True), len(image.agents)):
         if problem := problem_of_size(agent, agent_kind, number):
             return problem

@@ -1,4 +1,4 @@
-"""The end of an epoch, written down: its outcome, for hosts that ask again, and its figures, for people."""
+"""Records of an epoch's end: its outcome, for hosts that repeat a report, and its figures, for operators."""
 
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.epoch_records import ENDS_KEPT, REASON_CHARACTERS_MAX, EpochAccount, EpochEnd
@@ -15,7 +15,7 @@ def note_complete(image: FleetImage, kind: op.CompleteEpoch, record: EpochRecord
 def note_aborted(
     image: FleetImage, epoch: int, record: EpochRecord, reason: str, account: EpochAccount | None = None
 ) -> None:
-    """Note that the epoch was aborted, by the operation that is being applied."""
+    """Note that the epoch was aborted by the operation that is being applied."""
     begun = (epoch, record.plan, record.trigger, record.begun_ns)
     _note(image, EpochEnd(*begun, image.now_ns, False, reason, account=account))
 

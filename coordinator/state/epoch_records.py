@@ -1,28 +1,27 @@
-"""Ends of epochs, and what took their time: figures that are shown, and that nothing is decided from."""
+"""Ends of epochs and their time accounts: figures for display. Nothing is decided from them."""
 
 import msgspec
 
 ENDS_KEPT = 256
-"""Number of newest epochs whose end is kept: four minutes of one a second, ten days of one an hour. With the longest ids and reasons they
-are some hundred KiB of the image."""
+"""Number of newest epochs whose end is kept: four minutes at one epoch per second, ten days at one per hour. With the longest ids and
+reasons they take some hundred KiB of the image."""
 
 REASON_CHARACTERS_MAX = 300
-"""Largest length of a reason here; the outcome of a young epoch has it in full."""
+"""Largest length of a reason here; recent outcomes have it in full."""
 
 
 class PartTimes(msgspec.Struct, frozen=True, gc=False):
     """Durations of one host's part of an epoch.
 
-    All but `after_ns` are durations by the host's own clock, one after another: they belong to the agent that was the last there to
-    record its state. A host of an older release reports none of them, and no agent.
+    All but `after_ns` are consecutive durations by the host's own clock, for its agent that was last to record its state. A host of an
+    older release reports none of them, and no agent.
 
     Attributes:
-        agent: the last one there to record; "": none had to.
-        after_ns: from the epoch's begin until the report was there, by the clock of the leader. One that took the epoch over counts
-            from then.
-        start_delay_ns: from the host's first word of the epoch until the agent could be recorded, between two turns.
-        capture_ns: its image was taken.
-        alignment_ns: until nothing of the epoch could arrive at the host any more.
+        agent: the last agent of the host to record its state; "": none had to.
+        after_ns: from the epoch's begin until the report arrived, by the leader's clock. A new leader counts from when it took over.
+        start_delay_ns: from the host's first notice of the epoch until the agent could be recorded, between two turns.
+        capture_ns: time to take the agent's image.
+        alignment_ns: until no message of the epoch could arrive at the host any more.
         store_ns: until the part was durable.
     """
 
@@ -36,7 +35,7 @@ class PartTimes(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def recorded_ns(self) -> int:
-        """Time from the host's first word of the epoch until the last agent there was recorded."""
+        """Time from the host's first notice of the epoch until its last agent was recorded."""
         return self.start_delay_ns + self.capture_ns
 
 
@@ -44,10 +43,10 @@ class EpochAccount(msgspec.Struct, frozen=True, gc=False):
     """Summary of an epoch's reports, for the log.
 
     Attributes:
-        reports: hosts that have reported.
-        new_bytes: written for it by these hosts.
+        reports: number of hosts that have reported.
+        new_bytes: bytes that these hosts have written for the epoch.
         last: the host that reported last.
-        late: the host one of whose agents was recorded latest: the others wait for it, and may report after it.
+        late: the host with the agent that was recorded last. Other hosts wait for it, and may report later.
     """
 
     reports: int = 0
@@ -60,9 +59,9 @@ class EpochEnd(msgspec.Struct, frozen=True, gc=False):
     """End of an epoch.
 
     Attributes:
-        ended_ns: wall clock of the leader that proposed it, as `begun_ns`.
-        reason: why it was aborted.
-        account: None: no host reports such epochs, or the log alone ended it.
+        begun_ns, ended_ns: wall clock of the leader that proposed the operation.
+        reason: why the epoch was aborted.
+        account: summary of the reports; None: hosts do not report such epochs, or a plan or the fleet's end aborted it.
     """
 
     epoch: int

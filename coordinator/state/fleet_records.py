@@ -1,7 +1,7 @@
 """Content of the replicated state: one image, encoded as a whole into the log when it is compacted.
 
-Every table is bounded; the constants say by what. The image stays below the 64 MiB that a replica accepts from another;
-where names have usual lengths, and ids are not used up, it has 16 MiB at most.
+Every table is bounded by a constant. The image stays below the 64 MiB that a replica accepts from another. With names of usual lengths
+it has 16 MiB at most.
 """
 
 import msgspec
@@ -16,36 +16,36 @@ from snapline.protocols.names import is_logged
 IMAGE_VERSION = 1
 
 HOSTS_MAX, LONG_HOSTS_MAX, SHORT_HOST_BYTES = 1_000, 256, 16
-"""Limits of host names: all fit into one entry of the log (64 KiB), in a CommitPlan and a LoseHosts, with room for the reason: 256 of 128 bytes
-each, and of those that come when there are so many 16 bytes each."""
+"""Limits of hosts and the length of their names: 256 hosts may have names of 128 bytes, further ones names of 16 bytes. All names fit into
+one log entry (64 KiB), in a CommitPlan or a LoseHosts, with room for the reason."""
 
 AGENTS_MAX, LONG_AGENTS_MAX, SHORT_AGENT_BYTES = 100_000, 20_000, 80
-"""Agents alive or still part of a retained epoch: some 150 bytes each in the image, which is frozen in some 30 ms. A plan names all of them in one
-message of 16 MiB: of those that come when there are 20,000, id and kind have 80 bytes together."""
+"""Limits of agents that are alive or part of a retained epoch: some 150 bytes each in the image, which is frozen in some 30 ms. A plan names
+all of them in one message of 16 MiB, so beyond 20,000 agents an agent's id and kind have 80 bytes together."""
 
 LOGGED_AGENTS_MAX = 20_000
-"""The same where agents store checkpoints of their own: each has vectors that are as long as there were agents."""
+"""Largest number of agents in logged protocols: each agent has vectors with one entry per agent."""
 
 AGENTS_EVER_MAX = 200_000
-"""Ids of agents that have left stay known, since ids are never used again: at most about 10 MiB of the image."""
+"""Largest number of agents ever created. Ids are never reused, so those of departed agents are kept: at most about 10 MiB of the image."""
 
 EPOCHS_OPEN_MAX = 4
 """Largest number of open epochs: more would only keep channel state of the same slow agent several times."""
 
 OUTCOMES_KEPT = 64
-"""Number of ended epochs whose outcome can be sent to a host that asks again. Hosts ask only for open ones, 4 at most."""
+"""Number of ended epochs whose outcome can still be sent to a host. Hosts report only on open epochs, at most 4."""
 
 PLANS_KEPT = 64
-"""Plans in the recovery history."""
+"""Number of plans in the recovery history."""
 
 RESULTS_KEPT = 64
-"""Results kept for each client: as many as it may have unresolved."""
+"""Number of results kept per client: as many as it may have unresolved."""
 
 CLIENTS_MAX = 1024
-"""Clients remembered: runs of hosts (three each) and of the coordinator. The one longest silent is forgotten first."""
+"""Number of clients remembered: runs of hosts (three each) and of the coordinator. The least recently used one is forgotten first."""
 
 PAST_INSTANCES_KEPT = 16
-"""Earlier runs of a host that are recognised, and refused, by name."""
+"""Number of earlier runs of a host that are recognised by name and refused."""
 
 ALIVE, LOST, LEFT = "alive", "lost", "left"
 OPEN, COMPLETE, CONDEMNED, VOID = "open", "complete", "condemned", "void"
@@ -58,12 +58,12 @@ class OperationResult(msgspec.Struct, frozen=True, gc=False):
     """Result of an operation.
 
     Attributes:
-        status: "applied"; "unchanged": it was so already; "refused": the state does not allow it, and is as before; "over":
-            likewise, since its proposer is over, or its plan or the fleet. The next plan settles what was wanted.
+        status: "applied"; "unchanged": the state was so already; "refused": the state does not allow it and is unchanged;
+            "over": refused because its proposer, its plan or the fleet is over. The next plan resolves the request.
         reason: why it was refused.
-        number: the number it assigned: host start, plan, epoch, incarnation, position of the next agent to define.
+        number: assigned number: host start, plan, epoch, incarnation, or position of the next agent to define.
         begun: latest epoch begun (creations).
-        epochs: epochs it aborted (losses, plans, damage, the end), forgot, or that are open (creations and removals).
+        epochs: aborted epochs (losses, plans, damage, the end), forgotten ones, or open ones (creations and removals).
     """
 
     status: str
@@ -74,7 +74,7 @@ class OperationResult(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_refused(self) -> bool:
-        """Return whether the state is as it was, and the proposer's view of it was wrong."""
+        """Return whether the operation was refused, so the state is unchanged."""
         return self.status in (REFUSED, OVER)
 
 
@@ -83,12 +83,12 @@ class HostRecord(msgspec.Struct):
 
     Attributes:
         start: number of its current run, from 1.
-        instance: the name that run gave itself.
+        instance: name of the current run, chosen by itself.
         past: names of earlier runs, oldest first.
         state: "alive", "lost" or "left".
-        spare: why agents are kept away from it although it is reachable; "": they are not. Until a plan may use it again.
-        is_drained: an operator wants it without agents, whatever run of it there is.
-        died: the last run whose process is known to have died in the middle of turns.
+        spare: why the host is on standby although it is reachable; "": it is not. Cleared when a plan uses the host.
+        is_drained: an operator drains the host; the mark survives restarts of the host.
+        died: the last run whose process is known to have died inside turns.
     """
 
     start: int
@@ -102,18 +102,18 @@ class HostRecord(msgspec.Struct):
 
 
 class AgentRecord(msgspec.Struct):
-    """Record of one agent, alive or part of an epoch that is kept.
+    """Record of one agent that is alive or part of a kept epoch.
 
     Attributes:
-        host: where it is placed; "" before the first plan.
-        incarnation: grows with every restart. All agents restart together, so it is the number of their plan, and an
-            id whose creation was void can be used again without repeating an incarnation (G9).
-        is_initial: named by the fleet's definition, hence a member of line 0.
+        host: host on which it is placed; "" before the first plan.
+        incarnation: grows with every restart. All agents restart together, so it is the number of their plan. So an id
+            whose creation was void can be used again without repeating an incarnation (G9).
+        is_initial: the fleet's definition names it, so it is a member of line 0.
         born_epoch: latest epoch begun when its creation was committed; 0 for initial agents.
         left_epoch: latest epoch begun when its removal was committed; None while it has not left.
-        created_plan: plan it was created under; 0 for initial agents.
-        left_plan: plan it was removed under; None while it has not left.
-        ordinal: its place in the vectors that messages carry; never used again, even if its creation is void.
+        created_plan: plan under which it was created; 0 for initial agents.
+        left_plan: plan under which it was removed; None while it has not left.
+        ordinal: its index in the vectors that messages carry; never reused, even if its creation is void.
     """
 
     kind: str
@@ -127,19 +127,19 @@ class AgentRecord(msgspec.Struct):
     ordinal: int = 0
 
     def is_member_of(self, epoch: int) -> bool:
-        """Return whether the agent counts in `epoch` (protocols.md, 2.2 rules 7 and 8); line 0 holds the initial agents."""
+        """Return whether the agent is a member of `epoch` (protocols.md, 2.2 rules 7 and 8); line 0 holds the initial agents."""
         if epoch == 0:
             return self.is_initial
         return self.born_epoch < epoch and (self.left_epoch is None or self.left_epoch >= epoch)
 
 
 class EpochRecord(msgspec.Struct):
-    """Record of an epoch that is open or complete, was found damaged after it completed, or is void: the fleet was restored past it.
+    """Record of an epoch that is open, complete, condemned (found damaged later) or void (the fleet was restored to an earlier one).
 
     Attributes:
         root: root of its manifest, once complete.
-        unborn: agents that are unborn in it: a recovery to it makes them again.
-        drop_before: a plan that starts from it drops inputs in logs of plans below this one; 0: none.
+        unborn: agents that are unborn in it: a recovery to it creates them again.
+        drop_before: a plan that starts from it drops inputs logged under plans below this number; 0: none.
     """
 
     plan: int
@@ -162,13 +162,13 @@ class OutcomeRecord(msgspec.Struct):
 
 
 class RestoreRecord(msgspec.Struct, frozen=True):
-    """Request for a plan.
+    """Restore that a plan carries out.
 
     Attributes:
-        request: the client, and which of its requests.
-        drop_inputs: as requested; what is dropped is in the plan.
-        voided: complete epochs that it has made void.
-        agent: requester; "": an operator.
+        request: the client's token of the request.
+        drop_inputs: as requested; the plan's `drop_before` has the effect.
+        voided: complete epochs that the restore has made void.
+        agent: the requesting agent; "": an operator.
     """
 
     request: str
@@ -178,24 +178,24 @@ class RestoreRecord(msgspec.Struct, frozen=True):
 
 
 class PlanRecord(msgspec.Struct):
-    """Record of a plan: the fleet starts, or starts again, from a line.
+    """Record of a plan, by which the fleet starts or restarts from a line.
 
     Attributes:
-        line_epoch, line_root: where it starts from; 0 and "" are the initial states.
+        line_epoch, line_root: the line; 0 and "" are the initial states.
         begun_epoch: latest epoch begun when the plan was committed: every agent's r.
-        hosts: those with agents, in order. They confirm the plan and report epochs; losing one needs a new plan.
-        confirmed: those that have.
+        hosts: hosts with agents, in order. They confirm the plan and report epochs; losing one requires a new plan.
+        confirmed: hosts that have confirmed the plan.
         unborn: agents that are unborn on the line: their creation is in transit there, or waits in a checkpoint.
-        lost: hosts whose loss it answers.
-        condemned: epochs found damaged since the plan before: skipped on the way to the line.
-        messages: in-transit messages of the line, delivered again.
-        suspected_ns, committed_ns, done_ns: wall clock; done 0 = not all have confirmed.
-        rolled_back: agents that did not keep their live state; all of them, where nobody checkpoints alone.
-        checkpoints_lost: durable checkpoints past the line, summed over the agents.
-        restore: set if the fleet was restored.
-        drop_before: inputs beyond the line in logs of plans below this one are dropped; 0: none.
-        is_move: nothing had failed.
-        lost_ns: work that it undid, up to when a leader last knew the lost hosts; 0 where nobody knows, since agents checkpoint on their own.
+        lost: hosts whose loss caused the plan.
+        condemned: epochs found damaged since the previous plan, and skipped in the choice of the line.
+        messages: number of in-transit messages of the line, which are delivered again.
+        suspected_ns, committed_ns, done_ns: wall clock; done 0: not all hosts have confirmed.
+        rolled_back: number of agents that did not keep their live state; all of them in coordinated protocols.
+        checkpoints_lost: number of durable checkpoints past the line, summed over the agents.
+        restore: the restore that the plan carries out; None: it is a start, recovery or move.
+        drop_before: inputs past the line that were logged under plans below this number are dropped; 0: none.
+        is_move: the plan moves agents after no failure.
+        lost_ns: time of the work undone, up to when the lost hosts were last known to work; 0: unknown, in autonomous protocols.
     """
 
     number: int
@@ -222,18 +222,18 @@ class PlanRecord(msgspec.Struct):
 
     @property
     def is_failure(self) -> bool:
-        """Return whether a host, an agent or a line had failed: else agents moved, or people wanted the fleet back."""
+        """Return whether a failure caused the plan, rather than a move or a restore."""
         return self.restore is None and not self.is_move
 
 
 LOGS_KNOWN_MAX = 1024
-"""Sealed logs whose newest batch is remembered, those of the latest plans: some 40 KB of the state."""
+"""Number of sealed logs, of the latest plans, whose newest batch is remembered: some 40 KB of the state."""
 
 
 class LogRecord(msgspec.Struct, frozen=True):
-    """A host log that was opened, and that not all owners of a later plan are known to have sealed; or of which a batch is known.
+    """A host log that a later plan's hosts may not have sealed yet, or whose newest batch is known.
 
-    `newest`: number of a batch that was durable, where the store is signed or encrypted: nobody may take it away. 0: none is known.
+    `newest`: number of a durable batch, so that its removal is detected, if the store is signed or encrypted; 0: none is known.
     """
 
     plan: int
@@ -243,14 +243,14 @@ class LogRecord(msgspec.Struct, frozen=True):
 
 
 class ForkOrigin(msgspec.Struct, frozen=True):
-    """Origin of a fork. A fork begins with one complete epoch of another fleet, and has no initial states.
+    """Origin of a fork, which begins with one complete epoch of another fleet and has no initial states.
 
     Attributes:
-        name: of the fork.
-        parent, parent_name: cluster of the other fleet, and its name.
-        epoch: of the snapshot, in both.
-        plan: of the snapshot: the fork's first plan is the next one.
-        is_live: whether agents may do effects.
+        name: name of the fork.
+        parent, parent_name: cluster and name of the other fleet.
+        epoch: epoch of the snapshot, in both fleets.
+        plan: plan of the snapshot; the fork's first plan has the next number.
+        is_live: agents may do effects.
     """
 
     name: str
@@ -262,7 +262,7 @@ class ForkOrigin(msgspec.Struct, frozen=True):
 
 
 class TokenRecord(msgspec.Struct, frozen=True):
-    """A token of a person: what it may do, its SHA-256, and until when it is good."""
+    """A user's token: its role, its SHA-256 digest, and its expiry."""
 
     role: str
     digest: bytes
@@ -271,16 +271,16 @@ class TokenRecord(msgspec.Struct, frozen=True):
 
 
 class CallRecord(msgspec.Struct, frozen=True):
-    """A call of a person that changes something.
+    """Audit record of a user's call that changes something.
 
     Attributes:
-        number: from 1, without a gap.
-        made_ns: wall clock of the leader that proposed to write it down.
-        name, role: who called, by certificate or (`is_borne`) by token.
+        number: sequence number from 1, without gaps.
+        made_ns: wall clock of the leader that proposed the record.
+        name, role: the caller, authenticated by certificate or (`is_borne`) by token.
         at: the host that was called; "": the coordinator.
-        call: the RPC.
-        about: what it was about, in words.
-        outcome: "allowed", "refused", or "failed": then `about` says why.
+        call: name of the RPC.
+        about: description of the request; for "failed" also the reason.
+        outcome: "allowed", "refused" or "failed".
     """
 
     number: int
@@ -295,7 +295,7 @@ class CallRecord(msgspec.Struct, frozen=True):
 
 
 class PlanNeed(msgspec.Struct):
-    """Reason why the fleet cannot go on under its current plan. `worked_until_ns`: wall-clock time; what a plan undoes was done before it."""
+    """Reason why the fleet cannot continue under its current plan. `worked_until_ns`: wall-clock time until which lost hosts worked."""
 
     reason: str
     lost: list[str]
@@ -304,7 +304,7 @@ class PlanNeed(msgspec.Struct):
 
 
 class CondemnedRecord(msgspec.Struct):
-    """An epoch that was complete and whose bytes were found damaged later, under `plan`."""
+    """A complete epoch whose bytes were found damaged later, under `plan`."""
 
     epoch: int
     plan: int
@@ -313,7 +313,7 @@ class CondemnedRecord(msgspec.Struct):
 
 
 class RememberedResult(msgspec.Struct):
-    """Result of a request, for the case that it comes again."""
+    """Result of a request, in case the request is repeated."""
 
     sequence: int
     digest: bytes
@@ -324,29 +324,30 @@ class FleetImage(msgspec.Struct):
     """All of the replicated state.
 
     Attributes:
-        policy: when agents checkpoint on their own, as text; for people.
-        log_bytes_max: of sender logs in the store; 0: no limit.
-        places: where agents belong; of rules that name one the first counts.
-        agents_defined: how many agents the definition announced; the fleet is defined when they are all here.
-        next_ordinal: of the next agent to be defined or created.
-        forgotten_start: largest start of a host whose record was forgotten; new ones begin above it (G9).
-        gone: ids of agents that left and are in no epoch any more. Never used again.
-        epochs: open, complete and condemned ones, ascending.
+        policy: text that describes when agents checkpoint on their own, for display.
+        log_bytes_max: limit of sender logs in the store; 0: no limit.
+        places: placement rules; the first rule that names an agent counts.
+        agents_defined: number of agents in the definition; the fleet is defined when all of them are in `agents`.
+        next_ordinal: ordinal of the next agent to be defined or created.
+        forgotten_start: largest start of a forgotten host; new hosts begin above it (G9).
+        gone: ids of agents that left and are in no kept epoch; never reused.
+        epochs: open, complete, condemned and void epochs, ascending.
         begun: number of the latest epoch begun.
-        forgotten: the highest epoch that was complete and is not known any more.
-        logs: one for each host of each plan at most; of those of plans before the last one that all hosts have confirmed only the last
-            1,024 of which a batch is known are left.
-        need: set from the loss of a host that counts until the plan that answers it.
-        outcome: "stopped" or "failed" once the fleet has ended, with `ending` for the reason.
-        requests: client → its last results; the client heard of last is last.
-        now_ns: largest time any operation bore.
-        rpo_ns: work that a failure may undo, rto_ns: how long a recovery may take; 0: nothing is said. Missing them is reported.
+        forgotten: the highest forgotten epoch that was complete.
+        logs: host logs, at most one per host and plan. Of plans older than the last one that all hosts have confirmed, only the last
+            1,024 logs with a known batch are kept.
+        need: set from the loss of a host with agents until the next plan.
+        outcome: "stopped" or "failed" once the fleet has ended; `ending` has the reason.
+        requests: client → its last results; the most recently used client is last.
+        now_ns: largest time of any applied operation.
+        rpo_ns: objective for the work that a failure may undo; 0: none.
+        rto_ns: objective for the duration of a recovery; 0: none.
         fork: origin of the fleet; None: it began with its initial states.
         tokens: name → a user's token.
-        calls, refusals: the last calls of users that change something: those that were admitted, and those that were not.
-        calls_made: number of the last of them.
-        ends: how the last epochs ended, whatever became of them since, oldest first.
-        deaths: turns in which processes have died; the one that was counted last is last.
+        calls, refusals: the last admitted, and the last refused, calls of users that change something.
+        calls_made: number of the last recorded call.
+        ends: ends of the last epochs, oldest first; later changes of an epoch do not matter.
+        deaths: turns in which processes have died, the most recently counted last.
     """
 
     version: int = IMAGE_VERSION
@@ -400,7 +401,7 @@ def decode_image(image: bytes) -> FleetImage:
     """Return the state in `image`.
 
     Raises:
-        LogError: it is none, or one of another version.
+        LogError: `image` is no state, or has another version.
     """
     try:
         state = _image_decoder.decode(image)
@@ -420,14 +421,14 @@ def agents_max(protocol: str) -> int:
 
 
 def problem_of_size(agent: str, kind: str, position: int) -> str:
-    """Return why there is no room for the names of this agent, the next after `position` others; "": there is."""
+    """Return why the names of this agent are too long, after `position` other agents; "": they are not."""
     if position < LONG_AGENTS_MAX or len(agent.encode()) + len(kind.encode()) <= SHORT_AGENT_BYTES:
         return ""
     return f"beyond {LONG_AGENTS_MAX} agents id and class have {SHORT_AGENT_BYTES} bytes together at most, not as agent {agent}"
 
 
 def problem_of_host(host: str, others: int) -> str:
-    """Return why no record of this host fits next to so many others; "": one does."""
+    """Return why this host cannot be added to `others` hosts; "": it can."""
     if others >= HOSTS_MAX or not is_id(host):
         return f"a fleet has at most {HOSTS_MAX} hosts, each with a valid id"
     is_long = others >= LONG_HOSTS_MAX and len(host) > SHORT_HOST_BYTES
@@ -456,7 +457,7 @@ class Rejected(msgspec.Struct, frozen=True, gc=False):
 
 
 class Unknown(msgspec.Struct, frozen=True, gc=False):
-    """Outcome unknown: it may be in the log now or later. Proposing it again under the same request id does it once."""
+    """Outcome unknown: the operation may be in the log, now or later. Proposing it again under the same request id applies it once."""
 
     reason: str
 

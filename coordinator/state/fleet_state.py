@@ -1,28 +1,28 @@
-"""The replicated core: what the fleet has agreed on, and the only rules by which it changes.
+"""The replicated state machine: what the fleet has agreed on, and the rules by which it changes.
 
-The problem. Hosts, tools and timers request things at the same time, the coordinator may die at any instruction, and its successor (or another
-replica) must come to the same state from the log alone. So every decision is an operation of the log, and applying one is a pure function of
-state and operation: no clock, no randomness, no I/O, no iteration over sets. Applying the same log twice gives the same bytes (`freeze`), and so
-does applying the rest of a log to an image.
+The problem. Hosts, tools and timers send requests concurrently, and the coordinator may die at any instruction. Its successor, or another
+replica, must reach the same state from the log alone. So every decision is an operation in the log, and applying one is a pure function of
+state and operation: no clock, no randomness, no I/O, no iteration over sets. Applying the same log twice gives the same bytes (`freeze`);
+so does applying the rest of a log to an image.
 
 Rules, in the words of `docs/protocols.md`:
 
-1. *One outcome* (G4). An epoch is open from its begin until it is completed or aborted, once. What moves an epoch or a plan
-   names what it expects; a late proposer is refused and reads the state again.
-2. *Fences* (G9). Host starts, plan numbers, epoch numbers and incarnations only grow. A plan raises the incarnation of
-   every agent; operations name the plan and host start they come from and are refused when these have been replaced.
-3. *A plan ends the history* of what it rolls back (Elnozahy, Alvisi, Wang, Johnson 2002, section 2, on why an undone
-   checkpoint must not come back): its line is the newest epoch that is complete and not condemned, open epochs are aborted,
-   later creations and removals are void. In autonomous protocols an epoch of the trigger "recovery" may begin and complete before
-   that, while the fleet recovers: it holds what survives, and so becomes the line. A restore is a plan, too: the
-   complete epochs above its line are void from that entry on, permanently.
-4. *Membership.* Epoch e holds the agents created before it and not removed before it. Agents created while e was open
-   count as unborn in it; those its manifest names exist again after a recovery to e, because the message that creates
-   them is in transit there. A member is unborn, too, if its creation waits in transit, or in its parent's checkpoint.
-5. *Requests* are done once: (client, sequence, digest) seen again gives the same result.
-6. *Validate first, then change*: a refused operation leaves everything but the table of requests as it was.
+1. *One outcome* (G4). An epoch is open from its begin until it is completed or aborted, once. Operations on an epoch or a plan name the
+   state that they expect; a late proposer is refused and reads the state again.
+2. *Fences* (G9). Host starts, plan numbers, epoch numbers and incarnations only grow. A plan raises the incarnation of every agent.
+   Operations name the plan and host start of their origin, and are refused when these have been replaced.
+3. *A plan ends the history* of what it rolls back (Elnozahy, Alvisi, Wang, Johnson 2002, section 2, on why an undone checkpoint must not
+   come back). Its line is the newest epoch that is complete and not condemned; open epochs are aborted; later creations and removals are
+   void. In autonomous protocols an epoch with trigger "recovery" may begin and complete before the plan, while the fleet recovers: it
+   holds the surviving states and becomes the line. A restore is a plan, too: it makes the complete epochs above its line void,
+   permanently.
+4. *Membership.* Epoch e holds the agents created before it and not removed before it. Agents created while e was open count as unborn in
+   it. Those named in its manifest exist again after a recovery to e, because the message that creates them is in transit there. A member
+   is unborn, too, if its creation is in transit or waits in its parent's checkpoint.
+5. *Requests* are done once: a repeated (client, sequence, digest) gives the same result.
+6. *Validate first, then change*: a refused operation changes only the table of requests.
 
-Carries G4 and G9, and with the log below it G8. The volatile half, which decides what to propose, is `leader/core.py`.
+Carries G4 and G9 and, together with the log, G8. `leader/core.py` is the volatile half, which decides what to propose.
 """
 
 import msgspec
@@ -73,19 +73,19 @@ from snapline.protocols.names import is_autonomous
 
 
 class FleetState(FleetView):
-    """The state machine of the log. `image` may be read by anyone on the loop's thread, and changed by `handle` alone."""
+    """The state machine of the log. Code on the event loop's thread may read `image`; only `handle` changes it."""
 
-    # ---- the door -------------------------------------------------------------------------------------------------
+    # ---- entry ----------------------------------------------------------------------------------------------------
 
     def handle(self, now_ns: int, event: op.Operation) -> list[OperationResult]:
-        """Apply one committed operation; the one result is the reply to its proposer.
+        """Apply one committed operation; the single result is the reply to its proposer.
 
-        `now_ns` is the operation's own time: applying must not depend on when it happens.
+        `now_ns` is the operation's own time: the result must not depend on when it is applied.
         """
         digest = op.digest_of(event.kind)
-        known = request_table.find(self.image, event, digest)
-        if known is not None:
-            return [known]
+        earlier_result = request_table.find(self.image, event, digest)
+        if earlier_result is not None:
+            return [earlier_result]
         self.image.now_ns = max(self.image.now_ns, now_ns)
         result = self._apply(event.kind, now_ns)
         request_table.remember(self.image, event, digest, result)
@@ -195,7 +195,7 @@ class FleetState(FleetView):
         return OperationResult(APPLIED, epochs=aborted)
 
     def _count_lost(self, host: str, reason: str, now_ns: int, ran_until_ns: int) -> tuple[int, ...]:
-        """The current run of `host` is over. If agents were placed there, the fleet needs a new plan."""
+        """Note that the current run of `host` is over. If agents are placed on it, the fleet needs a new plan."""
         if self.plan is None or host not in self.plan.hosts or self.image.outcome:
             return ()
         return self._need_plan(reason, [host], now_ns, ran_until_ns)
@@ -218,10 +218,10 @@ class FleetState(FleetView):
         return self._make_plan(kind, None, now_ns)
 
     def _restore(self, kind: op.Restore, now_ns: int) -> OperationResult:
-        """Make epochs void and plan in one entry: a failure between the two would take the fleet forward again."""
-        known = self.plan_asked_for(kind.request)
-        if known is not None:
-            return OperationResult(UNCHANGED, number=known.number)
+        """Make later epochs void and commit the plan in one entry: a failure between two entries would undo the restore."""
+        done_plan = self.plan_asked_for(kind.request)
+        if done_plan is not None:
+            return OperationResult(UNCHANGED, number=done_plan.number)
         refusal = self._refusal_of_plan(kind) or self.refusal_of_rollback(kind.agent, kind.reason)
         if refusal:
             return OperationResult(REFUSED, refusal, number=self.plan_number)
@@ -244,7 +244,7 @@ class FleetState(FleetView):
         lost_ns = 0
         if (
             not self.is_autonomous and image.plans and image.plans[-1].done_ns
-        ):  # under one that was never applied nobody works
+        ):  # no agent works under a plan that was never applied
             lost_ns = self.work_since_line_ns(need.worked_until_ns or need.suspected_ns)
         is_move = image.need is None and isinstance(kind, op.CommitPlan) and kind.is_move
         image.need = None
@@ -304,12 +304,12 @@ class FleetState(FleetView):
     def _restore_membership(self, line: int, unborn: list[str]) -> None:
         """Undo creations and removals after the line (rule 3), but keep what is unborn on it (rule 4).
 
-        An agent that left before the line stays as it is: gone. Its id is not used again.
+        An agent that left before the line stays removed, and its id is not reused.
         """
         image = self.image
-        again = dict.fromkeys(unborn)
+        recreated = dict.fromkeys(unborn)
         for agent, record in list(image.agents.items()):
-            if record.is_member_of(line) or agent in again:
+            if record.is_member_of(line) or agent in recreated:
                 record.left_epoch = record.left_plan = None
             elif line == 0 or record.born_epoch >= line:
                 del image.agents[agent]
@@ -339,9 +339,9 @@ class FleetState(FleetView):
         plan.confirmed.append(kind.host)
         if len(plan.confirmed) == len(plan.hosts):
             plan.done_ns = max(1, now_ns)
-            # Whoever applies a plan has sealed the logs of all plans before it.
-            known = [log for log in image.logs if log.plan < plan.number and log.newest]
-            image.logs = known[-LOGS_KNOWN_MAX:] + [log for log in image.logs if log.plan >= plan.number]
+            # A host that applies a plan has sealed the logs of all earlier plans.
+            logs_with_batch = [log for log in image.logs if log.plan < plan.number and log.newest]
+            image.logs = logs_with_batch[-LOGS_KNOWN_MAX:] + [log for log in image.logs if log.plan >= plan.number]
         return OperationResult(APPLIED, number=plan.number)
 
     # ---- epochs ---------------------------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ class FleetState(FleetView):
             return OperationResult(REFUSED, f"{EPOCHS_OPEN_MAX} epochs are open", number=image.begun)
         image.begun += 1
         plan = self.plan
-        drop_before = 0 if plan is None else plan.drop_before  # an agent may stand in it as it stood on the plan's line
+        drop_before = 0 if plan is None else plan.drop_before  # an agent may be unchanged since the plan's line
         image.epochs[image.begun] = EpochRecord(self.plan_number, kind.trigger, now_ns, drop_before=drop_before)
         return OperationResult(APPLIED, number=image.begun)
 
@@ -414,7 +414,7 @@ class FleetState(FleetView):
         kept = {self.newest_complete()}
         if self.phase != RUNNING and self.plan is not None:
             kept.add(self.plan.line_epoch)
-        named = dict.fromkeys(kind.epochs)  # leaders of older releases named some twice
+        named = dict.fromkeys(kind.epochs)  # a dict: leaders of older releases named some epochs twice
         old = [epoch for epoch in named if epoch in image.epochs and epoch not in kept]
         records = {epoch: image.epochs.pop(epoch) for epoch in old if image.epochs[epoch].status != OPEN}
         forgotten = list(records)
@@ -424,7 +424,7 @@ class FleetState(FleetView):
         return OperationResult(APPLIED if forgotten else UNCHANGED, epochs=tuple(forgotten))
 
     def _forget_agents(self) -> None:
-        """Keep only the id of agents that left before every epoch that is kept."""
+        """Keep only the ids of agents that left before the oldest kept epoch."""
         image = self.image
         complete = self.complete_epochs()
         if not complete:
@@ -436,7 +436,7 @@ class FleetState(FleetView):
                 del image.agents[agent]
                 image.gone[agent] = None
 
-    # ---- agents that come and go ----------------------------------------------------------------------------------
+    # ---- agents ---------------------------------------------------------------------------------------------------
 
     def _create_agents(self, kind: op.CreateAgents) -> OperationResult:
         image = self.image
@@ -471,7 +471,7 @@ class FleetState(FleetView):
         record.left_epoch, record.left_plan = self.image.begun, kind.plan
         return OperationResult(APPLIED, epochs=self.open_epochs())
 
-    # ---- the end --------------------------------------------------------------------------------------------------
+    # ---- end of fleet ---------------------------------------------------------------------------------------------
 
     def _end_fleet(self, kind: op.EndFleet) -> OperationResult:
         image = self.image
@@ -495,10 +495,10 @@ class FleetState(FleetView):
 
     @classmethod
     def restore(cls, image: bytes) -> "FleetState":
-        """Return the state that `freeze` gave.
+        """Return the state that `freeze` encoded.
 
         Raises:
-            LogError: it is none, or one of another version.
+            LogError: `image` is no state, or has another version.
         """
         state = cls()
         state.image = decode_image(image)

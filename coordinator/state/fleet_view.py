@@ -1,6 +1,6 @@
-"""Reading the replicated state: what its image means. Nothing here changes it; `fleet_state.py` and `defining.py` do.
+"""Read-only queries of the replicated state. `fleet_state.py` and its helpers change it.
 
-All may be asked at any time on the loop's thread. Orders are those of the image, hence equal on every replica.
+Queries may be called at any time on the event loop's thread. Results have the image's order, which is equal on every replica.
 """
 
 from collections.abc import Iterable, Iterator
@@ -29,7 +29,7 @@ from snapline.protocols.names import is_autonomous, is_logged
 
 
 class FleetView:
-    """The state machine's state, for readers."""
+    """Read-only view of the replicated state."""
 
     def __init__(self) -> None:
         self.image = FleetImage()
@@ -51,28 +51,28 @@ class FleetView:
 
     @property
     def plan_number(self) -> int:
-        """Number of the current plan; before the first 0, or that of the plan that a fork's snapshot was made under."""
+        """Number of the current plan; before the first plan 0 or, in a fork, the plan of its snapshot."""
         return self.image.plans[-1].number if self.image.plans else self.start_plan - 1
 
     @property
     def start_plan(self) -> int:
-        """Number of the plan that the fleet started with, unless a backup has moved it: what comes after are recoveries."""
+        """Number of the fleet's first plan, also after a restore from a backup; later plans are recoveries."""
         return 1 if self.image.fork is None else self.image.fork.plan + 1
 
     @property
     def is_without_line(self) -> bool:
-        """Return whether this is a fork that has no epoch left to go back to: it has no initial states."""
+        """Return whether this is a fork without a usable epoch: a fork has no initial states to start from."""
         return self.image.fork is not None and not self.newest_complete()
 
     def plan_asked_for(self, request: str) -> PlanRecord | None:
-        """The plan that this request created; None if there is none, or it is forgotten."""
+        """Return the plan that this restore request created; None: there is none, or it is forgotten."""
         plans = self.image.plans
         return next((x for x in plans if x.restore is not None and request and x.restore.request == request), None)
 
     def refusal_of_rollback(self, agent: str, reason: str) -> str:
-        """Return why the fleet does not go back for this agent, or "".
+        """Return why the fleet does not roll back for this agent; "": it may.
 
-        It does not if it did so for this reason since an operator restored it last. Operators always may.
+        A second rollback for the same reason is refused, unless an operator has restored the fleet since. Operators are never refused.
         """
         for plan in reversed(self.image.plans) if agent else ():
             if plan.restore is not None and not plan.restore.agent:
@@ -83,44 +83,45 @@ class FleetView:
 
     @property
     def is_logged(self) -> bool:
-        """Return whether agents store checkpoints of their own, and epochs are made of these."""
+        """Return whether agents store their own checkpoints, and epochs are made of these."""
         return is_logged(self.image.protocol)
 
     @property
     def is_autonomous(self) -> bool:
-        """Return whether they do so without being asked, and recovery lines are computed."""
+        """Return whether agents checkpoint without being asked, and recovery lines are computed."""
         return is_autonomous(self.image.protocol)
 
     @property
     def is_defined(self) -> bool:
-        """Return whether fleet and all its initial agents are known."""
+        """Return whether the fleet and all its initial agents are defined."""
         image = self.image
         if image.plans or image.fork is not None:  # The agents of a fork are those of its snapshot.
             return image.agents_defined > 0
         return 0 < len(image.agents) == image.agents_defined
 
     def may_forget(self, host: str) -> bool:
-        """Return whether the record of `host` says nothing that is still needed: it is over, and no agent is placed there."""
+        """Return whether the record of `host` can be removed: the host is lost or has left, and no agent is placed there."""
         record, plan = self.image.hosts.get(host), self.plan
         return record is not None and record.state != ALIVE and (plan is None or host not in plan.hosts)
 
     def newest_complete(self) -> int:
-        """The newest epoch that is complete, and neither condemned nor void: the line of the next plan. 0 = none."""
+        """Return the newest epoch that is complete, and neither condemned nor void: the line of the next plan; 0: none."""
         for epoch in reversed(self.image.epochs):
             if self.image.epochs[epoch].status == COMPLETE:
                 return epoch
         return 0
 
     def at_risk_ns(self, now_ns: int) -> int | None:
-        """Work that a failure of all hosts at this (wall-clock) time would undo; an upper bound where agents checkpoint on their own.
+        """Return the time of the work that a failure of all hosts at wall-clock time `now_ns` would undo; None: the fleet does not run.
 
-        None: the fleet does not run."""
+        It is an upper bound where agents checkpoint on their own.
+        """
         return self.work_since_line_ns(now_ns) if self.phase == RUNNING else None
 
     def work_since_line_ns(self, now_ns: int) -> int:
-        """Return the time from the newest complete epoch to `now_ns`; from the end of the last recovery if it began with that epoch.
+        """Return the time from the newest complete epoch to `now_ns`.
 
-        Work before a recovery is undone.
+        If the last recovery started from that epoch, count from the recovery's end, since earlier work is undone.
         """
         plan, newest = self.plan, self.newest_complete()
         if plan is None:
@@ -130,34 +131,34 @@ class FleetView:
         return max(0, now_ns - ((plan.done_ns or plan.committed_ns) if is_same else began_ns))
 
     def recovery_began_ns(self, plan: PlanRecord) -> int:
-        """Return when that recovery was first needed: plans before it that never were applied by all belong to it."""
+        """Return when that recovery was first needed; earlier plans that were never applied by all hosts belong to it."""
         plans = self.image.plans
-        place = plan.number - plans[0].number
-        while place > 0 and not plans[place - 1].done_ns and plans[place - 1].number > self.start_plan:
-            place -= 1
-        return plans[place].suspected_ns
+        index = plan.number - plans[0].number
+        while index > 0 and not plans[index - 1].done_ns and plans[index - 1].number > self.start_plan:
+            index -= 1
+        return plans[index].suspected_ns
 
     def complete_epochs(self) -> list[int]:
-        """Epochs that are complete, and neither condemned nor void, ascending."""
+        """Return the epochs that are complete, and neither condemned nor void, ascending."""
         return [epoch for epoch, record in self.image.epochs.items() if record.status == COMPLETE]
 
     def left_before(self) -> dict[str, int]:
-        """Agents that have left → the lowest epoch that they had left before."""
+        """Return departed agent → lowest epoch that no longer contains it."""
         left = {
             agent: record.left_epoch + 1 for agent, record in self.image.agents.items() if record.left_epoch is not None
         }
         return {**dict.fromkeys(self.image.gone, 0), **left}
 
     def open_epochs(self) -> tuple[int, ...]:
-        """Epochs that are open, ascending."""
+        """Return the open epochs, ascending."""
         return tuple([epoch for epoch, record in self.image.epochs.items() if record.status == OPEN])
 
     def members_of(self, epoch: int) -> list[str]:
-        """The agents that an epoch consists of, in the order of their creation."""
+        """Return the members of an epoch, in the order of their creation."""
         return [agent for agent, _ in self.member_records(epoch)]
 
     def member_records(self, epoch: int) -> list[tuple[str, AgentRecord]]:
-        """The same with what is known of each."""
+        """Return the members of an epoch with their records, in the order of their creation."""
         return [(agent, record) for agent, record in self.image.agents.items() if record.is_member_of(epoch)]
 
     def has_left(self, agent: str) -> bool:
@@ -173,23 +174,23 @@ class FleetView:
         return record.left_epoch is not None and record.left_epoch < epoch
 
     def placed_by(self, plan: PlanRecord) -> Iterator[tuple[str, AgentRecord]]:
-        """The agents that the current `plan` (re)starts, whatever was created or removed since."""
+        """Return the agents that the current `plan` (re)starts, regardless of later creations and removals."""
         number = plan.number
         for agent, record in self.image.agents.items():
             if record.created_plan < number and (record.left_plan is None or record.left_plan >= number):
                 yield agent, record
 
     def living_agents(self) -> Iterator[tuple[str, AgentRecord]]:
-        """Agents that take turns."""
+        """Return the agents that take turns."""
         return ((agent, record) for agent, record in self.image.agents.items() if record.left_plan is None)
 
     def stranger_of(self, host: str, agents: Iterable[str]) -> str:
-        """The first of `agents` that is placed on another host than `host`, which may not speak for it; "" if none is."""
-        known = self.image.agents
-        return next((agent for agent in agents if agent in known and known[agent].host != host), "")
+        """Return the first of `agents` that is placed on another host, so that `host` may not report for it; "": none."""
+        records = self.image.agents
+        return next((agent for agent in agents if agent in records and records[agent].host != host), "")
 
     def outcome_of(self, epoch: int) -> OutcomeRecord | None:
-        """Return how an epoch ended; None if it is open, never began, or ended long ago without being kept."""
+        """Return how an epoch ended; None: it is open, never began, or its outcome is forgotten."""
         for outcome in reversed(self.image.outcomes):
             if outcome.epoch == epoch:
                 return outcome
@@ -198,14 +199,13 @@ class FleetView:
     def is_unborn_again(self, agent: str) -> bool:
         """Return whether the plan has reset `agent` to unborn: the turn that creates it may run again, and must succeed.
 
-        That is so when its creation waits in its parent's checkpoint, and it is a member of the line all the same, or a
-        third agent's message to it is in transit. If its creation is in transit and somebody else asks, its host finds
-        that it exists, and dead-letters the second one.
+        This happens when its creation waits in its parent's checkpoint while it is a member of the line, or while a third agent's message
+        to it is in transit. If its creation is in transit and another agent creates it, its host dead-letters the second creation.
         """
         return self.plan is not None and agent in self.plan.unborn and agent in self.image.agents
 
     def end_of(self, host: str, host_start: int, plan: int) -> str:
-        """Return why this host's work under this plan no longer counts, or ""."""
+        """Return why this host's work under this plan no longer counts; "": it counts."""
         record = self.image.hosts.get(host)
         if self.image.outcome:
             return "the fleet has ended"
@@ -216,7 +216,7 @@ class FleetView:
         return ""
 
     def validate(self) -> None:
-        """Check what must always hold; AssertionError says what does not."""
+        """Check the invariants; raise AssertionError if one is violated."""
         image, plan = self.image, self.plan
         numbers = list(image.epochs)
         assert numbers == sorted(numbers) and (not numbers or numbers[-1] <= image.begun), "epochs out of order"
@@ -224,8 +224,10 @@ class FleetView:
         assert len(opened) <= EPOCHS_OPEN_MAX, "too many open epochs"
         if self.phase != RUNNING:
             may_recover = self.phase == RECOVERING and is_autonomous(image.protocol)
-            others = [epoch for epoch in opened if not may_recover or image.epochs[epoch].trigger != RECOVERY_TRIGGER]
-            assert not others, f"epochs {others} are open while the fleet is {self.phase}"
+            wrong_epochs = [
+                epoch for epoch in opened if not may_recover or image.epochs[epoch].trigger != RECOVERY_TRIGGER
+            ]
+            assert not wrong_epochs, f"epochs {wrong_epochs} are open while the fleet is {self.phase}"
         for epoch in opened:
             assert plan is not None and epoch > plan.begun_epoch, f"epoch {epoch} outlived a plan"
             assert image.epochs[epoch].plan == plan.number and not image.epochs[epoch].root
@@ -237,16 +239,18 @@ class FleetView:
         ordinals = {record.ordinal for record in image.agents.values()}
         assert len(ordinals) == len(image.agents), "two agents have one ordinal"
         assert max(ordinals, default=-1) < image.next_ordinal, "an ordinal may be used again"
-        for agent, known in image.agents.items():
+        for agent, agent_record in image.agents.items():
             assert agent not in image.gone, f"{agent} is both known and gone"
-            assert (known.left_epoch is None) == (known.left_plan is None), f"{agent} left by half"
-            if plan is not None and known.left_plan is None:
-                assert known.incarnation == plan.number, f"{agent} has incarnation {known.incarnation}"
-                assert known.host in plan.hosts, f"{agent} is on {known.host}, which the plan does not use"
+            assert (agent_record.left_epoch is None) == (agent_record.left_plan is None), f"{agent} left by half"
+            if plan is not None and agent_record.left_plan is None:
+                assert agent_record.incarnation == plan.number, f"{agent} has incarnation {agent_record.incarnation}"
+                assert agent_record.host in plan.hosts, (
+                    f"{agent} is on {agent_record.host}, which the plan does not use"
+                )
         if plan is not None:
             assert bool(plan.done_ns) == (sorted(plan.confirmed) == plan.hosts), "done without all, or not with all"
             assert [x.number for x in image.plans] == list(range(image.plans[0].number, plan.number + 1))
-        numbers = [each.number for each in (*image.calls, *image.refusals)]
+        numbers = [call.number for call in (*image.calls, *image.refusals)]
         assert len(set(numbers)) == len(numbers) and max(numbers, default=0) <= image.calls_made, (
             "calls are numbered twice"
         )

@@ -1,12 +1,12 @@
-"""Complete epochs before an epoch in its history.
+"""Lineage of an epoch: the complete epochs before it in its history.
 
-The *predecessor* of an epoch is the newest lower one that ended complete and was begun under the same plan; if there is none, the line of
-that plan; 0: the initial states. It may be condemned by now: a plan's history goes on over an epoch whose bytes are damaged.
+The *predecessor* of an epoch is the newest lower epoch that completed under the same plan; if there is none, the line of that plan (0: the
+initial states). It may be condemned by now: a plan's history continues past an epoch whose bytes are damaged.
 
-A void epoch is in no history any more: all that came after it is void with it.
+A void epoch is in no history any more: all epochs that followed it are void, too.
 
-Epochs are forgotten oldest first, but for those that are void. `FleetImage.forgotten` is the highest of them: a predecessor at or below
-it may be another than the true one, unless nothing that was begun under the plan is forgotten.
+Epochs are forgotten oldest first, except for void ones. `FleetImage.forgotten` is the highest forgotten epoch. At or below it the known
+predecessor may be a wrong one, unless no epoch of the plan is forgotten.
 """
 
 import msgspec
@@ -15,7 +15,7 @@ from snapline.coordinator.state.fleet_records import CONDEMNED, OPEN, VOID, Flee
 
 
 class Ancestor(msgspec.Struct, frozen=True, gc=False):
-    """An epoch that another one comes after. `is_condemned`: its bytes are damaged."""
+    """An earlier epoch in a lineage. `is_condemned`: its bytes are damaged."""
 
     epoch: int
     root: str
@@ -23,39 +23,39 @@ class Ancestor(msgspec.Struct, frozen=True, gc=False):
 
 
 def lineage_of(image: FleetImage, epoch: int) -> tuple[Ancestor, ...] | None:
-    """The predecessor of a known epoch, that one's predecessor, and so on, down to the first that is not condemned.
+    """Return the predecessor of a known epoch, its predecessor, and so on, up to the first that is not condemned.
 
-    Empty: there is none but the initial states. None: a part of it is forgotten.
+    Empty: only the initial states come before it. None: a part of the lineage is forgotten.
     """
-    found: list[Ancestor] = []
+    ancestors: list[Ancestor] = []
     plan, below = image.epochs[epoch].plan, epoch
     while True:
         before = _predecessor(image, plan, below)
         if before is None or before == 0:
-            return None if before is None else tuple(found)
+            return None if before is None else tuple(ancestors)
         record = image.epochs[before]
-        found.append(Ancestor(before, record.root, record.status == CONDEMNED))
+        ancestors.append(Ancestor(before, record.root, record.status == CONDEMNED))
         if record.status != CONDEMNED:
-            return tuple(found)
+            return tuple(ancestors)
         plan, below = record.plan, before
 
 
 def _predecessor(image: FleetImage, plan: int, below: int) -> int | None:
-    """The newest complete epoch of a plan below a number, or the plan's line; None: it is, or may be, forgotten."""
+    """Return the newest complete epoch of a plan below a number, or the plan's line; None: it is, or may be, forgotten."""
     for epoch in reversed(image.epochs):
         record = image.epochs[epoch]
         if epoch < below and record.plan == plan and record.status != OPEN:
             return epoch if epoch > image.forgotten or _is_whole(image, plan) else None
-    known = _plan(image, plan)
-    if known is None or not _is_whole(image, plan):
+    plan_record = _plan(image, plan)
+    if plan_record is None or not _is_whole(image, plan):
         return None
-    return known.line_epoch if known.line_epoch in image.epochs or not known.line_epoch else None
+    return plan_record.line_epoch if plan_record.line_epoch in image.epochs or not plan_record.line_epoch else None
 
 
 def _is_whole(image: FleetImage, plan: int) -> bool:
     """Return whether no epoch begun under this plan is forgotten."""
-    known = _plan(image, plan)
-    return known is not None and image.forgotten <= known.begun_epoch
+    plan_record = _plan(image, plan)
+    return plan_record is not None and image.forgotten <= plan_record.begun_epoch
 
 
 def _plan(image: FleetImage, number: int) -> PlanRecord | None:
@@ -63,13 +63,15 @@ def _plan(image: FleetImage, number: int) -> PlanRecord | None:
 
 
 def has_fallen_back(image: FleetImage, epoch: int, after: int) -> bool:
-    """Return whether the fleet has given up complete epochs between an epoch and its predecessor."""
+    """Return whether the fleet has abandoned complete epochs between an epoch and its predecessor."""
     plan = image.epochs[epoch].plan
     passed_over = (CONDEMNED, VOID)
     return any(after < x < epoch and r.status in passed_over and r.plan != plan for x, r in image.epochs.items())
 
 
 def forgettable_below(image: FleetImage, pending: list[int]) -> int | None:
-    """The lowest epoch that must be known as long as these epochs are not released; None: there is none."""
-    lowest = [lineage_of(image, epoch) for epoch in pending]
-    return min([ancestors[-1].epoch if ancestors else 0 for ancestors in lowest if ancestors is not None], default=None)
+    """Return the lowest epoch that must be kept while these epochs are not released; None: there is none."""
+    lineages = [lineage_of(image, epoch) for epoch in pending]
+    return min(
+        [ancestors[-1].epoch if ancestors else 0 for ancestors in lineages if ancestors is not None], default=None
+    )

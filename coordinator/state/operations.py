@@ -1,8 +1,8 @@
-"""The operations of the replicated log: all that can change what the fleet has agreed on.
+"""Operations of the replicated log: the only way to change the replicated state.
 
-One operation is one entry: canonical protobuf, a version inside, under 64 KiB. The proposer supplies ids and time, since
-applying draws none. (`client`, `sequence`, digest of the kind) is the request id: proposing it again, after an unknown
-outcome, has the effect of one request.
+One operation is one log entry: canonical protobuf with a version, under 64 KiB. The proposer supplies ids and time, since applying an
+operation generates none. (`client`, `sequence`, digest of the kind) is the request id: an operation that is proposed again after an
+unknown outcome takes effect once.
 """
 
 from collections.abc import Callable
@@ -20,21 +20,21 @@ from snapline.messages.turn_deaths import TurnDeath
 from snapline.protos.v1 import operation_pb2
 
 OPERATION_VERSION = 1
-"""A reader refuses any other: skipping an entry would make replicas diverge."""
+"""Version of an entry. A reader refuses any other version: skipping an entry would make replicas diverge."""
 
 OPERATION_BYTES_MAX = 64 * 1024 - 1
-"""An entry must fit into one frame of the log's transport with its neighbours, and be written by one disk write."""
+"""Largest size of an entry, so that several fit into one frame of the log's transport and one disk write."""
 
 TEXT_CHARACTERS_MAX = 2_000
-"""Largest length of a reason: it may come from a user's exception, and stays in the state."""
+"""Largest length of a reason, which may come from a user's exception and is kept in the state."""
 
 
 class Kind(msgspec.Struct, frozen=True, gc=False):
-    """Base of what an operation does."""
+    """Base of the kinds of operations."""
 
 
 class DefineFleet(Kind, frozen=True, gc=False):
-    """The first one: what the fleet is. `agents` counts those that DefineAgents will name. `parts`: as `Join.definition_parts`."""
+    """First operation: the fleet's definition. `agents`: number of agents that DefineAgents will name. `parts`: as `Join.definition_parts`."""
 
     cluster: str
     name: str
@@ -53,7 +53,7 @@ class DefineFleet(Kind, frozen=True, gc=False):
 
 
 class DefineAgents(Kind, frozen=True, gc=False):
-    """Definition of initial agents: those from position `first` on."""
+    """Definition of initial agents, from position `first` on."""
 
     first: int
     agents: tuple[str, ...]
@@ -63,8 +63,11 @@ class DefineAgents(Kind, frozen=True, gc=False):
 class AdmitHost(Kind, frozen=True, gc=False):
     """A run of a host (`instance`) joins; the result's number is its host start.
 
-    `expected_start` is the host's start when this was proposed: a proposal that is late does not replace a newer run. `died`: the run
-    before it, if its process died in the middle of turns, `died_in`. `ran_until_ns`: as of `LoseHosts`, of the run before it.
+    Attributes:
+        expected_start: the host's start when this was proposed, so that a late proposal does not replace a newer run.
+        died: the previous run, if its process died inside turns.
+        died_in: these turns.
+        ran_until_ns: as in `LoseHosts`, for the previous run.
     """
 
     host: str
@@ -77,7 +80,7 @@ class AdmitHost(Kind, frozen=True, gc=False):
 
 
 class LostHost(msgspec.Struct, frozen=True, gc=False):
-    """Lost run of a host; `died_in`: turns in whose middle its process died."""
+    """Lost run of a host; `died_in`: turns that were running when its process died."""
 
     host: str
     host_start: int
@@ -85,10 +88,11 @@ class LostHost(msgspec.Struct, frozen=True, gc=False):
 
 
 class LoseHosts(Kind, frozen=True, gc=False):
-    """Loss of host runs that failed, or leave: nothing of them counts from here on.
+    """Loss of host runs that failed or leave; these runs are fenced.
 
-    `is_spare`: they are reachable, but hold the fleet up; the plan that answers this excludes them, be they back or not.
-    `ran_until_ns`: wall-clock time until which any of them is known to have worked; 0: until now.
+    Attributes:
+        is_spare: the hosts are reachable but block the fleet; the next plan excludes them even if they have rejoined.
+        ran_until_ns: latest wall-clock time when any of them is known to have worked; 0: until now.
     """
 
     hosts: tuple[LostHost, ...]
@@ -99,32 +103,34 @@ class LoseHosts(Kind, frozen=True, gc=False):
 
 
 class ForgetHosts(Kind, frozen=True, gc=False):
-    """The records of these hosts go; none of them is alive or has agents."""
+    """Removal of the records of these hosts, none of which is alive or has agents."""
 
     hosts: tuple[str, ...]
 
 
 class DrainHosts(Kind, frozen=True, gc=False):
-    """Agents are to leave these hosts, and none comes there while there are others; or, not `is_drained`, they may again."""
+    """Drain mark of hosts: agents leave them, and none is placed there while other hosts are available. Not `is_drained`: remove the mark."""
 
     hosts: tuple[str, ...]
     is_drained: bool
 
 
 class ForgiveTurn(Kind, frozen=True, gc=False):
-    """The deaths that are counted of this turn are forgotten: it has ended well."""
+    """Reset of the deaths counted for this turn, after it has ended successfully."""
 
     agent: str
     digest: bytes
 
 
 class CommitPlan(Kind, frozen=True, gc=False):
-    """The fleet rolls back to a complete epoch (0: the initial states), under the next plan number.
+    """Plan: the fleet rolls back to a complete epoch (0: the initial states) under the next plan number.
 
-    `rolled_back` counts the agents that do not keep their live state, `checkpoints_lost` their durable checkpoints past the
-    line; both are shown, and nothing is decided from them. `is_even`: hosts get equally many agents, though some must move that
-    need not. `is_move`: nothing has failed, agents are to move; shown as well. `weights`: what an agent on each host of the plan before
-    this one weighs, by what it was measured to do; empty: all weigh the same.
+    Attributes:
+        rolled_back: number of agents that do not keep their live state; for display only.
+        checkpoints_lost: number of durable checkpoints past the line; for display only.
+        is_even: spread the agents evenly over the hosts, even if more agents have to move.
+        is_move: agents move after no failure; for display only.
+        weights: measured weight per agent for each host of the previous plan; empty: all agents weigh the same.
     """
 
     expected_plan: int
@@ -141,8 +147,9 @@ class CommitPlan(Kind, frozen=True, gc=False):
 class Restore(Kind, frozen=True, gc=False):
     """Restore of the fleet: complete epochs above `line_epoch` are void, and a plan starts from it, in one entry.
 
-    `request` names who asked, and for which time: the same again is the same restore. `agent`, `place`: of `ctx.rollback`, who
-    asked and where in its code.
+    Attributes:
+        request: the client's token; a repeated token is the same restore.
+        agent, place: caller of `ctx.rollback`, and the location in its code.
     """
 
     expected_plan: int
@@ -158,7 +165,7 @@ class Restore(Kind, frozen=True, gc=False):
 
 
 class ConfirmPlan(Kind, frozen=True, gc=False):
-    """A host has applied the plan."""
+    """Confirmation that a host has applied the plan."""
 
     plan: int
     host: str
@@ -166,9 +173,9 @@ class ConfirmPlan(Kind, frozen=True, gc=False):
 
 
 class BeginEpoch(Kind, frozen=True, gc=False):
-    """The next epoch begins; the result's number is the epoch.
+    """Begin of the next epoch; the result's number is the epoch.
 
-    `trigger`: "period", "hand", "log" (too much of sender logs), or "recovery", which may begin while the fleet recovers.
+    `trigger`: "period", "hand", "log" (large sender logs), or "recovery", which may begin while the fleet recovers.
     """
 
     expected_begun: int
@@ -176,7 +183,7 @@ class BeginEpoch(Kind, frozen=True, gc=False):
 
 
 class CompleteEpoch(Kind, frozen=True, gc=False):
-    """The epoch is durable, whole and verified: its manifest has this root. `account`: of its reports; None: there were none."""
+    """Completion of an epoch that is durable, whole and verified; `root`: root of its manifest. `account`: of its reports; None: there were none."""
 
     epoch: int
     root: str
@@ -188,7 +195,7 @@ class CompleteEpoch(Kind, frozen=True, gc=False):
 
 
 class AbortEpoch(Kind, frozen=True, gc=False):
-    """The epoch never was."""
+    """Abort of an open epoch: its data is garbage."""
 
     epoch: int
     reason: str
@@ -196,7 +203,7 @@ class AbortEpoch(Kind, frozen=True, gc=False):
 
 
 class CondemnEpoch(Kind, frozen=True, gc=False):
-    """A complete epoch whose bytes are damaged: no plan uses it any more."""
+    """Condemnation of a complete epoch whose bytes are damaged: no plan uses it any more."""
 
     epoch: int
     path: str
@@ -204,13 +211,13 @@ class CondemnEpoch(Kind, frozen=True, gc=False):
 
 
 class ForgetEpochs(Kind, frozen=True, gc=False):
-    """Complete or condemned epochs that nobody needs; their files may be deleted afterwards."""
+    """Removal of complete, condemned or void epochs that are not needed; their files may be deleted afterwards."""
 
     epochs: tuple[int, ...]
 
 
 class CreateAgents(Kind, frozen=True, gc=False):
-    """A host creates agents on itself."""
+    """Creation of agents on the requesting host."""
 
     host: str
     host_start: int
@@ -220,7 +227,7 @@ class CreateAgents(Kind, frozen=True, gc=False):
 
 
 class RemoveAgent(Kind, frozen=True, gc=False):
-    """An agent takes no more turns and is in no epoch that begins later."""
+    """Removal of an agent: it takes no more turns and is in no epoch that begins later."""
 
     host: str
     host_start: int
@@ -229,9 +236,9 @@ class RemoveAgent(Kind, frozen=True, gc=False):
 
 
 class OpenHostLog(Kind, frozen=True, gc=False):
-    """A host is about to log inputs under this plan: the owners of later plans will seal its log before they use it.
+    """Opening of a host's input log under this plan: the hosts of later plans seal the log before they use it.
 
-    Again with another `newest`: batches up to that number are durable, and the owners of later plans will look for them.
+    Repeated with a higher `newest`: batches up to that number are durable, and the hosts of later plans must find them.
     """
 
     host: str
@@ -242,7 +249,7 @@ class OpenHostLog(Kind, frozen=True, gc=False):
 
 
 class EndFleet(Kind, frozen=True, gc=False):
-    """The fleet ends. `outcome`: "stopped" or "failed". `is_newest`: in no older epoch than the newest complete one; else it is refused."""
+    """End of the fleet. `outcome`: "stopped" or "failed". `is_newest`: refuse an `epoch` older than the newest complete one."""
 
     epoch: int
     outcome: str
@@ -251,7 +258,7 @@ class EndFleet(Kind, frozen=True, gc=False):
 
 
 class MakeToken(Kind, frozen=True, gc=False):
-    """A token for a person: `digest` is all that is known of it."""
+    """Creation of a user's token, known by its `digest` alone."""
 
     name: str
     role: str
@@ -266,9 +273,9 @@ class RevokeToken(Kind, frozen=True, gc=False):
 
 
 class RecordCall(Kind, frozen=True, gc=False):
-    """A person's call that changes something: before it is made, or when it was refused or has failed.
+    """Audit record of a user's call that changes something, written before the call is made, or when it was refused or has failed.
 
-    `digest` of the token that it bore; empty: a certificate named the caller. `at`: the host that was called.
+    `digest`: of the token used; empty: the caller has a certificate. `at`: the host that was called.
     """
 
     name: str
@@ -285,7 +292,7 @@ OfPeople = MakeToken | RevokeToken | RecordCall
 
 
 class Operation(msgspec.Struct, frozen=True, gc=False):
-    """Entry of the log. `now_ns` is the proposer's wall clock: it is shown, and decides nothing."""
+    """Entry of the log. `now_ns` is the proposer's wall clock, for display."""
 
     now_ns: int
     client: str
@@ -327,7 +334,7 @@ def encode_operation(operation: Operation) -> bytes:
     """Return the entry for `operation`.
 
     Raises:
-        UsageError: it has 64 KiB or more, or a number that no protobuf field holds.
+        UsageError: the entry has 64 KiB or more, or a number does not fit into its protobuf field.
     """
     try:
         envelope = _codec.wrap(
@@ -351,7 +358,7 @@ def decode_operation(data: bytes) -> Operation:
     """Return the operation in an entry.
 
     Raises:
-        LogError: it is none, or of a version that this release does not know. The process must end.
+        LogError: the entry is no operation, or has a version that this release does not know. The process must end.
     """
     try:
         envelope = cast(operation_pb2.Operation, _parse(data))
@@ -371,5 +378,5 @@ def digest_of(kind: Kind) -> bytes:
 
 
 def clip(text: str) -> str:
-    """Return `text`, cut to what an operation takes for a reason."""
+    """Return `text`, cut to TEXT_CHARACTERS_MAX."""
     return text if len(text) <= TEXT_CHARACTERS_MAX else text[: TEXT_CHARACTERS_MAX - 1] + "…"

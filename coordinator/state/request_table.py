@@ -1,8 +1,7 @@
-"""Requests that come again: (client, sequence, digest of the kind) seen before gives the result it had.
+"""Table of requests: a repeated (client, sequence, digest of the kind) gives the earlier result.
 
-The table is part of the replicated state, so a new leader, and a replica, give the same answer. A client keeps at most
-`RESULTS_KEPT` requests unresolved; what is older than its last `RESULTS_KEPT` results is refused, since nobody can know any
-more whether it was done.
+The table is part of the replicated state, so a new leader and every replica give the same answer. A client has at most `RESULTS_KEPT`
+unresolved requests. A request older than its last `RESULTS_KEPT` results is refused, since it is unknown whether it was done.
 """
 
 from snapline.coordinator.state.fleet_records import (
@@ -17,21 +16,21 @@ from snapline.coordinator.state.operations import Operation
 
 
 def find(image: FleetImage, operation: Operation, digest: bytes) -> OperationResult | None:
-    """Return the answer to a request that must not be done now; None for a fresh one."""
+    """Return the result of a repeated, conflicting or too old request; None: the request is new."""
     client, sequence = operation.client, operation.sequence
-    known = image.requests.get(client, [])
-    for remembered in reversed(known):
+    results = image.requests.get(client, [])
+    for remembered in reversed(results):
         if remembered.sequence == sequence:
             if remembered.digest != digest:
                 return OperationResult(REFUSED, f"request {sequence} of {client} was another one before")
             return remembered.result
-    if len(known) == RESULTS_KEPT and sequence < known[0].sequence:
+    if len(results) == RESULTS_KEPT and sequence < results[0].sequence:
         return OperationResult(REFUSED, f"request {sequence} of {client} is too old to be known")
     return None
 
 
 def remember(image: FleetImage, operation: Operation, digest: bytes, result: OperationResult) -> None:
-    """Keep the result of a request that was done, or refused, just now."""
+    """Keep the result of a request that was just applied or refused."""
     results = image.requests.pop(operation.client, [])
     results.append(RememberedResult(operation.sequence, digest, result))
     results.sort(key=lambda x: x.sequence)

@@ -1,14 +1,14 @@
-"""Restores: which epoch the fleet may go back to, and what becomes of those above it.
+"""Restores: which epochs the fleet may return to, and which epochs become void.
 
-An epoch that is *void* was complete, and the fleet was taken back past it. It is never a line again: else the next failure would take the
-fleet forward again. All epochs that came after it in its history lie above the same target, so they are void with it.
+A *void* epoch was complete, but the fleet was restored to an earlier one. It is never a line again: otherwise the next failure would undo the
+restore. All epochs that followed it are above the same target, so they are void, too.
 """
 
 from snapline.coordinator.state.fleet_records import COMPLETE, CONDEMNED, OPEN, VOID, FleetImage
 
 
 def refusal_of_restore(image: FleetImage, epoch: int) -> str:
-    """Return why the fleet cannot go back to this epoch, with the next step; "" if it can."""
+    """Return why the fleet cannot return to this epoch, with the next step; "": it can."""
     record = image.epochs.get(epoch)
     if record is not None and record.status == COMPLETE:
         return ""
@@ -32,13 +32,13 @@ def _named(image: FleetImage) -> str:
 
 
 def above(image: FleetImage, epoch: int) -> list[int]:
-    """The complete epochs that become void if the fleet goes back to `epoch`, ascending."""
-    return [each for each, record in image.epochs.items() if each > epoch and record.status == COMPLETE]
+    """Return the complete epochs that become void if the fleet returns to `epoch`, ascending."""
+    return [later for later, record in image.epochs.items() if later > epoch and record.status == COMPLETE]
 
 
 def make_void(image: FleetImage, epoch: int) -> list[int]:
     """Make all complete epochs above `epoch` void, and return them."""
     voided = above(image, epoch)
-    for each in voided:
-        image.epochs[each].status = VOID
+    for later in voided:
+        image.epochs[later].status = VOID
     return voided

@@ -1,14 +1,14 @@
-"""Turns during which processes died, and how often: the counts keep a message that kills its process from being delivered for ever.
+"""Counts of turns during which processes died, so that a message that kills its process is not delivered forever.
 
-A host leaves a mark outside of its memory while a turn runs (`agent_runtime/host/turn_marks.py`). When its process has died, the next process of the
-host, or the launcher, reads the mark, and the turn is counted here. Plans carry the counts to hosts; a message
-that was counted more often than its limit has no turn, and becomes a dead letter. A run of a host is counted once, whatever process reports it.
+While a turn runs, its host keeps a mark outside the process's memory (`agent_runtime/host/turn_marks.py`). After the process has died, the host's
+next process or the launcher reads the mark, and the turn is counted here. Plans carry the counts to hosts. A message whose count exceeds
+its limit gets no turn and becomes a dead letter. A run of a host is counted once, even if several processes report it.
 
-The count of a turn is forgotten when the turn has ended well, and those of all agents of a host when its process has ended between turns: it
-may run other code from then on.
+The count of a turn is reset when the turn has ended successfully. The counts of all agents of a host are reset when its process has ended
+between turns: the new process may run other code.
 
-Where several turns were under way, all of them are counted, unless one of them ran on the event loop and was counted before: those in threads
-last long, and are there mostly by chance.
+If several turns were running, all of them are counted. But if one that ran on the event loop was counted before, only such turns are:
+turns in threads last long and were probably not the cause.
 """
 
 from msgspec.structs import replace
@@ -18,11 +18,11 @@ from snapline.coordinator.state.fleet_records import APPLIED, UNCHANGED, FleetIm
 from snapline.messages.turn_deaths import TurnDeath
 
 DEATHS_KEPT = 256
-"""Turns that are counted; some 200 bytes each in the image and in each plan. The one that was counted longest ago is forgotten first."""
+"""Number of turns that are counted; some 200 bytes each in the image and in each plan. The least recently counted is forgotten first."""
 
 
 def note_end(image: FleetImage, host: str, record: HostRecord, died_in: tuple[TurnDeath, ...]) -> None:
-    """The process of the run in `record` has ended in the middle of these turns; () is between turns, as far as is known."""
+    """Note that the process of the run in `record` ended during these turns; (): between turns, as far as known."""
     if record.died == record.instance:
         return
     if not died_in:
@@ -37,7 +37,7 @@ def note_end(image: FleetImage, host: str, record: HostRecord, died_in: tuple[Tu
 
 
 def _counted(image: FleetImage, died_in: tuple[TurnDeath, ...]) -> tuple[TurnDeath, ...]:
-    on_loop = tuple([x for x in died_in if not x.is_beside and any(is_same(x, known) for known in image.deaths)])
+    on_loop = tuple([x for x in died_in if not x.is_beside and any(is_same(x, counted) for counted in image.deaths)])
     return on_loop or died_in
 
 
@@ -47,7 +47,7 @@ def is_same(one: TurnDeath, other: TurnDeath) -> bool:
 
 
 def forgive(image: FleetImage, kind: op.ForgiveTurn) -> OperationResult:
-    """Forget what is counted of a turn."""
+    """Reset the count of a turn."""
     others = [x for x in image.deaths if x.agent != kind.agent or x.digest != kind.digest]
     is_changed = len(others) < len(image.deaths)
     image.deaths = others

@@ -1,11 +1,11 @@
-"""Tokens of users, and the audit log of what operators and admins have requested: rules of the replicated state.
+"""Users' tokens, and the audit log of calls by operators and admins: rules of the replicated state.
 
-A token is known by its digest alone (`security/tokens.py`). What changes the fleet in the name of a token is recorded with that digest,
-and is refused here if the token is no longer valid: from the entry on that revokes it, nobody acts by it, whichever replica was asked.
+A token is known by its digest alone (`security/tokens.py`). A call that changes the fleet is recorded with its token's digest, and is
+refused here if the token is no longer valid. So a revoked token is useless on every replica from the log entry that revokes it.
 
-Both tables are bounded, and so is the part of each that one host may fill: then it evicts only its own entries. The last admitted calls
-and the last refused ones are kept apart: a user without rights cannot evict what others did from the log. Calls are numbered without a gap,
-so what was dropped can be counted.
+Both tables are bounded, and so is each host's share of them: a host beyond its share evicts only its own entries. Admitted and refused calls
+are kept in separate tables, so that a user without rights cannot evict the records of others. Calls are numbered without gaps, so dropped
+records can be counted.
 """
 
 import hmac
@@ -25,14 +25,14 @@ from snapline.security.tokens import ALLOWED, PEOPLE
 from snapline.security.tokens import REFUSED as REFUSED_CALL
 
 TOKENS_MAX = 256
-"""Largest number of tokens: as many as a fleet may have hosts; each call of a user compares its token with all."""
+"""Largest number of tokens; each call of a user compares its token with all of them."""
 
 CALLS_KEPT, REFUSALS_KEPT = 2000, 500
-"""Numbers of records kept: at most some 500 bytes each, and frozen with the state: below 2 MiB of the 16 that it may have. `snapline audit` of
-every night, kept elsewhere, holds more."""
+"""Numbers of records kept: some 500 bytes each, so below 2 MiB of the state's 16 MiB. Save the output of `snapline audit` regularly to keep
+more."""
 
 HOST_SHARE = 8
-"""Share of a table that one host's calls fill at most, as a divisor: an eighth, 250 and 62."""
+"""Divisor for the share of a table that one host's calls may fill: an eighth, 250 and 62 records."""
 
 DIGEST_BYTES = 32
 
@@ -49,30 +49,34 @@ def apply(image: FleetImage, kind: op.OfPeople, now_ns: int) -> OperationResult:
 
 
 def bearer_of(image: FleetImage, digest: bytes, now_ns: int) -> tuple[str, str] | None:
-    """Name and role of the bearer of the token with this digest; None if it is not valid.
+    """Return the name and role of the token with this digest; None: it is not valid.
 
-    All are compared, each in the same time: the duration reveals nothing of the right one.
+    All tokens are compared in constant time, so the duration reveals nothing about them.
     """
-    found = None
+    bearer = None
     for name, record in image.tokens.items():
-        is_it = hmac.compare_digest(record.digest, digest)
-        if is_it and now_ns < record.expires_ns:
-            found = (name, record.role)
-    return found
+        is_match = hmac.compare_digest(record.digest, digest)
+        if is_match and now_ns < record.expires_ns:
+            bearer = (name, record.role)
+    return bearer
 
 
 def _make_token(image: FleetImage, kind: op.MakeToken, now_ns: int) -> OperationResult:
     if not is_id(kind.name) or kind.role not in PEOPLE or len(kind.digest) != DIGEST_BYTES:
         return OperationResult(REFUSED, f"a token has a name, and one of the roles {', '.join(PEOPLE)}")
-    good = {name: record for name, record in image.tokens.items() if now_ns < record.expires_ns}
-    known = good.get(kind.name)
-    if known is not None and (known.role, known.digest, known.expires_ns) == (kind.role, kind.digest, kind.expires_ns):
+    valid_tokens = {name: record for name, record in image.tokens.items() if now_ns < record.expires_ns}
+    existing = valid_tokens.get(kind.name)
+    if existing is not None and (existing.role, existing.digest, existing.expires_ns) == (
+        kind.role,
+        kind.digest,
+        kind.expires_ns,
+    ):
         return OperationResult(UNCHANGED)
-    if known is not None:
+    if existing is not None:
         return OperationResult(REFUSED, f"there is a token {kind.name}: revoke it first, or choose another name")
-    if len(good) >= TOKENS_MAX:
+    if len(valid_tokens) >= TOKENS_MAX:
         return OperationResult(REFUSED, f"a fleet has at most {TOKENS_MAX} tokens: revoke one that nobody uses")
-    image.tokens = {**good, kind.name: TokenRecord(kind.role, kind.digest, now_ns, kind.expires_ns)}
+    image.tokens = {**valid_tokens, kind.name: TokenRecord(kind.role, kind.digest, now_ns, kind.expires_ns)}
     return OperationResult(APPLIED)
 
 
@@ -92,9 +96,9 @@ def _record_call(image: FleetImage, kind: op.RecordCall, now_ns: int) -> Operati
     )
     table, kept = (image.refusals, REFUSALS_KEPT) if kind.outcome == REFUSED_CALL else (image.calls, CALLS_KEPT)
     if kind.at:
-        own = [place for place, each in enumerate(table) if each.at == kind.at]
-        if len(own) >= kept // HOST_SHARE:
-            del table[own[0]]
+        own_indices = [index for index, earlier in enumerate(table) if earlier.at == kind.at]
+        if len(own_indices) >= kept // HOST_SHARE:
+            del table[own_indices[0]]
     table.append(made)
     del table[:-kept]
     return OperationResult(APPLIED, number=made.number)

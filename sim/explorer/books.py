@@ -1,10 +1,10 @@
-"""The explorer's own books: who sent and who consumed which messages, whatever a protocol says.
+"""The explorer's own books: which messages each agent sent and consumed, independent of the protocol.
 
 Theory of operation
 -------------------
-An agent's books are its application's state: how much it sent to whom, and which messages it consumed, by their identities,
-in order. A message's identity is (sender, receiver, number). Numbers are used again after a rollback, so the books are
-compared right at the recovery, before anything new can bear an old number.
+An agent's books are its application's state: the number of messages sent to each receiver, and the identities of the messages
+consumed, in order. A message's identity is (sender, receiver, number). Numbers are reused after a rollback, so the books are
+compared right at the recovery, before a new message can have an old number.
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ ItemT = TypeVar("ItemT")
 Numbers = tuple[int, ...]
 
 _FLOW_BASE = 1 << 16
-"""Base of a flow's digits; no agent sends half as many messages in an exploration."""
+"""Base of a flow's digits. In an exploration, no agent sends half as many messages."""
 
 
 class AgentBooks(NamedTuple):
     """Actions of one agent's application.
 
     Attributes:
-        sent: by receiver, how many messages; they are numbered from 1.
-        consumed: by sender, the numbers of the messages consumed, in order.
-        vector: by agent, the last interval in the causal past, -1 for none; empty where it is not kept.
+        sent: number of messages sent, by receiver; messages are numbered from 1.
+        consumed: numbers of the messages consumed, in order, by sender.
+        vector: last interval in the causal past, by agent; -1 for none; empty if vectors are not kept.
     """
 
     sent: Numbers
@@ -33,7 +33,7 @@ class AgentBooks(NamedTuple):
 
 
 def empty_books(agents: int, agent: int, *, has_vector: bool = False) -> AgentBooks:
-    """Return an agent's books at the start."""
+    """Return an agent's initial books."""
     vector = tuple(0 if other == agent else -1 for other in range(agents)) if has_vector else ()
     return AgentBooks((0,) * agents, ((),) * agents, vector)
 
@@ -44,17 +44,17 @@ def with_sent(books: AgentBooks, to: int) -> AgentBooks:
 
 
 def with_consumed(books: AgentBooks, sender: int, number: int) -> AgentBooks:
-    """Message `number` of `sender` was consumed."""
+    """Return the books with message `number` of `sender` consumed."""
     return books._replace(consumed=replaced(books.consumed, sender, (*books.consumed[sender], number)))
 
 
 def raised(numbers: Numbers, place: int) -> Numbers:
-    """Return the numbers with one more at `place`."""
+    """Return the numbers with the one at `place` increased by one."""
     return (*numbers[:place], numbers[place] + 1, *numbers[place + 1 :])
 
 
 def replaced(items: tuple[ItemT, ...], place: int, item: ItemT) -> tuple[ItemT, ...]:
-    """Return the items with another one at `place`."""
+    """Return the items with `item` at `place`."""
     return (*items[:place], item, *items[place + 1 :])
 
 
@@ -62,14 +62,14 @@ def replaced(items: tuple[ItemT, ...], place: int, item: ItemT) -> tuple[ItemT, 
 
 
 def flow_of(agent: int, books: AgentBooks, waiting: Sequence[Sequence[int]]) -> int:
-    """One number for all channels of an agent, a digit for each: what it has sent, less what it has consumed or may consume.
+    """Return one number with a digit for each channel of an agent: messages sent minus messages consumed, in transit or waiting.
 
-    Summed up over all agents every digit must be 0 (G3). What is not 1, 2, 3 … counts as more than anybody sends.
+    Summed over all agents, every digit must be 0 (G3). A sequence other than 1, 2, 3 … counts as more than any agent sends.
 
     Args:
-        agent: its ordinal.
-        books: what it did.
-        waiting: by sender, the numbers of the messages that are under way to it or wait.
+        agent: index of the agent.
+        books: books of the agent.
+        waiting: numbers of the messages that are in transit to the agent or wait there, by sender.
     """
     count, flow = len(books.sent), 0
     for other in range(count):
@@ -81,7 +81,7 @@ def flow_of(agent: int, books: AgentBooks, waiting: Sequence[Sequence[int]]) -> 
 
 
 def describe_flow(names: Sequence[str], books: Sequence[AgentBooks], waiting: Sequence[Sequence[Sequence[int]]]) -> str:
-    """The first channel that is wrong; `waiting` by receiver and sender."""
+    """Describe the first wrong channel. `waiting`: numbers by receiver and sender."""
     for sender, ours in enumerate(books):
         for receiver, theirs in enumerate(books):
             consumed, held = list(theirs.consumed[sender]), list(waiting[receiver][sender])

@@ -5,19 +5,19 @@ import msgspec
 from snapline.errors import UsageError
 
 AGENTS_MAX = 6
-"""Largest number of agents; beyond it not even the states of one send each fit into a machine."""
+"""Largest number of agents. Beyond it, not even the states of one send per agent fit into a machine's memory."""
 
 
 class Bounds(msgspec.Struct, frozen=True):
     """Limits of a fleet in one run.
 
     Attributes:
-        agents: at least two.
-        sends: messages of each agent, to anyone. Sends undone by a recovery do not count.
-        crashes: in one run, each followed by its recovery.
-        epochs: of coordinated protocols, epochs or rounds begun in one run.
-        checkpoints: of autonomous protocols, basic checkpoints of each agent; forced ones come on top.
-        states_max: where the search stops.
+        agents: number of agents, at least two.
+        sends: number of messages per agent, to any receiver. Sends undone by a recovery do not count.
+        crashes: number of crashes in one run, each followed by its recovery.
+        epochs: number of epochs or rounds begun in one run (coordinated protocols).
+        checkpoints: number of basic checkpoints per agent, without forced ones (autonomous protocols).
+        states_max: number of states at which the search stops.
     """
 
     agents: int = 3

@@ -1,39 +1,39 @@
-"""Chandy and Lamport's snapshot algorithm, plain: fixed channels, markers only.
+"""Chandy and Lamport's plain snapshot algorithm: fixed channels, markers only.
 
 Theory of operation
 -------------------
-The problem: record one state per agent, and the messages that were under way between those states, while the fleet
-runs on. Model: crash-stop agents, reliable FIFO channels that are fixed before the run, atomic turns, no clocks.
+Problem: record one state per agent, and the messages in transit between those states, while the fleet continues to run.
+Model: crash-stop agents, reliable FIFO channels that are fixed before the run, atomic turns, no clocks.
 
-An agent that starts snapshot k records its state, puts marker k on every outgoing channel before any later send, and
-from then on records what arrives on every incoming channel, until marker k arrives there. The first marker of an
-unknown k starts k here, and closes its own channel empty: what came before it was received before the record. When
+An agent that starts snapshot k records its state and puts marker k on every outgoing channel before any later send. It then
+records the messages that arrive on every incoming channel until marker k arrives there. The first marker of an unknown k
+starts k at the receiver and closes its own channel as empty, because earlier messages were received before the record. When
 every incoming channel is closed, the agent's part of the snapshot is complete.
 
-Why it is right: a message that left before the sender's record is ahead of the marker on its FIFO channel. So the
-receiver has either consumed it before its own record or records it before the marker closes the channel (G2). A message
-that left after the record is behind the marker, so its receiver has recorded by then (G1).
+Correctness: a message that left before the sender's record is ahead of the marker on its FIFO channel. So the receiver either
+consumed it before its own record, or records it before the marker closes the channel (G2). A message that left after the
+record is behind the marker, so its receiver has recorded by then (G1).
 
-All state is keyed by the snapshot's id. Ids are independent and have no order: an agent may record 5 before 4, one
-message may belong to several snapshots, and of several initiators of one id the first cause wins.
+All state is keyed by the snapshot's id. Ids are independent and unordered: an agent may record 5 before 4, and a message may
+belong to several snapshots. If several causes start one id, the first one counts.
 
 Source: K. M. Chandy and L. Lamport, "Distributed Snapshots: Determining Global States of Distributed Systems", ACM
-TOCS 3(1), 1985: the marker-sending and marker-receiving rules. Departures: several snapshots may be open at once, kept
-apart by id; an agent may be told to start an id by more than one cause.
+TOCS 3(1), 1985: the marker-sending and marker-receiving rules. Departures: several snapshots may be open at once,
+distinguished by id, and an agent may receive more than one request to start an id.
 
 Invariants (see `validate`): every recorded, incomplete snapshot has at least one open channel; each incoming channel
-is either open or closed in it, never both; a complete snapshot keeps nothing but its id.
+is either open or closed in it, never both; of a complete snapshot only the id is kept.
 
 The caller's duties:
 
-1. Carry the commands out in their order, and before anything that a later turn sends. *This is the rule safety hangs
-   on:* a marker that is overtaken by a later send makes that send an orphan.
+1. Carry out the commands in order, and before any send of a later turn. *Safety depends on this rule:* a send that overtakes
+   the marker becomes an orphan.
 2. Hand a message to the core first, then to the agent: a message counts as received when the core has returned.
 3. Deliver each channel's messages and markers in the order in which they were sent, each exactly once.
-4. See that every agent hears of a snapshot: by markers where the channels reach it, by `SnapshotStarted` where not.
+4. Make every agent aware of a snapshot: by markers if channels reach it, otherwise by `SnapshotStarted`.
 
-Not covered: channels opened later, agents that join or leave. `protocols/epoch_stamped.py`, which fleets run, covers
-them. This is the reference: explored, scripted, and compared with other people's executions.
+Not covered: channels opened later, and agents that join or leave. `protocols/epoch_stamped.py`, which fleets run, covers them.
+This core is the reference: it is explored, scripted, and compared with published executions.
 """
 
 from collections.abc import Iterable
@@ -44,11 +44,11 @@ import msgspec
 from snapline.errors import ProtocolError
 
 SNAPSHOTS_OPEN_MAX = 1_024
-"""Snapshots that may be incomplete here at once. Ten are usual at most; a thousand means that markers are being lost."""
+"""Maximum number of incomplete snapshots of an agent. Usually there are at most ten; a thousand means that markers are lost."""
 
 SNAPSHOTS_REMEMBERED_MAX = 65_536
-"""Complete ids kept so that a late second cause of the same id is recognised. Eight bytes of news against hours of
-snapshots: a cause that comes 65,536 snapshots late would record the id a second time."""
+"""Number of complete ids kept to recognise a late second cause of the same id. A cause that arrives 65,536 snapshots late
+would record the id a second time."""
 
 
 class SnapshotStarted(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -85,7 +85,7 @@ class SendMarker(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class CompleteSnapshot(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Every incoming channel is closed. `channel_states` has an entry, perhaps empty, for each of them."""
+    """Report the agent's part as complete: every incoming channel is closed and has an entry, perhaps empty, in `channel_states`."""
 
     snapshot: int
     channel_states: dict[str, tuple[bytes, ...]]
@@ -98,7 +98,7 @@ ChannelStates = tuple[tuple[str, tuple[bytes, ...]], ...]
 
 
 class ChandyLamportImage(msgspec.Struct, frozen=True):
-    """A hashable image of a core. `snapshots` has (id, open channel states, closed channel states)."""
+    """Hashable image of a core. `snapshots`: (id, open channel states, closed channel states)."""
 
     agent: str
     incoming: tuple[str, ...]
@@ -111,8 +111,8 @@ class _Recording:
     """A recorded, incomplete snapshot.
 
     Attributes:
-        open: by incoming channel without a marker yet, what arrived on it since the record, in order.
-        closed: by incoming channel whose marker has come, its final channel state.
+        open: messages since the record, in order, by incoming channel whose marker has not arrived.
+        closed: final channel state, by incoming channel whose marker has arrived.
     """
 
     __slots__ = ("closed", "open")
@@ -123,14 +123,14 @@ class _Recording:
 
 
 class ChandyLamportCore:
-    """One agent's part in plain Chandy-Lamport snapshots. Not thread-safe; no I/O.
+    """One agent's core of plain Chandy-Lamport snapshots. Not thread-safe; no I/O.
 
     Attributes:
-        agent: this agent's id, for evidence in errors.
-        incoming: the agents at the other ends of the incoming channels, ascending. Fixed.
-        outgoing: likewise for the outgoing channels; markers go out in this order.
-        _recordings: the recorded, incomplete snapshots by id, in the order of recording.
-        _complete: ids that are complete here, oldest first; at most SNAPSHOTS_REMEMBERED_MAX.
+        agent: id of this agent, for error messages.
+        incoming: agents at the other ends of the incoming channels, ascending; fixed.
+        outgoing: agents at the other ends of the outgoing channels, ascending; markers are sent in this order.
+        _recordings: recorded, incomplete snapshots by id, in the order of recording.
+        _complete: ids of complete snapshots, oldest first; at most SNAPSHOTS_REMEMBERED_MAX.
     """
 
     __slots__ = ("_complete", "_recordings", "agent", "incoming", "outgoing")
@@ -143,7 +143,7 @@ class ChandyLamportCore:
         self._complete: dict[int, None] = {}
 
     def handle(self, now_ns: int, event: Event) -> list[Command]:
-        """Take one event in and return what is to be done, in order.
+        """Handle one event and return the commands to carry out, in order.
 
         Raises:
             ProtocolError: an unknown channel, a second marker of one id on one channel, or too many open snapshots.
@@ -189,14 +189,14 @@ class ChandyLamportCore:
             )
 
     def _start(self, snapshot: int) -> list[Command]:
-        """Record, and send the markers before anything else is sent (the marker-sending rule)."""
+        """Record the state, and send the markers before any other send (the marker-sending rule)."""
         if len(self._recordings) >= SNAPSHOTS_OPEN_MAX:
             raise ProtocolError(f"{self.agent} has {SNAPSHOTS_OPEN_MAX} snapshots open; end some before {snapshot}")
         self._recordings[snapshot] = _Recording(self.incoming)
         return [RecordState(snapshot), *(SendMarker(channel, snapshot) for channel in self.outgoing)]
 
     def _record_message(self, channel: str, payload: bytes) -> None:
-        """One message belongs to every snapshot in which its channel is open."""
+        """Add a message to every snapshot in which its channel is open."""
         for recording in self._recordings.values():
             messages = recording.open.get(channel)
             if messages is not None:
@@ -220,7 +220,7 @@ class ChandyLamportCore:
         """Check every invariant.
 
         Raises:
-            AssertionError: one does not hold, which is a fault of this core.
+            AssertionError: an invariant does not hold, which is a bug of this core.
         """
         channels = set(self.incoming)
         assert len(channels) == len(self.incoming), f"{self.agent}: an incoming channel is named twice"
@@ -246,7 +246,7 @@ class ChandyLamportCore:
 
     @classmethod
     def restore(cls, image: ChandyLamportImage) -> Self:
-        """Build a core that goes on exactly where the frozen one stood."""
+        """Build a core with exactly the state of the frozen one."""
         core = cls(image.agent, incoming=image.incoming, outgoing=image.outgoing)
         for snapshot, open_states, closed_states in image.snapshots:
             recording = _Recording(())

@@ -1,18 +1,18 @@
-"""Cuts, recovery lines and useless checkpoints by definition: every cut is examined.
+"""Cuts, recovery lines and useless checkpoints, computed by definition: every cut is examined.
 
 Theory of operation
 -------------------
-A *column* is one agent's books at each of its checkpoints and, as the last entry, now. Two entries of two columns are
-*consistent* if neither has consumed what the other has not sent. A cut is consistent iff its entries are, pair by pair:
-so one table of bits describes two agents, and one such table for each pair describes a fleet. Tables are numbered;
-the numbers of all pairs make up the *relation* of a state. There are far fewer relations than states, so everything
-by definition, over all cuts, is known for every state and yet computed only once a relation.
+A *column* holds one agent's books at each of its checkpoints and, as the last entry, its current books. Two entries of two
+columns are *consistent* if neither has consumed a message that the other has not sent. A cut is consistent iff its entries
+are pairwise consistent. So one table of bits describes two agents, and one table for each pair describes a fleet. Tables are
+numbered; the numbers of all pairs form the *relation* of a state. There are far fewer relations than states, so properties
+over all cuts are computed only once per relation.
 
-G6: a checkpoint is useless iff no consistent cut holds it. RDT: wherever two entries, live states too, are joined by no
-causal path in either direction, some consistent cut holds both. (If no checkpoint is useless, this is the same as "every
-Z-path has a causal twin": a Z-path between the two without one, in either direction, would keep them out of all cuts; and
-a causal path against a Z-path would close a Z-cycle.) Causal paths come from true vector clocks, which the books keep and
-messages carry where RDT is promised.
+G6: a checkpoint is useless iff no consistent cut holds it. RDT: if no causal path joins two entries (live states included) in
+either direction, some consistent cut holds both. If no checkpoint is useless, this is equivalent to "every Z-path has a causal
+twin": a Z-path without a twin, in either direction, would exclude the two entries from all cuts, and a causal path against a
+Z-path would close a Z-cycle. Causal paths come from true vector clocks, which books and messages carry if the protocol
+promises RDT.
 """
 
 import functools
@@ -29,16 +29,16 @@ Column = tuple[AgentBooks, ...]
 Cut = tuple[int, ...]
 
 Relation = tuple[int, ...]
-"""Number of the table of each pair of agents."""
+"""Numbers of the tables of all pairs of agents."""
 
 
 class Table(msgspec.Struct, frozen=True):
-    """Relation of two columns: by entry of the first, a mask of the entries of the second.
+    """Relation of two columns: for each entry of the first, bit masks over the entries of the second.
 
     Attributes:
-        width: how many entries the second has.
-        consistent: neither has consumed what the other has not sent.
-        apart: no causal path joins them; all 0 where no vectors are kept.
+        width: number of entries of the second column.
+        consistent: entries that are consistent with the entry.
+        apart: entries that no causal path joins with the entry; all 0 if vectors are not kept.
     """
 
     width: int
@@ -50,10 +50,10 @@ class Judgement(msgspec.Struct, frozen=True):
     """Properties of one relation, from all cuts.
 
     Attributes:
-        sizes: by agent, how many entries its column has.
-        cuts: the consistent ones: the entries of all agents but the last, and a mask of the entries of the last.
+        sizes: number of entries of each agent's column.
+        cuts: consistent cuts: the entries of all agents but the last, and a mask of the entries of the last.
         useless: (agent, number) of every checkpoint that is in no consistent cut.
-        untracked: (agent, entry, agent, entry) that no causal path joins and that no consistent cut holds both of.
+        untracked: (agent, entry, agent, entry) of pairs that no causal path joins and no consistent cut holds.
     """
 
     sizes: tuple[int, ...]
@@ -66,10 +66,10 @@ class AllCuts:
     """Tables, relations and judgements of the columns of one exploration.
 
     Attributes:
-        pairs: of agents, in the order in which relations have them.
-        columns, tables: all that have been met.
-        judgements: by relation.
-        lines: by relation and failed agents, the recovery line.
+        pairs: pairs of agents, in the order used in relations.
+        columns, tables: all columns and tables seen so far.
+        judgements: judgements by relation.
+        lines: recovery lines by relation and failed agents.
     """
 
     def __init__(self, agents: int) -> None:
@@ -81,7 +81,7 @@ class AllCuts:
         self._agents = agents
 
     def table(self, first: int, second: int, first_column: int, second_column: int) -> int:
-        """The number of the table of two agents and their columns."""
+        """Return the number of the table of two agents and their columns."""
         ours, theirs = self.columns.values[first_column], self.columns.values[second_column]
         ends = [(y.sent[first], max(y.consumed[first], default=0)) for y in theirs]
         consistent = [
@@ -111,7 +111,7 @@ class AllCuts:
         return Judgement(sizes, cuts, self._useless(sizes, together), self._untracked(tables, together))
 
     def _cuts(self, tables: dict[tuple[int, int], Table], sizes: tuple[int, ...]) -> list[tuple[Cut, int]]:
-        """Agent by agent: what goes with the entries chosen so far is the intersection of their masks."""
+        """Return the consistent cuts, built agent by agent by intersecting the masks of the entries chosen so far."""
         last = self._agents - 1
         prefixes: list[Cut] = [()]
         for agent in range(last):
@@ -120,20 +120,20 @@ class AllCuts:
                 for prefix in prefixes
                 for place in _bits(_fitting(tables, prefix, agent, sizes[agent]))
             ]
-        found = [(prefix, _fitting(tables, prefix, last, sizes[last])) for prefix in prefixes]
-        return [cut for cut in found if cut[1]]
+        cuts = [(prefix, _fitting(tables, prefix, last, sizes[last])) for prefix in prefixes]
+        return [cut for cut in cuts if cut[1]]
 
     def _useless(
         self, sizes: tuple[int, ...], together: dict[tuple[int, int], list[int]]
     ) -> tuple[tuple[int, int], ...]:
-        found = []
+        useless = []
         for agent, size in enumerate(sizes):
             if agent:
                 used = functools.reduce(operator.or_, together[0, agent])
             else:
                 used = _mask([mask > 0 for mask in together[0, 1]])
-            found += [(agent, number) for number in range(size) if not used >> number & 1]
-        return tuple(found)
+            useless += [(agent, number) for number in range(size) if not used >> number & 1]
+        return tuple(useless)
 
     def _untracked(
         self, tables: dict[tuple[int, int], Table], together: dict[tuple[int, int], list[int]]
@@ -146,12 +146,12 @@ class AllCuts:
         )
 
     def _line(self, relation: Relation, failed: tuple[int, ...]) -> Cut:
-        """The greatest of the consistent cuts that hold no live state of the failed."""
+        """Return the greatest consistent cut without live states of the failed agents."""
         judgement = self.judgements[relation]
         tops = [size - 1 - (agent in failed) for agent, size in enumerate(judgement.sizes)]
         reachable = (2 << tops[-1]) - 1
         below = [
-            (*prefix, (mask & reachable).bit_length() - 1)  # the highest entry will do: a maximum is sought
+            (*prefix, (mask & reachable).bit_length() - 1)  # only the highest entry can be in the maximum
             for prefix, mask in judgement.cuts
             if mask & reachable and all(map(operator.le, prefix, tops))
         ]
@@ -161,7 +161,7 @@ class AllCuts:
 
 
 def _fitting(tables: dict[tuple[int, int], Table], prefix: Cut, agent: int, size: int) -> int:
-    """The entries of `agent` that are consistent with all of `prefix`."""
+    """Return a mask of the entries of `agent` that are consistent with all of `prefix`."""
     mask = (1 << size) - 1
     for other, place in enumerate(prefix):
         mask &= tables[other, agent].consistent[place]

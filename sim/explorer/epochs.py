@@ -1,16 +1,18 @@
-"""Fleets with epochs, explored over the real cores: what the two Chandy-Lamport protocols have in common.
+"""Model of fleets with epochs over the real cores: the common part of the two Chandy-Lamport protocols.
 
-The coordinator begins a bounded number of epochs, tells every agent (each hears it some time later), takes reports, and
-completes an epoch when it is whole. It keeps the last complete cut: by agent its books at the record, by channel what the
-reports say was in transit.
+The coordinator begins a bounded number of epochs, announces each to every agent (the announcement arrives later), collects
+reports, and completes an epoch when the reports cover it. It keeps the last complete cut: each agent's books at its record,
+and each channel's state from the reports.
 
-A crash, at any moment, takes the whole fleet back to that cut, or to the beginning. Which agent crashes makes no
-difference. Recovery is one step: open epochs are aborted, what was under way is gone as of an older incarnation, cores
-start anew, channels hold the cut's channel states.
+A crash at any moment rolls the whole fleet back to that cut, or to the beginning. It makes no difference which agent crashes.
+Recovery is one step: open epochs are aborted, messages of the older incarnation are dropped, cores are created anew, and
+channels hold the cut's channel states.
 
-Checked, from the books: when an epoch is completed, no orphan (G1) and the exact channel states, in order (G2); in every
-state, each channel holds what was sent and not consumed, in order, and so after a recovery, too (G3); at the end of every
-run each epoch begun has one outcome and nothing waits (G4, G10).
+Checks, using the books:
+
+- When an epoch completes: no orphan (G1), and the exact channel states, in order (G2).
+- In every state, also after a recovery: each channel holds the messages sent and not consumed, in order (G3).
+- At the end of every run: each epoch begun has one outcome, and nothing waits (G4, G10).
 """
 
 from abc import abstractmethod
@@ -35,14 +37,14 @@ from snapline.sim.explorer.search import Fault, Model, Outputs, PossibleMove, St
 
 
 class MessageItem(NamedTuple):
-    """Message under way, or waiting; `stamp` is 0 where the protocol has none."""
+    """Message in transit or waiting. `stamp`: 0 if the protocol has none."""
 
     number: int
     stamp: int = 0
 
 
 class MarkerItem(NamedTuple):
-    """Marker under way. `epoch` first would make it equal to a message: tuples are compared by their items."""
+    """Marker in transit. `kind` comes first, because tuples compare by items and a marker must not equal a message."""
 
     kind: str
     epoch: int
@@ -53,29 +55,30 @@ Item = MessageItem | MarkerItem
 
 
 class WaitingItem(NamedTuple):
-    """A message in a mailbox."""
+    """Message in a mailbox."""
 
     sender: int
     message: MessageItem
 
 
 class Record(NamedTuple):
-    """The agent's books as of its record of `epoch`."""
+    """Agent's books at its record of `epoch`."""
 
     epoch: int
     books: AgentBooks
 
 
 class EpochNode(NamedTuple):
-    """One agent.
+    """State of one agent.
 
     Attributes:
-        core: the number of its image.
-        channels: by sender, what is under way to it. words: of the coordinator, unheard.
-        mailbox: what waits for its turn.
-        records: of the epochs that have not ended here.
-        unreported: epochs of which there is something to report.
-        held: markers that have not left, by receiver.
+        core: number of its core's image.
+        channels: items in transit to the agent, by sender.
+        words: messages of the coordinator that have not been handled.
+        mailbox: messages that wait for their turn.
+        records: records of the epochs that have not ended here.
+        unreported: epochs with something to report.
+        held: markers that have not been sent, with their receivers.
     """
 
     core: int
@@ -93,8 +96,8 @@ class Report(NamedTuple):
 
     Attributes:
         claim: the protocol's report, for `is_whole`.
-        books: as of the record: the explorer's, which the coordinator does not read.
-        in_transit: by sender, the channel state as recorded.
+        books: the explorer's books at the record; the coordinator does not read them.
+        in_transit: recorded channel states, by sender.
     """
 
     agent: int
@@ -112,7 +115,7 @@ class ExploredEpoch(NamedTuple):
 
 
 class ExploredCut(NamedTuple):
-    """A complete epoch: by agent its books, and by receiver and sender what is in transit."""
+    """Complete epoch. `books`: by agent. `in_transit`: messages by receiver and sender."""
 
     epoch: int
     books: tuple[AgentBooks, ...]
@@ -120,7 +123,7 @@ class ExploredCut(NamedTuple):
 
 
 class EpochCoordinator(NamedTuple):
-    """`ended`: by epoch, in order of their ends, whether it is complete."""
+    """State of the coordinator. `ended`: (epoch, whether it is complete), in the order of their ends."""
 
     begun: int
     crashes: int
@@ -130,7 +133,7 @@ class EpochCoordinator(NamedTuple):
 
 
 class EpochModel(Model):
-    """A fleet with epochs. The last actor is the coordinator."""
+    """Model of a fleet with epochs. The last actor is the coordinator."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.actors = bounds.agents + 1
@@ -145,15 +148,15 @@ class EpochModel(Model):
         self._flows = [self._flow_memo(agent) for agent in self.agents]
         self._after_crash: Memo[int, State] = Memo(self._crash)
 
-    # -- what protocols differ in ---------------------------------------------------------------------------------------
+    # -- differences between protocols ----------------------------------------------------------------------------------
 
     @abstractmethod
     def cores_of(self, agent: int) -> CoreMemo[Any]:
-        """The memo of the agent's cores."""
+        """Return a memo for the agent's cores."""
 
     @abstractmethod
     def new_core(self, agent: int, begun: int) -> Any:
-        """The core of an agent that starts when `begun` epochs have begun."""
+        """Return the core of an agent that starts when `begun` epochs have begun."""
 
     @abstractmethod
     def agent_proposals(self, agent: int, node: EpochNode) -> Iterator[PossibleMove]:
@@ -161,11 +164,11 @@ class EpochModel(Model):
 
     @abstractmethod
     def agent_step(self, agent: int, node: EpochNode, proposal: PossibleMove) -> tuple[EpochNode, Outputs]:
-        """Do it."""
+        """Carry out a move of an agent."""
 
     @abstractmethod
     def is_whole(self, reports: tuple[Report, ...]) -> bool:
-        """Return whether the epoch is complete, when all agents have reported."""
+        """Return whether the reports of all agents make the epoch complete."""
 
     @abstractmethod
     def word_of_begin(self, epoch: int) -> msgspec.Struct:
@@ -173,7 +176,7 @@ class EpochModel(Model):
 
     @abstractmethod
     def word_of_end(self, epoch: int) -> msgspec.Struct | None:
-        """Return the one sent when an epoch has ended; None: none."""
+        """Return the message that the coordinator sends when an epoch has ended; None: no message."""
 
     # -- agents ---------------------------------------------------------------------------------------------------------
 
@@ -206,12 +209,12 @@ class EpochModel(Model):
         value = self.items.values[item]
         if isinstance(value, Report):
             return self._on_report(self.coordinators.values[node], value)
-        found = self.nodes[actor].values[node]
+        agent_node = self.nodes[actor].values[node]
         if isinstance(value, msgspec.Struct):
-            return self.nodes[actor].of(found._replace(words=(*found.words, value))), ()
+            return self.nodes[actor].of(agent_node._replace(words=(*agent_node.words, value))), ()
         sender, message = value
-        channels = replaced(found.channels, sender, (*found.channels[sender], message))
-        return self.nodes[actor].of(found._replace(channels=channels)), ()
+        channels = replaced(agent_node.channels, sender, (*agent_node.channels[sender], message))
+        return self.nodes[actor].of(agent_node._replace(channels=channels)), ()
 
     def sends(self, agent: int, node: EpochNode) -> Iterator[PossibleMove]:
         """Yield sends to every other agent, while sends are left."""
@@ -221,27 +224,29 @@ class EpochModel(Model):
                     yield PossibleMove(f"{self.names[agent]} sends to {self.names[to]}", "send", to)
 
     def arrivals(self, agent: int, node: EpochNode) -> Iterator[PossibleMove]:
-        """The first item of every channel, and the coordinator's first word."""
+        """Yield the receipt of each channel's first item and of the coordinator's first message."""
         name = self.names[agent]
         for sender, items in enumerate(node.channels):
             if items:
-                what = f"message {items[0].number}" if isinstance(items[0], MessageItem) else f"marker {items[0].epoch}"
-                yield PossibleMove(f"{name} receives {what} from {self.names[sender]}", "receive", sender)
+                item_text = (
+                    f"message {items[0].number}" if isinstance(items[0], MessageItem) else f"marker {items[0].epoch}"
+                )
+                yield PossibleMove(f"{name} receives {item_text} from {self.names[sender]}", "receive", sender)
         if node.words:
             yield PossibleMove(f"{name} hears {node.words[0]!r}", "hear")
 
     def take(self, node: EpochNode, sender: int) -> tuple[Item, EpochNode]:
-        """The first item of a channel, and the node without it."""
+        """Return the first item of a channel, and the node without it."""
         items = node.channels[sender]
         return items[0], node._replace(channels=replaced(node.channels, sender, items[1:]))
 
     def message_to(self, agent: int, node: EpochNode, to: int, stamp: int) -> tuple[EpochNode, Outputs]:
-        """A message leaves."""
+        """Send a message: return the next node and the output."""
         message = MessageItem(node.books.sent[to] + 1, stamp)
         return node._replace(books=with_sent(node.books, to)), ((to, self.items.of((agent, message))),)
 
     def consume(self, node: EpochNode, sender: int, message: MessageItem) -> EpochNode:
-        """A turn consumes a message."""
+        """Return the node after a turn that consumes a message."""
         return node._replace(books=with_consumed(node.books, sender, message.number))
 
     # -- the coordinator ------------------------------------------------------------------------------------------------
@@ -274,7 +279,7 @@ class EpochModel(Model):
         return self.coordinators.of(after), self._tell(self.word_of_end(report.epoch))
 
     def check_cut(self, reports: tuple[Report, ...]) -> None:
-        """G1 and G2, from the books as of the records."""
+        """Check G1 and G2, using the books at the records."""
         for sender, ours in enumerate(reports):
             for receiver, theirs in enumerate(reports):
                 sent = range(1, ours.books.sent[receiver] + 1)
@@ -291,20 +296,20 @@ class EpochModel(Model):
     # -- recoveries -----------------------------------------------------------------------------------------------------
 
     def crashes(self, state: State) -> list[tuple[int, State]]:
-        found = self.coordinators.values[state[-1]]
-        if found.crashes == self.bounds.crashes:
+        coordinator = self.coordinators.values[state[-1]]
+        if coordinator.crashes == self.bounds.crashes:
             return []
-        label = self.labels.of(f"a crash; all go back to epoch {self.line_of(found).epoch}")
+        label = self.labels.of(f"a crash; all go back to epoch {self.line_of(coordinator).epoch}")
         return [(label, self._after_crash[state[-1]])]
 
     def _crash(self, number: int) -> State:
-        found = self.coordinators.values[number]
-        ended = (*found.ended, *((opened.epoch, False) for opened in found.open_epochs))
-        cut = self.line_of(found)
-        return self._state_of(cut, EpochCoordinator(found.begun, found.crashes + 1, (), ended, cut))
+        coordinator = self.coordinators.values[number]
+        ended = (*coordinator.ended, *((opened.epoch, False) for opened in coordinator.open_epochs))
+        cut = self.line_of(coordinator)
+        return self._state_of(cut, EpochCoordinator(coordinator.begun, coordinator.crashes + 1, (), ended, cut))
 
     def line_of(self, found: EpochCoordinator) -> ExploredCut:
-        """The cut to go back to."""
+        """Return the cut to roll back to."""
         return found.cut
 
     # -- oracles --------------------------------------------------------------------------------------------------------
@@ -316,7 +321,7 @@ class EpochModel(Model):
         return flow_of(agent, node.books, [self.under_way(node, other) for other in self.agents])
 
     def under_way(self, node: EpochNode, sender: int) -> list[int]:
-        """The numbers of one sender that wait in the mailbox or the channel."""
+        """Return the numbers of one sender's messages in the mailbox and in the channel."""
         waiting = [waiting.message.number for waiting in node.mailbox if waiting.sender == sender]
         return waiting + [item.number for item in node.channels[sender] if isinstance(item, MessageItem)]
 
@@ -332,11 +337,19 @@ class EpochModel(Model):
 
     def unfinished(self, actor: int, node: int) -> str:
         if actor == len(self.agents):
-            found = self.coordinators.values[node]
-            outcomes = sorted(epoch for epoch, _ in found.ended)
+            coordinator = self.coordinators.values[node]
+            outcomes = sorted(epoch for epoch, _ in coordinator.ended)
             return (
-                "" if outcomes == list(range(1, found.begun + 1)) else f"epochs {outcomes} of {found.begun} have ended"
+                ""
+                if outcomes == list(range(1, coordinator.begun + 1))
+                else f"epochs {outcomes} of {coordinator.begun} have ended"
             )
-        left = self.nodes[actor].values[node]
-        is_done = not (any(left.channels) or left.words or left.mailbox or left.held or left.unreported)
+        agent_node = self.nodes[actor].values[node]
+        is_done = not (
+            any(agent_node.channels)
+            or agent_node.words
+            or agent_node.mailbox
+            or agent_node.held
+            or agent_node.unreported
+        )
         return "" if is_done else f"{self.names[actor]} is stuck"

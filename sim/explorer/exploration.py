@@ -1,10 +1,11 @@
-"""Exploration of every run of a small fleet, for one protocol at a time, by `explore`.
+"""Exploration of every run of a small fleet, for one protocol at a time (`explore`).
 
-The steps that a fleet can make are in `stamped`, `plain`, `rounds` and `induced`; how they are searched, in `search`. In all
-of them nothing is left to chance and nothing is left out within the bounds: each order of sends, deliveries, records,
-decisions and crashes is met, over the production cores. What the models join into one step, and why nothing is lost by
-that, each says for itself. Not modelled: links (loss, duplicates, older incarnations; G9), stores (G11), effects (G12),
-agents that join or leave, and recoveries that are themselves interrupted.
+The modules `stamped`, `plain`, `rounds` and `induced` define the steps of a fleet; `search` defines the search. Within the
+bounds, the search covers every order of sends, deliveries, records, decisions and crashes, over the production cores. Each
+model documents which actions it joins into one step, and why that loses no behaviour.
+
+Not modelled: links (loss, duplicates, older incarnations; G9), stores (G11), effects (G12), agents that join or leave, and
+interrupted recoveries.
 """
 
 import time
@@ -26,10 +27,10 @@ from snapline.sim.result import Violation
 __all__ = ["EXPLORED", "PLAIN_CHANDY_LAMPORT", "Bounds", "Exploration", "explore"]
 
 PLAIN_CHANDY_LAMPORT = "chandy-lamport-plain"
-"""The algorithm as published; no fleet runs it."""
+"""Name of the algorithm as published; no fleet runs it."""
 
 EXPLORED = (PLAIN_CHANDY_LAMPORT, *PROTOCOLS)
-"""Protocols that `explore` knows."""
+"""Protocols that `explore` supports."""
 
 ModelFactory = Callable[[Bounds], Model]
 
@@ -38,18 +39,20 @@ _MODELS: dict[str, ModelFactory] = {
     CHANDY_LAMPORT: StampedModel,
     KOO_TOUEG: RoundModel,
 }
-"""Models of the protocols that are not rules."""
+"""Models of the protocols without a checkpoint rule."""
 
 
 class Exploration(msgspec.Struct):
-    """The outcome of one exploration.
+    """Outcome of one exploration.
 
     Attributes:
-        states: different ones met. transitions: steps between them. depth: steps of the longest shortest way to a state.
-        is_complete: all there are within the bounds were met.
-        violation: the first; its `t_ns` is the number of steps to it.
-        path: these steps, and there is no shorter way to any violation.
-        uses_digests: states were compared by digests, so two might have been taken for one. Never so at present.
+        states: number of distinct states reached.
+        transitions: number of steps between them.
+        depth: largest distance of a state from the start, in steps.
+        is_complete: all states within the bounds were reached.
+        violation: the first violation; its `t_ns` is the number of steps to it.
+        path: a shortest sequence of steps to a violation.
+        uses_digests: states were compared by digests, so two may have been confused. Currently always False.
     """
 
     protocol: str
@@ -69,24 +72,24 @@ def explore(protocol: str, bounds: Bounds | None = None, *, model: ModelFactory 
 
     Args:
         protocol: one of `EXPLORED`.
-        bounds: how much the fleet may do; three agents, one send each, one crash if left out.
-        model: makes the fleet, instead of the protocol's own: for mutants.
+        bounds: limits of the fleet; default: three agents, one send each, one crash.
+        model: factory of the model, instead of the protocol's own; for mutants.
 
     Raises:
-        UsageError: no such protocol.
+        UsageError: the protocol is unknown.
     """
     limits = Bounds() if bounds is None else bounds
     began_s = time.process_time()
-    found = Search((model or model_of(protocol))(limits), limits.states_max).run()
+    outcome = Search((model or model_of(protocol))(limits), limits.states_max).run()
     return Exploration(
         protocol,
         limits,
-        found.states,
-        found.transitions,
-        found.depth,
-        found.is_complete,
-        _violation_of(found),
-        found.path,
+        outcome.states,
+        outcome.transitions,
+        outcome.depth,
+        outcome.is_complete,
+        _violation_of(outcome),
+        outcome.path,
         time.process_time() - began_s,
     )
 
@@ -95,7 +98,7 @@ def model_of(protocol: str) -> ModelFactory:
     """Return the factory of a protocol's model.
 
     Raises:
-        UsageError: no such protocol.
+        UsageError: the protocol is unknown.
     """
     if protocol in _MODELS:
         return _MODELS[protocol]

@@ -1,12 +1,13 @@
-"""Fleets whose agents checkpoint by themselves, explored over the real rules: uncoordinated and communication-induced.
+"""Model of fleets with uncoordinated or communication-induced checkpoints, over the real rules.
 
-At any moment an agent may take a basic checkpoint (a bounded number), send (likewise), or take the first message of any
-channel, before which its rule may force a checkpoint. Any agent may crash in any state; `logged` has the recovery.
+At any moment an agent may take a basic checkpoint or send, both a bounded number of times. It may also consume the first
+message of any channel; before that, its rule may force a checkpoint. Any agent may crash in any state; `logged` defines the
+recovery.
 
-Checked in every state, besides what `logged` checks: no checkpoint is useless, where the protocol is
-communication-induced; every dependency is tracked, where it promises RDT (G6). After a crash, too. (A forced checkpoint
-outlives an undone message that forced it. So after a crash the rules may stand as in no run without one; what they
-promise must hold all the same.)
+Checks in every state, in addition to those of `logged`: no checkpoint is useless if the protocol is communication-induced, and
+every dependency is tracked if it promises RDT (G6). This holds after a crash too. (A forced checkpoint survives the undone
+message that forced it. So after a crash, rules may be in a state that no run without a crash reaches; their promises must
+still hold.)
 """
 
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ RDT_PROTOCOLS = ("fdas", "fdi", "bhmr", "nras", "cbr", "cas")
 
 
 class InducedModel(LoggedModel):
-    """A fleet under one rule. The coordinator's node is the number of crashes so far."""
+    """Model of a fleet under one rule. The coordinator's node is the number of crashes so far."""
 
     def __init__(self, bounds: Bounds, rule_type: type[CheckpointRule]) -> None:
         super().__init__(bounds)
@@ -58,29 +59,29 @@ class InducedModel(LoggedModel):
     def proposals(self, actor: int, node: int) -> Iterator[PossibleMove]:
         if actor == len(self.agents):
             return
-        name, found = self.names[actor], self.nodes[actor].values[node]
-        if found.now.mark < self.bounds.checkpoints:
+        name, agent_node = self.names[actor], self.nodes[actor].values[node]
+        if agent_node.now.mark < self.bounds.checkpoints:
             yield PossibleMove(f"{name} takes a basic checkpoint", "checkpoint")
-        if sum(found.now.books.sent) < self.bounds.sends:
+        if sum(agent_node.now.books.sent) < self.bounds.sends:
             for to in self.agents:
                 if to != actor:
                     yield PossibleMove(f"{name} sends to {self.names[to]}", "send", to)
-        for sender, messages in enumerate(found.channels):
+        for sender, messages in enumerate(agent_node.channels):
             if messages:
                 yield PossibleMove(f"{name} receives {messages[0].number} from {self.names[sender]}", "receive", sender)
 
     def carry_out(self, actor: int, node: int, proposal: PossibleMove) -> tuple[int, Outputs]:
-        found = self.nodes[actor].values[node]
+        agent_node = self.nodes[actor].values[node]
         match proposal.kind:
             case "checkpoint":
-                return self.nodes[actor].of(self.checkpoint(actor, found, None)), ()
+                return self.nodes[actor].of(self.checkpoint(actor, agent_node, None)), ()
             case "send":
-                return self._send(actor, found, proposal.detail)
+                return self._send(actor, agent_node, proposal.detail)
             case _:
-                return self.nodes[actor].of(self.receive(actor, found, proposal.detail)), ()
+                return self.nodes[actor].of(self.receive(actor, agent_node, proposal.detail)), ()
 
     def checkpoint(self, agent: int, node: LoggedNode, cause: bytes | None, *, is_basic: bool = True) -> LoggedNode:
-        """The checkpoint action and the checkpoint, in this order: the image has the action."""
+        """Perform the rule's checkpoint action, then take the checkpoint: its image includes the action."""
         core, _ = self.cores[agent].run(node.now.core, ("checkpoint", cause), lambda rule: rule.checkpoint(cause))
         saved = node.now._replace(core=core, mark=node.now.mark + is_basic)
         checkpoints = (*node.checkpoints, saved)
@@ -97,7 +98,7 @@ class InducedModel(LoggedModel):
         return self.nodes[agent].of(after), ((to, self.items.of((agent, sent))),)
 
     def receive(self, agent: int, node: LoggedNode, sender: int) -> LoggedNode:
-        """Test, checkpoint, merge, turn: the rule's duties 1 and 2."""
+        """Receive a message: test, checkpoint, merge, turn (the rule's duties 1 and 2)."""
         message = node.channels[sender][0]
         node = node._replace(channels=replaced(node.channels, sender, node.channels[sender][1:]))
         cores, piggyback = self.cores[agent], message.piggyback
@@ -150,5 +151,5 @@ class InducedModel(LoggedModel):
     def unfinished(self, actor: int, node: int) -> str:
         if actor == len(self.agents):
             return ""
-        found = self.nodes[actor].values[node]
-        return f"{self.names[actor]} has messages waiting" if any(found.channels) else ""
+        agent_node = self.nodes[actor].values[node]
+        return f"{self.names[actor]} has messages waiting" if any(agent_node.channels) else ""

@@ -1,4 +1,4 @@
-"""Small numbers for large values: equal values get one number, so that a global state is a short tuple of integers."""
+"""Interning of large values as small numbers: equal values get one number, so a global state is a short tuple of integers."""
 
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
@@ -12,10 +12,10 @@ CoreT = TypeVar("CoreT")
 
 
 class Interner(Generic[ValueT]):
-    """Numbers values 0, 1, 2 … in the order in which they come.
+    """Interner that numbers values 0, 1, 2 … in the order of their first use.
 
     Attributes:
-        values: by number.
+        values: values by number.
     """
 
     __slots__ = ("_numbers", "values")
@@ -25,7 +25,7 @@ class Interner(Generic[ValueT]):
         self._numbers: dict[ValueT, int] = {}
 
     def of(self, value: ValueT) -> int:
-        """The number of `value`."""
+        """Return the number of `value`."""
         number = self._numbers.get(value)
         if number is None:
             number = self._numbers[value] = len(self.values)
@@ -34,7 +34,7 @@ class Interner(Generic[ValueT]):
 
 
 class Memo(dict[KeyT, ResultT]):
-    """A dictionary that works out what it lacks: a hit costs no more than a dictionary's."""
+    """Dictionary that computes missing values. A hit costs no more than in a plain dictionary."""
 
     __slots__ = ("_work_out",)
 
@@ -48,15 +48,15 @@ class Memo(dict[KeyT, ResultT]):
 
 
 def key_of(event: msgspec.Struct) -> bytes:
-    """A hashable stand-in for an event that may hold dictionaries; its tag tells the types apart."""
+    """Return a hashable key for an event that may hold dictionaries. The tag distinguishes types."""
     return msgspec.msgpack.encode(event)
 
 
 class CoreMemo(Generic[CoreT]):
-    """The cores of one agent: (image, what is done) → (image, result), each worked out once on the real core.
+    """Memo of one agent's cores: (image, action) → (next image, result), each computed once on the real core.
 
     Attributes:
-        images: all that have been met.
+        images: all images seen so far.
     """
 
     def __init__(self, freeze: Callable[[CoreT], Hashable], restore: Callable[[Any], CoreT]) -> None:
@@ -66,14 +66,14 @@ class CoreMemo(Generic[CoreT]):
         self._results: dict[tuple[int, Hashable], tuple[int, Any]] = {}
 
     def enter(self, core: CoreT) -> int:
-        """The number of the core's image."""
+        """Return the number of the core's image."""
         return self.images.of(self._freeze(core))
 
     def run(self, image: int, key: Hashable, act: Callable[[CoreT], ResultT]) -> tuple[int, ResultT]:
-        """Let a core with this image do `act`, which `key` names: its next image and what `act` returned."""
-        found = self._results.get((image, key))
-        if found is None:
+        """Apply `act`, identified by `key`, to a core with this image. Return the next image and the result of `act`."""
+        memoised = self._results.get((image, key))
+        if memoised is None:
             core = self._restore(self.images.values[image])
             result = act(core)
-            found = self._results[image, key] = (self.enter(core), result)
-        return found
+            memoised = self._results[image, key] = (self.enter(core), result)
+        return memoised

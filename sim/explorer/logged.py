@@ -1,19 +1,19 @@
-"""Fleets whose agents keep a log of what they sent: what all logged protocols have in common, above all the recovery.
+"""Model of fleets whose agents log their sent messages: the common part of all logged protocols, including the recovery.
 
 Theory of operation
 -------------------
-An agent receives and runs its turn in one step; what it cannot take yet stays in its channel. (That leaves nothing out: a
-message in a mailbox that no turn may consume is, for everybody, still in transit.) A checkpoint saves the core's image, the
-books and the log. Durable at once.
+An agent receives a message and runs its turn in one step; a message that it cannot consume yet stays in its channel. (This
+loses no behaviour: a message in a mailbox that no turn may consume is equivalent to one in transit.) A checkpoint saves the
+core's image, the books and the log, and is durable at once.
 
-A crash takes one agent. The recovery is one step: the product's code gives the line (`recoveries`); whoever is on it with a
-checkpoint starts from that, the others keep their live state; every channel is filled anew from its sender's log, with
-what its receiver lacks. What was under way before is gone, as everything of an older incarnation is.
+A crash hits one agent. The recovery is one step. The product's code computes the recovery line (`recoveries`). Agents with a
+checkpoint on the line restart from it; the others keep their live state. Every channel is refilled from its sender's log with
+the messages that its receiver lacks. Messages in transit before the crash are dropped, as everything of an older incarnation.
 
-Checked in every state: each channel holds exactly what was sent and not consumed, in order (G3; right after a recovery
-this finds every orphan, too). Nothing more is to be asked of the books: agents send whenever they like, so whatever
-passes, a run without crashes can have. Checked in every state that may be followed by a crash: the product's lines (G5)
-and what it calls obsolete (G7), against all cuts.
+Checks in every state: each channel holds exactly the messages sent and not consumed, in order (G3). Right after a recovery,
+this also finds every orphan. No other check of the books is needed: agents send at any time, so a run without crashes can
+produce any books that pass. Checks in every state that a crash may follow: the product's recovery lines (G5) and the
+checkpoints that it calls obsolete (G7), against all cuts.
 """
 
 from abc import abstractmethod
@@ -31,7 +31,7 @@ from snapline.sim.explorer.search import Fault, Model, Outputs, State
 
 
 class Sent(NamedTuple):
-    """A message in its sender's log."""
+    """Message in its sender's log."""
 
     number: int
     piggyback: bytes
@@ -46,8 +46,8 @@ class Past(NamedTuple):
     """State of an agent that a checkpoint saves.
 
     Attributes:
-        core: the number of its image.
-        mark: the protocol's counter: the basic checkpoints so far, or the round of the checkpoint.
+        core: number of its core's image.
+        mark: the protocol's counter: the number of basic checkpoints so far, or the round of the checkpoint.
     """
 
     core: int
@@ -57,14 +57,14 @@ class Past(NamedTuple):
 
 
 class LoggedNode(NamedTuple):
-    """One agent.
+    """State of one agent.
 
     Attributes:
-        now: its live state.
-        checkpoints: the permanent ones, from the initial one on.
-        channels: by sender, what is under way to it.
-        tentative: its undecided checkpoint.
-        words: of the coordinator, still unheard.
+        now: the live state.
+        checkpoints: permanent checkpoints, from the initial one on.
+        channels: messages in transit to the agent, by sender.
+        tentative: the undecided checkpoint, if any.
+        words: messages of the coordinator that have not been handled.
     """
 
     now: Past
@@ -75,7 +75,7 @@ class LoggedNode(NamedTuple):
 
 
 class LoggedModel(Model):
-    """A fleet under a logged protocol."""
+    """Model of a fleet under a logged protocol."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.actors = bounds.agents + 1
@@ -94,7 +94,7 @@ class LoggedModel(Model):
         self._filled: Memo[tuple[int, ...], State] = Memo(self._fill)
         self.items: Interner[Any] = Interner()
 
-    # -- what protocols differ in ---------------------------------------------------------------------------------------
+    # -- differences between protocols ----------------------------------------------------------------------------------
 
     @abstractmethod
     def columns_of(self, state: State) -> tuple[int, ...]:
@@ -102,11 +102,11 @@ class LoggedModel(Model):
 
     @abstractmethod
     def can_crash(self, state: State) -> bool:
-        """Crashes are left."""
+        """Return whether crashes are left within the bounds."""
 
     @abstractmethod
     def restart(self, agent: int, past: Past, place: int, begun: int) -> Past:
-        """The live state of an agent that starts from its checkpoint `place`; `begun`: rounds begun so far."""
+        """Return the live state of an agent that restarts from its checkpoint `place`. `begun`: number of rounds begun so far."""
 
     @abstractmethod
     def check_promises(self, judgement: Judgement) -> None:
@@ -114,12 +114,12 @@ class LoggedModel(Model):
 
     def arrive(self, actor: int, node: int, item: int) -> tuple[int, Outputs]:
         value = self.items.values[item]
-        found = self.nodes[actor].values[node]
+        agent_node = self.nodes[actor].values[node]
         if isinstance(value, msgspec.Struct):
-            return self.nodes[actor].of(found._replace(words=(*found.words, value))), ()
+            return self.nodes[actor].of(agent_node._replace(words=(*agent_node.words, value))), ()
         sender, message = value
-        channels = replaced(found.channels, sender, (*found.channels[sender], message))
-        return self.nodes[actor].of(found._replace(channels=channels)), ()
+        channels = replaced(agent_node.channels, sender, (*agent_node.channels[sender], message))
+        return self.nodes[actor].of(agent_node._replace(channels=channels)), ()
 
     def _flow_memo(self, agent: int) -> Memo[int, int]:
         return Memo(lambda number: self._flow(agent, self.nodes[agent].values[number]))
@@ -141,7 +141,7 @@ class LoggedModel(Model):
         self.recoveries.check(columns, self.relation_of(columns))
 
     def relation_of(self, columns: tuple[int, ...]) -> Relation:
-        """The numbers of the tables of all pairs."""
+        """Return the numbers of the tables of all pairs."""
         return tuple([self._tables[i, j, columns[i], columns[j]] for i, j in self.cuts.pairs])
 
     def _flow(self, agent: int, node: LoggedNode) -> int:
@@ -155,11 +155,11 @@ class LoggedModel(Model):
     # -- recoveries -----------------------------------------------------------------------------------------------------
 
     def recovered(self, nodes: State, places: Cut, *, begun: int = 0) -> State:
-        """The agents' nodes after the recovery to `places`, when `begun` rounds have begun."""
+        """Return the agents' nodes after a recovery to `places`. `begun`: number of rounds begun so far."""
         return self._filled[tuple([self._stems[agent, nodes[agent], places[agent], begun] for agent in self.agents])]
 
     def _stem(self, agent: int, number: int, place: int, begun: int) -> int:
-        """An agent on the line, its channels still empty."""
+        """Return the node of an agent on the recovery line, with empty channels."""
         node = self.nodes[agent].values[number]
         empty: Log = ((),) * len(self.agents)
         if place == len(node.checkpoints):
@@ -176,7 +176,7 @@ class LoggedModel(Model):
         )
 
     def lacking(self, nodes: list[LoggedNode], agent: int) -> Iterator[tuple[Sent, ...]]:
-        """Yield, by sender, the part of its log that must be delivered to `agent` again."""
+        """Yield, for each sender, the part of its log that must be delivered to `agent` again."""
         for sender, node in enumerate(nodes):
             yield node.now.log[agent][len(nodes[agent].now.books.consumed[sender]) :]
 

@@ -1,7 +1,7 @@
-"""Markers only, explored over `chandy_lamport`: the algorithm as it was published.
+"""Model of the published algorithm with markers only, over `chandy_lamport`.
 
-Channels are a full mesh. A message is handed to the core and consumed in one step; markers go onto the channels in the step
-in which the agent records. Any agent may be the first to hear of an epoch. What it has recorded it reports at once.
+Channels form a full mesh. A message is handed to the core and consumed in one step. An agent sends its markers in the step in
+which it records. Any agent may be the first to receive an epoch's announcement. Agents report complete records at once.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ from snapline.sim.explorer.search import Outputs, PossibleMove
 
 
 class PlainModel(EpochModel):
-    """A fleet under plain Chandy-Lamport."""
+    """Model of a fleet under plain Chandy-Lamport."""
 
     def __init__(self, bounds: Bounds, core_type: type[ChandyLamportCore] = ChandyLamportCore) -> None:
         self.core_type = core_type
@@ -72,13 +72,13 @@ class PlainModel(EpochModel):
         return self.consume(node, sender, item), outputs
 
     def feed(self, agent: int, node: EpochNode, event: msgspec.Struct) -> tuple[EpochNode, Outputs]:
-        """Hand an event to the core and carry out what it says."""
+        """Hand an event to the core and carry out its commands."""
         core, commands = self.cores[agent].run(node.core, key_of(event), lambda core: core.handle(0, event))
         node = node._replace(core=core)
         outputs: Outputs = ()
         for command in commands:
-            node, more = self.obey(agent, node, command)
-            outputs += more
+            node, new_outputs = self.obey(agent, node, command)
+            outputs += new_outputs
         return node, outputs
 
     def obey(self, agent: int, node: EpochNode, command: Any) -> tuple[EpochNode, Outputs]:
@@ -94,7 +94,7 @@ class PlainModel(EpochModel):
         raise AssertionError(f"an unknown command {command}")
 
     def _report(self, agent: int, node: EpochNode, command: CompleteSnapshot) -> tuple[EpochNode, Outputs]:
-        """Report at once: until the last report a crash finds the epoch open, whatever else happened, and rolls all back."""
+        """Report at once. Delays need no model: until the last report, the epoch is open and a crash rolls all agents back."""
         books = next(record.books for record in node.records if record.epoch == command.snapshot)
         states = tuple(
             tuple(MessageItem(int(payload)) for payload in command.channel_states.get(name, ())) for name in self.names

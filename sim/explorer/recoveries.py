@@ -1,11 +1,11 @@
-"""The product's recovery code, asked about every state in which an agent could crash, against all cuts.
+"""Checks of the product's recovery code against all cuts, in every state in which an agent could crash.
 
-`recovery.lines`, on the rollback-dependency graph, is asked for every distinct set of columns; recoveries go by its answer.
-`recovery.history`, which the coordinator runs and which also says what is obsolete, takes fifty times as long: it is asked
-for one set of columns of all that differ in the agents' names alone, the one that is met first.
+`recovery.lines`, on the rollback-dependency graph, is called for every distinct set of columns; recoveries use its result.
+`recovery.history`, which the coordinator runs, also computes obsolete checkpoints and takes fifty times as long. Of all sets
+of columns that differ only in the agents' names, it is called for the first one.
 
-G7 takes one step more. What is needed is what is on the line of some single failure, by all cuts; nothing of it may be
-called obsolete. That no later line needs anything else is the theorem of `recovery.garbage`, not looked at here.
+G7: the checkpoints on the recovery line of any single failure, computed from all cuts, are needed, and none of them may be
+called obsolete. The theorem of `recovery.garbage`, that later lines need no other checkpoints, is not checked here.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from snapline.sim.explorer.interning import Interner, Memo
 from snapline.sim.explorer.search import Fault
 
 RENAMED_AGENTS_MAX = 4
-"""Above it, renaming costs more than it saves."""
+"""Largest number of agents for which renaming saves time."""
 
 Columns = tuple[int, ...]
 
@@ -28,8 +28,8 @@ class Recoveries:
     """Recovery lines that the product computes after single failures.
 
     Attributes:
-        lines: by columns: by failed agent the recovery line, as entries of the columns.
-        history_type: another one in mutants.
+        lines: columns → recovery lines by failed agent, as entries of the columns.
+        history_type: class of the history; mutants replace it.
     """
 
     history_type: type[FleetHistory] = FleetHistory
@@ -48,7 +48,7 @@ class Recoveries:
         self._asked: set[Columns] = set()
 
     def check(self, columns: Columns, relation: Relation) -> None:
-        """Raise `Fault` if the product is wrong about any single failure."""
+        """Raise `Fault` if the product's result for any single failure is wrong."""
         expected = [self._cuts.lines[relation, (agent,)] for agent in self._agents]
         self._compare(self.lines[columns], expected)
         key = min(
@@ -65,7 +65,7 @@ class Recoveries:
                 raise Fault("recovery line", "G5", text)
 
     def _rename(self, column: int, renaming: tuple[int, ...]) -> int:
-        """A column without its vectors, its peers in another order."""
+        """Return the number of a column without vectors and with its peers in another order."""
         entries = []
         for books in self._cuts.columns.values[column]:
             received = [len(books.consumed[agent]) for agent in renaming]
@@ -79,7 +79,7 @@ class Recoveries:
         return tuple([tuple(recovery_line(execution, [agent])) for agent in self._agents])
 
     def execution_of(self, columns: Columns) -> Execution:
-        """The same as intervals and messages, for the code that reads traces. Events are not counted."""
+        """Return the columns as intervals and messages, for the code that reads traces. Events are not counted."""
         execution = Execution(self._names, [], [], [], [], [], [], [], [], 0)
         first = 0
         for agent, column in enumerate(columns):
@@ -100,7 +100,7 @@ class Recoveries:
         return execution
 
     def _sent_in(self, column: int) -> list[tuple[int, int, int]]:
-        """(receiver, number, interval) of every message sent: before the first entry that has it sent."""
+        """Return (receiver, number, interval) of every message sent. The interval ends at the first entry that includes the send."""
         entries = self._cuts.columns.values[column]
         return [
             (receiver, number, sum([books.sent[receiver] < number for books in entries]) - 1)
@@ -148,7 +148,7 @@ class Recoveries:
         return {name: numbers[-1] for name, old, numbers in pairs if numbers != old}
 
     def _places(self, line: dict[str, int | None], columns: list[Column]) -> Cut:
-        """A line as entries of the columns: the last one is the live state."""
+        """Return a recovery line as entries of the columns; the last entry is the live state."""
         places = [line[name] for name in self._names]
         pairs = zip(places, columns, strict=True)
         return tuple(len(column) - 1 if place is None else place for place, column in pairs)

@@ -1,12 +1,14 @@
-"""Koo and Toueg's rounds, explored over `protocols.koo_toueg` and `protocols.koo_toueg_round`.
+"""Model of Koo and Toueg's rounds, over `protocols.koo_toueg` and `protocols.koo_toueg_round`.
 
-At any moment, while no round is open, the coordinator may begin one with any one agent as its initiator (a bounded number of
-rounds). RecoveryQueries, answers and decisions are under way in queues of their own, so anything may come between; an open round
-may time out at any moment; an agent that is asked may refuse, or fail to store its checkpoint. An agent that is blocked neither sends nor consumes. Any agent may crash in any state; `logged`
-has the recovery. Before it, as the protocols' duties say, the open round is aborted and the survivors hear all decisions.
+While no round is open, the coordinator may begin one with any single agent as its initiator (a bounded number of rounds).
+Requests, answers and decisions travel in queues of their own, so any step may come in between. An open round may time out at
+any moment. A requested agent may refuse, or fail to store its checkpoint. A blocked agent neither sends nor consumes.
 
-Checked in every state, besides what `logged` checks: the latest permanent checkpoints, as the coordinator has committed
-them, are a consistent cut (G1). When an agent hears a decision it does what was decided (G4).
+Any agent may crash in any state; `logged` defines the recovery. Before it, as the protocol's duties require, the open round is
+aborted and the survivors receive all decisions.
+
+Checks, in addition to those of `logged`: in every state, the latest permanent checkpoints committed by the coordinator are a
+consistent cut (G1). An agent that receives a decision carries it out (G4).
 """
 
 from collections.abc import Iterator
@@ -48,7 +50,7 @@ from snapline.sim.explorer.search import Fault, Outputs, PossibleMove, State
 
 
 class Said(NamedTuple):
-    """An agent's answer, made hashable."""
+    """Hashable form of an agent's answer."""
 
     agent: int
     round: int
@@ -58,17 +60,17 @@ class Said(NamedTuple):
     requests: tuple[tuple[str, int], ...]
 
     def answer(self) -> Answer:
-        """Return the protocol's own form of the answer."""
+        """Return the answer as the protocol's own type."""
         return Answer(self.round, self.by, self.is_willing, self.is_participant, dict(self.requests))
 
 
 class RoundCoordinator(NamedTuple):
-    """The coordinator.
+    """State of the coordinator.
 
     Attributes:
-        core: the number of the open round's image; -1 if none is open.
-        decided: by round, whether it was committed.
-        answers: by agent, those under way.
+        core: number of the open round's image; -1 if no round is open.
+        decided: for each round, whether it was committed.
+        answers: answers in transit, by agent.
     """
 
     crashes: int
@@ -78,12 +80,12 @@ class RoundCoordinator(NamedTuple):
 
     @property
     def begun(self) -> int:
-        """Rounds, the open one counted."""
+        """Number of rounds, including the open one."""
         return len(self.decided) + (self.core >= 0)
 
 
 class RoundModel(LoggedModel):
-    """A fleet under Koo and Toueg's protocol."""
+    """Model of a fleet under Koo and Toueg's protocol."""
 
     def __init__(
         self,
@@ -114,25 +116,25 @@ class RoundModel(LoggedModel):
         if actor == len(self.agents):
             yield from self._coordinator_proposals(self.coordinators.values[node])
             return
-        name, found = self.names[actor], self.nodes[actor].values[node]
-        if found.words:
-            yield PossibleMove(f"{name} hears {_text_of(found.words[0])}", "hear")
-            if isinstance(found.words[0], CheckpointRequested):
-                yield PossibleMove(f"{name} refuses {_text_of(found.words[0])}", "refuse")
-                if not self.is_held(actor, found):
-                    yield PossibleMove(f"{name} hears {_text_of(found.words[0])} and its store fails", "fail")
-        if not self.is_held(actor, found):
-            if sum(found.now.books.sent) < self.bounds.sends:
+        name, agent_node = self.names[actor], self.nodes[actor].values[node]
+        if agent_node.words:
+            yield PossibleMove(f"{name} hears {_text_of(agent_node.words[0])}", "hear")
+            if isinstance(agent_node.words[0], CheckpointRequested):
+                yield PossibleMove(f"{name} refuses {_text_of(agent_node.words[0])}", "refuse")
+                if not self.is_held(actor, agent_node):
+                    yield PossibleMove(f"{name} hears {_text_of(agent_node.words[0])} and its store fails", "fail")
+        if not self.is_held(actor, agent_node):
+            if sum(agent_node.now.books.sent) < self.bounds.sends:
                 for to in self.agents:
                     if to != actor:
                         yield PossibleMove(f"{name} sends to {self.names[to]}", "send", to)
-            for sender, messages in enumerate(found.channels):
+            for sender, messages in enumerate(agent_node.channels):
                 if messages:
                     text = f"{name} receives {messages[0].number} from {self.names[sender]}"
                     yield PossibleMove(text, "receive", sender)
 
     def is_held(self, agent: int, node: LoggedNode) -> bool:
-        """Duty 1: no turn starts, and nothing leaves."""
+        """Return whether the agent is blocked: it starts no turn and sends nothing (duty 1)."""
         return self.cores[agent].run(node.now.core, "is_blocked", lambda core: core.is_blocked)[1]
 
     def _coordinator_proposals(self, found: RoundCoordinator) -> Iterator[PossibleMove]:
@@ -148,18 +150,18 @@ class RoundModel(LoggedModel):
     def carry_out(self, actor: int, node: int, proposal: PossibleMove) -> tuple[int, Outputs]:
         if actor == len(self.agents):
             return self._coordinate(self.coordinators.values[node], proposal)
-        found = self.nodes[actor].values[node]
+        agent_node = self.nodes[actor].values[node]
         match proposal.kind:
             case "hear":
-                after, outputs = self.hear(actor, found)
+                after, outputs = self.hear(actor, agent_node)
             case "refuse":
-                after, outputs = self._refuse(actor, found)
+                after, outputs = self._refuse(actor, agent_node)
             case "fail":
-                after, outputs = self._fail(actor, found)
+                after, outputs = self._fail(actor, agent_node)
             case "send":
-                after, outputs = self._send(actor, found, proposal.detail)
+                after, outputs = self._send(actor, agent_node, proposal.detail)
             case _:
-                after, outputs = self._receive(actor, found, proposal.detail), ()
+                after, outputs = self._receive(actor, agent_node, proposal.detail), ()
         return self.nodes[actor].of(after), outputs
 
     def _send(self, agent: int, node: LoggedNode, to: int) -> tuple[LoggedNode, Outputs]:
@@ -178,22 +180,22 @@ class RoundModel(LoggedModel):
         return node._replace(now=now, channels=replaced(node.channels, sender, node.channels[sender][1:]))
 
     def hear(self, agent: int, node: LoggedNode) -> tuple[LoggedNode, Outputs]:
-        """The first word of the coordinator."""
-        word, after = node.words[0], node._replace(words=node.words[1:])
-        after, outputs = self._feed(agent, after, word)
-        if isinstance(word, RoundDecided) and node.tentative is not None and node.tentative.mark == word.round:
-            expected = (*node.checkpoints, node.tentative) if word.is_committed else node.checkpoints
+        """Handle the coordinator's first message."""
+        message, after = node.words[0], node._replace(words=node.words[1:])
+        after, outputs = self._feed(agent, after, message)
+        if isinstance(message, RoundDecided) and node.tentative is not None and node.tentative.mark == message.round:
+            expected = (*node.checkpoints, node.tentative) if message.is_committed else node.checkpoints
             if after.checkpoints != expected or after.tentative is not None:
-                raise Fault("outcomes", "G4", f"{self.names[agent]} does not do what {_text_of(word)} says")
+                raise Fault("outcomes", "G4", f"{self.names[agent]} does not do what {_text_of(message)} says")
         return after, outputs
 
     def _refuse(self, agent: int, node: LoggedNode) -> tuple[LoggedNode, Outputs]:
-        """The agent has no room, or is leaving."""
+        """Refuse a request, as an agent without storage space or a leaving agent does."""
         request = msgspec.structs.replace(node.words[0], is_willing=False)
         return self._feed(agent, node._replace(words=node.words[1:]), request)
 
     def _fail(self, agent: int, node: LoggedNode) -> tuple[LoggedNode, Outputs]:
-        """The tentative checkpoint, if there is one, cannot be stored: the answer of that goes out instead (duty 2)."""
+        """Handle a request, but fail to store the tentative checkpoint: the answer reports the failure (duty 2)."""
         after, outputs = self.hear(agent, node)
         if after.tentative is None:
             return after, outputs
@@ -204,8 +206,8 @@ class RoundModel(LoggedModel):
         node = node._replace(now=node.now._replace(core=core))
         outputs: Outputs = ()
         for command in commands:
-            node, more = self._obey(agent, node, command)
-            outputs += more
+            node, new_outputs = self._obey(agent, node, command)
+            outputs += new_outputs
         return node, outputs
 
     def _obey(self, agent: int, node: LoggedNode, command: Command) -> tuple[LoggedNode, Outputs]:
@@ -214,8 +216,8 @@ class RoundModel(LoggedModel):
                 return node._replace(tentative=node.now._replace(mark=command.round)), ()
             case Answer():
                 requests = tuple(command.requests.items())
-                said = Said(agent, command.round, command.by, command.is_willing, command.is_participant, requests)
-                return node, ((len(self.agents), self.items.of(said)),)
+                answer = Said(agent, command.round, command.by, command.is_willing, command.is_participant, requests)
+                return node, ((len(self.agents), self.items.of(answer)),)
             case MakePermanent():
                 permanent = () if node.tentative is None else (node.tentative,)
                 return node._replace(checkpoints=node.checkpoints + permanent, tentative=None), ()
@@ -227,9 +229,9 @@ class RoundModel(LoggedModel):
     def arrive(self, actor: int, node: int, item: int) -> tuple[int, Outputs]:
         if actor < len(self.agents):
             return super().arrive(actor, node, item)
-        found, said = self.coordinators.values[node], self.items.values[item]
-        answers = replaced(found.answers, said.agent, (*found.answers[said.agent], said))
-        return self.coordinators.of(found._replace(answers=answers)), ()
+        coordinator, answer = self.coordinators.values[node], self.items.values[item]
+        answers = replaced(coordinator.answers, answer.agent, (*coordinator.answers[answer.agent], answer))
+        return self.coordinators.of(coordinator._replace(answers=answers)), ()
 
     def _coordinate(self, found: RoundCoordinator, proposal: PossibleMove) -> tuple[int, Outputs]:
         event: RoundEvent
@@ -241,9 +243,9 @@ class RoundModel(LoggedModel):
                 event = TimedOut()
             case _:
                 agent = proposal.detail
-                said = found.answers[agent][0]
+                answer = found.answers[agent][0]
                 found = found._replace(answers=replaced(found.answers, agent, found.answers[agent][1:]))
-                event = AnswerReceived(self.names[agent], said.answer())
+                event = AnswerReceived(self.names[agent], answer.answer())
         if found.core < 0:
             return self.coordinators.of(found), ()
         after, outputs = self._feed_round(found, event)
@@ -275,14 +277,14 @@ class RoundModel(LoggedModel):
         if not self.can_crash(state):
             return []
         lines = self.recoveries.lines[self.columns_of(state)]
-        found = self.coordinators.values[state[-1]]
-        decided, aborted = found.decided, 0
+        before = self.coordinators.values[state[-1]]
+        decided, aborted = before.decided, 0
         after = []
         for failed, name in enumerate(self.names):
-            if found.core >= 0:
-                decided, aborted = (*found.decided, False), found.begun
-                self._check_abort(found, name)
-            coordinator = RoundCoordinator(found.crashes + 1, -1, decided, ((),) * len(self.agents))
+            if before.core >= 0:
+                decided, aborted = (*before.decided, False), before.begun
+                self._check_abort(before, name)
+            coordinator = RoundCoordinator(before.crashes + 1, -1, decided, ((),) * len(self.agents))
             rounds = self._mask(decided)
             nodes = tuple(
                 [
@@ -290,12 +292,12 @@ class RoundModel(LoggedModel):
                     for agent in self.agents
                 ]
             )
-            new = self.recovered(nodes, lines[failed], begun=found.begun)
+            new = self.recovered(nodes, lines[failed], begun=before.begun)
             after.append((self.labels.of(f"{name} crashes"), (*new, self.coordinators.of(coordinator))))
         return after
 
     def _check_abort(self, found: RoundCoordinator, failed: str) -> None:
-        """The loss of an agent ends a round, at once or when the plan times it out; never with a commit."""
+        """Check that the loss of an agent aborts the round, at once or at the plan's timeout."""
         after, _ = self._feed_round(found, AgentLost(failed))
         if after.core >= 0:
             after, _ = self._feed_round(after, TimedOut())
@@ -305,13 +307,13 @@ class RoundModel(LoggedModel):
             )
 
     def _settle(self, agent: int, number: int, committed: int, aborted: int) -> int:
-        """An agent right before a recovery: a survivor has heard all decisions, of a failed one the store is left.
+        """Return an agent's node right before a recovery: a survivor has received all decisions; a failed agent has only its store.
 
         Args:
-            agent: whose node.
-            number: of the node.
-            committed: a mask of the rounds committed.
-            aborted: the round that the plan aborts, 0 for none; -1: this agent has failed.
+            agent: index of the agent.
+            number: number of its node.
+            committed: mask of the committed rounds.
+            aborted: the round that the plan aborts; 0: none; -1: this agent has failed.
         """
         node = self.nodes[agent].values[number]
         if aborted < 0:
@@ -336,7 +338,7 @@ class RoundModel(LoggedModel):
         return Memo(lambda key: self._column(self.nodes[agent].values[key[0]], key[1]))
 
     def _column(self, node: LoggedNode, committed: int) -> int:
-        """The permanent checkpoints, a tentative one that is committed, and the live state."""
+        """Return the number of the column: permanent checkpoints, a committed tentative one, and the live state."""
         entries = [past.books for past in node.checkpoints]
         if node.tentative is not None and committed >> node.tentative.mark & 1:
             entries.append(node.tentative.books)
@@ -357,8 +359,8 @@ class RoundModel(LoggedModel):
     def unfinished(self, actor: int, node: int) -> str:
         if actor == len(self.agents):
             return "a round is open" if self.coordinators.values[node].core >= 0 else ""
-        found = self.nodes[actor].values[node]
-        is_done = not any(found.channels) and found.tentative is None and not self.is_held(actor, found)
+        agent_node = self.nodes[actor].values[node]
+        is_done = not any(agent_node.channels) and agent_node.tentative is None and not self.is_held(actor, agent_node)
         return "" if is_done else f"{self.names[actor]} is stuck"
 
 

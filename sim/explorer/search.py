@@ -1,22 +1,22 @@
-"""Breadth-first search through everything that a small fleet can do.
+"""Breadth-first search through all states of a small fleet.
 
 Theory of operation
 -------------------
-A *state* is a tuple of small integers, one for each *actor*: the agents and, as the last one, the coordinator. An actor's
-integer stands for its *node*: its core's image, its books, and the queues of what is under way to it. So what an actor can
-do next depends on its own node alone, and it changes nothing but that node and the queues of others. This is what makes the
-search fast: `moves` (by node) and `arrivals` (by node and item) are worked out once, by the real cores, and then looked up.
-There are a few thousand nodes where there are a hundred thousand states.
+A *state* is a tuple of small integers, one for each *actor*: the agents and, last, the coordinator. An actor's integer is the
+number of its *node*: its core's image, its books, and the queues of items in transit to it. So an actor's next moves depend only on
+its own node, and they change only that node and the queues of other actors. This makes the search fast: moves (by node) and
+arrivals (by node and item) are computed once by the real cores, and then looked up. A hundred thousand states have only a few
+thousand nodes.
 
-Only a crash looks at all nodes at once (`Model.crashes`), and so do the oracles (`Model.check`); the models memoise these by
-pairs of nodes or by what little of a node they depend on.
+Only crashes (`Model.crashes`) and oracles (`Model.check`) depend on all nodes. The models memoise them by pairs of nodes, or by
+the part of a node that matters.
 
-States are kept whole, no digests: equal tuples are equal states, and no two states are ever taken for one. Predecessors
-are two arrays, so a counterexample costs 16 bytes a state. Breadth first, and every fault is found on a step *from* a
-state: standing still with work left counts as a step. Hence the first fault found is reached by as few steps as any.
+States are stored whole, without digests, so no two states are confused. Predecessors are two arrays, so counterexamples cost
+16 bytes per state. The search is breadth-first, and every fault is found on a step *from* a state; a halt with work left
+counts as a step. Hence no shorter path leads to any fault than the one found first.
 
-What cannot be seen: a run that never ends. There is none: in all models every step uses something up (a send, an item in
-a queue, an epoch, a crash), so no state is reached twice on a path, and a fleet at rest is all that a run can end in.
+The search cannot find a run that never ends, but there is none. In all models, every step uses something up (a send, an item
+in a queue, an epoch, a crash). So no state occurs twice on a path, and every run ends with a fleet at rest.
 """
 
 from abc import abstractmethod
@@ -32,10 +32,10 @@ from snapline.sim.explorer.interning import Interner, Memo
 State = tuple[int, ...]
 
 Outputs = tuple[tuple[int, int], ...]
-"""(actor, item) for everything that leaves, in order."""
+"""(receiving actor, item) of all sent items, in order."""
 
 Move = tuple[int, int, Outputs]
-"""Label, the actor's next node, what leaves."""
+"""Label, the actor's next node, and outputs."""
 
 
 class Fault(Exception):
@@ -43,7 +43,7 @@ class Fault(Exception):
 
     Attributes:
         oracle, guarantee, text: as in `sim.result.Violation`.
-        label: the step that shows it; empty if it is a state.
+        label: label of the step that violates it; empty if a state violates it.
     """
 
     def __init__(self, oracle: str, guarantee: str, text: str, label: str = "") -> None:
@@ -52,7 +52,7 @@ class Fault(Exception):
 
 
 class PossibleMove(msgspec.Struct, frozen=True):
-    """One thing that an actor may do, before it is worked out: `kind` and `detail` are for the model, `label` for people."""
+    """Move that an actor may make, not yet computed. `kind` and `detail` are for the model, `label` is for display."""
 
     label: str
     kind: str
@@ -60,11 +60,11 @@ class PossibleMove(msgspec.Struct, frozen=True):
 
 
 class Model(Protocol):
-    """A fleet under one protocol. `NodeT` differs from actor to actor, so nodes are numbers here.
+    """Model of a fleet under one protocol. Node types differ between actors, so nodes are numbers here.
 
     Attributes:
-        actors: how many; the last one is the coordinator.
-        labels: what a step is called.
+        actors: number of actors; the last one is the coordinator.
+        labels: labels of steps.
     """
 
     actors: int
@@ -72,7 +72,7 @@ class Model(Protocol):
 
     @abstractmethod
     def start(self) -> State:
-        """The state in which every run begins."""
+        """Return the initial state of every run."""
 
     @abstractmethod
     def proposals(self, actor: int, node: int) -> Iterator[PossibleMove]:
@@ -80,15 +80,15 @@ class Model(Protocol):
 
     @abstractmethod
     def carry_out(self, actor: int, node: int, proposal: PossibleMove) -> tuple[int, Outputs]:
-        """Do it: the next node and what leaves."""
+        """Carry out a move. Return the next node and the outputs."""
 
     @abstractmethod
     def arrive(self, actor: int, node: int, item: int) -> tuple[int, Outputs]:
-        """An item reaches the actor: it joins a queue, or is worked on at once."""
+        """Deliver an item to the actor, which queues it or handles it at once."""
 
     @abstractmethod
     def crashes(self, state: State) -> list[tuple[int, State]]:
-        """Label and next state of every crash that is possible at `state`, its recovery included."""
+        """Return label and next state of every possible crash at `state`, including its recovery."""
 
     @abstractmethod
     def check(self, state: State) -> None:
@@ -96,7 +96,7 @@ class Model(Protocol):
 
     @abstractmethod
     def unfinished(self, actor: int, node: int) -> str:
-        """Return the work left at `node`, for the end of a run; empty: none."""
+        """Return a description of the work left at `node` at the end of a run; "" if none."""
 
 
 class Transitions:
@@ -108,12 +108,12 @@ class Transitions:
         self._arrivals = [Memo(_ArrivalWorker(model, actor)) for actor in range(model.actors)]
 
     def _steps(self, state: State) -> list[tuple[int, State]]:
-        """Label and next state of everything that actors can do.
+        """Return label and next state of all moves of actors.
 
         Raises:
-            Fault: one of these steps shows a violation.
+            Fault: one of these steps violates a guarantee.
         """
-        found = []
+        steps = []
         label = -1
         try:
             for actor, node in enumerate(state):
@@ -122,29 +122,29 @@ class Transitions:
                     after[actor] = new
                     if outputs:
                         self._spread(after, outputs)
-                    found.append((label, tuple(after)))
+                    steps.append((label, tuple(after)))
         except Fault as fault:
             fault.label = fault.label or self._model.labels.values[label]
             raise
-        return found
+        return steps
 
     def following_of(self, state: State) -> list[tuple[int, State]]:
-        """Label and next state of all that can happen: steps and crashes.
+        """Return label and next state of all moves and crashes.
 
         Raises:
-            Fault: one of these shows a violation, or nothing more happens and something was left to do.
+            Fault: one of them violates a guarantee, or no move is possible and work is left.
         """
-        found = self._steps(state)
-        if not found:
+        following = self._steps(state)
+        if not following:
             self._check_rest(state)
         try:
-            found += self._model.crashes(state)
+            following += self._model.crashes(state)
         except Fault as fault:
             fault.label = fault.label or "a crash"
             raise
         except (SnaplineError, AssertionError) as error:
             raise Fault("core", "core", str(error), "a crash") from error
-        return found
+        return following
 
     def _spread(self, after: list[int], outputs: Outputs) -> None:
         for actor, item in outputs:
@@ -153,14 +153,14 @@ class Transitions:
                 self._spread(after, more)
 
     def _check_rest(self, state: State) -> None:
-        """Check, when nothing can happen any more, that everything was done."""
-        left = [self._model.unfinished(actor, node) for actor, node in enumerate(state)]
-        if any(left):
-            raise Fault("rest", "G10", "; ".join(filter(None, left)), "nothing more happens")
+        """Check that no work is left in a state without moves."""
+        unfinished = [self._model.unfinished(actor, node) for actor, node in enumerate(state)]
+        if any(unfinished):
+            raise Fault("rest", "G10", "; ".join(filter(None, unfinished)), "nothing more happens")
 
 
 class _Worker:
-    """Works out all moves of one actor at one node."""
+    """Callable that computes all moves of one actor at one node."""
 
     __slots__ = ("actor", "model")
 
@@ -182,7 +182,7 @@ class _Worker:
 
 
 class _ArrivalWorker:
-    """Works out what an arriving item does to one actor."""
+    """Callable that computes the effect of an arriving item on one actor."""
 
     __slots__ = ("actor", "model")
 
@@ -197,7 +197,7 @@ class _ArrivalWorker:
 
 
 class Found(msgspec.Struct):
-    """The outcome of a search; `path` leads to the fault."""
+    """Outcome of a search. `path`: labels of the steps that lead to the fault."""
 
     states: int = 0
     transitions: int = 0
@@ -208,7 +208,7 @@ class Found(msgspec.Struct):
 
 
 class Search:
-    """One search. `run` once."""
+    """One search; `run` may be called once."""
 
     def __init__(self, model: Model, states_max: int) -> None:
         self.model = model
@@ -220,21 +220,21 @@ class Search:
         self._labels = array("q")
 
     def run(self) -> Found:
-        """Search until all is seen, a fault is found, or there are `states_max` states."""
-        found, frontier = self.found, [self.model.start()]
+        """Search until all states are visited, a fault is found, or `states_max` is reached."""
+        outcome, frontier = self.found, [self.model.start()]
         self._enter(frontier[0], -1, -1)
         try:
             self.model.check(frontier[0])
         except Fault as fault:
-            found.fault = fault
+            outcome.fault = fault
         number = 0
-        while frontier and not found.fault and len(self._seen) < self.states_max:
+        while frontier and not outcome.fault and len(self._seen) < self.states_max:
             frontier = self._layer(frontier, number)
             number = len(self._seen) - len(frontier)
-            found.depth += bool(frontier)
-        found.states = len(self._seen)
-        found.is_complete = not frontier and found.fault is None
-        return found
+            outcome.depth += bool(frontier)
+        outcome.states = len(self._seen)
+        outcome.is_complete = not frontier and outcome.fault is None
+        return outcome
 
     def _enter(self, state: State, parent: int, label: int) -> None:
         self._seen.add(state)
@@ -242,7 +242,7 @@ class Search:
         self._labels.append(label)
 
     def _layer(self, frontier: list[State], number: int) -> list[State]:
-        """Go one step on from every state of a layer; `number` is that of its first."""
+        """Return the next layer: all new successors of a layer's states. `number`: number of the layer's first state."""
         seen, parents, labels = self._seen, self._parents, self._labels
         following_of, check = self._transitions.following_of, self.model.check
         following: list[State] = []

@@ -1,9 +1,9 @@
-"""Epochs as stamps, explored over `protocols.epoch_stamped`, the Chandy-Lamport protocol that fleets run.
+"""Model of the Chandy-Lamport protocol that fleets run, with epochs as stamps, over `protocols.epoch_stamped`.
 
-A message that arrives where no record is owed is consumed at once; where one is owed it waits in the mailbox, as duty 1
-asks. (A message that waits though a turn could have consumed it stands for everybody as if it were still in its channel.)
-Recording, the markers' leaving, every report and every turn of a waiting message are steps of their own, so anything may
-come between: a marker is overtaken by later messages, words of the coordinator are late, reports are old.
+A message is consumed on arrival, unless the agent owes a record; then it waits in the mailbox, as duty 1 requires. (A waiting
+message that a turn could have consumed is equivalent to one still in its channel.) Recording, sending markers, every report
+and every turn of a waiting message are separate steps, so other steps may come in between: later messages overtake a marker,
+messages of the coordinator are late, reports are outdated.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ from snapline.sim.explorer.search import Fault, Outputs, PossibleMove
 
 
 class StampedModel(EpochModel):
-    """A fleet under the epoch-stamped protocol."""
+    """Model of a fleet under the epoch-stamped protocol."""
 
     def __init__(self, bounds: Bounds, core_type: type[EpochStampedCore] = EpochStampedCore) -> None:
         self.core_type = core_type
@@ -50,12 +50,12 @@ class StampedModel(EpochModel):
         return EpochEnded(epoch)
 
     def image_of(self, agent: int, node: EpochNode) -> EpochStampedImage:
-        """The core's image."""
+        """Return the image of the node's core."""
         image: EpochStampedImage = self.cores[agent].images.values[node.core]
         return image
 
     def owes(self, agent: int, node: EpochNode) -> bool:
-        """Duty 1: then no turn starts."""
+        """Return whether the agent owes a record; then it starts no turn (duty 1)."""
         image = self.image_of(agent, node)
         return image.owed > image.recorded
 
@@ -105,7 +105,7 @@ class StampedModel(EpochModel):
         return self.consume(node, sender, item)
 
     def must_wait(self, agent: int, node: EpochNode) -> bool:
-        """A message that has just arrived cannot have its turn."""
+        """Return whether a message that has just arrived must wait for its turn."""
         return bool(node.mailbox) or self.owes(agent, node)
 
     def _boundary(self, node: EpochNode) -> TurnBoundaryReached:
@@ -125,9 +125,9 @@ class StampedModel(EpochModel):
             node = self._obey(node, command)
         known = {opened.epoch: opened.in_transit for opened in before.open_epochs}
         now = {opened.epoch: opened.in_transit for opened in self.image_of(agent, node).open_epochs}
-        news = [epoch for epoch in now if epoch in node.unreported or known.get(epoch) != now[epoch]]
+        unreported = [epoch for epoch in now if epoch in node.unreported or known.get(epoch) != now[epoch]]
         records = tuple(record for record in node.records if record.epoch in now)
-        return node._replace(unreported=tuple(news), records=records)
+        return node._replace(unreported=tuple(unreported), records=records)
 
     def _obey(self, node: EpochNode, command: Command) -> EpochNode:
         match command:
@@ -142,12 +142,12 @@ class StampedModel(EpochModel):
                 return node._replace(held=(*node.held, *held))
 
     def _report(self, agent: int, node: EpochNode, epoch: int) -> tuple[EpochNode, Outputs]:
-        _, found = self.cores[agent].run(node.core, ("record_of", epoch), lambda core: core.record_of(epoch))
-        counts = {channel: len(messages) for channel, messages in found.in_transit.items()}
-        claim = AgentReport(self.names[agent], found.is_unborn, found.sent, found.received, counts)
+        _, part = self.cores[agent].run(node.core, ("record_of", epoch), lambda core: core.record_of(epoch))
+        counts = {channel: len(messages) for channel, messages in part.in_transit.items()}
+        claim = AgentReport(self.names[agent], part.is_unborn, part.sent, part.received, counts)
         books = next(record.books for record in node.records if record.epoch == epoch)
         in_transit = tuple(
-            tuple(MessageItem(int(message.payload), message.stamp) for message in found.in_transit.get(name, ()))
+            tuple(MessageItem(int(message.payload), message.stamp) for message in part.in_transit.get(name, ()))
             for name in self.names
         )
         report = Report(agent, epoch, Claim(claim), books, in_transit)
@@ -164,7 +164,7 @@ class StampedModel(EpochModel):
 
 
 class Claim:
-    """An `AgentReport`, made hashable; equal reports are equal claims."""
+    """Hashable `AgentReport`; equal reports are equal claims."""
 
     __slots__ = ("_key", "report")
 

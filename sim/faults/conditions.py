@@ -1,10 +1,10 @@
 """Conditions of nodes and links, and the faults that cause them.
 
-Faults overlap. Two partitions may cut one pair, two crashes hit one host. So a fault never ends a condition; it ends *its
-part* of it, and the condition holds while any part is left. Of conditions with a value the worst part counts: the lowest
+Faults overlap: two partitions may cut one pair, or two crashes hit one host. So a fault never ends a condition. It ends *its
+part* of the condition, which holds while any part is left. For a condition with a value, the worst part counts: the lowest
 speed, the highest loss, the sum of all skews, the latest delay.
 
-Invariant: the executor is as the parts say, except for what it does by itself, such as restarts of those killed at a
+Invariant: the executor's state follows from the parts, except for its own actions, such as restarts of nodes killed at a
 failpoint.
 """
 
@@ -17,7 +17,7 @@ Condition = tuple[str, ...]
 """A condition and its nodes, such as ("block", "h1", "c1")."""
 
 Part = tuple[int, ...]
-"""Contribution of one fault to a condition: numbers, or () for yes or no."""
+"""Contribution of one fault to a condition: numbers, or () for a condition without a value."""
 
 _DISK_MODES: dict[str, DiskMode] = {
     "eio": "eio",
@@ -32,14 +32,14 @@ _HANGING: dict[str, Hanging] = {"store": "store", "stop": "stop", "loop": "loop"
 
 
 class Conditions:
-    """The books of all faults under way.
+    """Conditions caused by all active faults.
 
     Attributes:
-        _parts: condition → what each fault adds to it; a condition without parts is absent.
+        _parts: condition → parts of its faults; a condition without parts is absent.
     """
 
     def __init__(self, executor: Executor, network: NetworkPart, *, absent_hosts: Iterable[str]) -> None:
-        """`absent_hosts` are to join later, and count as down until `relieve`: no restart brings them up before."""
+        """`absent_hosts` join later, and count as down until `relieve`: no restart starts them earlier."""
         self._executor = executor
         self._network = network
         self._parts: dict[Condition, list[Part]] = {("down", host): [()] for host in absent_hosts}
@@ -51,7 +51,7 @@ class Conditions:
             self._settle(condition)
 
     def relieve(self, condition: Condition, part: Part = ()) -> None:
-        """End one part; the executor hears of it if that changes something."""
+        """End one part; the executor is called if that changes the condition."""
         parts = self._parts[condition]
         parts.remove(part)
         if not parts:
@@ -60,14 +60,14 @@ class Conditions:
             self._settle(condition)
 
     def worsen_for(self, lasts_ns: int | None, conditions: Iterable[Condition], part: Part = ()) -> int:
-        """Return the time of the end; None, for ever, is 0."""
-        worse = list(conditions)
-        for condition in worse:
+        """Add a part for `lasts_ns` (None: no end), and return the time of its end; 0 without one."""
+        listed = list(conditions)
+        for condition in listed:
             self.worsen(condition, part)
-        return self._end_after(lasts_ns, worse, part)
+        return self._end_after(lasts_ns, listed, part)
 
     def take_down(self, down_ns: int | None, condition: Condition, how: Callable[[str], None]) -> int:
-        """Act as `worsen_for`, for a node: there are several ways to go down, and one to come back."""
+        """Act as `worsen_for` for a node: nodes go down in several ways (`how`), and return in one."""
         how(condition[1])
         self._parts.setdefault(condition, []).append(())
         return self._end_after(down_ns, [condition], ())
@@ -85,7 +85,7 @@ class Conditions:
         return until_ns
 
     def _settle(self, condition: Condition) -> None:
-        """Make the executor be as the parts say."""
+        """Apply the condition's parts to the executor."""
         executor = self._executor
         parts = self._parts.get(condition, [])
         match condition:
@@ -125,7 +125,7 @@ class Conditions:
                 raise AssertionError(f"no condition {condition}")
 
     def _settle_disk(self, mode: DiskMode, node: str, *, is_on: bool) -> None:
-        """Set a disk mode, keeping on what another part holds broken for all ("") when one node's ends, and vice versa."""
+        """Set a disk mode. When a part ends, nodes with another part for them or for all nodes ("") keep the mode."""
         self._executor.set_disk(node, mode, is_on)
         for other in self._parts if not is_on else ():
             if other[:2] == ("disk", mode):

@@ -23,10 +23,10 @@ SignedDuration = Annotated[str, msgspec.Meta(pattern=f"^-?{_NUMBER}\\Z")]
 
 
 def duration_ns(text: str) -> int:
-    """Return nanoseconds: "250us", "1ms", "1.5s", "3m"; "" is 0, and a sign may lead.
+    """Return a duration such as "250us", "1ms", "1.5s" or "-3m" in nanoseconds; "" is 0.
 
     Raises:
-        UsageError: not a duration.
+        UsageError: the text is not a duration.
     """
     if not text:
         return 0
@@ -37,7 +37,7 @@ def duration_ns(text: str) -> int:
 
 
 def format_duration(ns: int) -> str:
-    """Return the shortest whole number with a unit; `duration_ns` gives the same back."""
+    """Return the shortest whole number with a unit; the inverse of `duration_ns`."""
     for unit in ("h", "m", "s", "ms", "us"):
         if ns and ns % _UNITS_NS[unit] == 0:
             return f"{ns // _UNITS_NS[unit]}{unit}"

@@ -1,8 +1,8 @@
 """Fault executor: the simulated world, or real processes.
 
-`faults.py` decides what happens when, and to whom; an executor only does it. Nodes are hosts ("h1", "h2", …) and
-coordinators ("c1", …). Network calls take directed pairs of nodes. Calls do not nest: a caller whose faults overlap on one
-pair counts them, as `faults.Schedule` does.
+`faults.py` decides on times and targets of faults; an executor only executes them. Nodes are hosts ("h1", "h2", …) and
+coordinators ("c1", …). Network calls take directed pairs of nodes. Calls do not nest: callers count overlapping faults on one
+pair, as `faults.Schedule` does.
 """
 
 from collections.abc import Callable
@@ -12,14 +12,14 @@ from snapline.sim.choices import Choices
 from snapline.sim.result import ExecutedFault
 
 DiskMode = Literal["eio", "full", "failed-sync", "slow", "stale-read", "away"]
-"""Lasting disk faults, until cleared."""
+"""Disk faults that last until cleared."""
 
 Hanging = Literal["store", "stop", "loop"]
-"""Calls of a host that may hang: calls of the store, `stop_when`, or a handler, which blocks everything else there."""
+"""Calls of a host that may hang: calls of the store, `stop_when`, or a handler, which blocks the whole host."""
 
 FailpointAction = Literal["crash", "power-cut", "error", "pause", "reset", "refuse"]
-"""Actions on the node: "crash", "error": OSError EIO, "pause": the process is stopped, "reset": all its streams break,
-"refuse": an agent's state cannot be encoded."""
+"""Actions on the node: "crash" and "power-cut" kill it, "error" raises OSError EIO, "pause" stops the process, "reset" breaks all
+its streams, "refuse" makes an agent's state impossible to encode."""
 
 WHEN_WORKING = "world.working"
 WHEN_RECORDING = "world.recording"
@@ -28,13 +28,13 @@ WHEN_TELLING = "world.telling"
 WHEN_DECIDING = "world.deciding"
 WHEN_HEARING = "world.hearing"
 WHEN_CAPTURING = "world.capturing"
-"""Points that the executor passes itself: an agent records for an epoch, a host applies a recovery plan; the coordinator has told
-one host something, and perhaps not yet the next; it learns what became of its proposal; a host has heard a word of the
-coordinator; a host takes the image of an agent."""
+"""Points that the executor itself passes: an agent takes a turn; an agent records for an epoch; a host applies a recovery plan; the
+coordinator has sent a message to one host and perhaps not yet to the next; it learns the outcome of a proposal; a host has received a
+message of the coordinator; a host captures an agent."""
 
 
 class Executor(Protocol):
-    """Executor of faults, at the times that they set."""
+    """Executor of faults at their times."""
 
     @property
     def now_ns(self) -> int: ...
@@ -42,7 +42,7 @@ class Executor(Protocol):
     def choices(self) -> Choices: ...
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Possible hosts, "h1" … in order; those of `scenario.joining_hosts` are down at the start."""
+        """Return all possible hosts, "h1" … in order; those of `scenario.joining_hosts` are down at the start."""
         ...
 
     @property
@@ -55,7 +55,7 @@ class Executor(Protocol):
         ...
 
     def at(self, t_ns: int, call: Callable[[], None]) -> None:
-        """Call at that time; calls for one time in the order in which they were asked for."""
+        """Schedule a call; calls at the same time run in the order of scheduling."""
         ...
 
     def note_fault(self, fault: ExecutedFault) -> None: ...
@@ -76,7 +76,7 @@ class Executor(Protocol):
 
     def unblock(self, sender: str, receiver: str) -> None: ...
     def reset_stream(self, one: str, other: str) -> None:
-        """Breaks now: what is in flight, in both directions, is lost."""
+        """Break the stream now; data in flight is lost in both directions."""
         ...
 
     def hold_markers(self, sender: str, receiver: str, is_held: bool) -> None: ...
@@ -87,7 +87,7 @@ class Executor(Protocol):
     # Hosts.
 
     def crash_host(self, host: str) -> None:
-        """SIGKILL; nothing if it is down."""
+        """Kill the host (SIGKILL); no-op if it is down."""
         ...
 
     def start_host(self, host: str) -> None:
@@ -95,7 +95,7 @@ class Executor(Protocol):
         ...
 
     def pause_host(self, host: str) -> None:
-        """SIGSTOP; nothing if it is down."""
+        """Stop the host (SIGSTOP); no-op if it is down."""
         ...
 
     def resume_host(self, host: str) -> None:
@@ -111,21 +111,21 @@ class Executor(Protocol):
         ...
 
     def power_cut(self, host: str) -> None:
-        """A crash, and what the host did not sync is kept, lost or torn, by choices."""
+        """Crash the host; choices decide whether its unsynced data is kept, lost or torn."""
         ...
 
     def leave_host(self, host: str) -> None:
-        """Say goodbye and end; no-op if it is down."""
+        """Make the host leave the fleet and end; no-op if it is down."""
         ...
 
     # Store and disk.
 
     def set_disk(self, host: str, mode: DiskMode, is_on: bool) -> None:
-        """Set a disk mode of a host or a coordinator; "" is all of them."""
+        """Set a disk mode of a host or coordinator; "" is all nodes."""
         ...
 
     def flip_bit(self, pick: int) -> str:
-        """Damage a file of the newest complete epoch, if an older one is left; "" if not now, else what was damaged."""
+        """Damage a file of the newest complete epoch if there is an older one; return what was damaged, "" if nothing."""
         ...
 
     def clear_disks(self) -> None:
@@ -151,19 +151,19 @@ class Executor(Protocol):
         ...
 
     def depose(self) -> None:
-        """The leader loses its office without noticing at once."""
+        """Depose the leader, which does not notice at once."""
         ...
 
     def set_unknown(self, per_mille: int) -> None:
-        """Lose so many outcomes of proposals on their way back."""
+        """Lose this rate of the outcomes of proposals."""
         ...
 
     # Named points of the product's code.
 
     def arm_failpoint(self, name: str, hit: int, action: FailpointAction, restart_after_ns: int) -> None:
-        """Act, once, when the point is passed for the `hit`-th time from now; several may be armed at one point.
+        """Act once, when the point is passed for the `hit`-th time from now; several actions may be armed at one point.
 
-        `restart_after_ns` is when a crashed node starts again, 0 for not by itself; of a pause, how long it lasts.
+        `restart_after_ns`: time until a crashed node restarts, 0 for never; for a pause, its length.
         """
         ...
 

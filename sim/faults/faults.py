@@ -1,9 +1,9 @@
-"""Carries the faults of a scenario out: begins and ends on the executor's clock, and at last everything made whole.
+"""Execution of a scenario's faults: they begin and end on the executor's clock, and finally everything is healed.
 
-Each word has one method that begins it. Who is hit is drawn at that moment, by choices with the fault's place in the
-scenario as key: leaving one fault out does not reshuffle those before it. That faults overlap is `Conditions`' business.
+Each kind of fault has one method that begins it. Its target is drawn at that moment, by choices with the fault's index in the
+scenario as key, so that removing one fault does not reshuffle the others. `Conditions` handles overlapping faults.
 
-After the last end, `heal` undoes whatever is left, by name and not by book: a host killed at a failpoint is in no book.
+After the last end, `heal` restores every node by name, since a host killed at a failpoint is not in `Conditions`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,10 +40,10 @@ from snapline.sim.result import ExecutedFault
 from snapline.sim.scenario import Scenario, joining_hosts
 
 FLIP_TRIES = 10
-"""Tries in the time of a bit-flip: an epoch completes, and leaves an older one, within a tenth of it or not at all."""
+"""Number of tries during a bit-flip fault: a second epoch completes within a tenth of its time, or never."""
 
 _BIT_PICKS = 1 << 30
-"""More than any file has bits; the executor takes the remainder."""
+"""More than the number of bits of any file; the executor takes the remainder."""
 
 _HANGING: Mapping[Hanging, str] = {
     "store": "has a store that does not answer",
@@ -52,20 +52,20 @@ _HANGING: Mapping[Hanging, str] = {
 }
 
 _PAIRS_SAID = 6
-"""Largest number of pairs in a note; the rest is a number."""
+"""Largest number of pairs listed in a note; further ones are only counted."""
 
 
 def schedule(scenario: Scenario, executor: Executor) -> int:
-    """Put every fault on the executor's clock, and return when the last one is over, in ns.
+    """Schedule every fault on the executor's clock, and return the end of the last one in ns.
 
-    Those that wait at a failpoint may come until `run.until`. The caller then calls `heal`, at that time or later.
+    Faults that wait at a failpoint may happen until `run.until`. The caller calls `heal` at the returned time or later.
     """
     plan = Schedule(scenario, executor)
     return max([plan.add(index, fault.word) for index, fault in enumerate(scenario.fault)], default=0)
 
 
 def heal(executor: Executor) -> None:
-    """Make network, disks, clocks, hosts and coordinators whole; bytes that were damaged stay so."""
+    """Restore network, disks, clocks, hosts and coordinators; damaged bytes stay damaged."""
     executor.disarm_failpoints()
     executor.reset_network()
     executor.clear_disks()
@@ -85,8 +85,8 @@ class Schedule:
     """The faults of one run.
 
     Attributes:
-        _joiners: hosts that are there later, by the place of their fault in the scenario.
-        _initial: hosts that are there at the start; who is not named is drawn from these.
+        _joiners: hosts that join later, by the index of their fault in the scenario.
+        _initial: hosts at the start; unnamed targets are drawn from these.
     """
 
     def __init__(self, scenario: Scenario, executor: Executor) -> None:
@@ -97,7 +97,7 @@ class Schedule:
         self._conditions = Conditions(executor, scenario.network, absent_hosts=joining_hosts(scenario))
 
     def add(self, index: int, word: Word) -> int:
-        """Put the fault with this place in the scenario on the clock; return when it is over."""
+        """Schedule the fault with this index in the scenario; return its end in ns."""
         self._executor.at(word.at_ns, partial(self._begin, index, word))
         return self._scenario.run.until_ns if word.point else word.ends_ns(len(self._executor.hosts))
 
@@ -157,18 +157,18 @@ class Schedule:
         part: Part = ()
         match word:
             case DelayFault():
-                what, text, part = "delay", "takes longer", (duration_ns(word.least), duration_ns(word.jitter))
+                name, text, part = "delay", "takes longer", (duration_ns(word.least), duration_ns(word.jitter))
                 pairs = self._named_or_all(word)
             case LossFault():
-                what, text, part = "loss", f"loses {word.per_mille} of 1000 packets", (word.per_mille,)
+                name, text, part = "loss", f"loses {word.per_mille} of 1000 packets", (word.per_mille,)
                 pairs = self._named_or_all(word)
             case HoldFault():
-                what, text = "hold", "holds markers"
+                name, text = "hold", "holds markers"
                 pairs = _both_ways(self._named_or_drawn(index, word.between, self._executor.hosts))
             case ClogFault():
-                what, text = "block", "lets nothing pass"
+                name, text = "block", "lets nothing pass"
                 pairs = self._named_or_drawn(index, word.between, self._nodes())
-        until_ns = self._conditions.worsen_for(word.lasts_ns, [(what, *pair) for pair in pairs], part)
+        until_ns = self._conditions.worsen_for(word.lasts_ns, [(name, *pair) for pair in pairs], part)
         self._note(index, f"{_said(pairs)} {text}", until_ns)
 
     def _begin_partition(self, index: int, word: PartitionFault) -> None:
@@ -193,7 +193,7 @@ class Schedule:
                 return pairs_of_shape(shape, shuffled(nodes, self._executor.choices, index, "order"))
 
     def _begin_swizzle(self, index: int, word: SwizzleFault) -> None:
-        """Clogs in the first half of the time, unclogs in the second, in another order."""
+        """Cut nodes off in the first half of the time, and reconnect them in the second half in another order."""
         nodes, choices, half_ns = self._nodes(), self._executor.choices, word.lasts_ns // 2
         count = 1 + choices.pick("fault", (index, "count"), max(1, len(nodes) - 1))
         clogged = shuffled(nodes, choices, index, "order")[:count]
@@ -221,15 +221,15 @@ class Schedule:
         kind: Condition = ()
         match word:
             case SlowFault():
-                what, text, part = "slow", f"runs at {word.percent} % of its speed", (word.percent,)
+                name, text, part = "slow", f"runs at {word.percent} % of its speed", (word.percent,)
             case PauseFault():
-                what, text = "pause", "stands still"
+                name, text = "pause", "stands still"
             case HangFault():
-                what, kind, text = "hang", (word.what,), _HANGING[word.what]
+                name, kind, text = "hang", (word.what,), _HANGING[word.what]
             case ClockFault():
-                what, part = "clock", (word.skew_ns, word.drift_ppm)
+                name, part = "clock", (word.skew_ns, word.drift_ppm)
                 text = f"has a clock that is {word.skew} ahead and drifts by {word.drift_ppm} ppm"
-        until_ns = self._conditions.worsen_for(word.lasts_ns, [(what, host, *kind) for host in hosts], part)
+        until_ns = self._conditions.worsen_for(word.lasts_ns, [(name, host, *kind) for host in hosts], part)
         self._note(index, f"{', '.join(hosts)} {text}", until_ns)
 
     def _begin_crash(self, index: int, word: CrashFault) -> None:
@@ -304,11 +304,11 @@ class Schedule:
                 self._kill(index, word, order[: len(nodes) // 2 + 1])
 
     def _kill(self, index: int, word: CoordinatorFault, nodes: Sequence[str]) -> None:
-        how = self._executor.crash_coordinator
-        ends_ns = [self._conditions.take_down(word.lasts_ns, ("coordinator-down", node), how) for node in nodes]
+        crash_node = self._executor.crash_coordinator
+        ends_ns = [self._conditions.take_down(word.lasts_ns, ("coordinator-down", node), crash_node) for node in nodes]
         self._note(index, f"{', '.join(nodes)}: killed, {word.kind}", max(ends_ns))
 
-    # Whom, and when.
+    # Targets and times.
 
     def _draw(self, index: int, what: str, nodes: Sequence[str]) -> str:
         return nodes[self._executor.choices.pick("fault", (index, what), len(nodes))]
@@ -322,7 +322,7 @@ class Schedule:
         return self._executor.leader() or self._draw(index, "node", self._executor.coordinators)
 
     def _nodes(self) -> tuple[str, ...]:
-        """Return all nodes that are in the network, or may be before the fault is over."""
+        """Return all nodes that are in the network, or may join before the fault is over."""
         return self._executor.hosts + self._executor.coordinators
 
     def _named_or_all(self, word: PathFault) -> list[Pair]:
@@ -331,7 +331,7 @@ class Schedule:
         return all_pairs(word.between or self._nodes())
 
     def _named_or_drawn(self, index: int, between: Sequence[str], nodes: Sequence[str], time: int = 0) -> list[Pair]:
-        """Return one pair, in one direction; none where there is only one node."""
+        """Return one pair in one direction; none if there is only one node."""
         if between:
             return [(between[0], between[1])]
         pairs = all_pairs(nodes)
@@ -358,9 +358,9 @@ def _both_ways(pairs: Sequence[Pair]) -> list[Pair]:
 def _said(pairs: Sequence[Pair]) -> str:
     if not pairs:
         return "nothing (too few nodes)"
-    said = [f"{sender}→{receiver}" for sender, receiver in pairs[:_PAIRS_SAID]]
-    more = len(pairs) - len(said)
-    return ", ".join(said) + (f" and {more} more" if more else "")
+    listed = [f"{sender}→{receiver}" for sender, receiver in pairs[:_PAIRS_SAID]]
+    more = len(pairs) - len(listed)
+    return ", ".join(listed) + (f" and {more} more" if more else "")
 
 
 def _joiners(scenario: Scenario) -> Iterator[tuple[int, str]]:
@@ -376,17 +376,17 @@ def _joiners(scenario: Scenario) -> Iterator[tuple[int, str]]:
 def check_budget(scenario: Scenario) -> None:
     """Check that faults stay within the fault budget of the guarantees, unless the scenario says "beyond".
 
-    Drawn targets count as if each were another one.
+    Every drawn target counts as a distinct node.
 
     Raises:
-        UsageError: says what to change.
+        UsageError: the faults exceed the budget; the message says what to change.
     """
     for problem in budget_problems(scenario) if scenario.budget == "within" else ():
         raise UsageError(f'{scenario.name}: {problem}, or say budget = "beyond"')
 
 
 def budget_problems(scenario: Scenario) -> Iterator[str]:
-    """Sentences on what no fleet could be asked to survive."""
+    """Yield descriptions of faults that no fleet can survive."""
     fleet = scenario.fleet
     words = [fault.word for fault in scenario.fault]
     hosts = _count_lost([lost for word in words for lost in _hosts_lost(word, fleet.hosts)])
@@ -405,12 +405,12 @@ def budget_problems(scenario: Scenario) -> Iterator[str]:
 
 
 def _count_lost(lost: Sequence[str]) -> int:
-    """Names once, "" each time."""
+    """Count each name once, and "" each time."""
     return len({name for name in lost if name}) + sum(not name for name in lost)
 
 
 def _hosts_lost(word: Word, hosts: int) -> list[str]:
-    """Return the first hosts that never come back by themselves; "" is any host."""
+    """Return the initial hosts that never restart by themselves; "" is any host."""
     match word:
         case CrashFault(restart_after="") if word.is_of_all:
             return [""] * hosts
@@ -423,7 +423,7 @@ def _hosts_lost(word: Word, hosts: int) -> list[str]:
 
 
 def _coordinators_lost(word: Word, coordinators: int) -> list[str]:
-    """Return the coordinators that never come back; one may reach a failpoint."""
+    """Return the coordinators that never restart; "" is any coordinator, since one may reach a failpoint."""
     match word:
         case CrashFault(restart_after="") if word.point:
             return [""]
@@ -436,7 +436,7 @@ def _coordinators_lost(word: Word, coordinators: int) -> list[str]:
 
 
 def describe_words() -> list[tuple[str, str, str]]:
-    """(Class, word with its choices, what it does), for people."""
+    """Return (class, fault kind with its choices, description) of every fault, for display."""
     return list(DESCRIPTIONS)
 
 
@@ -493,4 +493,4 @@ DESCRIPTIONS = (
     ("membership", "membership: leave", "a host says goodbye and ends"),
     ("membership", "membership: join", "a new host comes"),
 )
-"""Every word, with every shape, mode and kind."""
+"""Descriptions of every fault kind, with every shape, mode and variant."""

@@ -1,7 +1,7 @@
 """Directed pairs of nodes that a partition cuts, and the order in which nodes are drawn.
 
-Shapes are those of Jepsen's nemeses. Nodes are hosts and coordinators alike, so that a partition falls through the fleet,
-through the coordinator, or between them. Every order comes from choices; 0 everywhere is the order of names.
+The shapes are those of Jepsen's nemeses. Nodes are hosts and coordinators alike, so that a partition splits the fleet, the
+coordinator, or separates the two. Every order comes from choices; all zeros give the order of names.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ Pair = tuple[str, str]
 
 
 def shuffled(nodes: Sequence[str], choices: Choices, index: int, what: str) -> list[str]:
-    """The nodes in a drawn order, for the fault with this place in the scenario."""
+    """Return the nodes in a drawn order, for the fault with this index in the scenario."""
     left = list(nodes)
     return [left.pop(choices.pick("fault", (index, what, step), len(left))) for step in range(len(nodes))]
 
@@ -23,7 +23,7 @@ def all_pairs(nodes: Sequence[str]) -> list[Pair]:
 
 
 def pairs_cut_off(isolated: Sequence[str], nodes: Sequence[str]) -> list[Pair]:
-    """Return all pairs between the isolated nodes and the others, those that the isolated ones send first."""
+    """Return all pairs between the isolated nodes and the others; pairs with an isolated sender come first."""
     others = [node for node in nodes if node not in isolated]
     return [(inner, outer) for inner in isolated for outer in others] + [
         (outer, inner) for inner in isolated for outer in others
@@ -52,7 +52,7 @@ def pairs_of_shape(shape: str, order: Sequence[str]) -> list[Pair]:
 
 
 def one_way(pairs: Iterable[Pair], way: int) -> list[Pair]:
-    """Return one of the two directions of each pair that is cut in both: the first that comes, or for `way` 1 the other."""
+    """Return one direction of each pair that is cut in both: the first one listed, or for `way` 1 the other."""
     kept: dict[Pair, None] = {}
     for sender, receiver in pairs:
         if (receiver, sender) not in kept:
@@ -61,7 +61,7 @@ def one_way(pairs: Iterable[Pair], way: int) -> list[Pair]:
 
 
 def _pairs_of_ring(order: Sequence[str]) -> list[Pair]:
-    """Return the pairs to cut so that each node sees the nearest on both sides, a majority with itself, and no two the same."""
+    """Return the pairs to cut so that each node sees its nearest neighbours on both sides: a different majority for each node."""
     count = len(order)
     reach = (count // 2 + 1) // 2
     return [

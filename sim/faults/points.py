@@ -1,4 +1,4 @@
-"""Failpoints in the code: those that the simulated world passes, and those that only real processes pass."""
+"""Failpoints in the code: points that the simulated world passes, and points that only real processes pass."""
 
 from snapline.sim.faults.executor import WHEN_CAPTURING
 from snapline.sim.faults.words import MOMENTS
@@ -40,7 +40,7 @@ FAILPOINTS: tuple[str, ...] = (
     "store.outputs.directory",
     *_write_once("store.outputs.release"),
 )
-"""Points of the product's code that the simulated world passes. A test compares them with the code."""
+"""Failpoints of the product's code that the simulated world passes. A test compares them with the code."""
 
 REAL_FAILPOINTS = (
     "coordinator.serving",
@@ -69,8 +69,8 @@ REAL_FAILPOINT_PREFIXES = (
     "store.pin.",
     "store.shelf.",
 )
-"""Points that are not drawn. Most of them only real processes pass: the world has no gRPC, no pysyncobj, no backup files, nobody
-who pins, tags, copies, forks or encrypts, no release of more than one part, no consumers with a name, and its runs end long before a
-replaced generation's hour, or an output's week, is over. `tests/storage` crashes there."""
+"""Prefixes of failpoints that are not drawn. Most are passed only by real processes. The world has no gRPC, pysyncobj, backup files or named
+consumers, no releases of more than one part, and no pins, tags, copies, forks or encryption. Its runs also end long before a replaced
+generation (an hour) or an output (a week) expires. `tests/storage` crashes at these points."""
 
 WORLD_FAILPOINTS = (*MOMENTS.values(), WHEN_CAPTURING)

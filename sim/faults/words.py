@@ -1,11 +1,11 @@
-"""The words of faults: what `[[fault]]` may say.
+"""Kinds of faults that a `[[fault]]` of a scenario may have.
 
-A word is a struct; its fields are the keys of its inline table. `host = ""` is a host drawn by choices when the fault
-begins, `host = "*"` every host. Durations are text with a unit (`durations.py`). What a word does is carried out in
-`faults.py`; where the code may be made to fail stands in `points.py`.
+Each kind is a struct; its fields are the keys of its inline table. `host = ""` is a host drawn by choices when the fault
+begins, `host = "*"` every host. Durations are text with a unit (`durations.py`). `faults.py` executes faults, and `points.py`
+lists the failpoints.
 
-A link is a stream over TCP, so packets that are doubled, overtaken or damaged never reach snapline: these words are
-refused rather than accepted without effect.
+A link is a stream over TCP, so duplicate, reordered or damaged packets never reach snapline. These kinds are refused rather
+than accepted without effect.
 """
 
 import json
@@ -34,7 +34,7 @@ EVERY_HOST = "*"
 
 
 class Word(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One fault. `at` is when it begins: "" is 1 s, and 0 s for one that waits at a failpoint."""
+    """One fault. `at`: time of its begin; "" is 1 s, or 0 s for a fault that waits at a failpoint."""
 
     at: OptionalDuration = ""
 
@@ -46,24 +46,24 @@ class Word(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def point(self) -> str:
-        """The failpoint where it waits, if any."""
+        """Return the failpoint at which the fault waits; "" if none."""
         return ""
 
     def ends_ns(self, hosts: int) -> int:
-        """Return when the fault ends in a fleet of so many hosts; failpoints and permanent faults end with `heal`."""
+        """Return the end of the fault in a fleet of this number of hosts; faults at failpoints and permanent ones end with `heal`."""
         return self.at_ns
 
     def problems(self) -> Iterator[str]:
-        """Sentences on keys that do not go together; each begins with the key."""
+        """Yield descriptions of keys that exclude each other; each begins with the key."""
         yield from ()
 
     def nodes(self) -> Iterator[tuple[str, str]]:
-        """(Key, node) for each node that is named."""
+        """Yield (key, node) for each named node."""
         yield from ()
 
 
 class LastingFault(Word, frozen=True, kw_only=True):
-    """Fault that lasts for a time: the key `for`."""
+    """Fault that lasts for a time, the key `for`."""
 
     lasts: Duration = msgspec.field(default="1s", name="for")
 
@@ -76,7 +76,7 @@ class LastingFault(Word, frozen=True, kw_only=True):
 
 
 def _restart_ns(text: str) -> int | None:
-    """Return None for "", never; else at least 1, since 0 means never to `arm_failpoint`."""
+    """Return None for "" (never); otherwise at least 1, since 0 means never for `arm_failpoint`."""
     return max(1, duration_ns(text)) if text else None
 
 
@@ -91,7 +91,7 @@ def _pair_nodes(between: list[str]) -> Iterator[tuple[str, str]]:
 
 
 class PairFault(LastingFault, frozen=True, kw_only=True):
-    """Fault between two nodes; its meaning without named nodes is the word's."""
+    """Fault between two nodes; without named nodes, the meaning depends on the kind."""
 
     between: list[str] = []
 
@@ -103,7 +103,7 @@ class PairFault(LastingFault, frozen=True, kw_only=True):
 
 
 class PathFault(PairFault, frozen=True, kw_only=True):
-    """Fault of the traffic between two nodes, or all of them; "one-way" is from the first to the second only."""
+    """Fault of the traffic between two nodes, or between all; "one-way" is only from the first to the second."""
 
     direction: Literal["both", "one-way"] = "both"
 
@@ -114,7 +114,7 @@ class PathFault(PairFault, frozen=True, kw_only=True):
 
 
 class HostFault(LastingFault, frozen=True, kw_only=True):
-    """Fault of a host: "" is drawn, "*" every host."""
+    """Fault of a host: "" is a drawn host, "*" every host."""
 
     host: str = ""
 
@@ -124,20 +124,20 @@ class HostFault(LastingFault, frozen=True, kw_only=True):
 
 
 class DelayFault(PathFault, frozen=True, kw_only=True):
-    """Packets take longer: between two nodes, or all."""
+    """Packets take longer, between two nodes or all."""
 
     least: Duration = "50ms"
     jitter: Duration = "50ms"
 
 
 class LossFault(PathFault, frozen=True, kw_only=True):
-    """Packets are lost, and sent again by TCP: between two nodes, or all."""
+    """Packets are lost and resent by TCP, between two nodes or all."""
 
     per_mille: PerMille = 100
 
 
 class HoldFault(PairFault, frozen=True, kw_only=True):
-    """Markers wait between two hosts, everything else passes."""
+    """Markers wait between two hosts; everything else passes."""
 
 
 class ClogFault(PairFault, frozen=True, kw_only=True):
@@ -163,10 +163,10 @@ MOMENTS = {
 
 
 class ResetFault(Word, frozen=True, kw_only=True):
-    """A stream between two nodes breaks, so many times; a pair is drawn each time if none is named.
+    """A stream between two nodes breaks `times` times; a pair is drawn each time if none is named.
 
     Attributes:
-        when: instead, all streams of the node that comes to this moment for the `hit`-th time, a coordinator too.
+        when: breaks all streams of the node (host or coordinator) that reaches this moment for the `hit`-th time instead.
     """
 
     between: list[str] = []
@@ -192,7 +192,7 @@ class ResetFault(Word, frozen=True, kw_only=True):
 
 
 class PartitionFault(LastingFault, frozen=True, kw_only=True):
-    """The network falls apart; "one-way" cuts only one direction, drawn. `host`, `agent`: who is isolated; "" is drawn."""
+    """Network partition; "one-way" cuts only one drawn direction. `host`, `agent`: isolated target; "" is drawn."""
 
     shape: Literal[
         "one",
@@ -220,13 +220,13 @@ class PartitionFault(LastingFault, frozen=True, kw_only=True):
 
 
 class SlowFault(HostFault, frozen=True, kw_only=True):
-    """The processor of a host is slow."""
+    """The CPU of a host is slow."""
 
     percent: Percent = 10
 
 
 class PauseFault(HostFault, frozen=True, kw_only=True):
-    """A host pauses, and goes on as if nothing had happened; with a failpoint, the node that reaches it."""
+    """A host, or the node that reaches a failpoint, is paused and then resumes."""
 
     failpoint: str = ""
     hit: Hit = 1
@@ -241,11 +241,11 @@ class PauseFault(HostFault, frozen=True, kw_only=True):
 
 
 class HangFault(HostFault, frozen=True, kw_only=True):
-    """Hanging calls of a host, until the fault is over.
+    """Calls of a host hang until the fault is over.
 
     Attributes:
-        what: "store": calls of the store, so that it applies no plan and stores no epoch. "stop": `stop_when`. These run in threads: its heartbeats
-            go on. "loop": a handler, so that nothing else runs there, and no heartbeat leaves; its streams stay open.
+        what: "store": calls of the store, so that the host applies no plan and stores no epoch. "stop": `stop_when`. Both run in threads, so
+            heartbeats continue. "loop": a handler, so that nothing else runs and no heartbeat leaves; the host's streams stay open.
     """
 
     what: Hanging = "store"
@@ -263,18 +263,18 @@ class ClockFault(HostFault, frozen=True, kw_only=True):
 
 
 ROLLING_PAUSE_NS = 100_000_000
-"""Time between the return of one host and the crash of the next: long enough to see it back, too short to finish rejoining."""
+"""Time between the restart of one host and the crash of the next: long enough to notice the host, too short to finish rejoining."""
 
 
 class CrashFault(Word, frozen=True, kw_only=True):
     """A host is killed: at a time, at a failpoint that it reaches, or in a state.
 
     Attributes:
-        restart_after: "" is never; `heal` starts it.
-        failpoint: armed at `at`; the node that passes it for the `hit`-th time is killed, a coordinator too.
-        is_power_cut: at a failpoint or a moment; what it has not synced is kept, lost or torn, by choices.
-        is_all: all hosts at once. is_rolling: one after the other, each when the last one is back.
-        when: the node at this moment for the `hit`-th time, a coordinator too.
+        restart_after: time until the restart; "" is never, and `heal` starts the host.
+        failpoint: armed at `at`; kills the node (host or coordinator) that passes it for the `hit`-th time.
+        is_power_cut: with a failpoint or moment only; choices decide whether unsynced data is kept, lost or torn.
+        is_all: kills all hosts at once. is_rolling: kills one host after the other, each when the last one is back.
+        when: kills the node (host or coordinator) that reaches this moment for the `hit`-th time.
     """
 
     host: str = ""
@@ -320,13 +320,13 @@ class CrashFault(Word, frozen=True, kw_only=True):
 
 
 class DiskFault(HostFault, frozen=True, kw_only=True):
-    """Disk fault; `host = "*"` is all hosts, and coordinators too.
+    """Disk fault; `host = "*"` is all hosts and coordinators.
 
     Attributes:
-        mode: "power-cut" and "torn" are the same call: what was not synced is kept, lost or torn, by choices. "bit-flip"
+        mode: "power-cut" and "torn" are the same: choices decide whether unsynced data is kept, lost or torn. "bit-flip"
             damages the newest complete epoch if there is an older one, and tries again until `for` is over.
-        restart_after: of a power cut; "" is never.
-        failpoint: of "eio": OSError at that point instead of for a time.
+        restart_after: time until the restart after a power cut; "" is never.
+        failpoint: with "eio": OSError at that point instead of for a time.
     """
 
     mode: Literal["power-cut", "torn", "bit-flip", "eio", "failed-sync", "full", "slow", "stale-read", "away"] = (
@@ -361,7 +361,7 @@ class DiskFault(HostFault, frozen=True, kw_only=True):
 
 
 class CaptureFault(Word, frozen=True, kw_only=True):
-    """The state of an agent cannot be encoded: from the `hit`-th image on that a host takes, `times` times."""
+    """The state of an agent cannot be encoded: `times` times, from the `hit`-th image of a host on."""
 
     hit: Hit = 1
     times: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
@@ -372,7 +372,7 @@ class CaptureFault(Word, frozen=True, kw_only=True):
 
 
 class CoordinatorFault(Word, frozen=True, kw_only=True):
-    """Fault of the coordinator; `for = ""` lasts until `heal`. `node`: of "kill"; "" is drawn."""
+    """Fault of the coordinator; `for = ""` lasts until `heal`. `node`: target of "kill"; "" is drawn."""
 
     kind: Literal["kill-leader", "lose-quorum", "depose", "unknown-outcome", "kill"] = "kill-leader"
     node: str = ""
@@ -395,11 +395,11 @@ class CoordinatorFault(Word, frozen=True, kw_only=True):
 
 
 class MembershipFault(Word, frozen=True, kw_only=True):
-    """A host leaves with a goodbye, or a new one joins.
+    """A host leaves the fleet, or a new one joins.
 
     Attributes:
-        host: for a leave, "" is drawn; for a join, the next that there is not yet.
-        back_after: when it joins, or leaves, again; "" is never.
+        host: for "leave", "" is drawn; for "join", "" is the next new host.
+        back_after: time until the host joins or leaves again; "" is never.
     """
 
     kind: Literal["leave", "join"] = "leave"

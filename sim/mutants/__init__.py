@@ -1,4 +1,4 @@
-"""Seeded bugs of our own code, to see that the oracles find them (`catalogue.py`)."""
+"""Mutants: seeded bugs of our own code, which the oracles must find (`catalogue.py`)."""
 
 from snapline.sim.mutants.catalogue import MUTANTS as MUTANTS
 from snapline.sim.mutants.catalogue import mutated as mutated

@@ -1,6 +1,6 @@
-"""The list of seeded bugs.
+"""Catalogue of seeded bugs.
 
-Each has a template of its own in which it is likely to show, and a seed at which its oracle finds it: kept as a test.
+Each bug has a scenario template in which it is likely to show, and a seed at which its oracle finds it. A test checks both.
 """
 
 import contextlib
@@ -48,12 +48,12 @@ CRASHES = ("500ms", "900ms", "1.3s")
 STANDSTILLS = [FaultPart(pause=PauseFault(at=at, lasts="4s")) for at in CRASHES]
 
 SAYING = ClientsPart(count=3, inputs=60, pause="10ms")
-"""Inputs to fleets that can receive them at every moment."""
+"""Clients that send inputs throughout the run."""
 
 HEARD = template(patterns=BUSY, faults=_crash(*CRASHES), clients=SAYING)
 
 SAYING_ALONE = ClientsPart(count=3, inputs=60, pause="10ms", asks=False)
-"""Epochs come when they are due, and none for their sake."""
+"""Clients that send inputs but request no epochs."""
 
 SPEAKING = OutputsPart(one_in=2)
 SPOKEN = template(patterns=BUSY, faults=_crash(*CRASHES), outputs=SPEAKING)
@@ -72,7 +72,7 @@ LOST_EPOCHS = [
         FaultPart(crash=CrashFault(at=f"{at_ms + 6}ms", restart_after="200ms", is_all=True)),
     )
 ]
-"""The newest epoch is damaged, and then needed."""
+"""Faults that damage the newest epoch and then force a recovery to it."""
 
 MUTANTS: dict[str, Mutant] = {
     "deliver-before-record": Mutant(
@@ -469,7 +469,7 @@ MUTANTS: dict[str, Mutant] = {
 
 @contextlib.contextmanager
 def mutated(name: str) -> Iterator[None]:
-    """Put the bug in, and take it out again. UsageError where the cores are compiled."""
+    """Apply a mutant within a `with` block. Raise UsageError if the cores are compiled."""
     check_replaceable()
     mutant = MUTANTS[name]
     with patched([*mutant.patches(), *(unchecked() if mutant.is_unchecked else [])]):

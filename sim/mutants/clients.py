@@ -1,4 +1,4 @@
-"""Seeded bugs of a client's core: what it promises its program (`client/core.py`)."""
+"""Seeded bugs of a client's core that violate its promises to its program (`client/core.py`)."""
 
 import heapq
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from snapline.sim.world.patches import Patch
 
 
 def taken_upon_retry() -> list[Patch]:
-    """Count an input as taken that a host did not take just now."""
+    """Count an input as accepted although the host has asked for a retry."""
     original = ClientCore._on_request_answered
 
     def on_request_answered(self: ClientCore, event: ev.RequestAnswered) -> None:
@@ -27,7 +27,7 @@ def taken_upon_retry() -> list[Patch]:
 
 
 def doubt_forgotten() -> list[Patch]:
-    """A later "no" counts for the requests before that nobody has answered."""
+    """Take a rejection as final although earlier requests for the input are unanswered."""
 
     def end(self: ClientCore, entry: Entry, ending: str, reason: str) -> None:
         self._over(entry)
@@ -37,7 +37,7 @@ def doubt_forgotten() -> list[Patch]:
 
 
 def order_lost() -> list[Patch]:
-    """Queue what a request leaves undecided behind what has come since."""
+    """Queue the undecided inputs of a request behind newer ones."""
 
     def put_back(self: AgentQueues, queue: AgentQueue, entries: list[Entry]) -> None:
         queue.waiting.extend([entry for entry in entries if not entry.is_over])
@@ -46,7 +46,7 @@ def order_lost() -> list[Patch]:
 
 
 def deadlines_forgotten() -> list[Patch]:
-    """A send ends when there is a word on it, and not before."""
+    """Ignore deadlines: a send ends only with its outcome."""
 
     def expire(self: ClientCore) -> None:
         while self._deadlines and self._deadlines[0][0] <= self._now:
@@ -56,7 +56,7 @@ def deadlines_forgotten() -> list[Patch]:
 
 
 def answered_upon_retry() -> list[Patch]:
-    """A host that does not know an answer yet is taken for one whose turn has answered nothing."""
+    """Take a pending answer for the answer of a turn that has ended without a reply."""
     original = OpenAsks.on_answer_heard
 
     def on_answer_heard(self: OpenAsks, event: ev.AnswerHeard, now_ns: int) -> Iterable[ev.Command]:

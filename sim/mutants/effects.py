@@ -1,4 +1,4 @@
-"""Seeded bugs around effects (R3, G12): when they are called, under which key, what is kept of them, and what undoes them."""
+"""Seeded bugs of effects (R3, G12): time of the call, key, saved data, and compensation."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ from snapline.storage.packs.saved_effects import SavedEffects
 
 
 def before_its_release() -> list[Patch]:
-    """An effect is called when its turn comes to it."""
+    """Call an effect at once, before it is released."""
     return [(AgentOutputs, "holds", lambda self, number: False)]
 
 
 def key_of_its_life() -> list[Patch]:
-    """Each life of an agent has keys of its own."""
+    """Use different keys for each incarnation of an agent."""
     original = Effects._call_if_released
 
     def call(self: Effects, agent: LocalAgent, *rest: Any) -> None:
@@ -31,7 +31,7 @@ def key_of_its_life() -> list[Patch]:
 
 
 def outcome_not_logged() -> list[Patch]:
-    """The turn goes on from an effect, and no log holds what came of it."""
+    """Continue the turn after an effect without logging the effect's outcome."""
     original = StepLog.put
 
     def put(self: StepLog, agent: LocalAgent, turn: Any) -> None:
@@ -42,29 +42,29 @@ def outcome_not_logged() -> list[Patch]:
 
 
 def keys_not_saved() -> list[Patch]:
-    """Checkpoints hold the open effect, and what the turn has done; no keys."""
+    """Save the open effect and the effects done, but no keys."""
     original = AgentEffects.saved
 
     def saved(self: AgentEffects) -> SavedEffects | None:
-        found = original(self)
-        return found if found is None else SavedEffects([], found.made, found.open)
+        effects = original(self)
+        return effects if effects is None else SavedEffects([], effects.made, effects.open)
 
     return [(AgentEffects, "saved", saved)]
 
 
 def adopted_without_arguments() -> list[Patch]:
-    """Give a key's outcome to any request for it, whatever the arguments are."""
+    """Return a key's outcome to any request for the key, whatever its arguments."""
     original = AgentEffects.settled
 
     def settled(self: AgentEffects, intent: Any, digest: bytes, name: str) -> tuple[str, bytes] | None:
-        known = self.keys.get(self.identity(intent)[0])
-        return original(self, intent, digest if known is None else known.digest, name)
+        key_record = self.keys.get(self.identity(intent)[0])
+        return original(self, intent, digest if key_record is None else key_record.digest, name)
 
     return [(AgentEffects, "settled", settled)]
 
 
 def undone_and_adopted() -> list[Patch]:
-    """Leave the key of what was undone valid."""
+    """Leave the key of a compensated effect valid."""
 
     def undone(self: AgentEffects, opened: Any) -> None:
         self.made = [made for made in self.made if made.key != opened.undoes]
@@ -73,12 +73,12 @@ def undone_and_adopted() -> list[Patch]:
 
 
 def adopted_and_undone() -> list[Patch]:
-    """Undo what a later turn has taken over all the same, when the dead letter of the first one is retried."""
+    """Undo an effect although a later turn has adopted it, when the first turn's dead letter is retried."""
     return [(AgentEffects, "_stands", lambda self, intent: False)]
 
 
 def same_key_after_undoing() -> list[Patch]:
-    """Give what is done anew the key of what was undone."""
+    """Give a repeated effect the key of the compensated one."""
 
     def identity(self: AgentEffects, intent: Any) -> tuple[str, int]:
         key, generation = original(self, intent)
@@ -90,7 +90,7 @@ def same_key_after_undoing() -> list[Patch]:
 
 
 def failed_turn_oldest_first() -> list[Patch]:
-    """Undo what a failed turn has done oldest first."""
+    """Undo the effects of a failed turn oldest first."""
     original = AgentEffects.turn_ended
 
     def ended(self: AgentEffects, letter: int = 0) -> Any:
@@ -100,7 +100,7 @@ def failed_turn_oldest_first() -> list[Patch]:
 
 
 def failed_turn_not_undone() -> list[Patch]:
-    """Keep what a failed turn has done."""
+    """Keep the effects of a failed turn."""
     return [(AgentEffects, "turn_ended", _all_forgotten)]
 
 
@@ -110,7 +110,7 @@ def _all_forgotten(self: AgentEffects, letter: int = 0) -> Any:
 
 
 def saga_oldest_first() -> list[Patch]:
-    """A saga undoes what it has done oldest first."""
+    """Undo the effects of a saga oldest first."""
     original = Saga._undo_all
 
     async def undo_all(self: Saga, error: BaseException) -> None:
@@ -121,12 +121,12 @@ def saga_oldest_first() -> list[Patch]:
 
 
 def saga_not_undone() -> list[Patch]:
-    """A saga that fails leaves what it has done."""
+    """Keep the effects of a failed saga."""
     return [(asked.Saga, "add", lambda self, made: None)]
 
 
 def undone_without_the_failed() -> list[Patch]:
-    """Count what has raised as not done, and do not undo it."""
+    """Count an effect that has raised as not done, and do not undo it."""
     original = AgentEffects.end
 
     def end(self: AgentEffects, *, is_done: bool, result: bytes, ended_ns: int, late_s: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""The list of seeded bugs, as far as it is about effects."""
+"""Catalogue of the seeded bugs of effects."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Seeded bugs around going back on purpose: void epochs, and inputs that are dropped."""
+"""Seeded bugs of restores and rollbacks: discarded epochs and dropped inputs."""
 
 from msgspec.structs import replace
 
@@ -34,29 +34,29 @@ def _fleet(protocol: str) -> FleetPart:
 
 
 def marks_missing() -> list[Patch]:
-    """The plan goes back, and the next one goes forward again."""
+    """Do not mark epochs as discarded, so that the next plan starts from them again."""
     return [(fleet_state, "make_void", lambda image, epoch: [])]
 
 
 def drop_lost() -> list[Patch]:
-    """Only the plan that goes back drops, and not the next one that starts there."""
+    """Drop inputs only in the restore's own plan, not in the next plan that starts from the same epoch."""
     original = Plans.directive
 
     def directive(self: Plans) -> msg.Plan | None:
-        found, plan = original(self), self._shared.state.plan
+        directive_found, plan = original(self), self._shared.state.plan
         is_first = plan is not None and plan.restore is not None and plan.restore.drop_inputs
-        return found if found is None or is_first else replace(found, drop_before=0)
+        return directive_found if directive_found is None or is_first else replace(directive_found, drop_before=0)
 
     return [(Plans, "directive", directive)]
 
 
 def told_as_taken() -> list[Patch]:
-    """Report a dropped input that is sent again as taken."""
+    """Report a dropped input that is sent again as accepted."""
     return [(KnownKey, "is_dropped", property(lambda self: False))]
 
 
 def void_base() -> list[Patch]:
-    """Checkpoints are taken to build on the newest epoch, be it void or not."""
+    """Assume that checkpoints build on the newest epoch, even if it is discarded."""
 
     def base(self: Lines) -> int | None:
         epochs = self._shared.state.image.epochs
@@ -66,7 +66,7 @@ def void_base() -> list[Patch]:
 
 
 def goes_on_after_asking() -> list[Patch]:
-    """Let an agent that asks for a rollback take its turns meanwhile."""
+    """Let an agent that has requested a rollback continue to take turns."""
     original = HostRollbacks.want
 
     def want(self: HostRollbacks, agent: LocalAgent, wish: RollbackRequest) -> None:
@@ -77,15 +77,15 @@ def goes_on_after_asking() -> list[Patch]:
 
 
 def goes_back_each_time() -> list[Patch]:
-    """However often it was asked for the same reason."""
+    """Grant every rollback, even if it was requested before for the same reason."""
     return [(FleetView, "refusal_of_rollback", lambda self, agent, reason: "")]
 
 
 def said_once() -> list[Patch]:
-    """A host does not say again what its agents have asked for."""
+    """Do not repeat the agents' rollback requests to a new leader."""
 
     def welcomed(self: HostRollbacks) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     return [(HostRollbacks, "welcomed", welcomed)]
 

@@ -22,11 +22,11 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.store.store import Store
 
 LATE_NS = 30_000_000
-"""Delay as long as a message takes, or longer."""
+"""Delay of markers, at least as long as the delivery of a message."""
 
 
 def deliver_before_record() -> list[Patch]:
-    """Let an agent that takes one more entry not see what it owes; markers are not compared with what was received."""
+    """Let an agent that owes a record handle one more entry first. Markers are not compared with received messages."""
     original = CoordinatedMode.before_turn
 
     def before_turn(self: CoordinatedMode, agent: LocalAgent) -> None:
@@ -37,7 +37,7 @@ def deliver_before_record() -> list[Patch]:
 
 
 def _without_balance() -> list[Patch]:
-    """A record does not compare what it holds with the markers that come."""
+    """Do not compare a record's messages with the numbers in markers."""
 
     def close(self: EpochRecording, channel: str, last_number: int) -> None:
         self.markers[channel] = last_number
@@ -46,7 +46,7 @@ def _without_balance() -> list[Patch]:
 
 
 def marker_late() -> list[Patch]:
-    """Stamps would make a receiver record in time, and markers would be found to name other numbers than it received."""
+    """Delay markers. Checks that would hide or detect it are off: stamps, and the numbers in markers."""
     shown, check, handle = CoordinatedMode._show, CoordinatedMode._check, HostCore.handle
 
     def check_epochs(self: CoordinatedMode) -> None:
@@ -87,7 +87,7 @@ def channel_state_dropped() -> list[Patch]:
 
 
 def channel_state_past_marker() -> list[Patch]:
-    """Stamps tell as well what is behind a marker: they are not looked at, nor is the record validated."""
+    """Keep messages behind a marker in the channel state. Stamps, which also identify them, and the record are not checked."""
     original = CoordinatedMode.arrived
 
     def arrived(self: CoordinatedMode, owner: LocalAgent, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
@@ -141,7 +141,7 @@ def outbox_lost() -> list[Patch]:
 
 
 def in_transit_lost() -> list[Patch]:
-    """Drop in-transit messages. They count as received, or the next message of their channel would not fit."""
+    """Drop in-transit messages. They count as received; otherwise the channel's next message would have a wrong number."""
 
     def forget(checkpoint: AgentCheckpoint) -> AgentCheckpoint:
         received = dict(checkpoint.received)
@@ -191,7 +191,7 @@ def stops_too_early() -> list[Patch]:
 
 
 def failed_agent_goes_on() -> list[Patch]:
-    """Count a failed agent's turn, and let what it sent leave."""
+    """Count a failed agent's turn, and let its sends leave."""
     original = TurnEnds.on_turn_ended
 
     def on_turn_ended(self: TurnEnds, event: ev.TurnEnded) -> None:

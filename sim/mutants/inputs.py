@@ -1,4 +1,4 @@
-"""Seeded bugs around inputs from outside and the host log (R1), and answers to them (R2)."""
+"""Seeded bugs of client inputs and the host log (R1), and of answers (R2)."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ from snapline.storage.store.store import Store
 
 
 def acknowledged_early() -> list[Patch]:
-    """Acknowledge when the batch leaves, not when it is durable."""
+    """Acknowledge inputs when their batch is written, not when it is durable."""
     original = OwnLog.append
 
     def append(self: OwnLog) -> None:
@@ -38,7 +38,7 @@ def acknowledged_early() -> list[Patch]:
 
 
 def not_sealed() -> list[Patch]:
-    """The logs of earlier plans are read, and their hosts may go on writing there."""
+    """Read the logs of earlier plans without sealing them, so that their hosts may continue to write."""
 
     def read_unsealed(store: Store, command: ev.LoadAgents, agents: Any) -> Any:
         return log_files.read_logs(_Unsealed(store), command, agents)  # type: ignore[arg-type]  # on purpose
@@ -47,20 +47,20 @@ def not_sealed() -> list[Patch]:
 
 
 class _Unsealed:
-    """A store in which nothing is ever sealed."""
+    """Store that never seals a log."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def seal_log(self, log: Any) -> None:
-        """Not done."""
+        """Do nothing."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
 
 def present_sealed() -> list[Patch]:
-    """Seal all logs when a host comes to a plan, also those of the plan itself: a host that has begun to write there is deaf from then on."""
+    """Seal all logs when a host starts a plan, even those of the plan itself. Hosts that write to them then accept no inputs."""
 
     def read_all_sealed(store: Store, command: ev.LoadAgents, agents: Any) -> Any:
         for log in store.read_logs():
@@ -71,7 +71,7 @@ def present_sealed() -> list[Patch]:
 
 
 def seals_deleted() -> list[Patch]:
-    """Garbage of earlier plans goes with its seals, which are marked as made."""
+    """Delete the seals of earlier plans' logs together with their garbage."""
     sweep = log_sweeper.LogSweeper.sweep
 
     def with_seals(self: log_sweeper.LogSweeper, command: Any) -> None:
@@ -85,7 +85,7 @@ def seals_deleted() -> list[Patch]:
 
 
 def retry_taken_for_another() -> list[Patch]:
-    """A batch that an earlier try has brought into the log counts as somebody else's: the log as sealed."""
+    """Take a batch that an earlier attempt has written for one of another host, and so the log for sealed."""
     create = files.create_or_compare
 
     def create_alone(disk: Any, path: str, data: bytes, *, point: str, **more: Any) -> bool:
@@ -97,7 +97,7 @@ def retry_taken_for_another() -> list[Patch]:
 
 
 def log_not_read() -> list[Patch]:
-    """A plan gives agents nothing of what earlier plans took."""
+    """Give agents no inputs that earlier plans accepted."""
 
     def nothing(*_: object) -> log_files.LogContents:
         return log_files.LogContents()
@@ -106,7 +106,7 @@ def log_not_read() -> list[Patch]:
 
 
 def number_not_saved() -> list[Patch]:
-    """Checkpoints do not say which inputs their agent has consumed."""
+    """Save no number of consumed inputs in checkpoints."""
 
     def saved(self: AgentInputs) -> SavedInputs:
         return NO_INPUTS
@@ -115,7 +115,7 @@ def number_not_saved() -> list[Patch]:
 
 
 def keys_not_saved() -> list[Patch]:
-    """Checkpoints hold the number alone."""
+    """Save only the number of consumed inputs in checkpoints, without keys."""
 
     def saved(self: AgentInputs) -> SavedInputs:
         return SavedInputs(self.consumed)
@@ -124,7 +124,7 @@ def keys_not_saved() -> list[Patch]:
 
 
 def newest_key_forgotten() -> list[Patch]:
-    """The window of keys is cut on its wrong side."""
+    """Forget the newest keys instead of the oldest."""
 
     def forget(self: AgentInputs) -> None:
         while len(self.keys) > 3:
@@ -134,7 +134,7 @@ def newest_key_forgotten() -> list[Patch]:
 
 
 def log_unknown_to_plans() -> list[Patch]:
-    """A host writes without asking the coordinator for a log, so later plans do not seal one that they do not find."""
+    """Write a log without registering it at the coordinator, so that later plans do not seal it."""
 
     def open_at_once(self: OwnLog) -> None:
         self._is_open = True
@@ -144,7 +144,7 @@ def log_unknown_to_plans() -> list[Patch]:
 
 
 def all_batches_deleted() -> list[Patch]:
-    """Without a look at what epochs hold; hosts do not notice that numbers are missing, and go on with those that they find."""
+    """Delete batches that epochs still need. Hosts ignore missing numbers."""
 
     def everything(batches: Any, *_: object) -> Any:
         return [(batch.log, batch.number) for batch in batches]
@@ -153,7 +153,7 @@ def all_batches_deleted() -> list[Patch]:
 
 
 def deleted_at_the_newest_epoch() -> list[Patch]:
-    """A batch goes when the newest epoch covers it: that one may yet be condemned."""
+    """Delete a batch when the newest epoch covers it, although that epoch may still turn out to be damaged."""
 
     def at_the_newest(batches: Any, epochs: Any, left: Any, turns: Any, settled: Any) -> Any:
         newest = max(epochs, default=0)
@@ -173,7 +173,7 @@ def _gaps_unnoticed() -> list[Patch]:
         return add(self, logged, is_durable=is_durable)
 
     def unchecked(*_: object) -> None:
-        """Not looked at."""
+        """Check nothing."""
 
     return [(log_files, "_check_whole", unchecked), (AgentInputs, "add", add_any)]
 
@@ -191,7 +191,7 @@ def answered_early() -> list[Patch]:
 
 
 def released_to_the_present() -> list[Patch]:
-    """A complete epoch releases what was answered until now, not what it holds."""
+    """Release all answers so far when an epoch completes, not only those that it covers."""
     original = ReplyWaiters.epoch_ended
 
     def epoch_ended(self: ReplyWaiters, event: Any) -> None:
@@ -205,7 +205,7 @@ def released_to_the_present() -> list[Patch]:
 
 
 def replies_not_saved() -> list[Patch]:
-    """Checkpoints hold the keys of consumed inputs, and not what was answered."""
+    """Save the keys of consumed inputs in checkpoints, without the answers."""
 
     def saved(self: AgentInputs) -> SavedInputs:
         return SavedInputs(self.consumed, [replace(known, reply=b"") for known in self.keys.values()])

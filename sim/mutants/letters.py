@@ -1,4 +1,4 @@
-"""Seeded bugs around dead letters and what operators say about them."""
+"""Seeded bugs of dead letters and operator commands."""
 
 from typing import Any
 
@@ -12,16 +12,16 @@ from snapline.sim.world.patches import Patch
 
 
 def handled_letter_stays() -> list[Patch]:
-    """The turn of a retried letter ends well, and the letter is still there."""
+    """Keep a dead letter whose retry has succeeded."""
 
     def handled(agent: LocalAgent, payload: bytes) -> None:
-        """Not taken out."""
+        """Do nothing."""
 
     return [(dead_letters, "handled", handled)]
 
 
 def numbers_not_saved() -> list[Patch]:
-    """Checkpoints do not say which numbers letters have."""
+    """Save no numbers of dead letters in checkpoints."""
 
     def saved(self: LocalAgent) -> None:
         return None
@@ -30,19 +30,19 @@ def numbers_not_saved() -> list[Patch]:
 
 
 def dropped_is_handled() -> list[Patch]:
-    """Count a dead letter that is dropped as work that was done."""
+    """Count a dropped dead letter as handled."""
     original = dead_letters.settled
 
     def settled(agent: LocalAgent, entry: Any) -> bytes | None:
-        told = original(agent, entry)
-        agent.dead_letter_count -= told == b""
-        return told
+        payload = original(agent, entry)
+        agent.dead_letter_count -= payload == b""
+        return payload
 
     return [(dead_letters, "settled", settled)]
 
 
 def known_by_number_alone() -> list[Patch]:
-    """Let a command hit any dead letter that has its number when its turn comes."""
+    """Apply a command to any dead letter that has its number at that time."""
 
     def place_of(agent: LocalAgent, word: DeadLetterCommand) -> int | None:
         return agent.dead_letter_numbers.index(word.number) if word.number in agent.dead_letter_numbers else None
@@ -51,7 +51,7 @@ def known_by_number_alone() -> list[Patch]:
 
 
 def word_not_logged() -> list[Patch]:
-    """Drop a dead letter as soon as a command says so: no log holds that."""
+    """Drop a dead letter at once when a command arrives, without logging the command."""
     original = Inputs._take
 
     def take(self: Inputs, event: ev.InputsOffered, place: int, offered: ev.OfferedInput) -> InputOutcome | None:

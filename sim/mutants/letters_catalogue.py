@@ -1,4 +1,4 @@
-"""The list of seeded bugs, as far as it is about dead letters and operators' words."""
+"""Catalogue of the seeded bugs of dead letters and operator commands."""
 
 from snapline.sim.mutants import letters
 from snapline.sim.mutants.registry import Mutant, crash_at, template

@@ -8,7 +8,7 @@ from snapline.sim.world.patches import Patch
 
 
 def no_dedupe() -> list[Patch]:
-    """Both ends would prevent it: the sender goes on behind what the Hello says was received, the receiver skips."""
+    """Disable deduplication at both ends: the sender ignores the Hello's received count, and the receiver does not skip."""
     take_original, rewind_original = IncomingOrder.take, OutgoingOrder.rewind
 
     def take(self: IncomingOrder, first_number: int, items: Items) -> list[Command]:

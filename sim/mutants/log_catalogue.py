@@ -1,4 +1,4 @@
-"""The list of seeded bugs, as far as it is about how host logs are sealed."""
+"""Catalogue of the seeded bugs of sealing host logs."""
 
 from msgspec.structs import replace
 
@@ -8,7 +8,7 @@ from snapline.sim.mutants.registry import Mutant, template
 from snapline.sim.scenario import ClientsPart, FaultPart
 
 SAYING = ClientsPart(count=3, inputs=60, pause="10ms")
-"""Inputs to fleets that can receive them at every moment."""
+"""Clients that send inputs throughout the run."""
 
 BUSY = ("random", "bank", "all-to-all", "ring")
 SWEPT_OFTEN_MS = 20

@@ -1,4 +1,4 @@
-"""Seeded bugs around outputs (R2): what is released, when, and up to where hosts drop it."""
+"""Seeded bugs of outputs (R2): what is released, when, and what hosts drop."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from snapline.storage.packs.checkpoint import NO_OUTPUTS, SavedOutputs
 
 
 def released_at_the_end_of_the_turn() -> list[Patch]:
-    """Release what agents have emitted until now with an epoch, whether it holds that or not."""
+    """Release all outputs so far with an epoch, even those that it does not cover."""
     original = Outputs.emit
     said: dict[str, AgentOutputs] = {}
 
@@ -29,14 +29,14 @@ def released_at_the_end_of_the_turn() -> list[Patch]:
         said[agent.id] = agent.outputs
 
     def read(self: OutputReleaser, command: ReleaseEpoch, fresh: dict[str, int], now: Any) -> list[EmittedOutput]:
-        found = [(agent, x) for agent, above in fresh.items() for x in said[agent].pending if x.number > above]
-        return [EmittedOutput(agent, x.number, x.topic, x.payload, x.emitted_ns) for agent, x in found]
+        pending = [(agent, x) for agent, above in fresh.items() for x in said[agent].pending if x.number > above]
+        return [EmittedOutput(agent, x.number, x.topic, x.payload, x.emitted_ns) for agent, x in pending]
 
     return [(Outputs, "emit", emit), (OutputReleaser, "_read_outputs", read)]
 
 
 def released_at_begun() -> list[Patch]:
-    """Release when the manifest is there, not when the log says that the epoch is complete."""
+    """Release outputs when the manifest is written, before the log records the epoch as complete."""
     original = Coordinated.on_manifest_written
 
     def on_manifest_written(self: Coordinated, event: Any) -> None:
@@ -50,7 +50,7 @@ def released_at_begun() -> list[Patch]:
 
 
 def released_out_of_order() -> list[Patch]:
-    """The newest epoch that has its ref is released first."""
+    """Release the newest epoch with a ref first."""
 
     def following(self: Releases) -> int:
         return 0 if self._releasing else max([x for x in self._owed if self._may_be_released(x)], default=0)
@@ -59,7 +59,7 @@ def released_out_of_order() -> list[Patch]:
 
 
 def lost_by_an_aborted_epoch() -> list[Patch]:
-    """Hosts drop what is pending when an epoch has ended, whether it is complete or not."""
+    """Drop pending outputs when an epoch ends, even if it was aborted."""
     original = Outputs.epoch_ended
 
     def epoch_ended(self: Outputs, event: Any) -> None:
@@ -72,7 +72,7 @@ def lost_by_an_aborted_epoch() -> list[Patch]:
 
 
 def dropped_up_to_the_present() -> list[Patch]:
-    """Hosts drop all that is pending when an epoch is released, not what it holds."""
+    """Drop all pending outputs when an epoch is released, not only those that it covers."""
     original = Outputs._release
 
     def release(self: Outputs, agent: LocalAgent, outputs: AgentOutputs, number: int) -> None:
@@ -82,12 +82,12 @@ def dropped_up_to_the_present() -> list[Patch]:
 
 
 def _gaps_unnoticed() -> list[Patch]:
-    """The coordinator does not look whether all is there that an epoch releases."""
+    """Disable the coordinator's check that a release is complete."""
     return [(output_releaser, "_check_whole", lambda *arguments, **options: None)]
 
 
 def lost_with_its_agent() -> list[Patch]:
-    """An agent that stops leaves at once."""
+    """Let a stopping agent leave at once."""
 
     def keeps(self: Outputs, agent: LocalAgent) -> bool:
         return False
@@ -96,7 +96,7 @@ def lost_with_its_agent() -> list[Patch]:
 
 
 def number_not_saved() -> list[Patch]:
-    """After a recovery an agent counts on from what is pending; if nothing is, from the beginning."""
+    """After a recovery, continue numbering from the pending outputs; without any, from the beginning."""
     original = AgentOutputs.__init__
 
     def init(self: AgentOutputs, saved: SavedOutputs = NO_OUTPUTS) -> None:
@@ -108,16 +108,16 @@ def number_not_saved() -> list[Patch]:
 
 
 def forgotten_by_a_new_leader() -> list[Patch]:
-    """A leader takes all epochs that are complete when it begins for released."""
+    """Let a new leader assume that all complete epochs are released."""
 
     def on_started(self: Releases) -> None:
-        """Not looked at."""
+        """Do nothing."""
 
     return [(Releases, "on_started", on_started)]
 
 
 def not_taken_back() -> list[Patch]:
-    """A release comes after the newest epoch there was, also where the fleet went back behind that."""
+    """Continue releases after the newest epoch, even if the fleet was rolled back behind it."""
 
     def newest_of(image: FleetImage, epoch: int) -> tuple[Ancestor, ...]:
         newest = max([x for x, record in image.epochs.items() if x < epoch and record.root], default=0)

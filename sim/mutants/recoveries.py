@@ -1,4 +1,4 @@
-"""Seeded bugs of the coordinator: lines, plans, epochs."""
+"""Seeded bugs of the coordinator: recovery lines, plans and epochs."""
 
 import msgspec
 
@@ -22,31 +22,31 @@ from snapline.storage.store.store import Store
 def line_too_new() -> list[Patch]:
     def line(self: Ledger) -> dict[str, int]:
         shift = self._shift
-        found = self.history.total_line()
-        return {agent: max(self.history.checkpoints_of(agent)) - shift.get(agent, 0) for agent in found}
+        newest_line = self.history.total_line()
+        return {agent: max(self.history.checkpoints_of(agent)) - shift.get(agent, 0) for agent in newest_line}
 
     return [(Ledger, "line", property(line))]
 
 
 def line_too_old() -> list[Patch]:
-    """A line that was right when it was worked out, and is not worked out again."""
+    """Return an outdated line that is not recomputed."""
     original = Ledger.line.fget  # type: ignore[attr-defined]  # a property
     assert original is not None
 
     def line(self: Ledger) -> dict[str, int]:
-        found: dict[str, int] = original(self)
+        newest_line: dict[str, int] = original(self)
         lines = vars(self).setdefault("_lines", [{}])
-        if found != lines[-1]:
-            lines.append(dict(found))
+        if newest_line != lines[-1]:
+            lines.append(dict(newest_line))
         older: dict[str, int] = lines[-2]
-        is_possible = all(older.get(agent, -1) >= self.base.get(agent, 0) for agent in found)
-        return older if is_possible else found
+        is_possible = all(older.get(agent, -1) >= self.base.get(agent, 0) for agent in newest_line)
+        return older if is_possible else newest_line
 
     return [(Ledger, "line", property(line))]
 
 
 def older_plan_accepted() -> list[Patch]:
-    """And are kept, of course: a new plan would sweep them away."""
+    """Accept checkpoints of older plans, and keep them when a new plan would sweep them."""
     original = line_store.scan_packs
 
     def scan_packs(store: Store, command: ScanCheckpoints) -> list[StoredCheckpoint]:
@@ -99,7 +99,7 @@ def freeze_not_awaited() -> list[Patch]:
 
 
 def members_never_unborn() -> list[Patch]:
-    """Only agents that were created after an epoch had begun are made again as unborn."""
+    """Recreate as unborn only agents that were created after the epoch had begun."""
     original = Coordinated.on_manifest_written
 
     def on_manifest_written(self: Coordinated, event: ManifestWritten) -> None:

@@ -1,9 +1,9 @@
-"""Seeded bugs, and how one is put in for the time of a run.
+"""Definition of seeded bugs (mutants), and common parts of their scenarios.
 
-A mutant replaces functions of the product. The product checks itself over and over: the coordinator refuses an epoch whose
-channels do not balance and a line whose messages are not all there, a host one whose channel does not go on where it stopped.
-A mutant may switch such checks off as well (`is_unchecked`, or patches of its own, which its text names), since what is to be
-shown is that the *world's* oracles find the bug, from books of their own.
+A mutant replaces functions of the product. The product checks itself: the coordinator rejects an epoch whose channels do not
+balance and a line whose messages are incomplete, and a host rejects a channel that does not continue where it stopped. A mutant
+may also disable such checks (`is_unchecked`, or its own patches, which its text names). The purpose is to show that the
+*world's* oracles find the bug, using their own ground truth.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,19 +30,19 @@ from snapline.sim.scenario import (
 from snapline.sim.world.patches import Patch
 
 AGENTS_MAX, HOSTS, MESSAGES = 6, 3, 200
-"""Sizes of the fleets that are drawn: small ones show these bugs as well as large ones."""
+"""Sizes of drawn fleets; small ones show these bugs as well as large ones."""
 
 
 class Mutant(msgspec.Struct, frozen=True, kw_only=True):
     """One seeded bug.
 
     Attributes:
-        text: what is wrong.
-        patches: makes what replaces what.
-        scenario: a template in which it is likely to show.
-        oracle: the one that finds it, at `seed`.
-        seed: one at which it is found.
-        is_unchecked: the coordinator's own checks of channel states are off, too.
+        text: description of the bug.
+        patches: function that returns the patches.
+        scenario: template in which the bug is likely to show.
+        oracle: oracle that finds the bug at `seed`.
+        seed: seed at which the bug is found.
+        is_unchecked: the coordinator's own checks of channel states are disabled too.
     """
 
     text: str
@@ -67,7 +67,7 @@ def template(
     outputs: OutputsPart | None = None,
     restores: RestoresPart | None = None,
 ) -> Scenario:
-    """Return a swarm of small fleets, each with these faults, at these times, these clients and outputs. With `fleet`, only delays are drawn."""
+    """Return a template of small fleets with these faults, clients and outputs. With `fleet`, only delays are drawn."""
     return Scenario(
         name="mutant",
         fleet=fleet or FleetPart(hosts=HOSTS, pattern=PatternPart(messages=MESSAGES)),
@@ -94,7 +94,7 @@ def template(
 
 
 def unchecked() -> list[Patch]:
-    """Skip the checks that the coordinator makes before an epoch is complete."""
+    """Return patches that disable the coordinator's checks before an epoch is complete."""
     return [
         (epoch_reports, "_cover", lambda *arguments: None),
         (line_store, "_check_channel", lambda *arguments: None),
@@ -102,10 +102,10 @@ def unchecked() -> list[Patch]:
 
 
 def check_replaceable() -> None:
-    """Check that what a mutant replaces is looked up.
+    """Check that functions can be replaced at run time.
 
     Raises:
-        UsageError: compiled code looks up neither its functions nor its methods.
+        UsageError: the cores are compiled, and compiled code does not look up its functions and methods.
     """
     if is_compiled():
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Seeded bugs of protocols in which agents checkpoint on their own."""
+"""Seeded bugs of autonomous protocols."""
 
 from snapline.agent_runtime.host.logged_agent import LoggedAgent
 from snapline.agent_runtime.host.modes.logged import LoggedMode

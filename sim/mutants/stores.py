@@ -1,4 +1,4 @@
-"""Seeded bugs around the store."""
+"""Seeded bugs of the store."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from snapline.storage.store import record
 
 
 def nothing_synced() -> list[Patch]:
-    """Skip syncs in the disk, since every write of the store goes the same way."""
+    """Skip all syncs of the disk."""
     return [(NodeDisk, "sync_data", lambda *_: None), (NodeDisk, "sync_directory", lambda *_: None)]
 
 
@@ -37,7 +37,7 @@ def needed_pack_deleted() -> list[Patch]:
 
 
 def damage_unnoticed() -> list[Patch]:
-    """All digests are equal."""
+    """Make all digests equal."""
     same = bytes(32)
 
     def digest_of(data: object) -> bytes:

@@ -1,4 +1,4 @@
-"""The seeded bugs of durable turns, each with the scenario and seed at which it is found."""
+"""Catalogue of the seeded bugs of durable turns."""
 
 from msgspec.structs import replace
 

@@ -54,24 +54,24 @@ def journal_without_its_beginning() -> list[Patch]:
 
 
 def adopted_without_arguments() -> list[Patch]:
-    """Nor is looked at which turn of that number it is."""
+    """Adopt a logged step without comparing its arguments or the seed of its turn."""
     original = LoggedSteps.__init__
 
     def every(self: LoggedSteps, seed: bytes, logged: Any) -> None:
         original(self, seed, [msgspec.structs.replace(each, seed=seed) for each in logged])
 
     def find(self: LoggedSteps, place: int, kind: str, name: str, digest: bytes) -> JournalEntry | None:
-        found = [each.entry for each in self._by_place.get(place, ()) if each.prefix == self._prefix]
-        return next((entry for entry in found if (entry.kind, entry.name) == (kind, name)), None)
+        entries = [each.entry for each in self._by_place.get(place, ()) if each.prefix == self._prefix]
+        return next((entry for entry in entries if (entry.kind, entry.name) == (kind, name)), None)
 
     return [(LoggedSteps, "__init__", every), (LoggedSteps, "find", find)]
 
 
 def prefix_not_compared() -> list[Patch]:
     def find(self: LoggedSteps, place: int, kind: str, name: str, digest: bytes) -> JournalEntry | None:
-        asked = kind, name, digest
-        found = [each.entry for each in self._by_place.get(place, ())]
-        return next((entry for entry in found if (entry.kind, entry.name, entry.digest) == asked), None)
+        wanted = kind, name, digest
+        entries = [each.entry for each in self._by_place.get(place, ())]
+        return next((entry for entry in entries if (entry.kind, entry.name, entry.digest) == wanted), None)
 
     return [(LoggedSteps, "find", find)]
 
@@ -107,15 +107,15 @@ def sends_lost_before_adopted_steps() -> list[Patch]:
     original = TurnJournal.wait
 
     async def wait(self: TurnJournal, *asked: Any, **more: Any) -> JournalEntry:
-        found = await original(self, *asked, **more)
+        entry = await original(self, *asked, **more)
         self.has_left = True
-        return found
+        return entry
 
     return [(TurnJournal, "wait", wait)]
 
 
 def segments_repeated() -> list[Patch]:
-    """Collect again what left before."""
+    """Send again the messages that a durable turn had already sent."""
 
     async def wait(
         self: Context, kind: str, name: str, digest: bytes, *, timeout_s: float | None = None, work: Any = None
@@ -128,7 +128,7 @@ def segments_repeated() -> list[Patch]:
 
 
 def entry_after_its_checkpoint() -> list[Patch]:
-    """A checkpoint lacks the step that ended last before it, though what was sent behind that has left."""
+    """Omit the last completed step from a checkpoint, although messages sent after that step have left."""
     original = LocalAgent.control
 
     def control(self: LocalAgent, *arguments: Any) -> Any:
@@ -146,7 +146,7 @@ def entry_after_its_checkpoint() -> list[Patch]:
 
 
 def reply_of_an_undone_past() -> list[Patch]:
-    """A host remembers what a call was answered, and does not wait for it when the turn comes there again."""
+    """Reuse the remembered answer of a call when the turn reaches the call again."""
     original = DurableTurns._find
     known: dict[tuple[str, bytes], JournalEntry] = {}
 
@@ -164,7 +164,7 @@ def reply_of_an_undone_past() -> list[Patch]:
 
 
 def resumed_while_held() -> list[Patch]:
-    """An agent that is held, or frozen, goes on with its durable turn."""
+    """Let a held or frozen agent continue its durable turn."""
     original = vars(LocalAgent)["may_start"].fget
 
     def may_start(self: LocalAgent) -> bool:

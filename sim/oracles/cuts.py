@@ -1,20 +1,20 @@
-"""A complete epoch against the books: no orphan (G1), channel states exact (G2), what is stored is what was captured (G3, G11).
+"""Check a complete epoch against the ground truth: no orphan (G1), exact channel states (G2), stored images as captured (G3, G11).
 
 Theory of operation
 -------------------
-An epoch names one checkpoint for each of its agents. The books know after how many turns each image was taken. So they know
-for each channel what had left its sender and what its receiver had consumed, both inside the cut:
+An epoch names one checkpoint for each of its agents. The ground truth knows after how many turns each image was taken. So it
+knows for each channel which messages had been sent and which had been consumed inside the cut:
 
-    orphan          consumed inside, and not sent inside or still in the sender's outbox: a restart would send it again
+    orphan          consumed inside, but not sent inside, or still in the sender's outbox: a restart would send it again
     channel state   sent inside and not consumed inside, in order = stored in-transit messages, then the sender's outbox
 
-*Members.* An agent that is not born stands at its beginning. An agent that is not in the epoch has either been gone before it
-(then all it ever sent counts as sent inside), or was created after it (then nothing of it counts). It is gone if it has
-stopped, and its creation was inside the cut and has left its parent. What waits for an agent that is leaving or gone will be
-dead letters: such channels are not compared. To any other agent that is not in the epoch nothing may have left.
+*Members.* An unborn agent has taken no turn. An agent outside the epoch was either gone before it (then all its messages count
+as sent inside), or was created after it (then none counts). An agent is gone if it has stopped, and its creation had left its
+parent inside the cut. Messages waiting for an agent that is leaving or gone will become dead letters, so these channels are not
+compared. No message may have left for any other agent outside the epoch.
 
-*Vector clocks* say the same a second time without channel counts: the cut is consistent iff no agent had heard of more turns of
-another one than are inside the cut (Mattern 1989). Outboxes are not seen by them.
+*Vector clocks* check the same without channel counts: the cut is consistent iff no agent depends on more turns of another agent
+than are inside the cut (Mattern 1989). They do not cover outboxes.
 """
 
 from collections.abc import Container, Iterator, Mapping
@@ -25,13 +25,13 @@ from snapline.sim.oracles.ground_truth_records import NOWHERE, Branch, ChannelTr
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 
 Finding = tuple[str, str, str]
-"""Oracle, guarantee, one sentence."""
+"""Oracle, guarantee, description."""
 
 
 def record_cut(
     books: GroundTruth, epoch: int, plan: int, checkpoints: Mapping[str, AgentCheckpoint]
 ) -> tuple[CutRecord, list[Finding]]:
-    """Find the place of every agent in the cut; what has no place, or is not what was captured there, is a finding."""
+    """Return every agent's place in the cut, with findings for checkpoints that were never captured or differ from their image."""
     findings: list[Finding] = []
     cut = CutRecord(epoch, plan, {}, {})
     branch = books.branch_of(plan)
@@ -48,7 +48,7 @@ def record_cut(
 
 
 def _check_image(books: GroundTruth, branch: Branch, epoch: int, checkpoint: AgentCheckpoint) -> Iterator[Finding]:
-    """A stored checkpoint against the image it was made of, and the branch that it is to belong to."""
+    """Check a stored checkpoint against its captured image and its branch."""
     agent = checkpoint.agent
     name = f"epoch {epoch}: checkpoint {checkpoint.number} of {agent}, incarnation {checkpoint.incarnation},"
     difference = books.difference(checkpoint)
@@ -61,7 +61,7 @@ def _check_image(books: GroundTruth, branch: Branch, epoch: int, checkpoint: Age
 
 
 def _add_gone(branch: Branch, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> None:
-    """Agents that had left before the cut, parents before their children."""
+    """Add the agents that were gone before the cut, parents before their children."""
     waiting = [x for x in branch.histories.values() if x.stopped_at and x.agent not in cut.places]
     is_growing = True
     while waiting and is_growing:
@@ -74,7 +74,7 @@ def _add_gone(branch: Branch, cut: CutRecord, checkpoints: Mapping[str, AgentChe
 
 
 def _was_born_inside(branch: Branch, cut: CutRecord, agent: str, checkpoints: Mapping[str, AgentCheckpoint]) -> bool:
-    """Return whether the message that created `agent` had left its parent inside the cut; initial agents always existed."""
+    """Return whether the creation of `agent` had left its parent inside the cut; true for initial agents."""
     creations = [
         (channel, index)
         for channel in branch.histories[agent].inward.values()
@@ -89,7 +89,7 @@ def _was_born_inside(branch: Branch, cut: CutRecord, agent: str, checkpoints: Ma
 
 
 def check_counts(books: GroundTruth, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> Iterator[Finding]:
-    """Orphans and channel states, by counting messages."""
+    """Check orphans and channel states by counting messages."""
     outboxes = {agent: _outbox_of(checkpoint) for agent, checkpoint in checkpoints.items() if checkpoint.outbox}
     seen: dict[tuple[str, str], None] = {}
     for (sender, receiver), channel in books.branch_of(cut.plan).channels.items():
@@ -122,7 +122,7 @@ def check_counts(books: GroundTruth, cut: CutRecord, checkpoints: Mapping[str, A
 
 
 def _check_outside(cut: CutRecord, channel: ChannelTruth, at: CutPlace) -> Iterator[Finding]:
-    """Check that nothing had left for an agent that is not in the cut and was not gone before it: it would be lost."""
+    """Check that no message had left for an agent that is outside the cut and was not gone before it: it would be lost."""
     left = GroundTruth.left(channel, at)
     lost = left - sum(index < left and count < at.voids for index, count in channel.void.items())
     if lost > 0:
@@ -134,8 +134,8 @@ def _check_outside(cut: CutRecord, channel: ChannelTruth, at: CutPlace) -> Itera
 
 def _outbox_of(checkpoint: AgentCheckpoint) -> dict[str, list[bytes]]:
     outbox: dict[str, list[bytes]] = {}
-    for letter in checkpoint.outbox:
-        outbox.setdefault(letter.receiver, []).append(letter.payload)
+    for parked in checkpoint.outbox:
+        outbox.setdefault(parked.receiver, []).append(parked.payload)
     return outbox
 
 
@@ -147,11 +147,11 @@ def _check_channel(
     got: int,
     parked: list[bytes],
 ) -> Iterator[Finding]:
-    """Check that in-transit messages and outbox of a channel are what was sent inside the cut and not consumed inside it."""
+    """Check that a channel's in-transit messages and outbox are the messages sent but not consumed inside the cut."""
     sent = _sent_inside(channel, at)
     in_transit = checkpoints[channel.receiver].in_transit.get(channel.sender, ())
     if got == sent and not in_transit and not parked:
-        return  # nothing must be there, and nothing is
+        return  # empty, as expected
     expected = channel.sent[got:sent]
     if channel.void:
         expected = [
@@ -160,25 +160,25 @@ def _check_channel(
             if index not in channel.void or channel.void[index] >= at.voids
         ]
     stored = [message.payload for message in in_transit]
-    found = stored + parked
-    giver = checkpoints.get(channel.sender)
-    if giver is not None and giver.spawns and any(spawn.agent == channel.receiver for spawn in giver.spawns):
-        # The creation waits for its id, apart from the outbox, while what was sent before and after it stands there.
+    actual = stored + parked
+    sender = checkpoints.get(channel.sender)
+    if sender is not None and sender.spawns and any(spawn.agent == channel.receiver for spawn in sender.spawns):
+        # A creation that waits for its id is kept apart from the outbox, unlike the messages sent before and after it.
         expected = [payload for payload in expected if payload[:1] != CREATE]
-        found = [payload for payload in found if payload[:1] != CREATE]
-    if found != expected:
+        actual = [payload for payload in actual if payload[:1] != CREATE]
+    if actual != expected:
         yield (
             "channel-state",
             "G2",
             (
                 f"epoch {cut.epoch}: {len(stored)} messages from {channel.sender} to {channel.receiver} are in transit and "
-                f"{len(parked)} in the outbox; {_compare(found, expected)}"
+                f"{len(parked)} in the outbox; {_compare(actual, expected)}"
             ),
         )
 
 
 def _sent_inside(channel: ChannelTruth, at: CutPlace) -> int:
-    """Return how many messages the sender's turns had sent at its place, those in its outbox included."""
+    """Return how many messages the sender's turns had sent at its place, including those in its outbox."""
     return GroundTruth.left(channel, at) + at.parked.get(channel.receiver, 0)
 
 
@@ -190,7 +190,7 @@ def _compare(found: list[bytes], expected: list[bytes]) -> str:
 
 
 def check_clocks(books: GroundTruth, cut: CutRecord) -> Iterator[Finding]:
-    """Orphans once more, by vector clocks."""
+    """Check orphans by vector clocks."""
     branch = books.branch_of(cut.plan)
     inside = [0] * len(books.places)
     for agent, place in cut.places.items():
@@ -229,10 +229,10 @@ def situations(books: GroundTruth, cut: CutRecord, checkpoints: Mapping[str, Age
 
 
 def situations_at_end(books: GroundTruth, initial: Container[str]) -> Iterator[str]:
-    """Names of the probes that a run hits which has ended; `initial`: the agents that it began with."""
+    """Yield the names of the probes that a finished run has hit. `initial`: the run's initial agents."""
     letters, outputs, branch = books.letters, books.outputs, books.branches.get(books.newest_plan)
     histories = branch.histories if branch is not None else {}
-    met: dict[str, object] = {
+    evidence_of: dict[str, object] = {
         "zombie turn": books.zombie_turns,
         "dead letter": books.buried,
         "dead letter of its sender": books.voided,
@@ -246,4 +246,4 @@ def situations_at_end(books: GroundTruth, initial: Container[str]) -> Iterator[s
         "agent spawned": any(x.turns for agent, x in histories.items() if agent not in initial),
         "timer fired": any(turn.what == "timer" for x in histories.values() for turn in x.log),
     }
-    return (name for name, what in met.items() if what)
+    return (name for name, what in evidence_of.items() if what)

@@ -1,11 +1,11 @@
-"""Dead letters, and what operators say about them: each word takes effect once, and a letter that was retried has had its turn once.
+"""Dead letters and operator commands about them: each command takes effect once, and a retried dead letter has one turn.
 
-The books know of every burial, and of every turn that a letter had after all. So they know which letters each agent has at its place in a cut, and
-how many it counts: all that were buried, less those that had turns. The checkpoint must say the same. Of a word without a turn the
-world says what the agent was told: that its letter was dropped, or that there was none.
+The ground truth records every dead-lettering, and every turn of a retried dead letter. So it knows which dead letters each agent has at its place in
+a cut, and their count: all that were dead-lettered, less those that had turns. The checkpoint must agree. For a command without a turn, the world
+reports the agent's answer: the dead letter was dropped, or there was none.
 
-Letters are numbered as they were buried, so the books know their numbers too. A word names its letter by the number, and by a digest of sender and
-payload, which is part of the wire.
+Dead letters are numbered in order, so the ground truth knows their numbers too. A command names its dead letter by number and by a digest of sender
+and payload, which is part of the wire format.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,7 +29,7 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord
 
 
 class Letter(msgspec.Struct, frozen=True):
-    """Dead letter of an agent. `number`: among all that it ever had."""
+    """Dead letter of an agent. `number`: its place among all dead letters that the agent ever had."""
 
     number: int
     sender: str
@@ -37,12 +37,12 @@ class Letter(msgspec.Struct, frozen=True):
 
     @property
     def identity(self) -> bytes:
-        """Identity by which words name the letter."""
+        """Return the digest by which commands name this dead letter."""
         return identity_of(DeadLetterRecord(self.sender, self.payload, "", 0, 0))
 
 
 class GivenCommand(msgspec.Struct):
-    """One word, under a key of its own. `acknowledged_ns`: 0 while it was not."""
+    """An operator command with its own key. `acknowledged_ns`: 0 until acknowledged."""
 
     agent: str
     verb: str
@@ -54,8 +54,8 @@ class LetterOracle:
     """Dead-letter oracle of one run.
 
     Attributes:
-        said: words by key.
-        effects: of words, by what became of their letters, in all histories together.
+        said: operator commands by key.
+        effects: number of commands in all histories, by the fate of their dead letters.
     """
 
     def __init__(self, report: Report) -> None:
@@ -66,63 +66,65 @@ class LetterOracle:
     # ---- operators ------------------------------------------------------------------------------------------------
 
     def on_said(self, agent: str, key: str, payload: bytes) -> None:
-        """Note a word that an operator is about to send for the first time."""
-        word = read_word(payload)
-        self.said[key] = GivenCommand(agent, word.verb, word.identity)
+        """Record a command that an operator is about to send for the first time."""
+        command = read_word(payload)
+        self.said[key] = GivenCommand(agent, command.verb, command.identity)
 
     def on_acknowledged(self, t_ns: int, key: str) -> None:
-        """Note that the operator got the receipt, perhaps again."""
+        """Record that the operator received the receipt, perhaps again."""
         self.said[key].acknowledged_ns = self.said[key].acknowledged_ns or t_ns
 
     # ---- letters --------------------------------------------------------------------------------------------------
 
     def on_dead_lettered(self, history: AgentHistory, sender: str, payload: bytes) -> None:
-        """A message, a timer or an input has just become a dead letter of its receiver."""
+        """Record that a message, timer or input became a dead letter of its receiver."""
         history.letters.append(DeadLetterChange(history.turns, 0, sender, payload))
 
     def on_buried_again(self, t_ns: int, history: AgentHistory, word: bytes) -> None:
-        """A letter was retried, and has failed again: it is a new one."""
-        letter = _meant(history, read_word(word))
-        if letter is None:
+        """Record that a retried dead letter failed again: it becomes a new dead letter."""
+        dead_letter = _meant(history, read_word(word))
+        if dead_letter is None:
             self._say(t_ns, f"{history.agent} has buried again a letter that it does not have")
         else:
-            self._over(t_ns, history, letter.sender, letter.payload, "failed again")
-            self.on_dead_lettered(history, letter.sender, letter.payload)
+            self._over(t_ns, history, dead_letter.sender, dead_letter.payload, "failed again")
+            self.on_dead_lettered(history, dead_letter.sender, dead_letter.payload)
 
     def on_unroutable(self, history: AgentHistory, payload: bytes) -> None:
-        """A message has just become a dead letter of its sender."""
+        """Record that a message became a dead letter of its sender."""
         history.letters.append(DeadLetterChange(0, history.voids, history.agent, payload))
 
     def on_handled(self, t_ns: int, history: AgentHistory, sender: str, payload: bytes) -> None:
-        """A letter has had a turn after all."""
+        """Record that a dead letter was handled by a turn."""
         self._over(t_ns, history, sender, payload, "handled")
 
     def on_word_taken(self, t_ns: int, history: AgentHistory, payload: bytes, told: bytes) -> None:
-        """Check the answer to a word that took no turn."""
-        word = read_word(payload)
-        letter = _meant(history, word)
-        if (told == GONE) != (letter is None):
-            there = "has none" if letter is None else "has it"
-            text = f"letter {word.number} of {history.agent} was told to be {'gone' if told == GONE else 'dropped'}, and it {there}"
+        """Check the answer to a command that took no turn."""
+        command = read_word(payload)
+        dead_letter = _meant(history, command)
+        if (told == GONE) != (dead_letter is None):
+            actual = "has none" if dead_letter is None else "has it"
+            text = f"letter {command.number} of {history.agent} was told to be {'gone' if told == GONE else 'dropped'}, and it {actual}"
             self._say(t_ns, text)
-        elif letter is None:
-            self._note(history, word.verb, word.identity, "gone")
-        elif word.verb != DROP:
-            self._say(t_ns, f"letter {word.number} of {history.agent} was to be retried, and was dropped")
+        elif dead_letter is None:
+            self._note(history, command.verb, command.identity, "gone")
+        elif command.verb != DROP:
+            self._say(t_ns, f"letter {command.number} of {history.agent} was to be retried, and was dropped")
         else:
-            end = DeadLetterChange(history.turns, 0, letter.sender, letter.payload, is_over=True, is_counted=False)
+            end = DeadLetterChange(
+                history.turns, 0, dead_letter.sender, dead_letter.payload, is_over=True, is_counted=False
+            )
             history.letters.append(end)
-            self._note(history, DROP, word.identity, "dropped")
+            self._note(history, DROP, command.identity, "dropped")
 
     def _over(self, t_ns: int, history: AgentHistory, sender: str, payload: bytes, how: str) -> None:
-        letter = next((x for x in dead_letters_of(history) if (x.sender, x.payload) == (sender, payload)), None)
-        if letter is None:
+        dead_letter = next((x for x in dead_letters_of(history) if (x.sender, x.payload) == (sender, payload)), None)
+        if dead_letter is None:
             self._say(
                 t_ns, f"{history.agent} took a turn for the dead letter {show(payload)} of {sender}, and has none"
             )
             return
         history.letters.append(DeadLetterChange(history.turns, 0, sender, payload, is_over=True))
-        self._note(history, RETRY, letter.identity, how)
+        self._note(history, RETRY, dead_letter.identity, how)
 
     def _note(self, history: AgentHistory, verb: str, identity: bytes, how: str) -> None:
         history.words.append(CommandEffect(history.turns, verb, identity))
@@ -136,21 +138,21 @@ class LetterOracle:
     def check_end(
         self, t_ns: int, histories: Mapping[str, AgentHistory], living: Iterable[str], drops: Drops, plan: int
     ) -> None:
-        """The fleet rests: what was acknowledged, and not dropped, has had its effect, and nothing more often than it was said.
+        """Check an idle fleet: every acknowledged command not dropped has taken effect, and none more often than it was given.
 
-        Words are inputs: those accepted before a restore without inputs may be missing, and have no effect past the target.
+        Commands are inputs: those accepted before a restore without inputs may be missing, and have no effect after the target.
         """
-        there = dict.fromkeys(living)
+        alive = dict.fromkeys(living)
         counts: dict[tuple[str, str, bytes], tuple[int, int]] = {}
-        for key, said in self.said.items():
-            known, all_ = counts.get((said.agent, said.verb, said.identity), (0, 0))
-            must = said.acknowledged_ns > 0 and not drops.may_be_missing(plan, word_name(key))
-            counts[said.agent, said.verb, said.identity] = known + must, all_ + 1
+        for key, given in self.said.items():
+            known, all_ = counts.get((given.agent, given.verb, given.identity), (0, 0))
+            is_required = given.acknowledged_ns > 0 and not drops.may_be_missing(plan, word_name(key))
+            counts[given.agent, given.verb, given.identity] = known + is_required, all_ + 1
         for (agent, verb, identity), (known, all_) in counts.items():
             history = histories.get(agent)
-            if agent not in there or history is None:
+            if agent not in alive or history is None:
                 continue
-            effects = sum(each.verb == verb and each.identity == identity for each in history.words)
+            effects = sum(effect.verb == verb and effect.identity == identity for effect in history.words)
             if not known <= effects <= all_:
                 text = f"{all_} words to {verb} a letter of {agent}, {known} of them acknowledged, took effect {effects} times"
                 self._say(t_ns, text)
@@ -158,54 +160,54 @@ class LetterOracle:
                 self._check_dropped(t_ns, history, verb, identity, drop)
 
     def _check_dropped(self, t_ns: int, history: AgentHistory, verb: str, identity: bytes, drop: Drop) -> None:
-        found = [x for x in self.said.values() if (x.agent, x.verb, x.identity) == (history.agent, verb, identity)]
-        may = [x for x in found if not 0 < x.acknowledged_ns < drop.at_ns]
+        given = [x for x in self.said.values() if (x.agent, x.verb, x.identity) == (history.agent, verb, identity)]
+        allowed = [x for x in given if not 0 < x.acknowledged_ns < drop.at_ns]
         turns = drop.turns.get(history.agent, 0)
         late = [x for x in history.words if (x.verb, x.identity) == (verb, identity) and x.turns > turns]
-        if len(late) > len(may):
-            text = f"words to {verb} a letter of {history.agent} took effect {len(late)} times after they were dropped by plan {drop.plan}, and {len(may)} were said since"
+        if len(late) > len(allowed):
+            text = f"words to {verb} a letter of {history.agent} took effect {len(late)} times after they were dropped by plan {drop.plan}, and {len(allowed)} were said since"
             self._say(t_ns, text)
 
 
 def is_retry_of(payload: bytes, sender: str, letter: bytes) -> bool:
-    """Return whether this input is a word that has the dead letter retried."""
+    """Return whether this input is a command to retry the dead letter."""
     if payload[:1] != WORD or is_effect_word(payload) or is_effect_request(payload):
         return False
-    word = read_word(payload)
-    return word.verb == RETRY and word.identity == Letter(0, sender, letter).identity
+    command = read_word(payload)
+    return command.verb == RETRY and command.identity == Letter(0, sender, letter).identity
 
 
 def word_name(key: str) -> bytes:
-    """Return the name of a word among inputs that may be dropped."""
+    """Return the name under which a command is tracked among inputs that may be dropped."""
     return b"word " + key.encode()
 
 
 def dead_letters_of(history: AgentHistory, place: CutPlace | None = None) -> list[Letter]:
-    """The letters that an agent has, now or at a place, in order."""
-    found: list[Letter] = []
+    """Return an agent's dead letters, now or at a place, in order."""
+    letters: list[Letter] = []
     number = 0
-    for each in _changes(history, place):
-        if each.is_over:
-            found.remove(next(x for x in found if (x.sender, x.payload) == (each.sender, each.payload)))
+    for change in _changes(history, place):
+        if change.is_over:
+            letters.remove(next(x for x in letters if (x.sender, x.payload) == (change.sender, change.payload)))
         else:
             number += 1
-            found.append(Letter(number, each.sender, each.payload))
-    return found
+            letters.append(Letter(number, change.sender, change.payload))
+    return letters
 
 
 def check_letters(history: AgentHistory, place: CutPlace, checkpoint: AgentCheckpoint, epoch: int) -> Iterator[str]:
-    """Yield differences between the letters of a checkpoint and the books."""
+    """Yield differences between the dead letters of a checkpoint and the ground truth."""
     changes = _changes(history, place)
     count = len([x for x in changes if not x.is_over]) - len([x for x in changes if x.is_over and x.is_counted])
-    where = f"epoch {epoch}: {checkpoint.agent}"
+    prefix = f"epoch {epoch}: {checkpoint.agent}"
     if checkpoint.dead_letter_count != count:
-        yield f"{where} counts {checkpoint.dead_letter_count} dead letters that were not handled after all, not {count}"
+        yield f"{prefix} counts {checkpoint.dead_letter_count} dead letters that were not handled after all, not {count}"
     numbers = zip(checkpoint.dead_letter_numbers.numbers, checkpoint.dead_letters, strict=True)
     kept = [Letter(number, each.sender, each.payload) for number, each in numbers]
     wanted = dead_letters_of(history, place)
     if len(changes) <= DEAD_LETTERS_KEPT and kept != wanted:
-        which = [x.number for x in kept], [x.number for x in wanted]
-        yield f"{where} has the dead letters {which[0]}; {which[1]} were buried, and neither handled nor dropped"
+        listed = [x.number for x in kept], [x.number for x in wanted]
+        yield f"{prefix} has the dead letters {listed[0]}; {listed[1]} were buried, and neither handled nor dropped"
 
 
 def _changes(history: AgentHistory, place: CutPlace | None) -> list[DeadLetterChange]:

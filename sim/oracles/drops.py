@@ -1,9 +1,10 @@
-"""R1 where inputs are dropped: what was taken before the fleet was taken back, and the target has not consumed, never takes effect again in a
-history that came from there; and who says it again is not told that it was taken.
+"""R1 for dropped inputs: an input accepted before a restore without inputs, and not consumed by the target, has no effect in later histories.
 
-The books go by plans and by cuts: which plan drops, and what the cut it starts from holds. A later plan from the same epoch drops the same, and
-one from a later epoch of that history comes from where it was dropped. What was said to a host of that plan, or a later one, was not dropped; of
-all else nobody can say whether it was on its way.
+A client that sends such an input again must not be answered that it was accepted.
+
+The oracle goes by plans and cuts: which plan drops inputs, and which cut it starts from. A later plan from the same epoch drops the same inputs; a
+plan from a later epoch of that history descends from the drop. Inputs sent to a host of that plan, or of a later one, were not dropped. All other
+inputs may have been in transit.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from snapline.sim.oracles.ground_truth_records import CutRecord
 
 
 class Drop(msgspec.Struct, frozen=True):
-    """One drop: its plan, when that was committed, and agent → its turns in the cut that it starts from."""
+    """One drop: its plan, its commit time, and agent → turns in the cut from which it starts."""
 
     plan: int
     at_ns: int
@@ -28,11 +29,12 @@ class Drops:
         self._of_epoch: dict[int, Drop] = {}
         self._of_plan: dict[int, list[Drop]] = {}
         self._accepted: dict[bytes, int] = {}
-        """Payload → the plan of the host to which it was said when it was taken; and below, when it was answered as taken before."""
+        """Payload → plan of the host that accepted it."""
         self._repeated: dict[bytes, int] = {}
+        """Payload → plan of the host that answered that it was accepted before."""
 
     def on_plan(self, t_ns: int, plan: int, cut: CutRecord | None, *, is_dropping: bool) -> None:
-        """A plan starts from a cut; None: from the initial states."""
+        """Record that a plan starts from a cut, or (None) from the initial states."""
         if cut is None:
             self._of_plan[plan] = []
             return
@@ -43,9 +45,9 @@ class Drops:
         self._of_plan[plan] = [*before, *own]
 
     def on_taken(self, plan: int, payload: bytes, *, is_repeated: bool) -> None:
-        """Note an input sent to a host of this plan, which has accepted it, or answered that it was accepted before."""
-        found = self._repeated if is_repeated else self._accepted
-        found[payload] = max(plan, found.get(payload, 0))
+        """Record that a host of this plan has accepted an input, or answered that it was accepted before."""
+        plans = self._repeated if is_repeated else self._accepted
+        plans[payload] = max(plan, plans.get(payload, 0))
 
     def of_plan(self, plan: int) -> list[Drop]:
         """Return the drops in the history of a plan."""
@@ -56,12 +58,12 @@ class Drops:
         return any(self._accepted.get(payload, 0) < drop.plan for drop in self._of_plan.get(plan, []))
 
     def is_told_as_taken(self, plan: int, payload: bytes) -> bool:
-        """Return whether a repeated send of a dropped input was answered as accepted. The last plan that drops has dropped it at the latest."""
+        """Return whether a repeated send of a dropped input was answered as accepted. The last dropping plan has dropped it at the latest."""
         last = max([drop.plan for drop in self._of_plan.get(plan, [])], default=0)
         return self._repeated.get(payload, 0) >= last > 0
 
     def was_dropped(self, plan: int, agent: str, acknowledged_ns: int, turn: int) -> bool:
-        """Return whether an input acknowledged then, and consumed in this turn of the plan's history, had been dropped from it."""
+        """Return whether an input acknowledged at that time, and consumed in this turn of the plan's history, had been dropped."""
         return any(
             acknowledged_ns < drop.at_ns and turn > drop.turns.get(agent, 0) for drop in self._of_plan.get(plan, [])
         )

@@ -1,13 +1,13 @@
-"""Running a durable turn again (G3): from its journal it asks for the same things in the same order, and leaves the same state.
+"""Replay of durable turns (G3): a handler replayed from its journal makes the same requests in the same order, and leaves the same state.
 
 Theory of operation
 -------------------
-A recovery runs the handler of a durable turn again, with the state that the turn began with, and answers from its journal. Most handlers die seldom in
-the middle of a turn, so this oracle does the same with each turn of a user's fleet that has ended after a wait: on a fresh object, restored as a recovery
-would, with the entries that the turn has had. Nothing of that leaves. A handler that asks for something else departs from its journal, here or at the
-recovery in which the product finds it out (`DivergenceError`): both are the same violation, and name agent, handler and line.
+A recovery replays the handler of a durable turn from the turn's first state, and answers its requests from the journal. Crashes in the middle of a
+turn are rare, so this oracle replays every durable turn of a user's fleet that has ended after a wait. It restores a fresh object as a recovery
+would, uses the turn's journal entries, and discards all effects. A handler that makes another request diverges from its journal, here or in a
+recovery (`DivergenceError`). Both are the same violation, and the report names agent, handler and line.
 
-Not run again: turns that never waited, that failed, or whose state cannot be restored; compensations.
+Turns are not replayed if they never waited, failed, are compensations, or have a state that cannot be restored.
 """
 
 import contextlib
@@ -31,14 +31,14 @@ from snapline.storage.log.record import LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 
 _ADVICE = ": a durable handler must"
-"""Start of the advice in the product's message: the oracle replaces it with its own."""
+"""Start of the advice in the product's message; the oracle replaces the advice with its own."""
 
 
 class _Clock(Outside):
-    """Gives what the turn's last segment read."""
+    """Clock that returns the times that the turn's last segment read."""
 
     def __init__(self, draws: Sequence[object]) -> None:
-        self._left = [drawn for drawn in draws if isinstance(drawn, int)]
+        self._left = [draw for draw in draws if isinstance(draw, int)]
         self.journal: TurnJournal | None = None
 
     def now_ns(self) -> int:
@@ -47,7 +47,7 @@ class _Clock(Outside):
 
 
 class DurableRun(msgspec.Struct):
-    """A durable turn: what it began for, in which state, and what came of all that it asked for."""
+    """A durable turn: its cause, its first state, and the outcomes of its requests."""
 
     what: str
     sender: str
@@ -60,7 +60,7 @@ class DurableRun(msgspec.Struct):
 
 
 class DurableOracle:
-    """Durable-turn oracle of one run of the world. `is_again`: turns are replayed; otherwise only findings of recoveries are reported."""
+    """Durable-turn oracle of one run of the world. `is_again`: replay turns; otherwise only divergences found by recoveries are reported."""
 
     def __init__(self, report: Report, suspects: Suspects, *, is_again: bool) -> None:
         self._report = report
@@ -69,7 +69,7 @@ class DurableOracle:
         self._runs: dict[tuple[str, int], DurableRun] = {}
 
     def on_started(self, turn: StartTurn, state: bytes) -> None:
-        """A turn begins, or its next segment; `state`: of its agent, encoded."""
+        """Record the begin of a turn or of its next segment. `state`: the agent's encoded state."""
         if not self._is_again:
             return
         place, saved = (turn.agent, turn.incarnation), turn.turn
@@ -83,18 +83,20 @@ class DurableOracle:
             self._runs[place].entries.append(turn.found)
 
     def on_failed(self, t_ns: int, failed: TurnFailed, turn: StartTurn, known: AgentType | None) -> None:
-        """A handler has raised, or did not repeat itself when it was run again after a recovery."""
+        """Report a handler that diverged in its replay after a recovery. Other failures only end the record of the turn."""
         payload = self._runs.pop((failed.agent, failed.incarnation), None)
         if not failed.is_divergent:
             return
-        begun = turn.turn.payload if turn.turn is not None else turn.payload if payload is None else payload.payload
-        said = failed.error.strip().rpartition("\n")[2].partition(": ")[2]
-        self._say(t_ns, failed.agent, known, begun, said)
+        begin_payload = (
+            turn.turn.payload if turn.turn is not None else turn.payload if payload is None else payload.payload
+        )
+        difference = failed.error.strip().rpartition("\n")[2].partition(": ")[2]
+        self._say(t_ns, failed.agent, known, begin_payload, difference)
 
     def on_ended(
         self, t_ns: int, ended: TurnEnded, known: AgentType | None, made: Agent, draws: Sequence[object]
     ) -> None:
-        """A segment is over, or the turn: then it is run again."""
+        """Record the end of a segment; at the end of the turn, replay it."""
         run = self._runs.get((ended.agent, ended.incarnation))
         if run is None:
             return
@@ -105,9 +107,9 @@ class DurableOracle:
         del self._runs[ended.agent, ended.incarnation]
         if not ended.is_durable or not run.seed or known is None:
             return
-        said = _departs(ended, run, known, made, draws)
-        if said:
-            self._say(t_ns, ended.agent, known, run.payload, said)
+        difference = _departs(ended, run, known, made, draws)
+        if difference:
+            self._say(t_ns, ended.agent, known, run.payload, difference)
 
     def _say(self, t_ns: int, agent: str, known: AgentType | None, payload: bytes, said: str) -> None:
         handler = _handler_of(known, payload)
@@ -124,39 +126,39 @@ class DurableOracle:
 def _handler_of(known: AgentType | None, payload: bytes) -> Handler | None:
     try:
         name, _ = split_message(read_call(payload)[1])
-    except Exception:  # of one that nobody can read
+    except Exception:  # the payload cannot be read
         return None
     return known.handlers.get(name) if known is not None else None
 
 
 def _departs(ended: TurnEnded, run: DurableRun, known: AgentType, made: Agent, draws: Sequence[object]) -> str:
-    """Return what the turn does otherwise when it is run again; "" if nothing, or if it cannot be."""
+    """Return how the replayed turn differs; "" if it does not, or if it cannot be replayed."""
     handler, clock = _handler_of(known, run.payload), _Clock(draws)
     if handler is None or not handler.is_durable:
         return ""
     call, message = read_call(run.payload)
-    begun = SavedTurn(run.what, run.sender, run.payload, run.seed, "", run.entries)
-    journal = clock.journal = TurnJournal(b"", begun, run.logged, own_modules=own_modules(known.agent_class, ()))
+    first = SavedTurn(run.what, run.sender, run.payload, run.seed, "", run.entries)
+    journal = clock.journal = TurnJournal(b"", first, run.logged, own_modules=own_modules(known.agent_class, ()))
     ctx = Context(ended.agent, ended.incarnation, run.sender, clock)
     ctx.begin(call=call, journal=journal)
     try:
-        again = restore_agent(known.agent_class, run.state)
+        replayed = restore_agent(known.agent_class, run.state)
         decoded = handler.decoder.decode(split_message(message)[1])
-    except Exception:  # it holds what a restored agent would not: captures say so
+    except Exception:  # the state cannot be restored: the capture checks report that
         return ""
-    said = _asks(handler.function(again, decoded, ctx), journal)
-    if said or (draws and any(entry.kind == "effect" for entry in run.entries) and run.is_repeated):
-        return said  # the clock of effects was read too, and nobody knows for which
+    difference = _asks(handler.function(replayed, decoded, ctx), journal)
+    if difference or (draws and any(entry.kind == "effect" for entry in run.entries) and run.is_repeated):
+        return difference  # effects read the clock too, and their reads cannot be told apart
     outcome = ctx.outcome(is_durable=True)
     if [to for to, _ in outcome.sends] != [to for to, _ in ended.sends]:
         return f"it sends {len(outcome.sends)} messages at its end, not {len(ended.sends)}"
-    return "it leaves another state than it did" if _differ(known, again, made) else ""
+    return "it leaves another state than it did" if _differ(known, replayed, made) else ""
 
 
 def _asks(coroutine: Any, journal: TurnJournal) -> str:
-    """Let the handler run to its end, by the journal."""
+    """Run the handler to its end from the journal; return how it diverges, or ""."""
     try:
-        stand = coroutine.send(None)
+        request = coroutine.send(None)
     except StopIteration:
         journal.end()
         return str(journal.divergence) if journal.divergence is not None else ""
@@ -168,24 +170,24 @@ def _asks(coroutine: Any, journal: TurnJournal) -> str:
         )
     frame = coroutine.cr_frame
     place = f", at {frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
-    with contextlib.suppress(Exception):  # a handler that does not let go is left where it is
+    with contextlib.suppress(Exception):  # a handler that refuses to close is left suspended
         coroutine.close()
-    if not isinstance(stand, SegmentEnd):
-        return f"it awaits a {type(stand).__qualname__}{place}"
+    if not isinstance(request, SegmentEnd):
+        return f"it awaits a {type(request).__qualname__}{place}"
     return (
         str(journal.divergence)
         if journal.divergence
-        else f"it asks for {stand.waits.kind} {stand.waits.name!r}{place}, where it had ended"
+        else f"it asks for {request.waits.kind} {request.waits.name!r}{place}, where it had ended"
     )
 
 
 def _differ(known: AgentType, again: Agent, made: Agent) -> bool:
-    """Return whether the states differ, also in the form that a restored agent has."""
-    images = [encode_ordered(each.state) for each in (again, made)]
+    """Return whether the states differ, also after decoding them as a restore would."""
+    images = [encode_ordered(agent.state) for agent in (again, made)]
     if images[0] == images[1]:
         return False
     try:
         decoded = [encode_ordered(known.state_decoder.decode(image)) for image in images]
-    except Exception:  # it does not even decode: captures say so
+    except Exception:  # the state does not decode: the capture checks report that
         return False
     return decoded[0] != decoded[1]

@@ -1,8 +1,8 @@
-"""G12: an effect whose outcome its turn has gone on with is not called again, whatever dies; nor under its old key, once it was undone.
+"""G12: no crash makes a fleet call an effect again after its turn has used the outcome, nor under its old key after it was undone.
 
-The books are the keys that go outside, and what handlers were given. A key is of one effect in one generation, so no other effect has it. Hosts that a plan has replaced may call for
-a while what they had been told to: nothing fences them, and the service knows their keys. A fleet that goes back on purpose does not call again what was done since. Where the bytes of a
-complete epoch are lost, it may: then nothing is said any more.
+The oracle records the keys sent to outside services and the outcomes given to handlers. A key belongs to one effect in one generation. Hosts that a
+plan has replaced may call pending effects for a while: they are not fenced, and the service knows their keys. A restored fleet does not repeat
+effects done since. If the bytes of a complete epoch are lost, it may, so the oracle reports nothing more.
 """
 
 from snapline.agent_runtime.durable import DONE
@@ -13,7 +13,7 @@ from snapline.sim.oracles.inputs import InputOracle
 
 
 class EffectOracle:
-    """Effect oracle of one run of the world. `inputs`: knows whether bytes of a complete epoch are lost."""
+    """Effect oracle of one run of the world. `inputs` knows whether bytes of a complete epoch are lost."""
 
     def __init__(self, report: Report, inputs: InputOracle) -> None:
         self._report = report
@@ -22,7 +22,7 @@ class EffectOracle:
         self._ended: dict[str, None] = {}
 
     def on_called(self, t_ns: int, agent: str, incarnation: int, key: str, *, is_present: bool) -> None:
-        """An agent's effect is called under this outside key; `is_present`: under the newest plan."""
+        """Check a call of an agent's effect under this outside key. `is_present`: made under the newest plan."""
         self._called[agent, incarnation] = key
         if is_present and key + UNDO in self._ended and not self._inputs.has_lost_bytes:
             self._report("effects", "G12", t_ns, f"{agent} calls an effect under a key that was undone: {key}")
@@ -31,8 +31,8 @@ class EffectOracle:
             self._report("effects", "G12", t_ns, text)
 
     def on_started(self, turn: StartTurn) -> None:
-        """The next segment of a turn: it may have waited for an effect."""
-        found = turn.found
-        key = self._called.pop((turn.agent, turn.incarnation), "") if found is not None else ""
-        if found is not None and key and (found.kind, found.outcome) == ("effect", DONE):
+        """Record the outcome of an effect for which this turn's next segment has waited."""
+        entry = turn.found
+        key = self._called.pop((turn.agent, turn.incarnation), "") if entry is not None else ""
+        if entry is not None and key and (entry.kind, entry.outcome) == ("effect", DONE):
             self._ended[key] = None

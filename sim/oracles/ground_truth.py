@@ -1,27 +1,28 @@
-"""The world's own books: who sent what to whom, in which turn, and who consumed it.
+"""Ground truth of a run: the sender, receiver, turn and consumption of every message.
 
 Theory of operation
 -------------------
-The books are kept from what goes into and comes out of turns, never from numbers, stamps, markers or vectors of the product.
-So they share no assumption with the protocols that they judge.
+The ground truth records the inputs and outputs of turns, never numbers, stamps, markers or vectors of the product. So it shares
+no assumption with the protocols that it judges.
 
-*Histories branch.* A plan starts every agent from a checkpoint. Its history is then the checkpoint's, up to the turn at which the
-image was taken, and goes on in the plan's own branch. The host of an older plan that has not heard of the new one (a zombie)
-goes on in the old branch: that is allowed, and nothing of it may ever be seen in a newer one.
+*Branches.* A plan starts every agent from a checkpoint. The agent's history is the checkpoint's up to the turn of the image, and
+continues in the plan's own branch. A host that does not know the newest plan (a zombie) continues in the old branch. That is
+allowed, but none of it may become visible in a newer branch.
 
-*Consuming.* A consumption of agent j from agent i in plan p must be the next message of channel i → j in branch p. Nothing there:
-it was never sent (G1), or only in an older branch (G9). Another one there: something was lost, doubled or overtaken (G3).
+*Consumption.* The message that agent j consumes from agent i under plan p must be the next one of channel i → j in branch p. If
+there is none, it was never sent (G1), or only in an older branch (G9). If there is another one, a message was lost, duplicated or
+overtaken (G3).
 
-*Positions.* A checkpoint is known by (agent, incarnation, number, round); incarnation is the plan under which it was taken. Its
-position is the number of turns finished before the image, counted over the whole history of the agent. Counts of messages at a
-position follow by bisection, since a channel holds the turn of every send and of every consumption. What a finished turn had
-sent and what waits in the outbox has not left: it belongs to the sender's state, and a restart sends it once more.
+*Positions.* A checkpoint is identified by (agent, incarnation, number, round); the incarnation is the plan under which it was
+taken. Its position is the number of turns finished before the image, over the agent's whole history. Message counts at a
+position follow by bisection, since a channel holds the turn of every send and consumption. Messages of a finished turn that still
+wait in the outbox have not left: they belong to the sender's state, and a restart sends them again.
 
-*Void messages.* A message for an agent that does not exist, and a creation that was refused, become dead letters of their sender.
-The world says so (`on_unroutable`); they stay in the books, are skipped, and a checkpoint of the sender from before has them still.
-That a creation was refused is not believed: the judge asks `is_created`.
+*Void messages.* A message for an agent that does not exist, and a refused creation, become dead letters of their sender. The
+world reports them (`on_unroutable`). They stay in the ground truth and are skipped; an earlier checkpoint of the sender still has
+them. The judge verifies a refused creation with `is_created`.
 
-A turn costs one lookup for its branch and agent, and one for each channel; all else is appending to lists.
+A turn costs one lookup for its branch and agent, and one for each channel; the rest is appending to lists.
 """
 
 from bisect import bisect_right
@@ -65,15 +66,15 @@ class GroundTruth:
     """All branches of one run.
 
     Attributes:
-        branches: by plan.
-        newest_plan: the greatest that any host has begun to work under.
-        captured: every image that was taken.
-        places: agent → its place in vector clocks.
-        messages: consumed by turns.
-        zombie_turns: turns under a plan that was not the newest.
-        buried, voided: dead letters of receivers, and of senders.
-        inputs: what clients have said, and were told.
-        outputs: what was released. letters: dead ones, and what operators have said. steps, effects: of durable turns. rollbacks: that turns ask for.
+        branches: branches by plan.
+        newest_plan: greatest plan under which any host works.
+        captured: every captured image.
+        places: agent → index in vector clocks.
+        messages: number of messages consumed by turns.
+        zombie_turns: number of turns under a plan that was not the newest.
+        buried, voided: number of dead letters of receivers, and of senders.
+        inputs: clients' inputs and the answers to them. outputs: released outputs.
+        letters: dead letters and operator commands. steps, effects: steps and effects of durable turns. rollbacks: rollbacks that turns request.
     """
 
     def __init__(self, report: Report, *, agents: Sequence[str], with_clocks: bool, with_log: bool) -> None:
@@ -93,7 +94,7 @@ class GroundTruth:
         self.messages = 0
         self.zombie_turns = self.buried = self.voided = 0
         self._plan_now = -1
-        self._none_left: list[int] = []  # of all channels, where nobody says when messages leave
+        self._none_left: list[int] = []  # shared by all channels while the world does not report when messages leave
         self._histories: dict[str, AgentHistory] = {}
 
     # ---- turns, the hot path --------------------------------------------------------------------------------------
@@ -110,8 +111,10 @@ class GroundTruth:
         spawns: list[Spawn],
         draws: Draws | None = (),
     ) -> None:
-        """A turn has ended, or a segment of one. `what`: "start", "create", "message", "timer", "input", "segment", "stashed" or "letter"; only the two
-        after the first consume a message."""
+        """Record the end of a turn or segment.
+
+        `what`: "start", "create", "message", "timer", "input", "segment", "stashed" or "letter"; only "create" and "message" consume a message.
+        """
         if plan != self._plan_now:
             self._turn_to(plan)
         if plan != self.newest_plan:
@@ -152,7 +155,10 @@ class GroundTruth:
             self._tick(plan, history, channel)
 
     def on_dead_lettered(self, t_ns: int, plan: int, agent: str, what: str, sender: str, payload: bytes | None) -> None:
-        """A message became a dead letter of its receiver: consumed, and but for the refusal of a call nothing else happened. None: the next one, unseen."""
+        """Record that a message became a dead letter of its receiver: consumed, with no effect but the refusal of a call.
+
+        `payload` None: the next message, whose payload is not known.
+        """
         self.buried += 1
         self._consume_alone(t_ns, plan, agent, "buried-" + what, sender, payload)
         history = self.history_of(plan, agent)
@@ -161,20 +167,22 @@ class GroundTruth:
             self.letters.on_buried_again(t_ns, history, payload or b"")
         elif payload is not None:
             self.letters.on_dead_lettered(history, sender, payload)
-        if payload is not None and payload.startswith(b"\x05@call"):  # whoever has called hears that nobody answers
+        if payload is not None and payload.startswith(b"\x05@call"):  # the caller gets an error reply
             self._send(history, plan, history.turns, sender, b"\x06@reply" + payload[6:14])
 
     def on_taken(
         self, t_ns: int, plan: int, agent: str, what: str, sender: str, payload: bytes, *, is_stashed: bool
     ) -> None:
-        """A message or an input was consumed in the middle of a durable turn, perhaps to have a turn of its own later; or, "stashed", one
-        that was consumed before."""
+        """Record a message or input consumed in the middle of a durable turn, perhaps to have its own turn later.
+
+        `what` "stashed": it was consumed before.
+        """
         self._consume_alone(t_ns, plan, agent, "taken-" + what, sender, payload)
         if is_stashed:
             _put_off(self.history_of(plan, agent), payload, is_over=False)
 
     def on_word_taken(self, t_ns: int, plan: int, agent: str, payload: bytes, told: bytes) -> None:
-        """An operator's word was consumed without a turn."""
+        """Record that an operator command was consumed without a turn."""
         self._consume_alone(t_ns, plan, agent, "taken-word", "", payload)
         _put_off(self.history_of(plan, agent), payload, is_over=True)
         if is_effect_word(payload):
@@ -182,11 +190,11 @@ class GroundTruth:
         self.letters.on_word_taken(t_ns, self.history_of(plan, agent), payload, told)
 
     def _consume_alone(self, t_ns: int, plan: int, agent: str, how: str, sender: str, payload: bytes | None) -> None:
-        what = how.partition("-")[2]
+        kind = how.partition("-")[2]
         history = self.history_of(plan, agent)
         turn = history.turns = history.turns + 1
         channel = None
-        if what in ("message", "create"):
+        if kind in ("message", "create"):
             channel = self.channel_of(plan, sender, agent)
             self._skip_void(channel, turn)
             index = len(channel.got_at)
@@ -194,9 +202,9 @@ class GroundTruth:
                 channel.got_at.append(turn)
             else:
                 self._consume_other(t_ns, plan, channel, turn, payload or b"")
-        elif what == "input":
+        elif kind == "input":
             self._consume_input(t_ns, history, payload or b"")
-        elif what == "stashed":
+        elif kind == "stashed":
             _put_off(history, payload or b"", is_over=True)
         if self._with_log:
             history.log.append(Turn(plan, how, sender, payload or b"", [], [], ()))
@@ -204,13 +212,13 @@ class GroundTruth:
             self._tick(plan, history, channel)
 
     def _consume_input(self, t_ns: int, history: AgentHistory, payload: bytes) -> None:
-        if is_effect_word(payload):  # the service sees what comes of it
+        if is_effect_word(payload):  # the effect service sees its result
             return
         self.inputs.on_consumed(t_ns, history, payload)
         history.inputs[payload] = history.turns
 
     def on_replied(self, plan: int, agent: str, payload: bytes, reply: bytes, *, is_dead_letter: bool = False) -> None:
-        """The turn that has just ended has answered this input, or its dead letter."""
+        """Record the last turn's answer to this input, or to its dead letter."""
         self.inputs.on_replied(payload, reply)
         history = self.history_of(plan, agent)
         if is_dead_letter:
@@ -220,21 +228,21 @@ class GroundTruth:
         history.answered[payload] = history.turns
 
     def on_emitted(self, plan: int, agent: str, payload: bytes) -> None:
-        """The agent's last turn has said this to the outside."""
+        """Record an output of the agent's last turn."""
         self.outputs.on_emitted(self.history_of(plan, agent), payload)
 
     def on_restored(self, t_ns: int, kind: Restore, plan: int) -> None:
-        """The fleet goes back on purpose."""
+        """Record that the fleet is restored to an earlier epoch."""
         self.inputs.on_fallen_back()
         self.rollbacks.on_restored(t_ns, kind, plan)
 
     def on_effect_told(self, t_ns: int, plan: int, agent: str, payload: bytes) -> None:
-        """The runtime has said this to the outside for the agent, between two of its turns."""
+        """Record an output that the runtime emitted for the agent between two of its turns."""
         self._consume_alone(t_ns, plan, agent, "taken-effect", "", payload)
         self.on_emitted(plan, agent, EFFECTS_TOPIC.encode() + b" " + payload)
 
     def on_unroutable(self, t_ns: int, plan: int, sender: str, receiver: str, payload: bytes) -> None:
-        """A message that will never arrive became a dead letter of its sender."""
+        """Record that an undeliverable message became a dead letter of its sender."""
         self.voided += 1
         history, channel = self.history_of(plan, sender), self.channel_of(plan, sender, receiver)
         for index in range(len(channel.got_at), len(channel.sent)):
@@ -249,7 +257,7 @@ class GroundTruth:
         )  # fmt: skip
 
     def is_created(self, plan: int, agent: str) -> bool:
-        """Return whether this branch holds a creation of `agent` that is not void: no other may create it again."""
+        """Return whether this branch holds a creation of `agent` that is not void, so that another one must be refused."""
         history = self.branch_of(plan).histories.get(agent)
         return history is not None and any(
             payload[:1] == CREATE and index not in channel.void
@@ -258,10 +266,10 @@ class GroundTruth:
         )
 
     def on_left(self, plan: int, sender: str, receiver: str, *, is_in_turn: bool, t_ns: int = 0) -> None:
-        """The next message of a channel has left its sender's outbox. May be left out; then tracking is not judged.
+        """Record that a channel's next message has left its sender's outbox. Optional: without these calls, tracking is not judged.
 
-        `is_in_turn`: its sender is in the middle of a turn, or will try again one that failed: what that turn consumes has been
-        seen by the protocol already.
+        `is_in_turn`: the sender is in the middle of a turn, or will retry a failed one. The protocol has already seen the messages
+        that this turn consumes.
         """
         history = self.history_of(plan, sender)
         if 0 < history.failed_ns < t_ns:
@@ -274,19 +282,19 @@ class GroundTruth:
             channel.left_at = [turn]
 
     def on_failed(self, t_ns: int, plan: int, agent: str) -> None:
-        """A checkpoint of its own could not be taken: what it does later can never be saved, so nothing of it may be seen."""
+        """Record that an agent's checkpoint could not be taken. Its later work can never be saved, so none of it may become visible."""
         history = self.history_of(plan, agent)
         history.failed_ns = history.failed_ns or t_ns
 
     def on_stopping(self, plan: int, agent: str) -> None:
-        """The agent has stopped in its last turn."""
+        """Record that the agent stopped in its last turn."""
         history = self.history_of(plan, agent)
         history.stopped_at = history.turns
 
     def has_stopped(self, agent: str) -> bool:
         """Return whether the agent has stopped, in any history."""
-        found = [branch.histories.get(agent) for branch in self.branches.values()]
-        return any(history is not None and history.stopped_at for history in found)
+        histories = [branch.histories.get(agent) for branch in self.branches.values()]
+        return any(history is not None and history.stopped_at for history in histories)
 
     def _send(self, history: AgentHistory, plan: int, turn: int, receiver: str, payload: bytes) -> None:
         channel = history.outward.get(receiver) or self.channel_of(plan, history.agent, receiver)
@@ -298,7 +306,7 @@ class GroundTruth:
         self._plan_now = plan
 
     def _tick(self, plan: int, history: AgentHistory, channel: ChannelTruth | None) -> None:
-        """The agent's vector clock after its turn; its own component is the number of its turns."""
+        """Append the agent's vector clock after its turn; its own component is the number of its turns."""
         clock = history.clocks[-1]
         if channel is not None and 0 < len(channel.got_at) <= len(channel.sent_at):
             sent_at = channel.sent_at[len(channel.got_at) - 1]
@@ -317,14 +325,14 @@ class GroundTruth:
         clock[own] = history.turns
         history.clocks.append(clock)
 
-    # ---- what is not as it should be --------------------------------------------------------------------------------
+    # ---- mismatches -----------------------------------------------------------------------------------------------
 
     def _skip_void(self, channel: ChannelTruth, turn: int) -> None:
         while len(channel.got_at) in channel.void:
             channel.got_at.append(turn)
 
     def _consume_other(self, t_ns: int, plan: int, channel: ChannelTruth, turn: int, payload: bytes) -> None:
-        """The payload is not the channel's next one: say what it is."""
+        """Report a payload that is not the channel's next one, unless only void messages come before it."""
         self._skip_void(channel, turn)
         index = len(channel.got_at)
         if index < len(channel.sent) and channel.sent[index] == payload:
@@ -346,13 +354,13 @@ class GroundTruth:
             other = self.branches[older].channels.get((channel.sender, channel.receiver))
             if older < plan and other is not None and payload in other.sent:
                 return "incarnation", "G9", t_ns, f"{text}: it was sent under plan {older}, and that turn was undone"
-        what = "nobody sent that" if index < len(sent) else f"only {len(sent)} were ever sent"
-        return "orphan", "G1", t_ns, f"{text}: {what}"
+        finding = "nobody sent that" if index < len(sent) else f"only {len(sent)} were ever sent"
+        return "orphan", "G1", t_ns, f"{text}: {finding}"
 
     # ---- looking up -----------------------------------------------------------------------------------------------
 
     def branch_of(self, plan: int) -> Branch:
-        """The branch of a plan; an empty one where nothing is known of it."""
+        """Return the branch of a plan; create an empty one if it is unknown."""
         branch = self.branches.get(plan)
         if branch is None:
             branch = self.branches[plan] = Branch(plan, {}, {}, {})
@@ -360,7 +368,7 @@ class GroundTruth:
         return branch
 
     def history_of(self, plan: int, agent: str) -> AgentHistory:
-        """An agent's history in a branch; a new one for an agent that has just been created."""
+        """Return an agent's history in a branch; create one for a new agent."""
         histories = (self.branches.get(plan) or self.branch_of(plan)).histories
         history = histories.get(agent)
         if history is None:
@@ -369,7 +377,7 @@ class GroundTruth:
         return history
 
     def channel_of(self, plan: int, sender: str, receiver: str) -> ChannelTruth:
-        """A channel of a branch; an empty one where nothing was sent."""
+        """Return a channel of a branch; create an empty one if it is unknown."""
         branch = self.branches.get(plan) or self.branch_of(plan)
         channel = branch.channels.get((sender, receiver))
         if channel is None:
@@ -384,11 +392,11 @@ class GroundTruth:
     def on_captured(
         self, t_ns: int, plan: int, agent: str, control: Control, state: bytes, basis: str, round_: int
     ) -> Captured:
-        """An image of the agent was taken, after the turns and burials so far."""
+        """Record an image of the agent, captured after the turns and dead-letterings so far."""
         history = self.history_of(plan, agent)
         parked: dict[str, int] = {}
-        for letter in control.outbox:
-            parked[letter.receiver] = parked.get(letter.receiver, 0) + 1
+        for message in control.outbox:
+            parked[message.receiver] = parked.get(message.receiver, 0) + 1
         for spawn in control.spawns:
             parked[spawn.agent] = parked.get(spawn.agent, 0) + 1
         captured = Captured(
@@ -415,7 +423,7 @@ class GroundTruth:
         return captured
 
     def difference(self, checkpoint: AgentCheckpoint) -> str:
-        """Return how a checkpoint differs from the image that it was made of; "" if it does not."""
+        """Return how a checkpoint differs from its captured image; "" if it does not."""
         captured = self.find(checkpoint)
         if captured is None:
             return "was never captured"
@@ -426,7 +434,7 @@ class GroundTruth:
         return ""
 
     def find(self, checkpoint: AgentCheckpoint) -> Captured | None:
-        """The image that a checkpoint was made of; None if there never was one."""
+        """Return the captured image of a checkpoint; None if it was never captured."""
         key = (checkpoint.agent, checkpoint.incarnation, checkpoint.number, checkpoint.round)
         return self.captured.get(key)
 
@@ -434,18 +442,18 @@ class GroundTruth:
 
     @staticmethod
     def left(channel: ChannelTruth, place: CutPlace) -> int:
-        """Return how many messages had left their sender at its place, void ones included."""
+        """Return how many messages had left the sender at its place, including void ones."""
         return bisect_right(channel.sent_at, place.turns) - place.parked.get(channel.receiver, 0)
 
     @staticmethod
     def got(channel: ChannelTruth, place: CutPlace) -> int:
-        """Return how many its receiver had consumed at its place, void ones included."""
+        """Return how many messages the receiver had consumed at its place, including void ones."""
         return bisect_right(channel.got_at, place.turns)
 
     # ---- branching ------------------------------------------------------------------------------------------------
 
     def start_branch(self, plan: int, cut: CutRecord | None) -> Branch:
-        """The branch of a plan that starts from a cut; None: from the initial states. Only what is inside it is copied."""
+        """Return the branch of a plan that starts from a cut (None: from the initial states). Only events inside the cut are copied."""
         if cut is None:
             return self.branch_of(plan)
         source = self.branch_of(cut.plan)
@@ -468,7 +476,7 @@ class GroundTruth:
             channel.sent_at[:sent],
             channel.got_at[:got],
             void,
-            # What left in a turn that was tried, and is not in the cut, has seen what a turn of this branch perhaps has not.
+            # A message that left in a turn outside the cut may depend on a message that no turn of this branch consumes.
             [turn if turn <= sender.turns else -1 for turn in channel.left_at[:left]],
         )
         branch.channels[channel.sender, channel.receiver] = copied
@@ -505,13 +513,13 @@ def _prefix(history: AgentHistory, place: CutPlace) -> AgentHistory:
 
 
 def _put_off(history: AgentHistory, payload: bytes, *, is_over: bool) -> None:
-    if not is_over or payload in stash_of(history.put_off):  # else it began a turn, and has had its time before
+    if not is_over or payload in stash_of(history.put_off):  # otherwise its turn already began
         history.put_off.append((history.turns, payload, is_over))
 
 
 def _take_word(history: AgentHistory, sender: str, payload: bytes) -> None:
-    """A dead letter has had its turn: if the word that asked for it was put off, it is no more."""
-    for word in stash_of(history.put_off):
-        if is_retry_of(word, sender, payload):
-            _put_off(history, word, is_over=True)
+    """Remove the deferred retry command of a dead letter that has had its turn."""
+    for command in stash_of(history.put_off):
+        if is_retry_of(command, sender, payload):
+            _put_off(history, command, is_over=True)
             return

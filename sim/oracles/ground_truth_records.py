@@ -1,4 +1,4 @@
-"""Records of the books: channels, turns, images, histories, branches, cuts. Theory in `ground_truth.py`."""
+"""Records of the ground truth: channels, turns, images, histories, branches, cuts. Theory in `ground_truth.py`."""
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -11,13 +11,13 @@ from snapline.agent_runtime.undoing import UNDO
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, SavedTurn
 
 Key = tuple[str, int, int, int]
-"""Agent, incarnation, number, round: what a checkpoint is known by."""
+"""Identity of a checkpoint: agent, incarnation, number, round."""
 
 Report = Callable[[str, str, int, str], None]
-"""Oracle, guarantee, time, one sentence."""
+"""Function that reports a violation: oracle, guarantee, time, description."""
 
 Draws = tuple[object, ...]
-"""Results of `ctx.random()`, `ctx.now()` and `ctx.step()` in a turn, in order. None in its place: not known."""
+"""Results of `ctx.random()`, `ctx.now()` and `ctx.step()` in a turn, in order. None instead of a tuple: not known."""
 
 
 class StepOutcome(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ DIGEST_BYTES = 16
 _run_decoder = msgspec.msgpack.Decoder(list[JournalEntry])
 
 NO_VOIDS: Mapping[int, int] = MappingProxyType({})
-"""Void messages of nearly all channels: none."""
+"""Shared empty mapping, since nearly all channels have no void messages."""
 
 
 class ChannelTruth(msgspec.Struct):
@@ -40,11 +40,11 @@ class ChannelTruth(msgspec.Struct):
 
     Attributes:
         sent: payloads in order.
-        sent_at: the sender's turn of each.
-        got_at: the receiver's turn that consumed, or skipped, the first ones.
-        left_at: the sender's last turn, begun or ended, when each one that is not void left, -1 where that turn is not in the branch;
-            empty if the world does not say.
-        void: index → how many void messages its sender had before; these never arrive.
+        sent_at: sender's turn of each sent message.
+        got_at: receiver's turn that consumed or skipped each message consumed so far.
+        left_at: sender's last begun or ended turn when each message that is not void left; -1 if that turn is not in the branch.
+            Empty if the world does not report departures.
+        void: index → number of void messages that the sender had before; void messages never arrive.
     """
 
     sender: str
@@ -57,7 +57,7 @@ class ChannelTruth(msgspec.Struct):
 
 
 class Turn(msgspec.Struct):
-    """Input and sends of a turn, for running it again."""
+    """Input and sends of a turn, for its replay."""
 
     plan: int
     what: str
@@ -72,10 +72,10 @@ class Captured(msgspec.Struct, frozen=True):
     """An image of an agent's state.
 
     Attributes:
-        turns: finished before it.
-        voids: messages that had become void before.
-        parked: receiver → messages sent by these turns that had not left.
-        digest: of the state. rest: of what else belongs to the agent: outbox, spawns, timers, dead letters, the protocol's image, inputs, outputs.
+        turns: number of turns finished before the image.
+        voids: number of messages that had become void before.
+        parked: receiver → number of messages sent by these turns that had not left.
+        digest: digest of the state. rest: digest of the agent's other data (outbox, spawns, timers, dead letters, protocol state, inputs, outputs).
     """
 
     plan: int
@@ -96,8 +96,10 @@ class Captured(msgspec.Struct, frozen=True):
 
 
 class DeadLetterChange(msgspec.Struct, frozen=True):
-    """A message became a dead letter, or, `is_over`, one is no more. `turns`, `voids`: when; a message of its sender is known by `voids` alone.
-    `is_counted`: it was handled after all, not dropped."""
+    """A message became a dead letter, or (`is_over`) ceased to be one.
+
+    `turns`, `voids`: time of the change; for a dead letter of its sender, only `voids` counts. `is_counted`: it was handled, not dropped.
+    """
 
     turns: int
     voids: int
@@ -107,12 +109,12 @@ class DeadLetterChange(msgspec.Struct, frozen=True):
     is_counted: bool = True
 
     def is_inside(self, turns: int, voids: int) -> bool:
-        """Return whether the change happened at or before that place."""
+        """Return whether the change happened at or before the place with these counts."""
         return self.turns <= turns and self.voids <= voids
 
 
 class CommandEffect(msgspec.Struct, frozen=True):
-    """An operator's word was consumed, with or without a turn, at that turn."""
+    """An operator command consumed at this turn count, with or without a turn."""
 
     turns: int
     verb: str
@@ -123,20 +125,20 @@ class AgentHistory(msgspec.Struct):
     """One agent in one branch.
 
     Attributes:
-        turns: finished, over all branches that lead here.
-        origin: the image from which the branch starts; None for one that started in its initial state, or was not born.
-        stopped_at: its last turn, in which it stopped; 0 while it has not.
-        voids: so many of the messages that it sent are void.
-        failed_ns: when it was found that it may not go on under this plan; 0: it may.
-        inputs: payload → the turn that consumed it, or the dead letters did. replies: payload → what its turn answered; answered:
-            payload → the turn, or its segment, that ended with that. answers_to_letters: what a dead letter's turn has answered: its client may be told that, too.
-        put_off: messages that were consumed before their turns, and those of them that have had them: the turn then, payload, whether
-            it is over.
-        outputs: turn and bytes of what it emitted, in order.
-        letters: what became of dead letters. words: what operators said about them, as it was consumed.
-        captured: images in order; those before the branch too.
-        log: of turns, in order; empty unless they are to be run again.
-        clocks: vector clock after each turn, by place in `GroundTruth.places`; [0] is before the first.
+        turns: number of finished turns, over all branches that lead here.
+        origin: image from which the branch starts; None if the agent started in its initial state, or was not born.
+        stopped_at: turn in which the agent stopped; 0 if it has not.
+        voids: number of the agent's sent messages that are void.
+        failed_ns: time at which its checkpoint failed, so that its later work cannot be saved under this plan; 0 if it has not.
+        inputs: payload → turn that consumed or dead-lettered the input.
+        replies: payload → answer of the input's turn. answered: payload → turn or segment that ended with the answer.
+        answers_to_letters: payload → answers of the dead letter's turns; the client may receive these, too.
+        put_off: messages deferred to a later turn, and the ends of these deferrals: turn count, payload, whether it is over.
+        outputs: turn and bytes of each emitted output, in order.
+        letters: changes of dead letters. words: operator commands about dead letters, as they were consumed.
+        captured: images in order, including those before the branch.
+        log: turns in order; empty unless turns are to be replayed.
+        clocks: vector clock after each turn, indexed by `GroundTruth.places`; [0] is before the first turn.
     """
 
     agent: str
@@ -161,7 +163,7 @@ class AgentHistory(msgspec.Struct):
 
 
 class Branch(msgspec.Struct):
-    """History of the agents under one plan, and all that led there.
+    """History of the agents under one plan, including the history that led to it.
 
     Attributes:
         loaded: agents that a host has started under this plan.
@@ -174,7 +176,7 @@ class Branch(msgspec.Struct):
 
 
 class CutPlace(msgspec.Struct, frozen=True):
-    """Place of one agent in a cut. `captured` is None for an unborn agent, and for one that is gone."""
+    """Place of one agent in a cut. `captured` is None for an agent that is unborn or gone."""
 
     turns: int
     voids: int
@@ -187,7 +189,7 @@ class CutRecord(msgspec.Struct):
     """A cut of one branch: agents of the cut, and those that were gone before it.
 
     Attributes:
-        checkpoints: agent → digest of the checkpoint as it lay on the disk when the epoch was complete.
+        checkpoints: agent → digest of the checkpoint on disk when the epoch was complete.
     """
 
     epoch: int
@@ -199,16 +201,16 @@ class CutRecord(msgspec.Struct):
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
 
 NOWHERE = CutPlace(0, 0, {})
-"""Place of an unborn agent: it has done nothing."""
+"""Place of an unborn agent: no turns."""
 
 
 def digest_of(data: bytes) -> bytes:
-    """Return what `data` is compared by."""
+    """Return the digest by which `data` is compared."""
     return blake3(data).digest(DIGEST_BYTES)
 
 
 def rest_of(image: Control | AgentCheckpoint) -> bytes:
-    """Return what the rest of an agent, besides its state and its channels, is compared by."""
+    """Return the digest of an agent's data apart from its state and channels."""
     fields = (
         image.is_started,
         image.is_leaving,
@@ -227,7 +229,7 @@ def rest_of(image: Control | AgentCheckpoint) -> bytes:
 
 
 def _turn_of(image: Control | AgentCheckpoint) -> SavedTurn | None:
-    """Return the durable turn with its whole journal, sealed runs included; a checkpoint has all in the turn."""
+    """Return the durable turn with its whole journal, including sealed runs; a checkpoint has them all in the turn."""
     if isinstance(image, AgentCheckpoint) or image.turn is None or image.sealed is None:
         return image.turn
     entries = [entry for run in image.sealed.runs for entry in _run_decoder.decode(run)]
@@ -235,7 +237,7 @@ def _turn_of(image: Control | AgentCheckpoint) -> SavedTurn | None:
 
 
 def stash_of(put_off: Iterable[tuple[int, bytes, bool]]) -> list[bytes]:
-    """Return what is still put off, in order. What undoes a failed turn comes before all else."""
+    """Return the payloads still deferred, in order. The undo of a failed turn comes first."""
     stash: list[bytes] = []
     for _, payload, is_over in put_off:
         if is_over:
@@ -248,5 +250,5 @@ def stash_of(put_off: Iterable[tuple[int, bytes, bool]]) -> list[bytes]:
 
 
 def show(payload: bytes) -> str:
-    """A payload for a sentence."""
+    """Return a payload as text, shortened."""
     return repr(payload if len(payload) <= 40 else payload[:37] + b"...")

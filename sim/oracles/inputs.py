@@ -1,13 +1,17 @@
-"""R1: an input that was acknowledged takes effect exactly once, whatever dies and whatever is rolled back. R2: an answer that was told as
-final is never taken back,
-unless the bytes of a complete epoch are lost.
+"""R1: an acknowledged input takes effect exactly once, despite crashes and rollbacks. R2: a final answer is never revoked.
 
-Clients tell what they offered and what they were answered; the books say which inputs the turns, and the dead letters, of each history
-consumed. Every input has other bytes, so these are its name: numbers, keys and logs of the product are not looked at.
+Both hold unless the bytes of a complete epoch are lost.
 
-What a client's core promises its program (`client/core.py`) is checked here too. It says "taken" only after a host has said so. What it says
-was not taken is never consumed, unless it was given again. Inputs of one client for one agent that have a receipt are taken in the order in which they were
-given, but for those that were in doubt once. Each send ends at its deadline. What it hands on as an answer a turn of the agent has given.
+Clients report their inputs and the answers they received; the ground truth knows which inputs the turns and dead letters of each history
+consumed. Every input has distinct bytes, which identify it: the oracle does not use numbers, keys and logs of the product.
+
+The oracle also checks the promises of a client's core to its program (`client/core.py`):
+
+- It reports "taken" only after a host has accepted the input.
+- An input reported as not taken is never consumed, unless it is sent again.
+- Inputs of one client for one agent that have a receipt are accepted in their order, except those that were once in doubt.
+- Each send ends at its deadline.
+- An answer that it passes on was given by a turn of the agent.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,15 +26,15 @@ class Offered(msgspec.Struct):
     """One input.
 
     Attributes:
-        serial: place among those of its client, in the order in which they were given.
-        acknowledged_ns: when its client got the receipt; 0 before. number: the one in the receipt.
-        answer: the final answer that its client got; None: none yet.
-        is_given_up: it was in doubt once, or no client waits for it, so it may come after others.
-        is_denied: its client learned that it was certainly not accepted, and has not sent it again.
-        is_consumed: in any history.
-        is_told_buried: its client was informed of its dead letter.
+        serial: place among the client's inputs, in the order of their sends.
+        acknowledged_ns: time at which the client got the receipt; 0 before. number: the number in the receipt.
+        answer: final answer that the client received; None if there is none yet.
+        is_given_up: the input was once in doubt, or no client waits for it, so it may be accepted after later ones.
+        is_denied: the client learned that it was certainly not accepted, and has not sent it again.
+        is_consumed: whether any history has consumed it.
+        is_told_buried: whether the client was informed of its dead letter.
         words: numbers under which hosts have accepted it.
-        replies: what turns have answered to it, in any history.
+        replies: answers of turns in any history.
     """
 
     agent: str
@@ -51,10 +55,10 @@ class InputOracle:
     """Input oracle of one run.
 
     Attributes:
-        offered: by payload.
+        offered: inputs by payload.
         drops: inputs dropped by restores.
-        has_fallen_back: behind a complete epoch, whose bytes are lost, or on purpose.
-        has_lost_bytes: of a complete epoch, so that a plan started from an older one.
+        has_fallen_back: the fleet went back behind a complete epoch, because its bytes were lost or by a restore.
+        has_lost_bytes: bytes of a complete epoch were lost, so that a plan started from an older one.
     """
 
     def __init__(self, report: Report) -> None:
@@ -63,34 +67,34 @@ class InputOracle:
         self.offered: dict[bytes, Offered] = {}
         self.drops = Drops()
         self._ordered: dict[tuple[str, str], list[Offered]] = {}
-        """Client and agent → inputs with a receipt that were never in doubt."""
+        """(client, agent) → inputs with a receipt that were never in doubt."""
 
-    # ---- what is given --------------------------------------------------------------------------------------------
+    # ---- sends ----------------------------------------------------------------------------------------------------
 
     def on_offered(self, agent: str, client: str, serial: int, payload: bytes) -> None:
-        """A client is about to say this for the first time."""
+        """Record an input that a client is about to send for the first time."""
         self.offered[payload] = Offered(agent, client, serial)
 
     def on_offered_again(self, payload: bytes, serial: int) -> None:
-        """Note that the client sends the input again, after all its earlier ones."""
+        """Record that the client sends the input again, after all its earlier ones."""
         offered = self.offered[payload]
         if offered.is_denied:
             offered.serial = serial
         offered.is_denied = False
 
     def on_given_up(self, payload: bytes) -> None:
-        """Note that the client waits no longer, or was answered "unknown"."""
+        """Record that the client waits no longer, or was answered "unknown"."""
         self.offered[payload].is_given_up = True
 
-    # ---- what hosts say, and what clients are told ----------------------------------------------------------------
+    # ---- receipts -------------------------------------------------------------------------------------------------
 
     def on_taken(self, payload: bytes, plan: int, number: int, *, is_repeated: bool) -> None:
-        """Note that a host of this plan answers that it has accepted the input, or had it before."""
+        """Record a host's answer, under this plan, that it accepted the input now or before."""
         self.drops.on_taken(plan, payload, is_repeated=is_repeated)
         self.offered[payload].words.append(number)
 
     def on_acknowledged(self, t_ns: int, payload: bytes, number: int) -> None:
-        """Check a receipt that a client got, perhaps again."""
+        """Check a receipt of a client; it may be repeated."""
         offered = self.offered[payload]
         if number not in offered.words:
             text = f"{offered.client} was told that {show(payload)} is input {number} of {offered.agent}, and no host has said so"
@@ -115,14 +119,14 @@ class InputOracle:
         """Check the answer to a client that an input was certainly not accepted since its last send."""
         offered = self.offered[payload]
         if offered.acknowledged_ns or offered.is_given_up:
-            return  # an earlier send of it may have been taken
+            return  # an earlier send may have been accepted
         offered.is_denied = True
         if offered.is_consumed:
             text = f"{offered.client} was told that {show(payload)} was not taken ({why}), and {offered.agent} has consumed it"
             self._report("inputs", "R1", t_ns, text)
 
     def on_overdue(self, t_ns: int, client: str, what: str) -> None:
-        """Report a program's wait that has not ended by its deadline."""
+        """Report a wait of a program that has not ended by its deadline."""
         self._report("inputs", "R1", t_ns, f"{client} has heard nothing of {what}, and its time is over")
 
     def on_missing(self, t_ns: int, client: str, agent: str) -> None:
@@ -132,13 +136,13 @@ class InputOracle:
     # ---- answers --------------------------------------------------------------------------------------------------
 
     def on_replied(self, payload: bytes, reply: bytes) -> None:
-        """A turn has answered this to it."""
+        """Record a turn's answer to the input."""
         offered = self.offered.get(payload)
         if offered is not None:
             offered.replies.append(reply)
 
     def on_answered(self, t_ns: int, payload: bytes, answer: bytes) -> None:
-        """Check a final answer of an input's turn, as its client received it; b"": none."""
+        """Check the final answer of an input's turn that its client received; b"" if the turn gave none."""
         offered = self.offered[payload]
         if offered.answer not in (None, b"", answer) and not self.has_fallen_back:
             text = (
@@ -148,28 +152,28 @@ class InputOracle:
         offered.answer = answer
 
     def on_answered_early(self, t_ns: int, payload: bytes, answer: bytes) -> None:
-        """Check an answer of a turn that may be undone, as the client received it; b"": none."""
+        """Check an answer that the client received from a turn that may still be rolled back; b"" if the turn gave none."""
         offered = self.offered[payload]
         if answer and answer not in offered.replies:
             text = f"{show(payload)} for {offered.agent} was answered {show(answer)}, which no turn has answered"
             self._report("answers", "R2", t_ns, text)
 
     def on_told_buried(self, payload: bytes) -> None:
-        """Note that the client was informed of its dead letter."""
+        """Record that the client was informed of its dead letter."""
         self.offered[payload].is_told_buried = True
 
     def on_fallen_back(self) -> None:
-        """The fleet goes back on purpose, behind a complete epoch: answers that were final may be taken back."""
+        """Record that the fleet is restored behind a complete epoch, which may revoke final answers."""
         self.has_fallen_back = True
 
     def on_bytes_lost(self) -> None:
-        """An epoch that was complete is damaged, and a plan starts from an older one: effects since then may be called again, too."""
+        """Record that a complete epoch is damaged and a plan starts from an older one: effects since then may be called again, too."""
         self.has_fallen_back = self.has_lost_bytes = True
 
-    # ---- what agents do -------------------------------------------------------------------------------------------
+    # ---- consumption ----------------------------------------------------------------------------------------------
 
     def on_consumed(self, t_ns: int, history: AgentHistory, payload: bytes) -> None:
-        """A turn, or the dead letters, of this history have consumed it; it stands last in there."""
+        """Check the consumption of an input by the last turn or dead letter of this history."""
         offered = self.offered.get(payload)
         if offered is None or offered.agent != history.agent:
             self._report("inputs", "R1", t_ns, f"{history.agent} consumed {show(payload)}, which nobody offered it")
@@ -182,14 +186,14 @@ class InputOracle:
             offered.is_consumed = True
 
     def check_end(self, t_ns: int, histories: Mapping[str, AgentHistory], living: Iterable[str], plan: int) -> None:
-        """The fleet rests: what was acknowledged has had its effect, in the order in which each client was told; or was dropped, and has none."""
-        there = dict.fromkeys(living)
-        heard: dict[tuple[str, str], list[tuple[int, int]]] = {}
+        """Check an idle fleet: acknowledged inputs took effect in the order of their receipts, and dropped inputs had none."""
+        alive = dict.fromkeys(living)
+        turns_of: dict[tuple[str, str], list[tuple[int, int]]] = {}
         for payload, offered in self.offered.items():
             if not offered.acknowledged_ns:
                 continue
-            if offered.agent not in there:
-                is_over = not there  # a fleet that has ended may leave inputs behind
+            if offered.agent not in alive:
+                is_over = not alive  # a fleet that has ended may leave inputs behind
                 if not is_over and not offered.is_consumed and not self.drops.may_be_missing(plan, payload):
                     text = f"input {show(payload)} was acknowledged to {offered.client}, and {offered.agent} has stopped without it"
                     self._report("inputs", "R1", t_ns, text)
@@ -208,18 +212,18 @@ class InputOracle:
             if self.drops.was_dropped(plan, offered.agent, offered.acknowledged_ns, turn):
                 text = f"input {show(payload)} was dropped when the fleet was taken back, and {offered.agent} has consumed it"
                 self._report("inputs", "R1", t_ns, text)
-            stands = history.replies.get(payload, b"") if history is not None else b""
-            retold = history.answers_to_letters.get(payload, []) if history is not None else []
-            if offered.answer not in (None, stands, *retold) and not self.has_fallen_back:
-                text = f"input {show(payload)} was answered {show(offered.answer or b'')}, and {offered.agent} has answered {show(stands)}"
+            final = history.replies.get(payload, b"") if history is not None else b""
+            letter_answers = history.answers_to_letters.get(payload, []) if history is not None else []
+            if offered.answer not in (None, final, *letter_answers) and not self.has_fallen_back:
+                text = f"input {show(payload)} was answered {show(offered.answer or b'')}, and {offered.agent} has answered {show(final)}"
                 self._report("answers", "R2", t_ns, text)
-            was_letter = history is not None and any(letter.payload == payload for letter in history.letters)
+            was_letter = history is not None and any(change.payload == payload for change in history.letters)
             if offered.is_told_buried and not was_letter and not self.has_fallen_back:
                 text = f"{offered.client} was told that input {show(payload)} is a dead letter, and {offered.agent} never had it"
                 self._report("answers", "R2", t_ns, text)
             if not offered.is_given_up:
-                heard.setdefault((offered.client, offered.agent), []).append((offered.serial, turn))
-        for (client, agent), found in heard.items():
-            turns = [turn for _, turn in sorted(found)]
+                turns_of.setdefault((offered.client, offered.agent), []).append((offered.serial, turn))
+        for (client, agent), numbered in turns_of.items():
+            turns = [turn for _, turn in sorted(numbered)]
             if turns != sorted(turns):
                 self._report("inputs", "R1", t_ns, f"{agent} consumed inputs of {client} in another order")

@@ -1,9 +1,9 @@
-"""The judge: the one door through which the world tells its books and oracles what happened.
+"""The judge: the only interface through which the world reports events to the ground truth and the oracles.
 
 Theory of operation
 -------------------
-The world calls a method for everything that it sees in the events and commands of the production cores, in the order in which it
-happens. The judge keeps the books (`sim/oracles/ground_truth.py`) and asks each oracle in its moment:
+The world calls a method for every event and command of the production cores that it sees, in order. The judge updates the ground
+truth (`sim/oracles/ground_truth.py`) and runs each oracle at its moment:
 
     a turn ends             exactly-once G3, orphan G1, incarnation G9            ground_truth.py
     a step is run           steps G3                                              steps.py
@@ -14,17 +14,20 @@ happens. The judge keeps the books (`sim/oracles/ground_truth.py`) and asks each
     an agent is loaded      restored G11, incarnation G9                          here
     an epoch is released    outputs R2                                            outputs.py
     an entry is committed   outcome G4, line G5, incarnation G9; log G8           outcomes.py, log_history.py
-    a plan is committed     line G5, with what survives                           survivors.py, lines.py
+    a plan is committed     line G5, with survivors                               survivors.py, lines.py
     the fleet has ended     stop G3                                               stopping.py
     files are deleted       garbage G7                                            garbage.py
     a core has raised       core                                                  here
     the run is over         replay G3 (replay.py, replays.py); useless and tracking G6  useless.py
 
-What is wrong is appended to `violations`; the world ends the run after the event that brought the first one. Beyond the fault
-budget the store may lose what was complete: then nothing is said of epochs that cannot be read.
+Findings are appended to `violations`; the world ends the run after the event of the first one. Beyond the fault budget the store
+may lose complete epochs: then epochs that cannot be read are not judged.
 
-Duties of the world: say everything in the order of the core's commands; say `on_turn` before the core is told of the turn's end, and `on_captured` where the
-image is taken; read epochs and packs without the faults that hosts see.
+Duties of the world:
+
+1. Report everything in the order of the core's commands.
+2. Call `on_turn` before the core learns of the turn's end, and `on_captured` where the image is taken.
+3. Read epochs and packs without the faults that hosts see.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -59,19 +62,19 @@ from snapline.storage.outputs.record import Release
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 
 VIOLATIONS_MAX = 20
-"""Kept of one run: the first one ends it, and one event seldom brings more."""
+"""Number of violations kept per run: the first one ends it, and one event rarely causes more."""
 
 CUTS_KEPT = 64
-"""Cuts of complete epochs, for plans that start from them; a world keeps far fewer in its store."""
+"""Number of complete epochs whose cuts are kept, for plans that start from them; a world stores far fewer epochs."""
 
 
 class JudgeTerms(msgspec.Struct, frozen=True, kw_only=True):
     """Terms by which a run is judged.
 
     Attributes:
-        budget: "within" the fault budget, or beyond. wanted: what the user's retention policy keeps.
-        check_cut: the workload's own invariant.
-        with_clocks, with_replay: the oracles that cost most are asked too. is_own: the fleet is a user's.
+        budget: "within" or "beyond" the fault budget. wanted: the user's retention policy.
+        check_cut: the workload's invariant.
+        with_clocks, with_replay: run the most expensive oracles too. is_own: the fleet is a user's.
     """
 
     protocol: str
@@ -84,15 +87,15 @@ class JudgeTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judge:
-    """Books and oracles of one run.
+    """Ground truth and oracles of one run.
 
     Attributes:
-        violations: the first ones.
-        probes: situations met.
-        books: for whoever wants to know more.
-        replays: the oracle that runs turns again.
-        on_turn, on_dead_lettered, on_unroutable, on_left: the books' own methods; `on_turn` is the hot path.
-        on_frozen, on_unsaved: of `LivePlaces`: the agents of a host stand still, and one cannot be saved.
+        violations: the first violations.
+        probes: situations that occurred.
+        books: the ground truth.
+        replays: the replay oracle.
+        on_turn, on_dead_lettered, on_unroutable, on_left: methods of the ground truth; `on_turn` is the hot path.
+        on_frozen, on_unsaved: methods of `LivePlaces`: the agents of a host are frozen, and one of them cannot be saved.
     """
 
     def __init__(self, terms: JudgeTerms, *, fleet: Fleet, agents: Sequence[str]) -> None:
@@ -122,21 +125,21 @@ class Judge:
     def on_captured(
         self, t_ns: int, plan: int, agent: str, control: Control, state: bytes, basis: str, round_: int
     ) -> None:
-        """CaptureState ("coordinated") or TakeCheckpoint: the image was taken now, after the turns so far."""
+        """Record an image captured now, by CaptureState ("coordinated") or TakeCheckpoint."""
         if control.is_born:
             self.books.on_captured(t_ns, plan, agent, control, state, basis, round_)
             if basis == "forced":
                 self.probes.hit("forced checkpoint")
 
     def on_stopping(self, plan: int, agent: str) -> None:
-        """`ctx.stop()` was called in the agent's last turn."""
+        """Record that the agent's last turn called `ctx.stop()`."""
         self.books.on_stopping(plan, agent)
         self.probes.hit("agent stopped")
 
     def on_refused(self, t_ns: int, plan: int, parent: str, child: str, payload: bytes) -> None:
-        """The coordinator has refused a creation, which is void now. It may, if this very history has created that id before.
+        """Check a refused creation, which is now void. The refusal is right if this history has already created that id.
 
-        An old plan's host may be refused anything, and so may everybody in a fleet that is as large as fleets may be.
+        It is also right for a host of an older plan, and in a fleet at its maximal size.
         """
         self.books.on_unroutable(t_ns, plan, parent, child, payload)
         is_old = self._outcomes.is_used and plan < self._outcomes.plan
@@ -147,7 +150,7 @@ class Judge:
         self.report("refused", "G3", t_ns, text)
 
     def on_loaded(self, t_ns: int, plan: int, line_epoch: int, agent: str, checkpoint: AgentCheckpoint | None) -> None:
-        """A host has made an agent from the line of a plan; None: in its initial state."""
+        """Check an agent that a host has loaded from the line of a plan, or (None) in its initial state."""
         cut = self._cuts.get(line_epoch)
         if plan not in self.books.branches:
             self._start_branch(t_ns, plan, line_epoch, cut)
@@ -185,7 +188,7 @@ class Judge:
     def on_committed(
         self, t_ns: int, index: int, operation: op.Operation, result: OperationResult, state: FleetView
     ) -> None:
-        """An entry was committed; `state` is after it."""
+        """Check a committed entry; `state` is the state after it."""
         self._report_all(t_ns, self._log.on_committed(index, op.encode_operation(operation), result))
         is_repeated = self._outcomes.is_repeated(operation)
         self._report_all(t_ns, self._outcomes.on_committed(operation, result, state))
@@ -243,20 +246,20 @@ class Judge:
             self.probes.sometimes(any(durable.values()), "domino to the initial states")
 
     def on_survivors(self, t_ns: int, operation: op.Operation, frozen: Sequence[Frozen]) -> None:
-        """CommitPlan was committed, and these hosts had frozen in time for it. May be left out: then only durable lines are judged."""
+        """Check a committed plan against the hosts that had frozen in time. Optional: otherwise only durable lines are judged."""
         kind = operation.kind
         assert isinstance(kind, op.CommitPlan)
         plan, cut = kind.expected_plan, self._cuts.get(kind.line_epoch)
         live = self._live.of(frozen, plan)
         request = (operation.client, operation.sequence)
-        # An agent that has stored nothing yet cannot be in a line, so there is none but the initial states.
+        # An agent without a stored checkpoint cannot be in a line, so only the initial states remain.
         is_possible = cut is not None or (not kind.line_epoch and self._lines.knows(request, self._fleet.agents))
         if live and is_possible and not self._outcomes.is_limited(plan) and self._is_autonomous and self._is_within:
             self.probes.hit("survivors judged")
             self._report_all(t_ns, self._lines.check_plan(plan, cut, live, request))
 
     def on_proposed(self, t_ns: int, proposal: int, entry: bytes) -> None:
-        """A leader has handed an entry to the log."""
+        """Record that a leader has proposed an entry."""
         self._log.on_proposed(proposal, entry)
         if self._is_autonomous:
             operation = op.decode_operation(entry)
@@ -264,7 +267,7 @@ class Judge:
                 self._lines.on_proposed(operation.client, operation.sequence, self._outcomes.plan)
 
     def on_outcome(self, t_ns: int, proposal: int, outcome: ProposalOutcome, index: int | None) -> None:
-        """A leader has learned a proposal's outcome; `index`: of the entry, where the world knows it."""
+        """Check a proposal's outcome that a leader has learned; `index` of the entry if the world knows it."""
         self._report_all(t_ns, self._log.on_outcome(proposal, outcome, index))
         self.probes.sometimes(isinstance(outcome, Unknown), "unknown outcome")
         self.probes.sometimes(isinstance(outcome, Rejected), "proposal rejected")
@@ -272,9 +275,9 @@ class Judge:
     # ---- epochs ---------------------------------------------------------------------------------------------------
 
     def on_damaged_base(self, epoch: int) -> None:
-        """Note an epoch, about to be reported complete, that refers to a file of earlier ones damaged since it was written.
+        """Record that an epoch, about to be reported complete, refers to a damaged file of an earlier epoch.
 
-        A writer that reuses bytes does not read them again, so it cannot know; a recovery that needs them finds out, and goes further back.
+        A writer that reuses bytes does not read them again, so it cannot know. A recovery that needs them detects the damage and goes further back.
         """
         self._damaged[epoch] = None
         self._lines.note_damage(self._plan_of(epoch))
@@ -282,7 +285,7 @@ class Judge:
     def on_epoch_complete(
         self, t_ns: int, epoch: int, trigger: str, checkpoints: Mapping[str, AgentCheckpoint] | None, error: str
     ) -> None:
-        """CompleteEpoch was committed, and the world has read the epoch back, as it was written."""
+        """Check a complete epoch, which the world has read back as it was written."""
         self.probes.hit("epoch complete")
         if checkpoints is None or error:
             if self._is_within:
@@ -303,7 +306,7 @@ class Judge:
     def on_read_back(
         self, t_ns: int, epoch: int, checkpoints: Mapping[str, AgentCheckpoint] | None, error: str
     ) -> None:
-        """An epoch that is kept was read back, long after it was complete: every byte must still say the same."""
+        """Check that a kept epoch, read back long after it was complete, is unchanged."""
         cut = self._cuts.get(epoch)
         if cut is None or not self._is_within:
             return
@@ -311,27 +314,27 @@ class Judge:
         if checkpoints is None:
             self.report("durable", "G7", t_ns, f"epoch {epoch} is kept, and cannot be read any more: {error}")
             return
-        digests = {agent: digest_of(encode_checkpoint(each)) for agent, each in checkpoints.items()}
+        digests = {agent: digest_of(encode_checkpoint(checkpoint)) for agent, checkpoint in checkpoints.items()}
         if digests != cut.checkpoints:
             text = f"epoch {epoch} is kept, and does not hold any more what it held when it was complete"
             self.report("restored", "G11", t_ns, text)
 
     def on_retained(self, t_ns: int, before_ms: Mapping[int, int], after: set[int], *, now_ms: int) -> None:
-        """Files were deleted: the epochs with a ref before, with when they were created, and those that have one still."""
+        """Check a deletion of files. `before_ms`: epochs with a ref before it, with creation times; `after`: epochs with a ref after it."""
         if self._terms.wanted is not None:
             self.probes.sometimes(len(after) < len(before_ms), "epoch deleted under a policy")
             self._report_all(t_ns, check_retained(before_ms, after, self._terms.wanted, now_ms=now_ms))
 
     def _check_epoch(self, t_ns: int, cut: CutRecord, checkpoints: Mapping[str, AgentCheckpoint]) -> None:
-        """Compare the epoch, all of whose images are known, with the books."""
+        """Compare an epoch, all of whose images are known, with the ground truth."""
         self._report_all(t_ns, cuts.check_counts(self.books, cut, checkpoints))
         if self._terms.with_clocks:
             self._report_all(t_ns, cuts.check_clocks(self.books, cut))
         for agent, checkpoint in checkpoints.items():
             self._check_letters(t_ns, cut, agent, checkpoint)
-        seen = Cut(cut.epoch, checkpoints, self._fleet)
-        self._stop.on_cut(t_ns, seen)
-        broken = self._terms.check_cut(seen)
+        whole_cut = Cut(cut.epoch, checkpoints, self._fleet)
+        self._stop.on_cut(t_ns, whole_cut)
+        broken = self._terms.check_cut(whole_cut)
         if broken:
             self.report("workload", "G3", t_ns, f"epoch {cut.epoch}: {broken}")
         for name in cuts.situations(self.books, cut, checkpoints):
@@ -353,23 +356,23 @@ class Judge:
         return line.plan if line is not None else self.books.newest_plan
 
     def _base_of(self, epoch: int) -> int:
-        """The newest epoch that was complete before this one; the world may tell of it before or after the commit."""
+        """Return the newest epoch that was complete before this one; the world may report it before or after the commit."""
         return max([each for each in self._outcomes.complete_epochs() if each != epoch], default=0)
 
     def on_published(self, t_ns: int, epoch: int, root: str) -> None:
-        """A ref was written."""
+        """Check a published ref."""
         self.probes.hit("ref published")
         self._report_all(t_ns, self._outcomes.on_published(epoch, root))
 
     def on_released(self, t_ns: int, epoch: int, release: Release | None) -> None:
-        """A leader has said that the outputs of an epoch are released; None: there is no file."""
+        """Check the outputs of an epoch that a leader reports as released; None if there is no file."""
         cut = self._cuts.get(epoch)
         branch = self.books.branch_of(self._plan_of(epoch) if cut is None else cut.plan)
         is_void = self._outcomes.is_void(epoch)
         self.books.outputs.on_released(t_ns, epoch, release, cut, branch, is_void=is_void)
 
     def on_condemned(self, t_ns: int, epoch: int, *, is_whole: bool) -> None:
-        """CondemnEpoch was committed; `is_whole`: every byte of the epoch lies on the disk as it was written."""
+        """Check a condemned epoch. `is_whole`: every byte of the epoch is on disk as it was written."""
         if is_whole:
             text = f"epoch {epoch} was condemned as damaged, and every byte of it is as it was written"
             self.report("outcome", "G4", t_ns, text)
@@ -377,7 +380,7 @@ class Judge:
     # ---- checkpoints of single agents -------------------------------------------------------------------------------
 
     def on_checkpoints_durable(self, t_ns: int, plan: int, checkpoints: Sequence[AgentCheckpoint]) -> None:
-        """A pack of checkpoints is durable."""
+        """Check the checkpoints of a durable pack."""
         for checkpoint in checkpoints:
             self._check_captured(t_ns, "a pack holds", checkpoint)
             captured = self.books.find(checkpoint)
@@ -385,17 +388,17 @@ class Judge:
                 self._lines.on_durable(plan, captured)
 
     def on_checkpoints_known(self, plan: int, agent: str, number: int) -> None:
-        """The coordinator has acknowledged the report of this checkpoint. May be left out: lines are judged more loosely."""
+        """Record that the coordinator has acknowledged this checkpoint. Optional: otherwise lines are judged less strictly."""
         self._lines.on_known(plan, agent, number)
 
     def note_damage(self, plan: int) -> None:
-        """A file of checkpoints was damaged, or hidden: lines of this plan need not hold what it held."""
+        """Record that a checkpoint file was damaged or hidden: lines of this plan need not hold its checkpoints."""
         self._lines.note_damage(plan)
 
     def on_deleted(self, t_ns: int, newest_readable: bool, missing: Sequence[tuple[str, int]], plan: int = 0) -> None:
-        """Files were deleted. `missing`: agent and number of checkpoints that are gone, of packs of `plan`.
+        """Check a deletion of files. `missing`: agent and number of deleted checkpoints, in packs of `plan`.
 
-        0: the plan is not said; then only numbers that no earlier plan's packs had are judged.
+        `plan` 0: the plan is not known; then only numbers that no earlier plan's packs had are judged.
         """
         epoch = self._outcomes.newest_complete
         if not newest_readable and self._is_within:
@@ -412,22 +415,22 @@ class Judge:
         self._report_all(t_ns, check_deleted(missing, self._cuts.get(epoch), epoch))
 
     def rollback_of(self, plan: int, line_epoch: int) -> list[tuple[int, int]]:
-        """Return what the plan after `plan` undoes by starting from an epoch: (turns, checkpoints) for each agent that loses any."""
+        """Return (turns, checkpoints) that each affected agent loses when the plan after `plan` starts from an epoch."""
         source = self.books.branches.get(plan)
         cut = self._cuts.get(line_epoch)
-        found = []
+        losses = []
         for agent, history in source.histories.items() if source is not None else ():
             kept = cut.places[agent].turns if cut is not None and agent in cut.places else 0
             if history.turns > kept:
-                found.append((history.turns - kept, sum(image.turns > kept for image in history.captured)))
-        return found
+                losses.append((history.turns - kept, sum(image.turns > kept for image in history.captured)))
+        return losses
 
     def holds_input(self, epoch: int, agent: str, payload: bytes) -> bool:
-        """Return whether the agent has consumed this input in the cut of an epoch; also if nothing is known of it there."""
+        """Return whether the agent has consumed this input in the cut of an epoch; True if the agent is unknown there."""
         return self._holds(epoch, agent, payload, lambda history: history.inputs)
 
     def holds_answer(self, epoch: int, agent: str, payload: bytes) -> bool:
-        """The same of the end of the turn that has answered it, or its dead letter."""
+        """Return whether the turn that answered the input, or its dead letter, ended in the cut of an epoch; True if the agent is unknown there."""
         return self._holds(epoch, agent, payload, lambda history: {**history.inputs, **history.answered})
 
     def _holds(
@@ -443,19 +446,19 @@ class Judge:
         return turn is not None and turn <= cut.places[agent].turns
 
     def beyond_line(self) -> list[str]:
-        """Agents that have taken turns since their place in the newest complete epoch."""
+        """Return the agents that have taken turns since the newest complete epoch."""
         branch = self.books.branches.get(self.books.newest_plan)
         cut = self._cuts.get(self._outcomes.newest_complete)
         places = cut.places if cut is not None else {}
         histories = branch.histories.values() if branch is not None else ()
-        return [each.agent for each in histories if each.turns > places.get(each.agent, NOWHERE).turns]
+        return [history.agent for history in histories if history.turns > places.get(history.agent, NOWHERE).turns]
 
     def stop_owed(self) -> str:
-        """Why the fleet has to end by itself; "" if it has not."""
+        """Return why the fleet must end by itself; "" if it need not."""
         return self._stop.owed(self._outcomes.newest_complete)
 
     def turns_of(self, agent: str) -> int:
-        """Finished by an agent in the newest plan's history."""
+        """Return the number of turns that an agent has finished in the newest plan's history."""
         branch = self.books.branches.get(self.books.newest_plan)
         history = branch.histories.get(agent) if branch is not None else None
         return history.turns if history is not None else 0
@@ -463,7 +466,7 @@ class Judge:
     # ---- the end --------------------------------------------------------------------------------------------------
 
     def on_core_failed(self, t_ns: int, node: str, error: BaseException, place: str) -> None:
-        """An invariant of a core of the product did not hold, or it raised."""
+        """Report a product core that raised, or whose invariant did not hold."""
         self.report("core", "core", t_ns, f"{node}: {type(error).__name__}: {error} ({place})")
 
     def at_end(
@@ -475,8 +478,11 @@ class Judge:
         is_quiet: bool,
         is_released: bool = True,
     ) -> None:
-        """The run is over. `states`: of agents that stand between two turns. If it is quiet, the inputs of agents that have `heard` all are compared;
-        otherwise turns may be running. `is_released`: the outputs of the newest complete epoch are."""
+        """Run the final checks.
+
+        `states`: states of the agents that are between two turns. `is_quiet`: no turn is running, so the inputs of the agents in `heard`, which have
+        received all, are compared. `is_released`: the outputs of the newest complete epoch are released.
+        """
         self.probes.sometimes(is_quiet, "fleet quiet at the end")
         for name in cuts.situations_at_end(self.books, self._fleet.agents):
             self.probes.hit(name)
@@ -507,10 +513,10 @@ class Judge:
     def _is_within(self) -> bool:
         return self._terms.budget == "within"
 
-    # ---- saying ---------------------------------------------------------------------------------------------------
+    # ---- reporting ------------------------------------------------------------------------------------------------
 
     def report(self, oracle: str, guarantee: str, t_ns: int, text: str) -> None:
-        """Note a violation."""
+        """Record a violation."""
         if len(self.violations) < VIOLATIONS_MAX:
             self.violations.append(Violation(oracle, guarantee, t_ns, text))
 

@@ -1,28 +1,28 @@
-"""Recovery lines of autonomous protocols, against own searches over all durable checkpoints (G5).
+"""Check the recovery lines of autonomous protocols by independent searches over all durable checkpoints (G5).
 
 Theory of operation
 -------------------
-An epoch of such a protocol is a line over checkpoints that agents took alone. The *maximal consistent line* of a set of
-checkpoints is unique: consistent cuts are closed under taking the later one of each agent. It is searched for twice: by lowering
-(start with the latest ones, and lower each agent that has consumed what was not sent) and, for small fleets, by looking at
-every combination. Both must agree, or this module is wrong.
+An epoch of such a protocol is a line over checkpoints that agents took independently. The *maximal consistent line* of a set of
+checkpoints is unique, since consistent cuts are closed under taking the later checkpoint of each agent. Two searches must agree:
+lowering (start with the latest checkpoints, and lower each agent that has consumed an unsent message), and for small fleets trying
+every combination.
 
-*What is exact here.* The coordinator takes the line when it proposes BeginEpoch, over the checkpoints that it knows of then. The
-world does not look into it; it knows, per agent, two bounds of what it can have known at that moment:
+*Exactness.* The coordinator computes the line when it proposes BeginEpoch, over the checkpoints that it knows then. The world does
+not inspect the coordinator; it has two bounds per agent for that knowledge:
 
-    known     what it had acknowledged to hosts, and the base (the line's last epoch)
-    durable   what lies in the store when the line has become an epoch (the world may learn of a pack late)
+    known     checkpoints that the coordinator had acknowledged to hosts, and the base (the line's last epoch)
+    durable   checkpoints in the store when the line becomes an epoch (the world may learn of a pack late)
 
-Reports of one agent come in order, so its knowledge is a prefix: all checkpoints up to some number between the two. A line L is
-right iff some such choice of prefixes has L as its maximal line. Maximal lines only grow with the set, and L must be in the set,
-so the least choice decides: L is right iff L is durable and the maximal line over all numbers up to max(known, L) is L
-itself. Where known = durable, that means equality with the maximal line of everything.
+Reports of one agent come in order, so its known checkpoints form a prefix: all up to some number between the two bounds. A line L
+is right iff it is the maximal line of some choice of prefixes. Maximal lines only grow with the set, and L must be in the set, so
+the least choice decides: L is right iff L is durable and is the maximal line over all numbers up to max(known, L). If known =
+durable, L must equal the maximal line of everything.
 
-*Plans.* What survives a failure counts as well: `check_plan` takes the live places of those who froze in time for candidates that the
-coordinator knew of (`survivors.py`), and the line of the plan must be the greatest one above itself.
+*Plans.* Survivors of a failure count as well: `check_plan` adds the live places of hosts that froze in time (`survivors.py`) to the
+candidates that the coordinator knew. The line of the plan must be the greatest line at or above itself.
 
-Damage makes the coordinator leave out a checkpoint and all later ones of its agent; after `note_damage` only durability,
-and that the line is consistent and not below its base, are judged until the next plan.
+On damage the coordinator omits a checkpoint and all later ones of its agent. After `note_damage` and until the next plan, the oracle
+judges only that the line is durable, consistent and not below its base.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,13 +36,13 @@ from snapline.sim.oracles.ground_truth_records import NOWHERE, Captured, Channel
 Finding = tuple[str, str, str]
 
 COMBINATIONS_MAX = 512
-"""Cuts that are looked at one by one, in fleets of at most `AGENTS_MAX`: beyond that it would be most of the run."""
+"""Number of cuts that are tried one by one, in fleets of at most `AGENTS_MAX`: more would take most of the run."""
 
 AGENTS_MAX = 4
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A checkpoint that a line may hold. Number 0 is also that of an agent that is not born."""
+    """A checkpoint that a line may hold. Number 0 also stands for an unborn agent."""
 
     number: int
     place: CutPlace
@@ -50,7 +50,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 Candidates = Mapping[str, Sequence[Candidate]]
 Channels = Sequence[tuple[str, str, list[int], list[int]]]
-"""Sender, receiver; of each candidate of the sender what had left, of the receiver what was consumed."""
+"""Sender, receiver, messages that had left at each candidate of the sender, messages consumed at each candidate of the receiver."""
 
 
 def counted(candidates: Candidates, channels: Mapping[tuple[str, str], ChannelTruth]) -> Channels:
@@ -68,7 +68,7 @@ def counted(candidates: Candidates, channels: Mapping[tuple[str, str], ChannelTr
 
 
 def lowered(tops: Mapping[str, int], channels: Channels) -> dict[str, int]:
-    """The maximal line at or below `tops` (indices of candidates), by lowering until nothing is an orphan."""
+    """Return the maximal line at or below `tops` (indices of candidates), by lowering until there is no orphan."""
     line = dict(tops)
     is_changing = True
     while is_changing:
@@ -81,7 +81,7 @@ def lowered(tops: Mapping[str, int], channels: Channels) -> dict[str, int]:
 
 
 def searched(tops: Mapping[str, int], channels: Channels) -> dict[str, int] | None:
-    """The same by looking at every cut; None where there are too many."""
+    """Return the maximal line at or below `tops` by trying every cut; None if there are too many."""
     agents = list(tops)
     count = 1
     for top in tops.values():
@@ -97,10 +97,10 @@ def searched(tops: Mapping[str, int], channels: Channels) -> dict[str, int] | No
 
 
 def maximal(tops: Mapping[str, int], channels: Channels) -> dict[str, int]:
-    """The maximal line at or below `tops`.
+    """Return the maximal line at or below `tops`.
 
     Raises:
-        AssertionError: the two searches do not agree: this module is wrong.
+        AssertionError: the two searches disagree, so this module is wrong.
     """
     line = lowered(tops, channels)
     other = searched(tops, channels)
@@ -109,7 +109,7 @@ def maximal(tops: Mapping[str, int], channels: Channels) -> dict[str, int]:
 
 
 class LineOracle:
-    """Durable checkpoints of each plan, and the lines that may be made of them."""
+    """Durable checkpoints of each plan, and their possible lines."""
 
     def __init__(self, books: GroundTruth) -> None:
         self._books = books
@@ -119,39 +119,39 @@ class LineOracle:
         self._known_at: dict[int, dict[str, int]] = {}
         self._is_damaged: dict[int, None] = {}
 
-    # ---- what the world says ----------------------------------------------------------------------------------------
+    # ---- reports of the world -------------------------------------------------------------------------------------
 
     def on_durable(self, plan: int, captured: Captured) -> None:
-        """A checkpoint lies in the store."""
+        """Record a durable checkpoint."""
         self._durable.setdefault(plan, {}).setdefault(captured.agent, {})[captured.number] = captured
 
     def on_known(self, plan: int, agent: str, number: int) -> None:
-        """The coordinator has said that it knows this checkpoint, and all before it."""
+        """Record that the coordinator has acknowledged this checkpoint and all before it."""
         known = self._known.setdefault(plan, {})
         known[agent] = max(number, known.get(agent, 0))
 
     def note_damage(self, plan: int) -> None:
-        """A file of checkpoints was damaged under this plan."""
+        """Record that a checkpoint file was damaged under this plan."""
         self._is_damaged[plan] = None
 
     def on_proposed(self, client: str, sequence: int, plan: int) -> None:
-        """BeginEpoch or CommitPlan is proposed: the line has been taken. Proposed again, it is the same line."""
+        """Record a proposed BeginEpoch or CommitPlan, whose line is now fixed; a repeated proposal has the same line."""
         self._proposed.setdefault((client, sequence), dict(self._known.get(plan, {})))
 
     def on_begun(self, client: str, sequence: int, epoch: int) -> None:
-        """Note that a BeginEpoch was committed."""
+        """Record that a BeginEpoch was committed."""
         self._known_at[epoch] = self._proposed.get((client, sequence), {})
 
     def knows(self, request: tuple[str, int], agents: Iterable[str]) -> bool:
-        """Return whether a checkpoint of each agent had been acknowledged when this was proposed."""
+        """Return whether a checkpoint of each agent had been acknowledged when this request was proposed."""
         return all(agent in self._proposed.get(request, {}) for agent in agents)
 
     def durable_of(self, plan: int) -> dict[str, int]:
-        """Agent → number of its newest durable checkpoint under a plan."""
+        """Return agent → number of its newest durable checkpoint under a plan."""
         return {agent: max(numbers) for agent, numbers in self._durable.get(plan, {}).items()}
 
     def is_of_one_plan(self, plan: int, agent: str, number: int) -> bool:
-        """Return whether a checkpoint of this number was durable under `plan`, and under no other one."""
+        """Return whether a checkpoint of this number was durable under `plan` and under no other plan."""
         plans = [each for each, agents in self._durable.items() if number in agents.get(agent, {})]
         return plans == [plan]
 
@@ -161,7 +161,7 @@ class LineOracle:
     # ---- judging --------------------------------------------------------------------------------------------------
 
     def check(self, cut: CutRecord, base: CutRecord | None) -> Iterator[Finding]:
-        """A line has become an epoch; `base` is the epoch it was built on, None: the initial states."""
+        """Check a line that became an epoch; `base` is the epoch below it, or None for the initial states."""
         candidates = self._candidates(cut, base)
         line = {agent: _number(cut.places.get(agent, NOWHERE)) for agent in candidates}
         late = [agent for agent, number in line.items() if number > candidates[agent][-1].number]
@@ -192,13 +192,13 @@ class LineOracle:
         known = self._known_of(cut)
         least = {agent: max(number, known.get(agent, 0)) for agent, number in line.items()}
         tops = {agent: _index(candidates[agent], number) for agent, number in least.items()}
-        found = maximal(tops, counted(candidates, self._books.branch_of(cut.plan).channels))
-        best = {agent: candidates[agent][index].number for agent, index in found.items()}
+        indices = maximal(tops, counted(candidates, self._books.branch_of(cut.plan).channels))
+        best = {agent: candidates[agent][index].number for agent, index in indices.items()}
         histories = self._books.branch_of(cut.plan).histories
         for agent, number in line.items():
             stopped_at, place = histories[agent].stopped_at, cut.places.get(agent, NOWHERE)
             if number < best[agent] and stopped_at and place.turns >= stopped_at:
-                continue  # what came after it had stopped is in its tables, and in no book
+                continue  # the ground truth has no messages consumed after the stop
             if number < best[agent]:
                 yield (
                     "line",
@@ -223,18 +223,18 @@ class LineOracle:
     def check_plan(
         self, plan: int, cut: CutRecord | None, live: Mapping[str, CutPlace], request: tuple[str, int]
     ) -> Iterator[Finding]:
-        """A plan replaces `plan` and starts from `cut`, None: from the initial states; `live` stood still in time."""
+        """Check the plan that replaces `plan` and starts from `cut` (None: the initial states), given the places frozen in time."""
         if plan in self._is_damaged:
             return
         known = self._proposed.get(request, {})
         candidates, tops = {}, {}
         for agent, start, later in self._above(plan, cut):
-            found = [start, *later]
-            top = _index(found, max(start.number, known.get(agent, 0)))
+            choices = [start, *later]
+            top = _index(choices, max(start.number, known.get(agent, 0)))
             if agent in live:
-                found.append(Candidate(found[-1].number, live[agent]))
-                top = len(found) - 1
-            candidates[agent], tops[agent] = found, top
+                choices.append(Candidate(choices[-1].number, live[agent]))
+                top = len(choices) - 1
+            candidates[agent], tops[agent] = choices, top
         line = maximal(tops, counted(candidates, self._books.branch_of(plan).channels))
         for agent, index in line.items():
             start, best = candidates[agent][0], candidates[agent][index]
@@ -255,9 +255,9 @@ class LineOracle:
         return any(number > known.get(agent, 0) for agent, number in self.durable_of(cut.plan).items())
 
     def _candidates(self, cut: CutRecord, base: CutRecord | None) -> dict[str, list[Candidate]]:
-        """Return for each agent of the branch that is not gone its checkpoint in the base, and all durable ones after that.
+        """Return, for each agent of the branch that is not gone, its checkpoint in the base and all later durable ones.
 
-        One that was gone before the cut holds no agent back: all that it did is inside.
+        Agents gone before the cut constrain no other agent, since all their messages are inside the cut.
         """
         return {agent: [first, *later] for agent, first, later in self._above(cut.plan, base, cut)}
 
@@ -275,7 +275,7 @@ class LineOracle:
 
 
 def _in_a_row(durable: Mapping[int, Captured], number: int) -> Iterator[Candidate]:
-    """The checkpoints that follow a number. Behind one that could not be saved none counts: its part of the log is lost with it."""
+    """Yield the consecutive checkpoints after a number. None counts after a gap, since the missing one's part of the log is lost."""
     while (captured := durable.get(number := number + 1)) is not None:
         yield Candidate(number, _place(captured))
 
@@ -289,5 +289,5 @@ def _number(place: CutPlace) -> int:
 
 
 def _index(candidates: Sequence[Candidate], number: int) -> int:
-    """The newest candidate up to `number`."""
+    """Return the index of the newest candidate up to `number`."""
     return max(index for index, x in enumerate(candidates) if x.number <= number or index == 0)

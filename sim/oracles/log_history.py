@@ -1,4 +1,4 @@
-"""The coordinator's log as its callers see it (G8): what was acknowledged is in it, once, in an order that they could observe.
+"""The coordinator's log as its callers see it (G8): acknowledged proposals are in it once, in an order consistent with real time.
 
 Theory of operation
 -------------------
@@ -6,14 +6,14 @@ A log is linearizable if every proposal seems to take effect at one instant betw
 Checking that is expensive when only calls and answers are known (Wing and Gong 1993). Here the order is known as well: the log's
 entries are a *witness*. So it is enough to check, in linear time:
 
-1. no entry is in the log that nobody had proposed before; none oftener than it was proposed;
-2. what was acknowledged is in the log, with the result that was acknowledged, each answer by an entry of its own;
-3. what was rejected is not in the log, and never comes;
-4. real time: a proposal that was made after another one's answer stands behind that one;
-5. an index, once committed, is never committed with something else.
+1. Every entry in the log was proposed before, and at least as often as it is committed.
+2. Every acknowledged proposal is in the log with its acknowledged result; each answer has its own entry.
+3. A rejected proposal is not in the log, and never will be.
+4. Real time: a proposal made after another one's answer comes after it in the log.
+5. A committed index is never committed with another entry.
 
-An unknown outcome allows everything: the entry may come at any time, or never. `is_linearizable` is the checker by Wing and Gong, for
-a handful of operations: tests compare the two.
+An unknown outcome allows everything: the entry may be committed at any time, or never. `is_linearizable` is Wing and Gong's checker
+for a few operations; tests compare the two.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ from snapline.coordinator.state.fleet_records import Committed, OperationResult,
 Finding = tuple[str, str, str]
 
 OPERATIONS_MAX = 6
-"""Largest number of calls to check: 720 orders for each choice of the unknown ones."""
+"""Largest number of calls to check: 720 orders for each choice of the calls with unknown outcome."""
 
 
 class _Entry(msgspec.Struct):
@@ -38,12 +38,12 @@ class _Entry(msgspec.Struct):
 
 class _Proposal(msgspec.Struct):
     entry: bytes
-    floor: int  # the greatest index that had been acknowledged when it was made
+    floor: int  # greatest index acknowledged when the proposal was made
     is_rejected: bool = False
 
 
 class LogHistory:
-    """Proposals, answers, and entries as they were committed."""
+    """Proposals, answers, and committed entries."""
 
     def __init__(self) -> None:
         self._proposals: dict[int, _Proposal] = {}
@@ -54,7 +54,7 @@ class LogHistory:
         self._acknowledged = -1
 
     def on_proposed(self, proposal: int, entry: bytes) -> None:
-        """Note a proposal."""
+        """Record a proposal."""
         self._proposals[proposal] = _Proposal(entry, self._acknowledged)
         self._proposed.setdefault(entry, []).append(proposal)
 
@@ -66,49 +66,49 @@ class LogHistory:
             return
         self._last = index
         self._order[index] = entry
-        found = self._committed.setdefault(entry, [])
-        found.append(_Entry(index, result))
+        copies = self._committed.setdefault(entry, [])
+        copies.append(_Entry(index, result))
         if not self._proposals:
-            return  # nobody says what is proposed
+            return  # proposals are not reported
         proposed = [self._proposals[x] for x in self._proposed.get(entry, ())]
-        if len(found) > len(proposed):
-            yield "log", "G8", f"entry {index} was committed {len(found)} times and proposed {len(proposed)} times"
-        elif len(found) > sum(not x.is_rejected for x in proposed):
+        if len(copies) > len(proposed):
+            yield "log", "G8", f"entry {index} was committed {len(copies)} times and proposed {len(proposed)} times"
+        elif len(copies) > sum(not x.is_rejected for x in proposed):
             yield "log", "G8", f"entry {index} is in the log, and its proposal was rejected"
 
     def on_outcome(self, proposal: int, outcome: ProposalOutcome, index: int | None) -> Iterator[Finding]:
-        """The caller is answered; `index` is that of the entry, where it is known."""
-        made = self._proposals[proposal]
+        """Check an answer to a caller; `index` of the entry if known."""
+        record = self._proposals[proposal]
         if isinstance(outcome, Rejected):
-            made.is_rejected = True
-            proposed = [self._proposals[x] for x in self._proposed[made.entry]]
-            if len(self._committed.get(made.entry, ())) > sum(not x.is_rejected for x in proposed):
+            record.is_rejected = True
+            proposed = [self._proposals[x] for x in self._proposed[record.entry]]
+            if len(self._committed.get(record.entry, ())) > sum(not x.is_rejected for x in proposed):
                 yield "log", "G8", f"proposal {proposal} was rejected, and it is in the log"
         elif isinstance(outcome, Committed):
-            yield from self._acknowledge(proposal, made, outcome.result, index)
+            yield from self._acknowledge(proposal, record, outcome.result, index)
 
     def _acknowledge(
         self, proposal: int, made: _Proposal, result: OperationResult, index: int | None
     ) -> Iterator[Finding]:
-        found = [x for x in self._committed.get(made.entry, ()) if index is None or x.index == index]
-        if not found:
+        entries = [x for x in self._committed.get(made.entry, ()) if index is None or x.index == index]
+        if not entries:
             yield "log", "G8", f"proposal {proposal} was acknowledged, and it is not in the log"
             return
-        free = [x for x in found if not x.is_claimed]
+        free = [x for x in entries if not x.is_claimed]
         if not free:
             yield "log", "G8", f"proposal {proposal} was acknowledged by an entry that had answered another one"
             return
-        right = [x for x in free if x.result == result]
-        if not right:
+        matching = [x for x in free if x.result == result]
+        if not matching:
             yield "log", "G8", f"proposal {proposal} was answered {result}, the log says {free[0].result}"
             return
-        later = [x for x in right if x.index > made.floor]
+        later = [x for x in matching if x.index > made.floor]
         if not later:
             yield (
                 "log",
                 "G8",
                 (
-                    f"proposal {proposal} is entry {right[0].index}; it was made after entry {made.floor} had been acknowledged"
+                    f"proposal {proposal} is entry {matching[0].index}; it was made after entry {made.floor} had been acknowledged"
                 ),
             )
             return
@@ -120,7 +120,7 @@ class LogHistory:
 
 
 class LogCall(msgspec.Struct, frozen=True):
-    """One call of a log: when it was made and answered, and how. `place`: the entry's, if it was acknowledged."""
+    """One call of a log: the times of call and answer, and the outcome. `place`: index of its entry if it was acknowledged."""
 
     value: bytes
     called: int
@@ -130,9 +130,9 @@ class LogCall(msgspec.Struct, frozen=True):
 
 
 def is_linearizable(calls: Sequence[LogCall], log: Sequence[bytes]) -> bool:
-    """Return whether some order of the calls explains the answers, and `log`, read at the end.
+    """Return whether some order of the calls explains the answers and the final `log`.
 
-    Every order that real time allows is tried, with every choice of the unknown calls.
+    Tries every order that real time allows, with every subset of the calls with unknown outcome.
 
     Raises:
         ValueError: there are more calls than can be checked.

@@ -1,17 +1,17 @@
-"""The history of epochs and plans in the coordinator's log (G4), from its committed entries alone.
+"""The history of epochs and plans in the coordinator's log (G4), computed only from its committed entries.
 
 Theory of operation
 -------------------
-The oracle keeps its own table of epochs. An entry counts once: the same request again is recognised by its client, sequence
-and bytes, whatever the product says of it. Then:
+The oracle keeps its own table of epochs. Every request counts once: it recognises repetitions by client, sequence and bytes, whatever
+the product answers. The rules:
 
-- an epoch begins once, with the next number, and ends once: complete, or aborted;
-- the newest complete epoch never goes back, except where it is condemned as damaged, or somebody takes the fleet back: then all later ones are
-  void from that entry on, and what is void is never a line again;
-- a plan starts from the newest epoch that is complete and not condemned, under the next number;
-- what is published (a ref) is a complete epoch, with the root that the log gave it.
+- An epoch begins once, with the next number, and ends once: complete or aborted.
+- The newest complete epoch never goes back, unless it is condemned as damaged or the fleet is restored. A restore makes all later
+  epochs void, and a void epoch is never a line again.
+- A plan has the next number, and starts from the newest epoch that is complete and not condemned.
+- A published ref names a complete epoch with the root in the log.
 
-"Complete means durable, whole and verified" is for whoever reads the epoch back from the disk at that moment (`judge.py`).
+"Complete means durable, whole and verified" is checked by reading the epoch back from disk at that moment (`judge.py`).
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ Finding = tuple[str, str, str]
 
 
 class EpochLine(msgspec.Struct):
-    """One epoch as the log tells it."""
+    """One epoch according to the log."""
 
     plan: int
     trigger: str
@@ -41,9 +41,9 @@ class Outcomes:
     """Outcome of each epoch.
 
     Attributes:
-        epochs: all that ever began, forgotten ones too.
+        epochs: all epochs that ever began, including forgotten ones.
         plan: number of the newest plan.
-        is_used: any entry was seen.
+        is_used: whether any entry was seen.
     """
 
     def __init__(self) -> None:
@@ -55,42 +55,42 @@ class Outcomes:
 
     @property
     def condemned(self) -> list[int]:
-        """Epochs that were complete, and were found damaged."""
+        """Return the epochs that were complete and found damaged."""
         return [epoch for epoch, line in self.epochs.items() if line.state == CONDEMNED]
 
     @property
     def newest_complete(self) -> int:
-        """The newest epoch that is complete and not condemned; 0 without one."""
+        """Return the newest epoch that is complete and not condemned; 0 without one."""
         return max(self.complete_epochs(), default=0)
 
     def complete_epochs(self) -> list[int]:
-        """Epochs that are complete and not condemned."""
+        """Return the epochs that are complete and not condemned."""
         return [epoch for epoch, line in self.epochs.items() if line.state == COMPLETE]
 
     def open_epochs(self) -> list[int]:
-        """Epochs without an outcome."""
+        """Return the epochs without an outcome."""
         return [epoch for epoch, line in self.epochs.items() if line.state == OPEN]
 
     def is_removed(self, plan: int, agent: str) -> bool:
-        """Return whether the agent has left the fleet of this plan, and no epoch that began before is open: no later epoch holds it."""
-        begun = self._removed.get((plan, agent))
-        return begun is not None and all(epoch > begun for epoch in self.open_epochs())
+        """Return whether the agent has left the fleet of this plan, and no epoch that began before that is still open."""
+        epochs_before = self._removed.get((plan, agent))
+        return epochs_before is not None and all(epoch > epochs_before for epoch in self.open_epochs())
 
     def is_limited(self, plan: int) -> bool:
-        """Return whether the line of the plan after `plan` need not hold all that survives: a limit was reached, or the store failed."""
+        """Return whether the line of the plan after `plan` may omit survivors: a limit was reached, or the store failed."""
         lines = [line for line in self.epochs.values() if line.plan == plan]
-        made = [line for line in lines if line.trigger == RECOVERY_TRIGGER]
-        is_failing = any(line.state in (ABORTED, CONDEMNED) for line in made) or any(
+        recoveries = [line for line in lines if line.trigger == RECOVERY_TRIGGER]
+        is_failing = any(line.state in (ABORTED, CONDEMNED) for line in recoveries) or any(
             line.state == CONDEMNED for line in self.epochs.values()
         )
-        return is_failing or len(made) >= RECOVERY_EPOCHS_MAX
+        return is_failing or len(recoveries) >= RECOVERY_EPOCHS_MAX
 
     def is_repeated(self, operation: op.Operation) -> bool:
         """Return whether this request was committed before."""
         return _request_of(operation) in self._requests
 
     def on_committed(self, operation: op.Operation, result: OperationResult, state: FleetView) -> Iterator[Finding]:
-        """One entry of the log."""
+        """Check a committed entry of the log."""
         self.is_used = True
         newest = self.newest_complete
         is_new = not self.is_repeated(operation)
@@ -192,7 +192,7 @@ class Outcomes:
             )
 
     def on_published(self, epoch: int, root: str) -> Iterator[Finding]:
-        """A ref was written."""
+        """Check a published ref."""
         line = self.epochs.get(epoch)
         state = line.state if line is not None else "unknown"
         if line is None or line.state not in (COMPLETE, CONDEMNED, VOID):

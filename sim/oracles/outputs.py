@@ -1,11 +1,9 @@
-"""R2: what was released is in the history of the cut that it was released with, once and in order, and nothing before it is missing; and what
-the fleet goes back from is taken back explicitly.
+"""R2: released outputs are exactly those in the history of their cut, once and in order; outputs of rolled-back epochs are explicitly reverted.
 
-The books say what each turn emitted. Every output has other bytes, so these are its name. The oracle reads each file of released
-outputs when a leader says that it is there, as a reader does from the first file on: what it has of epochs above `after` it takes back,
-then it takes what is new. Then it must have of each agent in the cut just what the agent's turns had emitted by its place in
-the cut. An agent that leaves has had all of its outputs released. Numbers of the product are looked at only where they must follow one
-another.
+The ground truth knows the outputs of each turn. Every output has distinct bytes, which identify it. When a leader reports a release, the
+oracle reads its file as a reader does who started with the first file: it reverts outputs of epochs above `after`, then adds the new ones.
+Then it must have, for each agent in the cut, exactly the outputs that the agent's turns had emitted by its place in the cut. All outputs of
+an agent that leaves must have been released. Output numbers of the product are used only to check that they are consecutive.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +15,7 @@ from snapline.storage.outputs.record import EmittedOutput, Release
 
 
 class Had(msgspec.Struct, frozen=True):
-    """Outputs that a reader has of one release: agent, number and payload."""
+    """Outputs of one release that a reader has: agent, number and payload."""
 
     epoch: int
     outputs: list[tuple[str, int, bytes]]
@@ -25,16 +23,16 @@ class Had(msgspec.Struct, frozen=True):
 
 def flat(had: Iterable[Had]) -> list[tuple[int, str, int, bytes]]:
     """Return all outputs of the releases, in order."""
-    return [(each.epoch, *output) for each in had for output in each.outputs]
+    return [(release.epoch, *output) for release in had for output in release.outputs]
 
 
 class OutputOracle:
     """Output oracle of one run.
 
     Attributes:
-        had: what a reader of all files so far has, and has not undone.
-        emitted: by turns, in all histories together.
-        undone: outputs undone.
+        had: releases that a reader of all files has, without reverted ones.
+        emitted: number of outputs emitted by turns, in all histories.
+        undone: number of outputs reverted.
     """
 
     def __init__(self, report: Report) -> None:
@@ -46,30 +44,30 @@ class OutputOracle:
         """Complete epoch → its plan."""
         self._released: dict[int, Release | None] = {}
 
-    # ---- what turns do, and the log says --------------------------------------------------------------------------
+    # ---- turns and the log ----------------------------------------------------------------------------------------
 
     def on_emitted(self, history: AgentHistory, payload: bytes) -> None:
-        """The last turn of this history has emitted it."""
+        """Record an output of the last turn of this history."""
         self.emitted += 1
         history.outputs.append((history.turns, payload))
 
     def on_plan(self, plan: int, line_epoch: int) -> None:
-        """A plan was committed."""
+        """Record a committed plan."""
         self._lines[plan] = line_epoch
 
     def on_complete(self, epoch: int, plan: int) -> None:
-        """An epoch is complete."""
+        """Record a complete epoch."""
         self._plans[epoch] = plan
 
     def on_called(self, t_ns: int, agent: str, key: str) -> None:
-        """An agent's effect is called under this outside key: readers have its intent, so no failure undoes that it was asked for (G12)."""
-        word = key.encode()
-        if not any(x[0] == agent and word in x[2] for each in self.had for x in each.outputs):
+        """Check that readers have the intent of an effect before it is called under this key, so that no failure reverts the request (G12)."""
+        key_bytes = key.encode()
+        if not any(x[0] == agent and key_bytes in x[2] for each in self.had for x in each.outputs):
             self._report("effects", "G12", t_ns, f"{agent} calls an effect before its intent is released: {key}")
 
     def on_left(self, t_ns: int, history: AgentHistory) -> None:
-        """An agent has left: what its host still held of its outputs is gone."""
-        kept = [
+        """Check that all outputs of an agent that has left are released; those still at its host are lost."""
+        released = [
             payload
             for each in self.had
             if self._counts(each.epoch)
@@ -77,12 +75,12 @@ class OutputOracle:
             if of == history.agent
         ]
         emitted = [payload for _, payload in history.outputs]
-        if kept != emitted:
-            text = f"{history.agent} has left with {len(emitted)} outputs, and {_common(kept, emitted)} of them are released"
+        if released != emitted:
+            text = f"{history.agent} has left with {len(emitted)} outputs, and {_common(released, emitted)} of them are released"
             self._report("outputs", "R2", t_ns, text)
 
     def _counts(self, epoch: int) -> bool:
-        """Return whether the epoch is in the history of the present plan. Readers undo what was rolled back with the next release only."""
+        """Return whether the epoch is in the history of the present plan. Readers revert rolled-back outputs only with the next release."""
         plan = max(self._lines, default=0)
         while self._plans[epoch] != plan:
             line = self._lines.get(plan, 0)
@@ -103,9 +101,9 @@ class OutputOracle:
         *,
         is_void: bool = False,
     ) -> None:
-        """A leader says that this epoch is released; None: there is no file. `cut`: None if it is not known, of `branch`.
+        """Check an epoch that a leader reports as released (None: without a file), against its cut in `branch` if the cut is known.
 
-        `is_void`: the fleet was restored past it; a leader that does not know that may release it late, and no reader need see it.
+        `is_void`: the fleet was restored past it. A leader that does not know that may release it late, and readers need not see it.
         """
         if epoch not in self._plans:
             self._say(t_ns, f"epoch {epoch} was released, and was never complete")
@@ -143,9 +141,11 @@ class OutputOracle:
                 numbers[agent] = number
 
     def _before(self, epoch: int) -> int:
-        """The epoch before it in its history, by the entries of the log."""
+        """Return the epoch before this one in its history, according to the log."""
         plan = self._plans[epoch]
-        return max([x for x, begun in self._plans.items() if begun == plan and x < epoch], default=self._lines[plan])
+        return max(
+            [x for x, epoch_plan in self._plans.items() if epoch_plan == plan and x < epoch], default=self._lines[plan]
+        )
 
     def _compare(self, t_ns: int, epoch: int, cut: CutRecord, branch: Branch) -> None:
         """Check that a reader has what the agents of the cut had emitted by their places in it."""
@@ -160,12 +160,12 @@ class OutputOracle:
                 return
 
     def check_end(self, t_ns: int, epoch: int, cut: CutRecord | None, branch: Branch) -> None:
-        """The fleet rests, or has ended: its newest epoch is released, also where that was not said."""
+        """Check, in an idle or ended fleet, that its newest epoch is released even if no leader has reported that."""
         if cut is not None and epoch not in self._released:
             self._compare(t_ns, epoch, cut, branch)
 
     def check_files(self, t_ns: int, files: Mapping[int, Release]) -> None:
-        """Check that released outputs are still there, unchanged."""
+        """Check that released files still exist, unchanged."""
         for epoch, release in self._released.items():
             if release is not None and files.get(epoch) != release:
                 self._say(t_ns, f"what was released with epoch {epoch} is not there any more")

@@ -1,7 +1,7 @@
-"""Reads a checkpoint pack off the virtual disk, for the judge: a second reader, after `docs/snapshot-format.md` alone.
+"""Reader of checkpoint packs on the virtual disk, for the judge; written independently from `docs/snapshot-format.md`.
 
-The judge compares what lies in a pack with the images that it saw taken. So it needs the bytes, and none of the product's
-checks: a pack that is not whole is not judged here, since whoever uses it has to find that out (G11).
+The judge compares the checkpoints in a pack with the captured images. So it needs the bytes, but not the product's checks. A
+damaged pack is not judged here, since its users must detect the damage (G11).
 """
 
 import struct
@@ -31,24 +31,24 @@ _Entry = tuple[str, int, int, int, int, int, bytes, bytes]
 
 
 def read_pack(data: bytes) -> list[AgentCheckpoint]:
-    """The checkpoints of a pack, in order; empty if it is not whole."""
+    """Return the checkpoints of a pack, in order; empty if the pack is damaged."""
     if data[-len(_MAGIC) :] != _MAGIC:
         return []
     start, size = _FOOTER.unpack(data[-_FOOTER.size :])[:2]
     body = data[start + _RECORD_HEAD_BYTES : start + size - _RECORD_DIGEST_BYTES]
     try:
         entries = _decode_index(body)["entries"]
-        found = [decode_checkpoint(_read_blob(data, entry)) for entry in entries if entry[1] == _CHECKPOINT]
-        if any(each.journal_part is not None for each in found):
+        checkpoints = [decode_checkpoint(_read_blob(data, entry)) for entry in entries if entry[1] == _CHECKPOINT]
+        if any(each.journal_part is not None for each in checkpoints):
             chunks = {entry[6]: _read_blob(data, entry) for entry in entries if entry[1] == _CHUNK}
-            found = [_with_journal(each, chunks) for each in found]
-        return found
+            checkpoints = [_with_journal(each, chunks) for each in checkpoints]
+        return checkpoints
     except (msgspec.DecodeError, lz4.block.LZ4BlockError, SnaplineError, _NotWholeError):
         return []
 
 
 class _NotWholeError(Exception):
-    """A blob is not what the index says."""
+    """Error for a blob that does not match the index."""
 
 
 def _read_blob(data: bytes, entry: _Entry) -> bytes:
@@ -61,7 +61,7 @@ def _read_blob(data: bytes, entry: _Entry) -> bytes:
 
 
 def _with_journal(checkpoint: AgentCheckpoint, chunks: Mapping[bytes, bytes]) -> AgentCheckpoint:
-    """The same with the whole journal of its durable turn in the turn."""
+    """Return the checkpoint with the whole journal of its durable turn in the turn."""
     turn, part = checkpoint.turn, checkpoint.journal_part
     if turn is None or part is None:
         return checkpoint

@@ -1,15 +1,15 @@
-"""Probes: which situations a run, and a sweep of runs, has really met.
+"""Probes: situations that a run, or a sweep of runs, has covered.
 
-An oracle that finds nothing says little if the situation it is for never came up. So the world and its oracles hit a probe where
-one does, the catalogue of probes is fixed, and a sweep lists what was never hit. A probe's verb says what its hits mean:
+An oracle without findings proves little if its situation never occurred. So the world and its oracles hit a probe when a situation
+occurs. The catalogue of probes is fixed, and a sweep lists the probes that were never hit. A probe's verb gives the meaning of its hits:
 
-    sometimes              should be met by some run of a sweep; a warning if none did
-    reachable              as `sometimes`; about a place of the code rather than a situation
-    always                 each time it is asked, it must be true
-    always_or_unreachable  as `always`, but it need not be asked at all
-    unreachable            must never be met
+    sometimes              some run of a sweep should hit it; otherwise the sweep warns
+    reachable              as `sometimes`, for a place in the code rather than a situation
+    always                 the condition must hold on each check
+    always_or_unreachable  as `always`, but it need not be checked at all
+    unreachable            must never be hit
 
-(The verbs are those of other simulators of this kind.) Probes judge nothing by themselves: `failures` gives the broken ones.
+The verbs are common in deterministic simulators. Probes judge nothing by themselves: `failures` returns the broken ones.
 """
 
 from collections.abc import Mapping
@@ -146,8 +146,8 @@ class Probes:
     """Hits of one run, or of many after merging.
 
     Attributes:
-        hits: name → how often it was met, or asked and true.
-        misses: name → how often it was asked and false.
+        hits: name → number of hits, or of checks that held.
+        misses: name → number of checks that failed.
     """
 
     def __init__(self, catalogue: Mapping[str, Probe] = CATALOGUE) -> None:
@@ -156,26 +156,26 @@ class Probes:
         self.misses: dict[str, int] = {}
 
     def hit(self, name: str, count: int = 1) -> None:
-        """The situation has come up.
+        """Count an occurrence of the situation.
 
         Raises:
-            UsageError: there is no such probe.
+            UsageError: the probe is not in the catalogue.
         """
         if name not in self.hits and name not in self._catalogue:
             raise UsageError(f"there is no probe {name!r}: add it to CATALOGUE in sim/oracles/probes.py")
         self.hits[name] = self.hits.get(name, 0) + count
 
     def sometimes(self, condition: bool, name: str) -> None:
-        """Hit where `condition` holds."""
+        """Hit the probe if `condition` holds."""
         if condition:
             self.hit(name)
 
     def reachable(self, name: str) -> None:
-        """The place was reached."""
+        """Record that a place in the code was reached."""
         self.hit(name)
 
     def unreachable(self, name: str) -> None:
-        """The place was reached, and must not be."""
+        """Record that a place was reached that must not be."""
         self.hit(name)
 
     def always(self, condition: bool, name: str) -> None:
@@ -190,14 +190,14 @@ class Probes:
         self.always(condition, name)
 
     def merge(self, hits: Mapping[str, int], misses: Mapping[str, int] | None = None) -> None:
-        """Add the hits of another run; names that this catalogue does not know are kept."""
+        """Add the hits of another run; names not in this catalogue are kept."""
         for name, count in hits.items():
             self.hits[name] = self.hits.get(name, 0) + count
         for name, count in (misses or {}).items():
             self.misses[name] = self.misses.get(name, 0) + count
 
     def never_hit(self) -> list[str]:
-        """Probes that should have been met and were not, in the catalogue's order."""
+        """Return the probes that should have been hit and were not, in the catalogue's order."""
         expected = ("sometimes", "reachable", "always")
         return [
             name
@@ -206,7 +206,7 @@ class Probes:
         ]
 
     def failures(self) -> list[str]:
-        """Return probes that were false once, or were reached and must not be."""
+        """Return the probes whose condition failed, or that must not be reached and were."""
         return [
             name
             for name, probe in self._catalogue.items()

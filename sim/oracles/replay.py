@@ -1,16 +1,17 @@
-"""Running again what survived (G3): the fleet's state is one that a failure-free run reaches.
+"""Replay of surviving histories (G3): the fleet's state is one that a failure-free run reaches.
 
 Theory of operation
 -------------------
-At the end of a run each agent has one surviving history: the turns before each line that it was restored from, and those after.
-The books know what each of these turns was given: its message, the draws of `ctx.random()` and `ctx.now()`, the plan. Given to a
-fresh object in the same order, without any failure, checkpoint or restore, they must send what was sent, and end in the state that
-the real agent ended in. With "exactly-once" (the messages given are those that were sent, each once and in order) this is G3.
+At the end of a run each agent has one surviving history: the turns before each line from which it was restored, and those after.
+The ground truth has the inputs of each turn: its message, the draws of `ctx.random()` and `ctx.now()`, the plan. A fresh object that
+takes these turns in the same order, without failures, checkpoints and restores, must send the same messages and end in the state of
+the real agent. With "exactly-once" (each message consumed was sent, once and in order) this is G3.
 
-States are compared as bytes; where these differ, both are decoded and encoded once more, since a state that was restored may
-have its values in another form (`1` for `1.0`) than one that never left memory.
+States are compared as bytes. If these differ, both are decoded and encoded again, since a restored state may hold its values in
+another form (`1` for `1.0`) than one that never left memory.
 
-Not run again: agents that have had durable turns (`durable_replay.py` looks at each of those); and, from there on, agents that failed with `on_error = "keep"`, which promise only that nothing was changed.
+Agents with durable turns are not replayed here (`durable_replay.py` replays each of these turns). Agents that failed with
+`on_error = "keep"` are not replayed from that failure on: they promise only an unchanged state.
 """
 
 import copy
@@ -32,36 +33,36 @@ NOT_POSSIBLE = "not possible"
 
 
 class _NotPossibleError(Exception):
-    """History that cannot be run again."""
+    """Error for a history that cannot be replayed."""
 
 
 class _Draws(Outside):
-    """Gives what was drawn, in order."""
+    """Environment that returns the recorded draws, in order."""
 
     def __init__(self) -> None:
         self.left: list[object] = []
 
     def now_ns(self) -> int:
-        found = self._next("asks for the time")
-        return found if isinstance(found, int) else 0
+        drawn = self._next("asks for the time")
+        return drawn if isinstance(drawn, int) else 0
 
     def random(self) -> float:
-        found = self._next("draws")
-        return found if isinstance(found, float) else 0.0
+        drawn = self._next("draws")
+        return drawn if isinstance(drawn, float) else 0.0
 
     async def step(self, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
-        found = self._next(f"runs step {name!r}")
-        if isinstance(found, StepOutcome):
-            if found.error is not None:
-                raise found.error
-            return copy.deepcopy(found.value)
+        drawn = self._next(f"runs step {name!r}")
+        if isinstance(drawn, StepOutcome):
+            if drawn.error is not None:
+                raise drawn.error
+            return copy.deepcopy(drawn.value)
         raise LookupError(f"it runs step {name!r} where it did not")
 
     def beating(self, name: str, function: Callable[[], Any], _beat: Heartbeats, _heartbeat_s: float | None) -> Any:
         return self.step(name, function)
 
     async def pause(self, seconds: float) -> None:
-        """Time that has passed."""
+        """Return at once: the time has already passed."""
 
     async def limited(self, running: Awaitable[Any], seconds: float) -> Any:  # the result of what ran
         return await running
@@ -73,9 +74,9 @@ class _Draws(Outside):
 
 
 def replay(fleet: Fleet, history: AgentHistory, state: bytes | None, first: bytes | None = None) -> str:
-    """Run a history again; "" if all is well, `NOT_POSSIBLE`, or what differs. `state` None: compare the sends alone.
+    """Replay a history; return "" if it agrees, `NOT_POSSIBLE`, or the difference. `state` None: compare only the sends.
 
-    `first`: the initial state; None: as the fleet makes the agent now.
+    `first`: the initial state; None: the state with which the fleet creates the agent now.
     """
     try:
         return _run(fleet, history, state, first)
@@ -108,18 +109,18 @@ def _run(fleet: Fleet, history: AgentHistory, state: bytes | None, first: bytes 
 
 
 def _first_state(fleet: Fleet, turn: Turn) -> Agent | None:
-    """The agent that a creation makes; a buried one leaves it in its first state, if there is one."""
+    """Return the agent made by a creation, even by a dead-lettered one; None if there is none."""
     if turn.payload[:1] != CREATE:
         return None
     kind, image = read_creation(turn.payload)
     try:
         return restore_agent(find_class(fleet, kind), image)
     except Exception:
-        return None  # it was buried for that
+        return None  # the reason why it was dead-lettered
 
 
 def _take_turn(agent: Agent, turn: Turn, ctx: Context) -> str:
-    """Run one turn; return how it differs from the one that was."""
+    """Replay one turn; return how it differs from the recorded one."""
     try:
         coroutine = _call(agent, turn, ctx)
         if coroutine is not None:
@@ -163,8 +164,8 @@ def _compare(history: AgentHistory, agent: Agent, state: bytes) -> str:
 
 
 def _plain(known: AgentType, state: bytes) -> bytes:
-    """The state as a restored agent would write it."""
+    """Return the state as a restored agent would encode it."""
     try:
         return encode_body(known.state_decoder.decode(state))
     except Exception:
-        return state  # it does not even decode: the bytes decide
+        return state  # the state does not decode: compare the bytes

@@ -1,7 +1,8 @@
-"""The two oracles that run turns again (G3), and what they share: why a user's fleet does something else then.
+"""The two replay oracles (G3), and the search for the reason why a user's fleet diverges.
 
-The turns of an agent are run again at the end of a run (`replay.py`), once with the variables of the user's modules as the run has left them, and once as
-another process finds them: a variable that outlives a recovery shows in one of the two at least. Durable turns are run again as they end (`durable_replay.py`).
+The turns of an agent are replayed at the end of a run (`replay.py`): once with the user's module variables as the run left them, and once with
+their values in a new process. A variable that survives a recovery shows in at least one of the two. Durable turns are replayed as they end
+(`durable_replay.py`).
 """
 
 import contextlib
@@ -20,7 +21,7 @@ class ReplayOracle:
 
     Attributes:
         durable: oracle of single durable turns.
-        is_own: the fleet is a user's: its own variables are checked, and durable turns run again.
+        is_own: the fleet is a user's: its module variables are checked, and durable turns are replayed.
     """
 
     def __init__(self, report: Report, fleet: Fleet, *, is_own: bool) -> None:
@@ -32,21 +33,21 @@ class ReplayOracle:
         self.durable = DurableOracle(report, self._suspects, is_again=is_own)
 
     def on_turn(self, agent: str, known: AgentType, made: Agent) -> None:
-        """A turn begins; of each agent the first one counts, for which it has its initial state."""
+        """Record the begin of a turn; only an agent's first turn counts, when it has its initial state."""
         if agent not in self._classes:
             self._suspects.look(known)
             self._classes[agent] = known.agent_class
-            with contextlib.suppress(Exception):  # captures say what is wrong with it
+            with contextlib.suppress(Exception):  # the capture checks report such a state
                 image = encode_body(made.state)
                 known.state_decoder.decode(image)
                 self._first[agent] = image
 
     def finish(self) -> None:
-        """The run is over."""
+        """End the search for reasons at the end of the run."""
         self._suspects.finish()
 
     def check(self, history: AgentHistory, state: bytes | None) -> str:
-        """Run a history again; "" if all is well, `NOT_POSSIBLE`, or what differs and why."""
+        """Replay a history; return "" if it agrees, `NOT_POSSIBLE`, or the difference and its reason."""
         first = self._first.get(history.agent)
         different = replay(self._fleet, history, state, first)
         if not different and self.is_own:

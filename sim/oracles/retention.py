@@ -1,11 +1,10 @@
-"""Epochs that the user's retention policy keeps, beyond what a recovery needs, are not deleted.
+"""Epochs that the user's retention policy keeps, beyond those that a recovery needs, are not deleted.
 
 Theory of operation
 -------------------
-The books have when each epoch was created, in milliseconds, as its manifest said when it was complete. Before files are deleted a
-policy wants the newest `last`, and of each of the newest `hourly` and `daily` spans the newest: counted here from the newest epoch
-backwards, one after the other, in whole milliseconds. Epochs whose time lies after the clock's are left alone by the policy, for a
-clock is wrong then; here they are not judged, nor is anything while they are there.
+The oracle has each epoch's creation time in milliseconds, from its manifest when it was complete. A policy keeps the newest `last`
+epochs, and the newest epoch of each of the newest `hourly` and `daily` spans, counted backwards from the newest epoch. If an epoch's
+time lies in the future, a clock is wrong: the policy deletes no such epochs, and the oracle judges nothing while they exist.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ Finding = tuple[str, str, str]
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """A policy in numbers. `hour_ms`, `day_ms`: how long the spans are."""
+    """A policy in numbers. `hour_ms`, `day_ms`: lengths of the spans."""
 
     last: int
     hourly: int
@@ -32,14 +31,14 @@ def wanted_epochs(created_ms: Mapping[int, int], wanted: Wanted) -> set[int]:
     for length_ms, count in ((wanted.hour_ms, wanted.hourly), (wanted.day_ms, wanted.daily)):
         if not newest_first:
             continue
-        end = max(each // length_ms for each in created_ms.values())
+        end = max(time_ms // length_ms for time_ms in created_ms.values())
         for span in range(end, end - count, -1):
             kept.update([epoch for epoch in newest_first if created_ms[epoch] // length_ms == span][:1])
     return kept
 
 
 def check_retained(before_ms: Mapping[int, int], after: set[int], wanted: Wanted, *, now_ms: int) -> Iterator[Finding]:
-    """Compare epochs with their times before a deletion, those left after it, and the clock of the deleting node."""
+    """Check a deletion: epochs with their times before it, epochs left after it, and the clock of the deleting node."""
     if max(before_ms.values(), default=0) > now_ms:
         return
     for epoch in sorted(wanted_epochs(before_ms, wanted) - after):

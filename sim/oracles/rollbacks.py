@@ -1,7 +1,8 @@
-"""G3: an agent that has asked that the fleet goes back (`ctx.rollback`) takes no turn any more in that life, and the fleet goes back for it once.
+"""G3: an agent that requests a rollback (`ctx.rollback`) takes no further turn in that incarnation, and the fleet is restored for it once.
 
-The books are the turns that have asked, and the entries of the log. A plan of a restore that names an agent answers a wish of that very life. The second one from the same place for
-the same reason is for people: as long as the log keeps the plan of the first, and until an operator takes the fleet back, who has looked.
+The oracle uses the turns that request rollbacks and the entries of the log. The plan of a restore that names an agent answers a request of that
+incarnation. A second rollback from the same place for the same reason is left to operators, as long as the log keeps the plan of the first one and
+no operator has restored the fleet since.
 """
 
 from snapline.coordinator.state import fleet_records
@@ -13,26 +14,26 @@ class RollbackOracle:
     """Rollback oracle of one run.
 
     Attributes:
-        asked: agent and incarnation that requested a rollback → when.
+        asked: (agent, incarnation) that requested a rollback → time of the request.
     """
 
     def __init__(self, report: Report) -> None:
         self._report = report
         self.asked: dict[tuple[str, int], int] = {}
         self._granted: dict[str, int] = {}
-        """Reason of a rollback, as plans hold it → the plan."""
+        """Reason of a rollback, as in the plan → plan."""
 
     def on_asked(self, t_ns: int, agent: str, incarnation: int) -> None:
-        """A turn has ended with a rollback request."""
+        """Record a turn that ended with a rollback request."""
         self.asked[agent, incarnation] = t_ns
 
     def on_turn(self, t_ns: int, agent: str, incarnation: int) -> None:
-        """A turn begins."""
+        """Check that an agent takes no turn after its rollback request."""
         if (agent, incarnation) in self.asked:
             self._report("rollback", "G3", t_ns, f"{agent} has asked that the fleet goes back, and takes a turn")
 
     def on_restored(self, t_ns: int, kind: op.Restore, plan: int) -> None:
-        """The fleet goes back."""
+        """Check a restore against the rollback requests."""
         if not kind.agent:
             self._granted.clear()
             return

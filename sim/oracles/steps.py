@@ -1,8 +1,8 @@
-"""A step whose turn has gone on is not run again for the same turn (G3), whatever dies and whatever checkpoint a recovery goes back to.
+"""A step whose turn has continued is not run again for the same turn (G3), despite crashes and recoveries from any checkpoint.
 
-The books are what a handler has seen: how many durable turns its agent had begun before, what its own was begun for, in which state, and what
-came of each thing that it asked for. What time it was is left out: a turn that is run again is given the time of its first run (`ctx.now`), if it went on from a step behind that. Seeds, digests and logs of the product are not looked at, nor is its count. A turn that begins as another one
-did, and has seen the same, is the same turn.
+The oracle identifies a turn by what its handler has seen: the number of the agent's earlier durable turns, the turn's cause and first state,
+and the outcome of each request. Turns with the same begin and outcomes are the same turn. Times are left out: a replayed turn gets the time of
+its first run (`ctx.now`) if it continued from a later step. The oracle uses no seeds, digests, logs or counts of the product.
 """
 
 from collections.abc import Iterable
@@ -16,8 +16,15 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry
 
 
 class StepRun(msgspec.Struct):
-    """One run of a handler. `begun`: as what; `seen`: results of all its requests; `asked`: the step that runs. `is_counted`: it has
-    shown that it is durable; `has_failed`: it has raised, and is durable."""
+    """One run of a handler.
+
+    Attributes:
+        begun: cause, state and number of the turn.
+        seen: outcomes of all its requests.
+        asked: the running step.
+        is_counted: the handler has proved to be durable.
+        has_failed: it has raised, and is durable.
+    """
 
     begun: tuple[object, ...]
     seen: list[JournalEntry]
@@ -27,7 +34,7 @@ class StepRun(msgspec.Struct):
 
 
 class StepOracle:
-    """Step oracle of one run of the world. The caller reports each agent's events in their order. `waits`: those with a time limit."""
+    """Step oracle of one run of the world. The caller reports each agent's events in order. `waits`: oracle of waits with a time limit."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -35,32 +42,32 @@ class StepOracle:
         self._runs: dict[tuple[str, int], StepRun] = {}
         self._gone_on: dict[tuple[object, ...], None] = {}
         self._counts: dict[tuple[str, int], int] = {}
-        """Agent and incarnation → durable turns begun in its history."""
+        """(agent, incarnation) → durable turns begun in its history."""
         self._captured: dict[tuple[str, int, int], int] = {}
-        """The same in each of its checkpoints, by number."""
+        """(agent, incarnation, checkpoint number) → durable turns begun before that checkpoint."""
 
     def place_of(self, agent: str, incarnation: int) -> tuple[object, ...]:
-        """Return the state of the agent's turn: what it was begun for, and all that it has seen."""
+        """Return the identity of the agent's turn: its begin, and all outcomes that it has seen."""
         run = self._runs[agent, incarnation]
         return (*run.begun, *run.seen)
 
     def on_captured(self, agent: str, incarnation: int, number: int) -> None:
-        """A checkpoint was taken."""
+        """Record a checkpoint."""
         self._captured[agent, incarnation, number] = self._counts.get((agent, incarnation), 0)
 
     def on_loaded(self, agent: str, incarnation: int, checkpoint: AgentCheckpoint | None) -> None:
-        """Note that the agent resumes from a checkpoint; None: it begins."""
+        """Record that the agent resumes from a checkpoint, or (None) begins."""
         if checkpoint is not None:
             place = agent, checkpoint.incarnation, checkpoint.number
             self._counts[agent, incarnation] = self._captured.get(place, 0)
 
     def on_started(self, turn: StartTurn, state: bytes) -> None:
-        """A turn begins, or its next segment; `state`: of its agent, encoded."""
+        """Record the begin of a turn or of its next segment. `state`: the agent's encoded state."""
         place = turn.agent, turn.incarnation
         count, saved = self._counts.get(place, 0), turn.turn
         if saved is not None:
-            begun = (turn.agent, count, saved.sender, saved.payload, state)
-            self._runs[place] = StepRun(begun, list(saved.journal), is_counted=True)
+            identity = (turn.agent, count, saved.sender, saved.payload, state)
+            self._runs[place] = StepRun(identity, list(saved.journal), is_counted=True)
         elif turn.what != "segment":
             self._runs[place] = StepRun((turn.agent, count + 1, turn.sender, turn.payload, state), [])
         elif turn.found is not None:
@@ -71,7 +78,7 @@ class StepOracle:
                 run.asked = None
 
     def on_ended(self, ended: TurnEnded | TurnFailed) -> None:
-        """Note that a turn has ended, or that its handler waits now, some of its requests answered at once."""
+        """Record that a turn has ended, or that its handler now waits, with some requests answered at once."""
         run = self._runs.get((ended.agent, ended.incarnation))
         if run is None:
             return
@@ -86,7 +93,7 @@ class StepOracle:
             self._count(ended.agent, ended.incarnation, run)
 
     def on_dead_lettered(self, agent: str, incarnation: int) -> None:
-        """Note that the message of the turn was dead-lettered."""
+        """Record that the message of the turn was dead-lettered."""
         run = self._runs.get((agent, incarnation))
         if run is not None and run.has_failed:
             self._count(agent, incarnation, run)
@@ -107,7 +114,7 @@ class StepOracle:
             self._report("steps", "G3", t_ns, text)
 
     def on_dropped(self) -> None:
-        """A plan gives up, by a person's word, what earlier plans took and did."""
+        """Forget all steps: an operator's plan discards the inputs and steps of earlier plans."""
         self._gone_on.clear()
 
 

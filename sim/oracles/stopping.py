@@ -1,15 +1,16 @@
-"""A fleet ends when its `stop_when` says so of a complete cut, and not otherwise.
+"""A fleet ends when its `stop_when` holds of a complete cut, and not otherwise.
 
 Theory of operation
 -------------------
-The user's predicate is asked about every complete cut as the world has read it back, after the other oracles have compared it
-with the books. Two things follow. A fleet that has "stopped" did so at one of these cuts, and of that one the predicate holds
-(G3: its end is one that the user has described). And once it holds of the newest cut, the fleet has to end, or to complete a cut
-of which it does not hold (G10): that is asked for at the end of a run.
+The oracle evaluates the user's predicate on every complete cut that the world reads back, after the other oracles have compared the
+cut with the ground truth. It checks:
 
-A fleet with effects ends in a cut in which none is open, and turns that have had an effect get some seconds to end.
+- A "stopped" fleet stopped at one of these cuts, and the predicate holds of it (G3).
+- Once the predicate holds of the newest cut, the fleet ends, or completes a cut of which it does not hold (G10). This is checked at
+  the end of a run.
+- A fleet with effects ends in a cut without open effects, and turns that have had an effect get some seconds to end (G12).
 
-A predicate that raises ends the fleet as failed; nothing is said of it here.
+A predicate that raises ends the fleet as failed, and is not judged here.
 """
 
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from snapline.coordinator.state import operations as op
 Finding = tuple[str, str, str]
 
 TURNS_NS = 5_000_000_000
-"""Time for which the stop waits for turns that have had an effect."""
+"""Time that the stop waits for turns that have had an effect."""
 
 
 class StopOracle:
@@ -31,12 +32,12 @@ class StopOracle:
         self._holds = fleet.stop_when
         self._said: dict[int, bool] = {}
         self._held_ns: int | None = None
-        """Time when the predicate first held."""
+        """Time at which the predicate first held."""
         self._open: dict[int, tuple[tuple[str, ...], tuple[str, ...]]] = {}
-        """Epoch → its open effects, and its turns that have had effects."""
+        """Epoch → its open effects, and its running turns that have had effects."""
 
     def on_cut(self, t_ns: int, cut: Cut) -> None:
-        """An epoch is complete."""
+        """Evaluate the predicate on a complete epoch."""
         if self._holds is None:
             return
         try:
@@ -45,10 +46,10 @@ class StopOracle:
             if self._said[cut.epoch] and self._held_ns is None:
                 self._held_ns = t_ns
         except Exception:
-            self._said.pop(cut.epoch, None)  # the fleet will fail, with the user's words
+            self._said.pop(cut.epoch, None)  # the fleet will fail with the user's error
 
     def on_ended(self, t_ns: int, kind: op.EndFleet) -> Iterator[Finding]:
-        """EndFleet was committed."""
+        """Check a committed EndFleet."""
         effects, turns = self._open.get(kind.epoch, ((), ()))
         if kind.outcome == "stopped" and effects:
             yield "stop", "G12", f"the fleet has stopped in epoch {kind.epoch} with open effects: {', '.join(effects)}"
@@ -59,9 +60,9 @@ class StopOracle:
                 f"the fleet has stopped in epoch {kind.epoch} in the middle of turns that have had effects: {', '.join(turns)}",
             )
         if kind.outcome == "stopped" and not self._said.get(kind.epoch, False):
-            what = "does not hold of it" if kind.epoch in self._said else "was never asked about it"
-            yield "stop", "G3", f"the fleet has stopped in epoch {kind.epoch}, and stop_when {what}"
+            reason = "does not hold of it" if kind.epoch in self._said else "was never asked about it"
+            yield "stop", "G3", f"the fleet has stopped in epoch {kind.epoch}, and stop_when {reason}"
 
     def owed(self, newest: int) -> str:
-        """Why the fleet has to end; "" if it has not."""
+        """Return why the fleet must end; "" if it need not."""
         return f"stop_when holds of epoch {newest}, and the fleet has not ended" if self._said.get(newest) else ""

@@ -1,17 +1,15 @@
-"""Why a turn that is run again does something else: what its handler uses that no checkpoint holds.
+"""The reason why a replayed turn diverges: state outside checkpoints that its handler uses.
 
 Theory of operation
 -------------------
-The replay oracles (`replay.py`, `durable_replay.py`) have seen that a turn, run again, does something else. This module guesses nothing about
-whether: it looks for the reason, so that the violation names a line. It follows the code of a handler, from its bytecode, through functions
-and classes of the agents' own modules, and notes which global variables and class attributes it uses, and which calls of the clock and of
-chance it makes. Values are noted before the first turn of an agent class in a run. Of variables that have other values at the end, one sentence is
-said; if there is none, one of the calls.
+The replay oracles (`replay.py`, `durable_replay.py`) detect that a replayed turn diverges. This module looks only for the reason, so that the
+violation names a line. It follows a handler's bytecode through functions and classes of the agents' own modules. It records the global variables
+and class attributes that the handler uses, and its calls of clocks and random generators. Values are recorded before the first turn of an agent
+class in a run. The reason is a variable whose value has changed at the end, or else one of the calls.
 
-The next run in this process finds those variables as they were before, unless somebody else has changed them: another process would, too.
+The next run in this process finds those variables with their earlier values, as a new process would, unless other code has changed them.
 
-A variable that never changes, a cache whose values are the same whenever they are computed, a counter that nobody reads: they are no reason, for of
-them no replay ever says anything.
+A constant, a cache with reproducible values or an unread counter is never reported, since no replay diverges because of it.
 """
 
 import contextlib
@@ -30,18 +28,18 @@ from snapline.agent_runtime.agent import Agent, AgentType
 from snapline.agent_runtime.fleet import own_modules
 
 LEFT = "__snapline_left__"
-"""Name in a user's module."""
+"""Name under which changed values are kept in a user's module."""
 
 OUTSIDE = ("random", "time", "uuid", "secrets", "datetime", "os")
-"""Modules whose functions say something else each time."""
+"""Modules whose functions return another value on each call."""
 
 INSTEAD = "ctx.random(), ctx.now() or ctx.step()"
 
 FUNCTIONS_MAX = 1_000
-"""Largest number of functions searched per handler; the rest is not checked."""
+"""Largest number of functions searched per handler; further ones are not checked."""
 
 COPIED_BYTES_MAX = 2**20
-"""Largest content of one variable: larger ones, as data that a module has loaded, are compared by size, and stay as runs leave them."""
+"""Largest content of a variable that is copied. Larger ones, such as data loaded by a module, are compared by size and not reset."""
 
 ITEMS_MAX = 10_000
 """Largest number of items in a container that is checked."""
@@ -49,14 +47,14 @@ ITEMS_MAX = 10_000
 _CONTAINERS = (list, bytearray, dict, set)
 
 SAID_MAX = 2
-"""Reasons in one sentence; the others mostly have the same cause."""
+"""Number of reasons in one report; further ones mostly have the same cause."""
 
 _Key = tuple[str, str]
-"""The module, or module and class, and the name in it."""
+"""Module, or module and class, and the name in it."""
 
 
 class Use(msgspec.Struct, frozen=True):
-    """A place where a handler uses a variable, or calls something outside."""
+    """A place where a handler uses a variable, or calls an outside function."""
 
     key: _Key
     place: str
@@ -65,7 +63,7 @@ class Use(msgspec.Struct, frozen=True):
 
 
 class Variable:
-    """A global variable, or an attribute of a class: `of_class`, whose `names` are then its own."""
+    """A global variable in `names`, or an attribute of the class `of_class`."""
 
     def __init__(self, name: str, names: dict[str, Any], of_class: type | None = None) -> None:
         self._name = name
@@ -76,27 +74,27 @@ class Variable:
         return self._names.get(self._name) if self._class is None else vars(self._class).get(self._name)
 
     def bind(self, value: Any) -> None:
-        """Bind the name to this very value."""
+        """Bind the name to this object."""
         if self._class is None:
             self._names[self._name] = value
         else:
             setattr(self._class, self._name, value)
 
     def set(self, other: Any) -> None:
-        """Give it another value. A container keeps its identity, since others may know it by another name."""
+        """Set another value. A container is changed in place, since other names may refer to it."""
         if not _filled(self.get(), other):
             self.bind(other)
 
     def left(self) -> dict[_Key, tuple[bytes, object]]:
-        """Return what runs in this process have left in variables, and their earlier values. The module holds both."""
+        """Return the values that runs in this process have left in variables, with the earlier values. The module holds both."""
         module = sys.modules.get(self._class.__module__) if self._class is not None else None
         names = self._names if self._class is None else vars(module) if module is not None else {}
-        found: dict[_Key, tuple[bytes, object]] = names.setdefault(LEFT, {})
-        return found
+        values: dict[_Key, tuple[bytes, object]] = names.setdefault(LEFT, {})
+        return values
 
 
 def _filled(value: Any, other: Any) -> bool:  # of whatever types they are
-    """Give a container the content of another one; False if these are none."""
+    """Fill a container with the content of another one; return False if they are not containers."""
     match value, other:
         case (list(), list()) | (bytearray(), bytearray()):
             value[:] = other
@@ -118,7 +116,7 @@ class Suspects:
         self._first: dict[_Key, object] = {}
 
     def look(self, known: AgentType) -> None:
-        """Note what an agent class uses, before a turn of it; only the first time counts."""
+        """Record what an agent class uses, before its first turn; later calls have no effect."""
         if known.agent_class in self._uses:
             return
         search = _Search(own_modules(known.agent_class, ()), known.agent_class)
@@ -130,17 +128,17 @@ class Suspects:
                 self._note(key, variable)
 
     def _note(self, key: _Key, variable: Variable) -> None:
-        """Reset the variable, as a new process would have it, if only the previous run has changed it."""
-        left, first = variable.left().pop(key, (b"", None))
-        if left == _image(variable.get()):
+        """Record the variable; first reset it as in a new process, if only the previous run has changed it."""
+        left_image, first = variable.left().pop(key, (b"", None))
+        if left_image == _image(variable.get()):
             variable.set(copy.deepcopy(first))
         self._variables[key], self._before[key] = variable, _image(variable.get())
         if len(self._before[key]) <= COPIED_BYTES_MAX and not _is_large(variable.get()):
-            with contextlib.suppress(Exception):  # what cannot be copied stays as runs leave it
+            with contextlib.suppress(Exception):  # values that cannot be copied are not reset
                 self._first[key] = copy.deepcopy(variable.get())
 
     def finish(self) -> None:
-        """The run is over: remember what it has left behind, for the next one."""
+        """Record the values that the run has left in variables, for the next run."""
         for key in self._changed():
             if key in self._first:
                 variable = self._variables[key]
@@ -148,7 +146,7 @@ class Suspects:
 
     @contextlib.contextmanager
     def fresh(self) -> Iterator[None]:
-        """Meanwhile the variables are as they were before the run: as another process finds them."""
+        """Give the variables their values from before the run, as in a new process, while inside."""
         changed = {key: self._variables[key].get() for key in self._changed() if key in self._first}
         present = {key: copy.copy(value) for key, value in changed.items() if isinstance(value, _CONTAINERS)}
         for key in changed:
@@ -165,12 +163,12 @@ class Suspects:
         return [key for key, variable in self._variables.items() if _image(variable.get()) != self._before[key]]
 
     def reasons(self, agent_class: type[Agent], handler: str = "") -> list[tuple[str, str]]:
-        """Return what may have made the difference: handlers with their places, and what each of them does. `handler`: of this one alone."""
+        """Return possible reasons for the divergence: handlers with their places, and the use. `handler`: only this one."""
         found = {name: uses for name, uses in self._uses.get(agent_class, {}).items() if handler in ("", name)}
-        said = [reason for key in self._changed() if (reason := _reason_of(agent_class, found, key))]
-        if not said:
-            said = [reason for name, uses in found.items() if (reason := _call_in(agent_class, name, uses))]
-        return said[:SAID_MAX]
+        texts = [reason for key in self._changed() if (reason := _reason_of(agent_class, found, key))]
+        if not texts:
+            texts = [reason for name, uses in found.items() if (reason := _call_in(agent_class, name, uses))]
+        return texts[:SAID_MAX]
 
 
 def place_of(agent_class: type, handler: str) -> str:
@@ -181,7 +179,7 @@ def place_of(agent_class: type, handler: str) -> str:
 
 
 def relative(text: str) -> str:
-    """Return the same with the files of the current folder as one types them."""
+    """Return the text with paths in the current folder made relative."""
     return text.replace(f"{Path.cwd()}/", "")
 
 
@@ -194,8 +192,8 @@ def _reason_of(agent_class: type[Agent], uses: dict[str, list[Use]], key: _Key) 
     holder, name = key
     kind = f"the class attribute {holder.rpartition(':')[2]}.{name}" if ":" in holder else f"the global variable {name}"
     verb, changed = ("changes", "") if use.is_set else ("uses", " has changed since the run began and")
-    said = f"{verb} {kind}, at {use.place}, which{changed} no checkpoint holds: keep it in the agent's state"
-    return place_of(agent_class, handler), said
+    text = f"{verb} {kind}, at {use.place}, which{changed} no checkpoint holds: keep it in the agent's state"
+    return place_of(agent_class, handler), text
 
 
 def _call_in(agent_class: type[Agent], handler: str, uses: list[Use]) -> tuple[str, str] | None:
@@ -206,10 +204,10 @@ def _call_in(agent_class: type[Agent], handler: str, uses: list[Use]) -> tuple[s
 
 
 class _Search:
-    """Follows code.
+    """Search through the code of handlers.
 
     Attributes:
-        variables: those that were found to be used.
+        variables: variables that the code uses.
     """
 
     def __init__(self, own: tuple[str, ...], agent_class: type[Agent]) -> None:
@@ -218,8 +216,8 @@ class _Search:
         self.variables: dict[_Key, Variable] = {}
 
     def uses_of(self, function: object) -> list[Use]:
-        """Return what a function uses, and all that it calls in the agents' own modules."""
-        found: list[Use] = []
+        """Return the uses in a function, and in all functions of the agents' own modules that it calls."""
+        uses: list[Use] = []
         waiting, seen = [function], dict[CodeType, None]()
         while waiting and len(seen) < FUNCTIONS_MAX:
             unwrapped = inspect.unwrap(waiting.pop(0))  # type: ignore[arg-type]  # whatever it is
@@ -227,11 +225,11 @@ class _Search:
                 continue
             seen[unwrapped.__code__] = None
             for code in _codes(unwrapped.__code__):
-                waiting += self._follow(code, unwrapped.__globals__, found)
-        return found
+                waiting += self._follow(code, unwrapped.__globals__, uses)
+        return uses
 
     def _follow(self, code: CodeType, names: dict[str, Any], found: list[Use]) -> Iterator[object]:
-        """Note the uses in one piece of code; yield the functions that it may call."""
+        """Record the uses in one code object; yield the functions that it may call."""
         holder: object = None
         line = code.co_firstlineno
         for step in dis.get_instructions(code):
@@ -266,7 +264,7 @@ class _Search:
         return Use(key, place, is_set=is_set)
 
     def _attribute(self, holder: object, name: str, place: str, found: list[Use], *, is_set: bool) -> Iterator[object]:
-        """Follow an attribute of a module, of a class, or of what may be the agent."""
+        """Follow an attribute of a module, of a class, or of a value that may be the agent."""
         if isinstance(holder, ModuleType):
             if holder.__name__ in OUTSIDE and holder.__name__ != "os":
                 found.append(Use(("", f"{holder.__name__}.{name}"), place, is_call=True))
@@ -299,7 +297,7 @@ class _Search:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code object, and all nested in it."""
+    """Yield the code object and all nested ones."""
     yield code
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
@@ -311,7 +309,7 @@ def _functions_of(of_class: type) -> Iterator[object]:
 
 
 def _is_variable(value: object) -> bool:
-    """Return whether the value may change: no module, function, class, and nothing of a library that is only called."""
+    """Return whether the value may change: not a module, function or class, nor an object of certain libraries."""
     if isinstance(value, ModuleType | type) or callable(value):
         return False
     return not type(value).__module__.startswith(("snapline", "logging", "threading", "re", "typing"))
@@ -322,12 +320,12 @@ def _is_large(value: object) -> bool:
 
 
 def _image(value: Any) -> bytes:
-    """Return what a value is compared by: its content, where it can be told; else its type."""
+    """Return the bytes by which a value is compared: its content if it can be encoded, else its type."""
     if _is_large(value):
         return f"{len(value)} items".encode()
     try:
         return msgspec.msgpack.encode(value, enc_hook=_plain, order="deterministic")
-    except Exception:  # of whatever classes somebody has
+    except Exception:  # arbitrary user classes
         return type(value).__qualname__.encode()
 
 

@@ -4,19 +4,20 @@ Theory of operation
 -------------------
 Checkpoints c(i,1), c(i,2), … cut the history of agent i into intervals I(i,0), I(i,1), …; its birth is c(i,0). The *rollback
 graph* (Wang 1997) has an edge from each interval to the agent's next one, and from the interval in which a message left to the
-one in which it was consumed: who undoes the first must undo the second. A Z-path is a path over at least one message.
+one in which it was consumed: undoing the first requires undoing the second. A Z-path is a path over at least one message.
 
 *Useless.* c(i,x) is on a Z-cycle, hence in no consistent cut (Netzer and Xu 1995), iff undoing I(i,x) undoes I(i,x−1). The edge
 I(i,x−1) → I(i,x) exists anyway, so: iff both lie in one strongly connected component. Tarjan's algorithm finds components in one
 pass. BCS, HMNR and the RDT family promise that there is none; uncoordinated agents promise nothing.
 
-*Tracked.* RDT demands that each Z-path is shown by a causal one: for all j, y and i the greatest x with I(i,x) ⇝ I(j,y) is what
-a dependency vector, piggybacked on messages and merged by consumers, says at the end of I(j,y). The vector here is computed from
-the books' order of turns. A message carries what its sender knew when it *left*, perhaps turns after the one that sent it; where the
-world does not tell of that (`on_left`), nothing is said of tracking. What leaves while a message is tried, or waits to be tried
-again, carries what that one brought, which is merged already, although its turn may come to lie in a later interval.
+*Tracked.* RDT demands that each Z-path is covered by a causal one. For all j, y and i, the greatest x with I(i,x) ⇝ I(j,y) must be
+the value of a dependency vector at the end of I(j,y); the vector is piggybacked on messages and merged by consumers. It is computed
+here from the order of turns in the ground truth. A message carries its sender's vector at its *departure*, perhaps turns after the
+turn that sent it. If the world does not report departures (`on_left`), tracking is not judged. A message that leaves while another
+one is being tried, or waits for a retry, carries that one's vector, which is already merged although its turn may end up in a
+later interval.
 
-Intervals of messages are exact in any case: an image's outbox says what had left before it.
+Intervals of messages are exact in any case: an image's outbox shows which messages had left before it.
 """
 
 from bisect import bisect_right
@@ -35,8 +36,10 @@ TRACKING_PROTOCOLS = ("fdas", "fdi", "bhmr", "nras", "cbr", "cas")
 
 
 class Flow(msgspec.Struct, frozen=True):
-    """A consumed message: the intervals in which it left and was consumed, and turns: the sender's last one, begun or ended, when
-    it left (-1: not known), the receiver's that consumed it."""
+    """A consumed message: the intervals and turns in which it left and was consumed.
+
+    `left_at`: the sender's last begun or ended turn at the departure, -1 if not known; `got_at`: the receiver's consuming turn.
+    """
 
     sender: str
     sent_in: int
@@ -51,9 +54,9 @@ class Intervals(msgspec.Struct):
 
     Attributes:
         checkpoints: agent → its images, without the initial one; image x − 1 begins interval x.
-        first: agent → the node of its interval 0; its others follow.
+        first: agent → node of its interval 0; the nodes of its other intervals follow.
         flows: all consumed messages.
-        nodes: how many intervals there are.
+        nodes: number of intervals.
     """
 
     checkpoints: dict[str, list[Captured]]
@@ -62,18 +65,18 @@ class Intervals(msgspec.Struct):
     nodes: int
 
     def edges(self) -> list[list[int]]:
-        """Node → the nodes that must be undone with it."""
-        found: list[list[int]] = [[] for _ in range(self.nodes)]
+        """Return node → nodes that must be undone with it."""
+        successors: list[list[int]] = [[] for _ in range(self.nodes)]
         for agent, first in self.first.items():
             for node in range(first, first + len(self.checkpoints[agent])):
-                found[node].append(node + 1)
-        known: dict[tuple[int, int], None] = {}
+                successors[node].append(node + 1)
+        seen: dict[tuple[int, int], None] = {}
         for flow in self.flows:
             edge = self.first[flow.sender] + flow.sent_in, self.first[flow.receiver] + flow.got_in
-            if edge not in known:
-                known[edge] = None
-                found[edge[0]].append(edge[1])
-        return found
+            if edge not in seen:
+                seen[edge] = None
+                successors[edge[0]].append(edge[1])
+        return successors
 
 
 def intervals_of(branch: Branch) -> Intervals:
@@ -115,7 +118,7 @@ def _place(captured: Captured) -> CutPlace:
 
 
 def useless(intervals: Intervals) -> list[Captured]:
-    """The checkpoints that no consistent cut contains."""
+    """Return the checkpoints that no consistent cut contains."""
     components = components_of(intervals.edges())
     return [
         captured
@@ -126,7 +129,7 @@ def useless(intervals: Intervals) -> list[Captured]:
 
 
 def components_of(edges: list[list[int]]) -> list[int]:
-    """Node → number of its strongly connected component (Tarjan 1972, without recursion)."""
+    """Return node → number of its strongly connected component (Tarjan 1972, without recursion)."""
     order: list[int] = [-1] * len(edges)
     low: list[int] = [0] * len(edges)
     component: list[int] = [-1] * len(edges)
@@ -163,7 +166,7 @@ def components_of(edges: list[list[int]]) -> list[int]:
 
 
 def untracked(branch: Branch, intervals: Intervals) -> Iterator[str]:
-    """Dependencies that dependency vectors do not show, each as a sentence."""
+    """Yield a description of a dependency that the dependency vectors do not show."""
     vectors = _vectors_of(branch, intervals)
     reach = _reach_of(intervals)
     for agent, first in intervals.first.items():
@@ -179,7 +182,7 @@ def untracked(branch: Branch, intervals: Intervals) -> Iterator[str]:
 
 
 def _reach_of(intervals: Intervals) -> list[dict[str, int]]:
-    """Node → agent → the greatest interval of that agent from which the node is reached over a message, or its own past."""
+    """Return node → agent → greatest interval of that agent from which the node can be reached."""
     edges = intervals.edges()
     reach: list[dict[str, int]] = [{} for _ in edges]
     for agent, first in intervals.first.items():
@@ -194,7 +197,7 @@ def _reach_of(intervals: Intervals) -> list[dict[str, int]]:
 
 
 def _vectors_of(branch: Branch, intervals: Intervals) -> dict[str, list[dict[str, int]]]:
-    """Agent → its dependency vector at the end of each interval, by running the branch's turns in a causal order."""
+    """Return agent → dependency vectors at the end of its intervals, by running the branch's turns in a causal order."""
     runs = {agent: _Run(history, intervals.checkpoints[agent]) for agent, history in branch.histories.items()}
     for flow in intervals.flows:
         runs[flow.receiver].flows.setdefault(flow.got_at, []).append(flow)
@@ -208,7 +211,7 @@ def _vectors_of(branch: Branch, intervals: Intervals) -> dict[str, list[dict[str
 
 
 class _Run:
-    """Replay of one agent's turns and images, as far as vectors go."""
+    """Replay of one agent's turns and images, for vectors only."""
 
     def __init__(self, history: AgentHistory, checkpoints: list[Captured]) -> None:
         self.agent = history.agent
@@ -231,10 +234,13 @@ class _Run:
         """Return the vector that a message of this agent carries; None while it has not left yet."""
         if flow.left_at >= len(self.after):
             return None
-        return {**self.after[flow.left_at], self.agent: flow.sent_in}  # between that turn and it lie images at most
+        return {
+            **self.after[flow.left_at],
+            self.agent: flow.sent_in,
+        }  # only images lie between that turn and the departure
 
     def step(self, runs: "dict[str, _Run]") -> bool:
-        """Run the next turn; False if there is none, or what it consumes has not left yet."""
+        """Run the next turn; return False if there is none, or if a message that it consumes has not left yet."""
         if self.turn == self.turns:
             if len(self.ends) == len(self._images):
                 self.ends.append(self.vector)
@@ -252,7 +258,7 @@ class _Run:
 
 
 def _is_reported(branch: Branch, flows: list[Flow]) -> bool:
-    """Return whether the senders' knowledge at departure is known of all messages; not of one that left in a turn that never ended."""
+    """Return whether the sender's vector at departure is known for all messages; it is not if the turn of the departure never ended."""
     return all(0 <= flow.left_at <= branch.histories[flow.sender].turns for flow in flows)
 
 
@@ -260,7 +266,7 @@ def _is_reported(branch: Branch, flows: list[Flow]) -> bool:
 
 
 class UselessReport(msgspec.Struct):
-    """Report at the end of a run: how many checkpoints were useless, and violations."""
+    """Report at the end of a run: number of useless checkpoints, and violations."""
 
     checkpoints: int
     useless: int
@@ -269,15 +275,15 @@ class UselessReport(msgspec.Struct):
 
 
 def check_branch(branch: Branch, protocol: str) -> UselessReport:
-    """Judge the surviving branch of a fleet whose agents checkpoint alone."""
+    """Judge the surviving branch of a fleet whose agents take checkpoints independently."""
     report = UselessReport(0, 0, False, [])
     if protocol != UNCOORDINATED and protocol not in CIC_PROTOCOLS:
         return report
     intervals = intervals_of(branch)
-    found = useless(intervals)
-    report.checkpoints, report.useless = sum(map(len, intervals.checkpoints.values())), len(found)
-    if found and protocol in CIC_PROTOCOLS:
-        x = found[0]
+    useless_checkpoints = useless(intervals)
+    report.checkpoints, report.useless = sum(map(len, intervals.checkpoints.values())), len(useless_checkpoints)
+    if useless_checkpoints and protocol in CIC_PROTOCOLS:
+        x = useless_checkpoints[0]
         text = f"checkpoint {x.number} of {x.agent} ({x.basis}, plan {x.plan}) is useless: it lies on a Z-cycle"
         report.findings.append(("useless", "G6", text))
     elif protocol in TRACKING_PROTOCOLS and _is_reported(branch, intervals.flows):

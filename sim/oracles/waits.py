@@ -1,7 +1,8 @@
-"""A durable wait with a time limit is over when its time is, counted from when the turn first stood there: no recovery begins it anew (G3), and none ends it early.
+"""A durable wait with a time limit ends when its time is over, counted from its first begin: no recovery restarts it (G3) or ends it early.
 
-The books are those of `steps.py`: a wait is known by what its turn was begun for and has seen. A host that was down, or slow, is late for that reason alone: so the limit is
-the latest of the wait's own end, the last time that its agent was loaded, and the end of the last fault, and some patience. While wall clocks are wrong nothing is said.
+As in `steps.py`, a wait is identified by the begin of its turn and the outcomes that the turn has seen. A crashed or slow host may be late. So the
+deadline is the latest of the wait's own end, the last load of its agent and the end of the last fault, plus some patience. The oracle does not
+judge runs with wrong wall clocks.
 """
 
 from collections.abc import Sequence
@@ -25,15 +26,15 @@ class WaitOracle:
     def __init__(self, report: Report) -> None:
         self._report = report
         self._due_ns: dict[Place, tuple[int, int]] = {}
-        """The earliest and the latest time at which it may be over: several histories may have come to it, and a host that was replaced goes on."""
+        """Wait → earliest and latest time of its end: several histories may have reached it, and a replaced host continues."""
         self._loaded_ns: dict[str, int] = {}
 
     def on_loaded(self, t_ns: int, agent: str) -> None:
-        """A plan has made the agent anew."""
+        """Record that a plan has loaded the agent."""
         self._loaded_ns[agent] = t_ns
 
     def on_waiting(self, t_ns: int, place: Place, timeout_ns: int, *, is_again: bool) -> None:
-        """A turn stands at a wait; `is_again`: the checkpoint that it comes from held it at this wait."""
+        """Record a turn's wait. `is_again`: the turn was restored from a checkpoint taken during this wait."""
         if not is_again or place not in self._due_ns:
             due_ns = t_ns + timeout_ns
             least_ns, most_ns = self._due_ns.get(place, (due_ns, due_ns))
@@ -42,7 +43,7 @@ class WaitOracle:
     def on_over(
         self, t_ns: int, agent: str, place: Place, found: JournalEntry, faults: Sequence[ExecutedFault]
     ) -> None:
-        """The wait is over, and its turn goes on. `faults`: as executed so far."""
+        """Check the end of a wait, after which its turn continues. `faults`: faults executed so far."""
         due = self._due_ns.get(place)
         is_timed = (found.kind, found.outcome) == ("sleep", DONE) or found.outcome == LATE
         if due is None or not is_timed or any(fault.kind == "clock" for fault in faults):

@@ -1,7 +1,7 @@
 """Columns of a run's space-time diagram.
 
-Every event has a column of its own, and so has every begin and end of a host, an epoch or a fault: time is written on the
-axis and is not linear, so that a burst of messages can be read and a pause of seconds takes no room.
+Every event has its own column, and so has every start and end of a host, an epoch or a fault. The axis shows times but is not
+linear, so that a burst of messages stays readable and a pause of seconds takes no space.
 """
 
 from bisect import bisect_left, bisect_right
@@ -17,9 +17,9 @@ class Columns:
     """Mapping of positions and times to columns.
 
     Attributes:
-        times: of the window's events, never decreasing.
-        window: its time span: up to the edges of the run, where it reaches them.
-        bounds: other times in the window that have a column, ascending, each once.
+        times: times of the window's events, never decreasing.
+        window: start and end time of the window; extends to the start or end of the run if the window reaches it.
+        bounds: other times in the window that have a column, ascending and unique.
     """
 
     def __init__(self, recording: Recording, result: Result, first: int, last: int) -> None:
@@ -31,19 +31,19 @@ class Columns:
         if last == len(recording.events) - 1:
             end_ns = max(end_ns, result.virtual_ns, *(violation.t_ns for violation in result.violations[:1]))
         self.window = (start_ns, end_ns)
-        found = [time_ns for time_ns in _bounds(recording, result) if start_ns <= time_ns <= end_ns]
-        self.bounds = sorted(dict.fromkeys([start_ns, *found, end_ns]))
+        times = [time_ns for time_ns in _bounds(recording, result) if start_ns <= time_ns <= end_ns]
+        self.bounds = sorted(dict.fromkeys([start_ns, *times, end_ns]))
 
     @property
     def count(self) -> int:
         return len(self.times) + len(self.bounds)
 
     def of_time(self, time_ns: int) -> int:
-        """A time stands before all that happens at it."""
+        """Return the column of a time, before all events at this time."""
         return bisect_left(self.times, time_ns) + bisect_left(self.bounds, time_ns)
 
     def of_position(self, position: Place) -> Place:
-        """Positions outside the window are outside."""
+        """Return the column of a position; positions outside the window map to columns outside."""
         index = int(position) - self._first
         if index < 0:
             return -1
@@ -52,7 +52,7 @@ class Columns:
         return index + bisect_right(self.bounds, self.times[index])
 
     def ticks(self, least: float) -> Iterator[tuple[Place, str]]:
-        """The time at columns that lie so far apart; two columns of one time get one tick."""
+        """Yield columns and their times, at least `least` columns apart; two columns of one time get one tick."""
         reached = -1 - least
         for time_ns in sorted(dict.fromkeys([*self.bounds, *self.times])):
             place = self.of_time(time_ns)

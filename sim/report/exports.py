@@ -1,15 +1,16 @@
-"""A recording for other people's viewers: ShiViz (vector clocks) and Perfetto (Chrome's trace events).
+"""Exports of a recording for other viewers: ShiViz (vector clocks) and Perfetto (Chrome trace events).
 
 ShiViz
 ------
-A host there is an agent here. A window of a long run counts from 1 again, and what was sent before it is not joined. A recovery is an event of
-every agent that it sets back; what it undid stays in the log, since it did happen. `diagrams/shiviz.py` has the clocks.
+A ShiViz host is a snapline agent. In a window of a long run, clocks start at 1 again, and receives of earlier sends are not
+connected to them. A recovery is an event of every agent that it rolls back. Undone events stay in the log, because they did
+happen. `diagrams/shiviz.py` computes the clocks.
 
 Perfetto
 --------
-A host is a process and an agent a thread of it, as they were placed at the start. What one agent does at one time is one
-slice (turns take no virtual time). Each pair of a send and a receive is a flow between slices. Hosts' runs are slices of
-their first thread, epochs are spans of the process "coordinator": several may be open at once.
+A host is a process, and an agent is a thread of it, by initial placement. All actions of one agent at one time are one slice
+(turns take no virtual time). Each pair of a send and a receive is a flow between slices. Hosts' up times are slices of their
+first thread. Epochs are spans of the process "coordinator", because several may be open at once.
 """
 
 import json
@@ -21,21 +22,21 @@ from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, Mes
 from snapline.sim.world.recording import EpochSpan, HostSpan, Recording, TimedEvent
 
 SHIVIZ_EVENTS_MAX = 20_000
-"""The last ones; a browser draws no more of them, and clocks grow with the agents."""
+"""Number of events exported, the last ones. Browsers cannot draw more, and clocks grow with the number of agents."""
 
 SLICE_MAX_NS = 1_000
-"""Drawn length of a slice, if nothing follows earlier: an event takes no time, and would be invisible."""
+"""Maximum drawn length of a slice. An event takes no time and would otherwise be invisible."""
 
 COORDINATOR = "coordinator"
 ELSEWHERE = "spawned later"
-"""The process of agents that no host had at the start."""
+"""Name of the process for agents without an initial host."""
 
 
 # -- ShiViz -------------------------------------------------------------------------------------------------------------
 
 
 def to_shiviz(recording: Recording) -> str:
-    """The last `SHIVIZ_EVENTS_MAX` events as a log of ShiViz."""
+    """Return the last `SHIVIZ_EVENTS_MAX` events as a ShiViz log."""
     return shiviz_log(step for timed in recording.events[-SHIVIZ_EVENTS_MAX:] for step in _clock_steps(timed))
 
 
@@ -75,7 +76,7 @@ Entry = dict[str, object]
 
 
 def to_perfetto(recording: Recording) -> bytes:
-    """The recording as Chrome trace events, in JSON."""
+    """Return the recording as Chrome trace events, in JSON."""
     places = _Places(recording)
     entries = [
         *places.metadata(),
@@ -90,7 +91,7 @@ def to_perfetto(recording: Recording) -> bytes:
 
 
 class _Places:
-    """Numbers of processes and threads. Thread 0 of a process is the host's own."""
+    """Numbers of processes and threads. Thread 0 of a process is the host itself."""
 
     def __init__(self, recording: Recording) -> None:
         hosts = dict.fromkeys([COORDINATOR, *(span.host for span in recording.hosts), *recording.placed.values()])
@@ -120,7 +121,7 @@ class _Places:
         return {"pid": process, "tid": thread}
 
     def metadata(self) -> Iterator[Entry]:
-        """The names."""
+        """Yield the metadata entries with the names of processes and threads."""
         processes = dict(self._process)
         if any(process == self._elsewhere for process, _ in self._thread.values()):
             processes[ELSEWHERE] = self._elsewhere
@@ -131,7 +132,7 @@ class _Places:
 
 
 def _us(time_ns: int) -> float:
-    """Microseconds, as the format has them, with nanoseconds behind the point."""
+    """Return microseconds, the format's unit, with nanoseconds as decimals."""
     return time_ns / 1000
 
 
@@ -154,22 +155,22 @@ def _epoch_entries(span: EpochSpan, places: _Places, end_ns: int) -> Iterator[En
 
 
 def _slices(recording: Recording, places: _Places) -> Iterator[Entry]:
-    """Yield slices, each with all that one agent did at one time."""
+    """Yield slices, each with all actions of one agent at one time."""
     open_: dict[str, tuple[int, list[Event]]] = {}
     orphans = {orphan.message: orphan.text for orphan in recording.orphans}
     for timed in recording.events:
         event = timed.event
         if isinstance(event, Recovery):
             continue
-        begun = open_.get(event.agent)
-        if begun is not None and begun[0] == timed.t_ns:
-            begun[1].append(event)
+        current = open_.get(event.agent)
+        if current is not None and current[0] == timed.t_ns:
+            current[1].append(event)
             continue
-        if begun is not None:
-            yield _slice(event.agent, begun, timed.t_ns, places, orphans)
+        if current is not None:
+            yield _slice(event.agent, current, timed.t_ns, places, orphans)
         open_[event.agent] = (timed.t_ns, [event])
-    for agent, begun in open_.items():
-        yield _slice(agent, begun, begun[0] + SLICE_MAX_NS, places, orphans)
+    for agent, current in open_.items():
+        yield _slice(agent, current, current[0] + SLICE_MAX_NS, places, orphans)
 
 
 def _slice(agent: str, begun: tuple[int, list[Event]], next_ns: int, places: _Places, orphans: dict[str, str]) -> Entry:
@@ -177,8 +178,8 @@ def _slice(agent: str, begun: tuple[int, list[Event]], next_ns: int, places: _Pl
     kinds = dict.fromkeys(_kind(event) for event in events)
     arguments: Entry = {"events": [_words(event) for event in events]}
     messages = [event.message for event in events if not isinstance(event, CheckpointTaken)]
-    if found := {message: orphans[message] for message in messages if message in orphans}:
-        arguments["orphans"] = found
+    if orphan_texts := {message: orphans[message] for message in messages if message in orphans}:
+        arguments["orphans"] = orphan_texts
     common: Entry = {"name": ", ".join(kinds), "cat": "agent", "ph": "X", **places.agent(agent), "ts": _us(t_ns)}
     return {**common, "dur": _us(min(SLICE_MAX_NS, next_ns - t_ns)), "args": arguments}
 
@@ -202,7 +203,7 @@ def _recoveries(recording: Recording, places: _Places) -> Iterator[Entry]:
 
 
 def _flows(recording: Recording, places: _Places) -> Iterator[Entry]:
-    """One flow for each receive: a message received again after a recovery has several."""
+    """Yield one flow for each receive. A message received again after a recovery has several."""
     sent: dict[str, tuple[int, str]] = {}
     for number, (timed, event) in enumerate(_messages(recording.events)):
         if isinstance(event, MessageSent):

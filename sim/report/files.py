@@ -1,9 +1,9 @@
-"""The formats of a run folder's files, each with its reader.
+"""File formats of a run folder, with writers and readers.
 
-JSON documents begin with `apiVersion` and `kind`, as all of snapline's do. The trace is the one that `snapline analyze`
-reads, packed with gzip: each line also holds the virtual time `t_ns`, which other readers ignore. What a trace does not
-know (epochs, hosts, orphans) stands beside it in the timeline; both together are a `Recording` again. The same run gives
-the same bytes: no file holds a time of day, and the packed trace neither a name nor a date.
+JSON documents begin with `apiVersion` and `kind`, as all of snapline's do. The trace has the format of `snapline analyze`,
+compressed with gzip; each line also holds the virtual time `t_ns`, which other readers ignore. The timeline holds what a trace
+lacks (epochs, hosts, orphans); both together make a `Recording`. The same run gives the same bytes: no file holds a wall-clock
+time, and the compressed trace holds neither a name nor a date.
 """
 
 import gzip
@@ -30,7 +30,7 @@ RESULT_KIND, CHOICES_KIND, TIMELINE_KIND = "SimulationResult", "SimulationChoice
 
 
 class Provenance(msgspec.Struct, frozen=True):
-    """Origin of a result. `schema`: the version of the scenario's format. `commit`: of the code, "" if unknown."""
+    """Origin of a result. `schema`: version of the scenario format. `commit`: commit of the code, "" if unknown."""
 
     schema: int
     commit: str
@@ -40,9 +40,9 @@ class Provenance(msgspec.Struct, frozen=True):
 
 
 def result_json(result: Result, provenance: Provenance) -> bytes:
-    """`result.json`: all of the result, its violations with the guarantee in words."""
+    """Return `result.json`: the whole result, with the text of each violated guarantee."""
     fields = msgspec.to_builtins(result)
-    # JSON has no word for these; null is read back as not a number.
+    # JSON cannot represent infinite and NaN values; null is read back as NaN.
     fields["metrics"] = {
         name: value if math.isfinite(value) else None for name, value in sorted(result.metrics.items())
     }
@@ -56,7 +56,7 @@ def read_result(path: Path) -> tuple[Result, Provenance]:
     """Read the output of `result_json`.
 
     Raises:
-        UsageError: there is no such file, or it has another format.
+        UsageError: the file is missing or has another format.
     """
     fields = _read_document(path, RESULT_KIND)
     metrics = fields.get("metrics")
@@ -69,7 +69,7 @@ def read_result(path: Path) -> tuple[Result, Provenance]:
 
 
 def metrics_csv(result: Result) -> str:
-    """`metrics.csv`: name and value, sorted by name."""
+    """Return `metrics.csv`: name and value, sorted by name."""
     rows = [f"{_csv(name)},{value!r}" for name, value in sorted(result.metrics.items())]
     return "\n".join(["name,value", *rows]) + "\n"
 
@@ -82,7 +82,7 @@ def _csv(cell: str) -> str:
 
 
 def faults_toml(faults: Iterable[ExecutedFault]) -> str:
-    """`faults.toml`: what was carried out, in order; one without `until` has no end."""
+    """Return `faults.toml`: the executed faults, in order. A fault without `until` has no end."""
     return format_toml({"executed": [_fault(fault) for fault in faults]}).lstrip("\n")
 
 
@@ -90,12 +90,12 @@ def _fault(fault: ExecutedFault) -> dict[str, str]:
     fields = {"kind": fault.kind, "text": fault.text, "at": exact(fault.at_ns)}
     if fault.until_ns:
         fields["until"] = exact(fault.until_ns)
-    # Half of a surrogate pair cannot stand in TOML.
+    # TOML cannot hold half of a surrogate pair.
     return {name: value.encode("utf-8", "replace").decode() for name, value in fields.items()}
 
 
 def exact(time_ns: int) -> str:
-    """A duration as scenarios write it, without loss: `5s`, `1.25s`, `0.000000001s`."""
+    """Format a duration exactly, in scenario syntax: `5s`, `1.25s`, `0.000000001s`."""
     whole, rest = divmod(time_ns, 1_000_000_000)
     return f"{whole}.{rest:09d}".rstrip("0") + "s" if rest else f"{whole}s"
 
@@ -104,14 +104,14 @@ def exact(time_ns: int) -> str:
 
 
 def choices_json(choices: Record) -> bytes:
-    """`choices.json`: one choice a line, in the order in which they were made: stream, key, value."""
+    """Return `choices.json`: one choice per line (stream, key, value), in the order of the run."""
     rows = [json.dumps([stream, _plain(key), value], ensure_ascii=False) for (stream, key), value in choices.items()]
     opening = f'{{"apiVersion": "{API_VERSION}", "kind": "{CHOICES_KIND}", "choices": ['
     return _bytes(opening + "".join(f"\n{row}," for row in rows).rstrip(",") + "\n]}\n")
 
 
 def _plain(part: object) -> object:
-    """A part of a key for JSON: tuples become lists; what is neither text nor a whole number would not come back."""
+    """Return a part of a key for JSON. Tuples become lists; other types than text and integers would not be read back."""
     if isinstance(part, tuple):
         return [_plain(item) for item in part]
     if part is None or isinstance(part, str | int):
@@ -120,10 +120,10 @@ def _plain(part: object) -> object:
 
 
 def read_choices(path: Path) -> Record:
-    """The record that `choices_json` wrote.
+    """Read the output of `choices_json`.
 
     Raises:
-        UsageError: there is no such file, or it is none of ours.
+        UsageError: the file is missing or has another format.
     """
     rows = _read_document(path, CHOICES_KIND).get("choices")
     try:
@@ -155,14 +155,14 @@ class _Time(msgspec.Struct, frozen=True):
 
 
 def trace_lines(recording: Recording) -> Iterator[bytes]:
-    """The recording's events as lines of a trace, each with its time."""
+    """Yield the recording's events as lines of a trace, each with its time."""
     yield encode(Header(agents=recording.agents))
     for timed in recording.events:
         yield b'%s,"t_ns":%d}\n' % (encode(timed.event)[:-2], timed.t_ns)
 
 
 def trace_gz(recording: Recording) -> bytes:
-    """`trace.jsonl.gz`."""
+    """Return `trace.jsonl.gz`."""
     packed = io.BytesIO()
     with gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0, compresslevel=6) as stream:
         for line in trace_lines(recording):
@@ -171,7 +171,7 @@ def trace_gz(recording: Recording) -> bytes:
 
 
 def timeline_json(recording: Recording) -> bytes:
-    """`timeline.json`: what of a recording is no trace."""
+    """Return `timeline.json`: the parts of a recording that a trace lacks."""
     epochs = list(recording.epochs.values())
     timeline = _Timeline(
         recording.agents, recording.placed, epochs, recording.hosts, recording.orphans, recording.is_cut
@@ -180,20 +180,20 @@ def timeline_json(recording: Recording) -> bytes:
 
 
 def read_recording(trace: Path, timeline: Path) -> Recording:
-    """The recording of a run, from its two files.
+    """Read the recording of a run from its two files.
 
     Raises:
-        UsageError: one of them is missing or damaged.
+        UsageError: a file is missing or damaged.
     """
     try:
-        known = msgspec.convert(_read_document(timeline, TIMELINE_KIND), _Timeline)
+        stored = msgspec.convert(_read_document(timeline, TIMELINE_KIND), _Timeline)
         events = list(_events(_read(trace)))
     except (msgspec.DecodeError, EOFError, OSError) as error:  # a validation error is a decode error
         raise UsageError(f"{trace} and {timeline.name} cannot be read: {error}; run the simulation again") from error
     recording = Recording()
-    recording.agents, recording.placed, recording.hosts = known.agents, known.placed, known.hosts
-    recording.epochs = {span.epoch: span for span in known.epochs}
-    recording.orphans, recording.is_cut, recording.events = known.orphans, known.is_cut, events
+    recording.agents, recording.placed, recording.hosts = stored.agents, stored.placed, stored.hosts
+    recording.epochs = {span.epoch: span for span in stored.epochs}
+    recording.orphans, recording.is_cut, recording.events = stored.orphans, stored.is_cut, events
     return recording
 
 
@@ -219,7 +219,7 @@ def _json(document: dict[str, object]) -> bytes:
 
 
 def _bytes(words: str) -> bytes:
-    """Half of a surrogate pair cannot be encoded; its escape is JSON's own."""
+    """Encode text. Half of a surrogate pair, which UTF-8 cannot encode, becomes a JSON escape."""
     return words.encode("utf-8", "backslashreplace")
 
 
@@ -230,11 +230,11 @@ def _read(path: Path) -> bytes:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}; name the folder of a run") from error
 
 
-def _read_document(path: Path, kind: str) -> dict[str, Any]:  # Any: as in JSON, checked by who reads
+def _read_document(path: Path, kind: str) -> dict[str, Any]:  # Any: JSON; callers validate it
     try:
-        found = json.loads(_read(path))
+        document = json.loads(_read(path))
     except ValueError as error:
         raise UsageError(f"{path} is no JSON: {error}; run the simulation again") from error
-    if not isinstance(found, dict) or found.get("kind") != kind:
+    if not isinstance(document, dict) or document.get("kind") != kind:
         raise UsageError(f"{path} is no {kind}: name the folder of a run")
-    return found
+    return document

@@ -1,17 +1,17 @@
-"""The folder of one run: everything to look at it, to send it to somebody, and to run it again.
+"""Folder of one run: everything needed to inspect it, share it and run it again.
 
     result.json       the verdict with its evidence, probes, metrics, hashes
     config.toml       the scenario as it was drawn
     faults.toml       the faults as they were carried out
     choices.json      every choice that was not benign                       (if they were recorded)
     trace.jsonl.gz    for `snapline analyze`, with virtual times             (if the run was recorded)
-    timeline.json     epochs, hosts and orphans, which no trace knows        (likewise)
-    spacetime.svg     who did what when                                      (likewise)
-    report.html       all of it on one page that needs no network
+    timeline.json     epochs, hosts and orphans, which a trace lacks         (likewise)
+    spacetime.svg     space-time diagram                                     (likewise)
+    report.html       everything on one page that needs no network
     metrics.csv       name, value
-    repro.txt         how to run it again
+    repro.txt         commands that run it again
 
-Results come last: a folder with `result.json` is whole. The report can be made again from the other files.
+`result.json` is written last: a folder that has it is complete. The report can be regenerated from the other files.
 """
 
 import os
@@ -40,11 +40,11 @@ REPORT, METRICS, REPRO = "report.html", "metrics.csv", "repro.txt"
 LATEST = "latest"
 
 SAME_SECOND_MAX = 1000
-"""Runs of one name and seed in one second; more are a loop that went wrong."""
+"""Maximum number of runs with one name and seed in one second; more indicate a runaway loop."""
 
 
 class StoredRun(msgspec.Struct, frozen=True):
-    """A run folder, read. `config` is the scenario's text as it stands there."""
+    """Contents of a run folder. `config`: text of the scenario file."""
 
     scenario: Scenario
     config: str
@@ -63,7 +63,7 @@ def write_run(
     choices: Record | None,
     commit: str,
 ) -> None:
-    """Write all files of a run into `folder`, which is made if it is missing.
+    """Write all files of a run into `folder`, which is created if it is missing.
 
     Raises:
         UsageError: the folder cannot be written.
@@ -80,7 +80,7 @@ def write_run(
 
 
 def _contents(folder: Path, run: StoredRun) -> dict[str, bytes | None]:
-    """Return files by name, in the order of writing; None for a file that this run lacks."""
+    """Return the files by name, in the order of writing; None for a file that this run does not have."""
     recording = run.recording
     return {
         CONFIG: run.config.encode(),
@@ -104,7 +104,7 @@ def _pictures(run: StoredRun) -> dict[str, bytes | None]:
 
 
 def report_of(run: StoredRun) -> str:
-    """The report as the text of one HTML file."""
+    """Return the report as the text of one HTML file."""
     return page(page_of(run))
 
 
@@ -125,16 +125,16 @@ def page_of(run: StoredRun) -> Page:
 
 
 def _catalogue(result: Result) -> dict[str, str]:
-    """Probes with their meaning; one that must not be reached is no news as long as it was not."""
+    """Return probes with their meaning. Probes that must not be reached are included only if they were."""
     return {
         name: probe.text for name, probe in CATALOGUE.items() if probe.verb != "unreachable" or result.probes.get(name)
     }
 
 
 def _repro(folder: Path, run: StoredRun) -> str:
-    place, config = shlex.quote(str(folder)), shlex.quote(str(folder / CONFIG))
+    folder_argument, config = shlex.quote(str(folder)), shlex.quote(str(folder / CONFIG))
     return (
-        f"snapline sim replay {place}\n"
+        f"snapline sim replay {folder_argument}\n"
         f"snapline sim run {config} --seed {run.result.seed}\n"
         f"# commit {run.provenance.commit or 'unknown'}, schema {run.provenance.schema}\n"
     )
@@ -142,7 +142,7 @@ def _repro(folder: Path, run: StoredRun) -> str:
 
 def _write(path: Path, content: bytes | None) -> None:
     if content is None:
-        path.unlink(missing_ok=True)  # of an earlier run
+        path.unlink(missing_ok=True)  # file of an earlier run
     else:
         path.write_bytes(content)
 
@@ -154,7 +154,7 @@ def read_run(folder: Path) -> StoredRun:
     """Read a run folder.
 
     Raises:
-        UsageError: it is none, or a file is damaged.
+        UsageError: the folder is not one of a run, or a file is damaged.
     """
     result, provenance = files.read_result(folder / RESULT)
     config = _read_text(folder / CONFIG)
@@ -170,19 +170,19 @@ def read_run(folder: Path) -> StoredRun:
 
 
 def read_choices(path: Path) -> Record:
-    """The choices of a run, for `RecordedChoices`.
+    """Read the choices of a run, for `RecordedChoices`.
 
     Raises:
-        UsageError: there is no such file, or it is none of ours.
+        UsageError: the file is missing or has another format.
     """
     return files.read_choices(path)
 
 
 def rebuild(folder: Path) -> Path:
-    """Make the report and the picture of a run again from its other files; returns the report's path.
+    """Regenerate the report and the diagram of a run from its other files. Return the report's path.
 
     Raises:
-        UsageError: the folder is no run's, or cannot be written.
+        UsageError: the folder is not one of a run, or cannot be written.
     """
     run = read_run(folder)
     try:
@@ -204,12 +204,12 @@ def _read_text(path: Path) -> str:
 
 
 def folder_for(base: Path, name: str, seed: int, now: datetime) -> Path:
-    """Make the folder of a new run, `base/<name>/<UTC time>-<seed>`, and let `base/<name>/latest` point there.
+    """Create the folder of a new run, `base/<name>/<UTC time>-<seed>`, and point `base/<name>/latest` to it.
 
-    The link is replaced in one step: who follows it finds this run or an earlier one, never nothing.
+    The link is replaced atomically, so it always points to this run or to an earlier one.
 
     Raises:
-        UsageError: it cannot be made.
+        UsageError: the folder cannot be created.
     """
     parent = base / _safe(name)
     stem = f"{now.astimezone(UTC):%Y%m%dT%H%M%SZ}-{seed}"
@@ -223,10 +223,10 @@ def folder_for(base: Path, name: str, seed: int, now: datetime) -> Path:
 
 
 def sweep_file(base: Path, name: str, now: datetime) -> Path:
-    """Return the path of a sweep's summary, `base/<name>/<UTC time>-sweep.json`; the folder is created.
+    """Return the path of a sweep's summary, `base/<name>/<UTC time>-sweep.json`, and create its folder.
 
     Raises:
-        UsageError: it cannot be created.
+        UsageError: the folder cannot be created.
     """
     parent = base / _safe(name)
     try:
@@ -237,7 +237,7 @@ def sweep_file(base: Path, name: str, now: datetime) -> Path:
 
 
 def _make(parent: Path, stem: str) -> Path:
-    """A folder that nobody had before: two runs of one seed may begin in one second."""
+    """Create a new folder with a unique name, as two runs of one seed may begin in the same second."""
     for number in range(1, SAME_SECOND_MAX + 1):
         folder = parent / (stem if number == 1 else f"{stem}-{number}")
         try:
@@ -256,5 +256,5 @@ def _point(link: Path, target: str) -> None:
 
 
 def _safe(name: str) -> str:
-    """A scenario's name as one part of a path."""
+    """Return a scenario's name as a single path component."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "run"

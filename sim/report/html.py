@@ -1,7 +1,7 @@
-"""One page about a run: verdict, evidence, timeline, space-time diagram, metrics, probes, how to run it again.
+"""HTML report of a run: verdict, evidence, timeline, space-time diagram, metrics, probes, and how to run it again.
 
-The page is one file and needs no network; its policy forbids it, and scripts as well: it has none. It follows the reader's
-light or dark scheme. Whatever comes from a run is escaped (`look.text`). The same run gives the same bytes.
+The page is one file and needs no network. Its content security policy forbids network access and scripts. It follows the
+reader's light or dark scheme. All text from a run is escaped (`style.text`). The same run gives the same bytes.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,13 +18,13 @@ from snapline.sim.result import Result, Violation
 from snapline.sim.world.recording import Recording
 
 EVENTS_MAX = 2_000
-"""Largest number of events of the diagram in the page: more make a browser slow. `spacetime.svg` holds more."""
+"""Maximum number of events in the page's diagram; more make a browser slow. `spacetime.svg` holds more."""
 
 VIOLATIONS_MAX, FAULTS_MAX, ROWS_MAX = 50, 200, 500
-"""Rows of a list; beyond, nobody reads, and `result.json` has all."""
+"""Maximum number of rows per list; `result.json` has all."""
 
 WORDS_MAX = 4_000
-"""Characters of one text, such as a traceback."""
+"""Maximum number of characters of one text, such as a traceback."""
 
 SIGNS = {"pass": "✓", "violation": "✗", "undecided": "?", "broken": "!"}
 
@@ -33,9 +33,11 @@ class Page(msgspec.Struct, frozen=True):
     """Contents of the page.
 
     Attributes:
-        config: the scenario as drawn, as TOML.
-        schema: version of its format. commit: of the code, "" if unknown.
-        heal_ns: when all faults were healed. within_ns: how long the fleet then may take.
+        config: scenario as drawn, in TOML.
+        schema: version of the scenario format.
+        commit: commit of the code, "" if unknown.
+        heal_ns: time at which all faults were healed.
+        within_ns: time that the fleet may take after that.
         catalogue: all existing probes with their meanings.
     """
 
@@ -69,7 +71,7 @@ table { width: 100%; }
 
 
 def page(of: Page) -> str:
-    """The page as the text of one HTML file."""
+    """Return the page as the text of one HTML file."""
     result = of.result
     name = text(result.name)
     timeline = draw_timeline(result, of.recording, heal_ns=of.heal_ns, within_ns=of.within_ns)
@@ -118,7 +120,7 @@ def _joined(lines: Iterable[str]) -> str:
 
 
 def _lines(words: str) -> str:
-    """Text of several lines, for `<pre>`."""
+    """Escape text of several lines, for `<pre>`."""
     return "\n".join(text(line) for line in words.expandtabs(4).split("\n"))
 
 
@@ -172,10 +174,10 @@ def _words(words: str) -> str:
 def _diagram(of: Page) -> str:
     if of.recording is None:
         return '<p class="quiet">The run was not recorded: run it again with a recording to see who did what when.</p>'
-    # What ended the run is at the right end: with the direction turned, a browser begins there.
+    # The cause of the end is at the right edge. With right-to-left direction, a browser starts there.
     is_at_end = bool(of.result.violations)
-    drawn = draw_run(of.recording, of.result, events_max=EVENTS_MAX, is_read_from_end=is_at_end)
-    return picture(drawn, kind="at-end" if is_at_end else "")
+    svg = draw_run(of.recording, of.result, events_max=EVENTS_MAX, is_read_from_end=is_at_end)
+    return picture(svg, kind="at-end" if is_at_end else "")
 
 
 def _faults(result: Result) -> Iterator[str]:
@@ -223,7 +225,7 @@ def _probe(name: str, of: Page) -> str:
 
 
 def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, numbers: tuple[int, ...]) -> Iterator[str]:
-    """Cells are markup already. `numbers`: columns that stand on the right."""
+    """Yield a table whose cells are already markup. `numbers`: columns aligned to the right."""
     mark = ['class="number"' if index in numbers else "" for index in range(len(columns))]
     head = "".join(f'<th scope="col" {mark[index]}>{name}</th>' for index, name in enumerate(columns))
     yield f'<div class="table"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>'
@@ -233,7 +235,7 @@ def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]], *, numbers
 
 
 def _reproduce(of: Page) -> Iterator[str]:
-    """Commands for who stands in the run's folder, so that the page stays true when the folder is moved."""
+    """Yield the commands for a rerun, relative to the run's folder, so that they stay correct if the folder is moved."""
     yield "<p>In this folder:</p>"
     yield f'<pre tabindex="0">snapline sim replay .\nsnapline sim run config.toml --seed {of.result.seed}</pre>'
     commit = f"<code>{text(clean(of.commit))}</code>" if of.commit else "unknown"

@@ -1,4 +1,4 @@
-"""The space-time diagram of a run: a window of its events, around the first violation, in columns (`columns`)."""
+"""Space-time diagram of a run: a window of its events around the first violation, arranged in columns (`columns`)."""
 
 from bisect import bisect_left
 from collections import deque
@@ -17,19 +17,19 @@ from snapline.sim.result import Result
 from snapline.sim.world.recording import Recording
 
 EVENTS_MAX = 10_000
-"""Largest number of events in a picture; more are a grey wall and a file of many megabytes."""
+"""Maximum number of events in a diagram; more are unreadable and make a file of many megabytes."""
 
 LANES_MAX = 60
-"""Agents of a picture: more fit on no page."""
+"""Maximum number of agents in a diagram; more do not fit on a page."""
 
 CUTS_MAX = 40
-"""Complete epochs, and recoveries; the last ones are drawn."""
+"""Maximum number of complete epochs, and of recoveries; the last ones are drawn."""
 
 AFTER_SHARE = 5
-"""A fifth of the window, at most, lies after the violation: what led to it matters more."""
+"""At most one part in this number of the window lies after the violation, because its causes matter more."""
 
 STEP_MIN = 3
-"""Pixels between columns; a page that holds the picture scrolls."""
+"""Minimum number of pixels between columns; the page scrolls wide diagrams."""
 
 
 def draw_run(
@@ -40,14 +40,14 @@ def draw_run(
     agents_max: int = LANES_MAX,
     is_read_from_end: bool = False,
 ) -> str:
-    """The space-time diagram of a run as the text of an SVG file.
+    """Return the space-time diagram of a run as the text of an SVG file.
 
     Args:
-        recording: what happened.
-        result: of the same run; for violations and faults.
-        events_max: how many events to show, around the first violation or up to the end.
-        agents_max: how many agents to show.
-        is_read_from_end: a wide picture is first seen at its right end, so the legend stands there.
+        recording: events of the run.
+        result: result of the same run, for violations and faults.
+        events_max: maximum number of events to show, around the first violation or up to the end.
+        agents_max: maximum number of agents to show.
+        is_read_from_end: readers first see the right end of a wide diagram, so the legend is placed there.
     """
     scene = scene_of(recording, result, events_max=events_max, agents_max=agents_max)
     return draw(scene, step_min=STEP_MIN, is_read_from_end=is_read_from_end)
@@ -56,7 +56,7 @@ def draw_run(
 def scene_of(
     recording: Recording, result: Result, *, events_max: int = EVENTS_MAX, agents_max: int = LANES_MAX
 ) -> Scene:
-    """Return a scene of at most `events_max` events around the first violation, or of the last ones of a run without any."""
+    """Return a scene of at most `events_max` events around the first violation, or the last events if there is none."""
     first, last = window_of(recording, result, events_max)
     past = past_of(recording)
     columns = Columns(recording, result, first, last)
@@ -75,7 +75,7 @@ def scene_of(
         if lanes.issuperset(_ends(arrow)) and any(first <= place <= last for place in _places(arrow))
     ]
     total, known = len(recording.events), len({*recording.agents, *past.known})
-    said = {
+    notes_if = {
         f"Events {first:,} to {last:,} of {total:,}.": total > last - first + 1,
         f"{len(agents)} of {known:,} agents drawn.": len(agents) < known,
         "The recording was full before the run ended.": recording.is_cut,
@@ -98,7 +98,7 @@ def scene_of(
         ],
         alarms=list(alarms_of(result, columns.of_time, columns.window)),
         tracks=tracks,
-        notes=[*(note for note, holds in said.items() if holds), *notes],
+        notes=[*(note for note, holds in notes_if.items() if holds), *notes],
         meanings={"cut": "cut of a complete epoch", "band undone": "undone by a recovery"},
         values={"picture": "spacetime", "first": first, "last": last, "events": total},
     )
@@ -136,7 +136,7 @@ def _front(front: Front, columns: Columns) -> Front:
 
 
 def window_of(recording: Recording, result: Result, events_max: int) -> tuple[int, int]:
-    """First and last position: around the first violation, or the end of the run; (0, -1) without events."""
+    """Return first and last position of the window: around the first violation or at the end; (0, -1) without events."""
     total = len(recording.events)
     around = total
     if result.violations:
@@ -147,7 +147,7 @@ def window_of(recording: Recording, result: Result, events_max: int) -> tuple[in
 
 
 def _touches(front: Front, lanes: frozenset[str], first: int, last: int) -> bool:
-    """Return whether some of it lies within; the initial states are within a window that begins at the start."""
+    """Return whether a front is partly in the window. A window from the start of the run includes the initial states."""
     floor = first if first else INITIAL
     return any(floor <= place <= last for agent, place in front.places.items() if agent in lanes)
 
@@ -155,7 +155,7 @@ def _touches(front: Front, lanes: frozenset[str], first: int, last: int) -> bool
 def _agents(
     recording: Recording, past: PastEvents, window: tuple[int, int], orphans: Mapping[str, str], agents_max: int
 ) -> list[str]:
-    """The agents to show: those with orphans first, then the busiest ones; in the order of the recording."""
+    """Return the agents to show, in the order of the recording: those with orphans first, then the busiest ones."""
     counts = dict.fromkeys([*recording.agents, *past.known], 0)
     for timed in recording.events[window[0] : window[1] + 1] if len(counts) > agents_max else ():
         event = timed.event
@@ -169,7 +169,7 @@ def _agents(
 
 
 def _words(agents: list[str], marks: int, arrows: list[Arrow], cuts: int, lines: int) -> str:
-    """Return the picture's text alternative."""
+    """Return the diagram's text alternative."""
     states = [arrow.state for arrow in arrows]
     parts = [count(len(agents), "agent"), count(marks, "checkpoint"), count(len(states), "message")]
     parts += [f"{states.count('in-transit')} in transit", f"{states.count('orphan')} orphan"]
@@ -177,9 +177,9 @@ def _words(agents: list[str], marks: int, arrows: list[Arrow], cuts: int, lines:
 
 
 def _down(recording: Recording, columns: Columns, lanes: frozenset[str]) -> Iterator[Band]:
-    """A lane is broken from the first end of the agent's host until somebody can have it again.
+    """Yield a gap in an agent's lane from the first end of its host until the agent can run again.
 
-    Where an agent lives later the recording does not say.
+    The recording does not contain the agent's later hosts.
     """
     for agent, (ended_ns, back_ns) in _first_ends(recording).items():
         if agent in lanes and ended_ns < columns.window[1]:
@@ -188,7 +188,7 @@ def _down(recording: Recording, columns: Columns, lanes: frozenset[str]) -> Iter
 
 
 def _first_ends(recording: Recording) -> dict[str, tuple[int, int]]:
-    """Agent → when the host it started on first ended, and when the agent next did anything, or the host came back."""
+    """Return for each agent the first end of its initial host, and the time of its next action or of the host's return."""
     spans: dict[str, list[tuple[int, int]]] = {}
     for span in recording.hosts:
         spans.setdefault(span.host, []).append((span.from_ns, span.until_ns))

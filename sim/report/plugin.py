@@ -1,7 +1,7 @@
-"""Runs the seeds of a test until one fails, and says what went wrong, how to see it again, and the smallest scenario.
+"""Runner for the seeds of a test: on failure it reports the cause, how to repeat it, and the smallest failing scenario.
 
-A failed run is shrunk within a time limit and run once more with a recording. Its folder holds the pictures, the choices, and what
-the shrinking left out. Of scenarios only what differs from the defaults is shown: the folder has all of it.
+A failed run is shrunk within a time limit and run once more with a recording. Its folder holds the diagrams, the choices, and
+the steps of shrinking. The report shows only non-default values of scenarios; the folder has all of them.
 """
 
 import shlex
@@ -31,7 +31,7 @@ from snapline.sim.world.recording import Recording
 STEPS = "steps.txt"
 
 CHOICES_SHOWN_MAX = 12
-"""Largest number of choices shown; more are no help, and are in the folder."""
+"""Maximum number of choices shown; the folder has all."""
 
 ERROR_LINES_MAX = 30
 """Number of lines shown of a broken run's traceback, the last ones."""
@@ -50,18 +50,18 @@ HINTS = {
     "replay": f"The same turns in the same order did something else on a fresh object. {LOOK_FOR}",
     "workload": f"If it holds without faults, something outlived a recovery that should not, or did not and should. {LOOK_FOR}",
 }
-"""Hints by oracle: where to look first, if the user's code is wrong."""
+"""Hints by oracle for finding the error in the user's code."""
 
 HINT_WIDTH = 96
 
 
 class Failure(msgspec.Struct):
-    """A run that failed.
+    """Failed run.
 
     Attributes:
-        passed: runs before it.
-        is_repeatable: its trace was the same a second time, as far as is known.
-        folder: where it comes from, if it was a replay.
+        passed: number of earlier runs that passed.
+        is_repeatable: no second run with another trace is known.
+        folder: folder of the original run, if this is a replay.
     """
 
     scenario: Scenario
@@ -73,17 +73,17 @@ class Failure(msgspec.Struct):
 
 
 class TestLocation(msgspec.Struct, frozen=True):
-    """Location of a test. `command`: runs it. `folder`: for files."""
+    """Location of a test. `command`: command that runs it. `folder`: folder for its files."""
 
     command: str
     folder: Path
 
 
 def run_seeds(subject: Subject, seeds: Sequence[int], *, allow_undecided: bool) -> tuple[Failure | None, SweepSummary]:
-    """Run until the first failure. The first seed runs twice: of a fleet that differs then, nothing could be repeated.
+    """Run seeds until the first failure. The first seed runs twice, to detect fleets whose runs are not repeatable.
 
     Raises:
-        UsageError: as `Subject.scenario`.
+        UsageError: see `Subject.scenario`.
     """
     collector = Collector(subject.name, catalogue=CATALOGUE)
     began_s = time.monotonic()
@@ -112,10 +112,10 @@ def failure_of(scenario: Scenario, seed: int, result: Result, *, allow_undecided
 
 
 def run_folder(subject: Subject, folder: Path) -> tuple[Failure | None, SweepSummary]:
-    """Run what a folder holds; nothing if it is of another fleet, of another check in the same test.
+    """Repeat the run of a folder. Do nothing if it belongs to another fleet, which the same test may check separately.
 
     Raises:
-        UsageError: it is not the folder of a run.
+        UsageError: the folder is not one of a run.
     """
     collector = Collector(subject.name, catalogue=CATALOGUE)
     scenario, seed, record = read_repro(folder)
@@ -131,14 +131,14 @@ def run_folder(subject: Subject, folder: Path) -> tuple[Failure | None, SweepSum
 
 
 def explain(subject: Subject, failure: Failure, place: TestLocation, *, shrink_s: float) -> str:
-    """Shrink it, write its folder, and say everything."""
+    """Shrink a failure, write its folder, and return the report."""
     lines = [headline(failure), *_evidence(failure.result), ""]
     if failure.folder is not None:
         return "\n".join([*lines, _replay_line(place, failure.folder), *_hints(failure.result)])
     lines.append(f"repeat: {place.command} --snapline-seed {failure.seed}")
     try:
         lines += _made_small(subject, failure, place, shrink_s)
-    except SnaplineError as error:  # what was found is worth more than what could be made of it
+    except SnaplineError as error:  # report the failure even if it cannot be shrunk or written
         lines += ["", f"it was not made small: {error}"]
     return "\n".join(lines)
 
@@ -190,7 +190,7 @@ def _is_repeatable(subject: Subject, failure: Failure) -> bool:
 
 
 def _shrunk(subject: Subject, failure: Failure, shrink_s: float) -> Shrunk | None:
-    """None if there is no time for it, or nothing to gain: a broken run says where it broke."""
+    """Return the shrunk failure; None without a time limit, or if the run is broken or not repeatable."""
     if shrink_s <= 0 or failure.result.verdict == "broken" or not failure.is_repeatable:
         return None
     shrunk = shrink(failure.scenario, failure.seed, failure.result, runner=subject.run, time_limit_s=shrink_s)
@@ -199,7 +199,7 @@ def _shrunk(subject: Subject, failure: Failure, shrink_s: float) -> Shrunk | Non
 
 
 def _with_fleet_of(original: Scenario, shrunk: Scenario) -> Scenario:
-    """Restore the original fleet settings, which do not affect a user's fleet, so that shrinking kept every change of them."""
+    """Restore the original fleet settings. They do not affect a user's fleet, so shrinking has kept every change of them."""
     fleet = original.fleet
     if not fleet.module:
         return shrunk
@@ -224,25 +224,25 @@ def _toml_of(scenario: Scenario) -> Iterator[str]:
 
 
 def _differing(fields: dict[str, object], usual: dict[str, object]) -> dict[str, object]:
-    found: dict[str, object] = {}
+    differing: dict[str, object] = {}
     for key, value in fields.items():
         other = usual.get(key)
         if isinstance(value, dict) and isinstance(other, dict):
             if inner := _differing(value, other):
-                found[key] = inner
+                differing[key] = inner
         elif value != other:
-            found[key] = value
-    return found
+            differing[key] = value
+    return differing
 
 
 def _write(subject: Subject, failure: Failure, shrunk: Shrunk | None, place: TestLocation) -> Path:
-    """The folder of the run, or of the shrunk one, which runs once more to be recorded."""
+    """Run the failure, or its shrunk form, once more with a recording. Return its folder."""
     recording = Recording()
     if shrunk is None:
         scenario, seed = failure.scenario, failure.seed
-        drawn = RandomChoices(seed, is_recording=True)
-        result = subject.run(scenario, seed, drawn, recording=recording)
-        record: Record = drawn.record or {}
+        choices = RandomChoices(seed, is_recording=True)
+        result = subject.run(scenario, seed, choices, recording=recording)
+        record: Record = choices.record or {}
         steps = [f"not shrunk: {size_text(size_of(scenario, record, result))}"]
     else:
         scenario, seed, record = shrunk.scenario, shrunk.seed, shrunk.record

@@ -1,7 +1,7 @@
-"""A run's outcome as text for a terminal: one screen, the most important first.
+"""Outcome of a run as text for a terminal: one screen, the most important parts first.
 
-Lines are at most `WIDTH` wide and at most `LINES_MAX` many, whatever the run holds; what is left out is counted. Control
-characters of a user's error do not reach the terminal.
+There are at most `LINES_MAX` lines of at most `WIDTH` characters; omitted items are counted. Control characters in a user's
+error are removed.
 """
 
 import textwrap
@@ -16,20 +16,20 @@ from snapline.sim.search.coverage import exercised, kinds_of
 
 WIDTH = 96
 BRIEF_WIDTH = 160
-"""Width of a line that lists steps that really ran."""
+"""Maximum width of the lines of `brief`."""
 
 LINES_MAX = 24
-"""Lines of the smallest usual terminal."""
+"""Maximum number of lines: the height of the smallest common terminal."""
 
 VIOLATIONS_MAX, PENDING_MAX, FAULTS_MAX = 3, 5, 5
 TEXT_LINES_MAX = 5
-"""Largest number of lines of one violation, or of an error."""
+"""Maximum number of lines of one violation or error."""
 
 _Item = TypeVar("_Item")
 
 
 def summarise(result: Result) -> str:
-    """The outcome in at most `LINES_MAX` lines, with a newline at the end."""
+    """Return the outcome in at most `LINES_MAX` lines, with a newline at the end."""
     size = f"{count(result.events, 'event')}, {count(result.messages, 'message')}"
     lines = [
         shortened(clean(f"{result.verdict.upper()}  {result.name}, seed {result.seed}"), WIDTH),
@@ -50,20 +50,20 @@ def summarise(result: Result) -> str:
 
 
 def brief(result: Result, scenario: Scenario) -> str:
-    """A run that passed in four lines: that it did, what ran, what it met, and what was asked of it."""
+    """Return four lines about a run that passed: verdict, size, events met, and checks."""
     fleet, figures, hits = scenario.fleet, result.metrics, result.probes
     turns, epochs = int(figures.get("turns", 0)), int(figures.get("epochs_complete", 0))
     agents = f"{count(fleet.agents, 'agent')} on {count(fleet.hosts, 'host')}"
-    ran = f"{agents}, {count(turns, 'turn')}, {count(result.messages, 'message')}"
-    ran += f", {result.virtual_ns / 1e9:.1f} s of virtual time in {result.cpu_s:.2f} s CPU"
+    size = f"{agents}, {count(turns, 'turn')}, {count(result.messages, 'message')}"
+    size += f", {result.virtual_ns / 1e9:.1f} s of virtual time in {result.cpu_s:.2f} s CPU"
     recoveries = hits.get("recovery", 0)
-    met = [f"{recoveries} {'recovery' if recoveries == 1 else 'recoveries'}", f"{count(epochs, 'complete epoch')}"]
-    met += [", ".join(kinds_of(result.faults)) or "no fault"]
-    asked = [f"all guarantees, {count(hits.get('replayed', 0), 'agent')} run again"]
-    asked += [name for name in (fleet.invariant, fleet.at_end) if name]
-    asked += [*_as_they_are(result)]
-    lines = [f"{result.verdict.upper()}  {result.name}, seed {result.seed}", f"ran      {ran}"]
-    lines += [f"met      {', '.join(met[:2])}; {met[2]}", f"checked  {'; '.join(asked)}"]
+    events = [f"{recoveries} {'recovery' if recoveries == 1 else 'recoveries'}", f"{count(epochs, 'complete epoch')}"]
+    events += [", ".join(kinds_of(result.faults)) or "no fault"]
+    checks = [f"all guarantees, {count(hits.get('replayed', 0), 'agent')} run again"]
+    checks += [name for name in (fleet.invariant, fleet.at_end) if name]
+    checks += [*_as_they_are(result)]
+    lines = [f"{result.verdict.upper()}  {result.name}, seed {result.seed}", f"ran      {size}"]
+    lines += [f"met      {', '.join(events[:2])}; {events[2]}", f"checked  {'; '.join(checks)}"]
     return "".join([f"{shortened(clean(line), BRIEF_WIDTH)}\n" for line in lines])
 
 
@@ -82,7 +82,7 @@ def _fault(fault: ExecutedFault) -> Iterator[str]:
 
 
 def _as_they_are(result: Result) -> Iterator[str]:
-    """Steps that reached whatever they reach."""
+    """Yield a line that lists the steps without stubs, which really ran."""
     if result.steps_as_they_are:
         names = ", ".join(result.steps_as_they_are)
         yield shortened(clean(f"no stubs (Fleet(simulate=…)), so these steps really ran: {names}"), WIDTH)
@@ -97,12 +97,12 @@ def _probes(result: Result) -> Iterator[str]:
 def _several(
     items: Sequence[_Item], items_max: int, lines: Callable[[_Item], Iterator[str]], more: str, many: str = ""
 ) -> Iterator[str]:
-    """The first items, and how many more there are."""
+    """Yield the lines of the first items, and the number of further ones."""
     for item in items[:items_max]:
         yield from lines(item)
-    left = len(items) - items_max
-    if left > 0:
-        yield f"  … {left:,} {many or more + 's'}" if left > 1 else f"  … 1 {more}"
+    remaining = len(items) - items_max
+    if remaining > 0:
+        yield f"  … {remaining:,} {many or more + 's'}" if remaining > 1 else f"  … 1 {more}"
 
 
 def _wrapped(words: str, before: str) -> Iterator[str]:

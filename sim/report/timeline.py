@@ -1,4 +1,4 @@
-"""The timeline of a run: hosts, epochs, faults and the healed end over virtual time, which is linear here."""
+"""Timeline of a run: hosts, epochs, faults and the healed end over linear virtual time."""
 
 from snapline.diagrams.scene import Bar, Scene, Track, clock
 from snapline.diagrams.svg import draw
@@ -9,13 +9,13 @@ from snapline.sim.world.recording import Recording
 
 
 def draw_timeline(result: Result, recording: Recording | None, *, heal_ns: int, within_ns: int) -> str:
-    """The timeline as the text of an SVG element.
+    """Return the timeline as the text of an SVG element.
 
     Args:
-        result: for the faults, the violations and the end of the run.
-        recording: for hosts and epochs.
-        heal_ns: when everything was made to work again.
-        within_ns: how long the fleet then may take.
+        result: result with the faults, the violations and the end of the run.
+        recording: recording with hosts and epochs.
+        heal_ns: time at which all faults were healed.
+        within_ns: time that the fleet may take after that.
     """
     end_ns = max(_end_ns(result, recording), 1)
     tracks, notes = tracks_of(recording, result.faults, float, (0, end_ns))
@@ -44,12 +44,12 @@ def _end_ns(result: Result, recording: Recording | None) -> int:
     if recording is not None:
         times += [span.ended_ns for span in recording.epochs.values()] + [span.until_ns for span in recording.hosts]
         times += [timed.t_ns for timed in recording.events[-1:]]
-    # A fault that would have ended long after the run must not press the run into a corner.
+    # A fault that would end long after the run must not compress the run's part of the axis.
     return min(max(times), result.virtual_ns) if result.virtual_ns else max(times)
 
 
 def _timeline_words(result: Result, recording: Recording | None) -> str:
-    """Return the picture's text alternative."""
+    """Return the diagram's text alternative."""
     parts = [count(len(result.faults), "fault")]
     if recording is not None:
         outcomes = [span.outcome for span in recording.epochs.values()]

@@ -1,6 +1,7 @@
-"""Tracks above a run's lanes: hosts up and down, epochs with their outcome, faults, the healed end.
+"""Tracks above a run's lanes: hosts up and down, epochs with their outcome, faults, and the healed end.
 
-Used by the timeline, where time is linear, and by the space-time diagram, where it is not: `place` maps time to places.
+The timeline, whose time axis is linear, and the space-time diagram, whose axis is not, both use them: `place` maps times to
+positions.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +12,7 @@ from snapline.sim.result import ExecutedFault, Result
 from snapline.sim.world.recording import EpochSpan, HostSpan, Recording
 
 HOSTS_MAX = 40
-"""Tracks of hosts; a report with more is a wall of lines, and the events tell the rest."""
+"""Maximum number of host tracks; a report with more is unreadable."""
 
 
 def tracks_of(
@@ -46,13 +47,13 @@ def tracks_of(
         hosts.setdefault(span.host, []).extend(host(span))
     tracks = [Track(name, bars) for name, bars in list(hosts.items())[:HOSTS_MAX]]
     epochs = [one for span in (recording.epochs.values() if recording else ()) for one in epoch(span)]
-    packed = (Track("epochs", epochs), Track("faults", [drawn for one in faults for drawn in fault(one)]))
+    packed = (Track("epochs", epochs), Track("faults", [fault_bar for one in faults for fault_bar in fault(one)]))
     notes = [f"{HOSTS_MAX} of {len(hosts):,} hosts drawn."] if len(hosts) > HOSTS_MAX else []
     return [*tracks, *(track for track in packed if track.bars)], notes
 
 
 def alarms_of(result: Result, place: Callable[[int], Place], window: tuple[int, int]) -> Iterator[Alarm]:
-    """The first violation, if it lies in the window."""
+    """Yield the first violation if it lies in the window."""
     for one in result.violations[:1]:
         if window[0] <= one.t_ns <= window[1]:
             words = f"{one.guarantee}, {one.oracle}, at {seconds(one.t_ns)}: {one.text}"

@@ -1,4 +1,4 @@
-"""Numbers and guarantees in words, the same ones in every part of a report."""
+"""Texts for numbers and guarantees, shared by all parts of a report."""
 
 GUARANTEES: dict[str, str] = {
     "G1": "No committed cut contains an orphan.",
@@ -17,7 +17,7 @@ GUARANTEES: dict[str, str] = {
     "none discarded without its compensation.",
     "core": "A core's own invariant holds after every event.",
 }
-"""Guarantee behind each name in `Violation.guarantee`."""
+"""Text of each guarantee by its name in `Violation.guarantee`."""
 
 VERDICTS: dict[str, str] = {
     "pass": "Every guarantee held, and everything that had to happen did.",
@@ -28,22 +28,22 @@ VERDICTS: dict[str, str] = {
 
 
 def seconds(time_ns: int) -> str:
-    """`1.234567 s`: microseconds are the finest that a reader compares."""
+    """Format a time as `1.234567 s`, to the microsecond."""
     return f"{time_ns // 1_000_000_000}.{time_ns // 1000 % 1_000_000:06d} s"
 
 
 def stretch(start_ns: int, end_ns: int) -> str:
-    """`1.000000 s to 2.000000 s`, or `from 1.000000 s on` if the end is 0."""
+    """Format a time span as `1.000000 s to 2.000000 s`, or `from 1.000000 s on` if the end is 0."""
     return f"{seconds(start_ns)} to {seconds(end_ns)}" if end_ns else f"from {seconds(start_ns)} on"
 
 
 def count(number: int, thing: str) -> str:
-    """`1 agent`, `1,200 agents`."""
+    """Format a count: `1 agent`, `1,200 agents`."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def value_words(value: float) -> str:
-    """A metric's value: whole numbers without a point, others with six digits that count."""
+    """Format a metric's value: integers without decimals, others with six significant digits."""
     if abs(value) < 1e15 and value == int(value):
         return f"{int(value):,}"
     return f"{value:.6g}"

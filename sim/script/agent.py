@@ -1,4 +1,4 @@
-"""State that the host of a script keeps for one agent, and the markers in channels."""
+"""State of a scripted agent, and markers in channels."""
 
 import msgspec
 
@@ -6,14 +6,14 @@ from snapline.sim.script.book import ScriptedMessage
 
 
 class ScriptedMarker(msgspec.Struct, frozen=True):
-    """A marker on a channel; `last_number` is without meaning for the markers of plain Chandy-Lamport."""
+    """Marker on a channel. `last_number`: unused by plain Chandy-Lamport."""
 
     epoch: int
     last_number: int = 0
 
 
 class Image(msgspec.Struct, frozen=True):
-    """A checkpoint: the agent's state, the numbers of its channels, and its core where the protocol keeps it there."""
+    """Checkpoint: the agent's state, the numbers of its channels, and its core if the protocol saves it."""
 
     state: tuple[str, ...] = ()
     sent: dict[str, int] = {}
@@ -25,12 +25,14 @@ class ScriptedAgent:
     """One agent. Its state is the list of the messages that its turns consumed.
 
     Attributes:
-        sent, received: by the other end of the channel, the last number sent and consumed.
-        mailbox: arrived, not consumed. outbox: handed over, not sent.
-        is_busy: a turn runs. running: the message that it consumes; None for a turn of its own.
-        phase: "living", "left" (its leave is committed, epochs still need it) or "gone".
-        failure: what its core raised; it is of no use until the fleet is set back.
-        images: its checkpoints by number.
+        sent, received: last number sent and consumed, by the other end of the channel.
+        mailbox: messages that have arrived and are not consumed.
+        outbox: messages that a turn has handed over and that are not sent.
+        is_busy: a turn is running.
+        running: message that the running turn consumes; None for a turn without a message.
+        phase: "living", "left" (its leave is committed, but epochs still need it) or "gone".
+        failure: error that its core raised; the agent cannot be used until the fleet is rolled back.
+        images: checkpoints by number.
     """
 
     def __init__(self, name: str, first_image: Image) -> None:
@@ -40,7 +42,7 @@ class ScriptedAgent:
         self.set_back(0)
 
     def set_back(self, number: int) -> None:
-        """Be as at that checkpoint; later ones never were."""
+        """Restore a checkpoint and discard the later ones."""
         del self.images[number + 1 :]
         image = self.images[number]
         self.state = list(image.state)
@@ -53,5 +55,5 @@ class ScriptedAgent:
         self.failure = ""
 
     def image(self, core: bytes = b"") -> Image:
-        """A checkpoint of the present state."""
+        """Return a checkpoint of the current state."""
         return Image(tuple(self.state), dict(self.sent), dict(self.received), core)

@@ -1,8 +1,7 @@
-"""Ground truth of a script: the books of its host, taken from what agents did, never from what a protocol says.
+"""Ground truth of a script: a record of the agents' actions, independent of the protocol.
 
-Every send, consumption and checkpoint is one line of a trace as `recovery.trace` reads it, recoveries too. So
-recovery lines, orphans and messages in transit come from `recovery`, and a cut that a protocol claims can be compared
-with them.
+Every send, consumption, checkpoint and recovery is one line of a trace that `recovery.trace` reads. So `recovery` computes
+recovery lines, orphans and messages in transit, and a protocol's cuts can be compared with them.
 """
 
 from collections.abc import Collection, Mapping
@@ -25,11 +24,11 @@ from snapline.recovery.trace import (
 )
 
 RestartLine = dict[str, int | None]
-"""Agent → the checkpoint it goes back to; None: it keeps its live state."""
+"""Agent → checkpoint that it is rolled back to; None: it keeps its live state."""
 
 
 class ScriptedMessage(msgspec.Struct, frozen=True):
-    """A message on its way. `stamp` is for coordinated protocols, `piggyback` for the others."""
+    """Message in transit. `stamp`: used by coordinated protocols. `piggyback`: used by the others."""
 
     name: str
     sender: str
@@ -40,12 +39,12 @@ class ScriptedMessage(msgspec.Struct, frozen=True):
 
 
 class Book:
-    """All that happened, in order.
+    """Record of all events, in order.
 
     Attributes:
-        agents: every agent there ever was, in the order of coming. Its place is its ordinal.
-        messages: by name, the latest message of that name.
-        _lines: the trace.
+        agents: all agents so far, in the order of creation; the index of an agent is its ordinal.
+        messages: latest message of each name.
+        _lines: lines of the trace.
     """
 
     def __init__(self, agents: Collection[str]) -> None:
@@ -64,7 +63,7 @@ class Book:
         self._lines.append(encode(MessageReceived(message.receiver, message.name)))
 
     def recover(self, line: RestartLine) -> None:
-        """The fleet went back to `line`."""
+        """Record a recovery of the fleet to `line`."""
         self._lines.append(encode(Recovery(line)))
 
     def is_sent(self, name: str) -> bool:
@@ -72,23 +71,23 @@ class Book:
         return any(isinstance(event, MessageSent) and event.message == name for event in self.trace().events)
 
     def trace(self) -> Trace:
-        """The execution that survives all recoveries."""
+        """Return the trace of all events, including recoveries."""
         return read_trace([encode(Header(agents=self.agents)), *self._lines])
 
     def line(self, failed: Collection[str]) -> RestartLine:
-        """The recovery line if these agents fail. Both algorithms must agree (G5)."""
+        """Return the recovery line if these agents fail. Both algorithms must agree (G5)."""
         execution = Execution.of(self.trace())
         ordinals = execution.ordinals(failed)
-        found = recovery_line(execution, ordinals)
-        assert found == recovery_line_by_checkpoints(execution, ordinals), f"two recovery lines if {failed} fail"
+        numbers = recovery_line(execution, ordinals)
+        assert numbers == recovery_line_by_checkpoints(execution, ordinals), f"two recovery lines if {failed} fail"
         lives = execution.live_line()
         return {
             agent: None if number == live else number
-            for agent, number, live in zip(execution.agents, found, lives, strict=True)
+            for agent, number, live in zip(execution.agents, numbers, lives, strict=True)
         }
 
     def rounds(self, failed: Collection[str]) -> list[str]:
-        """The domino in words, a line for each round after the one that sets the failed back."""
+        """Return a description of the domino effect: one line per round after the rollback of the failed agents."""
         return [
             f"round {number}: {' '.join(round_.orphans)} never sent, so "
             + ", ".join(f"{agent} goes back to {to}" for agent, to in round_.moved.items())
@@ -97,17 +96,20 @@ class Book:
         ]
 
     def useless(self) -> dict[str, list[int]]:
-        """The checkpoints that are part of no consistent cut, by agent."""
+        """Return the checkpoints that are part of no consistent cut, by agent."""
         return analyze(self.trace()).useless
 
     def in_transit(self, line: Mapping[str, int | None]) -> list[ScriptedMessage]:
-        """Sent inside and not consumed inside, in the order of sending. An agent without entry keeps its live state."""
+        """Return messages sent but not consumed inside the line, in the order of sending.
+
+        An agent without an entry in the line keeps its live state.
+        """
         execution = Execution.of(self.trace())
         names = [execution.messages[message] for message in execution.in_transit(_numbers(execution, line))]
         return [self.messages[name] for name in names]
 
     def orphans(self, line: Mapping[str, int | None]) -> list[str]:
-        """Consumed inside and not sent inside, by name."""
+        """Return the names of messages consumed but not sent inside the line."""
         execution = Execution.of(self.trace())
         inside = _numbers(execution, line)
         return [
@@ -123,12 +125,12 @@ def _numbers(execution: Execution, line: Mapping[str, int | None]) -> Line:
 
 
 def line_in_words(line: Mapping[str, int | None]) -> str:
-    """`a=1 b=live`."""
+    """Format a line as `a=1 b=live`."""
     return " ".join(f"{agent}={'live' if number is None else number}" for agent, number in line.items())
 
 
 def channels_in_words(messages: Collection[ScriptedMessage]) -> str:
-    """`a->b m1 m2, b->c m3`, or `nothing`."""
+    """Format messages as `a->b m1 m2, b->c m3`, or `nothing`."""
     channels: dict[str, list[str]] = {}
     for message in messages:
         channels.setdefault(f"{message.sender}->{message.receiver}", []).append(message.name)

@@ -1,4 +1,4 @@
-"""Common part of fleets with cuts of their own: complete cuts, and their comparison with the ground truth."""
+"""Common part of protocols that produce cuts: complete cuts, and their comparison with the ground truth."""
 
 from collections.abc import Callable
 
@@ -12,10 +12,13 @@ from snapline.sim.script.verbs import Verb
 
 
 class ScriptedCut(msgspec.Struct, frozen=True):
-    """A complete cut: by agent its checkpoint (0 for one that is unborn in it), and the channel states as recorded.
+    """Complete cut.
 
     Attributes:
-        gone: agents that had left before; what they did is inside, what is sent to them is a dead letter.
+        numbers: checkpoint of each agent; 0 for an agent that is unborn in the cut.
+        in_transit: recorded channel states.
+        unborn: agents that are unborn in the cut.
+        gone: agents that had left before. Their actions are inside the cut; messages to them are dead letters.
     """
 
     numbers: dict[str, int]
@@ -25,20 +28,20 @@ class ScriptedCut(msgspec.Struct, frozen=True):
 
 
 class ScriptedCuts:
-    """The complete cuts of a fleet that goes back to the last of them as a whole.
+    """Complete cuts of a fleet that is rolled back to the last of them as a whole.
 
     Attributes:
-        by_number: the complete ones; 0 is the initial states.
+        by_number: complete cuts by number; 0 holds the initial states.
     """
 
     def __init__(self, fleet: ScriptedFleet, word: str) -> None:
-        """`word`: what a cut is called here."""
+        """`word`: name of a cut in the trace."""
         self._fleet = fleet
         self._word = word
         self.by_number = {0: ScriptedCut(dict.fromkeys(fleet.book.agents, 0), [])}
 
     def verbs(self, do_marker: Callable[[ScriptedAgent, str, ScriptedMarker], None]) -> dict[str, Verb]:
-        """`do_marker`: has an agent receive a marker, with who sent it."""
+        """Return the commands for cuts. `do_marker`: function that makes an agent receive a marker of a sender."""
 
         def take(command: ScriptCommand, *, overtakes: bool) -> None:
             sender, receiver = self._fleet.channel(command)
@@ -52,13 +55,13 @@ class ScriptedCuts:
         }
 
     def _do_line(self, command: ScriptCommand) -> None:
-        """Print the last cut as the line, whichever agents fail; `failed` is only checked."""
+        """Print the last cut as the recovery line. The line does not depend on `failed`, which is only validated."""
         self._fleet.agents_of(command, command.options.get("failed", "all"))
         number = max(self.by_number)
         self._fleet.trace.append(f"{self._word} {number}: {self._in_words(self.by_number[number])}")
 
     def keep(self, number: int, cut: ScriptedCut) -> None:
-        """The cut is complete."""
+        """Store a complete cut, and write it and its errors to the trace."""
         self.by_number[number] = cut
         self._fleet.trace.append(f"{self._word} {number}: {self._in_words(cut)}")
         self._fleet.trace += self._faults(number, cut)
@@ -68,16 +71,16 @@ class ScriptedCuts:
         return f"cut {' '.join(numbers)}; in transit: {channels_in_words(cut.in_transit)}"
 
     def _faults(self, number: int, cut: ScriptedCut) -> list[str]:
-        """G1 and G2 by the books."""
+        """Return violations of G1 and G2 by the ground truth."""
         line = self._book_line(cut)
-        found = [f"{self._word} {number} IS WRONG: {name} is an orphan" for name in self._fleet.book.orphans(line)]
+        faults = [f"{self._word} {number} IS WRONG: {name} is an orphan" for name in self._fleet.book.orphans(line)]
         expected = [message for message in self._fleet.book.in_transit(line) if message.receiver not in cut.gone]
         if channels_in_words(expected) != channels_in_words(cut.in_transit):
-            found.append(f"{self._word} {number} IS WRONG: really in transit: {channels_in_words(expected)}")
-        return found
+            faults.append(f"{self._word} {number} IS WRONG: really in transit: {channels_in_words(expected)}")
+        return faults
 
     def _book_line(self, cut: ScriptedCut) -> RestartLine:
-        """Return the cut as a line: an agent that had left keeps all it did; a later one has done nothing."""
+        """Return the cut as a line: an agent that had left keeps its actions; an agent created later has none."""
         return {agent: None if agent in cut.gone else cut.numbers.get(agent, 0) for agent in self._fleet.book.agents}
 
     def go_back(self) -> None:
@@ -89,7 +92,7 @@ class ScriptedCuts:
         self._fleet.set_back(self._book_line(cut), cut.in_transit)
 
     def _forget_all_outside(self, cut: ScriptedCut) -> None:
-        """Remove agents that no message inside the cut has created; bring back those that left since."""
+        """Remove agents that were not created inside the cut, and bring back those that left after it."""
         receivers = [message.receiver for message in cut.in_transit]
         for agent in list(self._fleet.agents.values()):
             if agent.name in cut.gone:

@@ -1,12 +1,11 @@
-"""The small host and network of a script: agents, FIFO channels, turns. What a protocol adds, its `ScriptedProtocol` says.
+"""Small host and network of a script: agents, FIFO channels and turns. A `ScriptedProtocol` adds the protocol's part.
 
-Nothing happens by itself: a message stays in its channel until `deliver` or `arrive`, a marker until `marker`. A turn
-is one step (`deliver`, `turn`), unless it is meant to last: `start`, then `end`; what it sends meanwhile leaves at
-its end. The host does what the duties of each core ask for, in their order, and writes down every command of the
-cores and what itself does.
+Nothing happens without a command: a message stays in its channel until `deliver` or `arrive`, a marker until `marker`. A turn
+is one step (`deliver`, `turn`), or lasts from `start` to `end`; messages sent during a long turn leave at its end. The host
+carries out the duties of each core in order, and writes its own actions and every command of the cores to the trace.
 
-A `ProtocolError` of a core is part of the trace, since a script may show how a broken network is found out.
-Everything else that is wrong with a command is a `UsageError` with its line.
+A `ProtocolError` of a core is part of the trace, because a script may show how a broken network is detected. Any other error
+in a command is a `UsageError` that names the line.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,17 +28,17 @@ LINE_USAGE = "line [failed=AGENT,AGENT,…]"
 
 
 class ScriptedFleet:
-    """A fleet under one protocol.
+    """Fleet under one protocol.
 
     Attributes:
-        book: what really happened.
-        agents: by name, in the order of coming; those that a recovery has made unborn are not among them.
-        channels: by sender and receiver, what is on its way, in the order of sending.
-        trace: of the present command.
+        book: ground truth.
+        agents: agents by name, in the order of creation, without those that a recovery has made unborn.
+        channels: items in transit by sender and receiver, in the order of sending.
+        trace: trace of the current command.
     """
 
     def __init__(self, names: Sequence[str], make: Callable[["ScriptedFleet"], ScriptedProtocol]) -> None:
-        """`make`: the protocol's part of this fleet."""
+        """`make`: function that creates the protocol's part of this fleet."""
         self.book = Book(names)
         self.agents: dict[str, ScriptedAgent] = {}
         self.channels: dict[tuple[str, str], list[ScriptedMessage | ScriptedMarker]] = {}
@@ -49,10 +48,10 @@ class ScriptedFleet:
             self.agents[name] = ScriptedAgent(name, self._protocol.make_core(name))
 
     def run(self, command: ScriptCommand) -> list[str]:
-        """Carry one command out; returns its trace.
+        """Carry out one command and return its trace.
 
         Raises:
-            UsageError: it is none of this fleet, or cannot be done now; the sentence names the line.
+            UsageError: the command is unknown, or impossible in the current state; the message names the line.
         """
         self.trace = []
         dispatch(command, self._verbs())
@@ -60,7 +59,7 @@ class ScriptedFleet:
         return self.trace
 
     def _verbs(self) -> dict[str, Verb]:
-        own = {
+        common = {
             "send": Verb("send AGENT AGENT MESSAGE", self._do_send),
             "deliver": Verb("deliver AGENT->AGENT", self._do_deliver),
             "crash": Verb("crash AGENT,AGENT,…", self._do_crash),
@@ -72,7 +71,7 @@ class ScriptedFleet:
             "start": Verb("start AGENT", self._do_start),
             "end": Verb("end AGENT", self._do_end),
         }
-        return own | (mailboxes if self._protocol.has_mailboxes else {}) | self._protocol.verbs()
+        return common | (mailboxes if self._protocol.has_mailboxes else {}) | self._protocol.verbs()
 
     # -- words of commands --------------------------------------------------------------------------------------------
 
@@ -94,7 +93,7 @@ class ScriptedFleet:
         return [self.agent(command, name) for name in dict.fromkeys(names.split(","))]
 
     def idle_agent(self, command: ScriptCommand, name: str) -> ScriptedAgent:
-        """An agent that may start a turn."""
+        """Return an agent that may start a turn."""
         agent = self.agent(command, name)
         if agent.phase != "living":
             raise command.error(f"{name} has left and takes no more turns: name another agent")
@@ -105,14 +104,14 @@ class ScriptedFleet:
         return agent
 
     def channel(self, command: ScriptCommand) -> tuple[str, str]:
-        """The channel that is the command's first word."""
+        """Return the channel named by the command's first word."""
         sender, arrow, receiver = command.words[0].partition("->")
         if not arrow or sender not in self.book.agents or receiver not in self.agents:
             raise command.error(f"{command.words[0]!r} is no channel: write AGENT->AGENT")
         return sender, receiver
 
     def take_message(self, command: ScriptCommand, channel: tuple[str, str]) -> ScriptedMessage:
-        """The first that is on its way."""
+        """Remove the first message in transit from a channel and return it."""
         self._protocol.check_take(command, channel)
         for item in self.channels.get(channel, []):
             if isinstance(item, ScriptedMessage):
@@ -121,7 +120,10 @@ class ScriptedFleet:
         raise command.error(f"no message is on its way from {channel[0]} to {channel[1]}: send one first")
 
     def take_marker(self, command: ScriptCommand, *, overtakes: bool) -> ScriptedMarker:
-        """The first on the command's channel; messages ahead of it stay there if it `overtakes`."""
+        """Remove the first marker from the command's channel and return it.
+
+        `overtakes`: messages ahead of the marker stay in the channel; otherwise they are an error.
+        """
         channel = self.channel(command)
         ahead: list[str] = []
         for item in self.channels.get(channel, []):
@@ -177,7 +179,7 @@ class ScriptedFleet:
         self.settle(agent)
 
     def _discards(self, command: ScriptCommand, channel: tuple[str, str]) -> bool:
-        """Dead-letter a message to an agent that has left; its core sees it while an epoch needs it."""
+        """Dead-letter a message to an agent that has left. Its core still handles the message if an open epoch needs it."""
         agent = self.agents[channel[1]]
         if agent.phase == "living":
             return False
@@ -238,7 +240,7 @@ class ScriptedFleet:
         self.trace.append(f"{who}: {what}")
 
     def guard(self, agent: ScriptedAgent, call: Callable[[], list[_Answer]]) -> list[_Answer]:
-        """Call a core. What it raises is its last word."""
+        """Call a core. An error becomes the agent's failure."""
         try:
             return call()
         except ProtocolError as error:
@@ -247,7 +249,7 @@ class ScriptedFleet:
             return []
 
     def settle(self, agent: ScriptedAgent) -> None:
-        """Carry out what is owed after an arrival, unless a turn runs."""
+        """Carry out duties after an arrival, unless a turn is running."""
         if not agent.is_busy and not agent.failure:
             self._protocol.between_turns(agent)
 
@@ -265,7 +267,7 @@ class ScriptedFleet:
         self._protocol.note_consumed(agent, message)
 
     def leave(self, agent: ScriptedAgent, receiver: str, name: str) -> None:
-        """A message leaves now."""
+        """Send a message."""
         stamp, piggyback, words = self._protocol.mark(agent, receiver)
         number = agent.sent[receiver] = agent.sent.get(receiver, 0) + 1
         message = ScriptedMessage(name, agent.name, receiver, number, stamp, piggyback)
@@ -283,7 +285,7 @@ class ScriptedFleet:
         self._protocol.note_sends(agent)
 
     def add(self, command: ScriptCommand, **words: object) -> None:
-        """The agent that `command` names joins."""
+        """Add the agent that `command` names."""
         name = command.words[0]
         if name in self.book.agents:
             raise command.error(f"there is, or was, an agent {name}: ids are never used again")
@@ -292,7 +294,7 @@ class ScriptedFleet:
         self.say(name, word_of("Join", **words))
 
     def store(self, agent: ScriptedAgent, image: Image, **words: object) -> int:
-        """The image is the agent's next checkpoint; returns its number."""
+        """Store the image as the agent's next checkpoint and return its number."""
         number = len(agent.images)
         agent.images.append(image)
         self.book.checkpoint(agent.name, number, "forced" if words.get("basis") == "forced" else "basic")
@@ -300,7 +302,7 @@ class ScriptedFleet:
         return number
 
     def set_back(self, line: RestartLine, in_transit: Sequence[ScriptedMessage]) -> None:
-        """Every agent to its place on the line; then what is in transit comes again, all else on its way never was."""
+        """Roll every agent back to its place on the line. Deliver the line's in-transit messages again and drop all others."""
         self.book.recover(line)
         self.channels.clear()
         for agent in self.agents.values():

@@ -1,8 +1,8 @@
 """Scripts of koo-toueg fleets: the agents' cores and the coordinator's round.
 
-Duties: `protocols/koo_toueg.py` and `koo_toueg_round.py`. RecoveryQueries, answers and decisions are carried at once,
-except that an agent answers between its turns: a question to a busy one waits for its `end`. Who is blocked takes no
-turn, and what it would send is parked until the decision.
+Duties: `protocols/koo_toueg.py` and `koo_toueg_round.py`. Requests, answers and decisions are delivered at once, except that an
+agent answers between its turns: a request to a busy agent waits for its `end`. A blocked agent takes no turn, and its sends
+are parked until the decision.
 """
 
 from collections import deque
@@ -30,14 +30,15 @@ from snapline.sim.script.words import command_of, value_of, word_of
 
 
 class ScriptedKooToueg(ScriptedProtocol):
-    """koo-toueg.
+    """Script part of koo-toueg.
 
     Attributes:
-        _round: the open round, or the last one. _latest: its number.
-        _refusing: who says no in it.
-        _questions: asked and not yet handed over.
-        _tentative: by agent, the tentative checkpoint.
-        _dead: who has crashed and is not set back yet.
+        _round: the open round, or the last one.
+        _latest: number of that round.
+        _refusing: agents that refuse in that round.
+        _questions: requests that have not been handed over.
+        _tentative: tentative checkpoint of each agent.
+        _dead: agents that have crashed and are not yet rolled back.
     """
 
     def __init__(self, fleet: ScriptedFleet) -> None:
@@ -100,7 +101,7 @@ class ScriptedKooToueg(ScriptedProtocol):
         self._carry(self._round.handle(0, TimedOut()))
 
     def _carry(self, commands: list[RoundCommand]) -> None:
-        """Carry out what the round says, and hand over every question that can be answered now."""
+        """Carry out the round's commands, and hand over every request that can be answered now."""
         for command in commands:
             self._fleet.say(COORDINATOR, command_of(command))
             if isinstance(command, AskAgent):
@@ -109,7 +110,7 @@ class ScriptedKooToueg(ScriptedProtocol):
                 self._tell(command)
         for _ in range(len(self._questions)):
             if not self._questions:
-                return  # an answer was a no
+                return  # a refusal has ended the round
             question = self._questions.popleft()
             if self._fleet.agents[question.agent].is_busy:
                 self._questions.append(question)
@@ -119,8 +120,8 @@ class ScriptedKooToueg(ScriptedProtocol):
     def _ask(self, question: AskAgent) -> None:
         agent, core = self._fleet.agents[question.agent], self._cores[question.agent]
         is_willing = question.agent not in self._refusing
-        asked = kt.CheckpointRequested(self._latest, question.by, question.number, is_willing)
-        for command in core.handle(0, asked):
+        request = kt.CheckpointRequested(self._latest, question.by, question.number, is_willing)
+        for command in core.handle(0, request):
             self._fleet.say(agent.name, command_of(command))
             match command:
                 case kt.TakeTentative():
@@ -133,19 +134,19 @@ class ScriptedKooToueg(ScriptedProtocol):
         """Send the decision to all agents asked, then send the parked messages."""
         assert self._round is not None
         self._questions.clear()
-        told = [self._fleet.agents[name] for name in self._round.asked if name not in self._dead]
-        for agent in told:
+        recipients = [self._fleet.agents[name] for name in self._round.asked if name not in self._dead]
+        for agent in recipients:
             for command in self._cores[agent.name].handle(0, kt.RoundDecided(self._latest, decision.is_committed)):
                 self._fleet.say(agent.name, command_of(command))
                 image = self._tentative.pop(agent.name)
                 if isinstance(command, kt.MakePermanent):
                     self._fleet.store(agent, image)
-        for agent in told:
+        for agent in recipients:
             if not agent.is_busy:
                 self._fleet.empty_outbox(agent)
 
     def recover(self, failed: list[str]) -> None:
-        """End the open round first: a survivor learns of it before it reports its state."""
+        """Recover the fleet. End the open round first, so that survivors learn its outcome before they report their state."""
         self._dead = failed
         if self._round is not None:
             for name in failed:

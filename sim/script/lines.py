@@ -1,4 +1,4 @@
-"""Common part of fleets whose agents keep their own checkpoints: the line is computed, and survivors keep what they can."""
+"""Common part of protocols with per-agent checkpoints: the line is computed, and survivors keep as much as possible."""
 
 from snapline.sim.script.book import channels_in_words, line_in_words
 from snapline.sim.script.fleet import COORDINATOR, LINE_USAGE, ScriptedFleet
@@ -7,13 +7,13 @@ from snapline.sim.script.verbs import Verb
 
 
 class ScriptedLines:
-    """The recovery lines of a fleet."""
+    """Commands of a fleet with recovery lines."""
 
     def __init__(self, fleet: ScriptedFleet) -> None:
         self._fleet = fleet
 
     def verbs(self) -> dict[str, Verb]:
-        """Return the commands of such a fleet."""
+        """Return the commands for recovery lines."""
         return {
             "line": Verb(LINE_USAGE, self._do_line),
             "join": Verb("join AGENT", self._fleet.add),
@@ -21,7 +21,7 @@ class ScriptedLines:
         }
 
     def go_back(self, failed: list[str]) -> None:
-        """Bring the fleet back to its line."""
+        """Roll the fleet back to its recovery line."""
         book = self._fleet.book
         line = book.line(failed)
         self._fleet.say(COORDINATOR, f"recovery line {line_in_words(line)}")
@@ -36,5 +36,5 @@ class ScriptedLines:
 
     def _do_useless(self, command: ScriptCommand) -> None:
         useless = self._fleet.book.useless().items()
-        found = [f"{agent} {number}" for agent, numbers in useless for number in numbers]
-        self._fleet.trace.append(f"useless checkpoints: {', '.join(found) or 'none'}")
+        checkpoints = [f"{agent} {number}" for agent, numbers in useless for number in numbers]
+        self._fleet.trace.append(f"useless checkpoints: {', '.join(checkpoints) or 'none'}")

@@ -1,7 +1,7 @@
 """Scripts of plain Chandy-Lamport: fixed FIFO channels, markers only.
 
-Duties: `sim/explorer/chandy_lamport.py`. A message counts as received when the core has seen it, so there is no mailbox:
-each `deliver` is the arrival and the turn.
+Duties: `sim/explorer/chandy_lamport.py`. A message counts as received when the core has handled it, so there is no mailbox:
+`deliver` is both the arrival and the turn.
 """
 
 from collections.abc import Sequence
@@ -27,12 +27,12 @@ from snapline.sim.script.words import command_of, word_of
 
 
 class ScriptedMarkers(ScriptedProtocol):
-    """A `ChandyLamportCore` per agent.
+    """Script part of plain Chandy-Lamport, with a `ChandyLamportCore` per agent.
 
     Attributes:
-        _incoming: by agent, the senders of its channels.
-        _numbers: by open snapshot, by agent, its checkpoint in it.
-        _states: by open snapshot, by agent that is through, the channel states.
+        _channels: (sender, receiver) of all channels.
+        _numbers: open snapshot → agent → its checkpoint.
+        _states: open snapshot → agent whose part is complete → channel states.
     """
 
     keeps_survivors = False
@@ -56,7 +56,7 @@ class ScriptedMarkers(ScriptedProtocol):
         return Image()
 
     def restore_core(self, agent: ScriptedAgent, image: Image) -> None:
-        """Open snapshots end with the failure: a core starts anew."""
+        """Create a new core: a failure ends all open snapshots."""
         self.make_core(agent.name)
 
     def mark(self, agent: ScriptedAgent, receiver: str) -> tuple[int, bytes, dict[str, object]]:
@@ -103,7 +103,7 @@ class ScriptedMarkers(ScriptedProtocol):
                     self._note_complete(agent.name, command)
 
     def _note_complete(self, agent: str, command: CompleteSnapshot) -> None:
-        """A part is complete; the whole is, when all parts are."""
+        """Record that an agent's part is complete. The snapshot is complete when all parts are."""
         states = self._states.setdefault(command.snapshot, {})
         names = [payload.decode() for payloads in command.channel_states.values() for payload in payloads]
         states[agent] = [self._fleet.book.messages[name] for name in names]

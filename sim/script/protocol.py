@@ -1,4 +1,4 @@
-"""Interface of a protocol to the host of a script: its cores, its words, and its hooks, empty by default."""
+"""Interface of a protocol to the host of a script: its cores, its commands, and hooks that do nothing by default."""
 
 from abc import ABC, abstractmethod
 
@@ -9,11 +9,11 @@ from snapline.sim.script.verbs import Verb
 
 
 class ScriptedProtocol(ABC):
-    """Called by `ScriptedFleet` at the places that the duties of the cores name.
+    """Protocol part of a script. `ScriptedFleet` calls it as the duties of the cores require.
 
     Attributes:
-        keeps_survivors: agents that have not failed keep their live state where the line allows it.
-        has_mailboxes: messages arrive, and wait there for a turn; else their arrival is their turn.
+        keeps_survivors: agents that have not failed keep their live state if the line allows it.
+        has_mailboxes: messages wait in a mailbox for a turn; otherwise they are consumed on arrival.
     """
 
     keeps_survivors = True
@@ -21,15 +21,15 @@ class ScriptedProtocol(ABC):
 
     @abstractmethod
     def verbs(self) -> dict[str, Verb]:
-        """Return the additional commands of its fleets."""
+        """Return the protocol's additional commands."""
 
     @abstractmethod
     def make_core(self, name: str) -> Image:
-        """Make the core of an agent that starts now; returns its initial checkpoint."""
+        """Make the core of a new agent and return the agent's initial checkpoint."""
 
     @abstractmethod
     def restore_core(self, agent: ScriptedAgent, image: Image) -> None:
-        """The agent has been set back to `image`: so must its core be."""
+        """Restore the core of an agent that was rolled back to `image`."""
 
     @abstractmethod
     def recover(self, failed: list[str]) -> None:
@@ -37,36 +37,36 @@ class ScriptedProtocol(ABC):
 
     @abstractmethod
     def show_core(self, agent: ScriptedAgent) -> list[str]:
-        """The core's state in words."""
+        """Return a description of the core's state."""
 
     @abstractmethod
     def mark(self, agent: ScriptedAgent, receiver: str) -> tuple[int, bytes, dict[str, object]]:
-        """Stamp and piggyback of a message that leaves now, and both in words."""
+        """Return stamp and piggyback of a message that is being sent, and both as fields for the trace."""
 
     def check_send(self, command: ScriptCommand) -> None:  # noqa: B027  # a hook
-        """Refuse a `send` that cannot be here."""
+        """Raise an error for a `send` that the protocol does not allow."""
 
     def check_take(self, command: ScriptCommand, channel: tuple[str, str]) -> None:  # noqa: B027  # a hook
-        """Refuse to take a message from that channel now."""
+        """Raise an error if no message may be taken from the channel now."""
 
     def arrive(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:
-        """A message comes out of its channel and goes into the mailbox."""
+        """Move a message from its channel to the mailbox."""
         agent.mailbox.append(message)
 
     def admit(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:  # noqa: B027  # a hook
-        """The message's turn is about to start."""
+        """Handle the start of the message's turn."""
 
     def note_consumed(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:  # noqa: B027  # a hook
-        """A turn has consumed the message."""
+        """Handle the consumption of the message by a turn."""
 
     def note_sends(self, agent: ScriptedAgent) -> None:  # noqa: B027  # a hook
-        """A turn that sent has ended."""
+        """Handle the end of a turn that has sent messages."""
 
     def between_turns(self, agent: ScriptedAgent) -> None:  # noqa: B027  # a hook
-        """Carry out what is owed while no turn runs."""
+        """Carry out duties while no turn is running."""
 
     def is_blocked(self, agent: ScriptedAgent) -> bool:
-        """Return whether it may neither take a turn nor send."""
+        """Return whether the agent may neither take a turn nor send."""
         return False
 
     def validate(self) -> None:  # noqa: B027  # a hook

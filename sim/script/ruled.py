@@ -1,6 +1,6 @@
-"""Scripts of fleets whose agents checkpoint by themselves: uncoordinated, and with each communication-induced rule.
+"""Scripts of fleets with autonomous checkpoints: uncoordinated, and with each communication-induced rule.
 
-Duties: `protocols/rule.py`. A message's turn: ask the rule, checkpoint if it forces one, merge, then deliver.
+Duties: `protocols/rule.py`. Steps of a message's turn: ask the rule, checkpoint if it forces one, merge, then deliver.
 """
 
 from snapline.protocols.rule import CheckpointRule
@@ -17,10 +17,10 @@ from snapline.sim.script.words import piggyback_of, word_of
 
 
 class ScriptedRule(ScriptedProtocol):
-    """A rule of `rules.RULES`."""
+    """Script part of a rule of `rules.RULES`."""
 
     def __init__(self, fleet: ScriptedFleet, name: str) -> None:
-        """`name`: the rule's."""
+        """`name`: name of the rule."""
         self._fleet = fleet
         self._name = name
         self._lines = ScriptedLines(fleet)
@@ -67,16 +67,16 @@ class ScriptedRule(ScriptedProtocol):
             self._take(self._fleet.idle_agent(command, agent.name), "basic")
 
     def _do_untracked(self, command: ScriptCommand) -> None:
-        """Z-paths that no causal path shows, by the intervals that they join."""
-        for found in untracked(self._fleet.book.trace()):
-            start = f"interval {found.sender_interval} of {found.sender}"
-            end = f"interval {found.receiver_interval} of {found.receiver}"
+        """Print the Z-paths without a causal twin, by the intervals that they join."""
+        for path in untracked(self._fleet.book.trace()):
+            start = f"interval {path.sender_interval} of {path.sender}"
+            end = f"interval {path.receiver_interval} of {path.receiver}"
             self._fleet.trace.append(f"a Z-path leads from {start} to {end}, and no causal path does")
         if not self._fleet.trace:
             self._fleet.trace.append("every Z-path is tracked")
 
     def show_core(self, agent: ScriptedAgent) -> list[str]:
-        """Show all that a message could carry, from a copy, as sending changes a rule."""
+        """Show everything that a message could carry. It uses a copy, because sending changes a rule."""
         ordinal = self._fleet.book.agents.index(agent.name)
         copied = restore_rule(self._name, ordinal, self._rules[agent.name].freeze())
         words = piggyback_of(self._name, copied.send_full(ordinal), self._fleet.book.agents)

@@ -1,22 +1,22 @@
-"""Run scenario scripts: renew their traces, or say where they differ.
+"""Runner of scenario scripts: rewrite their traces, or report differences.
 
-    run_script(text) -> text      the same script with the traces that its commands produce now
-    check_script(path) -> str     what is different, as a unified diff; "" if nothing is
-    rewrite_script(path) -> bool  write the new traces; was anything different?
+    run_script(text) -> text      the same script with the traces that its commands now produce
+    check_script(path) -> str     differences as a unified diff; "" if there are none
+    rewrite_script(path) -> bool  write the new traces, and return whether anything differed
 
-The command `fleet` makes a fleet: `fleet a b c protocol=NAME`. Protocols: chandy-lamport (the default: epoch stamps,
-as fleets run it), markers (plain Chandy-Lamport; `channels=a->b,b->a` names them, otherwise there are all),
-koo-toueg, uncoordinated, and the communication-induced ones.
+The command `fleet` makes a fleet: `fleet a b c protocol=NAME`. Protocols: chandy-lamport (the default: epoch stamps, as in
+production), markers (plain Chandy-Lamport; `channels=a->b,b->a` lists the channels, default: all), koo-toueg, uncoordinated,
+and the communication-induced ones.
 
     all protocols             send a b m1; deliver a->b; crash a,b; line [failed=a,b]; show a
     all but markers           arrive a->b (into the mailbox); turn a; start a … end a (a long turn)
-    chandy-lamport, markers   record a epoch=1; marker a->b; overtake a->b (the marker before messages ahead of it)
+    chandy-lamport, markers   record a epoch=1; marker a->b; overtake a->b (the marker overtakes messages ahead of it)
     chandy-lamport            begin epoch=1; report a,b epoch=1; abort epoch=1; join c [by=a]; stop a
     the others                checkpoint a,b; join c; useless
     koo-toueg                 checkpoint a refusing=b; timeout
-    by rules                  untracked (Z-paths that no causal path shows)
+    rules                     untracked (Z-paths without a causal twin)
 
-`deliver` is the arrival and the turn. `record` is the host's word that an epoch has begun; `all` names every agent.
+`deliver` is both the arrival and the turn. `record` announces an epoch to agents; `all` names every agent.
 """
 
 import difflib
@@ -39,14 +39,14 @@ MARKERS = "markers"
 FLEET_USAGE = "fleet AGENT [AGENT…] [protocol=NAME] [channels=AGENT->AGENT,…]"
 
 AGENTS_MAX = 26
-"""A script is read by people; more agents than letters are for the simulator."""
+"""Largest number of agents in a script, which must stay readable. Use the simulator for larger fleets."""
 
 
 def run_script(text: str) -> str:
-    """The script with its traces renewed.
+    """Return the script with new traces.
 
     Raises:
-        UsageError: a command that is none, or cannot be carried out; one sentence with its line.
+        UsageError: a command is unknown or cannot be carried out; the message names the line.
     """
     fleet: ScriptedFleet | None = None
     written = []
@@ -64,15 +64,15 @@ def run_script(text: str) -> str:
 
 
 def check_script(path: Path) -> str:
-    """A unified diff from the file to what its commands produce, or "".
+    """Return a unified diff from the file to its new traces, or "".
 
     Raises:
-        UsageError: as `run_script`, with the file's name.
+        UsageError: as in `run_script`, with the file's name.
     """
-    found = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
     diff = difflib.unified_diff(
-        found.splitlines(),
-        _run_file(path, found).splitlines(),
+        text.splitlines(),
+        _run_file(path, text).splitlines(),
         f"{path.name} as written",
         f"{path.name} as run",
         lineterm="",
@@ -81,12 +81,12 @@ def check_script(path: Path) -> str:
 
 
 def rewrite_script(path: Path) -> bool:
-    """Write the file anew with the traces that its commands produce. Returns whether it has changed."""
-    found = path.read_text(encoding="utf-8")
-    renewed = _run_file(path, found)
-    if renewed != found:
+    """Rewrite the file with the traces that its commands produce. Return whether it has changed."""
+    text = path.read_text(encoding="utf-8")
+    renewed = _run_file(path, text)
+    if renewed != text:
         path.write_text(renewed, encoding="utf-8")
-    return renewed != found
+    return renewed != text
 
 
 def _run_file(path: Path, text: str) -> str:
@@ -97,10 +97,10 @@ def _run_file(path: Path, text: str) -> str:
 
 
 def make_fleet(command: ScriptCommand) -> ScriptedFleet:
-    """The fleet that this command `fleet` asks for.
+    """Make the fleet of a `fleet` command.
 
     Raises:
-        UsageError: bad names, protocol or channels.
+        UsageError: names, protocol or channels are invalid.
     """
     names = command.words
     check_form(command, FLEET_USAGE)

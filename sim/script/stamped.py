@@ -1,8 +1,8 @@
-"""Scripts of chandy-lamport as fleets run it: epoch stamps, markers that close channels early, and a coordinator.
+"""Scripts of chandy-lamport as in production: epoch stamps, markers that close channels early, and a coordinator.
 
-Duties: `protocols/epoch_stamped.py` and `coverage.py`. An agent owes what a word, a marker or a stamp has named; the
-host records it between turns. The coordinator of a script begins epochs, takes reports, and ends an epoch when its
-coverage is whole. Its other words are commands: only the end of an epoch reaches all agents at once.
+Duties: `protocols/epoch_stamped.py` and `coverage.py`. An agent owes a record for each epoch named by an announcement, a marker
+or a stamp; the host records it between turns. The coordinator of a script begins epochs, collects reports, and ends an epoch
+when its coverage is whole. The end of an epoch reaches all agents at once; other messages of the coordinator need a command.
 """
 
 import msgspec
@@ -21,7 +21,7 @@ from snapline.sim.script.words import command_of, value_of, word_of
 
 
 class _Epoch(msgspec.Struct):
-    """An open epoch at the coordinator. `gone`: the committed numbers of those who had left before."""
+    """Open epoch at the coordinator. `gone`: committed numbers of agents that had left before."""
 
     members: tuple[str, ...]
     gone: dict[str, AgentReport]
@@ -29,12 +29,13 @@ class _Epoch(msgspec.Struct):
 
 
 class ScriptedStamps(ScriptedProtocol):
-    """An `EpochStampedCore` per agent, and the coordinator of their epochs.
+    """Script part of chandy-lamport: an `EpochStampedCore` per agent, and the coordinator of epochs.
 
     Attributes:
-        _begun: the last epoch begun. _open: the open ones, ascending.
-        _numbers: by epoch, by agent, the checkpoint that serves it.
-        _last_epochs: by agent whose leave is committed, the last epoch it is in.
+        _begun: last epoch begun.
+        _open: open epochs, ascending.
+        _numbers: epoch → agent → its checkpoint for the epoch.
+        _last_epochs: agent whose leave is committed → last epoch that includes it.
     """
 
     keeps_survivors = False
@@ -65,7 +66,7 @@ class ScriptedStamps(ScriptedProtocol):
         return Image()
 
     def restore_core(self, agent: ScriptedAgent, image: Image) -> None:
-        """A plan aborts what is open, and all that was begun is settled."""
+        """Restore the core. The recovery plan has aborted open epochs, so all epochs begun have ended."""
         self._cores[agent.name] = EpochStampedCore(agent.name, recorded=self._begun)
 
     def mark(self, agent: ScriptedAgent, receiver: str) -> tuple[int, bytes, dict[str, object]]:
@@ -73,7 +74,7 @@ class ScriptedStamps(ScriptedProtocol):
         return stamp, b"", {"stamp": stamp}
 
     def arrive(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:
-        """The core sees it first: while it is not in the mailbox, no record can count it twice."""
+        """Hand a message to the core, then to the mailbox. In this order, no record can count the message twice."""
         arrived = es.MessageArrived(message.sender, message.number, message.stamp, message.name.encode())
         self._feed(agent, arrived)
         agent.mailbox.append(message)
@@ -106,7 +107,7 @@ class ScriptedStamps(ScriptedProtocol):
                 core.validate()
 
     def _do_record(self, command: ScriptCommand) -> None:
-        """The host's word reaches the agents."""
+        """Announce an epoch to agents."""
         epoch = number_of(command, "epoch")
         if epoch == self._begun + 1:
             self._begin()
@@ -123,7 +124,7 @@ class ScriptedStamps(ScriptedProtocol):
     # -- members ------------------------------------------------------------------------------------------------------
 
     def _do_join(self, command: ScriptCommand) -> None:
-        """Add an agent from outside, or by the message of another agent's turn."""
+        """Add an agent, created by the operator or by another agent's turn."""
         maker = self._fleet.idle_agent(command, command.options["by"]) if "by" in command.options else None
         self._fleet.add(command, unborn_in=list(self._open))
         if maker is not None:
@@ -139,7 +140,7 @@ class ScriptedStamps(ScriptedProtocol):
         self._retire()
 
     def _retire(self) -> None:
-        """Remove agents that have left once no open epoch needs them."""
+        """Remove agents that have left and that no open epoch needs."""
         for agent in self._fleet.agents.values():
             is_needed = any(epoch <= self._last_epochs.get(agent.name, 0) for epoch in self._open)
             if agent.phase == "left" and not is_needed:
@@ -179,7 +180,7 @@ class ScriptedStamps(ScriptedProtocol):
         record = epoch.records[agent.name] = self._cores[agent.name].record_of(number)
         report = _report_of(agent.name, record)
         self._fleet.say(agent.name, command_of(report))
-        reports = {name: _report_of(name, found) for name, found in epoch.records.items()} | epoch.gone
+        reports = {name: _report_of(name, part) for name, part in epoch.records.items()} | epoch.gone
         self._judge(number, epoch, uncovered(reports, epoch.gone))
 
     def _judge(self, number: int, epoch: _Epoch, coverage: Coverage) -> None:
@@ -236,7 +237,7 @@ class ScriptedStamps(ScriptedProtocol):
         core = self._cores[agent.name]
         lines = [word_of("Core", recorded=core.recorded, owed=core.owed, open=core.open_epochs())]
         for epoch in core.freeze().open_epochs:
-            in_transit = {channel: [message.payload for message in found] for channel, found in epoch.in_transit}
+            in_transit = {channel: [message.payload for message in messages] for channel, messages in epoch.in_transit}
             lines.append(word_of("Epoch", epoch.epoch, in_transit=in_transit, closed=dict(epoch.markers)))
         return lines
 

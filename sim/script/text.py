@@ -1,6 +1,6 @@
-"""The text of a scenario script: blocks of commands, `----`, and the trace that they produce.
+"""Text format of a scenario script: blocks of commands, `----`, and the trace that they produce.
 
-    # What to see.
+    # Comment.
     fleet a b
     send a b m1
     deliver a->b
@@ -8,10 +8,9 @@
     a: SendMessage(m1, to=b, number=1, stamp=0)
     b: Deliver(m1)
 
-A line that starts with `#` is a comment, blank lines separate. The trace ends at the first blank line; the next block
-goes on with the same fleet, unless it makes a new one. A command is a verb, words, and options written `name=value`.
-Everything up to and including `----` is kept as it was written, so that rewriting changes traces alone; a block
-without `----` gets one.
+A line that starts with `#` is a comment; blank lines are separators. The trace ends at the first blank line. The next block
+continues with the same fleet, unless it makes a new one. A command is a verb, words, and options of the form `name=value`.
+Rewriting changes only traces: everything up to and including `----` is kept. A block without `----` gets one.
 """
 
 import msgspec
@@ -22,7 +21,7 @@ TRACE_FOLLOWS = "----"
 
 
 class ScriptCommand(msgspec.Struct, frozen=True):
-    """One line of a script. `line` counts from 1."""
+    """Command on one line of a script. `line`: number of the line, from 1."""
 
     line: int
     text: str
@@ -36,11 +35,11 @@ class ScriptCommand(msgspec.Struct, frozen=True):
 
 
 class Block(msgspec.Struct, frozen=True):
-    """Commands, with all that stands above their trace.
+    """Commands with the lines above their trace.
 
     Attributes:
-        written: the lines up to the trace, without `----`.
-        commands: those among them.
+        written: lines up to the trace, without `----`.
+        commands: commands in these lines.
     """
 
     written: tuple[str, ...]
@@ -48,10 +47,10 @@ class Block(msgspec.Struct, frozen=True):
 
 
 def read_blocks(text: str) -> list[Block]:
-    """The blocks of a script; the last one may have no commands, only comments.
+    """Return the blocks of a script. The last one may have only comments.
 
     Raises:
-        UsageError: a line that is no command, or a trace without commands.
+        UsageError: a line is not a command, or a trace has no commands.
     """
     blocks: list[Block] = []
     written: list[str] = []
@@ -75,7 +74,7 @@ def read_blocks(text: str) -> list[Block]:
 
 
 def write_block(block: Block, trace: list[str]) -> str:
-    """The block with this trace. Leading blank lines go: blocks are joined by one."""
+    """Return the block with this trace, without leading blank lines, because blocks are joined by one."""
     lines = list(block.written)
     while lines and not lines[0]:
         del lines[0]

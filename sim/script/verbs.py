@@ -1,4 +1,4 @@
-"""Commands of a scripted fleet: each verb with its usage, which checks the form of a command."""
+"""Commands of a scripted fleet: verbs, with a usage text that also defines the form of a command."""
 
 from collections.abc import Callable, Mapping
 
@@ -8,17 +8,17 @@ from snapline.sim.script.text import ScriptCommand
 
 
 class Verb(msgspec.Struct, frozen=True):
-    """One verb. In `usage`, words in capitals stand for values, brackets for what may be left out."""
+    """Verb of a command. In `usage`, words in capitals are placeholders, and parts in brackets are optional."""
 
     usage: str
     run: Callable[[ScriptCommand], None]
 
 
 def dispatch(command: ScriptCommand, verbs: Mapping[str, Verb]) -> None:
-    """Carry the command out.
+    """Carry out a command.
 
     Raises:
-        UsageError: no such verb here, or not in this form; what the verb itself refuses.
+        UsageError: the verb is unknown, the form is wrong, or the verb itself fails.
     """
     verb = verbs.get(command.verb)
     if verb is None:
@@ -28,7 +28,7 @@ def dispatch(command: ScriptCommand, verbs: Mapping[str, Verb]) -> None:
 
 
 def check_form(command: ScriptCommand, usage: str) -> None:
-    """The words and options of `usage`, no others."""
+    """Check that a command has the words and options of `usage`, and no others."""
     _, *parts = usage.split()
     words = [part for part in parts if "=" not in part]
     options = {part.strip("[]").partition("=")[0]: part.startswith("[") for part in parts if "=" in part}
@@ -40,7 +40,7 @@ def check_form(command: ScriptCommand, usage: str) -> None:
 
 
 def number_of(command: ScriptCommand, option: str) -> int:
-    """The value of an option that is a number from 1 on."""
+    """Return the value of an option that must be a number from 1 on."""
     value = command.options[option]
     if not value.isascii() or not value.isdigit() or int(value) < 1:
         raise command.error(f"{option}={value} is no number: write {option}=1, 2, 3 …")

@@ -1,7 +1,6 @@
-"""Trace format of core commands and of the actions of a script's host: `Name(value, name=value)`.
+"""Trace format of core commands and of the host's actions: `Name(value, name=value)`.
 
-Commands of cores are written field by field: a trace hides nothing that a core says. A
-piggyback is written in words, as its protocol means it, with agents by name.
+Core commands are written with all their fields. A piggyback is decoded by its protocol, with agents by name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,18 +11,18 @@ from snapline.protocols.piggyback import decode, unpack_entries
 
 
 def word_of(name: str, *values: object, **fields: object) -> str:
-    """`Name(value, field=value)`."""
+    """Format as `Name(value, field=value)`."""
     parts = [value_of(value) for value in values] + [f"{field}={value_of(value)}" for field, value in fields.items()]
     return f"{name}({', '.join(parts)})"
 
 
 def command_of(command: msgspec.Struct) -> str:
-    """A core's command with all its fields."""
+    """Format a core's command with all its fields."""
     return word_of(type(command).__name__, **msgspec.structs.asdict(command))
 
 
 def value_of(value: object) -> str:
-    """Lists as [a, b], dictionaries as {a: 1}, in the order in which they are."""
+    """Format a value: lists as [a, b], dictionaries as {a: 1}, both in their order."""
     match value:
         case None:
             return "nobody"
@@ -43,9 +42,9 @@ def piggyback_of(protocol: str, piggyback: bytes, names: Sequence[str]) -> dict[
     """Return the content of a piggyback, as fields for `word_of`; none for protocols without one.
 
     Args:
-        protocol: a name of `rules.RULES`.
-        piggyback: as a rule made it.
-        names: agents by ordinal.
+        protocol: name of a rule in `rules.RULES`.
+        piggyback: piggyback made by the rule.
+        names: agent names by ordinal.
     """
     numbers = decode(piggyback)
     match protocol:
@@ -65,11 +64,11 @@ def piggyback_of(protocol: str, piggyback: bytes, names: Sequence[str]) -> dict[
 
 
 def _hmnr_entry(value: int) -> str:
-    """Checkpoints known, whether a checkpoint lies on the way from the last of them, whether its clock is lower."""
+    """Format: number of known checkpoints; "taken": a checkpoint lies on the path from the last one; "behind": its clock is lower."""
     return f"{value >> 2}{'' if value & 2 else ' taken'}{'' if value & 1 else ' behind'}"
 
 
 def _bhmr_entry(value: int, row: int, names: Sequence[str]) -> str:
-    """Checkpoints known, whether the way from the last of them is simple, and whom it reaches."""
+    """Format: number of known checkpoints; "simple": the path from the last one is simple; agents that it reaches."""
     reached = " ".join(name for agent, name in enumerate(names) if row >> agent & 1)
     return f"{value >> 1}{' simple' if value & 1 else ''} to {reached}"

@@ -1,13 +1,15 @@
 """Choice of a protocol and an interval from measured cells, with the confidence in words.
 
-The expected cost of an hour, and which of equal protocols to take, are those of `protocols/costs.py`. If runs say how many
-turns were lost, the loss is these turns at the bare pace plus the time in recoveries; else it is what failures made the same work longer, seed by seed, divided by their number.
+The expected hourly cost and the choice among equal protocols come from `protocols/costs.py`. If runs report lost turns, the
+loss is the time of these turns at the bare pace plus the time in recoveries. Otherwise it is the extra duration of the same
+work with failures, seed by seed, divided by the number of failures.
 
-The protocol with the least cost at its best measured interval wins, unless others cannot be distinguished from it: then the simplest of
-those does (`SIMPLEST_FIRST`: coordinated before uncoordinated before communication-induced). Its interval is Daly's
-(`protocols/interval.py`) for the measured price of one checkpoint, overhead × interval, if it lies between measured
-intervals and costs no more there than the best measured one; else the best measured one. Measurements win over
-formulas, and a price that cannot be distinguished from zero is no input for one.
+The protocol with the lowest cost at its best measured interval wins. If others cannot be distinguished from it, the simplest
+of them wins (`SIMPLEST_FIRST`: coordinated before uncoordinated before communication-induced).
+
+The interval is Daly's (`protocols/interval.py`) for the measured price of one checkpoint (overhead × interval). It must lie
+between measured intervals and cost no more than the best of them; otherwise the best measured interval is used.
+Measurements win over formulas, and no formula is applied to a price that cannot be distinguished from zero.
 """
 
 import math
@@ -23,7 +25,7 @@ from snapline.sim.search.statistics import Difference, draws, enclosed, mean_of
 
 
 class Priced(msgspec.Struct, frozen=True):
-    """A protocol at one measured interval; costs in seconds per hour, `difference` to the cheapest."""
+    """Cost of a protocol at one measured interval, in seconds per hour. `difference`: to the cheapest."""
 
     protocol: str
     interval_s: float
@@ -60,10 +62,12 @@ def recommend(comparison: Comparison, mtbf_s: float) -> Advice:
         raise UsageError("no cell has enough runs that passed: compare more seeds, or look at those that failed")
     best_of = {protocol: _first(priced, protocol) for protocol in comparison.protocols}
     rivals = [one for one in best_of.values() if one is not None and not one.difference.is_clear]
-    taken = simplest([one.protocol for one in rivals])
-    chosen = next(one for one in rivals if one.protocol == taken)
-    interval_s, words = pricer.interval_of(chosen, [one for one in priced if one.protocol == chosen.protocol])
-    why = [*_why(chosen, priced[0], rivals, best_of, mtbf_s), *words, _trust(comparison)]
+    simplest_protocol = simplest([one.protocol for one in rivals])
+    chosen = next(one for one in rivals if one.protocol == simplest_protocol)
+    interval_s, interval_reasons = pricer.interval_of(
+        chosen, [one for one in priced if one.protocol == chosen.protocol]
+    )
+    why = [*_why(chosen, priced[0], rivals, best_of, mtbf_s), *interval_reasons, _trust(comparison)]
     return Advice(chosen.protocol, interval_s, why, priced)
 
 
@@ -97,16 +101,16 @@ class Pricer:
         costs: dict[tuple[str, float], float],
         resampled: dict[tuple[str, float], list[float]],
     ) -> Priced:
-        """Price a setting, using the same draws of seeds for all, so that costs can be subtracted draw by draw."""
+        """Price a setting. All settings use the same draws of seeds, so that costs can be subtracted draw by draw."""
         count = len(self._comparison.seeds)
         cost = enclosed(count, costs[setting], resampled[setting])
-        more = [one - other for one, other in zip(resampled[setting], resampled[best], strict=True)]
-        difference = enclosed(count, costs[setting] - costs[best], more)
+        differences = [one - other for one, other in zip(resampled[setting], resampled[best], strict=True)]
+        difference = enclosed(count, costs[setting] - costs[best], differences)
         overhead, loss_s = self.overhead(*setting, range(count)), self.loss_s(*setting, range(count))
         return Priced(*setting, cost.mean, cost.low, cost.high, overhead, loss_s, difference)
 
     def cost_s(self, protocol: str, interval_s: float, picked: Sequence[int]) -> float:
-        """Seconds per hour, from some of the seeds; NaN if they do not tell."""
+        """Return the cost in seconds per hour, computed from some of the seeds; NaN if it is unknown."""
         overhead, loss_s = self.overhead(protocol, interval_s, picked), self.loss_s(protocol, interval_s, picked)
         return hourly_cost_s(overhead, loss_s=loss_s, mtbf_s=self._mtbf_s)
 
@@ -116,7 +120,7 @@ class Pricer:
         return _mean([_mean(_column(cell, "overhead", picked)) for cell in cells])
 
     def loss_s(self, protocol: str, interval_s: float, picked: Sequence[int]) -> float:
-        """Per failure, of all cells with failures."""
+        """Return the loss per failure over all cells with failures."""
         return _mean([self._loss_s(protocol, interval_s, pattern, picked) for pattern in self._comparison.patterns])
 
     def _loss_s(self, protocol: str, interval_s: float, pattern: str, picked: Sequence[int]) -> float:
@@ -153,24 +157,26 @@ class Pricer:
             return chosen.interval_s, [unsure, f"Of the measured intervals {chosen.interval_s:g} s is the cheapest."]
         formula_s = daly(price_s, self._mtbf_s)
         measured = sorted(priced, key=lambda one: one.interval_s)
-        words = f"One checkpoint costs {price_s:.4g} s, for which Daly's formula says an interval of {formula_s:.3g} s."
+        formula_text = (
+            f"One checkpoint costs {price_s:.4g} s, for which Daly's formula says an interval of {formula_s:.3g} s."
+        )
         if not measured[0].interval_s <= formula_s <= measured[-1].interval_s:
             low_s, high_s = measured[0].interval_s, measured[-1].interval_s
             outside = f"That is outside of what was measured, {low_s:g} to {high_s:g} s; compare intervals around it."
-            return chosen.interval_s, [words, outside]
+            return chosen.interval_s, [formula_text, outside]
         loss_s = _between(measured, formula_s)
         expected_s = hourly_cost_s(price_s / formula_s, loss_s=loss_s, mtbf_s=self._mtbf_s)
         if expected_s <= chosen.cost_s:
             agrees = f"Between the measured cells it costs {expected_s:.3g} s an hour, no more than the best of them."
-            return formula_s, [words, agrees]
+            return formula_s, [formula_text, agrees]
         worse = (
             f"By the measured cells it would cost {expected_s:.3g} s an hour, more than {chosen.interval_s:g} s does."
         )
-        return chosen.interval_s, [words, worse]
+        return chosen.interval_s, [formula_text, worse]
 
 
 def _between(measured: Sequence[Priced], interval_s: float) -> float:
-    """The loss per failure at an interval between two measured ones, by a straight line."""
+    """Return the loss per failure at an interval between two measured ones, by linear interpolation."""
     above = next(index for index, one in enumerate(measured) if one.interval_s >= interval_s)
     high = measured[above]
     if high.interval_s == interval_s:
@@ -198,27 +204,29 @@ def _why(
         f"(95 %: {chosen.low_s:.3g} to {chosen.high_s:.3g}), with a failure every {mtbf_s:g} s: "
         f"checkpoints {chosen.overhead:.2%}, and {chosen.loss_s:.3g} s for each failure."
     )
-    words = [first]
+    sentences = [first]
     tied = [one.protocol for one in rivals if one.protocol != chosen.protocol]
     if tied:
-        words.append(f"These runs cannot tell it from {', '.join(tied)}; of those it is the simplest.")
+        sentences.append(f"These runs cannot tell it from {', '.join(tied)}; of those it is the simplest.")
     if chosen.protocol != cheapest.protocol:
-        words.append(
+        sentences.append(
             f"{cheapest.protocol} measured {chosen.difference.mean:.3g} s an hour less "
             f"(95 %: {chosen.difference.low:.3g} to {chosen.difference.high:.3g}), which may be chance."
         )
     for one in best_of.values():
         if one is not None and one.difference.is_clear:
             low, high = one.difference.low, one.difference.high
-            words.append(
+            sentences.append(
                 f"{one.protocol}, at its best interval of {one.interval_s:g} s, costs {one.difference.mean:.3g} s an hour "
                 f"more than {cheapest.protocol} (95 %: {low:.3g} to {high:.3g})."
             )
-    return words
+    return sentences
 
 
 def _trust(comparison: Comparison) -> str:
     failed = sum(sum(cell.failed.values()) for cell in comparison.cells)
     runs = len(comparison.cells) * len(comparison.seeds)
-    words = f"All this is from {len(comparison.seeds)} seeds in each of {len(comparison.cells)} cells, in virtual time"
-    return f"{words}; {failed} of {runs} runs did not pass and are left out." if failed else f"{words}."
+    sentence = (
+        f"All this is from {len(comparison.seeds)} seeds in each of {len(comparison.cells)} cells, in virtual time"
+    )
+    return f"{sentence}; {failed} of {runs} runs did not pass and are left out." if failed else f"{sentence}."

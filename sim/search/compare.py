@@ -1,12 +1,12 @@
-"""Protocols × patterns × intervals × failure rates, measured with the same seeds, so that they can be compared.
+"""Comparison of protocols × patterns × intervals × failure rates, measured with the same seeds.
 
-A cell is one of each. Every cell runs the same seeds: the same fleet is drawn, the same delays by key, and failures strike
-at the same times: hosts crash at random with a constant rate (exponential times, drawn from the seed alone) and come back
-soon. So cells are compared seed by seed (`statistics.paired_difference`), and what a seed does to all of them alike cancels
-out. A seed that does not pass in a cell has no values there; a difference uses the seeds that passed in both.
+A cell is one combination. Every cell runs the same seeds, so fleets, delays by key and failure times are the same. Hosts
+crash at random with a constant rate (exponential distances, drawn from the seed alone) and restart soon. Cells are compared
+seed by seed (`statistics.paired_difference`), so that effects common to all cells of a seed cancel out. A seed that does not
+pass in a cell has no values there; a difference uses the seeds that passed in both cells.
 
-`overhead` is how much longer the same work takes, in virtual time, than in a *bare* run: no checkpoints, no failures. It
-holds everything: pauses, piggybacks, lost work, recoveries. Without failures it is the price of checkpoints alone.
+`overhead` is the relative increase in virtual time over a *bare* run, which has no checkpoints and no failures. It includes
+pauses, piggybacks, lost work and recoveries. Without failures it is the price of checkpoints alone.
 """
 
 import math
@@ -52,10 +52,10 @@ METRICS: Mapping[str, str] = {
 """Metrics compared, in table order; metrics that no run has are left out."""
 
 RESTART_AFTER_S = 0.2
-"""A crashed host's absence: short, so that what is measured is the protocol and not the machine's reboot."""
+"""Downtime of a crashed host: short, so that the protocol is measured and not the reboot."""
 
 FAILURES_MAX = 1_000
-"""Largest number of failures in one run; at a higher rate nothing gets done."""
+"""Largest number of failures in one run; with more, no work gets done."""
 
 CELLS_MAX = 10_000
 
@@ -70,12 +70,13 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class Cell(msgspec.Struct):
-    """The runs of one setting.
+    """Runs of one setting.
 
     Attributes:
-        passed: seeds that passed. failed: how many others, by verdict.
-        values: metric → one value per seed of the comparison; NaN where a seed has none.
-        metrics: metric → summary of these.
+        passed: number of seeds that passed.
+        failed: number of the other seeds by verdict.
+        values: metric → one value per seed of the comparison; NaN if a seed has none.
+        metrics: metric → summary of its values.
     """
 
     setting: Setting
@@ -95,7 +96,7 @@ class Contrast(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct):
-    """Comparison of all cells. `bare`: pattern → virtual seconds that the work takes by itself, one value per seed."""
+    """Comparison of all cells. `bare`: pattern → duration of the bare run in virtual seconds, one value per seed."""
 
     name: str
     protocols: list[str]
@@ -130,19 +131,21 @@ def compare(
     """Run all cells.
 
     Args:
-        template: gives everything else; faults that it names are in every cell.
-        protocols: the first is the one that others are compared with.
-        patterns: none are the template's own.
-        intervals: between checkpoints, such as "500ms".
+        template: all other settings; its faults are in every cell.
+        protocols: the others are compared with the first.
+        patterns: if empty, the template's own.
+        intervals: times between checkpoints, such as "500ms".
         failure_rates_per_s: host crashes of the whole fleet per virtual second.
-        on_progress: called with the runs that are done, and of how many.
+        on_progress: called with the number of completed runs and the number of all runs.
 
     Raises:
-        UsageError: nothing to compare, something unknown, or too many cells.
+        UsageError: there is nothing to compare, a name is unknown, or there are too many cells.
     """
-    given = list(patterns) or [template.fleet.module or template.fleet.pattern.name]
-    settings = _settings(protocols, given, [duration_ns(interval) / 1e9 for interval in intervals], failure_rates_per_s)
-    bare = [Setting(CHANDY_LAMPORT, pattern, 0.0, 0.0) for pattern in given]
+    pattern_names = list(patterns) or [template.fleet.module or template.fleet.pattern.name]
+    settings = _settings(
+        protocols, pattern_names, [duration_ns(interval) / 1e9 for interval in intervals], failure_rates_per_s
+    )
+    bare = [Setting(CHANDY_LAMPORT, pattern, 0.0, 0.0) for pattern in pattern_names]
     jobs_to_do = [(setting, seed) for setting in [*bare, *settings] for seed in seeds]
     templates = [scenario_of(template, setting, seed) for setting, seed in jobs_to_do]
     setup = make_setup(templates, runner=runner, seed_timeout_s=seed_timeout_s)
@@ -154,10 +157,10 @@ def compare(
             if on_progress is not None:
                 on_progress(len(results), len(tasks))
     rates = list(failure_rates_per_s)
-    found = Comparison(template.name, list(protocols), given, [], rates, list(seeds), {}, [])
-    found.intervals_s = list(dict.fromkeys(setting.interval_s for setting in settings))
-    _fill(found, bare, settings, results)
-    return found
+    comparison = Comparison(template.name, list(protocols), pattern_names, [], rates, list(seeds), {}, [])
+    comparison.intervals_s = list(dict.fromkeys(setting.interval_s for setting in settings))
+    _fill(comparison, bare, settings, results)
+    return comparison
 
 
 def _settings(
@@ -168,50 +171,50 @@ def _settings(
         raise UsageError(f"protocols to compare are {list(protocols)}: use some of {', '.join(PROTOCOLS)}")
     if not intervals_s or min(intervals_s) <= 0 or not rates or min(rates) < 0:
         raise UsageError("compare needs intervals above 0 and failure rates of 0 or more: name at least one of each")
-    found = [
+    settings = [
         Setting(protocol, pattern, interval_s, rate)
         for pattern in patterns
         for rate in rates
         for interval_s in intervals_s
         for protocol in protocols
     ]
-    if len(found) > CELLS_MAX:
-        raise UsageError(f"{len(found)} cells are more than {CELLS_MAX}: compare less at once")
-    return found
+    if len(settings) > CELLS_MAX:
+        raise UsageError(f"{len(settings)} cells are more than {CELLS_MAX}: compare less at once")
+    return settings
 
 
 def scenario_of(template: Scenario, setting: Setting, seed: int) -> Scenario:
     """Return the scenario that one seed runs in one cell."""
     replace = msgspec.structs.replace
-    drawn = draw(template, seed)
+    scenario = draw(template, seed)
     trigger = TriggerPart(kind="none")
     if setting.interval_s:
         every = format_duration(round(setting.interval_s * 1e9))
-        trigger = replace(drawn.fleet.trigger, kind="period", every=every)
-    if drawn.fleet.module:
-        fleet = replace(drawn.fleet, protocol=setting.protocol, trigger=trigger, is_varied=True)
+        trigger = replace(scenario.fleet.trigger, kind="period", every=every)
+    if scenario.fleet.module:
+        fleet = replace(scenario.fleet, protocol=setting.protocol, trigger=trigger, is_varied=True)
     else:
-        pattern = replace(drawn.fleet.pattern, name=setting.pattern)
-        fleet = replace(drawn.fleet, protocol=setting.protocol, pattern=pattern, trigger=trigger)
-    faults = [] if not setting.interval_s else [*drawn.fault, *failures(drawn, setting.failure_rate_per_s, seed)]
-    return replace(drawn, fleet=fleet, fault=faults, swarm=None)
+        pattern = replace(scenario.fleet.pattern, name=setting.pattern)
+        fleet = replace(scenario.fleet, protocol=setting.protocol, pattern=pattern, trigger=trigger)
+    faults = [] if not setting.interval_s else [*scenario.fault, *failures(scenario, setting.failure_rate_per_s, seed)]
+    return replace(scenario, fleet=fleet, fault=faults, swarm=None)
 
 
 def failures(scenario: Scenario, rate_per_s: float, seed: int) -> list[FaultPart]:
-    """Crashes at exponential distances until the end of the run: the same for every cell of this rate."""
+    """Return crashes at exponential distances until the end of the run, the same for every cell with this rate."""
     if not rate_per_s:
         return []
     random = stream_of(seed, "failures").random
     until_s = scenario.run.until_ns / 1e9 - RESTART_AFTER_S  # the host must be back by then
-    found: list[FaultPart] = []
+    crashes: list[FaultPart] = []
     at_s = 0.0
-    while len(found) < FAILURES_MAX:
+    while len(crashes) < FAILURES_MAX:
         at_s -= math.log(1.0 - random()) / rate_per_s
         if at_s >= until_s:
             break
         at = format_duration(max(1, round(at_s * 1e3)) * 10**6)
-        found.append(FaultPart(crash=CrashFault(at=at, restart_after=f"{round(RESTART_AFTER_S * 1e3)}ms")))
-    return found
+        crashes.append(FaultPart(crash=CrashFault(at=at, restart_after=f"{round(RESTART_AFTER_S * 1e3)}ms")))
+    return crashes
 
 
 # -- from results to cells ----------------------------------------------------------------------------------------------
@@ -235,7 +238,7 @@ def _cell(
     setting: Setting, results: Sequence[Result], without: Sequence[Result | None], bare_s: Sequence[float]
 ) -> Cell:
     cell = Cell(setting, sum(result.verdict == "pass" for result in results), {}, {})
-    rows = [values_of(*each) for each in zip(results, without, bare_s, strict=True)]
+    rows = [values_of(*inputs) for inputs in zip(results, without, bare_s, strict=True)]
     for result in results:
         if result.verdict != "pass":
             cell.failed[result.verdict] = cell.failed.get(result.verdict, 0) + 1
@@ -246,25 +249,25 @@ def _cell(
 
 
 def values_of(result: Result, without: Result | None, bare_s: float) -> dict[str, float]:
-    """All metrics of one run, and those that follow from others; none if it did not pass.
+    """Return all metrics of one run, including derived ones; an empty dict if it did not pass.
 
     Args:
         without: the same run without failures, if there is one.
-        bare_s: what the same work takes by itself; NaN if unknown.
+        bare_s: duration of the bare run; NaN if unknown.
     """
     if result.verdict != "pass":
         return {}
-    found = dict(result.metrics)
-    basic, forced = found.get("checkpoints_basic", 0.0), found.get("checkpoints_forced", 0.0)
+    values = dict(result.metrics)
+    basic, forced = values.get("checkpoints_basic", 0.0), values.get("checkpoints_forced", 0.0)
     if basic:
-        found["forced_ratio"] = forced / basic
+        values["forced_ratio"] = forced / basic
     took_s = work_s(result)
     if bare_s > 0 and not math.isnan(took_s):
-        found["overhead"] = took_s / bare_s - 1
-    found["failures"] = float(failures_of(result, took_s))
-    if without is not None and without.verdict == "pass" and found["failures"]:
-        found["loss_s"] = (took_s - work_s(without)) / found["failures"]
-    return found
+        values["overhead"] = took_s / bare_s - 1
+    values["failures"] = float(failures_of(result, took_s))
+    if without is not None and without.verdict == "pass" and values["failures"]:
+        values["loss_s"] = (took_s - work_s(without)) / values["failures"]
+    return values
 
 
 def work_s(result: Result) -> float:
@@ -276,13 +279,13 @@ def work_s(result: Result) -> float:
 
 
 def failures_of(result: Result, took_s: float) -> int:
-    """Crashes while the work went on: later ones cost nothing."""
+    """Return the number of crashes during the work; later ones cost nothing."""
     until_ns = math.inf if "finish_s" not in result.metrics else took_s * 1e9
     return sum(fault.kind == "crash" and fault.at_ns <= until_ns for fault in result.faults)
 
 
 def _contrasts(found: Comparison) -> Iterator[Contrast]:
-    """Yield the contrasts of each protocol with the first, where all else is equal."""
+    """Yield the contrasts of each protocol with the first, other settings being equal."""
     baseline = found.protocols[0]
     for cell in found.cells:
         if cell.setting.protocol == baseline:

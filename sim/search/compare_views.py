@@ -1,8 +1,8 @@
 """Views of a comparison: a table for a terminal, and a figure.
 
-The figure has one panel per pattern and failure rate, in it one group of bars per interval and one bar per protocol; a
-whisker is the mean's interval of 95 % confidence. Protocols are distinguished by their number under the bar, not by colour
-alone. The same comparison gives the same bytes; there is no script.
+The figure has one panel per pattern and failure rate, with one group of bars per interval and one bar per protocol. A
+whisker shows the mean's 95 % confidence interval. A number under each bar identifies the protocol, in addition to the
+colour. The same comparison gives the same bytes; there is no script.
 """
 
 import math
@@ -20,16 +20,16 @@ from snapline.sim.search.statistics import Summary
 PANEL_WIDTH, PANEL_HEIGHT = 560, 180
 GAP, LEFT, TOP = 64, 72, 72
 BAR_MAX = 28.0
-"""Pixels; bars get thinner when there are many."""
+"""Maximum width in pixels; bars get thinner when there are many."""
 
 TICKS = 4
-"""About so many steps on the axis."""
+"""Approximate number of steps on the axis."""
 
 NOTHING = 1e-12
-"""A smaller range is none: no metric is told so exactly."""
+"""A smaller range counts as empty, since no metric is that precise."""
 
 COLORS = ("#0969da", "#bc4c00", "#1a7f37", "#8250df", "#cf222e", "#9a6700", "#0550ae", "#6e7781")
-"""Readable on light and on dark paper; protocols beyond them begin again, and have their numbers."""
+"""Colours readable on light and dark backgrounds. Further protocols reuse them and are identified by their numbers."""
 
 RULES = """.whisker { stroke: var(--ink); stroke-width: 1.5; fill: none; } .axis { stroke: var(--ink); }
 .small { font-size: 10px; }"""
@@ -38,7 +38,7 @@ RULES = """.whisker { stroke: var(--ink); stroke-width: 1.5; fill: none; } .axis
 def table(
     comparison: Comparison, *, metrics: Sequence[str] = ("overhead", "busy_s", "loss_s", "forced_ratio", "recovery_s")
 ) -> str:
-    """Mean ± half of the interval, one line per cell; "*" where a protocol clearly differs from the first."""
+    """Return a table with one line per cell: mean ± half of the interval, and "*" if a protocol clearly differs from the first."""
     shown = [metric for metric in metrics if any(metric in cell.values for cell in comparison.cells)]
     clear = {(one.setting, one.metric) for one in comparison.contrasts if one.difference.is_clear}
     rows = [["pattern", "failures/s", "interval", "protocol", "passed", *shown]]
@@ -65,7 +65,7 @@ def number(summary: Summary | None, *, is_clear: bool) -> str:
 def advice_text(advice: Advice) -> str:
     """Format the advice for a terminal, with its reasons and all options considered."""
     lines = [f"Run {advice.protocol} with a checkpoint every {advice.interval_s:.3g} s.", ""]
-    lines += [f"  {words}" for words in advice.why]
+    lines += [f"  {sentence}" for sentence in advice.why]
     lines += ["", "  seconds an hour  protocol and interval"]
     for one in advice.priced:
         lines.append(f"  {one.cost_s:9.4g} ({one.low_s:.4g} to {one.high_s:.4g})  {one.protocol}, {one.interval_s:g} s")
@@ -76,7 +76,7 @@ def advice_text(advice: Advice) -> str:
 
 
 class Scale(msgspec.Struct, frozen=True):
-    """Values to pixels of one panel, from the first tick to the last."""
+    """Mapping of values to vertical pixels in one panel, from the first tick to the last."""
 
     top: float
     ticks: list[float]
@@ -88,16 +88,16 @@ class Scale(msgspec.Struct, frozen=True):
 
 
 def figure(comparison: Comparison, metric: str = "overhead") -> str:
-    """The figure as the text of an SVG file.
+    """Return the figure as the text of an SVG file.
 
     Raises:
-        UsageError: no cell has that metric.
+        UsageError: no cell has the metric.
     """
     summaries = [cell.metrics[metric] for cell in comparison.cells if metric in cell.metrics]
     known = [summary for summary in summaries if summary.count]
     if not known:
-        have = sorted({name for cell in comparison.cells for name in cell.metrics})
-        raise UsageError(f"no cell has the metric {metric!r}: use one of {', '.join(have)}")
+        available = sorted({name for cell in comparison.cells for name in cell.metrics})
+        raise UsageError(f"no cell has the metric {metric!r}: use one of {', '.join(available)}")
     marked = ticks(known)
     panels = [(pattern, rate) for pattern in comparison.patterns for rate in comparison.failure_rates_per_s]
     bottom = TOP + len(panels) * (PANEL_HEIGHT + GAP)
@@ -115,7 +115,7 @@ def figure(comparison: Comparison, metric: str = "overhead") -> str:
 
 
 def ticks(summaries: Sequence[Summary]) -> list[float]:
-    """Round values from below all means and whiskers to above them, with zero among them."""
+    """Return round values that enclose zero and all means and whiskers."""
     ends = [value for one in summaries for value in (one.mean, one.low, one.high) if math.isfinite(value)]
     least, most = min(0.0, *ends, 0.0), max(0.0, *ends, 0.0)
     if most - least < NOTHING:
@@ -131,8 +131,8 @@ def _sample(index: int) -> str:
 
 
 def _panel(comparison: Comparison, metric: str, pattern: str, rate: float, scale: Scale) -> Iterator[str]:
-    words = f"{pattern}, {f'{rate:g} failures per second' if rate else 'no failures'}"
-    yield f'<text x="{LEFT}" y="{px(scale.top - 8)}">{text(words)}</text>'
+    heading = f"{pattern}, {f'{rate:g} failures per second' if rate else 'no failures'}"
+    yield f'<text x="{LEFT}" y="{px(scale.top - 8)}">{text(heading)}</text>'
     for value in scale.ticks:
         y = px(scale.y(value))
         yield f'<path class="tick" d="M{LEFT} {y}h{PANEL_WIDTH}"/>'

@@ -1,14 +1,18 @@
-"""Delta debugging: leave out as much of a list as possible while something still fails.
+"""Delta debugging: leave out as much of a list as possible while a test still fails.
 
-The problem, the algorithm and its name are Zeller and Hildebrandt's ("Simplifying and isolating failure-inducing input",
-2002): split the list into n parts; if one part alone fails, go on with it; else if all but one part fail, go on with those; else
-use twice as many parts, until each holds one item. The result is *1-minimal*: leaving out any single item makes it pass. No
-more is promised: a smaller failing list may exist. Tests: a few times log₂ of the length for a single culprit, at most
-quadratic for a list that cannot be made smaller.
+The algorithm `ddmin` is Zeller and Hildebrandt's ("Simplifying and isolating failure-inducing input", 2002):
 
-`lowest` is the same for a number: a smaller one that still fails.
+1. Split the list into n parts.
+2. If one part alone fails, continue with it.
+3. Otherwise, if all parts but one fail, continue with those.
+4. Otherwise use twice as many parts, until each holds one item.
 
-Departure: a test that fails may say that it never looked at some of the items; those are left out at once.
+The result is *1-minimal*: leaving out any single item makes the test pass. A smaller failing list may exist. The number of
+tests is a small multiple of log₂ of the length for a single culprit, and at most quadratic if nothing can be left out.
+
+`lowest` does the same for a number: it finds a smaller one that still fails.
+
+Departure: a failing test may report that it never used some of the items. Those are left out at once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,20 +22,20 @@ T = TypeVar("T")
 
 
 def ddmin(items: Sequence[T], needed: Callable[[list[T]], list[T] | None]) -> list[T]:
-    """A 1-minimal part of `items`, in their order.
+    """Return a 1-minimal part of `items`, in their order.
 
     Args:
-        items: they fail; this is not tried.
-        needed: None if these do not fail; else those of them that were looked at, in order.
+        items: a list that is known to fail.
+        needed: test of a list; returns None if it passes, else the items that the test used, in order.
     """
     kept = list(items)
     parts = 2
     while len(kept) >= 2:
         size = -(-len(kept) // parts)
         chunks = [kept[start : start + size] for start in range(0, len(kept), size)]
-        found, is_part = _smaller(chunks, needed)
-        if found is not None:
-            kept, parts = found, 2 if is_part else max(parts - 1, 2)
+        smaller, is_part = _smaller(chunks, needed)
+        if smaller is not None:
+            kept, parts = smaller, 2 if is_part else max(parts - 1, 2)
         elif size == 1:
             return kept
         else:
@@ -44,24 +48,24 @@ def ddmin(items: Sequence[T], needed: Callable[[list[T]], list[T] | None]) -> li
 def _smaller(chunks: list[list[T]], needed: Callable[[list[T]], list[T] | None]) -> tuple[list[T] | None, bool]:
     """Return the needed items of one chunk, or of all others; and whether it was one chunk."""
     for chunk in chunks:
-        found = needed(chunk)
-        if found is not None:
-            return found, True
+        needed_items = needed(chunk)
+        if needed_items is not None:
+            return needed_items, True
     if len(chunks) == 2:
-        return None, False  # the others are the other chunk
+        return None, False  # with two chunks, a complement is the other chunk
     for index in range(len(chunks)):
-        found = needed([item for place, chunk in enumerate(chunks) if place != index for item in chunk])
-        if found is not None:
-            return found, False
+        needed_items = needed([item for place, chunk in enumerate(chunks) if place != index for item in chunk])
+        if needed_items is not None:
+            return needed_items, False
     return None, False
 
 
 def lowest(value: int, least: int, works: Callable[[int], bool], fineness: int = 2**62) -> None:
-    """Look for a lower value that works: the first of `least`, +1, +2, +4 …; then halve what lies below it.
+    """Search for a lower value that works: the first of `least`, +1, +2, +4 …, then by bisection below it.
 
     Args:
-        value: works, as is known.
-        fineness: stop when it is known to one part in so many.
+        value: a value that is known to work.
+        fineness: stop when the remaining range is smaller than 1 / fineness of the value.
     """
     low = least - 1
     for lower in growing(least, value):
@@ -78,7 +82,7 @@ def lowest(value: int, least: int, works: Callable[[int], bool], fineness: int =
 
 
 def growing(least: int, value: int) -> Iterator[int]:
-    """Values below `value`: `least`, +1, +2, +4 …"""
+    """Yield values below `value`: `least`, +1, +2, +4 …"""
     step = 0
     while least + step < value:
         yield least + step

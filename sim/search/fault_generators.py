@@ -1,6 +1,6 @@
-"""Draws one fault of a kind: when it begins, how long it lasts, and what is wrong with whom.
+"""Generators that draw one fault of a kind: start, duration, targets and parameters.
 
-Drawn names are those of nodes that there are when the fault is drawn; who is hit otherwise is drawn when it begins.
+Names in a drawn fault are those of nodes that exist at the time of drawing. Other targets are drawn when the fault begins.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +45,7 @@ _Option = TypeVar("_Option")
 
 
 class Dice:
-    """Picks from one stream, in the words of what is drawn."""
+    """Helper that draws typed values from the swarm's streams of choices."""
 
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
@@ -54,7 +54,7 @@ class Dice:
         return self._choices.pick("swarm", key, n)
 
     def between(self, least: int, most: int, *key: str | int) -> int:
-        """Draw a number between the two, both included; `most` if there is nothing between."""
+        """Draw a number from `least` to `most`, both included; `most` if the range is empty."""
         return min(least, most) + self.below(max(1, most - least + 1), *key)
 
     def of(self, options: Sequence[_Option], *key: str | int) -> _Option:
@@ -64,31 +64,31 @@ class Dice:
         return self.below(n, *key) == n - 1
 
     def one_in_apart(self, n: int, *key: str | int) -> bool:
-        """Draw from a separate stream: a recently added draw leaves all else that a seed draws unchanged."""
+        """Draw from a separate stream, so that a newly added draw does not change the other draws of a seed."""
         return self._choices.pick("swarm, apart", key, n) == n - 1
 
     def below_apart(self, n: int, *key: str | int) -> int:
-        """The same, of more options."""
+        """Draw a number below `n` from that separate stream."""
         return self._choices.pick("swarm, apart", key, n)
 
     def of_clients(self, n: int, *key: str | int) -> int:
-        """The same, in another stream."""
+        """Draw a number below `n` from the stream of clients."""
         return self._choices.pick("swarm, clients", key, n)
 
     def of_outputs(self, n: int, *key: str | int) -> int:
-        """The same, in another stream."""
+        """Draw a number below `n` from the stream of outputs."""
         return self._choices.pick("swarm, outputs", key, n)
 
     def of_operators(self, n: int, *key: str | int) -> int:
-        """The same, in another stream."""
+        """Draw a number below `n` from the stream of operators."""
         return self._choices.pick("swarm, operators", key, n)
 
     def of_steps(self, n: int, *key: str | int) -> int:
-        """The same, in another stream."""
+        """Draw a number below `n` from the stream of steps."""
         return self._choices.pick("swarm, steps", key, n)
 
     def ns(self, least_ns: int, most_ns: int, *key: str | int) -> int:
-        """Evenly over orders of magnitude: a doubling is drawn, then a place in it; to two or three digits."""
+        """Draw a time, evenly over orders of magnitude: a doubling, then a value within it, rounded to two or three digits."""
         doublings = max(0, (most_ns // max(1, least_ns)).bit_length() - 1)
         base_ns = least_ns << self.between(0, doublings, *key, "doubling")
         drawn_ns = base_ns + base_ns * self.below(16, *key, "sixteenth") // 16
@@ -100,20 +100,21 @@ class Dice:
 
 
 _START_NS = 400 * MS
-"""Approximate working time of a fleet at full speed; also its time to start."""
+"""Approximate working time of a fleet at full speed, and its approximate start-up time."""
 
 
 def _work_ns(pattern: PatternPart) -> int:
-    """About how long its messages keep a fleet busy."""
+    """Return the approximate time that a pattern's messages keep a fleet busy."""
     messages = pattern.messages or MESSAGES_ENDLESS
     return round(messages / pattern.rate_per_s) * S if pattern.rate_per_s else _START_NS
 
 
 class Span:
-    """Time of one fault: in two thirds of cases it begins during the work, soon after the fleet's start.
+    """Time of one fault. In two thirds of cases it begins during the work, soon after the fleet's start.
 
     Attributes:
-        at: when it begins. room_ns: from there until the run's faults must be over.
+        at: start of the fault.
+        room_ns: time from there until the run's faults must be over.
     """
 
     def __init__(self, dice: Dice, scenario: Scenario, index: int, faults_max: int) -> None:
@@ -143,13 +144,13 @@ class Span:
         return self.dice.between(least, most, *self.key(*what))
 
     def lasts(self) -> str:
-        """Half of them last longer than it takes to find a host lost and go on without it."""
+        """Draw a duration. Half of the drawn ones last longer than it takes to declare a host lost and recover without it."""
         if self.room_ns > 2 * S and self.one_in(2, "is long"):
             return self.dice.duration(3 * S // 2, min(5 * S, self.room_ns), *self.key("for"))
         return self.dice.duration(50 * MS, min(2 * S, self.room_ns), *self.key("for"))
 
     def path(self) -> tuple[list[str], Literal["both", "one-way"]]:
-        """Draw the scope of a fault that can be everywhere: in two thirds of cases a pair, or one direction of it."""
+        """Draw the scope of a network fault: everywhere in a third of cases, else a pair or one direction of it."""
         scope = self.of(("all", "pair", "one-way"), "scope")
         if scope == "all" or len(self._nodes) < 2:
             return [], "both"
@@ -158,11 +159,11 @@ class Span:
         return [self._nodes[one], self._nodes[other]], "one-way" if scope == "one-way" else "both"
 
     def moment(self) -> Moment:
-        """Mostly one of the coordinator's."""
+        """Draw a moment, mostly one of the coordinator's."""
         return self.of(("telling", "telling", "deciding", "hearing", "working"), "moment")
 
     def hit(self) -> int:
-        """A run has tens to hundreds of such moments."""
+        """Draw the number of the moment's occurrence that is hit. A run has tens to hundreds of them."""
         return 1 << self.between(0, 5, "hit", "doubling") | self.between(0, 31, "hit", "rest") >> 1
 
     def back_after(self) -> str:
@@ -175,8 +176,8 @@ class Span:
 def _draw_delay_word(span: Span) -> Word:
     least = span.dice.duration(5 * MS, 200 * MS, *span.key("least"))
     between, direction = span.path()
-    word = DelayFault(at=span.at, lasts=span.lasts(), least=least, between=between, direction=direction)
-    return msgspec.structs.replace(word, jitter=span.of(("0s", least, "300ms"), "jitter"))
+    fault = DelayFault(at=span.at, lasts=span.lasts(), least=least, between=between, direction=direction)
+    return msgspec.structs.replace(fault, jitter=span.of(("0s", least, "300ms"), "jitter"))
 
 
 def _draw_slow(span: Span) -> Word:
@@ -185,8 +186,8 @@ def _draw_slow(span: Span) -> Word:
 
 def _draw_loss(span: Span) -> Word:
     between, direction = span.path()
-    word = LossFault(at=span.at, lasts=span.lasts(), between=between, direction=direction)
-    return msgspec.structs.replace(word, per_mille=span.of((10, 100, 300, 700), "per mille"))
+    fault = LossFault(at=span.at, lasts=span.lasts(), between=between, direction=direction)
+    return msgspec.structs.replace(fault, per_mille=span.of((10, 100, 300, 700), "per mille"))
 
 
 def _draw_reset(span: Span) -> Word:
@@ -221,18 +222,18 @@ def _draw_partition(span: Span) -> Word:
         "isolate-leader",
         "isolate-host",
     )
-    word = PartitionFault(at=span.at, lasts=span.lasts(), direction=span.of(("both", "one-way"), "direction"))
-    return msgspec.structs.replace(word, shape=span.of((*shapes, "isolate-agent"), "shape"))
+    fault = PartitionFault(at=span.at, lasts=span.lasts(), direction=span.of(("both", "one-way"), "direction"))
+    return msgspec.structs.replace(fault, shape=span.of((*shapes, "isolate-agent"), "shape"))
 
 
 def _draw_crash(span: Span) -> Word:
-    """Half of them at a time; a rolling one only if there is time for all hosts."""
+    """Draw a crash: half of them at a given time, and a rolling one only if there is time for all hosts."""
     after = span.back_after()
     match span.between(0, 7, "style"):
         case 0 | 1:
             when = span.of(("recording", "recovering"), "when")
-            word = CrashFault(at=span.at, restart_after=after, hit=span.between(1, 4, "hit"))
-            return msgspec.structs.replace(word, when=when)
+            fault = CrashFault(at=span.at, restart_after=after, hit=span.between(1, 4, "hit"))
+            return msgspec.structs.replace(fault, when=when)
         case 7:
             return CrashFault(at=span.at, restart_after=after, when=span.moment(), hit=span.hit())
         case 2:
@@ -256,23 +257,23 @@ def _draw_pause(span: Span) -> Word:
 
 
 def _draw_hang(span: Span) -> Word:
-    """Half of them last longer than a host that does not get on is waited for, if there is time."""
+    """Draw a hang. If there is time, half of them last longer than the fleet waits for a host without progress."""
     long_ns = 6 * S
     is_long = span.room_ns > long_ns and span.one_in(2, "hangs long")
     lasts = span.dice.duration(long_ns, min(2 * long_ns, span.room_ns), *span.key("for")) if is_long else span.lasts()
-    word = HangFault(at=span.at, lasts=lasts, what=span.of(("store", "store", "stop"), "what"))
+    fault = HangFault(at=span.at, lasts=lasts, what=span.of(("store", "store", "stop"), "what"))
     is_blocked = span.dice.one_in_apart(3, *span.key("blocked"))
-    return msgspec.structs.replace(word, what="loop") if is_blocked else word
+    return msgspec.structs.replace(fault, what="loop") if is_blocked else fault
 
 
 def _draw_disk(span: Span) -> Word:
     modes = ("power-cut", "power-cut", "torn", "bit-flip", "eio", "failed-sync", "full", "slow", "stale-read")
     mode = span.of(modes, "mode")
-    word = DiskFault(at=span.at, lasts=span.lasts(), restart_after=span.back_or_never())
+    fault = DiskFault(at=span.at, lasts=span.lasts(), restart_after=span.back_or_never())
     host = EVERY_HOST if mode != "bit-flip" and span.one_in(4, "everybody") else ""
     if span.dice.one_in_apart(4, *span.key("away")):
         mode = "away"
-    return msgspec.structs.replace(word, mode=mode, host=host)
+    return msgspec.structs.replace(fault, mode=mode, host=host)
 
 
 def _draw_clock(span: Span) -> Word:
@@ -284,13 +285,13 @@ def _draw_clock(span: Span) -> Word:
 def _draw_coordinator(span: Span) -> Word:
     kind = span.of(("kill-leader", "lose-quorum", "depose", "unknown-outcome", "kill"), "kind")
     lasts = "" if kind != "unknown-outcome" and span.one_in(8, "never") else span.lasts()
-    word = CoordinatorFault(at=span.at, lasts=lasts, per_mille=span.of((100, 300, 1000), "per mille"))
-    return msgspec.structs.replace(word, kind=kind)
+    fault = CoordinatorFault(at=span.at, lasts=lasts, per_mille=span.of((100, 300, 1000), "per mille"))
+    return msgspec.structs.replace(fault, kind=kind)
 
 
 def _draw_membership(span: Span) -> Word:
-    word = MembershipFault(at=span.at, back_after="" if span.one_in(3, "never") else span.back_after())
-    return msgspec.structs.replace(word, kind=span.of(("leave", "join"), "kind"))
+    fault = MembershipFault(at=span.at, back_after="" if span.one_in(3, "never") else span.back_after())
+    return msgspec.structs.replace(fault, kind=span.of(("leave", "join"), "kind"))
 
 
 DRAWN_BY: Mapping[str, Callable[[Span], Word]] = {

@@ -1,6 +1,6 @@
-"""Parts of a scenario that a swarm may draw: a sweep reports which ones its runs were given, and which none was.
+"""Parts of a scenario that a swarm may draw. A sweep reports which of them its runs had and which none had.
 
-A fault that was drawn may still hit nothing, and a limit may never be reached: the probes show what runs really met.
+A drawn fault may hit nothing, and a limit may never be reached; the probes show what actually happened in runs.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,7 +24,7 @@ from snapline.sim.scenario import PATTERN_NAMES, FaultPart, Scenario
 from snapline.sim.world.limits import LIMITS
 
 BEYOND = "disk: stale-read"
-"""Drawn, and left out wherever faults stay within the budget."""
+"""Fault that is drawn but left out in all scenarios whose faults stay within the budget."""
 
 CATALOGUE: dict[str, tuple[str, ...]] = {
     "protocols": PROTOCOLS,
@@ -54,16 +54,16 @@ CATALOGUE: dict[str, tuple[str, ...]] = {
 """Group → everything that can be drawn in it."""
 
 Drawn = dict[str, dict[str, int]]
-"""Group → name → how many runs have it."""
+"""Group → name → number of runs that have it."""
 
 
 def nothing_drawn() -> Drawn:
-    """Zero of everything."""
+    """Return counts of zero for the whole catalogue."""
     return {group: dict.fromkeys(names, 0) for group, names in CATALOGUE.items()}
 
 
 def note_drawn(drawn: Drawn, scenario: Scenario) -> None:
-    """Count a scenario, once for each thing it has."""
+    """Count each catalogue entry of a scenario once."""
     parts = (*_of_fleet(scenario), *_of_faults(scenario.fault))
     for group, name in dict.fromkeys((group, name) for group, names in parts for name in names):
         counts = drawn.setdefault(group, {})
@@ -71,9 +71,9 @@ def note_drawn(drawn: Drawn, scenario: Scenario) -> None:
 
 
 def never_drawn(drawn: Drawn) -> dict[str, list[str]]:
-    """Group → what no run had, where there is any."""
-    found = {group: [name for name, runs in counts.items() if not runs] for group, counts in drawn.items()}
-    return {group: names for group, names in found.items() if names}
+    """Return, for each group, the entries that no run had; groups without such entries are left out."""
+    missing = {group: [name for name, runs in counts.items() if not runs] for group, counts in drawn.items()}
+    return {group: names for group, names in missing.items() if names}
 
 
 def _of_fleet(scenario: Scenario) -> Iterator[tuple[str, list[str]]]:
@@ -81,7 +81,7 @@ def _of_fleet(scenario: Scenario) -> Iterator[tuple[str, list[str]]]:
     yield "protocols", [fleet.protocol]
     yield "patterns", [fleet.module or fleet.pattern.name]
     yield "triggers", [fleet.trigger.kind]
-    said = {
+    has = {
         "log_bytes_max": fleet.log_bytes_max > 0,
         "epoch_timeout": fleet.epoch_timeout != "",
         "payload": fleet.pattern.payload_bytes != type(fleet.pattern)().payload_bytes,
@@ -97,7 +97,7 @@ def _of_fleet(scenario: Scenario) -> Iterator[tuple[str, list[str]]]:
         "taken back": scenario.restores.times > 0,
         "taken back without inputs": scenario.restores.times > 0 and scenario.restores.drops_one_in > 0,
     }
-    yield "bounds", [name for name, is_said in said.items() if is_said]
+    yield "bounds", [name for name, is_present in has.items() if is_present]
     yield "paths", ["uneven for good"] if scenario.network.paths else []
     yield "limits", list(scenario.limits)
 

@@ -1,20 +1,21 @@
-"""Choices from Hypothesis: it looks for a run that fails, and shrinks it towards the benign choices.
+"""Choices from Hypothesis, which searches for a failing run and shrinks it towards the benign choices.
 
     @given(choices=sparse_choices())
     def test_my_fleet(choices):
         result = run_fleet(my_module.fleet, faults="crashes", choices=choices)
         assert result.verdict == "pass", summarise(result)
 
-`HypothesisChoices(data)` draws each choice when it is made, from `integers(0, n - 1)`: 0, the benign choice, is the simplest. A
-run makes hundreds of choices, and to Hypothesis fewer draws are simpler than smaller ones: so a shrunk example may keep odd
-values that make a run shorter, and it is printed with all its zeros. This is for runs of some tens of choices, or one stream.
+`HypothesisChoices(data)` draws each choice when it is made, from `integers(0, n - 1)`. 0, the benign choice, is the simplest.
+A run makes hundreds of choices, and Hypothesis considers fewer draws simpler than smaller ones. So a shrunk example may keep
+odd values that make the run shorter, and it is printed with all its zeros. Use it for runs of some tens of choices, or for
+one stream.
 
-`sparse_choices()` draws beforehand which few choices are not benign: the seventh of stream "net" is 3. Removing one entry makes
-one choice benign, which is what shrinking should try, and what is printed can be pasted into a test. The price: a choice is
-named by its place in its stream and not by its situation, so an entry that is removed may move what comes after it. For the
-order of three messages on four hosts it took 192 runs and 10 s to find and shrink, single draws took 591 and 61 s.
+`sparse_choices()` draws in advance the few choices that are not benign, for example "the seventh of stream net is 3".
+Removing an entry makes one choice benign, which suits shrinking, and the printed value can be pasted into a test. The
+drawback: a choice is identified by its position in its stream and not by its situation, so removing an entry may shift later
+ones. Finding and shrinking an order of three messages on four hosts took 192 runs and 10 s; single draws took 591 and 61 s.
 
-Hypothesis is not needed by snapline; who imports this module has it.
+Snapline does not depend on Hypothesis; callers of this module must have it installed.
 """
 
 from collections.abc import Mapping
@@ -26,23 +27,23 @@ from snapline.sim.choices import Choices, Key
 STREAMS = ("net", "fault", "storage", "schedule", "log")
 
 CHOICES_MAX = 500
-"""Draws for one run: Hypothesis gives up on examples of 8192 bytes, and refuses tests that mostly come near it."""
+"""Maximum number of draws per run. Hypothesis gives up on examples of 8192 bytes and rejects tests that often come near it."""
 
 CHANGES_MAX = 20
-"""Choices of a run that are not benign: most bugs need fewer than five."""
+"""Maximum number of non-benign choices per run; most bugs need fewer than five."""
 
 PLACES_MAX = 300
-"""Latest position in a stream at which a choice may change: a run of a small fleet makes some hundred in each."""
+"""Number of positions of a stream at which a choice may change; a run of a small fleet makes some hundred choices in each."""
 
 VALUE_MAX = 64
-"""A choice has up to 64 outcomes that matter; those with more take the remainder."""
+"""Largest drawn value. A choice with fewer outcomes uses the remainder."""
 
 
 class HypothesisChoices:
     """Draws each choice when it is made.
 
     Attributes:
-        drawn: how many choices Hypothesis made.
+        drawn: number of choices that Hypothesis made.
     """
 
     def __init__(
@@ -53,12 +54,12 @@ class HypothesisChoices:
         streams: tuple[str, ...] = STREAMS,
         others: Choices | None = None,
     ) -> None:
-        """`data` is of `hypothesis.strategies.data()`.
+        """`data` comes from `hypothesis.strategies.data()`.
 
         Args:
-            choices_max: draws; further choices are benign.
-            streams: those that Hypothesis draws.
-            others: who makes the choices of the other streams; None makes them benign.
+            choices_max: maximum number of draws; further choices are benign.
+            streams: streams that Hypothesis draws.
+            others: source of the choices in all other streams; None makes them benign.
         """
         self._data = data
         self._choices_max = choices_max
@@ -77,7 +78,7 @@ class HypothesisChoices:
 
 
 class SparseChoices:
-    """All choices are benign but these: (stream, place in the stream) → value. For one run, since it counts."""
+    """Choices that are all benign except some: (stream, position in the stream) → value. An object serves one run only."""
 
     def __init__(self, changes: Mapping[tuple[str, int], int]) -> None:
         self._changes = dict(changes)
@@ -96,6 +97,6 @@ class SparseChoices:
 def sparse_choices(
     *, streams: tuple[str, ...] = STREAMS, changes_max: int = CHANGES_MAX, places_max: int = PLACES_MAX
 ) -> st.SearchStrategy[SparseChoices]:
-    """A strategy: up to `changes_max` choices of these streams, among the first `places_max` of each, are not benign."""
+    """Return a strategy with up to `changes_max` non-benign choices among the first `places_max` of each stream."""
     places = st.tuples(st.sampled_from(streams), st.integers(0, places_max - 1))
     return st.dictionaries(places, st.integers(1, VALUE_MAX), max_size=changes_max).map(SparseChoices)

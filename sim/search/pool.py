@@ -1,12 +1,12 @@
-"""Runs on several processes of this machine, with answers in the order in which they are done.
+"""Pool of worker processes on this machine. Results are yielded in the order of completion.
 
-Each worker (`worker.py`) is a fresh interpreter with a known PYTHONHASHSEED, joined to us by one socket. It always has some
-tasks in front of it, about `AHEAD_S` of work, so that it never waits for us; the last tasks are dealt out one by one, so that
-all end together.
+Each worker (`worker.py`) is a fresh interpreter with a known PYTHONHASHSEED, connected to the pool by one socket. It holds
+queued tasks for about `AHEAD_S` of work, so that it never waits for the pool. The last tasks are handed out one by one, so
+that all workers finish at about the same time.
 
-A worker that dies was at the first task that it had not answered: that task is *broken*, the others go back to the queue, and
-a new worker takes over. One that says nothing for longer than a seed may take is killed, which is the same. So every task gets
-exactly one answer, whatever a run does.
+A worker that dies was performing its first unanswered task. That task is *broken*, the others return to the queue, and a new
+worker takes over. A worker that is silent for longer than the time limit of a seed is killed, with the same effect. So every
+task gets exactly one answer, whatever a run does.
 """
 
 import os
@@ -28,10 +28,10 @@ from snapline.sim.scenario import Scenario, format_scenario
 from snapline.sim.search.worker import Runner, Setup, Task, Worker, broken, garbage_kept, name_of, perform_all
 
 SEED_TIMEOUT_S = 120.0
-"""Real time allowed for one seed: a hundred times what a large one takes."""
+"""Real time allowed for one seed: a hundred times the duration of a large one."""
 
 GRACE_S = 5.0
-"""Time that a worker has to end a timed-out run itself; one that has not done so by then will not."""
+"""Time that a worker has to end a timed-out run itself before the pool kills it."""
 
 START_TIMEOUT_S = 120.0
 """Time allowed for a new interpreter and its imports, on a busy machine."""
@@ -42,7 +42,7 @@ AHEAD_MAX = 256
 JOBS_MAX = 1024
 
 HASH_SEED = "0"
-"""PYTHONHASHSEED of workers, unless this process has one: so that a sweep can be repeated bit by bit."""
+"""PYTHONHASHSEED of workers if this process has none, so that a sweep is reproducible."""
 
 OTHER_HASH_SEED = "20260131"
 """Hash seed of a seed's second run. Any other value works too."""
@@ -51,9 +51,9 @@ Answered = tuple[Task, Result]
 
 
 def hash_seed_here() -> str:
-    """PYTHONHASHSEED for workers."""
-    given = os.environ.get("PYTHONHASHSEED", "")
-    return given if given.isdecimal() else HASH_SEED
+    """Return the PYTHONHASHSEED for workers."""
+    hash_seed = os.environ.get("PYTHONHASHSEED", "")
+    return hash_seed if hash_seed.isdecimal() else HASH_SEED
 
 
 def other_hash_seed() -> str:
@@ -65,18 +65,18 @@ def make_setup(
     templates: Iterable[Scenario], *, runner: Runner | None = None, seed_timeout_s: float = SEED_TIMEOUT_S
 ) -> Setup:
     """Return the setup that workers receive."""
-    given = list(templates)
-    texts = [format_scenario(template) for template in given]
-    names = [template.name for template in given]
+    scenarios = list(templates)
+    texts = [format_scenario(template) for template in scenarios]
+    names = [template.name for template in scenarios]
     return Setup(name_of(runner), texts, names, seed_timeout_s, list(sys.path))
 
 
 def run_here(setup: Setup, tasks: Iterable[Task]) -> Iterator[Answered]:
-    """The same in this very process: for debuggers. A run that dies takes us with it."""
-    given = list(tasks)
+    """Perform tasks in this process, for debuggers. A run that crashes its process ends this one."""
+    task_list = list(tasks)
     worker = Worker(setup)
     with garbage_kept():
-        yield from zip(given, perform_all(worker, given), strict=True)
+        yield from zip(task_list, perform_all(worker, task_list), strict=True)
 
 
 def run_tasks(
@@ -100,12 +100,12 @@ def run_tasks(
 
 
 class Process:
-    """One worker as seen from here.
+    """Worker process as seen by the pool.
 
     Attributes:
-        waiting: tasks that it has and did not answer; it is at the first.
-        is_ready: it has said that it can begin.
-        since_s: when it last said something, or got something to do; on the monotonic clock.
+        waiting: tasks handed to the worker and not answered; it performs the first of them.
+        is_ready: the worker has reported that it can begin.
+        since_s: monotonic time of the worker's last answer, or of the task that ended its idleness.
     """
 
     def __init__(self, setup: Setup, hash_seed: str) -> None:
@@ -141,7 +141,7 @@ class Process:
         return self.since_s + seed_timeout_s + GRACE_S if self.waiting and seed_timeout_s > 0 else None
 
     def close(self, *, patience_s: float = 0.0) -> str:
-        """End it, at once or if it has not ended in that time, and return how it ended."""
+        """Wait up to `patience_s` for the process to end, then kill it. Return how it ended."""
         self.connection.close()
         try:
             code = self._process.wait(patience_s)
@@ -153,10 +153,10 @@ class Process:
 
 
 class WorkerPool:
-    """Deals tasks to processes and gathers their answers.
+    """Pool that hands tasks to processes and gathers their answers.
 
     Attributes:
-        seed_s: how long a seed takes on one process, roughly; 0 before the first answer.
+        seed_s: estimated time per seed on one process; 0 before the first answer.
     """
 
     def __init__(self, setup: Setup, tasks: Iterable[Task], *, jobs: int, hash_seed: str) -> None:
@@ -169,7 +169,7 @@ class WorkerPool:
         self.seed_s = 0.0
 
     def run(self) -> Iterator[Answered]:
-        """Yield every task with its answer, as they are done."""
+        """Yield every task with its answer, in the order of completion."""
         while self._queue or any(process.waiting for process in self._processes.values()):
             while self._queue and len(self._processes) < self._jobs:
                 process = Process(self._setup, self._hash_seed)
@@ -177,7 +177,7 @@ class WorkerPool:
             yield from self._listen()
 
     def close(self) -> None:
-        """Kill what is left."""
+        """Kill all remaining processes."""
         for process in self._processes.values():
             process.close()
         self._processes.clear()
@@ -187,14 +187,14 @@ class WorkerPool:
             assert isinstance(connection, Connection)
             process = self._processes[connection]
             try:
-                said = connection.recv_bytes()
+                answer = connection.recv_bytes()
             except (EOFError, OSError):
-                yield from self._bury(process, patience_s=GRACE_S)  # the socket closes a little before the end
+                yield from self._bury(process, patience_s=GRACE_S)  # the socket closes shortly before the process ends
                 continue
             if process.is_ready:
-                yield self._take(process, said)
+                yield self._take(process, answer)
             else:
-                self._greet(process, said)
+                self._greet(process, answer)
             self._refill(process)
         now_s = time.monotonic()
         for process in list(self._processes.values()):
@@ -204,8 +204,8 @@ class WorkerPool:
 
     def _patience_s(self) -> float:
         limits = [process.limit_s(self._setup.seed_timeout_s) for process in self._processes.values()]
-        known = [limit_s for limit_s in limits if limit_s is not None]
-        return max(0.0, min(known, default=time.monotonic() + 1.0) - time.monotonic()) + 0.01
+        known_limits = [limit_s for limit_s in limits if limit_s is not None]
+        return max(0.0, min(known_limits, default=time.monotonic() + 1.0) - time.monotonic()) + 0.01
 
     def _greet(self, process: Process, said: bytes) -> None:
         if said:
@@ -220,21 +220,21 @@ class WorkerPool:
         return process.waiting.popleft(), self._decode(said)
 
     def _refill(self, process: Process) -> None:
-        """Keep it busy for `AHEAD_S`, but near the end leave work for the others."""
+        """Hand the worker tasks for `AHEAD_S`, but near the end leave tasks for the others."""
         ahead = min(AHEAD_MAX, int(AHEAD_S / self.seed_s) if self.seed_s else 1, len(self._queue) // self._jobs)
         if len(process.waiting) <= ahead // 2 and self._queue:
             count = min(max(1, ahead - len(process.waiting)), len(self._queue))
             process.hand([self._queue.popleft() for _ in range(count)])
 
     def _bury(self, process: Process, *, patience_s: float = 0.0) -> Iterator[Answered]:
-        """A worker has died, or must: the task that it was at is broken, the others are dealt out again."""
+        """Remove a worker that is dead or silent. Its current task is broken; the others return to the queue."""
         del self._processes[process.connection]
-        how = process.close(patience_s=patience_s)
+        cause = process.close(patience_s=patience_s)
         if not process.is_ready:
-            raise SnaplineError(f"a worker {how} before it had begun: its words on standard error tell why")
+            raise SnaplineError(f"a worker {cause} before it had begun: its words on standard error tell why")
         if not process.waiting:
             return
         task = process.waiting.popleft()
         self._queue.extendleft(reversed(process.waiting))
-        error = f"the process that ran it {how}; run this seed alone to see why"
+        error = f"the process that ran it {cause}; run this seed alone to see why"
         yield task, broken(self._setup.names[task.template], task.seed, error)

@@ -1,12 +1,11 @@
-"""A sweep on a Ray cluster: the same seeds, the same code in each worker, the same summary.
+"""Sweep on a Ray cluster with the same seeds, worker code and summary as a local sweep.
 
-Ray is an extra (`pip install 'snapline[ray]'`) and is imported only here, when it is used. The template travels as TOML and
-the results as MessagePack bytes, so that head and workers need the same snapline but nothing else in common.
+Ray is an extra (`pip install 'snapline[ray]'`) and is imported only here, on use. The template is sent as TOML and the
+results as MessagePack, so head and workers must have the same snapline, but nothing else in common.
 
-Each task runs a chunk of seeds; `AHEAD` chunks per processor are handed out, so that a node that comes or goes is used, or
-missed, soon. If a node dies with a chunk, Ray runs the chunk elsewhere (`RETRIES`). A chunk that dies again and again is run
-seed by seed; a seed that then still takes its process with it is *broken*. So every seed gets exactly one answer, as in a
-local pool.
+Each Ray task runs a chunk of seeds. Only `AHEAD` chunks per processor are handed out at a time, so that the sweep adapts
+quickly to nodes that join or leave. If a node dies, Ray runs its chunk elsewhere (`RETRIES`). A chunk that keeps dying is run
+seed by seed; a seed that then still kills its process is *broken*. So every seed gets exactly one answer, as in a local pool.
 """
 
 import socket
@@ -33,10 +32,10 @@ RETRIES = 2
 CONNECT_TIMEOUT_S = 10.0
 
 AHEAD = 2
-"""Chunks per processor: one that runs, and one that waits for it to end."""
+"""Chunks handed out per processor: one running and one waiting."""
 
 CHUNK_SEEDS = 50
-"""A second or so of work: much longer than a task's overhead of milliseconds."""
+"""Seeds per chunk: about a second of work, much longer than a task's overhead of milliseconds."""
 
 
 def perform_chunk(setup: bytes, seeds: Sequence[int]) -> bytes:
@@ -65,10 +64,10 @@ def sweep_on_ray(
     catalogue: Iterable[str] = (),
     metrics_csv: Path | None = None,
 ) -> SweepSummary:
-    """`sweep` on a cluster; arguments as there. The check of determinism runs here, in new interpreters.
+    """Run a sweep on a Ray cluster. Most arguments are those of `sweep`. The determinism check runs locally, in new interpreters.
 
     Args:
-        address: of a running cluster; "auto" is the one of this machine or of RAY_ADDRESS, "local" makes one here.
+        address: address of a running cluster. "auto": that of this machine or of RAY_ADDRESS. "local": start one here.
 
     Raises:
         UsageError: Ray is not installed, or no cluster answers at `address`.
@@ -99,7 +98,7 @@ def _collect(
     on_result: Callable[[Result], None] | None,
     stop_after: int | None,
 ) -> bool:
-    """Gather all results; returns whether it was stopped before the last."""
+    """Gather all results. Return whether the sweep was stopped before the last one."""
     cluster.queue(seeds, chunk_seeds)
     try:
         while cluster.is_busy:
@@ -116,7 +115,7 @@ def _collect(
     return False
 
 
-def _ray() -> Any:  # Ray's types are only there where it is installed
+def _ray() -> Any:  # Ray's types exist only where Ray is installed
     try:
         ray = import_module("ray")
     except ImportError as error:
@@ -125,7 +124,7 @@ def _ray() -> Any:  # Ray's types are only there where it is installed
 
 
 def _connect(ray: Any, address: str) -> bool:  # Any: see `_ray`
-    """Join a cluster, unless we are in one already; returns whether we have to leave it."""
+    """Connect to a cluster, unless already connected. Return whether the caller has to disconnect."""
     if ray.is_initialized():
         return False
     _check_reachable(address)
@@ -137,7 +136,7 @@ def _connect(ray: Any, address: str) -> bool:  # Any: see `_ray`
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself tries for minutes where nobody listens."""
+    """Check that the address accepts connections. Ray itself would retry for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
         return
@@ -148,11 +147,7 @@ def _check_reachable(address: str) -> None:
 
 
 class Cluster:
-    """Chunks that run on a cluster.
-
-    Attributes:
-        waiting: chunks that are not handed out yet. running: Ray's reference → chunk.
-    """
+    """Cluster that runs chunks of seeds."""
 
     def __init__(self, ray: Any, setup: Setup) -> None:  # Any: see `_ray`
         self._ray = ray
@@ -168,12 +163,12 @@ class Cluster:
         return bool(self._waiting or self._running)
 
     def queue(self, seeds: Sequence[int], chunk_seeds: int) -> None:
-        """Add seeds to run."""
+        """Queue seeds in chunks."""
         starts = range(0, len(seeds), max(1, chunk_seeds))
         self._waiting.extend(list(seeds[start : start + max(1, chunk_seeds)]) for start in starts)
 
     def next_results(self) -> list[Result]:
-        """Wait for the next chunk."""
+        """Wait for the next completed chunk and return its results."""
         processors = int(self._ray.cluster_resources().get("CPU", 1))
         while self._waiting and len(self._running) < AHEAD * max(1, processors):
             chunk = self._waiting.popleft()
@@ -189,14 +184,14 @@ class Cluster:
             return self._apart(chunk, error)
 
     def _apart(self, chunk: list[int], error: Exception) -> list[Result]:
-        """A chunk whose process died: its seeds one by one, or the seed that did it."""
+        """Queue the seeds of a chunk whose process died one by one; a single seed is broken."""
         if len(chunk) == 1:
             return [broken(self._name, chunk[0], f"the process that ran it died: {type(error).__name__}")]
         self._waiting.extendleft([seed] for seed in reversed(chunk))
         return []
 
     def cancel(self) -> None:
-        """End what still runs."""
+        """Cancel all running and queued chunks."""
         for reference in self._running:
             self._ray.cancel(reference, force=True)
         self._running.clear()

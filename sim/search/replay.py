@@ -1,12 +1,13 @@
-"""Run something again: does it end as before, and if not, where do the two runs part?
+"""Reruns: check that a run is deterministic, and find the first difference between two runs.
 
-A run is a function of scenario, seed and choices. What breaks that (an iterated set, a hash of a string, something left
-over from an earlier run) shows when the second run happens in a new interpreter with another PYTHONHASHSEED. Runs are
-compared by their trace hash. If it differs, the hashes after each thousand entries (way-points) say in which thousand the
-first difference lies; both runs are then made once more with a journal of just that window, and its first differing entry
-is shown from both sides. That is the first effect, and mostly next to the cause.
+A run is a function of scenario, seed and choices. A violation of that (iteration over a set, a string hash, state left over
+from an earlier run) shows if the second run uses a new interpreter with another PYTHONHASHSEED.
 
-The folder of a run (`sim/report/folder.py`) holds what is needed to run it again: scenario as drawn, seed, and choices.
+Runs are compared by their trace hash. If it differs, the hashes after each thousand entries (way-points) locate the first
+difference within a thousand entries. Both runs are then repeated with a journal of just that window, and its first differing
+entry is shown for both runs. It is the first effect, and usually close to the cause.
+
+The folder of a run (`sim/report/folder.py`) holds everything needed to run it again: scenario as drawn, seed and choices.
 """
 
 from contextlib import closing
@@ -27,7 +28,7 @@ RESULT, CONFIG, CHOICES = "result.json", "config.toml", "choices.json"
 """Names in the folder of a run."""
 
 SHOWN_BEFORE = 3
-"""Entries before the first differing one, to see what led there."""
+"""Number of entries shown before the first differing one, for context."""
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
@@ -42,14 +43,16 @@ class Fingerprint(msgspec.Struct, frozen=True):
 
 
 class Divergence(msgspec.Struct):
-    """Two runs of one seed that differ.
+    """Difference between two runs of one seed.
 
     Attributes:
-        differing: names of what differs, such as "trace_hash".
-        window: of the journal, in which the first difference lies, by the way-points; (0, 0) if nobody looked.
-        entry: the first differing entry of the journal; None if no journal shows one.
-        before: the last entries that agree. here and there: the entry in the first run and in the second.
-        note: what else is known.
+        differing: names of the differing fields, such as "trace_hash".
+        window: range of journal entries that contains the first difference, by the way-points; (0, 0) if not determined.
+        entry: number of the first differing journal entry; None if no journal shows one.
+        before: the last entries that agree.
+        here: the differing entry of the first run.
+        there: the differing entry of the second run.
+        note: additional information.
     """
 
     seed: int
@@ -92,11 +95,11 @@ def fingerprint_of(result: Result) -> Fingerprint:
 
 
 def check_determinism(scenario: Scenario, seed: int, *, runner: Runner | None = None) -> Divergence | None:
-    """Run here, and in a new interpreter with another hash seed; None if both agree.
+    """Run a seed in this process and in a new interpreter with another hash seed. Return None if both runs agree.
 
     Args:
-        scenario: as drawn.
-        runner: a function of a module. One that knows the keyword `window_at` is narrowed to the first differing entry.
+        scenario: the scenario as drawn.
+        runner: a module-level function. If it supports `window_at`, the first differing entry is determined.
     """
     setup_runner = load_runner(name_of(runner))
     first = setup_runner(scenario, seed)
@@ -104,19 +107,19 @@ def check_determinism(scenario: Scenario, seed: int, *, runner: Runner | None = 
     mine, other = fingerprint_of(first), fingerprint_of(second)
     if mine == other:
         return None
-    found = Divergence.of(seed, mine, other)
+    divergence = Divergence.of(seed, mine, other)
     piece = piece_of(first.waypoints, second.waypoints)
-    found.window = (piece * PIECE, (piece + 1) * PIECE)
+    divergence.window = (piece * PIECE, (piece + 1) * PIECE)
     if second.verdict == "broken" and second.error:
-        found.note = f"the second run: {second.error}"
-    here = journaled(setup_runner, scenario, seed, piece)
-    there = _elsewhere(scenario, Task(seed, window_at=piece), runner)
-    _narrow(found, here.journal, there.journal)
-    return found
+        divergence.note = f"the second run: {second.error}"
+    first_again = journaled(setup_runner, scenario, seed, piece)
+    second_again = _elsewhere(scenario, Task(seed, window_at=piece), runner)
+    _narrow(divergence, first_again.journal, second_again.journal)
+    return divergence
 
 
 def piece_of(first: list[str], second: list[str]) -> int:
-    """The piece of the journal in which the first difference lies, by the way-points of two runs."""
+    """Return the number of the journal piece that contains the first difference, by the way-points of two runs."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((index for index, (one, other) in pairs if one != other), min(len(first), len(second)))
 
@@ -148,7 +151,7 @@ def _narrow(found: Divergence, here: list[str], there: list[str]) -> None:
 
 
 class Replayed(msgspec.Struct):
-    """A run that was repeated. `warnings`: why it may differ. `expected_hash`: of the run in the folder, or ""."""
+    """Result of a repeated run. `warnings`: reasons why it may differ. `expected_hash`: trace hash of the stored run, or ""."""
 
     result: Result
     expected_hash: str
@@ -160,10 +163,10 @@ class Replayed(msgspec.Struct):
 
 
 def replay(folder: Path, *, commit: str = "", runner: Runner | None = None) -> Replayed:
-    """Run what a folder holds once more, with its choices. `commit` is of the code that runs now.
+    """Repeat the run of a folder with its choices. `commit`: commit of the running code.
 
     Raises:
-        UsageError: as `read_repro`.
+        UsageError: see `read_repro`.
     """
     scenario, seed, record = read_repro(folder)
     expected, _ = files.read_result(folder / RESULT)
@@ -173,10 +176,10 @@ def replay(folder: Path, *, commit: str = "", runner: Runner | None = None) -> R
 
 
 def read_repro(folder: Path) -> tuple[Scenario, int, Record | None]:
-    """Return what a rerun of a folder needs: scenario, seed, choices; no record if only the seed was kept.
+    """Return the scenario, seed and choices of a folder. The choices are None if only the seed was kept.
 
     Raises:
-        UsageError: not the folder of a run, or one with another schema.
+        UsageError: the folder is not one of a run, or has another schema.
     """
     result, provenance = files.read_result(folder / RESULT)
     if provenance.schema != SCHEMA:
@@ -194,7 +197,7 @@ def _scenario(path: Path) -> Scenario:
 
 
 def repro_warnings(folder: Path, *, commit: str) -> list[str]:
-    """Return why a rerun may give another result; `commit` is of the code that runs now, "" if unknown."""
+    """Return reasons why a rerun may give another result. `commit`: commit of the running code, "" if unknown."""
     _, provenance = files.read_result(folder / RESULT)
     if not commit or not provenance.commit or provenance.commit == commit:
         return []

@@ -1,32 +1,33 @@
-"""Make a failing run small, while the same oracle keeps failing.
+"""Shrinking of a failing run to a smaller one in which the same oracle fails.
 
 Theory of operation
 -------------------
-A failing run is given by three things: scenario, seed, and the choices that were not benign. Each *step* tries simpler ones
-and keeps a candidate if running it still fails with the same oracle; candidates that pass, or fail otherwise, are dropped. So
-nothing needs to be known about the bug, and every kept state has been seen to fail.
+Three things define a failing run: scenario, seed, and the choices that are not benign. Each *step* tries simpler candidates
+and keeps one if its run still fails with the same oracle. Candidates that pass or fail otherwise are dropped. So the shrinker
+needs no knowledge of the bug, and every kept state was seen to fail.
 
-1. Plainly: no choice but benign ones, or only those of one stream; if that loses the bug, the same at other paces of messages
-   and checkpoints. Most bugs show somewhere there, and then all that follows is quick: there is little left to reshuffle.
-2. Faults, by delta debugging (`ddmin.py`). Keys of the stream "fault" begin with the fault's place in the list and are
-   renumbered with it, so that removing one fault does not reshuffle the draws of the others.
-3. The fleet: agents, messages, payload, hosts, coordinators: the smallest first, then by halves. Fewer messages may be
-   handled before the first checkpoint or fault; so they are also tried with checkpoints and faults as much earlier.
-4. Paces: slower messages, sooner or later checkpoints, if less happens then before the bug shows.
-5. Times: the end of the run, when faults begin and how long they last.
-6. Delays of network and store to the least, if that makes nothing else larger, then
-7. choices to 0: whole streams, then delta debugging over the rest; then their values towards 1.
+1. Benign choices: all choices benign, or all but those of one stream. If that loses the bug, the same with other speeds of
+   messages and checkpoints. Most bugs show up here, and then the later steps are quick, because few choices are left.
+2. Faults, by delta debugging (`ddmin.py`). Keys of the stream "fault" begin with the fault's index in the list. They are
+   renumbered with it, so that removing a fault does not change the draws of the others.
+3. The fleet: agents, messages, payload, hosts and coordinators, smallest values first, then by bisection. Few messages may
+   all be handled before the first checkpoint or fault, so they are also tried with proportionally earlier checkpoints and
+   faults.
+4. Speeds: slower messages, earlier or later checkpoints, if that reduces the events before the bug.
+5. Times: the end of the run, and start and duration of faults.
+6. Minimal delays of network and store, if nothing else grows.
+7. Choices to 0: whole streams, then delta debugging over the rest, then their values towards 1.
 
-Choices of a kept state are replayed by key: those for situations that no longer occur are ignored, new situations get the
-benign choice. Removing an agent or half of the messages often moves the bug elsewhere in the space of interleavings, so in
-the first round a candidate is also tried with fresh choices, of this seed and a few others, in the streams that have any; it
-is kept if nothing grows. The steps repeat until nothing changes or the time is over. The result is verified once more, from
-the very text that is written out.
+The choices of a kept state are replayed by key. Choices for situations that no longer occur are ignored; new situations get
+the benign choice. Removing an agent or half of the messages often moves the bug to another interleaving. So in the first
+round, a candidate is also tried with fresh choices of this seed and a few others, in the streams that have choices; it is
+kept if the size does not grow. The steps repeat until nothing changes or the time is over. The result is verified once more
+from the written text.
 
-A candidate for a violation may take a few times as many events as the state it comes from: one that passes would
+A candidate for a violation may take only a few times the events of the state that it comes from. A passing candidate would
 otherwise run to its end, which takes a hundred times as long.
 
-The size of a state is the number of choices that are not benign, of faults, and of messages consumed.
+The size of a state is the number of its non-benign choices, faults and consumed messages.
 """
 
 import time
@@ -61,28 +62,28 @@ from snapline.sim.search.shrink_steps import (
 from snapline.sim.search.worker import Runner, error_kind, load_runner, name_of
 
 OTHER_SEEDS = 4
-"""Tried for a candidate whose replayed choices lose the bug. A bug that one seed in four shows is then kept seven times out
-of ten; more would cost more time than they save."""
+"""Number of further seeds tried for a candidate whose replayed choices lose the bug. A bug that one seed in four shows is then
+kept with probability 0.7; more seeds would cost more time than they save."""
 
 ROUNDS_MAX = 8
-"""Largest number of rounds of all steps; mostly two or three change anything."""
+"""Maximum number of rounds of all steps; usually only two or three change anything."""
 
 FAULT_STREAM = "fault"
 
 EVENTS_FACTOR, EVENTS_LEAST = 3, 2_000
-"""A candidate for a violation is given up after so many times the events of the smallest state so far, and so many more."""
+"""Event limit of a candidate for a violation: factor × events of the smallest state so far, plus a constant."""
 
 PLAIN_DELAYS = ("100ms", "30ms", "10ms", "3ms", "1ms")
 PLAIN_INTERVALS_MS = (3, 10, 30, 100, 300)
-"""Paces of messages and of checkpoints that are tried. Slow messages first: then few are consumed before anything happens."""
+"""Message delays and checkpoint intervals to try. Slow messages come first, because few are then consumed before the bug."""
 
 RATES_PER_S = (2.0, 10.0, 50.0)
-"""Message rates to try, for runs in which too many messages pass while something slow happens."""
+"""Message rates to try, for runs in which many messages pass during a slow operation."""
 
 PACE = "another pace"
 
 FINENESS = 8
-"""Values are halved until they are known to an eighth; the next round goes on from there."""
+"""Bisection stops when the value is known to one part in this number; the next round continues from there."""
 
 
 class Size(msgspec.Struct, frozen=True, order=True):
@@ -98,7 +99,7 @@ class Size(msgspec.Struct, frozen=True, order=True):
 
 
 class ShrinkStep(msgspec.Struct, frozen=True):
-    """One kept simplification: what was done, and what was left then, after how many tries."""
+    """One kept simplification: its description, the remaining size, and the number of tries so far."""
 
     text: str
     size: Size
@@ -106,7 +107,7 @@ class ShrinkStep(msgspec.Struct, frozen=True):
 
 
 class Shrunk(msgspec.Struct):
-    """The smallest state that was found. `result` is of the run that verified it; `record` its choices."""
+    """Smallest failing state found. `result`: result of the verifying run. `record`: choices of that run."""
 
     scenario: Scenario
     seed: int
@@ -124,7 +125,7 @@ class Shrunk(msgspec.Struct):
 
 
 def signature_of(result: Result) -> str:
-    """Return what must stay the same: the first oracle that failed, that something is pending, or the kind of error."""
+    """Return the signature that shrinking preserves: the first failed oracle, the undecided verdict, or the kind of error."""
     match result.verdict:
         case "violation":
             return f"violation {result.violations[0].oracle}" if result.violations else "violation"
@@ -154,17 +155,17 @@ def shrink(
     time_limit_s: float = 30.0,
     on_progress: Callable[[ShrinkStep], None] | None = None,
 ) -> Shrunk:
-    """Make a failing run small.
+    """Shrink a failing run.
 
     Args:
-        scenario: as drawn; with its seed it gave `result`.
-        result: says which oracle must keep failing.
-        runner: None is `snapline.sim.run.run`.
-        time_limit_s: of real time; the smallest state so far counts then.
-        on_progress: called with every simplification that is kept.
+        scenario: the scenario as drawn, which gave `result` with this seed.
+        result: result that defines the oracle that must keep failing.
+        runner: runner of candidates; None is `snapline.sim.run.run`.
+        time_limit_s: limit in real time, after which the smallest state so far is the result.
+        on_progress: called with every kept simplification.
 
     Raises:
-        UsageError: the run passed, or does not end like that when it is run again.
+        UsageError: the run passed, or a rerun does not fail in the same way.
     """
     signature = signature_of(result)
     if signature == "pass":
@@ -177,15 +178,15 @@ def shrink(
 
 
 class OutOfTimeError(Exception):
-    """Ends the search."""
+    """The time limit of the search is over."""
 
 
 class Shrinker:
-    """The smallest failing state so far, and ways to a smaller one.
+    """Shrinker that holds the smallest failing state so far and tries smaller ones.
 
     Attributes:
-        scenario, seed, record, result: that state; `result` is its run.
-        tries: runs so far.
+        scenario, seed, record, result: the smallest state and the result of its run.
+        tries: number of runs so far.
     """
 
     def __init__(
@@ -208,10 +209,10 @@ class Shrinker:
         self.tries = 0
 
     def begin(self, scenario: Scenario, seed: int) -> None:
-        """Run it as it is, and write down its choices.
+        """Run the original case and record its choices.
 
         Raises:
-            UsageError: it does not fail in the same way.
+            UsageError: the run does not fail in the same way.
         """
         choices = RandomChoices(seed, is_recording=True)
         self.tries += 1
@@ -231,8 +232,16 @@ class Shrinker:
             for number in range(ROUNDS_MAX):
                 kept = self._kept
                 self._is_first_round = number == 0
-                ways = (self._plainly, self._faults, self._fleet, self._paces, self._times, self._delays, self._choices)
-                for step in ways:
+                steps = (
+                    self._plainly,
+                    self._faults,
+                    self._fleet,
+                    self._paces,
+                    self._times,
+                    self._delays,
+                    self._choices,
+                )
+                for step in steps:
                     step()
                 if self._kept == kept:
                     return
@@ -240,10 +249,10 @@ class Shrinker:
             return
 
     def finish(self) -> Shrunk:
-        """Verify the state from its text.
+        """Verify the smallest state, parsed from its text.
 
         Raises:
-            SnaplineError: neither it nor the first state fails any more: runs are not repeatable.
+            SnaplineError: neither it nor the original case fails again, so runs are not repeatable.
         """
         for scenario, seed, record in ((self.scenario, self.seed, self.record), self._original):
             written = parse_scenario(format_scenario(scenario), source="the shrunk scenario")
@@ -272,7 +281,7 @@ class Shrinker:
     def _try(
         self, text: str, scenario: Scenario, record: Record, *, has_fresh: bool = False, growth_max: int | None = None
     ) -> bool:
-        """Keep a candidate if it fails likewise: with these choices or, if `has_fresh`, with fresh ones."""
+        """Keep a candidate if it fails the same way with these choices or, if `has_fresh`, with fresh ones."""
         if self._fails(scenario, self.seed, record, text, growth_max=growth_max):
             return True
         is_worth_it = has_fresh and self._is_first_round and self.record
@@ -286,7 +295,10 @@ class Shrinker:
     def _fails(
         self, scenario: Scenario, seed: int, chosen: Record | Sequence[str], text: str, *, growth_max: int | None = None
     ) -> bool:
-        """Return whether a candidate fails the same way, and keep it then. `chosen`: its choices, or the streams that the seed draws."""
+        """Keep a candidate if it fails the same way, and return whether it does.
+
+        `chosen`: choices of the candidate, or the streams that the seed draws.
+        """
         if time.monotonic() > self._deadline_s:
             raise OutOfTimeError
         digest = _digest(scenario, seed, chosen)
@@ -323,7 +335,7 @@ class Shrinker:
         self._kept += 1
         step = ShrinkStep(text, self._size, self.tries)
         if self._steps and self._steps[-1].text == text:
-            self._steps[-1] = step  # a search in many small moves is one step
+            self._steps[-1] = step  # merge successive moves of one search
         else:
             self._steps.append(step)
         if self._on_progress is not None:
@@ -332,7 +344,7 @@ class Shrinker:
     # Steps.
 
     def _plainly(self) -> None:
-        """Try all choices benign, or all but those of one stream; or all of them at another pace."""
+        """Try making all choices benign, all but those of one stream, or all at another speed."""
         text = "choices made benign"
         if not self.record or self._try(text, self.scenario, {}):
             return
@@ -352,7 +364,7 @@ class Shrinker:
         return with_delays(with_every_ms(self.scenario, every_ms), DelayPart(least=least, jitter="0s"))
 
     def _paces(self) -> None:
-        """Try fewer messages at another pace: the order of events that the bug needs may come sooner there."""
+        """Try fewer messages at other speeds, at which the order of events that the bug needs may come earlier."""
         messages = self.scenario.fleet.trigger.messages
         lowest(messages, 1, lambda n: self._try_smaller(PACE, with_trigger_messages(self.scenario, n)))
         for rate in RATES_PER_S:
@@ -369,7 +381,7 @@ class Shrinker:
             )
 
     def _faults(self) -> None:
-        """Leave out faults: all, then by delta debugging."""
+        """Try leaving out all faults, then single faults by delta debugging."""
         original, record = self.scenario, self.record
 
         def needed(kept: list[int]) -> list[int] | None:
@@ -381,7 +393,7 @@ class Shrinker:
             ddmin(list(range(len(original.fault))), needed)
 
     def _fleet(self) -> None:
-        """Try fewer of everything; a user's own fleet stays as it is."""
+        """Try a smaller fleet. A user's own agents are kept."""
         self._users()
         if not self.scenario.fleet.module:
             self._pattern()
@@ -392,7 +404,7 @@ class Shrinker:
             self._try_valid("coordinators", in_fleet(self.scenario, coordinators=1))
 
     def _users(self) -> None:
-        """Reduce clients, inputs, restores and moves."""
+        """Try fewer clients, inputs, restores and moves."""
         self._lower("clients", lambda s: s.clients.count, lambda s, n: with_part(s, "clients", count=n))
         if self.scenario.clients.count:
             self._lower("inputs", lambda s: s.clients.inputs, lambda s, n: with_part(s, "clients", inputs=n), least=1)
@@ -411,7 +423,7 @@ class Shrinker:
         self._lower("payload", lambda s: s.fleet.pattern.payload_bytes, lambda s, n: in_pattern(s, payload_bytes=n))
 
     def _times(self) -> None:
-        """An earlier end, earlier and shorter faults."""
+        """Try an earlier end, and earlier and shorter faults."""
         self._lower("end of the run", lambda s: s.run.until_ns // MS, with_until_ms, least=1)
         for index, fault in enumerate(self.scenario.fault):
             for field in TIMES:
@@ -430,11 +442,11 @@ class Shrinker:
     def _lower(
         self, text: str, get: Callable[[Scenario], int], put: Callable[[Scenario, int], Scenario], *, least: int = 0
     ) -> None:
-        """A smaller value: the first that keeps the bug of `least`, +1, +2, +4 …; then halve what lies below it."""
+        """Try a smaller value: the first of `least`, +1, +2, +4 … that keeps the bug, then by bisection below it."""
         lowest(get(self.scenario), least, lambda value: self._try_valid(text, put(self.scenario, value)), FINENESS)
 
     def _try_valid(self, text: str, candidate: Scenario, record: Record | None = None) -> bool:
-        """A scenario that names a host that there is no more is no candidate."""
+        """Try a candidate if it is valid. A scenario that names a removed host is not."""
         if not is_valid(candidate):
             return False
         if record is not None:
@@ -442,7 +454,7 @@ class Shrinker:
         return self._try(text, candidate, self.record, has_fresh=True)
 
     def _delays(self) -> None:
-        """Delays that are always the same, and short."""
+        """Try constant, short delays."""
         same = DelayPart(least="1ms", jitter="0s")
         steady = msgspec.structs.replace(self.scenario.network.delay, jitter="0s")
         self._try_smaller("delays", with_delays(self.scenario, steady))
@@ -459,7 +471,7 @@ class Shrinker:
         return self._try(text, candidate, self.record, has_fresh=True, growth_max=growth_max)
 
     def _choices(self) -> None:
-        """Choices to 0: all, by stream, then by delta debugging; what is left, to 1."""
+        """Try setting choices to 0: all, by stream, then by delta debugging. Then try lowering the rest to 1."""
         text = "choices made benign"
         if not self.record or self._try(text, self.scenario, {}):
             return
@@ -486,16 +498,16 @@ class Shrinker:
 
 
 def renumbered(record: Record, kept: Sequence[int]) -> Record:
-    """The record for a scenario that keeps only these of its faults."""
+    """Return the record for a scenario that keeps only the faults with these indices."""
     places = {old: new for new, old in enumerate(kept)}
-    found: Record = {}
+    renamed: Record = {}
     for (stream, key), value in record.items():
         if stream == FAULT_STREAM and key and isinstance(key[0], int):
             if key[0] in places:
-                found[stream, (places[key[0]], *key[1:])] = value
+                renamed[stream, (places[key[0]], *key[1:])] = value
         else:
-            found[stream, key] = value
-    return found
+            renamed[stream, key] = value
+    return renamed
 
 
 def _digest(scenario: Scenario, seed: int, chosen: Record | Sequence[str]) -> bytes:

@@ -1,4 +1,4 @@
-"""Scenarios with less in them, and choices of some streams only: what a shrinker may try (`shrink.py`).
+"""Reduced scenarios, and choices limited to some streams, for the shrinker (`shrink.py`).
 
 Times change in whole milliseconds.
 """
@@ -13,14 +13,14 @@ from snapline.sim.faults.durations import duration_ns, format_duration
 from snapline.sim.scenario import DelayPart, FaultPart, Scenario, format_scenario, parse_scenario
 
 MS = 10**6
-"""Nanoseconds: times are made smaller in whole milliseconds."""
+"""One millisecond in nanoseconds; times are reduced in whole milliseconds."""
 
 TIMES = ("at", "lasts", "restart_after", "back_after", "every")
-"""Fields of fault words that are durations of its own."""
+"""Fields of fault words that hold times or durations."""
 
 
 class FreshChoices(RandomChoices):
-    """Choices of a seed in some streams, benign ones in all others."""
+    """Random choices of a seed in some streams, and benign ones in all others."""
 
     def __init__(self, seed: int, streams: Collection[str]) -> None:
         super().__init__(seed, is_recording=True)
@@ -31,7 +31,7 @@ class FreshChoices(RandomChoices):
 
 
 def duration_of(fault: FaultPart, field: str) -> int:
-    """Nanoseconds of a field of a fault's word; 0 if it has no such field, or it is none."""
+    """Return a field of a fault in nanoseconds; 0 if the fault has no such field or it is empty."""
     text = getattr(fault.word, field, "")
     return duration_ns(text) if isinstance(text, str) and text else 0
 
@@ -54,24 +54,24 @@ def in_pattern(scenario: Scenario, **fields: object) -> Scenario:
 
 
 def with_part(scenario: Scenario, part: str, **fields: object) -> Scenario:
-    """Return the scenario with other values in a section, such as "clients"."""
+    """Return the scenario with changed fields in a section such as "clients"."""
     return msgspec.structs.replace(scenario, **{part: msgspec.structs.replace(getattr(scenario, part), **fields)})
 
 
 def with_less_work(scenario: Scenario, messages: int) -> Scenario:
-    """Return a scenario with fewer messages, and checkpoints and faults as much earlier."""
+    """Return the scenario with fewer messages, and with proportionally earlier checkpoints and faults."""
     most = max(1, scenario.fleet.pattern.messages)
 
     def earlier(time_ns: int) -> int:
         return max(1, time_ns * messages // (most * MS))
 
     every = format_duration(earlier(scenario.fleet.trigger.every_ns) * MS)
-    found = in_fleet(scenario, trigger=msgspec.structs.replace(scenario.fleet.trigger, every=every))
+    reduced = in_fleet(scenario, trigger=msgspec.structs.replace(scenario.fleet.trigger, every=every))
     for index, fault in enumerate(scenario.fault):
         for field in TIMES:
             if duration_of(fault, field):
-                found = with_fault_time(found, index, field, earlier(duration_of(fault, field)))
-    return in_pattern(found, messages=messages)
+                reduced = with_fault_time(reduced, index, field, earlier(duration_of(fault, field)))
+    return in_pattern(reduced, messages=messages)
 
 
 def with_every_ms(scenario: Scenario, every_ms: int) -> Scenario:

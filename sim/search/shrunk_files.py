@@ -1,4 +1,4 @@
-"""Files for the fixer of a shrunk bug: the scenario, a test that fails while the bug exists, and the steps of shrinking.
+"""Files of a shrunk bug for the developer who fixes it: the scenario, a failing test, and the steps of shrinking.
 
 <name>.toml        the scenario, for `snapline sim run`
 choices.json       the choices that are not benign, for `snapline sim replay`
@@ -15,7 +15,7 @@ from snapline.sim.scenario import Scenario, format_scenario
 from snapline.sim.search.shrink import Shrunk, Size
 
 JOURNAL_MAX = 400
-"""Entries shown; a shrunk run has some tens."""
+"""Maximum number of journal entries shown; a shrunk run usually has some tens."""
 
 TEST = '''"""{title}
 
@@ -40,12 +40,12 @@ def test_{name}() -> None:
 
 
 def render(shrunk: Shrunk, *, keywords: Mapping[str, str] | None = None, journal: Sequence[str] = ()) -> dict[str, str]:
-    """The files by name.
+    """Return the contents of the files by name.
 
     Args:
-        shrunk: what was found.
+        shrunk: the shrunk case.
         keywords: further arguments of the run, such as the name of a mutant.
-        journal: entries of the shrunk run.
+        journal: journal entries of the shrunk run.
     """
     name = identifier(shrunk)
     return {
@@ -58,12 +58,12 @@ def render(shrunk: Shrunk, *, keywords: Mapping[str, str] | None = None, journal
 
 def identifier(shrunk: Shrunk) -> str:
     """Return a Python name for the scenario and its seed."""
-    words = re.sub(r"[^a-z0-9]+", "_", shrunk.scenario.name.lower()).strip("_") or "scenario"
-    return f"{words}_seed_{shrunk.seed}"
+    slug = re.sub(r"[^a-z0-9]+", "_", shrunk.scenario.name.lower()).strip("_") or "scenario"
+    return f"{slug}_seed_{shrunk.seed}"
 
 
 def test_file(shrunk: Shrunk, name: str, keywords: Mapping[str, str]) -> str:
-    """A test that fails while the bug is there."""
+    """Return the source of a test that fails while the bug exists."""
     arguments = "".join(f", {keyword}={value!r}" for keyword, value in keywords.items())
     return TEST.format(
         title=f"Found by simulation and shrunk: {_quoted(shrunk.signature)}.",
@@ -77,7 +77,7 @@ def test_file(shrunk: Shrunk, name: str, keywords: Mapping[str, str]) -> str:
 
 
 def choices_literal(record: Record) -> str:
-    """The record as Python, one choice a line."""
+    """Return the record as a Python literal with one choice per line."""
     if not record:
         return "{}"
     rows = [f"    ({stream!r}, {key!r}): {value}," for (stream, key), value in record.items()]
@@ -85,7 +85,7 @@ def choices_literal(record: Record) -> str:
 
 
 def evidence(shrunk: Shrunk) -> list[str]:
-    """Return the failure, one sentence a line."""
+    """Return the failure, one sentence per line."""
     result = shrunk.result
     lines = [f"{violation.guarantee} {violation.oracle}: {violation.text}" for violation in result.violations]
     return lines or result.pending or [result.error]

@@ -1,15 +1,17 @@
-"""Statistics of a number from a few runs: mean, percentiles and confidence intervals.
+"""Statistics of a metric over a few runs: mean, percentiles and confidence intervals.
 
-Model: the runs of a sweep are independent and alike, since seeds are. Two kinds of intervals, both for 95 %:
+Model: the runs of a sweep are independent and identically distributed, because their seeds are. There are two kinds of 95 %
+confidence intervals:
 
-- of one mean, Student's: mean ± t(n - 1) · s / √n. Exact for normal values; for others good from some thirty runs on;
-- of the difference of two settings, run with the *same* seeds, the paired bootstrap (Efron 1979; Efron and Tibshirani 1993,
-  chapter 13): draw n of the n seeds with replacement, take the mean of the differences, repeat many times; the interval
-  lies between the percentiles 2.5 and 97.5. Effects of a seed that both settings share cancel out. With fewer than ten
-  seeds it is too narrow.
+- Student's, for one mean: mean ± t(n - 1) · s / √n. It is exact for normal values, and good for others from about thirty
+  runs on.
+- The paired bootstrap, for the difference of two settings run with the *same* seeds (Efron 1979; Efron and Tibshirani 1993,
+  chapter 13). Draw n of the n seeds with replacement, take the mean of the differences, and repeat many times. The interval
+  lies between the percentiles 2.5 and 97.5. Effects of a seed that both settings share cancel out. With fewer than ten seeds
+  the interval is too narrow.
 
-An interval without enough values is from minus to plus infinity: nothing is known, and nothing may be concluded. Bootstraps
-use their own seed, so that the same runs give the same text.
+Without enough values, an interval reaches from minus to plus infinity: nothing may be concluded. Bootstraps use their own
+seed, so that the same runs give the same text.
 """
 
 import math
@@ -21,13 +23,13 @@ import msgspec
 from snapline.sim.choices import stream_of
 
 RESAMPLES = 2_000
-"""Enough for the ends of an interval to be stable to about a twentieth of its width."""
+"""Number of resamples: enough for the ends of an interval to be stable to about 5 % of its width."""
 
 BOOTSTRAPPED_MAX = 1_000
-"""Pairs; the mean of more is normal enough for Student's interval, and bootstraps would take seconds."""
+"""Maximum number of pairs for a bootstrap. For more, Student's interval is accurate enough and a bootstrap takes seconds."""
 
 EXACT_DEGREES_MAX = 200
-"""Up to here the t distribution is summed exactly; beyond, an expansion is right to more than six digits."""
+"""Largest degrees of freedom for the exact t distribution. Beyond, an expansion is accurate to more than six digits."""
 
 NORMAL_975 = 1.959963984540054
 """The normal distribution's percentile 97.5."""
@@ -46,7 +48,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """The mean of differences between pairs, and its interval of 95 % confidence."""
+    """Mean of paired differences, with its 95 % confidence interval."""
 
     count: int
     mean: float
@@ -60,7 +62,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def summarise(values: Iterable[float]) -> Summary:
-    """Mean with Student's interval, and percentiles; everything NaN without values."""
+    """Return the mean with Student's interval, and percentiles; NaN without values."""
     ordered = sorted(values)
     if not ordered:
         return Summary(0, math.nan, math.nan, math.nan, math.nan, -math.inf, math.inf)
@@ -71,12 +73,12 @@ def summarise(values: Iterable[float]) -> Summary:
 
 
 def mean_of(values: Sequence[float]) -> float:
-    """The mean, rounded once: the order of the values does not matter."""
+    """Return the mean, rounded once, so that the order of the values does not matter."""
     return math.fsum(values) / len(values)
 
 
 def half_width(values: Sequence[float]) -> float:
-    """Half of Student's interval around the mean; infinite for fewer than two values."""
+    """Return half of Student's interval around the mean; infinite for fewer than two values."""
     if len(values) < 2:
         return math.inf
     mean = mean_of(values)
@@ -85,7 +87,7 @@ def half_width(values: Sequence[float]) -> float:
 
 
 def percentile(ordered: Sequence[float], part: float) -> float:
-    """The value below which `part` of the values lie, between two of them by a straight line (Hyndman and Fan's type 7)."""
+    """Return the quantile `part` of sorted values, by linear interpolation (Hyndman and Fan's type 7)."""
     position = part * (len(ordered) - 1)
     below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)
@@ -93,10 +95,10 @@ def percentile(ordered: Sequence[float], part: float) -> float:
 
 
 def t_975(degrees: int) -> float:
-    """Percentile 97.5 of Student's t distribution."""
+    """Return percentile 97.5 of Student's t distribution."""
     if degrees > EXACT_DEGREES_MAX:
         return _expanded(degrees)
-    low, high = NORMAL_975, 13.0  # 12.7 is the one for a single degree, the largest
+    low, high = NORMAL_975, 13.0  # the largest value, for one degree of freedom, is 12.7
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if _within(middle, degrees) < 0.95 else (low, middle)
@@ -104,7 +106,7 @@ def t_975(degrees: int) -> float:
 
 
 def _within(t: float, degrees: int) -> float:
-    """Return the probability of a value within -t … t: Abramowitz and Stegun, 26.7.3 and 26.7.4."""
+    """Return the probability of a value between -t and t (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
     angle = math.atan(t / math.sqrt(degrees))
     square = math.cos(angle) ** 2
     is_odd = degrees % 2 == 1
@@ -118,7 +120,7 @@ def _within(t: float, degrees: int) -> float:
 
 
 def _expanded(degrees: int) -> float:
-    """Cornish and Fisher's expansion: Abramowitz and Stegun, 26.7.5."""
+    """Return percentile 97.5 by Cornish and Fisher's expansion (Abramowitz and Stegun, 26.7.5)."""
     z = NORMAL_975
     first = (z**3 + z) / 4
     second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
@@ -127,7 +129,7 @@ def _expanded(degrees: int) -> float:
 
 
 def paired_difference(baseline: Sequence[float], values: Sequence[float], *, seed: int = 0) -> Difference:
-    """Return how much larger `values` are than `baseline`, pair by pair; both in the order of the same seeds."""
+    """Return the mean of `values` minus `baseline`, pair by pair. Both are in the order of the same seeds."""
     differences = [value - base for base, value in zip(baseline, values, strict=True)]
     if differences and min(differences) == max(differences) and len(differences) > 1:
         return Difference(len(differences), differences[0], differences[0], differences[0])
@@ -140,13 +142,12 @@ def paired_difference(baseline: Sequence[float], values: Sequence[float], *, see
 
 
 def bootstrap(count: int, statistic: Callable[[Sequence[int]], float], *, seed: int = 0) -> Difference:
-    """A statistic of runs 0 … count - 1 with its percentile interval.
+    """Return a statistic of the runs 0 … count - 1 with its percentile interval.
 
     Args:
-        count: of runs.
-        statistic: of runs, given by their indices, some more than once. One that has no value there is NaN; such a draw
-            is left out.
-        seed: of the draws.
+        count: number of runs.
+        statistic: function of run indices, some of which may repeat. Draws for which it is NaN are left out.
+        seed: seed of the draws.
     """
     if count == 0:
         return Difference(0, math.nan, -math.inf, math.inf)
@@ -154,15 +155,15 @@ def bootstrap(count: int, statistic: Callable[[Sequence[int]], float], *, seed: 
 
 
 def enclosed(count: int, value: float, resampled: Iterable[float]) -> Difference:
-    """A value of `count` runs between the percentiles of what the same number was in `draws`."""
+    """Return a value of `count` runs with the percentile interval of its resampled values."""
     ordered = sorted(one for one in resampled if not math.isnan(one))
     if count < 2 or not ordered:
         return Difference(count, value, -math.inf, math.inf)
     return Difference(count, value, percentile(ordered, 0.025), percentile(ordered, 0.975))
 
 
-@lru_cache(maxsize=4)  # a comparison asks for the same ones again and again
+@lru_cache(maxsize=4)  # a comparison uses the same draws many times
 def draws(count: int, seed: int = 0) -> list[list[int]]:
-    """Runs drawn with replacement, `RESAMPLES` times as many as there are."""
+    """Return `RESAMPLES` samples of `count` runs, drawn with replacement."""
     random = stream_of(seed, "bootstrap").random
     return [[int(random() * count) for _ in range(count)] for _ in range(RESAMPLES)]

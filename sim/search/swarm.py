@@ -1,16 +1,16 @@
-"""Draws a concrete scenario from a template and a seed: swarm testing.
+"""Swarm testing: a concrete scenario is drawn from a template and a seed.
 
-A test that may do everything does a little of everything, and never much of one thing. So each run first draws *which*
-kinds of faults it may have (each with chance ½), and then faults of these kinds alone; and fleet, delays and pace are drawn
-over orders of magnitude rather than around a middle (Groce and others, "Swarm Testing", ISSTA 2012; FoundationDB does the
-same with its knobs). In a part of the runs every failpoint is active with chance ¼, as in FoundationDB.
+A test that enables everything does a little of everything and never much of one thing. So each run first draws *which* kinds
+of faults it may have (each with probability ½), then faults of these kinds only. Fleet, delays and speed are drawn over orders
+of magnitude rather than around a mean (Groce and others, "Swarm Testing", ISSTA 2012; FoundationDB does the same with its
+knobs). In some of the runs, every failpoint is active with probability ¼, as in FoundationDB.
 
-What is the same everywhere hides what depends on differences. So delay and loss may be those of one pair or one direction, in some
-runs for good; and in half of the runs of the product's own patterns some of its limits are small (`limits.py`), so that small
-fleets live at the edges for which large ones are needed otherwise. `generated.py` counts what scenarios hold of all that.
+Uniform conditions hide bugs that depend on differences. So delay and loss may affect one pair or one direction, in some runs
+permanently. In half of the runs of the product's own patterns, some limits are small (`limits.py`), so that small fleets reach
+limits that only large fleets reach otherwise. `generated.py` counts which of these parts scenarios have.
 
-What is drawn stays within the fault budget if the template says so: a fault that would exceed it is left out. The faults
-and the network that the template itself names are kept, and then hosts and coordinators too, since faults name them.
+If the template requires it, drawn faults stay within the fault budget: a fault that would exceed it is left out. Faults and
+network that the template defines are kept. In that case hosts and coordinators are kept too, since faults name them.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -51,39 +51,39 @@ from snapline.sim.workloads.registry import takes_inputs
 from snapline.sim.world.limits import LIMITS
 
 AGENTS_LEAST = 2
-"""Fewest agents: two can run every pattern."""
+"""Smallest number of agents; two can run every pattern."""
 
 BY_HAND_ALONE = 16
-"""Share of runs without a trigger: one in so many."""
+"""One in this number of runs has no trigger, only manual snapshots."""
 
 ROUND_WAYS, ROUND_CALLS = 3, 4
-"""Messages and store calls of one koo-toueg round: the request, the answer, the outcome; a pack, a line, its manifest, its ref."""
+"""Messages and store calls of one koo-toueg round: request, answer and outcome; pack, recovery line, its manifest and its ref."""
 
 EPOCH_EXCHANGES = 6
-"""Exchanges of an epoch: begin logged, begin sent, marked, stored, reported, completion logged. Rounds of koo-toueg take twice as many."""
+"""Exchanges of an epoch: begin logged, begin sent, marked, stored, reported, completion logged. A koo-toueg round takes twice as many."""
 
 _LOGGED_POINTS = ("store.checkpoints.", "coordinator.line.")
-"""Points that fleets with one coordinated protocol, chandy-lamport, never pass."""
+"""Failpoints that fleets with the protocol chandy-lamport never reach."""
 
 _INPUT_POINTS = "store.log."
 _OUTPUT_POINTS = "store.outputs."
-"""Points that fleets to which nobody speaks never pass."""
+"""Failpoints that fleets without clients (inputs) or without consumers (outputs) never reach."""
 
 _COSTLY = ("memory", "orders")
-"""Patterns that cost ten times as much as the others."""
+"""Patterns that take ten times as long as the others."""
 
 _BOOKING = ("booking", "booking-until")
 _PAYING = ("paying", *_BOOKING)
 """Patterns whose agents call stubs; operators handle failed compensations."""
 
 PAYING_NS = 90 * S
-"""Extra time for a run that pays: repeated failures of calls, and an operator's retry command."""
+"""Extra time for a run with effects: repeated failures of calls, and an operator's retry command."""
 
 SELDOM_NS = 250 * MS
-"""Time between two epochs by the clock in such a run; effects bring their own."""
+"""Minimum time between two epochs by the clock in such a run; effects request further epochs."""
 
 _DURABLE = ("planning", *_PAYING)
-"""Patterns tested mainly by recoveries within a turn; one turn takes as long as all messages of another pattern."""
+"""Patterns that are tested mainly by recoveries within a turn. One of their turns takes as long as a whole run of other patterns."""
 
 _LATELY = {
     "astray": (21, "pattern"),
@@ -91,19 +91,19 @@ _LATELY = {
     "paying": (19, "paying"),
     "returning": (37, "returning"),
 }
-"""Patterns drawn separately, instead of the drawn one, by one seed in so many: all else that a seed draws is unchanged."""
+"""Pattern → (one in how many seeds uses it instead of the drawn pattern, key of the draw). The seed's other draws are unchanged."""
 
 _IN_TURN = ("booking", "planning", "booking", "paying", "booking-until", "booking", "returning", "booking")
-"""Patterns of every other seed, in turn: they combine the youngest parts of the product, and a random draw would seldom bring them."""
+"""Patterns of every other seed, in turn. They combine the newest parts of the product, and random draws would rarely choose them."""
 
 _PATTERNS_DRAWN = (*[name for name in PATTERN_NAMES if name not in (*_COSTLY, *_LATELY, *_BOOKING)] * 2, *_COSTLY)
 
 _PROTOCOLS_DRAWN = (*(CHANDY_LAMPORT,) * 4, *PROTOCOLS)
-"""A third of all runs have the protocol that most fleets have; the other ten share the rest."""
+"""Protocols to draw from: chandy-lamport, which most fleets use, gets a third of all runs."""
 
 
 def draw(template: Scenario, seed: int) -> Scenario:
-    """The same for the same template and seed; a template without `swarm` is a scenario as it stands."""
+    """Return the scenario of a template and a seed, always the same. A template without `swarm` is returned unchanged."""
     swarm = template.swarm
     if swarm is None:
         return template
@@ -124,7 +124,7 @@ def draw(template: Scenario, seed: int) -> Scenario:
         changed = msgspec.structs.replace(changed, clients=_draw_clients(dice, changed.fleet.pattern.name))
     if swarm.outputs:
         outputs = _draw_outputs(dice)
-        if template.fleet.module:  # its agents emit what they like
+        if template.fleet.module:  # a user's agents emit their own outputs
             outputs = OutputsPart(is_watched=not swarm.faults and outputs.is_watched)
         changed = msgspec.structs.replace(changed, outputs=outputs)
     is_paying = changed.fleet.pattern.name in _PAYING and not template.fleet.module
@@ -135,9 +135,9 @@ def draw(template: Scenario, seed: int) -> Scenario:
         changed = msgspec.structs.replace(changed, steps=_draw_steps(dice))
     is_of_all = bool(swarm.faults_max and not swarm.faults)
     if swarm.restores and is_of_all:
-        more = 3 if changed.fleet.pattern.name in _DURABLE else 1
-        restores, moves = _draw_restores(dice, 6 // more), _draw_moves(dice, 8 // more)
-        if template.fleet.module:  # inputs that were dropped would break what its owner says of it
+        divisor = 3 if changed.fleet.pattern.name in _DURABLE else 1
+        restores, moves = _draw_restores(dice, 6 // divisor), _draw_moves(dice, 8 // divisor)
+        if template.fleet.module:  # dropped inputs would violate a user's own invariants
             times = template.restores.times or restores.times
             restores, moves = RestoresPart(times=times), template.run.moves or moves
         run = msgspec.structs.replace(changed.run, moves=moves)
@@ -150,14 +150,14 @@ def draw(template: Scenario, seed: int) -> Scenario:
     if swarm.limits and (is_of_all or not template.fleet.module):
         limits = _draw_limits(dice)
         if changed.restores.times and dice.one_in_apart(2, "swept"):
-            limits |= {"sweep_ms": LIMITS["sweep_ms"].drawn[0]}  # what is old is wanted again
+            limits |= {"sweep_ms": LIMITS["sweep_ms"].drawn[0]}  # restores need old epochs, so sweep often
         changed = msgspec.structs.replace(changed, limits=limits | template.limits)
         changed = msgspec.structs.replace(changed, run=_draw_keeping(dice, changed.run))
         if swarm.fleet:
             changed = msgspec.structs.replace(changed, fleet=_draw_bounds(dice, changed.fleet))
             if dice.one_in_apart(BY_HAND_ALONE, "by hand"):
                 changed = _by_hand_alone(changed)
-    if swarm.fleet and changed.fleet.pattern.name == "returning":  # there has to be something to go back to
+    if swarm.fleet and changed.fleet.pattern.name == "returning":  # rollbacks need snapshots
         every = changed.run.snapshots_every or "250ms"
         changed = msgspec.structs.replace(changed, run=msgspec.structs.replace(changed.run, snapshots_every=every))
     if swarm.fleet and not template.fleet.module:
@@ -170,7 +170,7 @@ def draw(template: Scenario, seed: int) -> Scenario:
 
 
 def small_limits(seed: int) -> dict[str, int]:
-    """Limits for a run that is to meet their edges, whatever else it has."""
+    """Return small limits for a run that should reach them."""
     dice = Dice(RandomChoices(seed))
     return {
         name: dice.of(LIMITS[name].drawn, "limit", name, "value") for name in LIMITS if dice.one_in(4, "limit", name)
@@ -186,7 +186,7 @@ def _possible_timeout(scenario: Scenario) -> str:
 
 
 def _exchange_ns(scenario: Scenario) -> int:
-    """A message and the word that it was had, at the longest. A large one that travels in small parts waits for one each time that the window is full."""
+    """Return the longest time of a message and its acknowledgement. A large message in small parts waits for one per full window."""
     network = scenario.network
     way_ns = max(delay.least_ns + delay.jitter_ns for delay in (network.delay, *network.paths.values()))
     parts = -(-scenario.fleet.pattern.payload_bytes // scenario.limits.get("part_bytes", channel.PART_BYTES)) or 1
@@ -195,10 +195,11 @@ def _exchange_ns(scenario: Scenario) -> int:
 
 
 def _patient(scenario: Scenario) -> LivenessPart:
-    """A single counter that is passed on takes as long as all its messages, one after the other, there and back.
+    """Return the liveness part with enough time for the slowest possible run.
 
-    Windows of one frame, and credits for one message, leave each of them waiting until the last one's word is told. And rounds
-    of koo-toueg may follow each other without a pause: a message waits for one before it leaves, and for one where it arrives.
+    A single counter that agents pass on takes the sum of all its round trips. With windows of one frame, or credit for one
+    message, each message waits for the acknowledgement of the previous one. Rounds of koo-toueg may follow each other without
+    a pause, so a message waits for one round at its sender and one at its receiver.
     """
     network, store = scenario.network, scenario.store.delay
     way_ns = max(delay.least_ns + delay.jitter_ns for delay in (network.delay, *network.paths.values()))
@@ -211,7 +212,7 @@ def _patient(scenario: Scenario) -> LivenessPart:
 
 
 def _draw_run(dice: Dice, template: Scenario) -> RunPart:
-    """2.5 s to 7 s; more if the template's own faults need it."""
+    """Draw the run part: 2.5 s to 7 s, or more if the template's own faults need it."""
     run, hosts = template.run, len(host_names(template))
     ends_ns = max([fault.word.ends_ns(hosts) for fault in template.fault], default=0)
     return msgspec.structs.replace(
@@ -230,8 +231,8 @@ def _draw_fleet(dice: Dice, template: Scenario, run: RunPart, seed: int) -> Flee
     if fleet.module:
         return msgspec.structs.replace(fleet, protocol=protocol, trigger=_draw_trigger(dice, protocol))
     name = dice.of(swarm.patterns or _PATTERNS_DRAWN, "pattern")
-    for lately, (one_in, key) in _LATELY.items() if not swarm.patterns else ():
-        name = lately if dice.one_in_apart(one_in, key) else name
+    for rare_name, (one_in, key) in _LATELY.items() if not swarm.patterns else ():
+        name = rare_name if dice.one_in_apart(one_in, key) else name
     if seed % 2 and not swarm.patterns:
         name = _IN_TURN[seed // 2 % len(_IN_TURN)]
     counts: tuple[Coordinators, ...] = (1, 3, 5)
@@ -247,12 +248,12 @@ def _draw_fleet(dice: Dice, template: Scenario, run: RunPart, seed: int) -> Flee
 
 
 def _rare_requests(trigger: TriggerPart) -> TriggerPart:
-    """A fleet whose effects wait for each other runs for a minute: epochs in each twentieth of a second would be most of its cost."""
+    """Return the trigger with rarer epochs. A fleet with sequential effects runs for a minute, so frequent epochs would dominate its cost."""
     return msgspec.structs.replace(trigger, every=format_duration(max(trigger.every_ns, SELDOM_NS)))
 
 
 def _draw_pattern(dice: Dice, pattern: PatternPart, name: str, run: RunPart) -> PatternPart:
-    """A third of the fleets spread their messages over a part of the run, the others run as fast as the network lets them."""
+    """Draw a pattern. A third of the fleets spread their messages over a part of the run; the others run at full speed."""
     messages = pattern.messages // dice.of((1, 1, 2), "messages")
     window_ns = run.until_ns // dice.of((2, 4, 8), "window")
     spread = (messages or pattern.messages or MESSAGES_ENDLESS) * S // window_ns
@@ -276,7 +277,7 @@ def _draw_trigger(dice: Dice, protocol: str) -> TriggerPart:
 
 
 def _draw_clients(dice: Dice, pattern: str) -> ClientsPart:
-    """Half of the runs have some; all, where requests are what the pattern is about, and then fewer of them, for each is much work."""
+    """Draw clients: in half of the runs. A booking pattern always has clients, with fewer inputs, since each input is much work."""
     is_booking = pattern in _BOOKING
     count = ((1, 1, 2, 3) if is_booking else (0, 0, 1, 3))[dice.of_clients(4, "clients")]
     inputs = ((8, 5, 16) if is_booking else (20, 5, 60))[dice.of_clients(3, "inputs")]
@@ -286,7 +287,7 @@ def _draw_clients(dice: Dice, pattern: str) -> ClientsPart:
 
 
 def _draw_outputs(dice: Dice) -> OutputsPart:
-    """Draw outputs: agents emit in half of the runs, and in half of these a consumer reads them as they come."""
+    """Draw outputs: agents emit in half of the runs, and in half of these a consumer reads them as they arrive."""
     one_in = (0, 0, 0, 3, 1, 12)[dice.of_outputs(6, "outputs")]
     return OutputsPart(one_in=one_in, is_watched=bool(one_in) and dice.of_outputs(2, "watched outputs") == 1)
 
@@ -307,12 +308,12 @@ def _draw_restores(dice: Dice, one_in: int) -> RestoresPart:
 
 
 def _draw_moves(dice: Dice, one_in: int) -> int:
-    """Draw the number of times that an operator moves agents: one or many, in one of `one_in` runs."""
+    """Draw the number of times that an operator moves agents: one or four, in one of `one_in` runs."""
     return (4 if dice.one_in_apart(2, "many moves") else 1) if dice.one_in_apart(one_in, "moves") else 0
 
 
 def _draw_delay(dice: Dice, where: str, least_ns: int, most_ns: int) -> DelayPart:
-    """A slow network keeps much in flight, and a fleet busy long enough to meet its faults."""
+    """Draw a delay. A slow network keeps many messages in flight, and the fleet busy long enough for its faults to hit."""
     least = dice.duration(least_ns, most_ns, where, "least")
     return DelayPart(least=least, jitter=dice.duration(100 * US, most_ns, where, "jitter"))
 
@@ -345,7 +346,7 @@ def _draw_keeping(dice: Dice, run: RunPart) -> RunPart:
 
 
 def _by_hand_alone(scenario: Scenario) -> Scenario:
-    """Return the scenario with manual snapshots as the only source of checkpoints; without them there are none."""
+    """Return the scenario with manual snapshots as the only source of checkpoints."""
     every = scenario.run.snapshots_every or "250ms"
     return msgspec.structs.replace(
         scenario,
@@ -355,7 +356,7 @@ def _by_hand_alone(scenario: Scenario) -> Scenario:
 
 
 def _draw_limits(dice: Dice) -> dict[str, int]:
-    """Draw small limits for half of the runs: few of them, or up to a half."""
+    """Draw small limits for half of the runs: a few limits, or up to half of all."""
     if not dice.one_in(2, "limits"):
         return {}
     one_in = dice.of((2, 4, 16), "limits", "how many")
@@ -394,7 +395,7 @@ def _with_faults(dice: Dice, scenario: Scenario, swarm: SwarmPart) -> Scenario:
 
 
 def _with_more(dice: Dice, scenario: Scenario) -> Scenario:
-    """Add the faults without which some kinds of run show little."""
+    """Add faults that some patterns and clients need for a meaningful test."""
     if scenario.fleet.pattern.name in _DURABLE:
         scenario = _with_restarts(dice, scenario)
     if not scenario.clients.count:
@@ -414,7 +415,7 @@ def _with_restarts(dice: Dice, scenario: Scenario) -> Scenario:
 
 
 def _with_failing_logs(dice: Dice, scenario: Scenario) -> Scenario:
-    """Logs that can be written to at the second try only."""
+    """Add input-log writes that fail once and succeed when they are retried."""
     for point in [point for point in FAILPOINTS if point.startswith(_INPUT_POINTS)]:
         if dice.one_in_apart(4, "failing", point):
             hit = 1 + dice.below_apart(6, "failing", point, "hit")
@@ -423,15 +424,15 @@ def _with_failing_logs(dice: Dice, scenario: Scenario) -> Scenario:
 
 
 def _with_standstill(dice: Dice, scenario: Scenario) -> Scenario:
-    """A host that awakes when the fleet has long gone on without it, and finds what clients have said to it."""
+    """Add a long pause of a host, which resumes after the fleet has recovered without it and finds pending client inputs."""
     at_ns = (1 + dice.below_apart(10, "standstill", "at")) * 200 * MS
     lasts_ns = min(4 * S, scenario.run.until_ns - at_ns)
-    word = PauseFault(at=format_duration(at_ns), lasts=format_duration(lasts_ns))
-    return _with_fault(scenario, [FaultPart(pause=word)])
+    pause = PauseFault(at=format_duration(at_ns), lasts=format_duration(lasts_ns))
+    return _with_fault(scenario, [FaultPart(pause=pause)])
 
 
 def _draw_crash_at_work(dice: Dice, scenario: Scenario) -> CrashFault:
-    """Draw a crash and restart of the process that takes a turn in the first half of the work; for a user's fleet, in its second quarter."""
+    """Draw a crash and restart of the process that takes a turn in the first half of the work (user's fleet: second quarter)."""
     turns = scenario.run.turns or scenario.fleet.pattern.messages or MESSAGES_ENDLESS
     least = max(1, scenario.run.turns // 4)
     hit = dice.between(least, max(least, turns // 2), "at work", "hit")
@@ -441,8 +442,8 @@ def _draw_crash_at_work(dice: Dice, scenario: Scenario) -> CrashFault:
 
 def _with_fault(scenario: Scenario, faults: Sequence[FaultPart]) -> Scenario:
     """Return the scenario with these faults added, or unchanged if they exceed the budget."""
-    more = msgspec.structs.replace(scenario, fault=[*scenario.fault, *faults])
-    return more if scenario.budget == "beyond" or not any(budget_problems(more)) else scenario
+    extended = msgspec.structs.replace(scenario, fault=[*scenario.fault, *faults])
+    return extended if scenario.budget == "beyond" or not any(budget_problems(extended)) else scenario
 
 
 def _fault_of(kind: str, word: Word) -> FaultPart:
@@ -450,9 +451,9 @@ def _fault_of(kind: str, word: Word) -> FaultPart:
 
 
 def _draw_failpoints(dice: Dice, scenario: Scenario, kinds: Collection[str]) -> list[FaultPart]:
-    """Mostly whoever passes is killed; where other faults may come too, some lose their power, stand still, or are told that the disk failed.
+    """Draw faults at failpoints: usually a crash. If the run may have other faults, some are power cuts, pauses or disk errors.
 
-    Coordinators lose their power nowhere else, and they write what is listed.
+    Coordinators have power cuts only here, at the failpoints of their writes.
     """
     kinds = frozenset(kinds)
     points = FAILPOINTS
@@ -460,13 +461,13 @@ def _draw_failpoints(dice: Dice, scenario: Scenario, kinds: Collection[str]) -> 
         points = tuple(point for point in FAILPOINTS if not point.startswith(_LOGGED_POINTS))
     if not scenario.clients.count:
         points = tuple(point for point in points if not point.startswith(_INPUT_POINTS))
-    spoken = [point for point in points if point.startswith(_OUTPUT_POINTS)]
-    points = tuple([point for point in points if point not in spoken])
+    output_points = [point for point in points if point.startswith(_OUTPUT_POINTS)]
+    points = tuple([point for point in points if point not in output_points])
     if scenario.outputs.one_in:
-        points += tuple([point for point in spoken if dice.of_outputs(4, point) == 3])
+        points += tuple([point for point in output_points if dice.of_outputs(4, point) == 3])
     faults = []
     for point in points:
-        if point in spoken or dice.one_in(4, point):
+        if point in output_points or dice.one_in(4, point):
             hit = dice.between(1, 4, point, "hit")
             after = dice.duration(200 * MS, 2 * S, point, "after")
             match dice.below(8, point, "how") if kinds.issuperset(("pause", "disk")) else 7:
@@ -476,13 +477,13 @@ def _draw_failpoints(dice: Dice, scenario: Scenario, kinds: Collection[str]) -> 
                     faults.append(FaultPart(disk=DiskFault(mode="eio", failpoint=point, hit=hit)))
                 case _:
                     is_power_cut = "disk" in kinds and dice.one_in_apart(2, point, "power")
-                    word = CrashFault(failpoint=point, hit=hit, restart_after=after, is_power_cut=is_power_cut)
-                    faults.append(FaultPart(crash=word))
+                    crash = CrashFault(failpoint=point, hit=hit, restart_after=after, is_power_cut=is_power_cut)
+                    faults.append(FaultPart(crash=crash))
     return faults
 
 
 STANDARD = Scenario(name="swarm", swarm=SwarmPart())
-"""Scenario with everything drawn, within the budget."""
+"""Scenario in which everything is drawn, within the fault budget."""
 
 BUILT_IN: Mapping[str, Scenario] = {
     "quiet": Scenario(name="quiet", swarm=SwarmPart(faults_max=0)),

@@ -1,11 +1,12 @@
-"""Sweep over many seeds of one scenario: failures, probes never reached, and the numbers of a usual run.
+"""Sweep over many seeds of one scenario: failures, probes never reached, and metrics.
 
-Runs are independent, so they are dealt to processes (`pool.py`) and come back in any order. The summary does not depend on
-that order: everything in it is a count, a smallest seed, or a number of a sorted list. So one process and many give the
-same summary, but for the time it took.
+Runs are independent, so a pool of processes (`pool.py`) performs them and returns the results in any order. The summary does
+not depend on that order, because it holds only counts, smallest seeds and values of sorted lists. So any number of processes
+gives the same summary, except for the elapsed time.
 
-One seed in twenty, chosen by BLAKE2b(seed), is run again in a new interpreter with another PYTHONHASHSEED (FoundationDB's
-habit) and must give the same trace. A difference counts as a broken harness: of such a simulator nothing may be believed.
+One seed in twenty, chosen by BLAKE2b(seed), is run again in a new interpreter with another PYTHONHASHSEED, as FoundationDB
+does, and must give the same trace. A difference counts as a broken harness, because results of a nondeterministic simulator
+cannot be trusted.
 """
 
 import csv
@@ -30,13 +31,13 @@ from snapline.sim.search.swarm import draw
 from snapline.sim.search.worker import Runner, Task, error_kind
 
 CHECKED_PER_MILLE = 50
-"""Seeds that are run twice."""
+"""Share of seeds that are run twice, per mille."""
 
 NARROWED_MAX = 3
-"""Divergences that are narrowed to their first entry; more of them tell nothing new."""
+"""Maximum number of divergences whose first differing entry is determined; more would add nothing new."""
 
 SEEDS_KEPT = 10
-"""Smallest seeds that are named for each finding."""
+"""Number of smallest seeds listed for each finding."""
 
 VERDICTS: tuple[Verdict, ...] = ("pass", "violation", "undecided", "broken")
 
@@ -45,8 +46,10 @@ class SweepFinding(msgspec.Struct):
     """Finding shared by some seeds: a violated oracle, or the reason why runs were undecided or broken.
 
     Attributes:
-        oracle: of a violation; else what was pending or the error.
-        count: of seeds. seeds: the smallest of them. text: the evidence of the smallest.
+        oracle: violated oracle, "liveness", or the kind of error.
+        count: number of seeds.
+        seeds: the smallest of these seeds.
+        text: evidence of the smallest seed.
     """
 
     verdict: Verdict
@@ -61,13 +64,17 @@ class SweepSummary(msgspec.Struct, kw_only=True):
     """Result of a sweep.
 
     Attributes:
-        runs: seeds that were answered; fewer than requested if it was stopped.
-        verdicts: how many runs of each. findings: the most frequent first.
-        probes: name → hits in all runs. never_hit: names of the catalogue that no run hit.
-        drawn: group → name → runs that were given it (`generated.py`). never_drawn: what none was; both of drawn scenarios only.
+        runs: number of completed seeds; fewer than requested if the sweep was stopped.
+        verdicts: verdict → number of runs.
+        findings: findings, the worst verdict and the most frequent first.
+        probes: name → hits in all runs.
+        never_hit: names of the catalogue that no run hit.
+        drawn: group → name → number of runs that had it (`generated.py`); for templates with `swarm` only.
+        never_drawn: group → names that no run had.
         metrics: name → summary over the runs that passed.
-        checked: seeds that were run twice. divergences: those that differed.
-        elapsed_s: real time, with the start of processes, without the check of determinism.
+        checked: number of seeds that were run twice.
+        divergences: seeds whose two runs differed.
+        elapsed_s: real time, including the start of processes, without the determinism check.
     """
 
     name: str
@@ -93,7 +100,7 @@ class SweepSummary(msgspec.Struct, kw_only=True):
 
     @property
     def verdict(self) -> Verdict:
-        """The worst: a violation, a broken harness, something undecided. Probes never hit are the caller's to judge."""
+        """Worst verdict of the sweep: violation, broken, undecided or pass. Probes never hit do not count."""
         if self.verdicts.get("violation"):
             return "violation"
         if self.verdicts.get("broken") or self.divergences:
@@ -106,7 +113,7 @@ class SweepSummary(msgspec.Struct, kw_only=True):
 
 
 class MetricTable:
-    """Metrics of many runs, one column each, in the order in which they came: eight bytes a number, NaN for none."""
+    """Metrics of many runs, in the order of completion: one column per metric, eight bytes per value, NaN if missing."""
 
     def __init__(self) -> None:
         self.seeds: list[int] = []
@@ -123,18 +130,18 @@ class MetricTable:
         self.verdicts.append(result.verdict)
 
     def summaries(self) -> dict[str, Summary]:
-        """Return summaries over the runs that passed: others end early, or have no meaning."""
+        """Return summaries over the runs that passed; metrics of other runs are not comparable."""
         passed = [verdict == "pass" for verdict in self.verdicts]
-        found: dict[str, Summary] = {}
+        summaries: dict[str, Summary] = {}
         for name in sorted(self._columns):
             pairs = zip(self._columns[name], passed, strict=True)
             values = [value for value, is_passed in pairs if is_passed and not math.isnan(value)]
             if values:
-                found[name] = summarise(values)
-        return found
+                summaries[name] = summarise(values)
+        return summaries
 
     def to_csv(self) -> str:
-        """One line per run, by seed; empty where a run has no such number."""
+        """Return a table with one line per run, sorted by seed; missing values are empty."""
         names = sorted(self._columns)
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -147,10 +154,10 @@ class MetricTable:
 
 
 class Collector:
-    """Gathers results, in any order."""
+    """Collector of results, which may arrive in any order."""
 
     def __init__(self, name: str, *, catalogue: Iterable[str], template: Scenario | None = None) -> None:
-        """`template`: what is drawn from it is counted."""
+        """`template`: template whose drawn parts are counted."""
         self._template = template if template is not None and template.swarm is not None else None
         self.table = MetricTable()
         self.fingerprints: dict[int, Fingerprint] = {}
@@ -162,12 +169,12 @@ class Collector:
 
     @property
     def runs(self) -> int:
-        """Runs so far."""
+        """Number of runs so far."""
         return self._summary.runs
 
     @property
     def failures(self) -> int:
-        """Runs with a violation, and broken ones."""
+        """Number of violating and broken runs so far."""
         return self._summary.verdicts["violation"] + self._summary.verdicts["broken"]
 
     def add(self, result: Result) -> None:
@@ -183,7 +190,7 @@ class Collector:
         self.table.add(result)
         if self._template is not None:
             note_drawn(summary.drawn, draw(self._template, result.seed))
-        if is_checked(result.seed) and result.trace_hash:  # without one it never ran to its end
+        if is_checked(result.seed) and result.trace_hash:  # a run without a trace hash did not finish
             self.fingerprints[result.seed] = fingerprint_of(result)
         for finding in findings_of(result):
             self._merge(finding)
@@ -203,8 +210,8 @@ class Collector:
         summary = self._summary
         summary.elapsed_s, summary.is_stopped = elapsed_s, is_stopped
         order = {verdict: rank for rank, verdict in enumerate(("violation", "broken", "undecided"))}
-        found = self._findings.values()
-        summary.findings = sorted(found, key=lambda one: (order[one.verdict], -one.count, one.seeds[0], one.oracle))
+        findings = self._findings.values()
+        summary.findings = sorted(findings, key=lambda one: (order[one.verdict], -one.count, one.seeds[0], one.oracle))
         summary.probes = dict(sorted(summary.probes.items()))
         summary.never_hit = [name for name in self._catalogue if not summary.probes.get(name)]
         summary.never_drawn = never_drawn(summary.drawn)
@@ -213,7 +220,7 @@ class Collector:
 
 
 def findings_of(result: Result) -> list[SweepFinding]:
-    """Return the findings of a result: one for each oracle."""
+    """Return the findings of a result, one per oracle."""
     seed = result.seed
     match result.verdict:
         case "pass":
@@ -249,20 +256,20 @@ def sweep(
 ) -> SweepSummary:
     """Run `draw(template, seed)` for each seed.
 
-    Ctrl-C ends it, and the summary of what there is comes back with `is_stopped`.
+    Ctrl-C stops the sweep; the summary of the results so far is returned with `is_stopped`.
 
     Args:
-        template: with or without `swarm`.
-        seeds: each at most once.
-        jobs: processes; 0 runs in this one.
-        runner: None is `snapline.sim.run.run`; a function of a module, since other processes must find it.
-        on_result: called with every result, in the order in which they come.
-        stop_after: end after so many runs with a violation, or broken.
+        template: scenario, with or without `swarm`.
+        seeds: seeds, each at most once.
+        jobs: number of processes; 0 runs everything in this process.
+        runner: module-level function, since other processes must import it; None is `snapline.sim.run.run`.
+        on_result: called with every result, in the order of completion.
+        stop_after: stop after this number of violating or broken runs.
         catalogue: names of probes that should be hit.
-        metrics_csv: where to write the metrics of every seed.
+        metrics_csv: file for the metrics of every seed.
 
     Raises:
-        UsageError: the runner cannot be found by other processes, or `jobs` is no such number.
+        UsageError: other processes cannot import the runner, or `jobs` is out of range.
     """
     setup = make_setup([template], runner=runner, seed_timeout_s=seed_timeout_s)
     collector = Collector(template.name, catalogue=catalogue, template=template)
@@ -297,7 +304,7 @@ def check_again(
     runner: Runner | None,
     seed_timeout_s: float = SEED_TIMEOUT_S,
 ) -> None:
-    """Run the chosen seeds again in new interpreters with another hash seed, and note those that differ."""
+    """Run the chosen seeds again in new interpreters with another hash seed, and record those that differ."""
     first = collector.fingerprints
     setup = make_setup([template], runner=runner, seed_timeout_s=seed_timeout_s)
     differing: list[Divergence] = []

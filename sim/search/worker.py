@@ -1,15 +1,15 @@
-"""Worker process that runs seeds: its requests and answers.
+"""Worker process that runs seeds, with its requests and answers.
 
-A sweep, a comparison and the check of determinism give their runs to such processes; on Ray the same code runs inside of a
-task. A worker is told once what is the same for all its runs (`Setup`), then gets small tasks. It draws the scenario
-itself, so a task is a few bytes.
+Sweeps, comparisons and the determinism check use such processes; on Ray the same code runs inside a task. A worker first
+receives the settings common to all its runs (`Setup`), then small tasks. It draws the scenario itself, so a task is a few
+bytes.
 
-The runner travels by name, not as code: every process imports it. So it must be a function of a module; keyword arguments
-that are the same for all runs (such as a mutant's name) may be bound by `functools.partial`.
+The runner is sent by name, and every process imports it. So it must be a module-level function. Keyword arguments that are
+the same for all runs (such as a mutant's name) may be bound with `functools.partial`.
 
-Garbage collection is off during runs (simulation.md, section 1) and done between them. A run that takes longer than
-`seed_timeout_s` of real time is ended by SIGALRM, which names the line where it was; this works in a main thread only, and
-not in code that never comes back to the interpreter: the pool kills such a worker a little later.
+Garbage collection is off during runs (simulation.md, section 1) and done between them. SIGALRM ends a run that takes longer
+than `seed_timeout_s` of real time, and the error names the current line. This works in the main thread only, and not in code
+that never returns to the interpreter; the pool kills such a worker a little later.
 """
 
 import gc
@@ -37,14 +37,13 @@ from snapline.sim.scenario import Scenario, parse_scenario
 from snapline.sim.search.swarm import draw
 
 CONTAINERS_MAX = 100_000
-"""Garbage is collected when so many containers have piled up, some ten megabytes: often enough for little memory, rarely
-enough to cost little time."""
+"""Number of containers after which garbage is collected: about ten megabytes, which keeps both memory and time small."""
 
 KIND_MAX = 120
-"""Characters that tell one kind of error from another."""
+"""Number of characters that distinguish kinds of errors."""
 
 TEMPLATES_MAX = 64
-"""Parsed ones that a worker keeps; a comparison's seeds come cell by cell."""
+"""Number of parsed templates that a worker keeps. A comparison's seeds arrive cell by cell, so few are needed."""
 
 
 class Runner(Protocol):
@@ -54,7 +53,7 @@ class Runner(Protocol):
 
 
 class JournalRunner(Protocol):
-    """A runner that can also write down a piece of what happened, in `Result.journal`."""
+    """Runner that can also record a piece of the journal in `Result.journal`."""
 
     def __call__(
         self, scenario: Scenario, seed: int, *, choices: Choices | None = None, window_at: int | None = None
@@ -62,7 +61,7 @@ class JournalRunner(Protocol):
 
 
 class RunnerName(msgspec.Struct, frozen=True):
-    """Import location of a runner, for another process. `file` is for modules that are not on its path, such as tests."""
+    """Import location of a runner for another process. `file`: used for modules outside its path, such as tests."""
 
     module: str = "snapline.sim.run"
     name: str = "run"
@@ -89,14 +88,14 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class SeedTimeoutError(BaseException):
-    """Timeout of a seed. Not an Exception: the code of a user's handler must not catch it as its own."""
+    """Timeout of a seed. It is not an Exception, so that a user's handler does not catch it."""
 
 
 def name_of(runner: Runner | None) -> RunnerName:
-    """The name of a runner; None is `snapline.sim.run.run`.
+    """Return the import location of a runner; None is `snapline.sim.run.run`.
 
     Raises:
-        UsageError: another process could not find it.
+        UsageError: another process cannot import the runner.
     """
     if runner is None:
         return RunnerName()
@@ -114,12 +113,12 @@ def name_of(runner: Runner | None) -> RunnerName:
 
 
 def load_runner(name: RunnerName) -> Runner:
-    """The runner of that name."""
-    found: object = _module_of(name)
+    """Import the runner at a location."""
+    target: object = _module_of(name)
     for part in name.name.split("."):
-        found = getattr(found, part)
-    assert callable(found), f"{name} is no function"
-    return partial(found, **name.keywords) if name.keywords else found
+        target = getattr(target, part)
+    assert callable(target), f"{name} is no function"
+    return partial(target, **name.keywords) if name.keywords else target
 
 
 def _module_of(name: RunnerName) -> ModuleType:
@@ -141,10 +140,10 @@ def _module_of(name: RunnerName) -> ModuleType:
 
 
 class Worker:
-    """Performs tasks, one after the other.
+    """Worker that performs tasks one after the other.
 
     Attributes:
-        is_alarming: whether a run can be ended by SIGALRM here.
+        is_alarming: SIGALRM can end a run here.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -154,7 +153,7 @@ class Worker:
         self.is_alarming = threading.current_thread() is threading.main_thread() and setup.seed_timeout_s > 0
 
     def perform(self, task: Task) -> Result:
-        """Run one seed. What goes wrong is in the result; only KeyboardInterrupt and the like come out."""
+        """Run one seed. Errors are reported in the result; only exceptions such as KeyboardInterrupt propagate."""
         name = self._setup.names[task.template]
         try:
             scenario = draw(self._template(task.template), task.seed)
@@ -171,13 +170,13 @@ class Worker:
         return journaled(self._runner, scenario, task.seed, task.window_at)
 
     def _template(self, index: int) -> Scenario:
-        found = self._templates.get(index)
-        if found is None:
+        template = self._templates.get(index)
+        if template is None:
             if len(self._templates) >= TEMPLATES_MAX:
                 self._templates.clear()
-            found = parse_scenario(self._setup.templates[index], source=self._setup.names[index])
-            self._templates[index] = found
-        return found
+            template = parse_scenario(self._setup.templates[index], source=self._setup.names[index])
+            self._templates[index] = template
+        return template
 
     @contextmanager
     def _time_limit(self) -> Iterator[None]:
@@ -199,8 +198,8 @@ class Worker:
 
 
 def journaled(runner: Runner, scenario: Scenario, seed: int, window_at: int) -> Result:
-    """Run with a piece of the journal; a runner that knows no journal gives a result without."""
-    call: JournalRunner = runner  # type: ignore[assignment]  # seen below: such a runner refuses the keyword
+    """Run a seed and record a piece of the journal. A runner without journal support returns a result without it."""
+    call: JournalRunner = runner  # type: ignore[assignment]  # checked below: a runner without journal rejects the keyword
     try:
         return call(scenario, seed, window_at=window_at)
     except TypeError as error:
@@ -210,12 +209,12 @@ def journaled(runner: Runner, scenario: Scenario, seed: int, window_at: int) -> 
 
 
 def broken(name: str, seed: int, error: str) -> Result:
-    """The result of a run that gave none."""
+    """Return the result of a run that failed to produce one."""
     return Result(name=name, seed=seed, verdict="broken", error=error)
 
 
 def error_kind(error: str) -> str:
-    """Return a key that errors of one cause share: the type at a traceback's end, or the message without its numbers."""
+    """Return a key for errors with the same cause: the type at the end of a traceback, or the message without numbers."""
     last = error.strip().rpartition("\n")[2]
     kind = re.match(r"[A-Za-z_.]+(?=: )", last)
     return kind.group() if kind else re.sub(r"[0-9]+(\.[0-9]+)?", "#", last)[:KIND_MAX]
@@ -227,7 +226,7 @@ def _place(frame: FrameType | None) -> str:
 
 @contextmanager
 def garbage_kept() -> Iterator[None]:
-    """Run a block without garbage collection; existing objects are never scanned again."""
+    """Run a block without garbage collection, and exclude existing objects from later collections."""
     was_enabled = gc.isenabled()
     gc.freeze()
     gc.disable()
@@ -246,7 +245,7 @@ def collect_if_due() -> None:
 
 
 def perform_all(worker: Worker, tasks: Sequence[Task]) -> Iterator[Result]:
-    """The results of a chunk of tasks."""
+    """Yield the results of a chunk of tasks."""
     for task in tasks:
         yield worker.perform(task)
         collect_if_due()
@@ -256,10 +255,10 @@ def perform_all(worker: Worker, tasks: Sequence[Task]) -> Iterator[Result]:
 
 
 def serve(connection: Connection) -> None:
-    """Perform chunks of tasks until the other side goes away.
+    """Perform chunks of tasks until the connection closes.
 
-    Each answer is sent at once: so the pool knows which seed a worker was at when it died. First it says "", or why it
-    cannot begin.
+    The first answer is "", or the reason why the worker cannot begin. Each result is sent at once, so that the pool knows
+    the current seed of a worker that dies.
     """
     setup = msgspec.msgpack.decode(connection.recv_bytes(), type=Setup)
     sys.path[:] = setup.paths
@@ -278,12 +277,12 @@ def serve(connection: Connection) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """`python -m snapline.sim.search.worker DESCRIPTOR`: of a socket on which a pool talks to us."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the pool, which ends us
+    """Run `python -m snapline.sim.search.worker DESCRIPTOR`; the descriptor is that of the socket to the pool."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool handles Ctrl-C and ends its workers
     try:
         serve(Connection(int(arguments[0])))
     except (EOFError, ConnectionError):
-        os._exit(0)  # the pool is gone, or needs us no more
+        os._exit(0)  # the pool has ended or closed the connection
 
 
 if __name__ == "__main__":

@@ -1,17 +1,18 @@
-"""Messages for nobody, and agents that several ask for: what cannot be becomes a dead letter of whoever wanted it.
+"""Undeliverable messages and conflicting spawns: each becomes a dead letter of the agent that sent or requested it.
 
-Each agent sends its share of messages, one at each tick of its timer, to these in turn: its peers, one that nobody ever creates,
-and the latecomers. A latecomer is created by whoever asks first: two thirds of the agents do, once each, and say a word to it in the
-same turn, and none before. The others never ask, and may send too early. A latecomer greets its peers and then only listens.
+Each agent sends its share of messages, one at each tick of its timer, to these receivers in turn: its peers, an agent that never
+exists, and the latecomers. The first agent that spawns a latecomer creates it. Two thirds of the agents try once each, and send
+their first message to it in the same turn. The others never spawn it and may send too early. A latecomer sends one message to
+each peer and then only receives.
 
-Messages are numbered on their channel. A channel's first messages may have become dead letters, since its receiver did not exist;
-from then on none may, and its receiver consumes the others in order. So for every channel
+Messages are numbered on their channel. The first messages of a channel may be dead letters, because the receiver did not exist.
+After the receiver exists, it consumes all further messages in order. So for every channel
 
     sent = dead letters + consumed + in transit,
 
-where the numbers of the three follow each other; and every creation that was asked for waits for its id, is in transit, was the
-latecomer's first turn, or is a dead letter: of its sender, or of the latecomer (after a recovery several may be granted). A cut
-counts its dead letters: they are exactly those of both kinds.
+where the numbers of the three are consecutive. Every requested creation waits for its id, is in transit, was the latecomer's
+first turn, or is a dead letter: of its sender, or of the latecomer (after a recovery, several may be granted). The number of
+dead letters in a cut is exactly the sum of both kinds.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,20 +31,20 @@ NOBODY = "nobody"
 LATECOMERS = ("late0", "late1", "late2")
 
 ASKED_AT = 3
-"""An agent asks for a latecomer more, or leaves it to the others, at every third of its first ticks."""
+"""At each multiple of this number, among its first ticks, an agent spawns the next latecomer or leaves it to the others."""
 
 PEERS_MAX = 8
 """Largest number of agents to which each agent has channels."""
 
 PAUSE_NS = 2_000_000
-"""Time between two messages of an agent, unless the pattern has a rate."""
+"""Time between two messages of an agent if the pattern has no rate."""
 
 Channel = tuple[str, str]
 """Sender and receiver."""
 
 
 class Word(snapline.Message):
-    """The `number`-th message on its channel. `receiver`: a dead letter does not say for whom it was."""
+    """The `number`-th message on its channel. `receiver`: recorded here because a dead letter does not name its receiver."""
 
     receiver: str
     number: int
@@ -51,11 +52,11 @@ class Word(snapline.Message):
 
 
 class Tick(snapline.Message):
-    """The agent's timer."""
+    """Message of the agent's timer."""
 
 
 class Heard(msgspec.Struct, array_like=True):
-    """Messages consumed on one channel: the numbers of the first and the last, and how many there were."""
+    """Messages consumed on one channel: the numbers of the first and the last, and their count."""
 
     first: int
     last: int
@@ -63,7 +64,7 @@ class Heard(msgspec.Struct, array_like=True):
 
 
 class Seeking(msgspec.Struct):
-    """`left`: messages that it has yet to send. `ticks`: so far. `asked`: the latecomers that it has asked for."""
+    """`left`: number of messages still to send. `ticks`: number of ticks so far. `asked`: latecomers that the agent has spawned."""
 
     index: int
     peers: list[str]
@@ -77,7 +78,7 @@ class Seeking(msgspec.Struct):
 
 
 class Seeker(snapline.Agent):
-    """Sends to whoever there is, or is not."""
+    """Agent that sends to existing and missing agents."""
 
     on_error: ClassVar[Literal["undo", "keep", "recover"] | None] = "keep"  # no handler raises
     state: Seeking
@@ -124,7 +125,7 @@ class Seeker(snapline.Agent):
 
 
 class AstrayWorkload(Workload):
-    """Account of messages and creations sent, requested, consumed and dead-lettered. None may be left over."""
+    """Workload that accounts for every message sent and every creation requested: consumed, in transit or dead-lettered."""
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         try:
@@ -136,7 +137,7 @@ class AstrayWorkload(Workload):
         return None
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        """Return whether all was sent, and all from a receiver's first consumed message on was consumed."""
+        """Return whether all messages were sent, and each receiver consumed everything after its first consumed message."""
         agents = _seekers(states)
         is_all_sent = all(state.left == 0 for state in agents.values())
         is_all_made = all(name in agents for state in agents.values() for name in state.asked)
@@ -155,11 +156,11 @@ class AstrayWorkload(Workload):
 
 
 class _Account:
-    """One cut, taken apart.
+    """Contents of one cut.
 
     Attributes:
-        waiting: channel → numbers of the messages in transit, in order: those that have left, then those that wait to.
-        coming: agent → how many creations of it are in transit.
+        waiting: channel → numbers of the messages in transit, in order: those in the channel, then those in the outbox.
+        coming: agent → number of creations of it in transit.
     """
 
     def __init__(self, cut: snapline.Cut) -> None:
@@ -174,10 +175,10 @@ class _Account:
                 self.waiting.setdefault((each.sender, each.receiver), []).append(_word(each.message).number)
 
     def letters(self) -> int:
-        """Return the number of dead letters that there must be.
+        """Return the expected number of dead letters.
 
         Raises:
-            WrongBooksError: no number would be right.
+            WrongBooksError: messages are lost or wrongly numbered.
         """
         channels = dict(_channels(self.agents))
         for channel in self.waiting:
@@ -191,7 +192,7 @@ class _Account:
         return messages + self._refused()
 
     def _refused(self) -> int:
-        """Creations that nobody will carry out, or has carried out."""
+        """Return the number of creations that were refused."""
         asked = sum(len(state.asked) for state in self.agents.values())
         made = sum(name in self.agents for name in LATECOMERS)
         return asked - made - sum(self.coming.values()) - len(self.cut.pending_spawns)
@@ -207,7 +208,7 @@ def _seekers(states: Mapping[str, object]) -> dict[str, Seeking]:
 
 
 def _word(message: object) -> Word:
-    """Messages for agents without a class, since they are not born, come as plain values."""
+    """Return the message as a `Word`. Messages to agents that do not exist yet arrive as plain values."""
     return message if isinstance(message, Word) else msgspec.convert(message, Word)
 
 
@@ -222,24 +223,24 @@ def _channels(agents: Mapping[str, Seeking]) -> Iterator[tuple[Channel, int]]:
 
 
 def _given_up(agents: Mapping[str, Seeking], channel: Channel, sent: int, waiting: list[int]) -> int:
-    """Return how many messages must be dead letters: those before the first that was consumed, or waits.
+    """Return the number of messages that must be dead letters: those before the first one consumed or in transit.
 
     Raises:
-        WrongBooksError: the numbers do not follow each other.
+        WrongBooksError: the numbers are not consecutive.
     """
     sender, receiver = channel
     heard = agents[receiver].heard.get(sender) if receiver in agents else None
-    there = list(range(heard.first, heard.last + 1)) if heard is not None else []
-    numbers = [*there, *waiting]
+    consumed = list(range(heard.first, heard.last + 1)) if heard is not None else []
+    numbers = [*consumed, *waiting]
     first = numbers[0] if numbers else sent + 1
-    if numbers != list(range(first, sent + 1)) or (heard is not None and heard.count != len(there)):
-        said = f"sent {sent}, consumed {heard}, in transit {waiting}"
-        raise WrongBooksError(f"{sender} → {receiver}: {said}: that does not add up")
+    if numbers != list(range(first, sent + 1)) or (heard is not None and heard.count != len(consumed)):
+        amounts = f"sent {sent}, consumed {heard}, in transit {waiting}"
+        raise WrongBooksError(f"{sender} → {receiver}: {amounts}: that does not add up")
     return first - 1
 
 
 def make_astray(part: FleetPart) -> Workload:
-    """Agents that send to their peers, to nobody, and to those that come late."""
+    """Make agents that send to their peers, to a missing agent and to latecomers."""
     check_agents(part)
     wait_s = (pause_ns(part, part.agents) or PAUSE_NS) / 1e9
     works = shares(part.pattern.messages, part.agents)

@@ -1,19 +1,19 @@
-"""Bookings: requests from outside whose durable turns are small programs, drawn task by task.
+"""Bookings: requests of clients whose durable turns are small programs with randomly drawn tasks.
 
-A request names its tasks (`TASKS`) and how it ends (`ENDINGS`). So one pattern meets what users combine: steps, effects of
-every kind, calls, waits and outputs, in sagas that stand or are undone, in turns that fail, roll the fleet back, or stop their
-agent. Every agent also sends itself some requests, so a fleet without clients has work.
+A request lists its tasks (`TASKS`) and its ending (`ENDINGS`). So one pattern covers the combinations that users write: steps,
+effects of every kind, calls, waits and outputs; in sagas that succeed or are undone; in turns that fail, roll the fleet back
+or stop their agent. Every agent also sends itself some requests, so that a fleet without clients has work.
 
-The service outside is a stub (`Fleet(simulate=…)`), which outlives hosts. Its ledger, the receipts in the agents' states and the
-answers must agree. The service asserts at once, for each kind of effect:
+The external service is a stub (`Fleet(simulate=…)`) that outlives hosts. The service's ledger, the receipts in the agents'
+states and the answers must agree. The service asserts for each kind of effect:
 
-    keyed      it honours outside keys: a booking is never paid under two of them while the first stands
-    unkeyed    it is undone under the key that it was paid under; a turn that comes again in another history pays under another key
-    probed     it may be called again under its key only after it was probed
-    once       it knows no keys: a call under a key whose booking stands charges twice
+    keyed      the service honours explicit keys: a booking is never paid under a second key while the first payment is valid
+    unkeyed    an effect is undone under the key of its payment; a turn repeated in another history pays under another key
+    probed     an effect may be called again under its key only after a probe
+    once       the service knows no keys: calling it under a key with a valid payment charges twice
 
-and for all of them that compensations run newest first, but for what stands without an explicit key: nobody can tell whether
-its history was given up.
+For all kinds, the service asserts that compensations run newest first. Valid payments without an explicit key are exempt,
+because the service cannot tell whether their history was discarded.
 """
 
 import functools
@@ -34,8 +34,8 @@ TASKS = (*EFFECTS, "step", "wait", "call", "emit")
 """Tasks that a request may give its agent."""
 
 ENDINGS = ("stands", "block stands", "block undone", "fails", "rolls back", "stops")
-"""Endings of a request: success; success in a saga; an undone saga; a dead letter; success after a rollback of the fleet for
-the request; success, and then its agent stops."""
+"""Endings of a request: success; success in a saga; an undone saga; a dead letter; success after the request rolled the fleet
+back; success followed by a stop of the agent."""
 
 _ENDINGS_DRAWN = (*ENDINGS[:2] * 3, *ENDINGS[2:4] * 2, ENDINGS[4])
 
@@ -43,16 +43,16 @@ TASKS_MAX = 4
 STOPS_ONE_IN = 24
 
 MESSAGES_OF_A_REQUEST = 40
-"""Messages of the pattern per request: the request, and those that its tasks send and receive."""
+"""Estimated number of messages per request: the request and those that its tasks send and receive."""
 
 ROLLS_BACK_UNTIL_NS = START_OF_TIME_NS + 3_000_000_000
-"""Host wall-clock time after which no request rolls back: agents forget earlier rollbacks, and work must end."""
+"""Host wall-clock time after which no request rolls back. A rollback erases the agents' memory of it, and a run must end."""
 
 ROLLS_BACK = 0.5
 LONG, LONG_S = 0.25, 4.0
-"""Waits that are longer than recoveries take."""
+"""Probability and duration of a long wait, which is longer than a recovery."""
 SLOW_S = 0.2
-"""A service without keys is slow, so that hosts die, and fleets go back, while it is called."""
+"""Delay of the service without keys, so that host crashes and rollbacks happen during a call."""
 
 UNDO = "/undo"
 TIMEOUT_S, WAITS_S, CALL_S = 2.0, (0.1, 0.5, 1.0, 5.0, 5.0), 5.0
@@ -72,7 +72,7 @@ class Book(snapline.Message, frozen=True):
 
 
 class Booked(snapline.Message, frozen=True):
-    """The answer. `draw` differs between histories, so an answer that was taken back is told from one that stands."""
+    """Answer to a request. `draw` differs between histories, which distinguishes a reverted answer from a valid one."""
 
     name: str
     how: str
@@ -103,7 +103,14 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class BookerState(msgspec.Struct):
-    """`own`: requests that the agent sends itself. `ended`: by the request's name. `looked_ns`: by the clock, when the last step began."""
+    """State of a booker.
+
+    Attributes:
+        own: number of requests that the agent sends itself.
+        ended: outcomes by request name.
+        asked: number of questions of the neighbour answered.
+        looked_ns: wall-clock time at which the last step began.
+    """
 
     index: int
     agents: int
@@ -118,7 +125,7 @@ class FullError(Exception):
 
 
 class _Sale(msgspec.Struct):
-    """One key at the service. `first`, `last`: when it was asked for, or found by a probe, in calls. `plan`: the plan of the host that asked last.
+    """One key at the service. `first`, `last`: call numbers of its first and last request or probe. `plan`: the plan of the host that asked last.
     `is_undone`: permanently."""
 
     task: str
@@ -131,7 +138,7 @@ class _Sale(msgspec.Struct):
 
 
 class Service:
-    """The service outside, and its ledger. A task is `agent/request/place/kind`. `plan_of_call`: returns the plan of the host that calls now."""
+    """External service and its ledger. The name of a task is `agent/request/place/kind`. `plan_of_call`: returns the plan of the host that calls now."""
 
     def __init__(self, plan_of_call: Callable[[], int] = int) -> None:
         self._plan_of_call = plan_of_call
@@ -139,7 +146,7 @@ class Service:
         self._calls = 0
 
     def pay(self, task: str, *, key: str) -> str:
-        """Do it, and give the receipt."""
+        """Pay for a task and return the receipt."""
         kind = task.rpartition("/")[2]
         self._calls += 1
         sale = self.sales.setdefault(key, _Sale(task, self._calls, self._calls))
@@ -155,16 +162,16 @@ class Service:
         return f"{task} {key}"
 
     async def pay_slowly(self, task: str, *, key: str) -> str:
-        """The same, and the answer takes its time."""
+        """Pay for a task and return the receipt after a delay."""
         receipt = self.pay(task, key=key)
         await sleep(SLOW_S)
         return receipt
 
     def undo(self, task: str, *, key: str) -> None:
-        """Undo it, also if it was never done: then it never will be."""
-        of = key.removesuffix(UNDO)
+        """Undo a payment. If it never arrived, it will be refused."""
+        paid_key = key.removesuffix(UNDO)
         assert key.endswith(UNDO), f"{task} is undone under the key {key}"
-        sale = self.sales.setdefault(of, _Sale(task, self._calls, self._calls))  # its request may have been lost
+        sale = self.sales.setdefault(paid_key, _Sale(task, self._calls, self._calls))  # its request may have been lost
         assert sale.task == task, f"{task} is undone under {key}, which stands for {sale.task}"
         if sale.is_undone:
             return
@@ -173,7 +180,7 @@ class Service:
         sale.is_undone = True
 
     def find(self, task: str, *, key: str) -> str | None:
-        """The probe."""
+        """Probe: return the receipt of a key, or None if it has no valid payment."""
         sale = self.sales.get(key)
         if sale is None or not sale.is_done or sale.is_undone:
             self.sales.setdefault(key, _Sale(task, self._calls, self._calls)).is_probed = True
@@ -189,7 +196,7 @@ class Service:
         return names
 
     def standing(self, task: str) -> list[str]:
-        """Keys under which it is done, and was not undone."""
+        """Return the keys under which the task is paid and not undone."""
         return [key for key, sale in self.sales.items() if sale.task == task and sale.is_done and not sale.is_undone]
 
     def stands(self, key: str) -> bool:
@@ -198,10 +205,10 @@ class Service:
 
 
 def _is_after(other: _Sale, sale: _Sale) -> bool:
-    """Return whether this one, of the same request, was first paid for after the other one was last asked for, and is not undone.
+    """Return whether whether one, of the same request, was first paid for after the other one was last asked for, and is not undone.
 
     Both must have been asked for under one plan: a turn takes over, without a call, what a discarded history has done, and then that is its newest.
-    An unkeyed one is never judged: one of a discarded history keeps a key that no turn knows any more.
+    An do one is never judged: one of a discarded history keeps a key that no turn knows.
     """
     if other.task.endswith("/unkeyed") or other.plan != sale.plan:
         return False
@@ -210,7 +217,7 @@ def _is_after(other: _Sale, sale: _Sale) -> bool:
 
 
 def never(*args: object, key: str) -> str | None:
-    """Stand where the simulator calls a stub."""
+    """Fail: the simulator calls a stub instead of this function."""
     raise AssertionError("a stub stands in its place")
 
 
@@ -220,7 +227,7 @@ def undo(task: str, *, key: str) -> None:
 
 
 class Booker(snapline.Agent):
-    """See the module."""
+    """Agent that runs the tasks of requests; see the module."""
 
     state: BookerState
     retries = (0.0, 0.05)
@@ -232,9 +239,9 @@ class Booker(snapline.Agent):
     @snapline.handler(durable=True)
     async def on_book(self, message: Book, ctx: snapline.Context) -> None:
         keys: dict[str, str] = {}
-        how = "done"
+        outcome = "done"
         if message.ending.startswith("block"):
-            how = await self._block(message, keys, ctx)
+            outcome = await self._block(message, keys, ctx)
         else:
             await self._all(message, keys, ctx)
         draw = ctx.random()
@@ -242,9 +249,9 @@ class Booker(snapline.Agent):
             ctx.rollback(f"{message.name} by {draw}")
         if message.ending == "fails":
             raise ValueError(f"{message.name} fails after all")
-        self.state.ended[message.name] = Outcome(how, keys)
+        self.state.ended[message.name] = Outcome(outcome, keys)
         if message.client != ctx.agent:
-            ctx.reply(Booked(message.name, how, draw))
+            ctx.reply(Booked(message.name, outcome, draw))
         if message.ending == "stops":
             ctx.stop()
 
@@ -278,16 +285,16 @@ class Booker(snapline.Agent):
             retries=() if kind == "once" else WAITS_S,
             repeatable=kind != "once",
         )
-        paid, _, key = receipt.partition(" ")
-        assert paid == task, f"{task} was given the receipt {receipt}"
+        paid_task, _, key = receipt.partition(" ")
+        assert paid_task == task, f"{task} was given the receipt {receipt}"
         return key
 
     async def _do(self, message: Book, place: int, kind: str, ctx: snapline.Context) -> None:
         match kind:
             case "step":
                 before_ns = ctx.now()
-                found = await ctx.step("look", int, str(place))
-                assert found == place, f"a step of {message.name} gave {found}, not {place}"
+                result = await ctx.step("look", int, str(place))
+                assert result == place, f"a step of {message.name} gave {result}, not {place}"
                 self.state.looked_ns = before_ns
             case "wait":
                 is_long = ctx.random() < LONG
@@ -300,7 +307,7 @@ class Booker(snapline.Agent):
                 pass
 
     async def _call(self, message: Book, ctx: snapline.Context) -> None:
-        """Ask the neighbour, who may have stopped."""
+        """Call the neighbour, which may have stopped."""
         try:
             answer = await ctx.call(name_of(self.state.index + 1), Ask(message.name), Answer, timeout_s=CALL_S)
         except (snapline.UnansweredCallError, snapline.WaitTimeoutError):
@@ -314,14 +321,14 @@ class Booker(snapline.Agent):
 
 
 def own_request(agent: str, index: int, serial: int) -> Book:
-    """The request that an agent sends itself: the same in every history."""
+    """Return a request that an agent sends itself; it is the same in every history."""
     mixed = 7 * index + 5 * serial
     tasks = [TASKS[(mixed + 3 * place) % len(TASKS)] for place in range(1 + mixed % TASKS_MAX)]
     return Book(agent, serial, tasks, _ENDINGS_DRAWN[mixed % len(_ENDINGS_DRAWN)])
 
 
 class BookingWorkload(Workload):
-    """Workload that checks the rules of bookings. `service`: the service of the present run."""
+    """Workload that checks the rules of bookings. `service`: the service of the current run."""
 
     rolls_back = True
 
@@ -331,7 +338,7 @@ class BookingWorkload(Workload):
         self._helpless: set[str] = set()
 
     def open_service(self) -> dict[str, Callable[..., Any]]:
-        """Begin a run."""
+        """Begin a run with a new service, and return its stubs."""
         self.service = Service(lambda: self.calling_plan)
         return self.service.stubs()
 
@@ -344,7 +351,7 @@ class BookingWorkload(Workload):
         return Book(client, serial, tasks, ending)
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
-        """Check that whatever is done in a cut is done outside; no recovery undoes it."""
+        """Check that the service has done everything that is done in the cut; no recovery undoes it."""
         self._helpless = {letter.agent for letter in cut.dead_letters if not isinstance(letter.message, Book)}
         return self._check(cut.states)
 
@@ -366,7 +373,7 @@ class BookingWorkload(Workload):
         return None
 
     def _check_rest(self, states: Mapping[str, object]) -> str:
-        """All that stands belongs to a request that is done, once: no history was given up on purpose, or lost."""
+        """Check that each valid payment belongs to a completed request, and only one. The run must not have discarded a history."""
         for task in dict.fromkeys(sale.task for sale in self.service.sales.values()):
             agent, name, *_ = task.split("/")
             state = states.get(agent)
@@ -381,15 +388,15 @@ class BookingWorkload(Workload):
 
 
 def make_booking(part: FleetPart) -> BookingWorkload:
-    """Make a fleet with about so many messages as the scenario says."""
+    """Make a fleet with about the number of messages that the scenario requests."""
     check_agents(part)
     own = shares(part.pattern.messages // MESSAGES_OF_A_REQUEST, part.agents)
     fleet = make_fleet(part, functools.partial(_booker, part.agents, own))
-    made = BookingWorkload(fleet, ends=part.pattern.messages > 0)
-    fleet.simulate = made.open_service
+    workload = BookingWorkload(fleet, ends=part.pattern.messages > 0)
+    fleet.simulate = workload.open_service
     if part.pattern.name == "booking-until":
         fleet.stop_when = functools.partial(_are_done, wanted=max(1, sum(own) // 2))
-    return made
+    return workload
 
 
 def _are_done(cut: snapline.Cut, *, wanted: int) -> bool:

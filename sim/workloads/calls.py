@@ -1,8 +1,8 @@
-"""Request and reply: every agent calls along a chain of servers, and the answer comes back the same way.
+"""Request and reply: every agent calls through a chain of servers, and the answer returns the same way.
 
-A call of agent i goes to i + 1, which asks i + 2, which answers i + 1, which answers i: `DEPTH` requests and as many
-replies. A message's work says how far the call has come: it starts with 2 * depth messages, and each hop uses one. Each
-agent has up to `WINDOW` calls under way; the next one begins when one has returned.
+A call of agent i goes to i + 1, which calls i + 2, which answers i + 1, which answers i: `DEPTH` requests and as many
+replies. A message's work encodes the progress of the call: it starts at 2 * depth messages, and each hop uses one. Each
+agent has up to `WINDOW` calls in progress; it begins the next one when one has returned.
 """
 
 import functools
@@ -18,14 +18,14 @@ WINDOW = 2
 
 
 class CallerState(Ledger, kw_only=True):
-    """`depth`: servers that a call passes. `returned`: calls whose reply has come and whose successor waits for the timer."""
+    """`depth`: number of servers in a call's chain. `returned`: number of answered calls whose successor waits for the timer."""
 
     depth: int
     returned: int = 0
 
 
 class Caller(Worker):
-    """Client and server."""
+    """Agent that is both client and server."""
 
     state: CallerState
 
@@ -67,7 +67,7 @@ class Caller(Worker):
 
 
 def make_calls(part: FleetPart) -> LedgerWorkload:
-    """Whole calls only: at least one for each of the first agents."""
+    """Make a fleet that does whole calls only, at least one."""
     check_agents(part)
     depth = min(DEPTH, part.agents - 1)
     calls = max(1, round(part.pattern.messages / (2 * depth))) if part.pattern.messages else 0

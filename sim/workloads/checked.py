@@ -1,11 +1,15 @@
-"""The user's own invariants, around whatever workload.
+"""A user's own invariants, added to any workload.
 
 Theory of operation
 -------------------
-An invariant is asked about every complete cut; the oracles of the simulator have seen before that the cut is consistent.
-`at_end` is asked about the states of a fleet that has come to rest, which is a stable property: a complete cut was quiet.
-What they answer: nothing, a true value or "" is well; a sentence, a false value or a failed `assert` is a violation; any other
-exception makes the run "broken", for then nobody knows.
+The invariant is called for every complete cut, after the simulator's oracles have verified that the cut is consistent.
+`at_end` is called with the states of a fleet at rest. Rest is a stable property, detected by a complete quiet cut.
+
+Results of both functions:
+
+- None, a true value or "": the invariant holds.
+- A sentence, a false value or a failed `assert`: a violation.
+- Any other exception: the run is "broken", because the invariant gave no answer.
 """
 
 import traceback
@@ -22,16 +26,16 @@ Invariant = Callable[[Cut], object]
 AtEnd = Callable[[Mapping[str, object]], object]
 
 STATE_SHOWN = 100
-"""Characters of the state that an invariant read last."""
+"""Number of characters shown of the state that an invariant read last."""
 
 _Seen = TypeVar("_Seen")
 
 
 def checked(inner: Workload, part: FleetPart) -> Workload:
-    """Return the same with the invariants that a scenario names.
+    """Return the workload with the invariants that a scenario names.
 
     Raises:
-        FleetDefinitionError: there is no such function.
+        FleetDefinitionError: a named function does not exist.
     """
     if not part.invariant and not part.at_end:
         return inner
@@ -40,7 +44,7 @@ def checked(inner: Workload, part: FleetPart) -> Workload:
 
 
 class CheckedWorkload(Workload):
-    """A workload and the user's own invariants."""
+    """Workload with a user's own invariants."""
 
     def __init__(self, inner: Workload, *, invariant: Invariant | None, at_end: AtEnd | None) -> None:
         super().__init__(inner.fleet, ends=inner.ends or at_end is not None, costs=inner.costs)
@@ -66,7 +70,7 @@ class CheckedWorkload(Workload):
         return self._ask(self._invariant, cut, read=read)
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        """Return whether the fleet is at rest; idle hosts alone do not show timers."""
+        """Return whether the fleet is at rest. Idle hosts alone do not prove it, because timers may be set."""
         if self._inner.ends and not self._inner.is_done(states):
             return False
         return self._at_end is None or self._quiet is not None
@@ -78,7 +82,7 @@ class CheckedWorkload(Workload):
         if self._quiet is not None and any(agent not in states for agent in self._quiet.states):
             states = dict(
                 self._quiet.states
-            )  # `stop_when` has ended the fleet: its hosts are gone, or came back for nothing
+            )  # `stop_when` has ended the fleet: its hosts are gone, or have returned without agents
         read = _ReadStates(states)
         return self._ask(self._at_end, read, read=read, when="at the end: ")
 
@@ -103,7 +107,7 @@ class CheckedWorkload(Workload):
 
 
 class _ReadStates(Mapping[str, object]):
-    """States that remember which of them was read last: where an invariant fails, it is mostly that one."""
+    """States that record which of them was read last. A failing invariant usually concerns that state."""
 
     def __init__(self, states: Mapping[str, object]) -> None:
         self._states = states
@@ -120,7 +124,7 @@ class _ReadStates(Mapping[str, object]):
         return len(self._states)
 
     def told(self) -> str:
-        """Name the state read last, to follow a place in the code."""
+        """Return a description of the state read last, to append to a code location."""
         if self._last is None:
             return "; it read no state"
         if self._last not in self._states:
@@ -135,10 +139,10 @@ class _ReadStates(Mapping[str, object]):
 
 
 def _line_of(error: Exception, below: int | None = None) -> str:
-    """Return the line that raised the error; or, with `below`, the line of the frame that far below ours."""
+    """Return the line that raised the error, or with `below` the line of the frame that many levels below ours."""
     frames = traceback.extract_tb(error.__traceback__)
-    found = frames[-1] if below is None else frames[: below + 1][-1]
-    return f"{found.filename}:{found.lineno}"
+    frame = frames[-1] if below is None else frames[: below + 1][-1]
+    return f"{frame.filename}:{frame.lineno}"
 
 
 def _place_of(question: Callable[[_Seen], object]) -> str:

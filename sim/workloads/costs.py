@@ -1,4 +1,4 @@
-"""CPU costs of work on a simulated host, at full speed. Only the work listed here takes a host any time."""
+"""CPU costs of work on a simulated host at full speed. Work that is not listed here takes no time."""
 
 import msgspec
 
@@ -7,10 +7,11 @@ class Costs(msgspec.Struct, frozen=True):
     """Costs of work, in virtual nanoseconds.
 
     Attributes:
-        turn_ns: a turn: a plain handler with its share of the overhead.
-        batch_ns: a look at everything else.
-        capture_ns: taking one agent's image: some 2.5 ms for fifty agents, measured. capture_byte_ns: the same for each of its bytes.
-        send_ns: a message that leaves under a logged protocol: its place in the sender's log, and what it carries for the protocol.
+        turn_ns: cost of a turn: a plain handler with its share of the overhead.
+        batch_ns: cost of one pass over all other pending events.
+        capture_ns: fixed cost of capturing one agent's state (measured: 2.5 ms for fifty agents).
+        capture_byte_ns: additional capture cost of each byte of the state.
+        send_ns: cost of sending a message under a logged protocol: the sender's log entry and the protocol's stamp.
     """
 
     turn_ns: int = 20_000

@@ -1,11 +1,12 @@
 """The adversary of `examples/domino.py`: agents whose own checkpoints never fit together.
 
-In a group of two (with an odd number of agents one group has three) a counter goes round. Each agent checkpoints right
-after it has received the counter, and passes it on after that, by a timer. So every checkpoint of one has received what
-the one before it sent after its own last one: without forced checkpoints all but the first are on a Z-cycle.
+A counter circulates in each group of two agents (with an odd number of agents, one group has three). An agent takes a
+checkpoint right after it receives the counter, and a timer passes the counter on later. So each checkpoint includes a
+message that the previous agent sent after its own last checkpoint. Without forced checkpoints, every checkpoint but the
+first is on a Z-cycle.
 
-Where agents checkpoint on their own, the scenario's trigger is left out: a checkpoint at any other moment would break the
-chain. Under coordinated protocols the agents' wishes have no effect, and the trigger counts.
+Under autonomous protocols the scenario's trigger is left out, because a checkpoint at any other moment breaks the chain.
+Under coordinated protocols the agents' own checkpoint requests have no effect, and the trigger is used.
 """
 
 import functools
@@ -25,13 +26,13 @@ from snapline.sim.workloads.workload import (
 )
 
 PAUSE_NS = 1_000_000
-"""Time between receiving and passing on, without a rate: at least a turn, so that the checkpoint is between the two."""
+"""Delay between receiving and passing on if there is no rate: longer than a turn, so that the checkpoint falls in between."""
 
 GROUP = 2
 
 
 class PlayerState(Ledger, kw_only=True):
-    """`partner`: to whom it passes the counter. `group`: how many they are."""
+    """`partner`: the agent that receives the counter next. `group`: number of agents in the group."""
 
     partner: str
     group: int
@@ -61,7 +62,7 @@ class Player(Worker):
         work, state.work = state.work, 0
         self.send(ctx, state.partner, work - 1)
         if work < state.group:
-            ctx.checkpoint()  # its last turn: without this one the line would never reach the end
+            ctx.checkpoint()  # the agent's last turn: without this checkpoint the recovery line never reaches the end
 
 
 class DominoWorkload(LedgerWorkload):
@@ -71,7 +72,7 @@ class DominoWorkload(LedgerWorkload):
 
 
 def make_domino(part: FleetPart) -> LedgerWorkload:
-    """The first agent of each group begins, with all of the group's work."""
+    """Make groups whose first agent starts with all of the group's work."""
     check_agents(part)
     groups = lanes_of(part.agents, GROUP)
     works = shares(part.pattern.messages, len(groups))

@@ -1,7 +1,7 @@
-"""The examples of the package as workloads: a small PageRank, and the bank.
+"""Examples of the package as workloads: a small PageRank and the bank.
 
-Their agents keep no books, so their cuts are checked by what the examples themselves say is conserved: mass, and tokens.
-Messages that are swapped, or that carry nothing, go unseen.
+Their agents keep no ledgers, so a cut is checked only for the quantity that the example conserves: mass or tokens.
+These checks miss swapped messages and messages that carry nothing.
 """
 
 import functools
@@ -19,12 +19,12 @@ if TYPE_CHECKING:  # NumPy is an extra
     from snapline.examples.forward_push import ShardState
 
 SHARDS_MAX = 256
-"""Each shard of the PageRank reads the whole graph when it is made: more shards would take minutes."""
+"""Largest number of PageRank shards. Each shard reads the whole graph when it is created, so more would take minutes."""
 
 SEEDS = 2
 
 TELLERS_MAX = 1_000
-"""Each teller of the bank knows all others."""
+"""Largest number of tellers of the bank. Each teller knows all others."""
 
 MODULES_PER_SHARD = 3
 
@@ -32,14 +32,14 @@ TOKENS = 100
 """Initial tokens of each teller of the bank."""
 
 LINES = 2
-"""Transfers per teller that are under way at once."""
+"""Number of concurrent transfers per teller."""
 
 
 # -- PageRank ---------------------------------------------------------------------------------------------------------
 
 
 class PagerankWorkload(Workload):
-    """The mass of every seed is in states and messages, to the last unit; it always ends."""
+    """Workload that checks that states and messages hold every unit of mass. It always ends."""
 
     def __init__(self, fleet: Fleet, imports: list[list[int]]) -> None:
         super().__init__(fleet, ends=True)
@@ -82,7 +82,7 @@ class PagerankWorkload(Workload):
 
 
 def _distance(shards: "list[ShardState]", imports: list[list[int]]) -> tuple[float, float]:
-    """The largest difference from the sequential result, and what it may be at most."""
+    """Return the largest difference from the sequential result, and the largest difference allowed."""
     from snapline.examples import forward_push
     from snapline.examples.pagerank_reference import ACCURACY, personalised_pagerank
 
@@ -94,7 +94,9 @@ def _distance(shards: "list[ShardState]", imports: list[list[int]]) -> tuple[flo
 
 
 def make_pagerank(part: FleetPart) -> Workload:
-    """Make a workload of the rounds that come closest to the messages; 0: as many rounds as make a difference.
+    """Make a workload with the number of rounds that comes closest to the number of messages.
+
+    For 0 messages, it runs as many rounds as change the result.
 
     Raises:
         UsageError: NumPy is missing, or there are too few or too many agents.
@@ -125,7 +127,7 @@ def make_pagerank(part: FleetPart) -> Workload:
 
 
 def graph_of(shards: int, messages: int) -> list[list[int]]:
-    """Each module imports its neighbours on both sides, in as many other shards as the messages allow for one round."""
+    """Return the import graph: each module imports neighbours on both sides, in as many shards as one round's messages allow."""
     modules = MODULES_PER_SHARD * shards
     reach = max(1, min(shards // 2, messages // (2 * shards) if messages else shards))
     steps = [step for distance in range(1, reach + 1) for step in (distance, -distance)]
@@ -136,7 +138,7 @@ def graph_of(shards: int, messages: int) -> list[list[int]]:
 
 
 class BankExampleWorkload(Workload):
-    """All tokens are in accounts and in transit. Nobody can tell from the states alone whether it has ended."""
+    """Workload that checks that all tokens are in accounts or in transit. The states alone do not show whether it has ended."""
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         tokens, expected = bank.tokens_in(cut), TOKENS * len(self.fleet.agents)
@@ -146,12 +148,12 @@ class BankExampleWorkload(Workload):
 
 
 def make_bank_example(part: FleetPart) -> Workload:
-    """Each teller passes on its share of the messages at most."""
+    """Make a bank in which each teller sends at most its share of the messages."""
     check_agents(part, most=TELLERS_MAX)
     messages = part.pattern.messages
     transfers = max(1, round(messages / part.agents)) if messages else -1
-    made = bank.fleet(
+    example = bank.fleet(
         agents=str(part.agents), tokens=str(TOKENS), transfers=str(transfers), lines=str(LINES), period="0"
     )
     triggers = triggers_of(part.protocol, part.trigger)
-    return BankExampleWorkload(Fleet("bank", agents=made.agents, protocol=part.protocol, triggers=triggers))
+    return BankExampleWorkload(Fleet("bank", agents=example.agents, protocol=part.protocol, triggers=triggers))

@@ -1,8 +1,10 @@
-"""Handlers that raise: every tenth message of a channel does, each time it is tried, and becomes a dead letter. In pattern killing one kills its process.
+"""Handlers that raise on every tenth message of a channel, at every attempt, so that the message becomes a dead letter.
 
-Each agent sends its share of messages to the others in turn, one at each tick of its timer. A message has its number on its
-channel; so does the poison, and nobody answers. A receiver that has consumed the messages up to number n has counted all but
-n // `POISON_EVERY` of them: an undone turn leaves no trace, whatever was rolled back in between.
+In pattern "killing", one message kills the receiver's process.
+
+Each agent sends its share of messages to the others in turn, one at each tick of its timer. Messages, failing ones included,
+are numbered on their channel, and no agent answers. A receiver that has consumed the messages up to number n has counted all
+but n // `POISON_EVERY` of them. An undone turn leaves no trace, even after rollbacks.
 """
 
 from collections.abc import Mapping
@@ -29,7 +31,7 @@ PEERS_MAX = 8
 
 
 class ProcessKilled(BaseException):
-    """Stands for a signal: the simulated process of whose handler this comes is over."""
+    """Simulated fatal signal: it ends the simulated process whose handler raises it."""
 
 
 class Numbered(snapline.Message):
@@ -41,11 +43,17 @@ class Numbered(snapline.Message):
 
 
 class Tick(snapline.Message):
-    """The agent's timer."""
+    """Message of the agent's timer."""
 
 
 class Tries(msgspec.Struct):
-    """`left`: messages that it has yet to send. `sent`, `got`: by peer; `got` counts what was handled. `crashes`: of a `Crashing`."""
+    """State of an agent.
+
+    Attributes:
+        left: number of messages still to send.
+        sent, got: numbers of messages sent and handled, by peer.
+        crashes: the agent is a `Crashing` or `Killing` one.
+    """
 
     peers: list[str]
     left: int
@@ -57,7 +65,7 @@ class Tries(msgspec.Struct):
 
 
 class Unlucky(snapline.Agent):
-    """Sends at each tick, and fails on each tenth message of a channel: tried again at once, and once more after a while."""
+    """Agent that sends at each tick and fails on every tenth message of a channel. Each failure is retried twice."""
 
     state: Tries
     retries = (0.0, 0.02)
@@ -98,7 +106,7 @@ class Crashing(Unlucky):
 
 
 class Killing(Unlucky):
-    """Agent whose process dies of a message that it cannot handle."""
+    """Agent whose process a failing message kills."""
 
     @snapline.handler
     async def on_numbered(self, message: Numbered, ctx: snapline.Context) -> None:
@@ -108,18 +116,18 @@ class Killing(Unlucky):
 
 
 def is_poison(sender: str, number: int, *, crashes: bool) -> bool:
-    """Recoveries take long: one agent's messages crash others, once."""
+    """Return whether a message fails. With `crashes`, only one message of one sender does, because recoveries take long."""
     return (sender == name_of(0) and number == CRASH_AT) if crashes else number % POISON_EVERY == 0
 
 
 class FailingWorkload(Workload):
-    """Counts what was handled against what was sent."""
+    """Workload that compares the numbers of messages handled and sent."""
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         waiting: dict[tuple[str, str], list[int]] = {}
         for transit in sorted(
             cut.in_transit, key=lambda each: each.number is None
-        ):  # what is parked leaves after the others
+        ):  # messages in the outbox leave after those in the channel
             if isinstance(transit.message, Numbered):
                 waiting.setdefault((transit.sender, transit.receiver), []).append(transit.message.number)
         return _wrong(dict(cut.states), waiting)
@@ -139,19 +147,17 @@ def _wrong(states: Mapping[str, object], waiting: Mapping[tuple[str, str], list[
     agents = {agent: state for agent, state in states.items() if isinstance(state, Tries)}
     for sender, state in agents.items():
         for receiver, sent in state.sent.items():
-            there = waiting.get((sender, receiver), [])
-            consumed = sent - len(there)
+            in_transit = waiting.get((sender, receiver), [])
+            consumed = sent - len(in_transit)
             handled = agents[receiver].got.get(sender, 0) if receiver in agents else 0
             poison = sum(is_poison(sender, number + 1, crashes=state.crashes) for number in range(consumed))
-            if there != list(range(consumed + 1, sent + 1)) or handled != consumed - poison:
-                return (
-                    f"{sender} → {receiver}: sent {sent}, in transit {there}, handled {handled}: that does not add up"
-                )
+            if in_transit != list(range(consumed + 1, sent + 1)) or handled != consumed - poison:
+                return f"{sender} → {receiver}: sent {sent}, in transit {in_transit}, handled {handled}: that does not add up"
     return None
 
 
 def make_failing(part: FleetPart) -> Workload:
-    """Agents that send to all others in turn."""
+    """Make a fleet whose agents send to all others in turn."""
     check_agents(part)
     wait_s = (pause_ns(part, part.agents) or PAUSE_NS) / 1e9
     least, more = divmod(part.pattern.messages, part.agents)

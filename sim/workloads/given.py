@@ -1,7 +1,7 @@
-"""Inputs that a user gives a fleet under test: a list, a function that makes them, or a file with one on each line.
+"""Inputs that a user gives a fleet under test: a list, a function that makes them, or a file with one input on each line.
 
-Each is `(agent, message)` or `(agent, message, key)`, as `snapline.Client.send_many` takes them; a message may be `(type, fields)`. A line of a file is
-a JSON object: `{"agent": "till1", "type": "Order", "fields": {"number": 7}}`, as a gateway gets them.
+An input is `(agent, message)` or `(agent, message, key)`, as in `snapline.Client.send_many`; a message may be `(type, fields)`.
+A line of a file is a JSON object in the gateway's format: `{"agent": "till1", "type": "Order", "fields": {"number": 7}}`.
 """
 
 import importlib
@@ -19,16 +19,16 @@ from snapline.errors import SnaplineError, UsageError
 from snapline.messages.inputs import GivenInput
 
 Inputs = Sequence[AgentInput] | Callable[..., Iterable[AgentInput]] | Path | str
-"""Inputs given by a test. A function takes nothing, or a `random.Random`; a text is "module:name" or the path of a file."""
+"""Inputs given by a test. A function takes no argument or a `random.Random`; a string is "module:name" or a file path."""
 
 MakeInputs = Callable[[Random], Iterable[AgentInput]]
 
 MADE_MAX = 100
-"""Inputs of one run that are taken of a function."""
+"""Maximum number of inputs that a run takes from a function."""
 
 
 class RecordedInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One line of a file."""
+    """Input on one line of a file."""
 
     agent: str
     type: str
@@ -40,11 +40,11 @@ class GivenInputs:
     """Inputs of a fleet under test.
 
     Attributes:
-        count: how many there are; None: of a function nobody knows.
+        count: number of inputs; None: unknown, because a function makes them.
     """
 
     def __init__(self, inputs: Inputs) -> None:
-        """Raises UsageError: they are none."""
+        """Raises UsageError: `inputs` has no valid form."""
         self.count: int | None = None
         self._make: MakeInputs
         match inputs:
@@ -55,7 +55,7 @@ class GivenInputs:
             case _:
                 self._keep(inputs)
 
-    def _keep(self, inputs: Any) -> None:  # Any: whatever a user has given
+    def _keep(self, inputs: Any) -> None:  # Any: unchecked user input
         if callable(inputs):
             self._make = _maker_of(inputs)
         elif isinstance(inputs, Iterable):
@@ -70,16 +70,16 @@ class GivenInputs:
             )
 
     def of_run(self, chance: Random) -> Iterator[AgentInput]:
-        """Yield those of one run."""
+        """Yield the inputs of one run."""
         most = MADE_MAX if self.count is None else self.count
         return islice(iter(self._make(chance)), most)
 
 
 def given_input(each: AgentInput, key: str) -> GivenInput:
-    """Return it as a client gives it; `key`: if it has none of its own.
+    """Return an input in the form that a client sends. `key`: used if the input has no key.
 
     Raises:
-        SnaplineError: it cannot be sent.
+        SnaplineError: the input cannot be sent.
     """
     return input_of(each[0], each[1], each[2] if len(each) > 2 and each[2] is not None else key)
 
@@ -115,12 +115,12 @@ def _recorded(place: Path) -> list[AgentInput]:
         lines = place.read_bytes().splitlines()
     except OSError as error:
         raise UsageError(f"inputs {str(place)!r} cannot be read: {error.strerror or error}") from error
-    found: list[AgentInput] = []
+    inputs: list[AgentInput] = []
     for number, line in enumerate(lines, 1):
         try:
-            read = msgspec.json.decode(line, type=RecordedInput) if line.strip() else None
+            record = msgspec.json.decode(line, type=RecordedInput) if line.strip() else None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise UsageError(f"{place}:{number} is no input: {error}") from error
-        if read is not None:
-            found.append((read.agent, (read.type, read.fields), read.key))
-    return found
+        if record is not None:
+            inputs.append((record.agent, (record.type, record.fields), record.key))
+    return inputs

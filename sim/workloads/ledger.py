@@ -1,23 +1,23 @@
-"""The books that every agent of a pattern keeps, so that any cut can be judged from its states and messages alone.
+"""Ledgers that every agent of a pattern keeps, so that any cut can be checked from its states and messages alone.
 
 Theory of operation
 -------------------
-*Pairs.* For each receiver an agent keeps how many messages it sent there, and a chain: a number that each message changes
-in a way that depends on the message and on all before it. For each sender it keeps the same of what it consumed. Messages
-carry their number of the pair. A cut is consistent, with exact channel states (G1, G2), if for every ordered pair
-(s, r) the messages in transit are numbered consumed + 1 … sent, and fold the chain of what r consumed into the chain
-of what s sent. One lost, doubled, swapped, changed or invented message breaks it, and so does a state of another turn.
+*Pairs.* For each receiver, an agent keeps the number of messages sent and a chain: a running checksum over these messages
+in order. For each sender, it keeps the same over the messages consumed. Each message carries its number on its ordered
+pair. A cut is consistent, with exact channel states (G1, G2), if this holds for every ordered pair (s, r): the messages in
+transit are numbered consumed + 1 … sent, and they extend r's chain of consumed messages to s's chain of sent messages.
+A lost, duplicated, swapped, changed or invented message violates this, and so does a state of another turn.
 
-*Work.* Every send costs one unit of work. Agents begin with work, messages carry work, nobody makes any. So in every
-consistent cut
+*Work.* Every send costs one unit of work. Agents start with work, messages carry work, and no agent creates work. So in
+every consistent cut
 
-    messages sent so far + work in states + work in transit = the work at the beginning,
+    messages sent so far + work in states + work in transit = initial work,
 
-and a run of which all work is done has sent exactly so many messages, whatever the order of events was.
+and a finished run has sent exactly that number of messages, whatever the order of events was.
 
-*Timers.* An agent has at most one timer, and its state says so. A cut holds as many as the states say.
+*Timers.* An agent has at most one timer, and its state records it. A cut holds as many timers as the states record.
 
-The chain is a polynomial modulo 2**48 over checksums of messages. It is no defence against people.
+The chain is a polynomial modulo 2**48 over checksums of messages. It does not protect against deliberate forgery.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,10 +30,10 @@ import snapline
 from snapline.sim.workloads.nudge import Nudge
 
 FOREVER = 10**12
-"""Work of an agent that is never to end: as good as infinite, and sums of it stay exact in 64 bits."""
+"""Work of an agent that never finishes: practically infinite, and sums of it stay exact in 64 bits."""
 
 UNKNOWN = -1
-"""Chain of a pair one end of which has left."""
+"""Chain of a pair when one of the two agents has stopped."""
 
 _CHAIN_MASK = (1 << 48) - 1
 _FACTOR = 0x9E3779B1
@@ -46,10 +46,10 @@ class Parcel(snapline.Message, frozen=True, gc=False):
     """A message of a pattern.
 
     Attributes:
-        id: the sender's name and how many messages it has sent to anybody: no other message of one history has it.
-        number: counts from 1 on its ordered pair of agents.
-        work: what it brings.
-        filler: makes it as large as was asked for.
+        id: the sender's name and its number of sent messages, over all receivers; unique within a history.
+        number: position on its ordered pair of agents, from 1.
+        work: units of work that the message carries.
+        filler: padding up to the requested size.
     """
 
     id: str
@@ -59,7 +59,7 @@ class Parcel(snapline.Message, frozen=True, gc=False):
 
     @property
     def content(self) -> int:
-        """Fields that the chain covers besides the id and the number; subclasses with more fields add them."""
+        """Value of the fields that the chain covers in addition to id and number; subclasses include their own fields."""
         return self.work
 
 
@@ -75,7 +75,7 @@ class Tally(msgspec.Struct, array_like=True, gc=False):
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Settings that all agents of a fleet share. `pause_ns`: the timer's delay; 0: no timer, continue at once."""
+    """Settings that all agents of a fleet share. `pause_ns`: delay of the timer; 0: no timer, continue at once."""
 
     agents: int
     payload_bytes: int
@@ -86,9 +86,9 @@ class Ledger(msgspec.Struct, kw_only=True):
     """Base of states.
 
     Attributes:
-        sends, takes: messages sent and consumed so far.
-        work: messages that it still has to send, or to let others send.
-        is_ticking: its timer is set.
+        sends, takes: numbers of messages sent and consumed so far.
+        work: number of messages that the agent still has to send or to delegate.
+        is_ticking: the agent's timer is set.
     """
 
     plan: Plan
@@ -102,9 +102,9 @@ class Ledger(msgspec.Struct, kw_only=True):
 
 
 class Worker(snapline.Agent):
-    """Base of agents. Handlers spend work: whoever sends with `work=w` has taken w + 1 from somewhere."""
+    """Base of agents. Handlers spend work: a send with `work=w` uses w + 1 units of the sender's work."""
 
-    # No handler raises but before it has done anything, so no turn ever has to be undone, and no image is taken before each.
+    # A handler raises only before its first action, so no turn has to be undone and no state is captured before a turn.
     on_error: ClassVar[Literal["undo", "keep", "recover"] | None] = "keep"
     state: Ledger
 
@@ -114,7 +114,7 @@ class Worker(snapline.Agent):
         message.take(ctx)
 
     def send(self, ctx: snapline.Context, to: str, work: int, kind: type[Parcel] = Parcel, *more: object) -> None:
-        """Send one message and enter it. `more`: the fields that its kind adds."""
+        """Send one message and record it in the ledger. `more`: the additional fields of `kind`."""
         state = self.state
         tally = state.sent.get(to)
         if tally is None:
@@ -126,7 +126,7 @@ class Worker(snapline.Agent):
         ctx.send(to, parcel)
 
     def take(self, ctx: snapline.Context, parcel: Parcel) -> None:
-        """Enter a message that is being consumed. What it brings is the caller's to keep or to pass on."""
+        """Record a consumed message in the ledger. The caller keeps the message's work or passes it on."""
         state = self.state
         tally = state.got.get(ctx.sender)
         if tally is None:
@@ -136,27 +136,27 @@ class Worker(snapline.Agent):
         tally.chain = chained(tally.chain, parcel)
 
     def tick(self, ctx: snapline.Context, pause_ns: int = 0) -> None:
-        """Set the timer, if it is not set: after the plan's pause, or after `pause_ns`."""
+        """Set the timer unless it is set already. `pause_ns`: delay instead of the plan's pause."""
         if not self.state.is_ticking:
             self.state.is_ticking = True
             ctx.set_timer("tick", (pause_ns or self.state.plan.pause_ns) / 1e9, Tick())
 
 
 def chained(chain: int, parcel: Parcel) -> int:
-    """The chain after one more message."""
-    word = crc32(parcel.id.encode()) + (parcel.number << 20) + parcel.content
-    return (chain * _FACTOR + word) & _CHAIN_MASK
+    """Return the chain after one more message."""
+    checksum = crc32(parcel.id.encode()) + (parcel.number << 20) + parcel.content
+    return (chain * _FACTOR + checksum) & _CHAIN_MASK
 
 
 class Books(msgspec.Struct):
-    """One cut, or the end of a run, taken apart.
+    """Contents of a cut, or of the end of a run.
 
     Attributes:
         states: agent → its state.
         transit: pair → messages in transit, in order: those in the channel, then those in the sender's outbox.
-        parked: pair → how many of them are still in the outbox.
-        creations: agent → how many messages that create it are in transit.
-        timers: how many are set.
+        parked: pair → number of these messages that are still in the outbox.
+        creations: agent → number of messages in transit that create the agent.
+        timers: number of timers that are set.
     """
 
     states: dict[str, Ledger]
@@ -171,22 +171,22 @@ class WrongBooksError(Exception):
 
 
 def books_of(cut: snapline.Cut) -> Books:
-    """Take a cut apart.
+    """Sort the contents of a cut by agent and pair.
 
     Raises:
-        WrongBooksError: it holds something that no agent of a pattern has, or sends.
+        WrongBooksError: the cut holds a state or message that no pattern's agent can have produced.
     """
     books = Books(states_of(cut.states), {}, {}, {}, cut.timers)
     waiting: list[tuple[Channel, Parcel]] = []
-    for found in cut.in_transit:
-        channel = (found.sender, found.receiver)
-        if found.message is None:
-            earlier = books.transit.get(channel) or (found.number is None and channel in dict(waiting))
-            _note_creation(books, found.receiver, is_late=bool(earlier))
-        elif found.number is None:
-            waiting.append((channel, _parcel(channel, found.message)))
+    for transit in cut.in_transit:
+        channel = (transit.sender, transit.receiver)
+        if transit.message is None:
+            earlier = books.transit.get(channel) or (transit.number is None and channel in dict(waiting))
+            _note_creation(books, transit.receiver, is_late=bool(earlier))
+        elif transit.number is None:
+            waiting.append((channel, _parcel(channel, transit.message)))
         else:
-            books.transit.setdefault(channel, []).append(_parcel(channel, found.message))
+            books.transit.setdefault(channel, []).append(_parcel(channel, transit.message))
     for channel, parcel in waiting:
         books.transit.setdefault(channel, []).append(parcel)
         books.parked[channel] = books.parked.get(channel, 0) + 1
@@ -194,14 +194,14 @@ def books_of(cut: snapline.Cut) -> Books:
 
 
 def _note_creation(books: Books, agent: str, *, is_late: bool) -> None:
-    """Count a creation. An agent's creator sends nothing to it earlier."""
+    """Count a creation. An agent's creator sends it no message before the creation."""
     if is_late:
         raise WrongBooksError(f"{agent} is created after the first message to it")
     books.creations[agent] = books.creations.get(agent, 0) + 1
 
 
 def _parcel(channel: Channel, message: object) -> Parcel:
-    """Messages for agents without a class, since they are not born, come as plain values."""
+    """Return the message as a parcel. Messages to agents that do not exist yet arrive as plain values."""
     if isinstance(message, Parcel):
         return message
     try:
@@ -211,18 +211,18 @@ def _parcel(channel: Channel, message: object) -> Parcel:
 
 
 def states_of(states: Mapping[str, object]) -> dict[str, Ledger]:
-    """The states, as what they are.
+    """Return the states, checked to be ledgers.
 
     Raises:
-        WrongBooksError: one of them is something else.
+        WrongBooksError: a state has another type.
     """
-    found: dict[str, Ledger] = {}
+    ledgers: dict[str, Ledger] = {}
     for agent in states:
         state = states[agent]
         if not isinstance(state, Ledger):
             raise WrongBooksError(f"the state of {agent} is a {type(state).__qualname__}")
-        found[agent] = state
-    return found
+        ledgers[agent] = state
+    return ledgers
 
 
 def check_members(books: Books, agents: Iterable[str]) -> None:
@@ -257,9 +257,9 @@ def _check_pair(sender: str, receiver: str, sent: Tally, got: Tally, transit: li
     if is_right and (chain == sent.chain or UNKNOWN in (chain, sent.chain)):
         return
     numbers = ", ".join([str(parcel.number) for parcel in transit]) or "nothing"
-    said = f"sent {sent.count}, consumed {got.count}, in transit {numbers}"
+    amounts = f"sent {sent.count}, consumed {got.count}, in transit {numbers}"
     cause = "other messages were consumed than were sent" if is_right else "that does not add up"
-    raise WrongBooksError(f"{sender} → {receiver}: {said}: {cause}")
+    raise WrongBooksError(f"{sender} → {receiver}: {amounts}: {cause}")
 
 
 def check_work(books: Books, total: int, *, sends_of_departed: int = 0) -> None:
@@ -268,8 +268,8 @@ def check_work(books: Books, total: int, *, sends_of_departed: int = 0) -> None:
     held = sum([state.work for state in books.states.values()])
     carried = sum([parcel.work for transit in books.transit.values() for parcel in transit])
     if sends + held + carried != total:
-        said = f"{sends} messages sent, {held} of work in states and {carried} in transit"
-        raise WrongBooksError(f"{said}: that is not the {total} of the beginning")
+        amounts = f"{sends} messages sent, {held} of work in states and {carried} in transit"
+        raise WrongBooksError(f"{amounts}: that is not the {total} of the beginning")
 
 
 def check_timers(books: Books) -> None:
@@ -280,7 +280,7 @@ def check_timers(books: Books) -> None:
 
 
 def shares(total: int, parts: int) -> list[int]:
-    """`total` in whole parts that differ by one at most, the larger ones first; 0 is for ever."""
+    """Divide `total` into integer parts that differ by at most one, larger parts first. A total of 0 means endless work."""
     if not total:
         return [FOREVER] * parts
     least, rest = divmod(total, parts)
@@ -288,5 +288,5 @@ def shares(total: int, parts: int) -> list[int]:
 
 
 def name_of(index: int) -> str:
-    """The id of an agent."""
+    """Return the id of an agent."""
     return f"a{index}"

@@ -1,9 +1,9 @@
-"""Agents that remember: tokens walk as in `random`, and each that is taken is entered in a history and in a table.
+"""Agents with large states: tokens walk as in `random`, and each consumed token is recorded in a history and a table.
 
-The history grows, loses old records and has some edited; the table is an array of several chunks, of which a turn changes a few
-bytes. So checkpoints have parts, epochs refer to chunks of earlier ones, and packs are shared: what `storage/` does with
-them is under all faults here. Three accounts of the same thing must agree in every cut: the ledger's count of what was taken,
-the table's sum, and what the history says of the latest ones.
+The history grows, drops old records and has some records edited. The table is an array of several chunks, and a turn changes
+a few bytes of it. So checkpoints have parts, epochs refer to chunks of earlier epochs, and packs are shared: this tests
+`storage/` under all faults. In every cut, the ledger's count of consumed messages, the table's sum and the history's latest
+records must agree.
 """
 
 import functools
@@ -18,7 +18,7 @@ from snapline.sim.workloads.workload import LedgerWorkload, check_agents, make_f
 
 try:
     import numpy as np
-except ImportError:  # an extra: whoever names the pattern is told
+except ImportError:  # NumPy is an extra; `make_memory` reports that it is missing
     np = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
@@ -30,25 +30,25 @@ TABLE_LENGTH = 25_000
 """Number of 64-bit values in the table: 200 KB, four chunks."""
 
 KEPT = 30
-"""Records that an agent remembers; older ones are dropped."""
+"""Number of records that the history keeps; older ones are dropped."""
 
 
 class Seen(snapline.Message):
-    """One message that was taken: its number among them, and its content, 0 once it was looked at again."""
+    """Record of a consumed message. `take`: its number among them. `content`: its content; 0 after the record was edited."""
 
     take: int
     content: int
 
 
 class MemoryState(WalkerState, kw_only=True):
-    """`seen`: the latest messages. `table`: one more, at a place of its own, for each message taken."""
+    """`seen`: records of the latest messages. `table`: array in which each consumed message increments one element."""
 
     seen: snapline.History[Seen]
     table: Array
 
 
 class Rememberer(RandomWalker):
-    """Notes what it takes."""
+    """Agent that records each consumed message in its history and table."""
 
     state: MemoryState
 
@@ -84,7 +84,7 @@ def _check(agent: str, state: MemoryState) -> None:
 
 
 def make_memory(part: FleetPart) -> LedgerWorkload:
-    """Tokens on a random graph, among agents that remember."""
+    """Make a fleet that passes tokens on a random graph and records them."""
     if np is None:
         raise UsageError("pattern memory needs NumPy: pip install 'snapline[numpy]'")
     check_agents(part)

@@ -1,14 +1,18 @@
-"""Inputs that simulated clients give to agents of patterns: each causes a turn, and none changes the state."""
+"""Inputs that simulated clients send to agents of patterns. Each input causes a turn and changes no state."""
 
 import snapline
 
 RAISES = 0.75
-"""Probability that a raising handler raises. Three failed tries are mostly a dead letter, and three more mostly do not fail permanently."""
+"""Probability that a raising handler raises. Three attempts usually end in a dead letter; retrying it usually succeeds."""
 
 
 class Nudge(snapline.Message, frozen=True):
-    """The `serial`-th input of a client. `raises`: its handler mostly does, so it becomes a dead letter, which may be handled some other time.
-    `speaks`: it emits, by `ctx.emit` itself."""
+    """The `serial`-th input of a client.
+
+    Attributes:
+        raises: the handler raises most of the time, so the input becomes a dead letter that may succeed when it is retried.
+        speaks: the handler also emits an output with `ctx.emit`.
+    """
 
     client: str
     serial: int
@@ -16,10 +20,10 @@ class Nudge(snapline.Message, frozen=True):
     speaks: bool = False
 
     def take(self, ctx: snapline.Context) -> None:
-        """Handle the input. Each answer differs, so that an undone answer is distinguished from a valid one.
+        """Handle the input. Every answer is unique, which distinguishes a reverted answer from a valid one.
 
         Raises:
-            ValueError: the input is one that raises.
+            ValueError: `raises` is set and the draw was unlucky.
         """
         if self.raises and ctx.random() < RAISES:
             raise ValueError(f"input {self.serial} of {self.client} cannot be handled")
@@ -30,7 +34,7 @@ class Nudge(snapline.Message, frozen=True):
 
 
 class Echoed(snapline.Message, frozen=True):
-    """The same, said to the outside: no two have the same bytes, of whatever history."""
+    """Output for a nudge. No two outputs have the same bytes, not even in different histories."""
 
     client: str
     serial: int
@@ -38,7 +42,7 @@ class Echoed(snapline.Message, frozen=True):
 
 
 class Echo(snapline.Message, frozen=True):
-    """The answer."""
+    """Answer to a nudge."""
 
     serial: int
     draw: float

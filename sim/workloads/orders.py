@@ -1,8 +1,8 @@
-"""The example of orders: agents that wait in steps, fail, become dead letters, spawn others, and stop; the fleet ends itself.
+"""The orders example: agents wait in steps, fail, leave dead letters, spawn others and stop, and the fleet ends itself.
 
-What every consistent cut must hold is counted from states, messages, dead letters and spawns, never from what agents claim of
-each other: all money is somewhere, and no order has two outcomes. In a quiet cut each order has one, each receipt of a done
-order has come back, and nobody but the fleet's own agents is left.
+The invariants are computed from states, messages, dead letters and spawns, never from what agents report about each other.
+In every consistent cut, all money is accounted for and no order has two outcomes. In a quiet cut, each order has an outcome,
+each receipt of a completed order has come back, and only the fleet's initial agents are left.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,33 +17,33 @@ from snapline.sim.scenario import FleetPart
 from snapline.sim.workloads.workload import Workload, check_agents, triggers_of
 
 MESSAGES_PER_ORDER = 6
-"""Order, job, change, word of it, creation of the receipt, fee."""
+"""Order, job, change, report of the outcome, creation of the receipt, fee."""
 
 WORKERS_MAX = 64
 
 ENDLESS = 1 << 30
 
 PAUSE_S = 0.02
-"""Time between two ticks of the planner, unless the pattern has a rate."""
+"""Time between two ticks of the planner if the pattern has no rate."""
 
 
 _State = TypeVar("_State", bound=msgspec.Struct)
 
 
 class OrdersWorkload(Workload):
-    """Money and outcomes."""
+    """Workload that checks money and outcomes of orders."""
 
     def __init__(self, fleet: Fleet, count: int, *, ends: bool) -> None:
         super().__init__(fleet, ends=ends)
         self.count = count
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
-        found = _Account(cut)
-        broken = found.wrong_money(self.count) or found.wrong_outcomes()
-        return broken or (found.unfinished(self.count) if cut.is_quiet else None)
+        account = _Account(cut)
+        broken = account.wrong_money(self.count) or account.wrong_outcomes()
+        return broken or (account.unfinished(self.count) if cut.is_quiet else None)
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        """Return whether all were planned, each that can be handled has its outcome, and every receipt has come back."""
+        """Return whether all orders were planned, each valid order has its outcome, and every receipt has come back."""
         plan, accounts = states.get("planner"), states.get("ledger")
         if not isinstance(plan, orders.Plan) or not isinstance(accounts, orders.Accounts):
             return False
@@ -53,11 +53,11 @@ class OrdersWorkload(Workload):
 
 
 class _Account:
-    """One cut, taken apart.
+    """Contents of one cut.
 
     Attributes:
         jobs: amount of each order that became a dead letter.
-        papers: how many receipts are to be created yet, or never will be.
+        papers: number of receipts whose creation is pending or was dead-lettered.
     """
 
     def __init__(self, cut: snapline.Cut) -> None:
@@ -86,12 +86,12 @@ class _Account:
         total = orders.CUSTOMERS * orders.start_of(count)
         if sum(parts.values()) == total:
             return None
-        said = ", ".join(f"{amount} in {name}" for name, amount in parts.items())
-        return f"{said}: that is not the {total} of the beginning"
+        amounts = ", ".join(f"{amount} in {name}" for name, amount in parts.items())
+        return f"{amounts}: that is not the {total} of the beginning"
 
     def _moving(self) -> Iterator[int]:
-        for each in self.cut.in_transit:
-            match each.message:
+        for transit in self.cut.in_transit:
+            match transit.message:
                 case orders.Job(amount=amount) | orders.Money(body=orders.Change(amount=amount)):
                     yield amount
                 case orders.Money(body=orders.Fee(amount=amount)):
@@ -100,11 +100,11 @@ class _Account:
                     pass
 
     def outcomes(self) -> dict[int, int]:
-        """Order → how many outcomes it has."""
-        found = dict(self.plan.done)
+        """Return the number of outcomes of each order."""
+        counts = dict(self.plan.done)
         for order in [*self.plan.refused, *self.jobs]:
-            found[order] = found.get(order, 0) + 1
-        return found
+            counts[order] = counts.get(order, 0) + 1
+        return counts
 
     def wrong_outcomes(self) -> str | None:
         handled = [
@@ -116,8 +116,8 @@ class _Account:
         return None
 
     def unfinished(self, count: int) -> str | None:
-        found = self.outcomes()
-        missing = [order for order in range(self.plan.planned) if order not in found]
+        outcomes = self.outcomes()
+        missing = [order for order in range(self.plan.planned) if order not in outcomes]
         if missing or self.plan.planned != count:
             return f"all is quiet, {self.plan.planned} of {count} orders are planned, and {missing} have no outcome"
         if self.accounts.receipts != len(self.plan.done):
@@ -130,12 +130,14 @@ def _only(cut: snapline.Cut, kind: type[_State]) -> _State:
 
 
 def make_orders(part: FleetPart) -> Workload:
-    """A planner, a ledger, and the rest workers, one at least; each order is about six messages."""
+    """Make a planner, a ledger and workers, at least one. Each order takes about six messages."""
     check_agents(part, most=WORKERS_MAX + 2)
     messages, rate = part.pattern.messages, part.pattern.rate_per_s
     count = max(1, messages // MESSAGES_PER_ORDER) if messages else ENDLESS
     pause_s = orders.TICK_ORDERS * MESSAGES_PER_ORDER / rate if rate else PAUSE_S
-    made = orders.fleet(part.protocol, str(max(1, part.agents - 2)), str(count), str(pause_s))
+    example = orders.fleet(part.protocol, str(max(1, part.agents - 2)), str(count), str(pause_s))
     triggers = triggers_of(part.protocol, part.trigger)
-    fleet = Fleet("orders", agents=made.agents, protocol=part.protocol, triggers=triggers, stop_when=made.stop_when)
+    fleet = Fleet(
+        "orders", agents=example.agents, protocol=part.protocol, triggers=triggers, stop_when=example.stop_when
+    )
     return OrdersWorkload(fleet, count, ends=messages > 0)

@@ -1,9 +1,11 @@
-"""Orders that are paid at a service outside, in two effects each: some stand, some are given up by their saga, and of some the turn fails for good. Later ones ask for
-what an earlier one had: what was given back is really done again, and what could not be given back is taken over.
+"""Orders that are paid at an external service, in two effects each.
 
-The service is a stub (`Fleet(simulate=…)`), so it lives on whatever becomes of hosts, answers late, or never, or after having done it. It honours keys, refuses what comes late for what
-was given back, and keeps a ledger of its own: that, and the agents' states, must come to the same. Of one order it gives nothing back for a while; then people retry that. Of
-another one it says that it has failed, and has done it.
+Some orders succeed, some are undone by their saga, and the turn of some fails permanently. Later orders request the seat of
+an earlier one: a refunded seat is really paid again, and a seat that could not be refunded is taken over.
+
+The service is a stub (`Fleet(simulate=…)`), so it outlives hosts. It may answer late, never, or only after it has acted. It
+honours keys, refuses late requests for refunded payments, and keeps its own ledger, which must agree with the agents' states.
+For one order it refuses refunds for a while, and operators retry them. For another order it pays, but reports a failure.
 """
 
 import contextlib
@@ -20,18 +22,18 @@ from snapline.sim.workloads.nudge import Nudge
 from snapline.sim.workloads.workload import Choose, Workload, check_agents, make_fleet, nudge
 
 STANDS, CANCELLED, FAILS, TAKES_OVER, AGAIN = range(5)
-"""Kind of an order, by its number: among others, it takes over the seat of the failed order before it; or it is
-cancelled, and its seat is wanted again. The last order of each agent is valid: nothing comes after it."""
+"""Kind of an order, by its number. `TAKES_OVER`: it takes over the seat of the failed order before it. `AGAIN`: it is
+cancelled, then its seat is paid again. The last order of each agent always succeeds, because no order follows it."""
 
 PARTS = ("seat", "hotel")
 UNDO = "/undo"
 """Suffix of the key of a compensation."""
 
 MESSAGES_OF_AN_ORDER = 8
-"""Go, and what is said to the service, there and back."""
+"""The `Go` message, and the requests to the service with their answers."""
 
 SHUT_CALLS = 4
-"""Number of refusals to give back the seat of a failed order: as many as there are tries at once. Then an operator retries."""
+"""Number of times that the service refuses to refund a failed order's seat: all attempts in a row. Then an operator retries."""
 
 TIMEOUT_S, WAITS_S = 2.0, (0.1, 0.5, 1.0, 5.0, 5.0)
 
@@ -41,7 +43,12 @@ class Go(snapline.Message):
 
 
 class PayerState(msgspec.Struct):
-    """`ended`: order → "paid", or its seat alone is: "seat"; or "cancelled"; or "stuck", where something could not be given back; or "mixed", where one key stood for two things."""
+    """State of a payer.
+
+    Attributes:
+        ended: outcomes by order: "paid"; "seat" (only the seat is paid); "cancelled"; "stuck" (a refund failed); or "mixed" (one
+            key was used for two different payments).
+    """
 
     index: int
     orders: int
@@ -53,11 +60,17 @@ class FullError(Exception):
 
 
 class Shop:
-    """The service. `done`: key → receipt; `paid`: order and part → under which key it is paid; `shut`: how often it was asked to give back what it does not, yet;
-    `asked`: key → how many were done when it was asked for first, and last, and the plan of the host that asked last.
+    """External payment service.
 
-    A history that was given up on purpose may have paid what the present one asks for later, under the same key: there it is the newest, though it was paid first. So of two
-    that stand, one is known to be newer only if it was paid after the other was last asked for, and under the same plan: a turn takes over, without
+    A discarded history may have paid what the current history requests later under the same key. Then the payment is the
+    newest of the current history, although it was made first. So of two valid payments, one is known to be newer only if it
+    was paid after the last, and the plan of the host that asked last.
+
+    Attributes:
+        done: key → receipt.
+        paid: (order, part) → key under which the part is paid.
+        shut: key → number of refused refunds.
+        asked: key → values of `len(done)` at its first and for, and under the same plan: a turn takes over, without
     a call, what a discarded history has done.
     """
 
@@ -88,17 +101,19 @@ class Shop:
             self.shut[key] = self.shut.get(key, 0) + 1
             if self.shut[key] <= SHUT_CALLS:
                 raise ConnectionRefusedError(f"{order} {part} cannot be given back now")
-        of = key.removesuffix(UNDO)
-        assert self.paid.get((order, part), of) == of, f"{order} {part} is given back, under {key}, and is paid anew"
-        _, last, plan = self.asked.get(of, (0, len(self.done), 0))
+        paid_key = key.removesuffix(UNDO)
+        assert self.paid.get((order, part), paid_key) == paid_key, (
+            f"{order} {part} is given back, under {key}, and is paid anew"
+        )
+        _, last, plan = self.asked.get(paid_key, (0, len(self.done), 0))
         of_order = {each: self.asked[by] for (other, each), by in self.paid.items() if other == order}
-        left = [each for each, asked in of_order.items() if asked[0] > last and asked[2] == plan]
-        assert not left, f"{order} {part} is given back before {left}, paid after it"
+        newer = [each for each, asked in of_order.items() if asked[0] > last and asked[2] == plan]
+        assert not newer, f"{order} {part} is given back before {newer}, paid after it"
         self.done[key] = ""
         self.paid.pop((order, part), None)
 
     def find(self, order: str, part: str, *, key: str) -> str | None:
-        """The probe. What it finds counts as asked for now: a turn that takes it for its own has it as its newest."""
+        """Probe: return the receipt of a key. It counts as a request, because the turn that adopts the payment has it as its newest."""
         if key in self.asked:
             self.asked[key] = (self.asked[key][0], len(self.done), self._plan_of_call())
         return self.done.get(key)
@@ -120,12 +135,12 @@ def _never(*args: object, key: str) -> str | None:
 
 
 def give_back(order: str, part: str, *, key: str) -> None:
-    """A compensation: the simulator calls its stub."""
+    """Compensate. The simulator calls a stub instead."""
     _never(key=key)
 
 
 class Payer(snapline.Agent):
-    """See the module."""
+    """Agent that pays orders; see the module."""
 
     state: PayerState
 
@@ -136,16 +151,16 @@ class Payer(snapline.Agent):
     @snapline.handler(durable=True)
     async def on_go(self, message: Go, ctx: snapline.Context) -> None:
         kind = kind_of(message.order, self.state.orders)
-        taken = message.order - (kind == TAKES_OVER)
-        order = f"{ctx.agent}.{taken}"
-        how = await self._order(
+        seat_order = message.order - (kind == TAKES_OVER)
+        order = f"{ctx.agent}.{seat_order}"
+        outcome = await self._order(
             ctx, order, PARTS[:1] if kind == TAKES_OVER else PARTS, is_full=kind in (CANCELLED, AGAIN)
         )
         if kind == FAILS:
             raise ValueError("after all")
-        if kind == AGAIN and how == "cancelled":
-            how = await self._order(ctx, order, PARTS[:1])
-        self.state.ended[message.order] = how
+        if kind == AGAIN and outcome == "cancelled":
+            outcome = await self._order(ctx, order, PARTS[:1])
+        self.state.ended[message.order] = outcome
 
     @snapline.handler(durable=True)
     async def on_nudge(self, message: Nudge, ctx: snapline.Context) -> None:
@@ -161,7 +176,7 @@ class Payer(snapline.Agent):
                     await self._pay(ctx, order, part)
                 if is_full:
                     raise FullError
-                await self._pay(ctx, order, PARTS[0])  # it is paid already
+                await self._pay(ctx, order, PARTS[0])  # already paid
                 if not await self._is_refused(ctx, order):
                     return "mixed"
         except (FullError, snapline.EffectFailedError) as error:
@@ -169,14 +184,14 @@ class Payer(snapline.Agent):
         return "paid" if parts == PARTS else "seat"
 
     async def _is_refused(self, ctx: snapline.Context, order: str) -> bool:
-        """Something else under the same key."""
+        """Return whether an effect with other arguments is refused under a used key."""
         with contextlib.suppress(snapline.UsageError):
             await ctx.effect(PARTS[0], _never, order, PARTS[1], key=order, timeout_s=TIMEOUT_S, retries=WAITS_S)
             return False
         return True
 
     async def _pay(self, ctx: snapline.Context, order: str, part: str) -> None:
-        """Pay a part: the first with a probe and an explicit key, the other with neither."""
+        """Pay a part of an order: the first with a probe and an explicit key, the other with neither."""
         has_probe = part == PARTS[0]
         receipt = await ctx.effect(
             part,
@@ -198,24 +213,24 @@ def kind_of(order: int, orders: int) -> int:
 
 
 def is_shut(order: str) -> bool:
-    """Return whether the service refuses for a while to give the order's seat back. That takes half a minute, so only one order does."""
+    """Return whether the service refuses for a while to refund the order's seat. It does so for one order only, as it takes half a minute."""
     return order == f"{name_of(0)}.{FAILS}"
 
 
 def is_mute(order: str, part: str) -> bool:
-    """Return whether the service performs the call but always reports failure, so it must be given back. That is slow, so only one does."""
+    """Return whether the service pays but always reports a failure. It does so for one order only, as this is slow."""
     return order == f"{name_of(1)}.{STANDS}" and part == PARTS[1]
 
 
 class PayingWorkload(Workload):
-    """Workload that checks the rules of payers. `shop`: the service of the present run."""
+    """Workload that checks the rules of payers. `shop`: the service of the current run."""
 
     def __init__(self, fleet: snapline.Fleet, *, ends: bool) -> None:
         super().__init__(fleet, ends=ends)
         self.shop = Shop()
 
     def open_shop(self) -> dict[str, Callable[..., Any]]:
-        """A run begins."""
+        """Begin a run with a new service, and return its stubs."""
         self.shop = Shop(lambda: self.calling_plan)
         return self.shop.stubs()
 
@@ -223,7 +238,7 @@ class PayingWorkload(Workload):
         return nudge(client, serial, choose)
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
-        """Check that whatever is settled in a cut is settled outside, permanently: no recovery undoes it."""
+        """Check that the service agrees with all settled orders of a cut; no recovery undoes them."""
         helpless = {letter.agent for letter in cut.dead_letters if not isinstance(letter.message, Go | Nudge)}
         return self._check(cut.states) or self._check_failed(cut.states, helpless)
 
@@ -242,7 +257,7 @@ class PayingWorkload(Workload):
         return None
 
     def _check_failed(self, states: Mapping[str, object], helpless: set[str]) -> str | None:
-        """Check failed orders, unless a dead letter reports that undoing failed; the next orders judge their seats."""
+        """Check failed orders, unless a dead letter reports a failed compensation. Later orders check the seats."""
         for agent, state in states.items():
             assert isinstance(state, PayerState)
             for order in range(max(state.ended, default=0) if agent not in helpless else 0):
@@ -251,26 +266,26 @@ class PayingWorkload(Workload):
         return None
 
     def _check_order(self, agent: str, order: int, how: str, kind: int) -> str:
-        """Check an order; the next order judges a failed one."""
+        """Check an order. A failed order's seat is checked with the order that takes it over."""
         name = f"{agent}.{order - (kind == TAKES_OVER)}"
-        judged = PARTS[:1] if kind == TAKES_OVER else PARTS
-        standing = [part for part in self.shop.standing(name) if part in judged]
+        checked_parts = PARTS[:1] if kind == TAKES_OVER else PARTS
+        standing = [part for part in self.shop.standing(name) if part in checked_parts]
         wanted = {"paid": list(PARTS), "seat": [PARTS[0]], "cancelled": []}.get(how, standing)
-        is_mixed = "; one key stood for two things" if how == "mixed" else ""
+        mixed_note = "; one key stood for two things" if how == "mixed" else ""
         return (
-            f"{agent}.{order} is {how}, and of {name} {standing} are paid{is_mixed}"
-            if is_mixed or standing != wanted
+            f"{agent}.{order} is {how}, and of {name} {standing} are paid{mixed_note}"
+            if mixed_note or standing != wanted
             else ""
         )
 
 
 def make_paying(part: FleetPart) -> PayingWorkload:
-    """Make as many orders as need about the scenario's number of messages."""
+    """Make a fleet whose orders take about the scenario's number of messages."""
     check_agents(part)
     orders = shares(part.pattern.messages // MESSAGES_OF_AN_ORDER, part.agents)
-    made = PayingWorkload(make_fleet(part, functools.partial(_payer, orders)), ends=part.pattern.messages > 0)
-    made.fleet.simulate = made.open_shop
-    return made
+    workload = PayingWorkload(make_fleet(part, functools.partial(_payer, orders)), ends=part.pattern.messages > 0)
+    workload.fleet.simulate = workload.open_shop
+    return workload
 
 
 def _payer(orders: list[int], index: int) -> Payer:

@@ -1,8 +1,9 @@
-"""Plans: durable turns of steps, calls, sleeps and messages, each of which may be cut by a failure anywhere.
+"""Plans: durable turns of steps, calls, sleeps and messages, which a failure may interrupt anywhere.
 
-Agents stand in a row. Each makes one plan after another; for each it asks its neighbour on the right, which answers between plans of its
-own, so nobody waits in a circle. Its steps are logged. What a plan comes to is known beforehand, so every cut tells whether one was lost, done twice, or
-gone on with another past; and since its state is that from before the plan, no cut may show one that is half done.
+Agents form a row, and each carries out one plan after another. For each plan it calls its neighbour on the right, which
+answers between its own plans, so no cycle of waiting agents forms. Steps are logged. The value of a plan is known in advance,
+so every cut shows whether a plan was lost, done twice, or resumed with another history. A cut holds the state from before the
+current plan, so no cut may show a half-done plan.
 """
 
 import functools
@@ -17,16 +18,16 @@ from snapline.sim.workloads.nudge import Nudge
 from snapline.sim.workloads.workload import Choose, Workload, check_agents, make_fleet, nudge
 
 WAIT_S = 3600.0
-"""Timeout of waits that surely end. Longer than any run: timeouts are tested where nothing will come."""
+"""Timeout of waits that certainly end, longer than any run. Timeouts are tested with a message that never arrives."""
 
 DRAWS = 1_000_000
-"""Upper bound of an answer's draw: no two histories are the same."""
+"""Upper bound of an answer's draw, large enough to tell histories apart."""
 
 MESSAGES_OF_A_PLAN = 5
-"""Go, the hint, the call, the note, the answer."""
+"""`Go`, hint, call, note and answer."""
 
 REFUSED, NOBODY = 11, 13
-"""Value to a plan of an unanswered call: the turn fails permanently, or there is no such agent."""
+"""Value of an unanswered call for a plan: the called turn fails permanently, or the called agent does not exist."""
 
 
 class Go(snapline.Message):
@@ -44,7 +45,12 @@ class Ask(snapline.Message):
 
 
 class Answer(snapline.Message):
-    """`done`: plans of who answers; another one, perhaps, when the same is asked again after a recovery. `draw`: another one each time."""
+    """Answer of a neighbour.
+
+    Attributes:
+        done: number of plans that the answering agent has done; it may differ when the call is repeated after a recovery.
+        draw: random number; differs each time.
+    """
 
     number: int
     done: int
@@ -73,8 +79,14 @@ class Never(snapline.Message):
 
 
 class PlannerState(msgspec.Struct):
-    """`half`: what a plan has done so far; empty between plans. `asked`, `hinted`: plans of the neighbour on the left. `told`: the draws that it was
-    answered; `heard`: all that the neighbour on the right has answered, together."""
+    """State of a planner.
+
+    Attributes:
+        half: values of the current plan so far; empty between plans.
+        asked, hinted: numbers of plans for which the left neighbour called, and sent a hint.
+        told: draws of the answers to the left neighbour.
+        heard: sum of the draws that the right neighbour has answered.
+    """
 
     index: int
     agents: int
@@ -89,7 +101,7 @@ class PlannerState(msgspec.Struct):
 
 
 def double(number: int) -> int:
-    """A step. Every fifth number is too much for it."""
+    """Double a number. This step raises for every fifth number."""
     if number % 5 == 4:
         raise ValueError("too much")
     return 2 * number
@@ -103,13 +115,13 @@ def worth(plan: int, *, has_neighbour: bool) -> int:
 
 
 def _check_same(found: int, wanted: int) -> None:
-    """A step says what its turn has seen, which it is not told: so a result of another past would show."""
+    """Compare a step's result with the value that its turn has read. A result from another history differs."""
     if found != wanted:
         raise AssertionError(f"a step gave {found}, and its turn has seen {wanted}")
 
 
 class Planner(snapline.Agent):
-    """See the module."""
+    """Agent that carries out plans; see the module."""
 
     state: PlannerState
     stumbled = -1
@@ -157,7 +169,7 @@ class Planner(snapline.Agent):
             ctx.emit("plans", Told(ctx.agent, plan, place, ctx.random()))
 
     def _stumble(self, plan: int) -> None:
-        """Fail every third plan once in the life of this object: it is retried from its journal."""
+        """Fail every third plan once per lifetime of this object, so that the plan is retried from its journal."""
         if plan % 3 == 2 and self.stumbled != plan:
             self.stumbled = plan
             raise RuntimeError("stumbled")
@@ -189,7 +201,7 @@ class Planner(snapline.Agent):
 
     @snapline.handler
     async def on_ask(self, message: Ask, ctx: snapline.Context) -> None:
-        """Answer; every other note leaves before the answer, so that it has to be deferred."""
+        """Answer a call. Every other note is sent before the answer, so that the caller must defer it."""
         self.state.asked += 1
         answer = Answer(message.plan + 1, self.state.done, int(ctx.random() * DRAWS))
         self.state.told.append(answer.draw)
@@ -252,7 +264,7 @@ class PlanningWorkload(Workload):
 
 
 def make_planning(part: FleetPart) -> PlanningWorkload:
-    """Make as many plans as need about the scenario's number of messages."""
+    """Make a fleet whose plans take about the scenario's number of messages."""
     check_agents(part)
     plans = shares(part.pattern.messages // MESSAGES_OF_A_PLAN, part.agents)
     make = functools.partial(_planner, part.agents, plans)

@@ -68,20 +68,20 @@ _PATTERNS: dict[str, tuple[str, str]] = {
     "pagerank": ("examples:make_pagerank", "the example: PageRank of a small graph; mass is conserved"),
     "bank-example": ("examples:make_bank_example", "the example: tokens change hands; their sum is conserved"),
 }
-"""Name → module and function that makes it, imported when it is wanted: some of them load NumPy; and what it is."""
+"""Name → (module:function that makes the pattern, description). The module is imported on use, because some load NumPy."""
 
 PATTERNS: dict[str, str] = {name: description for name, (_, description) in _PATTERNS.items()}
-"""Name → what it is."""
+"""Name → description."""
 
 
 def make_workload(fleet: FleetPart) -> Workload:
-    """The workload of a scenario: one of the patterns, or the user's own fleet, as it is, of which nothing is known.
+    """Return the workload of a scenario: one of the patterns, or a user's own fleet without known invariants.
 
-    `rate_per_s` is that of the whole fleet, about, and at most. `messages` too: patterns send exactly so many, or as many as
-    come closest in whole items, calls or rounds.
+    `rate_per_s` is the approximate maximum rate of the whole fleet. `messages` also counts the whole fleet: a pattern sends
+    exactly this number, or the closest number that makes whole items, calls or rounds.
 
     Raises:
-        UsageError: there is no such pattern, or the agents are too few, or too many for it.
+        UsageError: the pattern does not exist, or has too few or too many agents.
         FleetDefinitionError: the trigger does not fit the protocol, or the user's fleet cannot be loaded.
     """
     if fleet.module:
@@ -89,11 +89,11 @@ def make_workload(fleet: FleetPart) -> Workload:
         return checked(RestingWorkload(varied(own, fleet)) if fleet.is_varied else own_workload(own), fleet)
     if fleet.pattern.name not in _PATTERNS:
         raise UsageError(f"fleet.pattern.name is {fleet.pattern.name!r}: use one of {', '.join(PATTERNS)}")
-    made = _maker_of(fleet.pattern.name)(fleet)
-    made.fleet.log_bytes_max = fleet.log_bytes_max or made.fleet.log_bytes_max
+    workload = _maker_of(fleet.pattern.name)(fleet)
+    workload.fleet.log_bytes_max = fleet.log_bytes_max or workload.fleet.log_bytes_max
     if fleet.epoch_timeout:
-        made.fleet.epoch_timeout_s = duration_ns(fleet.epoch_timeout) / SECOND_NS
-    return made
+        workload.fleet.epoch_timeout_s = duration_ns(fleet.epoch_timeout) / SECOND_NS
+    return workload
 
 
 @cache
@@ -104,5 +104,5 @@ def takes_inputs(pattern: str) -> bool:
 
 def _maker_of(pattern: str) -> Callable[[FleetPart], Workload]:
     module, _, name = _PATTERNS[pattern][0].partition(":")
-    made: Callable[[FleetPart], Workload] = getattr(importlib.import_module(f"{__package__}.{module}"), name)
-    return made
+    maker: Callable[[FleetPart], Workload] = getattr(importlib.import_module(f"{__package__}.{module}"), name)
+    return maker

@@ -1,7 +1,7 @@
-"""Tokens that walk as in `random`, among agents that have the fleet go back now and then (`ctx.rollback`), in the first seconds.
+"""Tokens that walk as in `random`, among agents that sometimes roll the fleet back (`ctx.rollback`) in the first seconds.
 
-Half of the time for a reason that comes again: then the agent stands the second time, and a person takes the fleet back, after which it may ask again. What the turn has done before it asked
-is undone, so the books stay right.
+Half of the rollbacks give a reason that occurs again. The second time, the agent stops and an operator rolls the fleet back;
+after that the agent may request a rollback again. A rollback undoes the turn that requested it, so the ledgers stay correct.
 """
 
 import functools
@@ -17,11 +17,11 @@ ASKS = 0.02
 """Probability that a token makes its receiver request a rollback."""
 
 UNTIL_NS = START_OF_TIME_NS + 3_000_000_000
-"""Host wall-clock time after which agents request no rollback: they forget earlier requests, and work must end."""
+"""Host wall-clock time after which agents request no rollback. A rollback erases the agents' memory of it, and a run must end."""
 
 
 class Returner(RandomWalker):
-    """Takes a token, and sometimes wishes that it had not come to that."""
+    """Agent that consumes a token and sometimes requests a rollback."""
 
     on_error = "undo"
     state: WalkerState
@@ -36,13 +36,13 @@ class Returner(RandomWalker):
 
 
 def make_returning(part: FleetPart) -> LedgerWorkload:
-    """Tokens on a random graph."""
+    """Make a fleet that passes tokens on a random graph and rolls back."""
     check_agents(part)
     work = shares(part.pattern.messages, part.agents)
     make = functools.partial(_returner, plan_of(part, pause_ns(part, part.agents)), work)
-    made = LedgerWorkload(make_fleet(part, make), total=sum(work), ends=part.pattern.messages > 0)
-    made.rolls_back = True
-    return made
+    workload = LedgerWorkload(make_fleet(part, make), total=sum(work), ends=part.pattern.messages > 0)
+    workload.rolls_back = True
+    return workload
 
 
 def _returner(plan: Plan, work: list[int], index: int) -> Returner:

@@ -1,8 +1,8 @@
-"""Rounds without a barrier: all-to-all, and a grid whose agents exchange their borders.
+"""Rounds without a barrier: all-to-all, and a grid whose agents exchange borders.
 
-In each round an agent sends one message to every receiver; it begins the next round when it has consumed as many
-messages as it has begun rounds from every sender. Messages of a later round may come early: they count when their round
-comes. (The local synchroniser of Awerbuch, "Complexity of Network Synchronization", J. ACM 32, 1985.)
+In each round, an agent sends one message to every receiver. It begins round n + 1 when it has consumed n messages from
+every sender. A message of a later round may arrive early; it counts when its round begins. (The local synchroniser of
+Awerbuch, "Complexity of Network Synchronization", J. ACM 32, 1985.)
 """
 
 import functools
@@ -14,11 +14,11 @@ from snapline.sim.workloads.ledger import FOREVER, Ledger, Parcel, Plan, Tick, W
 from snapline.sim.workloads.workload import LedgerWorkload, Make, check_agents, make_fleet, pause_ns, plan_of
 
 RECEIVERS_MAX = 64
-"""Most receivers of an agent in an endless all-to-all; else as many as the messages allow for one round."""
+"""Largest number of receivers of an agent in an endless all-to-all. Otherwise the messages of one round set the number."""
 
 
 class RoundState(Ledger, kw_only=True):
-    """`round`: begun so far. `senders`: how many there are. `arrived`: of how many the round's message is consumed."""
+    """`round`: number of rounds begun. `senders`: number of senders. `arrived`: number of senders whose message of this round was consumed."""
 
     peers: list[str]
     senders: int
@@ -27,7 +27,7 @@ class RoundState(Ledger, kw_only=True):
 
 
 class RoundWorker(Worker):
-    """Goes on when everybody before it has."""
+    """Agent that begins a round when all its senders have begun the previous one."""
 
     state: RoundState
 
@@ -67,7 +67,7 @@ class RoundWorker(Worker):
 
 
 def make_all_to_all(part: FleetPart) -> LedgerWorkload:
-    """Make agents that send to all others; in large fleets to as many of the next ones as the messages allow."""
+    """Make agents that send to all others; in large fleets, to as many of the following agents as the messages allow."""
     check_agents(part)
     messages = part.pattern.messages
     receivers = min(part.agents - 1, max(1, messages // part.agents) if messages else RECEIVERS_MAX)
@@ -78,7 +78,7 @@ def make_all_to_all(part: FleetPart) -> LedgerWorkload:
 
 
 def make_grid(part: FleetPart) -> LedgerWorkload:
-    """Four neighbours, fewer at the border; the last row may be short."""
+    """Make agents with four neighbours each, fewer at the border. The last row may be incomplete."""
     check_agents(part)
     width = math.isqrt(part.agents - 1) + 1
     borders = 2 * sum([(index % width > 0) + (index >= width) for index in range(part.agents)])

@@ -1,13 +1,14 @@
-"""Producers that send on their own, by timers: pipeline, cyclic dataflow, skewed producers, bursts.
+"""Producers driven by timers: pipeline, cyclic dataflow, skewed producers and bursts.
 
-A source has a stock of work. At each tick it sends `batch` messages, each of which brings the work that it will take
-downstream (none where the receiver keeps it), until the stock is used up. Without a rate a source waits
-`SOURCE_PAUSE_NS` per message: nobody answers it, so it would send everything in one turn.
+A source has a stock of work. At each tick it sends `batch` messages, until the stock is used up. Each message carries the
+work for its further hops (none if the receiver keeps the message). Without a rate, a source waits `SOURCE_PAUSE_NS` per
+message. It gets no answers, so it would otherwise send everything in one turn.
 
-pipeline: lanes of stages; an item goes from the first to the last. cyclic: the stages after the first are a loop, which
-an item goes round `LOOPS` times. skewed: the shares of the sources fall like 1/1, 1/2, 1/3 … (Zipf), all sources need the
-same time for them, and most messages go to the first agents. bursts: all sources send `BURST` messages at once to
-any peers, then pause as long as for so many.
+- pipeline: lanes of stages; an item goes from the first stage to the last.
+- cyclic: the stages after the first form a loop that an item passes `LOOPS` times.
+- skewed: the shares of the sources fall like 1/1, 1/2, 1/3 … (Zipf). All sources take the same time, and most messages go
+  to the first agents.
+- bursts: each source sends `BURST` messages at once to random peers, then pauses `BURST` times as long as for one message.
 """
 
 import functools
@@ -29,25 +30,25 @@ from snapline.sim.workloads.workload import (
 SOURCE_PAUSE_NS = 1_000_000
 
 STAGES = 8
-"""Least length of a lane where there are several."""
+"""Minimum length of a lane if there are several lanes."""
 
 LOOPS = 3
 
 BURST = 8
 
 SKEW_SHARES_MAX = 1_000
-"""Sources beyond this one have the share of this one: the sum of the shares stays small for large fleets."""
+"""Rank at which shares stop falling, so that large fleets need no enormous sum of shares."""
 
 
 class SourceState(Ledger, kw_only=True):
     """State of an agent, with its role.
 
     Attributes:
-        peers: receivers: one where the route is fixed.
-        item: work that each message of its own uses, with the sending itself; 0: the agent is no source.
-        batch: messages at each tick.
-        pause_ns: between ticks.
-        is_skewed: the agent prefers the first of its peers.
+        peers: receivers; only one if the route is fixed.
+        item: units of work per message of its own, including the send; 0: the agent is no source.
+        batch: number of messages per tick.
+        pause_ns: time between ticks.
+        is_skewed: the agent prefers its first peers.
     """
 
     peers: list[str]
@@ -58,7 +59,7 @@ class SourceState(Ledger, kw_only=True):
 
 
 class Source(Worker):
-    """Sends by its timer, and passes on what comes with work."""
+    """Agent that sends when its timer fires, and forwards messages that carry work."""
 
     state: SourceState
 
@@ -78,7 +79,7 @@ class Source(Worker):
             self.send(ctx, self.route(ctx), message.work - 1)
 
     def produce(self, ctx: snapline.Context) -> None:
-        """Send one batch, and wait if something is left."""
+        """Send one batch, and set the timer if work is left."""
         state = self.state
         for _ in range(min(state.batch, state.work // state.item)):
             state.work -= state.item
@@ -91,8 +92,8 @@ class Source(Worker):
         state = self.state
         if len(state.peers) == 1:
             return state.peers[0]
-        drawn = ctx.random()
-        return state.peers[int((drawn * drawn * drawn if state.is_skewed else drawn) * len(state.peers))]
+        draw = ctx.random()
+        return state.peers[int((draw * draw * draw if state.is_skewed else draw) * len(state.peers))]
 
 
 # -- lanes: pipeline and cyclic dataflow ------------------------------------------------------------------------------
@@ -105,7 +106,7 @@ def make_lanes(part: FleetPart) -> LedgerWorkload:
     hops = [hops_of(part.pattern.name, lane) for lane in lanes]
     budgets = shares(part.pattern.messages, len(lanes))
     works = [max(1, round(budget / hop)) * hop for budget, hop in zip(budgets, hops, strict=True)]
-    # Every message of a source makes `hop` messages in all, so a source that keeps to the rate sends more seldom.
+    # Every message of a source causes `hop` messages in total, so a source sends less often to keep the rate.
     pauses = [pause_ns(part, hop * len(lanes)) or SOURCE_PAUSE_NS for hop in hops]
     make = functools.partial(_stage, part.pattern.name, plan_of(part, 0), lanes, hops, works, pauses)
     return LedgerWorkload(make_fleet(part, make), total=sum(works), ends=part.pattern.messages > 0)
@@ -119,12 +120,12 @@ def hops_of(pattern: str, lane: range) -> int:
 def _stage(
     pattern: str, plan: Plan, lanes: list[range], hops: list[int], works: list[int], pauses: list[int], index: int
 ) -> Source:
-    place = min(len(lanes) - 1, (index + 1) * len(lanes) // plan.agents)  # a guess, at most one too high
+    place = min(len(lanes) - 1, (index + 1) * len(lanes) // plan.agents)  # estimate, at most one too high
     while index not in lanes[place]:
         place -= 1
     lane = lanes[place]
     following = index + 1
-    if following == lane.stop:  # the end of a pipeline passes nothing on; a loop goes back to its first stage
+    if following == lane.stop:  # the end of a pipeline passes nothing on; the end of a loop sends to its first stage
         following = lane.start + (1 if pattern == "cyclic" and len(lane) > 2 else 0)
     state = SourceState(plan=plan, index=index, peers=[name_of(following)])
     if index == lane.start:
@@ -136,7 +137,7 @@ def _stage(
 
 
 def make_skewed(part: FleetPart) -> LedgerWorkload:
-    """Zipf's shares; the largest source needs its pause for each message, the others wait longer."""
+    """Make sources with Zipf-distributed shares. The largest source sends at the normal pace, the others more slowly."""
     check_agents(part)
     works = skewed_shares(part.pattern.messages, part.agents)
     rate = part.pattern.rate_per_s
@@ -146,7 +147,7 @@ def make_skewed(part: FleetPart) -> LedgerWorkload:
 
 
 def skewed_shares(messages: int, agents: int) -> list[int]:
-    """`messages` divided like 1/1, 1/2, 1/3 …, in whole numbers; what is left over goes to the first."""
+    """Divide `messages` into integer shares like 1/1, 1/2, 1/3 …; the remainder goes to the first."""
     weights = [FOREVER // min(place, SKEW_SHARES_MAX) for place in range(1, agents + 1)]
     if not messages:
         return weights
@@ -168,7 +169,7 @@ def _skewed(plan: Plan, works: list[int], duration_ns: int, index: int) -> Sourc
 
 
 def make_bursts(part: FleetPart) -> LedgerWorkload:
-    """Everybody sends bursts, all at about the same time."""
+    """Make a fleet whose agents all send bursts at about the same time."""
     check_agents(part)
     works = shares(part.pattern.messages, part.agents)
     pause = BURST * (pause_ns(part, part.agents) or SOURCE_PAUSE_NS)

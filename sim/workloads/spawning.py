@@ -1,14 +1,18 @@
-"""Agents that come and go: hosts of the pattern spawn lodgers, one after the other, and these stop by themselves.
+"""Agents that come and go: permanent agents (landlords) spawn short-lived agents (lodgers), one after the other.
 
-The life of one lodger: its landlord spawns it and, in the same turn, sends it a token and tells a neighbour about it. The
-neighbour sends it tokens too: its message may be there before the lodger is. The lodger answers every token. Each of
-the two gives it `TOKENS` tokens, the next one when the last was answered; with the answer to the last of all the lodger
-stops, and nothing is ever sent to it again. The neighbour then tells the landlord, who spawns the next one.
+The life of a lodger: its landlord spawns it and, in the same turn, sends it a token and introduces it to a neighbour. The
+neighbour sends it tokens too; its first message may arrive before the lodger exists. The lodger answers every token. Landlord
+and neighbour each send it `TOKENS` tokens, waiting for the answer before the next one. After the last answer the lodger
+stops, and no agent sends to it again. The neighbour then notifies the landlord, which spawns the next lodger.
 
-A lodger that is gone has no state in a cut. What it had sent and consumed is known all the same: `TOKENS` of each. So the
-books of those who know it can still be checked, except for the chain. A lodger without a state is *unborn* if the message
-that creates it is in transit, *wanted* if its landlord's first token to it is still in the outbox (the spawn waits for the
-coordinator), else gone. Who has its last answer forgets the lodger, so that states stay small.
+A stopped lodger has no state in a cut, but the number of messages that it sent and consumed is known: `TOKENS` on each pair.
+So the ledgers of landlord and neighbour can still be checked, except for the chain. A lodger without a state is
+
+- *unborn* if the message that creates it is in transit,
+- *wanted* if its landlord's first token to it is still in the outbox, because the spawn waits for the coordinator,
+- *gone* otherwise.
+
+An agent that has a lodger's last answer forgets the lodger, so that states stay small.
 """
 
 import functools
@@ -38,14 +42,14 @@ from snapline.sim.workloads.ledger import (
 from snapline.sim.workloads.workload import LedgerWorkload, check_agents, make_fleet, pause_ns, plan_of
 
 TOKENS = 2
-"""Tokens that each of the two gives a lodger."""
+"""Number of tokens that landlord and neighbour each send a lodger."""
 
 PER_LODGER = 4 * TOKENS + 2
-"""Messages in the life of a lodger: tokens and answers, and one each way between landlord and neighbour."""
+"""Number of messages per lodger: tokens and answers, and one message each way between landlord and neighbour."""
 
 
 class Token(Parcel, frozen=True, gc=False):
-    """Message to a lodger, which answers; it carries the work for the answer."""
+    """Message to a lodger, which answers it. It carries the work for the answer."""
 
 
 class Answer(Parcel, frozen=True, gc=False):
@@ -53,7 +57,7 @@ class Answer(Parcel, frozen=True, gc=False):
 
 
 class Introduction(Parcel, frozen=True, gc=False):
-    """Message that introduces a lodger to the neighbour. It carries the work for the lodger."""
+    """Message that introduces a lodger to the neighbour. It carries the work for the neighbour's tokens."""
 
     lodger: str = ""
 
@@ -67,14 +71,14 @@ class Farewell(Parcel, frozen=True, gc=False):
 
 
 class LandlordState(Ledger, kw_only=True):
-    """`serial`: lodgers spawned so far. `awaited`: how many of the two are not done with the last one."""
+    """`serial`: number of lodgers spawned. `awaited`: how many of landlord and neighbour have not finished with the last lodger."""
 
     serial: int = 0
     awaited: int = 0
 
 
 class Landlord(Worker):
-    """Spawns lodgers, and looks after its own and its neighbour's."""
+    """Agent that spawns lodgers and sends tokens to its own and its neighbour's."""
 
     state: LandlordState
 
@@ -113,7 +117,7 @@ class Landlord(Worker):
         self._settle(ctx)
 
     def _settle(self, ctx: snapline.Context) -> None:
-        """Note that one of the two has finished with the lodger; after the second the next one may come."""
+        """Record that landlord or neighbour has finished with the lodger. After both have, spawn the next one."""
         state = self.state
         state.awaited -= 1
         if state.awaited or not state.work:
@@ -143,7 +147,7 @@ class Landlord(Worker):
 
 
 class Lodger(Worker):
-    """Answers, and stops after the last answer."""
+    """Agent that answers tokens and stops after its last answer."""
 
     state: Ledger
 
@@ -156,7 +160,7 @@ class Lodger(Worker):
 
 
 def lodger_of(landlord: str, serial: int) -> str:
-    """The id of a landlord's lodger."""
+    """Return the id of a landlord's lodger."""
     return f"{landlord}-{serial}"
 
 
@@ -171,7 +175,7 @@ def serial_of(lodger: str) -> int:
 
 
 class SpawningWorkload(LedgerWorkload):
-    """The books of those who are there, and of those who are not yet, or no longer."""
+    """Workload that checks the ledgers of existing, unborn and stopped agents."""
 
     def check_books(self, books: Books) -> None:
         check_members(books, self.fleet.agents)
@@ -181,17 +185,17 @@ class SpawningWorkload(LedgerWorkload):
         check_timers(books)
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        found = [states.get(agent) for agent in self.fleet.agents]
+        landlords = [states.get(agent) for agent in self.fleet.agents]
         return self.ends and all(
             isinstance(state, LandlordState) and not (state.work or state.awaited or state.is_ticking)
-            for state in found
+            for state in landlords
         )
 
 
 class _Lodgers:
-    """Writes into the books what was forgotten or has left, so that every pair has both of its ends.
+    """Adds forgotten and stopped lodgers to the books, so that both ends of every pair are present.
 
-    The states are not ours, and may be those of live agents: what is written goes into copies.
+    The states may belong to live agents, so all changes are made to copies.
     """
 
     def __init__(self, books: Books, landlords: list[str]) -> None:
@@ -205,7 +209,7 @@ class _Lodgers:
                 self.lodgers.setdefault(landlord_of(agent), []).append(agent)
 
     def complete(self) -> int:
-        """Fill in both ends of every lodger's pairs; returns how many lodgers have left."""
+        """Fill in both ends of every lodger's pairs. Return the number of lodgers that have stopped."""
         for agent in self.books.states:
             self._check_known(agent)
         for agent in self.books.creations:
@@ -238,13 +242,13 @@ class _Lodgers:
             raise WrongBooksError(f"{agent} is created twice")
 
     def _complete_settled(self, lodger: str, guardians: tuple[str, str]) -> None:
-        """Complete a lodger that both have forgotten and that is still in the cut: it had its last turn."""
+        """Complete a lodger that has had its last turn and is still in the cut, but that both agents have forgotten."""
         self.departed -= 1
         for guardian in guardians:
             self._remember(guardian, lodger)
 
     def _complete_lodger(self, lodger: str, landlord: str, neighbour: str) -> None:
-        """The landlord's last one."""
+        """Complete the landlord's last lodger."""
         phase = self._phase(lodger, landlord, neighbour)
         if phase == "gone":
             self.departed += 1
@@ -267,7 +271,7 @@ class _Lodgers:
             return "there"
         if self.books.creations.get(lodger):
             return "unborn"
-        # A turn that spawns keeps all its sends back, the token and the introduction, until the spawn is granted.
+        # A turn that spawns holds back its sends, both token and introduction, until the spawn is granted.
         parked = self.books.parked
         tokens = self.books.transit.get((landlord, lodger), [])
         held = self._introductions(lodger, landlord, neighbour)[-parked.get((landlord, neighbour), 1) :]
@@ -276,7 +280,7 @@ class _Lodgers:
         return "wanted" if is_wanted else "gone"
 
     def _remember(self, guardian: str, lodger: str) -> None:
-        """The guardian has had its last answer."""
+        """Restore the tallies of a guardian that has had the lodger's last answer."""
         state = self._landlord(guardian)
         state.sent[lodger] = Tally(TOKENS, UNKNOWN)
         state.got[lodger] = Tally(TOKENS, UNKNOWN)
@@ -287,7 +291,7 @@ def _whole(*guardians: str) -> dict[str, Tally]:
 
 
 def make_spawning(part: FleetPart) -> LedgerWorkload:
-    """Make as many lodgers as the messages allow, at least one."""
+    """Make a fleet with as many lodgers as the messages allow, at least one."""
     check_agents(part)
     messages = part.pattern.messages
     lodgers = max(1, round(messages / PER_LODGER)) if messages else 0

@@ -1,7 +1,7 @@
-"""Tokens that walk as in `random`, among agents whose turns take steps: a turn waits for the outside while everything else goes on.
+"""Tokens that walk as in `random`, among agents whose turns take steps: the turn waits while the rest of the fleet continues.
 
-A turn that waits is where checkpoints, freezes, plans and stops meet an agent that can do nothing just now. Every third token
-is passed on at once, so that turns with and without steps mix. Half of what clients say begins a durable turn.
+This tests checkpoints, freezes, recovery plans and stops at an agent that is waiting in a turn. Every third token is passed on
+at once, so that turns with and without steps mix. Half of the clients' inputs start a durable turn.
 """
 
 import functools
@@ -14,28 +14,28 @@ from snapline.sim.workloads.walks import RandomWalker, WalkerState, random_peers
 from snapline.sim.workloads.workload import Choose, LedgerWorkload, check_agents, make_fleet, pause_ns, plan_of
 
 AT_ONCE_EVERY = 3
-"""Share of an agent's tokens taken without steps: one in so many."""
+"""One in this number of an agent's tokens is consumed without steps."""
 
 
 LOOKS = 2
-"""Steps of a durable turn."""
+"""Number of steps of a durable turn."""
 
 
 class Look(snapline.Message, frozen=True):
-    """The `serial`-th input of a client: look something up, and answer."""
+    """The `serial`-th input of a client: a request to look something up and answer."""
 
     client: str
     serial: int
 
 
 class StepperState(WalkerState, kw_only=True):
-    """`looked`: what all steps have answered, together."""
+    """`looked`: sum of the results of all steps."""
 
     looked: int = 0
 
 
 class Stepper(RandomWalker):
-    """Looks something up, once or twice, before it takes a token."""
+    """Agent that takes up to two steps before it consumes a token."""
 
     on_error = "undo"
     state: StepperState
@@ -49,13 +49,13 @@ class Stepper(RandomWalker):
 
     @snapline.handler(durable=True)
     async def on_look(self, message: Look, ctx: snapline.Context) -> None:
-        """Handle a client's input. A recovery continues or restarts the turn; there is one answer in either case."""
-        found = [await ctx.step("look", functools.partial(float, number)) for number in range(LOOKS)]
-        ctx.reply(Echo(message.serial, sum(found) + ctx.random()))
+        """Handle a client's input. A recovery continues or restarts the turn; either way it answers once."""
+        results = [await ctx.step("look", functools.partial(float, number)) for number in range(LOOKS)]
+        ctx.reply(Echo(message.serial, sum(results) + ctx.random()))
 
 
 class SteppingWorkload(LedgerWorkload):
-    """Tokens, and durable turns that change nothing."""
+    """Workload of tokens and of durable turns that change no state."""
 
     def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> snapline.Message | None:
         is_durable = choose("durable", 2) == 1
@@ -63,7 +63,7 @@ class SteppingWorkload(LedgerWorkload):
 
 
 def make_stepping(part: FleetPart) -> LedgerWorkload:
-    """Tokens on a random graph, among agents that look things up."""
+    """Make a fleet that passes tokens on a random graph and takes steps."""
     check_agents(part)
     work = shares(part.pattern.messages, part.agents)
     make = functools.partial(_stepper, plan_of(part, pause_ns(part, part.agents)), work)

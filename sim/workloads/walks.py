@@ -1,9 +1,9 @@
-"""Tokens that walk along a topology: ring, star, tree, random graph, clusters; and a bank, where they carry money.
+"""Tokens that walk along a topology: ring, star, tree, random graph or clusters; and a bank, whose tokens carry money.
 
-Each agent starts with `TOKENS` tokens among which it divides its share of the work. Who gets a token that has work left
-passes it on at once, with one less; a token without work ends there. With a rate the agent keeps the tokens' work
-together and passes one on whenever its timer fires: how the work is divided then depends on the order of events, its sum
-does not.
+Each agent starts with `TOKENS` tokens and divides its share of the work among them. An agent that receives a token with
+work left passes it on at once, with one unit less. A token without work ends there. With a rate, the agent pools the work
+of its tokens and passes one token on whenever its timer fires. The division of work among tokens then depends on the order
+of events; its sum does not.
 """
 
 import functools
@@ -15,10 +15,10 @@ from snapline.sim.workloads.ledger import Books, Ledger, Parcel, Plan, Tick, Wor
 from snapline.sim.workloads.workload import LedgerWorkload, check_agents, make_fleet, pause_ns, plan_of
 
 TOKENS = 2
-"""Tokens that each agent starts: so many messages per agent are under way at once."""
+"""Number of tokens that each agent starts, hence of its messages in transit at once."""
 
 DEGREE = 4
-"""Most neighbours of an agent in graphs that may be large, so that states stay small."""
+"""Largest number of neighbours of an agent in large graphs; it keeps states small."""
 
 ALL_MOST = 9
 """Largest number of agents with a complete random graph."""
@@ -34,7 +34,7 @@ MONEY = 100
 
 
 class WalkerState(Ledger, kw_only=True):
-    """`peers`: where tokens go. `turn`: whose turn is next. `waiting`: tokens to pass on when the timer fires."""
+    """`peers`: receivers of tokens. `turn`: index of the last receiver used. `waiting`: number of tokens that wait for the timer."""
 
     peers: list[str]
     turn: int = 0
@@ -70,7 +70,7 @@ class Walker(Worker):
             self.tick(ctx)
 
     def receive(self, ctx: snapline.Context, message: Parcel) -> None:
-        """The token goes on if it has work left."""
+        """Pass the token on if it has work left."""
         if not message.work:
             return
         if not self.state.plan.pause_ns:
@@ -81,7 +81,7 @@ class Walker(Worker):
         self.tick(ctx)
 
     def pass_on(self, ctx: snapline.Context, work: int) -> None:
-        """Send a token of so much work, which this costs one."""
+        """Send a token with `work` units, one of which the send itself uses."""
         self.send(ctx, self.route(ctx), work - 1)
 
     def route(self, ctx: snapline.Context) -> str:
@@ -100,7 +100,7 @@ class RandomWalker(Walker):
 
 
 class ClusterWalker(Walker):
-    """The last of its peers stands in the next cluster, the others in its own."""
+    """Agent whose last peer is in the next cluster and whose other peers are in its own cluster."""
 
     def route(self, ctx: snapline.Context) -> str:
         peers = self.state.peers
@@ -111,7 +111,7 @@ class ClusterWalker(Walker):
 
 
 class Transfer(Parcel, frozen=True, gc=False):
-    """A token with money."""
+    """Token that carries money."""
 
     amount: int = 0
 
@@ -121,7 +121,7 @@ class Transfer(Parcel, frozen=True, gc=False):
 
 
 class Account(WalkerState, kw_only=True):
-    """`money`: never below 0, and the bank's sum never changes."""
+    """`money`: the balance, never below 0. The sum over the bank never changes."""
 
     money: int
 
@@ -144,7 +144,7 @@ class Teller(RandomWalker):
 
 
 class BankWorkload(LedgerWorkload):
-    """The money in accounts and in transit is what it was at the beginning."""
+    """Workload that checks that the money in accounts and in transit equals the initial sum."""
 
     def check_books(self, books: Books) -> None:
         super().check_books(books)
@@ -153,25 +153,25 @@ class BankWorkload(LedgerWorkload):
             [parcel.amount for parcels in books.transit.values() for parcel in parcels if isinstance(parcel, Transfer)]
         )
         if held + moving != MONEY * len(self.fleet.agents):
-            said = f"{held} of money in accounts and {moving} in transit"
-            raise WrongBooksError(f"{said}: that is not the {MONEY * len(self.fleet.agents)} of the beginning")
+            amounts = f"{held} of money in accounts and {moving} in transit"
+            raise WrongBooksError(f"{amounts}: that is not the {MONEY * len(self.fleet.agents)} of the beginning")
 
 
 # -- topologies -------------------------------------------------------------------------------------------------------
 
 
 def ring_peers(index: int, agents: int) -> list[str]:
-    """The next one."""
+    """Return the next agent."""
     return [name_of((index + 1) % agents)]
 
 
 def star_peers(index: int, agents: int) -> list[str]:
-    """Agent 0 is the hub."""
+    """Return the leaves for agent 0, which is the hub, and the hub for all others."""
     return [name_of(0)] if index else [name_of(leaf) for leaf in range(1, agents)]
 
 
 def tree_peers(index: int, agents: int) -> list[str]:
-    """The neighbours in a binary heap."""
+    """Return the neighbours in a binary heap."""
     around = [child for child in (2 * index + 1, 2 * index + 2) if child < agents]
     return [name_of(other) for other in ([(index - 1) // 2] if index else []) + around]
 
@@ -185,7 +185,7 @@ def random_peers(index: int, agents: int) -> list[str]:
 
 
 def cluster_peers(index: int, agents: int) -> list[str]:
-    """The rest of the cluster, and one agent of the next cluster (with one cluster only: the next agent)."""
+    """Return the rest of the cluster and one agent of the next cluster (with a single cluster: the next agent)."""
     size = CLUSTER if agents >= 2 * CLUSTER else max(1, agents // 2)
     first = index - index % size
     inside = [other for other in range(first, min(first + size, agents)) if other != index]
@@ -195,7 +195,7 @@ def cluster_peers(index: int, agents: int) -> list[str]:
 
 
 def scattered(number: int) -> int:
-    """A number that looks drawn: the finalizer of splitmix64."""
+    """Return a pseudorandom number (the finalizer of splitmix64)."""
     number = (number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
     number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
@@ -216,7 +216,7 @@ _WALKS: dict[str, tuple[type[Walker], Peers]] = {
 
 
 def make_walk(part: FleetPart) -> LedgerWorkload:
-    """Tokens on one of the topologies."""
+    """Make a fleet that passes tokens on one of the topologies."""
     check_agents(part)
     work = shares(part.pattern.messages, part.agents)
     make = functools.partial(_walker, part.pattern.name, _plan(part), work)
@@ -224,7 +224,7 @@ def make_walk(part: FleetPart) -> LedgerWorkload:
 
 
 def make_bank(part: FleetPart) -> LedgerWorkload:
-    """Tokens that carry money."""
+    """Make a fleet that passes tokens with money."""
     check_agents(part)
     work = shares(part.pattern.messages, part.agents)
     make = functools.partial(_teller, _plan(part), work)
@@ -232,7 +232,7 @@ def make_bank(part: FleetPart) -> LedgerWorkload:
 
 
 def _plan(part: FleetPart) -> Plan:
-    """Return the plan. In a star only the hub keeps to the rate, since it sends every other message."""
+    """Return the plan. In a star, only the hub sets the rate, because it sends every other message."""
     return plan_of(part, pause_ns(part, 2 if part.pattern.name == "star" else part.agents))
 
 

@@ -1,4 +1,4 @@
-"""Work of a simulated fleet: when it is done, and which conditions every cut must satisfy."""
+"""Work of a simulated fleet: its end condition and its invariants over cuts."""
 
 import copy
 import functools
@@ -29,37 +29,38 @@ from snapline.sim.workloads.ledger import (
 from snapline.sim.workloads.nudge import Nudge
 
 OWN_TURN_NS = 1_000_000
-"""Cost of a turn of a user's fleet; if less, two agents on one host take tens of thousands of useless turns before a second fault."""
+"""Cost of a turn of a user's fleet. A lower cost makes two agents on a host take tens of thousands of useless turns between faults."""
 
 PERIOD_MAX_S = 1.0
-"""A user's fleet saves at least so often: a run lasts some seconds of virtual time, and its cuts are what is checked."""
+"""Longest checkpoint period of a user's fleet: a run lasts a few seconds of virtual time, and only its cuts are checked."""
 
 PERIOD_S = 0.5
-"""Checkpoint period of a fleet whose checkpoints are manual: nobody takes them here."""
+"""Checkpoint period of a fleet with manual checkpoints, since no operator takes them in the simulator."""
 
 Make = Callable[[int], snapline.Agent]
 
 Choose = Callable[[str, int], int]
-"""Draws a number below the second argument for the situation that the first one names; 0 is benign."""
+"""Function (choice name, n) that draws a number from 0 to n - 1; 0 is the harmless choice."""
 
 SECOND_NS = 1_000_000_000
 
 RAISES_ONE_IN = 8
-"""Inputs whose handlers mostly raise."""
+"""One in this number of inputs has a handler that usually raises."""
 
 
 class Workload:
-    """A fleet and its invariants. This base knows none.
+    """Fleet and its invariants. This base has no invariants.
 
     Attributes:
-        fleet: with the scenario's protocol and trigger; the world decides when it is over.
-        ends: `is_done` becomes true some day.
-        costs: what work costs its hosts.
-        rolls_back: its agents ask for rollbacks (`ctx.rollback`), so a person looks after those that are refused.
-        has_gone_back: behind a complete epoch, on purpose or since its bytes are lost. The world says so before it calls `check_end`.
-        failure: the traceback of an invariant that could not be asked; "" if all is well.
+        fleet: the fleet, with the scenario's protocol and trigger. The world decides when a run is over.
+        ends: whether `is_done` becomes true eventually.
+        costs: CPU costs of work on the hosts.
+        rolls_back: agents request rollbacks (`ctx.rollback`), so an operator handles those that are refused.
+        has_gone_back: the fleet was rolled back behind a complete epoch, on purpose or because its bytes were lost. The world
+            sets it before it calls `check_end`.
+        failure: traceback of an invariant that raised an unexpected exception; "" if none did.
         calling_plan: the plan of the host whose call a stub answers now.
-        inputs: what a user gives to the fleet, instead of `input_of`; None: nothing.
+        inputs: a user's inputs, used instead of `input_of`; None: no such inputs.
     """
 
     rolls_back = False
@@ -73,11 +74,11 @@ class Workload:
         self.inputs: GivenInputs | None = None
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
-        """A sentence on what is wrong with a cut that was said to be consistent."""
+        """Return a sentence that describes a violation in a cut, or None."""
         return None
 
     def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> snapline.Message | None:
-        """Return what a client gives an agent as its `serial`-th input; no two may have the same bytes. None: this agent takes none."""
+        """Return a client's `serial`-th input to an agent, or None if the agent takes none. No two inputs may have the same bytes."""
         return None
 
     @property
@@ -86,26 +87,26 @@ class Workload:
         return self.inputs is not None or type(self).input_of is not Workload.input_of
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        """Return whether no agent will take a turn again: nothing is left to send, all was consumed, no timer is set."""
+        """Return whether no agent will take another turn: nothing is left to send or consume, and no timer is set."""
         return False
 
     def check_end(self, states: Mapping[str, object]) -> str | None:
-        """A sentence on what is wrong with the states of a fleet of which `is_done`."""
+        """Return a sentence that describes a violation in the final states of a fleet that `is_done`, or None."""
         return None
 
 
 def own_workload(fleet: Fleet, every: str = "") -> Workload:
-    """Return the workload of a user's fleet, of which nothing is known; `every`: how often it saves instead of as `own_triggers` says."""
-    copied = copy.copy(fleet)  # the user's own stays as it is
+    """Return the workload of a user's fleet without known invariants. `every`: checkpoint period that replaces its triggers."""
+    copied = copy.copy(fleet)  # do not change the user's object
     copied.triggers = own_triggers(fleet, every)
     return Workload(copied, costs=Costs(turn_ns=OWN_TURN_NS))
 
 
 def own_triggers(fleet: Fleet, every: str) -> tuple[Single, ...]:
-    """Return when a user's fleet saves: at least each second, whatever it says.
+    """Return the triggers of a user's fleet, with periods limited to `PERIOD_MAX_S`.
 
     Raises:
-        UsageError: `every` is no duration.
+        UsageError: `every` is not a duration.
     """
     if every:
         return (snapline.Every(duration_ns(every) / SECOND_NS),)
@@ -123,20 +124,20 @@ def _quick(trigger: Single) -> Single:
 
 
 class RestingWorkload(Workload):
-    """Somebody's fleet, of which is known only that it comes to rest: then its work is done."""
+    """Workload of a fleet that is known only to come to rest. Its work is done when it is at rest."""
 
     def __init__(self, fleet: Fleet) -> None:
         super().__init__(fleet, ends=True)
 
     def is_done(self, states: Mapping[str, object]) -> bool:
-        return True  # it is asked only when nothing moves
+        return True  # called only when nothing moves
 
 
 class LedgerWorkload(Workload):
-    """Agents that keep the books of `ledger`.
+    """Workload of agents that keep the ledgers of `ledger`.
 
     Attributes:
-        total: the work at the beginning: the messages that there will have been at the end.
+        total: initial work, which equals the number of messages sent by the end.
     """
 
     def __init__(self, fleet: Fleet, *, total: int, ends: bool) -> None:
@@ -154,10 +155,10 @@ class LedgerWorkload(Workload):
         return nudge(client, serial, choose)
 
     def check_books(self, books: Books) -> None:
-        """All invariants.
+        """Check all invariants.
 
         Raises:
-            WrongBooksError: one does not hold.
+            WrongBooksError: an invariant does not hold.
         """
         check_members(books, self.fleet.agents)
         check_pairs(books)
@@ -183,19 +184,21 @@ class LedgerWorkload(Workload):
 
 
 def nudge(client: str, serial: int, choose: Choose) -> Nudge:
-    """Return the input for agents of most patterns: it causes a turn and an answer."""
+    """Return the input that most patterns use; it causes a turn and an answer."""
     return Nudge(client, serial, choose("raises", RAISES_ONE_IN) == RAISES_ONE_IN - 1)
 
 
 def make_fleet(part: FleetPart, make: Make, *, own: list[Single] | None = None) -> Fleet:
-    """The fleet of a pattern; `make` makes the agent of an index. `own`: triggers instead of the scenario's."""
+    """Return the fleet of a pattern. `make` makes the agent with a given index. `own`: triggers that replace the scenario's."""
     agents = {name_of(index): functools.partial(make, index) for index in range(part.agents)}
     triggers = triggers_of(part.protocol, part.trigger) if own is None else own
     return Fleet(part.pattern.name, agents=agents, protocol=part.protocol, triggers=triggers)
 
 
 def varied(fleet: Fleet, part: FleetPart) -> Fleet:
-    """The same agents under another protocol and trigger. It ends when it comes to rest: `stop_when` needs epochs.
+    """Return a fleet of the same agents with another protocol and trigger.
+
+    It has no `stop_when`, which needs epochs, and ends when it comes to rest.
 
     Raises:
         FleetDefinitionError: the trigger does not fit the protocol.
@@ -212,10 +215,10 @@ def varied(fleet: Fleet, part: FleetPart) -> Fleet:
 
 
 def triggers_of(protocol: str, trigger: TriggerPart) -> list[Single]:
-    """The scenario's trigger as the fleet takes it.
+    """Return the scenario's trigger in the form that a fleet takes. The fleet rejects a trigger that does not fit its protocol.
 
     Raises:
-        UsageError: the values are not possible. What does not fit the protocol is the fleet's to refuse.
+        UsageError: a value is invalid.
     """
     match trigger.kind:
         case "period":
@@ -234,16 +237,16 @@ def plan_of(part: FleetPart, pause_ns: int) -> Plan:
 
 
 def pause_ns(part: FleetPart, senders: int) -> int:
-    """Return each sender's pause after a message, so that all `senders` together keep to the rate; 0 if there is no rate."""
+    """Return the pause of each sender after a message that keeps all `senders` together at the rate; 0 if there is no rate."""
     rate = part.pattern.rate_per_s
     return max(1, round(senders * SECOND_NS / rate)) if rate else 0
 
 
 def check_agents(part: FleetPart, *, least: int = 2, most: int = 0) -> None:
-    """Refuse fleets that cannot play the pattern.
+    """Check that the pattern supports the number of agents.
 
     Raises:
-        UsageError: too few agents, or too many.
+        UsageError: there are too few or too many agents.
     """
     if part.agents < least:
         raise UsageError(f"fleet.agents is {part.agents}: pattern {part.pattern.name} needs at least {least}")
@@ -252,6 +255,6 @@ def check_agents(part: FleetPart, *, least: int = 2, most: int = 0) -> None:
 
 
 def lanes_of(agents: int, length: int) -> list[range]:
-    """Return all agents in lanes of about `length`, none shorter, unless there are fewer agents in all."""
+    """Divide the agents into lanes of at least about `length`; fewer agents than that form one lane."""
     lanes = max(1, agents // length)
     return [range(lane * agents // lanes, (lane + 1) * agents // lanes) for lane in range(lanes)]

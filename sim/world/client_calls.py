@@ -1,10 +1,12 @@
-"""Requests of a simulated client: what `client/requests.py` does over gRPC, over the simulated network.
+"""Requests of a simulated client: the counterpart of `client/requests.py` on the simulated network.
 
-Each request comes back as one event for the core, at its limit at the latest; what comes later is dropped. A request may be lost, come late
-or twice, and its answer may be lost. As over a stream, a request that came twice has no answer: its stream has broken. A host to which there is no connection, or that is
-down, has certainly taken nothing. What is written to a connection comes when the wire is whole again, or the host awakes, and is read then, whether anybody waits or not.
+Each request returns as one event to the core, by its time limit; later events are dropped. A request may be lost, late or duplicated, and its
+answer may be lost. As over a stream, a duplicated request has no answer, since its stream has broken. A host that is down, or without a connection,
+has certainly accepted nothing. Data written to a connection arrives when the network is healed or the host resumes, and the host reads it then,
+whether or not the client still waits.
 
-Where agents live is read from the coordinator's state when the question arrives there, so the answer may be old when it comes. Now and then it names another host.
+The location of agents is read from the coordinator's state when the request arrives there, so the answer may be out of date. Sometimes it names a
+wrong host.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,25 +31,25 @@ LATE_NS = 600 * MS
 """Extra delay of a late request."""
 
 CONNECT_NS = 2000 * MS
-"""Time-out of a connection, as in `client/hosts.py`."""
+"""Timeout of a connection attempt, as in `client/hosts.py`."""
 
 WRITTEN_NS, WRITTEN_LOOKS = 200 * MS, 25
-"""Period and number of retransmissions on a connection while nothing gets through."""
+"""Period and number of retransmissions on a blocked connection."""
 
 LOST_ONE_IN, TWICE_ONE_IN, LATE_ONE_IN, ASTRAY_ONE_IN = 12, 12, 20, 10
 
 Pick = Callable[[str, int], int]
-"""Draw by name, from a number of choices; 0 is benign."""
+"""Function that draws a choice by name, from 0 … n - 1; 0 is benign."""
 
 
 class ClientInput:
     """One input of a client.
 
     Attributes:
-        given: as a host gets it.
-        payload: the message that it is; b"" while no host has made one of the JSON in `given`.
-        serial: its place among all that its client has given.
-        asks: its program wants the answer. is_early: one that may be undone will do.
+        given: the input as sent to a host.
+        payload: encoded message; b"" until a host has converted the JSON in `given`.
+        serial: place among the client's inputs.
+        asks: the program wants the answer. is_early: an answer that may still be rolled back suffices.
     """
 
     __slots__ = ("asks", "given", "is_early", "payload", "serial")
@@ -60,7 +62,7 @@ class ClientInput:
 
 
 class ClientCalls:
-    """The requests of one client's core; `feed` gets the events."""
+    """Requests of one client's core; `feed` receives the events."""
 
     def __init__(
         self,
@@ -79,9 +81,9 @@ class ClientCalls:
         self._feed = feed
         self._calls = 0
         self._open: dict[int, None] = {}
-        """Requests that have not come back."""
+        """Requests without an event yet."""
         self._connected: dict[str, None] = {}
-        """Hosts that have answered, and to which no request has failed since."""
+        """Hosts that have answered, without a failed request since."""
 
     def close(self) -> None:
         """Drop all open requests."""
@@ -121,7 +123,7 @@ class ClientCalls:
         return replace(found, host=host, address=f"{host}:1")
 
     def offer(self, command: ev.OfferInputs, inputs: Sequence[ClientInput]) -> None:
-        """Say inputs to a host."""
+        """Send inputs to a host."""
         request, host = command.request, command.host
         given = [each.given for each in inputs]
         self._begin(request, command.limit_ns, ev.RequestFailed(request, "no answer in time"))
@@ -147,7 +149,7 @@ class ClientCalls:
 
         self._travel(request, host, 1, arrive)
 
-    # ---- the way there --------------------------------------------------------------------------------------------
+    # ---- sending --------------------------------------------------------------------------------------------------
 
     def _travel(self, request: int, host: str, copies: int, arrive: Callable[[SimHost], None]) -> None:
         """Send copies of a request to a host."""
@@ -171,7 +173,7 @@ class ClientCalls:
                 self._later(way_ns + late_ns, lambda: self._arrive(request, host, arrive, is_alone=copies == 1))
 
     def _get_through(self, host: str, arrive: Callable[[], None], looks: int = 0) -> None:
-        """Deliver once a path exists; the socket of a paused process accepts it all the same."""
+        """Deliver once a path exists; the socket of a paused process also accepts the request."""
         run = self._hosts.run_of(host)
         way_ns = self._way_ns(host)
         if way_ns is not None or (run is not None and run.stops):
@@ -189,7 +191,7 @@ class ClientCalls:
             self._end(request, ev.RequestFailed(request, f"host {host} is down", is_unsent=True))
 
     def _watch(self, request: int, run: SimHost) -> None:
-        """Break the stream of a host that has died since."""
+        """Break the stream of a host that has crashed since."""
         if request not in self._open:
             return
         if run.is_alive:
@@ -198,10 +200,10 @@ class ClientCalls:
             self._connected.pop(run.name, None)
             self._end(request, ev.RequestFailed(request, "the stream broke"))
 
-    # ---- the way back ---------------------------------------------------------------------------------------------
+    # ---- answers --------------------------------------------------------------------------------------------------
 
     def _on_taking(self, one: ClientInput, payload: bytes) -> None:
-        """A host is about to take a message, or has it already."""
+        """Record the payload of a message that a host is about to accept, or already has."""
         if not one.payload:
             one.payload = payload
             self._shared.judge.books.inputs.on_offered(one.given.agent, self._name, one.serial, payload)
@@ -216,7 +218,7 @@ class ClientCalls:
         *,
         is_heard: bool,
     ) -> None:
-        """The host, which was of this plan when it was asked, has decided."""
+        """Handle the decisions of a host that worked under this plan when the request arrived."""
         oracle = self._shared.judge.books.inputs
         for each, outcome in zip(inputs, outcomes, strict=True):
             self._shared.judge.probes.hit(f"input {outcome.status}")
@@ -239,14 +241,14 @@ class ClientCalls:
             self._connected[host] = None
             self._later(way_ns, lambda: self._end(request, event))
 
-    # ---- small things ---------------------------------------------------------------------------------------------
+    # ---- helpers --------------------------------------------------------------------------------------------------
 
     def _begin(self, request: int, limit_ns: int, failed: ev.Event) -> None:
         self._open[request] = None
         self._later(limit_ns, lambda: self._end(request, failed))
 
     def _end(self, request: int, event: ev.Event) -> None:
-        """The first one counts."""
+        """Deliver the first event of a request; later ones are dropped."""
         if request in self._open:
             del self._open[request]
             self._feed(event)

@@ -1,10 +1,10 @@
-"""Clients of a simulated fleet: programs that give inputs and wait for answers, each by the product's own client core (`client/core.py`).
+"""Clients of a simulated fleet: programs that send inputs and wait for answers through the product's client core (`client/core.py`).
 
-A program gives a few inputs at once, waits for what becomes of them, or does not, and goes on. It says again what it knows nothing of, under the same key; it
-does not believe some receipts, and says the same again; it gives up, drops what is under way, or closes its client and begins anew. What the core asks of the network
-`client_calls.py` carries out, with requests and answers that are lost. What the core says is told to the oracle (`oracles/inputs.py`), which believes none of it.
+A program sends a few inputs at once, and may wait for their outcomes before it continues. It resends inputs of unknown outcome with the same key,
+and repeats some that have a receipt. It also gives up, drops open sends, or closes its client and starts a new one. `client_calls.py` executes the
+core's network requests, and loses some requests and answers. The core's results are reported to the oracle (`oracles/inputs.py`), which checks them.
 
-Inputs are the workload's: a message for an agent of its choice (`Workload.input_of`), or those of a list. They go to agents that live, and to some that have stopped.
+Inputs come from the workload (`Workload.input_of`) or from a list. They go to running agents, and to some that have stopped.
 """
 
 import traceback
@@ -32,26 +32,26 @@ MS = 1_000_000
 S = 1000 * MS
 
 PATIENCE_NS = (30 * S, 2 * S, 500 * MS)
-"""Time-outs of a send or an answer: as of `client.TIMEOUT_S`, or shorter."""
+"""Timeouts of a send or an answer: that of `client.TIMEOUT_S`, or shorter."""
 
 AGAIN_NS = 50 * MS
-"""Time before a program repeats a send of unknown outcome."""
+"""Delay before a program repeats a send of unknown outcome."""
 
 ASK_AGAIN_NS = 200 * MS
 
 OVERDUE_NS = 1 * MS
-"""Time after its deadline by which a send has ended."""
+"""Time after its deadline by which a send must have ended."""
 
 REQUEST_MAX, OPEN_MAX = 4, 12
-"""Inputs that are given at once, and that a hasty program has under way."""
+"""Number of inputs sent at once, and of open inputs of a hasty program."""
 
 HASTY_ONE_IN = 3
-"""The others wait until all that they have given has come to its end."""
+"""One program in this number is hasty; the others wait until all their inputs have ended."""
 
 AGAIN_ONE_IN, GIVEN_UP_ONE_IN, DROPPED_ONE_IN, CLOSES_ONE_IN, STOPPED_ONE_IN = 6, 8, 30, 30, 8
 ASKS_ONE_IN, ASKS_AT_ONCE_ONE_IN, EARLY_ONE_IN = 3, 2, 3
 SPEAKS_EVERY = 2
-"""Inputs whose handlers emit, where agents speak at all."""
+"""One input in this number makes its handler emit, if outputs are on."""
 
 
 class Clients:
@@ -60,22 +60,22 @@ class Clients:
     def __init__(self, shared: WorldState, log: SimulatedLog, hosts: Hosts) -> None:
         self._log = log
         count = shared.scenario.clients.count if shared.workload.takes_inputs else 0
-        given = shared.workload.inputs
-        source = given.of_run(DrawnRandom(shared.choices, "inputs")) if given is not None else None
+        inputs = shared.workload.inputs
+        source = inputs.of_run(DrawnRandom(shared.choices, "inputs")) if inputs is not None else None
         self._all = [SimClient(shared, log, hosts, f"client{number + 1}", source) for number in range(count)]
 
     def start(self) -> None:
-        """Start all clients, without waiting for a fleet."""
+        """Start all clients without waiting for the fleet."""
         for client in self._all:
             client.start()
 
     def stay(self) -> None:
-        """Make clients patient once all faults are over: none gives up any more."""
+        """Make clients patient once all faults are over: none gives up."""
         for client in self._all:
             client.is_patient = True
 
     def validate(self) -> None:
-        """Cross-check all cores; AssertionError says what does not hold."""
+        """Check the invariants of all cores; raise AssertionError if one does not hold."""
         for client in self._all:
             client.core.validate()
 
@@ -86,7 +86,7 @@ class Clients:
         return [f"{client.name} waits for an answer" for client in self._all if not client.is_done]
 
     def deserted(self, since_ns: int) -> list[str]:
-        """Return the clients without progress since then that wait for a living agent."""
+        """Return the clients that wait for a running agent and have made no progress since that time."""
         if self._log.canonical.image.outcome:
             return []
         return [text for client in self._all if client.moved_ns < since_ns and (text := client.waits_for())]
@@ -96,16 +96,16 @@ class SimClient:
     """One program and its client.
 
     Attributes:
-        core: the client's.
-        is_done: the program has given all, and has had an answer to all, or has given up.
-        is_patient: it does not give up.
-        moved_ns: when it heard, or began, anything new.
+        core: core of the client.
+        is_done: the program has sent all inputs, and each has its answer or was given up.
+        is_patient: the program does not give up.
+        moved_ns: time of the last progress.
     """
 
     def __init__(
         self, shared: WorldState, log: SimulatedLog, hosts: Hosts, name: str, source: Iterator[AgentInput] | None
     ) -> None:
-        """`source`: what a user gives, to whichever client comes for it; None: the workload makes inputs."""
+        """`source`: the user's inputs, shared by all clients; None: the workload makes inputs."""
         self.name = name
         self._source = source
         self.is_done = self.is_patient = False
@@ -116,13 +116,13 @@ class SimClient:
         self._oracle = shared.judge.books.inputs
         self._left = shared.scenario.clients.inputs
         self._inputs = 0
-        """Made so far."""
+        """Number of inputs made so far."""
         self._given = self._numbers = 0
-        """Sends so far; sends and asks."""
+        """Numbers of sends, and of sends and asks together, so far."""
         self._is_waiting = False
-        """The next request is due, or waits for room."""
+        """Whether the next request is scheduled."""
         self._resting = 0
-        """Inputs that will be given again, or asked for, in a moment."""
+        """Number of inputs that are about to be resent or asked for."""
         self._sends: dict[int, ClientInput] = {}
         self._asks: dict[int, ClientInput] = {}
         self._timer_ns: int | None = None
@@ -140,24 +140,24 @@ class SimClient:
         return self._shared.choices.pick("clients", (self.name, what, self._given), n)
 
     def _misfortune(self, what: str, n: int) -> int:
-        """Draw what happens to its requests, until all faults are over."""
+        """Draw the faults of its requests, until all faults are over."""
         return 0 if self.is_patient else self._pick(what, n)
 
     def _is_one_in(self, n: int, what: str) -> bool:
         return self._pick(what, n) == n - 1
 
     def _gives_up(self, one_in: int, what: str) -> bool:
-        """Return whether the program forgets an input; never a user's input, on which the user may rely."""
+        """Return whether the program abandons an input; never a user's input, on which the user may rely."""
         return self._source is None and not self.is_patient and self._is_one_in(one_in, what)
 
     def start(self) -> None:
         self._go_on()
 
     def waits_for(self) -> str:
-        """Return what it has no answer to although the agent lives; "" if there is none."""
-        told = [(each, "been told whether it was taken") for each in self._sends.values()]
+        """Describe an input without an answer although its agent is running; "" if there is none."""
+        sent = [(each, "been told whether it was taken") for each in self._sends.values()]
         asked = [(each, "had an answer to it") for each in self._asks.values()]
-        for each, what in (*told, *asked):
+        for each, what in (*sent, *asked):
             record = self._log.canonical.image.agents.get(each.given.agent)
             if record is not None and record.left_plan is None:
                 return f"{self.name} has said {each.given.key} to {each.given.agent}, and has not {what}"
@@ -198,10 +198,10 @@ class SimClient:
             self._timer_ns = None
             self._feed(ev.TimerFired())
 
-    # ---- giving ---------------------------------------------------------------------------------------------------
+    # ---- sending --------------------------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """The next request, after a pause, as soon as there is room."""
+        """Schedule the next request after a pause, once there is room."""
         if self._is_waiting or self.is_done:
             return
         if not self._left:
@@ -218,35 +218,35 @@ class SimClient:
             self._close()
         count = min(self._left, 1 + self._pick("count", REQUEST_MAX))
         self._left -= count
-        made = [each for each in [self._make() for _ in range(count)] if each is not None]
-        self._give(made)
-        if made and self._gives_up(DROPPED_ONE_IN, "drops"):
-            self._later(AGAIN_NS * self._pick("drops after", 8), lambda: self._drop(made))
+        new_inputs = [each for each in [self._make() for _ in range(count)] if each is not None]
+        self._give(new_inputs)
+        if new_inputs and self._gives_up(DROPPED_ONE_IN, "drops"):
+            self._later(AGAIN_NS * self._pick("drops after", 8), lambda: self._drop(new_inputs))
         self._go_on()
 
     def _make(self) -> ClientInput | None:
-        """The next input, if there is one."""
+        """Return the next input, if there is one."""
         self._inputs += 1
         try:
-            given = self._drawn() if self._source is None else self._taken(self._source)
+            input_ = self._drawn() if self._source is None else self._taken(self._source)
         except SnaplineError as error:
             self._shared.misused(str(error))
             return None
         except Exception:
             self._shared.misused(f"the function that makes inputs raised\n{traceback.format_exc()}")
             return None
-        if given is None:
+        if input_ is None:
             return None
         self._given += 1
-        made = ClientInput(given, self._given)
-        if made.payload:
-            self._oracle.on_offered(given.agent, self.name, made.serial, made.payload)
+        client_input = ClientInput(input_, self._given)
+        if client_input.payload:
+            self._oracle.on_offered(input_.agent, self.name, client_input.serial, client_input.payload)
         if self._shared.scenario.clients.asks and self._is_one_in(ASKS_ONE_IN, "asks"):
-            made.asks, made.is_early = True, self._is_one_in(EARLY_ONE_IN, "early")
-        return made
+            client_input.asks, client_input.is_early = True, self._is_one_in(EARLY_ONE_IN, "early")
+        return client_input
 
     def _drawn(self) -> GivenInput | None:
-        """The workload's message for some agent."""
+        """Return the workload's message for a drawn agent."""
         agent = self._agent()
         message = self._shared.workload.input_of(agent, self.name, self._inputs, self._pick)
         if message is None:
@@ -256,22 +256,22 @@ class SimClient:
         return GivenInput(agent, self._key(), encode_message(message))
 
     def _taken(self, source: Iterator[AgentInput]) -> GivenInput | None:
-        """Return the user's next input. Its trace parent makes its bytes unique."""
+        """Return the user's next input, with a trace parent that makes its bytes unique."""
         each = next(source, None)
         if each is None:
             self._left = 0
             return None
-        given = given_input(each, self._key())
+        input_ = given_input(each, self._key())
         tail = Traceparent(crc32(self.name.encode()) + 1, self._inputs).tail()
-        if given.type:
-            return replace(given, type=given.type + tail.decode())
-        return replace(given, payload=with_tail(given.payload, tail))
+        if input_.type:
+            return replace(input_, type=input_.type + tail.decode())
+        return replace(input_, payload=with_tail(input_.payload, tail))
 
     def _key(self) -> str:
         return f"{self.name}-{self._inputs}"
 
     def _agent(self) -> str:
-        """Draw an agent that lives, or has stopped."""
+        """Draw an agent that is running or has stopped."""
         living = dict.fromkeys([agent for agent, _ in self._log.canonical.living_agents()] or self._shared.agents)
         stopped = [agent for agent in self._seen if agent not in living]
         self._seen.update(living)
@@ -294,7 +294,7 @@ class SimClient:
         self._feed(ev.InputsGiven(tuple(sends)))
 
     def _give_again(self, inputs: list[ClientInput]) -> None:
-        """Send inputs again under the same keys, after all earlier ones."""
+        """Send inputs again with the same keys, after all earlier ones."""
         self._resting -= len(inputs)
         for each in inputs:
             self._given += 1
@@ -309,7 +309,7 @@ class SimClient:
         return self._shared.kernel.now_ns + patience_ns
 
     def _drop(self, inputs: list[ClientInput]) -> None:
-        """The program does not wait for these any more."""
+        """Stop waiting for these inputs."""
         dropped = [send for send, each in self._sends.items() if each in inputs]
         for send in dropped:
             self._give_up(self._sends.pop(send))
@@ -321,14 +321,14 @@ class SimClient:
             self._oracle.on_given_up(one.payload)
 
     def _close(self) -> None:
-        """The program closes its client, and has another one: what is under way must end at once."""
+        """Replace the client by a new one; all open sends and asks of the closed one must end at once."""
         self._feed(ev.ClientClosed())
         for each in (*self._sends.values(), *self._asks.values()):
             self._oracle.on_overdue(self._shared.kernel.now_ns, self.name, f"{each.given.key}, though it has closed")
         self._calls.close()
         self._open_client()
 
-    # ---- what became of a send ------------------------------------------------------------------------------------
+    # ---- outcomes of sends ----------------------------------------------------------------------------------------
 
     def _send_ended(self, end: ev.FinishSend) -> None:
         one = self._sends.pop(end.send)
@@ -364,7 +364,7 @@ class SimClient:
         return agent in self._shared.agents and not self._shared.judge.books.has_stopped(agent)
 
     def _say_again(self, one: ClientInput) -> None:
-        """Retry an input of unknown outcome, or one not accepted in time."""
+        """Retry an input of unknown outcome, or one that was not accepted in time."""
         is_over = bool(self._log.canonical.image.outcome)
         if not is_over and not self._gives_up(GIVEN_UP_ONE_IN, "given up"):
             self._again(one)
@@ -408,7 +408,7 @@ class SimClient:
         self._go_on()
 
     def _asks_again(self, one: ClientInput, end: ev.FinishAsk) -> bool:
-        """Return whether to ask again: not if it is permanently over, or will be asked for once accepted."""
+        """Return whether to ask again: not if the answer can never come, or if the input will be asked for once accepted."""
         if one.asks or self._log.canonical.image.outcome:
             return False
         is_over = "was dropped" in end.reason or "has stopped" in end.reason

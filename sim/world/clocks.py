@@ -7,11 +7,11 @@ START_OF_TIME_NS = 1_700_000_000_000_000_000
 
 
 class Clocks:
-    """One for each node; right until set."""
+    """Wall clocks of all nodes; each is right until set."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
-        self._wrong: dict[str, tuple[int, int, int]] = {}  # node → skew, drift, and since when
+        self._wrong: dict[str, tuple[int, int, int]] = {}  # node → skew, drift, and begin
 
     def set(self, node: str, *, skew_ns: int, drift_ppm: int) -> None:
         """Skew a node's clock from now on, and let it drift."""

@@ -5,9 +5,9 @@ class RunCounters:
     """Counters of one run.
 
     Attributes:
-        turns, last_turn_ns: ended so far, and when. handled: those that were for a message, a timer or an input.
-        busy_ns: what hosts spent.
-        counts: all others, by name.
+        turns: number of turns ended so far. last_turn_ns: time of the last end. handled: turns for a message, a timer or an input.
+        busy_ns: CPU time that hosts spent.
+        counts: other counters, by name.
     """
 
     def __init__(self) -> None:
@@ -15,20 +15,20 @@ class RunCounters:
         self.counts: dict[str, float] = {}
 
     def count(self, name: str, amount: float = 1) -> None:
-        """Add."""
+        """Add to a counter."""
         self.counts[name] = self.counts.get(name, 0) + amount
 
     def raise_to(self, name: str, value: float) -> None:
-        """Keep the largest value."""
+        """Raise a counter to a value, if it is lower."""
         self.counts[name] = max(self.counts.get(name, 0), value)
 
     def on_turn(self, now_ns: int, what: str) -> None:
-        """A turn has ended well."""
+        """Count a successful turn."""
         self.turns += 1
         self.handled += what in ("message", "timer", "input")
         self.last_turn_ns = now_ns
 
     def on_saved(self, took_ns: int) -> None:
-        """A checkpoint is durable: of all agents together, or where they checkpoint on their own, of one."""
+        """Count a durable checkpoint: of all agents together, or of one agent under an autonomous protocol."""
         self.count("checkpoints_saved")
         self.count("saving_s", took_ns / 1e9)

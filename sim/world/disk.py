@@ -1,25 +1,25 @@
-"""One shared file system in memory, seen by every host through a view of its own, with the faults that real ones have.
+"""Shared file system in memory, with a view for each host and the faults of real file systems.
 
-The problem. The checkpoint store lies on a file system that all hosts mount. The simulator runs the real code of `storage/`
-on it, so this disk must forget what was never synced, fail when told to, and cost next to nothing.
+Problem. The checkpoint store is on a file system that all hosts mount, and the simulator runs the real code of `storage/` on
+it. So this disk must lose unsynced data, fail on request, and be cheap.
 
-The model, by the rules POSIX gives and no more:
+Model. The disk follows the rules of POSIX and gives no further guarantees:
 
 1. A file's bytes since its last `sync_data`, and a directory's names since its last `sync_directory`, are *pending*. They
    belong to the node that wrote them.
-2. `crash` (SIGKILL) loses a node's open handles and nothing else: what it wrote is in the page cache of the file server.
-3. `power_cut` decides about all that the node has pending: bytes are kept, lost, torn in the middle, or torn with zeros behind;
-   names are kept or lost independently of each other, but in order for one name. What is kept is durable from then on. What
-   lies in a directory that is lost is gone with it.
-4. Whoever syncs a directory makes all its names durable, also those of other nodes: there is one journal. A name that is
-   durable makes everything durable that happened to it before, whoever did it.
-5. A failed `sync_data` drops the bytes for good: processes go on seeing them, and a power cut of the writer shows zeros.
+2. `crash` (SIGKILL) loses only a node's open handles: its written data is in the page cache of the file server.
+3. `power_cut` decides on all pending data of the node. Bytes are kept, lost, torn in the middle, or torn and followed by zeros.
+   Names are kept or lost independently of each other, but in order for one name. Kept data is durable from then on. The
+   contents of a lost directory are lost.
+4. Syncing a directory makes all its names durable, including those of other nodes, since there is one journal. A durable name
+   makes all earlier changes to it durable, by any node.
+5. A failed `sync_data` loses the bytes permanently: processes still see them, but a power cut of the writer shows zeros.
 
-Departures: there are no named temporary files (`O_TMPFILE` works), and a handle is written by one node only. Stale reads are
-those of a network file system's cache: a file is invisible to other nodes for `STALE_NS` after its link. A link that finds
-the name taken refreshes the cache for everybody, not only for who tried.
+Departures. There are no named temporary files (`O_TMPFILE` works), and only one node writes to a handle. Stale reads model a
+network file system's cache: a file is invisible to other nodes for `STALE_NS` after its link. A link that fails because the
+name exists refreshes the cache for all nodes, not only for its caller.
 
-Supports G4 and G11: it is what the store is tested against. Choices come from the stream "storage".
+Supports G4 and G11: the store is tested on this disk. Choices come from the stream "storage".
 """
 
 import errno
@@ -31,10 +31,10 @@ from snapline.storage.store.disk import DirectoryEntry, Disk
 from snapline.storage.store.record import Buffer
 
 STALE_NS = 50_000_000
-"""How long a stale cache hides a new file. Longer than a turn of the coordinator, shorter than its retries."""
+"""Time for which a stale cache hides a new file: longer than a turn of the coordinator, shorter than its retries."""
 
 FAULTS = ("eio", "full", "failed-sync", "stale-read", "slow", "away")
-"""Faults of `set_fault`. "slow" is only recorded: the world decides its cost. "away": the mount is gone; an empty directory is in its place."""
+"""Faults of `set_fault`. "slow" is only recorded; the world decides on the delay. "away": an empty directory replaces the mount."""
 
 _WORDS = {
     errno.EIO: "Input/output error",
@@ -54,9 +54,9 @@ class _File:
     """A file.
 
     Attributes:
-        data: as processes see it. writer: the node that wrote it.
-        synced: how many bytes count as durable. lost: ranges of them that a failed sync dropped.
-        linked_by, linked_ns: who named it last, and when; "" if everybody sees it.
+        data: bytes as processes see them. writer: node that wrote them.
+        synced: number of bytes that count as durable. lost: ranges of these that a failed sync lost.
+        linked_by, linked_ns: node and time of its last link; "" if all nodes see it.
     """
 
     __slots__ = ("data", "linked_by", "linked_ns", "lost", "synced", "writer")
@@ -74,7 +74,7 @@ class _Changes:
     """Changes to one name since its directory was synced.
 
     Attributes:
-        base: what the disk holds. made: (node, what the name referred to after it), in order; None is nothing.
+        base: durable entry of the name. made: (node, entry after the change), in order; None is no entry.
     """
 
     __slots__ = ("base", "made")
@@ -85,7 +85,7 @@ class _Changes:
 
 
 class _Directory:
-    """A directory: its names as processes see them, and those that are pending."""
+    """A directory: its names as processes see them, and pending changes."""
 
     __slots__ = ("entries", "pending")
 
@@ -98,13 +98,13 @@ _Node = _File | _Directory
 
 
 class NodeDisk:
-    """The file system as one node sees it. Implements `snapline.storage.store.disk.Disk`; made by `VirtualDisk`."""
+    """View of the file system of one node. Implements `snapline.storage.store.disk.Disk`; made by `VirtualDisk`."""
 
     def __init__(self, shared: "VirtualDisk", node: str, *, location: str) -> None:
         self.node = node
         self.location = location
         self.modes: dict[str, None] = {}
-        """Faults that are on and change what calls do; empty most of the time, which is why calls look here first."""
+        """Active faults that change calls; mostly empty, so that calls check this first."""
         self._nodes = shared.nodes
         self._now = shared.now
         self._count = shared.refused
@@ -179,7 +179,7 @@ class NodeDisk:
         self._set(directory, name, path, file)
 
     def close(self, handle: int) -> None:
-        # Unknown handles are fine: a process that crashed inside of a call still unwinds through its `finally`.
+        # Ignore unknown handles: a process that crashed inside a call still runs its `finally` blocks.
         self._open.pop(handle, None)
 
     def unlink(self, path: str) -> None:
@@ -213,10 +213,10 @@ class NodeDisk:
             entries = {name: node for name, node in entries.items() if not self._is_stale(node)}
         return [DirectoryEntry(name, isinstance(entries[name], _Directory)) for name in sorted(entries)]
 
-    # ---- inside ---------------------------------------------------------------------------------------------------
+    # ---- helpers --------------------------------------------------------------------------------------------------
 
     def lose_handles(self) -> None:
-        """The process is gone."""
+        """Drop the open handles of a process that is gone."""
         self._open.clear()
 
     def _directory(self, path: str) -> _Directory:
@@ -282,7 +282,7 @@ class NodeDisk:
             raise self._refused(errno.ENOENT, path)
 
     def _refused(self, number: int, path: str) -> OSError:
-        """The error of a fault; counted."""
+        """Return the error of a fault, and count it."""
         self._count[number] = self._count.get(number, 0) + 1
         return _error(number, path)
 
@@ -296,12 +296,12 @@ class VirtualDisk:
     """The shared file system.
 
     Attributes:
-        nodes: path → file or directory, of all that processes can see; the same dict for ever.
-        refused: error number → how often a fault has made a call fail with it.
+        nodes: path → file or directory, as processes see them; always the same dict.
+        refused: error number → number of calls that a fault made fail with it.
     """
 
     def __init__(self, now: Callable[[], int] = lambda: 0, *, location: str = "simulated") -> None:
-        """`now` gives virtual nanoseconds; only stale reads look at it."""
+        """`now` returns virtual nanoseconds; only stale reads use it."""
         self.now = now
         self._location = location
         self._root = _Directory()
@@ -313,7 +313,7 @@ class VirtualDisk:
         self._reader = NodeDisk(self, "", location=location)
 
     def of(self, node: str) -> NodeDisk:
-        """The view of one node; always the same object."""
+        """Return the view of one node; always the same object."""
         view = self._views.get(node)
         if view is None:
             view = self._views[node] = NodeDisk(self, node, location=self._location)
@@ -321,17 +321,17 @@ class VirtualDisk:
         return view
 
     def bytes_of(self, path: str) -> bytes | None:
-        """A file as processes see it, without any fault; None if there is none. The same object until it changes."""
+        """Return a file's bytes without faults, or None without the file. The object is the same until the file changes."""
         node = self.nodes.get(path)
         return node.data if isinstance(node, _File) else None
 
     def files_below(self, prefix: str) -> dict[str, bytes]:
-        """Return what processes see below a prefix, by path."""
-        found = [(path, node) for path, node in self.nodes.items() if path.startswith(prefix)]
-        return {path: node.data for path, node in found if isinstance(node, _File)}
+        """Return the files that processes see below a prefix, by path."""
+        nodes = [(path, node) for path, node in self.nodes.items() if path.startswith(prefix)]
+        return {path: node.data for path, node in nodes if isinstance(node, _File)}
 
     def durable_files(self, prefix: str) -> dict[str, bytes]:
-        """Return what no power cut can take away below a prefix, by path."""
+        """Return the files below a prefix that no power cut can lose, by path."""
         return {path: data for path, data in self.files_below(prefix).items() if self._is_durable(path)}
 
     def _is_durable(self, path: str) -> bool:
@@ -347,17 +347,17 @@ class VirtualDisk:
         return True
 
     def reader(self) -> Disk:
-        """A view that no fault concerns, for oracles; what is written through it is never lost to a power cut."""
+        """Return a view without faults, for oracles; a power cut never loses data written through it."""
         return self._reader
 
     # ---- faults ---------------------------------------------------------------------------------------------------
 
     def crash(self, node: str) -> None:
-        """SIGKILL: the node's handles are gone, all that was written stays."""
+        """Kill the node (SIGKILL): its handles are lost, all its written data stays."""
         self.of(node).lose_handles()
 
     def power_cut(self, node: str, choices: Choices) -> None:
-        """The node loses its power: what it wrote and did not sync is kept (0), lost or torn, as `choices` says."""
+        """Cut the node's power: `choices` decides whether its unsynced data is kept (0), lost or torn."""
         self.crash(node)
         self._cuts[node] = self._cuts.get(node, 0) + 1
         _PowerCut(node, self._cuts[node], choices).settle(self._root, "")
@@ -365,7 +365,7 @@ class VirtualDisk:
         self.nodes.update(_paths_of(self._root, ""))
 
     def set_fault(self, node: str, mode: str, is_on: bool) -> None:
-        """Turn one of `FAULTS` on or off, for one node or (`""`) for all; all and one are switches of their own."""
+        """Turn one of `FAULTS` on or off, for one node or (`""`) for all; the two settings are independent."""
         if mode not in FAULTS:
             raise UsageError(f"no disk fault is called {mode!r}: take one of {', '.join(FAULTS)}")
         modes = self._faults.setdefault(node, {})
@@ -376,16 +376,16 @@ class VirtualDisk:
         self._tell_faults()
 
     def clear_faults(self) -> None:
-        """Turn everything off that `set_fault` turned on."""
+        """Turn off all faults of `set_fault`."""
         self._faults.clear()
         self._tell_faults()
 
     def is_slow(self, node: str) -> bool:
-        """Return whether "slow" is on for this node, or for all."""
+        """Return whether "slow" is on for this node or for all."""
         return "slow" in self._faults.get(node, ()) or "slow" in self._faults.get("", ())
 
     def flip(self, path: str, bit: int) -> None:
-        """Damage a file: one bit, counted modulo its length. Everybody sees it, and no sync brings it back."""
+        """Flip one bit of a file, counted modulo its length. All nodes see the damage, and no sync repairs it."""
         file = self.nodes.get(path)
         if not isinstance(file, _File):
             raise UsageError(f"there is no file {path!r} to damage: `files` tells which there are")
@@ -394,14 +394,14 @@ class VirtualDisk:
             flipped = bytes((file.data[place] ^ (1 << shift),))
             file.data = file.data[:place] + flipped + file.data[place + 1 :]
 
-    # ---- what is there --------------------------------------------------------------------------------------------
+    # ---- contents -------------------------------------------------------------------------------------------------
 
     def files(self) -> list[str]:
-        """The paths of all files, sorted."""
+        """Return the paths of all files, sorted."""
         return sorted(path for path, node in self.nodes.items() if isinstance(node, _File))
 
     def used_bytes(self) -> int:
-        """The lengths of all files together."""
+        """Return the total length of all files."""
         return sum(len(node.data) for node in self.nodes.values() if isinstance(node, _File))
 
     def _tell_faults(self) -> None:
@@ -413,13 +413,13 @@ class VirtualDisk:
 
 
 class _PowerCut:
-    """Decides, at one power cut of one node, about everything it has pending."""
+    """Decisions of one power cut on everything that its node has pending."""
 
     def __init__(self, node: str, number: int, choices: Choices) -> None:
         self._node, self._number, self._choices = node, number, choices
 
     def settle(self, directory: _Directory, path: str) -> None:
-        """Settle a directory and all below, also what another node's pending removal hides."""
+        """Settle a directory and everything below it, including entries hidden by another node's pending removal."""
         prefix = f"{path}/" if path else ""
         for name, changes in list(directory.pending.items()):
             self._settle_name(directory, name, changes, prefix + name)
@@ -462,7 +462,7 @@ class _PowerCut:
 
 
 def _children_of(directory: _Directory) -> Iterator[tuple[str, _Node]]:
-    """Yield what is in a directory, or may come back to it, each once."""
+    """Yield each entry that is in a directory or may return to it, once."""
     yield from list(directory.entries.items())
     for name, changes in list(directory.pending.items()):
         yielded = [directory.entries.get(name)]

@@ -1,8 +1,8 @@
-"""A simulated host: the production driver, core, turns and agents, surrounded by virtual time.
+"""A simulated host: the production driver, core, turns and agents in virtual time.
 
-A run of a host is one `SimHost`; a crash ends it, and the next start makes another. Nothing that was scheduled for a run
-that is over happens any more. A paused run keeps what comes until it goes on. Blocking work happens at one instant, when
-its time has passed; a crash in its middle comes from a failpoint.
+A run of a host is one `SimHost`; a crash ends it, and the next start makes another one. Calls scheduled for an ended run are
+dropped. A paused run holds its calls until it resumes. Blocking work happens at one instant at its end; failpoints crash it in
+the middle.
 """
 
 from collections import deque
@@ -52,11 +52,11 @@ Taking = Callable[[GivenInput, bytes], None]
 Then = Callable[[Sequence[InputOutcome]], None]
 
 STOPPED, BLOCKED = "stopped", "blocked"
-"""Reasons to pause a run: its process is stopped, or a handler blocks it."""
+"""Reasons for a pause: the process is stopped, or a handler blocks it."""
 
 
 class _Timer:
-    """A call that may be cancelled."""
+    """Timer that may be cancelled."""
 
     __slots__ = ("function", "is_cancelled")
 
@@ -69,7 +69,7 @@ class _Timer:
 
 
 class JudgeObserver(HostObserver):
-    """Observer that reports to the world's judge what a host's driver does to its agents."""
+    """Observer that reports its the world's judge what a host's driver does to its agents."""
 
     driver: ObservedDriver
 
@@ -82,7 +82,7 @@ class JudgeObserver(HostObserver):
         self._passed = shared.points.passed
         self._add = shared.journal.add
         self._begun_as: dict[str, str] = {}
-        """Agent → what its present turn was begun for; later segments do not say it."""
+        """Agent → kind of its present turn; later segments do not name it."""
 
     def attached(self, driver: ObservedDriver) -> None:
         self.driver, self.core, self.turns = driver, driver.core, driver.turns
@@ -106,7 +106,7 @@ class JudgeObserver(HostObserver):
     def wrap_turns(self, run: RunTurn) -> RunTurn:
         return partial(self._watch_turn, run)
 
-    # ---- what the core says of messages and freezes -----------------------------------------------------------------
+    # ---- reports of the core on messages and freezes ----------------------------------------------------------------
 
     def _message_left(self, left: we.LoggedMessageSent, _: Execute) -> None:
         now_ns = self._shared.kernel.now_ns
@@ -154,8 +154,10 @@ class JudgeObserver(HostObserver):
     def _report_frozen(self, command: ev.ReportFrozen, execute: Execute) -> None:
         core = self.core
         if command.plan == core.plan and core.is_loaded:
-            still = [agent.id for agent in core.agents.values() if agent.id not in command.running and agent.is_born]
-            self._judge.on_frozen(self.sim.name, core.start, core.plan, command.number, still)
+            frozen_agents = [
+                agent.id for agent in core.agents.values() if agent.id not in command.running and agent.is_born
+            ]
+            self._judge.on_frozen(self.sim.name, core.start, core.plan, command.number, frozen_agents)
         execute(command)
 
     def checkpoint_failed(self, event: ev.CheckpointFailed) -> None:
@@ -263,7 +265,7 @@ class JudgeObserver(HostObserver):
         execute(command)
 
     def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
-        """The judge sees the very image that was taken, or the whole state if parts of it are elsewhere."""
+        """Report a captured image to the judge: the same bytes, or the whole state if parts of it are stored separately."""
         costs = self._shared.workload.costs
         self.sim.costs_ns += costs.capture_ns + costs.capture_byte_ns * image.size_bytes
         agent = command.agent
@@ -283,16 +285,16 @@ class JudgeObserver(HostObserver):
     def line_loaded(self, command: ev.LoadAgents, outcome: LoadedLine | ev.LoadFailed) -> None:
         if command.plan == self.core.plan and not isinstance(outcome, ev.LoadFailed):
             now_ns = self._shared.kernel.now_ns
-            for each in outcome.agents:
-                self._add((now_ns, self.sim.name, each.agent, "load", command.plan, command.line_epoch))
-                checkpoint = each.checkpoint
-                self._judge.books.steps.waits.on_loaded(now_ns, each.agent)
-                self._judge.books.steps.on_loaded(each.agent, each.incarnation, checkpoint)
-                if checkpoint is not None and checkpoint.parts:  # The judge looks at what came out of them.
-                    made = outcome.objects[each.agent]
-                    state = encode_state(each.agent, made, agent_type(type(made)))
+            for restored in outcome.agents:
+                self._add((now_ns, self.sim.name, restored.agent, "load", command.plan, command.line_epoch))
+                checkpoint = restored.checkpoint
+                self._judge.books.steps.waits.on_loaded(now_ns, restored.agent)
+                self._judge.books.steps.on_loaded(restored.agent, restored.incarnation, checkpoint)
+                if checkpoint is not None and checkpoint.parts:  # the judge needs the state restored from the parts
+                    agent_object = outcome.objects[restored.agent]
+                    state = encode_state(restored.agent, agent_object, agent_type(type(agent_object)))
                     checkpoint = replace(checkpoint, state=state, parts=[])
-                self._judge.on_loaded(now_ns, command.plan, command.line_epoch, each.agent, checkpoint)
+                self._judge.on_loaded(now_ns, command.plan, command.line_epoch, restored.agent, checkpoint)
             self._judge.probes.sometimes(bool(outcome.logged.entries), "step found in a log")
             self._judge.probes.sometimes(bool(outcome.logged.inputs), "input found in a log")
             self._judge.probes.sometimes(bool(outcome.logged.dropped), "input dropped")
@@ -304,7 +306,7 @@ class HostOwner(Protocol):
     @property
     def steps(self) -> Steps: ...
     def run_of(self, host: str) -> "SimHost | None":
-        """The run of a host that answers on its port."""
+        """Return the running host's run; None if it is down."""
         ...
 
     def speed_of(self, host: str) -> int:
@@ -312,7 +314,7 @@ class HostOwner(Protocol):
         ...
 
     def hangs(self, host: str, what: Hanging) -> bool:
-        """Return whether such calls of the host hang."""
+        """Return whether these calls of the host hang."""
         ...
 
     def crash(self, host: str) -> None:
@@ -320,7 +322,7 @@ class HostOwner(Protocol):
         ...
 
     def ended(self, run: "SimHost") -> None:
-        """Note that the run has ended by itself."""
+        """Handle the end of a run that ended by itself."""
         ...
 
 
@@ -328,10 +330,10 @@ class SimHost:
     """One run of a host: the driver's `HostEnvironment`.
 
     Attributes:
-        is_alive: it has neither crashed nor ended.
-        stops: why nothing of it goes on; empty: it does.
-        waiting: turns that await something, and what they have drawn.
-        costs_ns: what the present batch has cost, at full speed.
+        is_alive: the run has neither crashed nor ended.
+        stops: reasons for which the run is paused.
+        waiting: waiting turns, with their draws.
+        costs_ns: CPU time of the present batch, at full speed.
     """
 
     def __init__(
@@ -384,11 +386,11 @@ class SimHost:
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def later(self, at_ns: int, function: Callable[[Any], object], argument: object = None) -> None:
-        """Call it then, if this run still lives; held while it is paused."""
+        """Schedule a call, which is dropped if this run has ended and held while it is paused."""
         self.shared.kernel.at(at_ns, self.fire, (function, argument))
 
     def fire(self, call: tuple[Callable[[Any], object], object]) -> None:
-        """Call it now."""
+        """Make the call now, or hold it while this run is paused."""
         if not self.is_alive:
             return
         if self.stops:
@@ -404,25 +406,25 @@ class SimHost:
             self.shared.core_failed(self.name, error)
 
     def offer(self, client: str, inputs: Sequence[GivenInput], taking: Taking, then: Then) -> None:
-        """Take a client's request. `taking` gets each message before the host decides; `then` gets all outcomes, in order."""
+        """Take a client's request. `taking` gets each message before the host decides; `then` gets all outcomes in order."""
         self.later(self.shared.kernel.now_ns, lambda _: self._offer(client, inputs, taking, then))
 
     def _offer(self, client: str, inputs: Sequence[GivenInput], taking: Taking, then: Then) -> None:
         """Offer inputs, as `agent_runtime/host/input_service.py` does."""
         type_of = self.driver.turns.type_of
-        looked = [look_at(given, type_of(given.agent), self.name, self._place_of) for given in inputs]
+        checks = [look_at(given, type_of(given.agent), self.name, self._place_of) for given in inputs]
         offered: list[ev.OfferedInput] = []
-        for given, found in zip(inputs, looked, strict=True):
-            if isinstance(found, bytes):
-                taking(given, found)
-                offered.append(ev.OfferedInput(given.agent, given.key, found))
+        for given, check in zip(inputs, checks, strict=True):
+            if isinstance(check, bytes):
+                taking(given, check)
+                offered.append(ev.OfferedInput(given.agent, given.key, check))
 
         plan = self.driver.core.plan
 
         def answered(answers: Sequence[InputOutcome]) -> None:
             self.notes.host_logs.on_offered(self.name, plan, offered, answers)
-            left = iter([placed(x.agent, y, self._place_of) for x, y in zip(offered, answers, strict=True)])
-            then([next(left) if isinstance(found, bytes) else found for found in looked])
+            outcomes = iter([placed(x.agent, y, self._place_of) for x, y in zip(offered, answers, strict=True)])
+            then([next(outcomes) if isinstance(check, bytes) else check for check in checks])
 
         if offered:
             self.driver.offer(client, offered, answered)
@@ -430,7 +432,7 @@ class SimHost:
             answered(())
 
     def settle(self, operator: str, words: Sequence[ev.OfferedInput], then: Then) -> None:
-        """Take an operator's words."""
+        """Take an operator's commands."""
 
         def answered(outcomes: Sequence[InputOutcome]) -> None:
             self.notes.host_logs.on_offered(self.name, self.driver.core.plan, words, outcomes)
@@ -439,7 +441,7 @@ class SimHost:
         self.later(self.shared.kernel.now_ns, lambda _: self.driver.offer(operator, words, answered))
 
     def ask(self, agent: str, key: str, then: Callable[[AskOutcome], None], *, is_early: bool) -> None:
-        """A client waits for an answer."""
+        """Wait for an answer on behalf of a client."""
 
         def answered(told: ev.AskAnswer) -> None:
             if not is_early:
@@ -451,7 +453,7 @@ class SimHost:
         self.later(self.shared.kernel.now_ns, lambda _: self.driver.ask(agent, key, answered, is_early=is_early))
 
     def _place_of(self, agent: str) -> tuple[str, str]:
-        """Return the agent's host and address, as far as this host knows; empty if local."""
+        """Return the agent's host and address as known to this host; empty if local or unknown."""
         host, _ = self.driver.core.shared.routes.get(agent, ("", 0))
         return (host, f"{host}:1") if host not in ("", self.name) else ("", "")
 
@@ -460,7 +462,7 @@ class SimHost:
         self.stops[why] = None
 
     def resume(self, why: str) -> None:
-        """Remove this reason to pause."""
+        """Remove this reason for a pause."""
         if self.stops.pop(why, self) is self or self.stops:
             return
         held, self._held = self._held, deque()
@@ -468,7 +470,7 @@ class SimHost:
             self.shared.kernel.at(self.shared.kernel.now_ns, self.fire, call)
 
     def die(self) -> None:
-        """The process is gone, from one instant to the next."""
+        """End the process at this instant."""
         self.is_alive = False
         self.driver.stop()
 
@@ -477,7 +479,7 @@ class SimHost:
         self.later(self.shared.kernel.now_ns, lambda _: self._around.ended(self))
 
     def fail(self, error: BaseException) -> None:
-        """An error of ours; it goes on to `fire`."""
+        """Do nothing: the error propagates to `fire`."""
 
     # ---- turns and timers -----------------------------------------------------------------------------------------
 
@@ -490,7 +492,7 @@ class SimHost:
             self.later(
                 max(self.shared.kernel.now_ns, self._busy_until_ns) + self.shared.workload.costs.batch_ns, self._pump
             )
-        else:  # a batch would change nothing
+        else:  # there is nothing to run
             self._set_timer()
 
     def _pump(self, _: object) -> None:
@@ -525,7 +527,7 @@ class SimHost:
     def start_turn(self, coroutine: Coroutine[object, None, None]) -> DrivenTurn:
         return DrivenTurn(self, coroutine, self._observer.outside)
 
-    # ---- surroundings ---------------------------------------------------------------------------------------------
+    # ---- environment ----------------------------------------------------------------------------------------------
 
     def now_ns(self) -> int:
         return self.shared.kernel.now_ns
@@ -534,7 +536,7 @@ class SimHost:
         return self.shared.clocks.wall_ns(self.name)
 
     def boot_clock(self) -> BootClock:
-        """Return the clock of one machine for all hosts, never rebooted."""
+        """Return the boot clock; all hosts share one machine that is never rebooted."""
         return BootClock("simulated", self.shared.kernel.now_ns)
 
     def call_later(self, delay_s: float, function: Callable[[], None]) -> _Timer:
@@ -552,7 +554,7 @@ class SimHost:
         self._workers.log(lambda: then(function()))
 
     def block(self) -> None:
-        """Block the run by a handler. Another thread reports that to the leader, every second."""
+        """Block the run, as a handler does. Another thread reports that to the leader every second."""
         self.pause(BLOCKED)
         self._report_busy(self.shared.kernel.now_ns)
 
@@ -563,7 +565,7 @@ class SimHost:
             self.shared.kernel.at(self.shared.kernel.now_ns + SECOND_NS, self._report_busy, since_ns)
 
     def come_back(self, what: Hanging) -> None:
-        """Release the calls that hung."""
+        """Release the hanging calls."""
         self.later(self.shared.kernel.now_ns, self._workers.carry_on, what)
 
     def open_store(self) -> Store:
@@ -578,7 +580,7 @@ class SimHost:
         self._observer.captured(command, known, image)
 
     def part_closed(self, epoch: int) -> None:
-        """Do nothing: its time is not measured."""
+        """Do nothing: the time is not measured."""
 
     def send(self, message: HostMessage) -> None:
         self.notes.store.on_reported(message)

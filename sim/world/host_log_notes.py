@@ -1,13 +1,13 @@
-"""Host logs as they lie on the disk, read behind everybody's back: what hosts say to clients must be in there, and what is needed must stay.
+"""Oracle of host logs, read directly from the disk: they must back the hosts' answers to clients, and keep the inputs that are needed.
 
-*Receipts.* When a host says of an input that it is accepted, or was before, the input stands in a batch that no power cut takes away; or the newest complete epoch holds its
-effect, and the batch may be gone.
+*Receipts.* When a host reports that an input is accepted, now or before, the input is in a batch that no power cut can lose. Otherwise the newest
+complete epoch holds its effect, and the batch may be gone.
 
-*Final answers.* When a host tells an answer as final, the turn that gave it is in the newest complete epoch.
+*Final answers.* When a host gives a final answer, the newest complete epoch holds the answering turn.
 
-*Deletions.* The fleet can be taken back to any epoch that is kept. So a batch with an input goes only when the oldest of these holds the input's effect.
+*Deletions.* The fleet can be restored to any kept epoch. So a batch is deleted only when the oldest kept epoch holds the effects of its inputs.
 
-Inputs are known by their bytes, which no two have in common; the product's numbers, keys and names of files are not looked at.
+Inputs are identified by their bytes, which are unique. The oracle uses no numbers, keys or file names of the product.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,14 @@ from snapline.storage.store.layout import LOG
 
 
 class HostLogNotes:
-    """Log observer of one run. It reports nothing once a fault has damaged files, or the bytes of a complete epoch are lost."""
+    """Oracle of host logs in one run. It reports nothing once a fault has damaged files, or bytes of a complete epoch are lost."""
 
     def __init__(self, shared: WorldState, log: SimulatedLog, flipped: Mapping[str, int]) -> None:
         self._shared = shared
         self._log = log
         self._flipped = flipped
         self._payloads: dict[tuple[str, str], bytes] = {}
-        """Agent and key → payload."""
+        """(agent, key) → payload."""
 
     def _is_judged(self) -> bool:
         oracle = self._shared.judge.books.inputs
@@ -36,7 +36,7 @@ class HostLogNotes:
     def on_offered(
         self, host: str, plan: int, inputs: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome]
     ) -> None:
-        """A host answers a request that it got under this plan. What a later plan drops may have been taken before."""
+        """Check a host's answers to a request that it got under this plan. What a later plan drops may have been taken before."""
         drops = self._shared.judge.books.inputs.drops.of_plan(self._log.canonical.plan_number)
         is_judged = self._is_judged() and all(drop.plan <= plan for drop in drops)
         for offered, answer in zip(inputs, answers, strict=True):
@@ -48,7 +48,7 @@ class HostLogNotes:
                 self._shared.say("receipts", "R1", text)
 
     def on_asked(self, host: str, agent: str, key: str, answer: ev.AskAnswer) -> None:
-        """A host tells an answer as final."""
+        """Check a final answer of a host."""
         payload = self._payloads.get((agent, key))
         oracle = self._shared.judge.books.inputs
         if answer.status != "replied" or payload is None or oracle.has_fallen_back or not self._is_judged():
@@ -66,24 +66,24 @@ class HostLogNotes:
     # ---- deletions --------------------------------------------------------------------------------------------------
 
     def files(self) -> dict[str, bytes]:
-        """Return all files of the logs as they are now."""
+        """Return all present files of the logs."""
         return self._shared.stores.disk.files_below(f"{LOG}/")
 
     def on_swept(self, before: Mapping[str, bytes]) -> None:
-        """A leader has deleted batches. `before`: all that there was."""
+        """Check a leader's deletion of batches. `before`: all files before it."""
         now = self.files()
-        gone = [data for path, data in before.items() if path not in now]
-        kept = self._log.canonical.complete_epochs()
-        if not gone or not kept or not self._is_judged():
+        deleted = [data for path, data in before.items() if path not in now]
+        epochs = self._log.canonical.complete_epochs()
+        if not deleted or not epochs or not self._is_judged():
             return
         oracle = self._shared.judge.books.inputs
         for payload, offered in oracle.offered.items():
-            if not offered.acknowledged_ns or not any(payload in data for data in gone):
+            if not offered.acknowledged_ns or not any(payload in data for data in deleted):
                 continue
             is_dropped = oracle.drops.may_be_missing(self._log.canonical.plan_number, payload)
             if is_dropped or any(payload in data for data in now.values()):
                 continue
-            if not self._shared.judge.holds_input(kept[0], offered.agent, payload):
-                text = f"the batch with an input of {offered.client} for {offered.agent} is deleted, and epoch {kept[0]}, which is kept, does not hold its effect"
+            if not self._shared.judge.holds_input(epochs[0], offered.agent, payload):
+                text = f"the batch with an input of {offered.client} for {offered.agent} is deleted, and epoch {epochs[0]}, which is kept, does not hold its effect"
                 self._shared.say("garbage", "G7", text)
                 return

@@ -1,4 +1,4 @@
-"""One run of a host, as its links, its session and its turns see it."""
+"""Interface of one run of a host to its links, its session and its turns."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -9,13 +9,13 @@ from snapline.sim.world.world_state import WorldState
 
 
 class HostRun(Protocol):
-    """Interface of `host.SimHost` to its parts, and to the coordinator's."""
+    """Interface of `host.SimHost` to its parts and to the coordinator's parts."""
 
     @property
     def name(self) -> str: ...
     @property
     def instance(self) -> str:
-        """The name of this run: no other run has it."""
+        """Return the unique name of this run."""
         ...
 
     @property
@@ -25,13 +25,13 @@ class HostRun(Protocol):
     @property
     def driver(self) -> HostDriver: ...
     def wall_ns(self) -> int:
-        """Return its wall-clock time."""
+        """Return the host's wall-clock time."""
         ...
 
     def later(self, at_ns: int, function: Callable[[Any], object], argument: object = None) -> None:
-        """Call it then, if this run still lives; held while it is paused."""
+        """Schedule a call, which is dropped if this run has ended and held while it is paused."""
         ...
 
     def fire(self, call: tuple[Callable[[Any], object], object]) -> None:
-        """Call it now."""
+        """Make the call now, or hold it while this run is paused."""
         ...

@@ -1,4 +1,4 @@
-"""Hosts of a simulated world: they start, crash, pause, are slow, hang, leave, and come back."""
+"""Hosts of a simulated world: they start, crash, pause, slow down, hang, leave and return."""
 
 import contextlib
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from snapline.sim.world.stubs import StubServices
 from snapline.sim.world.world_state import WorldState
 
 RESTART_NS = 500_000_000
-"""A launcher starts a host again that ended although the fleet has not."""
+"""Delay until the launcher restarts a host that ended before its fleet."""
 
 GOODBYE_NS = 100_000_000
 """Time that a leaving host has for its last message."""
@@ -29,7 +29,7 @@ class Hosts:
 
     Attributes:
         runs: host → its present or last run.
-        steps: carries out what turns await.
+        steps: executor of steps and waits of turns.
     """
 
     def __init__(self, shared: WorldState, notes: WorldNotes, doors: Mapping[str, ReplicaSession]) -> None:
@@ -42,14 +42,14 @@ class Hosts:
         self._speeds: dict[str, int] = {}
         self._hanging: dict[tuple[str, Hanging], None] = {}
 
-    # ---- what runs ask --------------------------------------------------------------------------------------------
+    # ---- for runs -------------------------------------------------------------------------------------------------
 
     def alive(self) -> list[SimHost]:
-        """All runs that live."""
+        """Return all live runs."""
         return [run for run in self.runs.values() if run.is_alive]
 
     def run_of(self, host: str) -> SimHost | None:
-        """The run of a host that answers on its port."""
+        """Return the running host's run; None if it is down."""
         run = self.runs.get(host)
         return run if run is not None and run.is_alive else None
 
@@ -58,11 +58,11 @@ class Hosts:
         return self._speeds.get(host, 100)
 
     def hangs(self, host: str, what: Hanging) -> bool:
-        """Return whether such calls of the host hang."""
+        """Return whether these calls of the host hang."""
         return (host, what) in self._hanging
 
     def ended(self, run: SimHost) -> None:
-        """A host has ended by itself."""
+        """Handle the end of a run that ended by itself: the launcher restarts it."""
         if not run.is_alive:
             return
         self._bury(run)
@@ -70,7 +70,7 @@ class Hosts:
             self._shared.call_at(self._shared.kernel.now_ns + RESTART_NS, lambda: self.start(run.name))
 
     def _mortal(self, run: SimHost, run_turn: RunTurn) -> RunTurn:
-        """A turn may kill the process: the mark stays, and a launcher starts the host again."""
+        """Wrap `run_turn` so that a turn may kill the process: its mark stays, and the launcher restarts the host."""
 
         def watched(turn: StartTurn) -> Event | None:
             try:
@@ -90,9 +90,9 @@ class Hosts:
             self.start(run.name)
 
     def forget(self) -> None:
-        """The run is over. Handlers that wait end here, and a graph's threads with them: left to the garbage collector they might never."""
+        """End all waiting handlers, and a graph's threads with them, at the end of a run; the garbage collector might never do so."""
         for run in self.alive():
-            with contextlib.suppress(Exception):  # of a handler that does not let go
+            with contextlib.suppress(Exception):  # a handler may refuse to end
                 run.driver.stop()
 
     def _bury(self, run: SimHost) -> None:
@@ -102,7 +102,7 @@ class Hosts:
                 span.until_ns = self._shared.kernel.now_ns
         self._shared.network.close_all(run.name)
 
-    # ---- what faults do -------------------------------------------------------------------------------------------
+    # ---- for faults -----------------------------------------------------------------------------------------------
 
     def start(self, host: str) -> None:
         """Start the host; no-op if it is up."""
@@ -131,7 +131,7 @@ class Hosts:
         shared.journal.add((shared.kernel.now_ns, host, "", "crash", 0, 0))
 
     def leave(self, host: str) -> None:
-        """Say goodbye and end; no-op if it is down."""
+        """Make the host leave the fleet and end; no-op if it is down."""
         run = self.run_of(host)
         if run is not None:
             run.session.leave("drained")
@@ -160,9 +160,9 @@ class Hosts:
         self._speeds[host] = max(1, percent)
 
     def set_hanging(self, host: str, what: Hanging, is_on: bool) -> None:
-        """Make such calls of the host hang; when off, all return."""
+        """Make these calls of the host hang; when off, all return."""
         run = self.run_of(host)
-        if what == "loop" and run is not None:  # of this run: one that is started again is not in that turn
+        if what == "loop" and run is not None:  # only this run: a restarted one is not in that turn
             if is_on:
                 run.block()
             else:

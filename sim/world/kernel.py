@@ -1,7 +1,7 @@
-"""Virtual time: one heap of calls. The order of calls, and nothing else, is the order of a run.
+"""Virtual time: one heap of calls, whose order alone determines a run.
 
-A call is `(t_ns, number, function, argument)`. The number breaks ties: what was asked for first comes first, and neither
-functions nor arguments are ever compared.
+A call is `(t_ns, number, function, argument)`. The number breaks ties in the order of scheduling, so that functions and
+arguments are never compared.
 """
 
 from collections.abc import Callable
@@ -16,24 +16,24 @@ from snapline.errors import UsageError
 Call = Callable[[Any], object]
 
 PIECE = 1_000
-"""Entries of the journal that are hashed together; the hash after each is a way-point."""
+"""Number of journal entries that are hashed together; the hash after each piece is a waypoint."""
 
 
 class SimulatedCrash(BaseException):
-    """The process of a node dies here. Nothing may catch it and go on."""
+    """The process of a node dies here. No code may catch this and continue."""
 
 
 class NotSimulatedError(UsageError):
-    """The user's code does what only real processes can do."""
+    """Error for user code that needs real processes."""
 
 
 class Kernel:
-    """The heap.
+    """Scheduler of a run.
 
     Attributes:
         now_ns: virtual time.
         events: calls made so far.
-        is_over: set by whoever finds that the run has ended.
+        is_over: set to end the run.
     """
 
     def __init__(self) -> None:
@@ -44,12 +44,12 @@ class Kernel:
         self._number = 0
 
     def at(self, t_ns: int, function: Call, argument: object = None) -> None:
-        """Call `function(argument)` at `t_ns`, or now if that has passed."""
+        """Call `function(argument)` at `t_ns`, or now if that time has passed."""
         self._number += 1
         heappush(self._heap, (t_ns, self._number, function, argument))
 
     def run(self, events_max: int) -> bool:
-        """Make calls until it is over, nothing is left, or there were too many; returns whether it ended by itself."""
+        """Make calls until the run is over or no call is left, at most `events_max`; return whether it ended by itself."""
         heap, pop = self._heap, heappop
         left = events_max
         while heap and not self.is_over:
@@ -65,12 +65,12 @@ class Kernel:
 
 
 class Journal:
-    """Everything that happened, hashed: equal hashes mean equal runs.
+    """Hash of all events of a run: equal hashes mean equal runs.
 
     Attributes:
-        waypoints: the hash after each piece.
-        window: entries of one piece, kept as text for comparing two runs; empty unless `window_at` says which.
-        entries: those that are not hashed yet.
+        waypoints: hash after each piece.
+        window: entries of piece `window_at` as text, for comparing two runs; empty without `window_at`.
+        entries: entries that are not hashed yet.
     """
 
     def __init__(self, window_at: int | None = None) -> None:
@@ -81,16 +81,16 @@ class Journal:
         self._encode = msgspec.msgpack.Encoder().encode
         self.entries: list[tuple[object, ...]] = []
         self.add = self.entries.append
-        """Takes one entry: a tuple of whole numbers, text and bytes."""
+        """Add one entry: a tuple of integers, strings and bytes."""
 
     def turn_page(self) -> None:
-        """Hash what is full; to be called now and then."""
+        """Hash all full pieces; to be called periodically."""
         while len(self.entries) >= PIECE:
             self._hash(self.entries[:PIECE])
             del self.entries[:PIECE]
 
     def close(self) -> str:
-        """The hash of everything."""
+        """Return the hash of all entries."""
         self.turn_page()
         if self.entries:
             self._hash(self.entries)

@@ -1,11 +1,11 @@
-"""Named limits of the product, made small: what happens at their edge happens in small fleets too.
+"""Limits of the product that a run may lower, so that small fleets reach them.
 
-The product bounds every queue, window and pack by a constant, chosen for large fleets and long runs. No simulated fleet comes
-near to most of them, and the code at the edge is where mistakes hide. So a scenario may set them (`limits`), for the time of
-its run and for all its nodes alike; FoundationDB calls such things knobs.
+The product bounds every queue, window and pack by a constant for large fleets and long runs. Simulated fleets would never
+reach most of these limits, although bugs often hide there. So a scenario may set them (`limits`), for its run and all its
+nodes; FoundationDB calls such limits knobs.
 
-A limit that `DRAWN` lists may be any of its values and all guarantees hold. The values were chosen so that the promises around
-them stay true: a window takes one frame, a frame one part of a message.
+All guarantees hold for every value in `drawn`. The values respect the conditions between limits: a window fits a frame, and a
+frame fits a part of a message.
 """
 
 import contextlib
@@ -23,10 +23,10 @@ class Limit(msgspec.Struct, frozen=True):
     """One limit.
 
     Attributes:
-        places: the constants that hold it, `module.CONSTANT` below `snapline`, in every module that imports it.
-        drawn: values that a swarm takes.
-        scaled: from the limit's unit to the constant's; None: they are the same.
-        with_it: constants that must be something else then.
+        places: constants of the limit, `module.CONSTANT` below `snapline`, in every module that imports it.
+        drawn: values that a swarm draws.
+        scaled: conversion from the limit's unit to the constant's; None if they are the same.
+        with_it: dependent constants that must change too.
     """
 
     places: tuple[str, ...]
@@ -103,7 +103,9 @@ LIMITS: Mapping[str, Limit] = {
     "chunk_pack_bytes": Limit(
         ("agent_runtime.host.epoch_files.CHUNK_PACK_BYTES",),
         (1, 100_000),
-        with_it=(("agent_runtime.host.epoch_files.THREADS", lambda _: 1),),  # one after the other, or no seed repeats
+        with_it=(
+            ("agent_runtime.host.epoch_files.THREADS", lambda _: 1),
+        ),  # sequential, since threads would not be reproducible
     ),
     "chunk_tables": Limit(("agent_runtime.host.chunk_tables.TABLES_MAX",), (1, 2)),
     "agent_log_bytes": Limit(("agent_runtime.host.modes.logged.LOG_BYTES_MAX",), (200, 2000)),
@@ -147,7 +149,7 @@ LIMITS: Mapping[str, Limit] = {
         ("coordinator.state.fleet_records.PLANS_KEPT", "coordinator.state.fleet_state.PLANS_KEPT"), (2, 4)
     ),
     # store
-    "dead_bytes": Limit(  # alone it would move nothing, in a store this small and a run this short
+    "dead_bytes": Limit(  # alone it has no effect in a small store and a short run
         ("storage.packs.compaction.DEAD_BYTES_MIN",),
         (1, 1000),
         with_it=(
@@ -170,7 +172,7 @@ LIMITS: Mapping[str, Limit] = {
 
 @contextlib.contextmanager
 def limited(limits: Mapping[str, int]) -> Iterator[None]:
-    """Set these limits; those that are not named stay."""
+    """Set these limits while inside; the others stay."""
     with patched([patch for name, value in limits.items() for patch in _patches(LIMITS[name], value)]):
         yield
 
@@ -179,8 +181,8 @@ def _patches(limit: Limit, value: int) -> Iterator[Patch]:
     scaled = value if limit.scaled is None else limit.scaled(value)
     for place in limit.places:
         yield (*_owner(place), scaled)
-    for place, made in limit.with_it:
-        yield (*_owner(place), made(value))
+    for place, dependent in limit.with_it:
+        yield (*_owner(place), dependent(value))
 
 
 def _owner(place: str) -> tuple[object, str]:

@@ -1,4 +1,4 @@
-"""A simulated host's links: streams to other hosts, dialled again and again, as `channels/grpc_link.py` does."""
+"""A simulated host's links: streams to other hosts, redialled like those of `channels/grpc_link.py`."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ RETRY_LEAST_NS, RETRY_STEP_NS, RETRY_STEPS = 50_000_000, 25_000_000, 18
 """Retry delay: from 0.05 to 0.5 s, as in production."""
 
 FRAMES_IN_A_ROW = 64
-"""Written at one instant, before the writer looks up."""
+"""Number of frames written at one instant before the writer yields."""
 
 
 class LinkStream:
@@ -45,7 +45,7 @@ class SimTransport:
     """
 
     def __init__(self, host: HostRun, find: Callable[[str], "SimTransport | None"]) -> None:
-        """`find`: the transport of a host that answers on its port."""
+        """`find` returns the transport of a running host."""
         self.host = host
         self._find = find
         self._shared = host.shared
@@ -53,13 +53,13 @@ class SimTransport:
         self._streams: dict[str, LinkStream] = {}
         self._is_awake: dict[str, None] = {}
         self._written: dict[str, int] = {}
-        self._received: dict[str, int] = {}  # peer → the newest item of its link
+        self._received: dict[str, int] = {}  # peer → newest item of its link
         self._knocks = 0
 
     def _soon(self, function: Callable[..., object], argument: object = None) -> None:
         self.host.later(self._shared.kernel.now_ns, function, argument)
 
-    # ---- what the driver asks for ---------------------------------------------------------------------------------
+    # ---- for the driver asks for ---------------------------------------------------------------------------------
 
     def wake(self, peer: str) -> None:
         if peer not in self._is_awake and peer in self._streams:
@@ -72,10 +72,10 @@ class SimTransport:
             self._soon(self._try, peer)
 
     def knock(self, peer: str, address: str, hello: LinkHello) -> None:
-        there = self._find(peer)
+        acceptor = self._find(peer)
         self._knocks += 1
-        if there is not None and self._shared.network.can_reach(self.host.name, peer):
-            LinkStream(self, there, -self._knocks).stream.send(self.host.name, Frame(body=hello))
+        if acceptor is not None and self._shared.network.can_reach(self.host.name, peer):
+            LinkStream(self, acceptor, -self._knocks).stream.send(self.host.name, Frame(body=hello))
 
     def undial(self, peer: str) -> None:
         self._dialled.pop(peer, None)
@@ -83,17 +83,17 @@ class SimTransport:
         self.close_stream(peer)
 
     def close_stream(self, peer: str) -> None:
-        found = self._streams.get(peer)
-        if found is not None:
-            self._soon(found.stream.close)
+        link = self._streams.get(peer)
+        if link is not None:
+            self._soon(link.stream.close)
 
     def refuse_stream(self, peer: str, reason: str, is_final: bool) -> None:
-        found = self._streams.get(peer)
-        if found is not None:
-            self._refuse(found, Refused(reason, is_final))
+        link = self._streams.get(peer)
+        if link is not None:
+            self._refuse(link, Refused(reason, is_final))
 
     def _refuse(self, found: LinkStream, refused: Refused) -> None:
-        """The other side hears why, and then the stream ends."""
+        """Send the refusal, and end the stream once it has arrived."""
         found.stream.send(self.host.name, Frame(body=refused))
         pipe = found.stream.pipes[self.host.name]
         self.host.later(pipe.last_ns + 1, found.stream.close)
@@ -104,17 +104,17 @@ class SimTransport:
         if peer not in self._dialled or peer in self._streams:
             return
         self._dialled[peer] += 1
-        there = self._find(peer)
-        if there is None or not self._shared.network.can_reach(self.host.name, peer):
+        acceptor = self._find(peer)
+        if acceptor is None or not self._shared.network.can_reach(self.host.name, peer):
             self._retry(peer)
             return
-        found = LinkStream(self, there, self._dialled[peer])
-        self._streams[peer] = found
-        if self.host.driver.opened(peer, found.attempt):
+        link = LinkStream(self, acceptor, self._dialled[peer])
+        self._streams[peer] = link
+        if self.host.driver.opened(peer, link.attempt):
             self._note_opened(peer)
             self.wake(peer)
         else:
-            found.stream.close()
+            link.stream.close()
 
     def _retry(self, peer: str) -> None:
         key = ("dial", self.host.instance, peer, self._dialled[peer])
@@ -125,19 +125,19 @@ class SimTransport:
 
     def _write(self, peer: str) -> None:
         self._is_awake.pop(peer, None)
-        found = self._streams.get(peer)
-        if found is None or found.stream.is_closed:
+        stream = self._streams.get(peer)
+        if stream is None or stream.stream.is_closed:
             return
         driver = self.host.driver
         for _ in range(FRAMES_IN_A_ROW):
-            there = driver.core.peers.get(peer)
-            if there is None or there.link is None or not there.link.wants_write:
+            state = driver.core.peers.get(peer)
+            if state is None or state.link is None or not state.link.wants_write:
                 return
             frame = driver.next_frame(peer)
             if frame is None:
                 return
             self._note_written(peer, frame)
-            found.stream.send(self.host.name, frame)
+            stream.stream.send(self.host.name, frame)
         self.wake(peer)
 
     def _note_opened(self, peer: str) -> None:
@@ -146,7 +146,7 @@ class SimTransport:
         self._shared.judge.probes.sometimes(is_in_epoch, "link in an epoch")
 
     def _note_written(self, peer: str, frame: Frame) -> None:
-        """Numbers that were written before belong to frames of a stream that broke."""
+        """Record a written frame; a repeated number belongs to a frame resent after a broken stream."""
         if isinstance(frame.body, Items):
             written = self._written.get(peer, 0)
             self._shared.judge.probes.sometimes(frame.first_number <= written, "resend after reset")
@@ -162,15 +162,15 @@ class SimTransport:
         )
 
     def take(self, delivered: tuple[LinkStream, object]) -> None:
-        """A frame has come."""
-        found, frame = delivered
+        """Handle an arrived frame."""
+        link, frame = delivered
         assert isinstance(frame, Frame)
-        peer = found.stream.other(self.host.name)
-        if found.stream.is_closed:  # it broke while nothing ran here
+        peer = link.stream.other(self.host.name)
+        if link.stream.is_closed:  # it broke while this host was paused
             return
-        if self is found.acceptor and not found.is_accepted:
-            self._accept(found, peer, frame)
-        elif self._streams.get(peer) is found:
+        if self is link.acceptor and not link.is_accepted:
+            self._accept(link, peer, frame)
+        elif self._streams.get(peer) is link:
             self._note_received(peer, frame)
             self.host.driver.received(peer, frame)
 
@@ -208,7 +208,7 @@ class SimTransport:
         return refused
 
     def lost(self, found: LinkStream) -> None:
-        """A stream has broken."""
+        """Handle a broken stream: redial if this side dialled it."""
         peer = found.stream.other(self.host.name)
         if self._streams.get(peer) is found:
             del self._streams[peer]

@@ -1,4 +1,4 @@
-"""Observer of the coordinator's log: reports its commits to the judge, the recording and the figures."""
+"""Observer of the coordinator's log: reports its commits to the judge, the recording and the counters."""
 
 from collections.abc import Callable
 
@@ -17,16 +17,16 @@ _ABORTING = op.AbortEpoch | op.AdmitHost | op.CommitPlan | op.CondemnEpoch | op.
 """Operations that end open epochs; their result lists these epochs."""
 
 Freezing = Callable[[tuple[str, int], op.CommitPlan], list[Frozen]]
-"""Hosts that froze in time for the plan of a request."""
+"""Function that returns the hosts that froze in time for the plan of a request."""
 
 
 class LogNotes:
-    """Watches the log.
+    """Observer of the log.
 
     Attributes:
-        completed_ns: epoch → when it was complete.
-        on_running: called when the fleet has begun to work.
-        is_ended: a leader has said that the fleet's run is over.
+        completed_ns: epoch → time of its completion.
+        on_running: functions to call when the fleet begins to work.
+        is_ended: a leader has reported that the fleet's run is over.
     """
 
     def __init__(self, shared: WorldState, log: SimulatedLog, store: StoreNotes, frozen: Freezing) -> None:
@@ -43,7 +43,7 @@ class LogNotes:
         self._requests: dict[tuple[str, int], None] = {}
 
     def _note_running(self, now_ns: int, *, is_first: bool) -> None:
-        """A fleet may begin to work under a later plan than its first, if a host died before it had applied that."""
+        """Record that the fleet runs; under a later plan than the first if a host died before it had applied the first."""
         waiting, self.on_running = self.on_running, []
         for call in waiting:
             call()
@@ -57,18 +57,18 @@ class LogNotes:
         return self.is_ended or bool(self._log.canonical.image.outcome)
 
     def on_proposed(self, node: str, entry: bytes) -> int:
-        """A leader proposes; returns the proposal's number."""
+        """Record a leader's proposal, and return its number."""
         self._proposals += 1
         self._shared.judge.probes.sometimes(self._log.leader not in ("", node), "stale leader proposed")
         self._shared.judge.on_proposed(self._shared.kernel.now_ns, self._proposals, entry)
         return self._proposals
 
     def on_outcome(self, proposal: int, outcome: ProposalOutcome) -> None:
-        """Report the outcome that a proposal's leader learned."""
+        """Report the outcome of a proposal that its leader has learned."""
         self._shared.judge.on_outcome(self._shared.kernel.now_ns, proposal, outcome, None)
 
     def on_standing(self, node: str, standing: Standing) -> None:
-        """A replica believes something else of who leads."""
+        """Record a replica's changed knowledge of the leader."""
         shared = self._shared
         shared.journal.add(
             (shared.kernel.now_ns, node, standing.leader, "leads", standing.term, int(standing.is_leader))
@@ -78,13 +78,13 @@ class LogNotes:
             shared.judge.probes.sometimes(bool(self._log.canonical.open_epochs()), "leader change during an epoch")
 
     def on_committed(self, index: int, node: str, entry: bytes, result: OperationResult) -> None:
-        """An entry is committed, and has been applied."""
+        """Report a committed and applied entry."""
         operation = decode_operation(entry)
         now_ns, judge = self._shared.kernel.now_ns, self._shared.judge
         kind = operation.kind
         self._shared.journal.add((now_ns, node, type(kind).__name__, "committed", index, result.status))
         request = (operation.client, operation.sequence)
-        is_new = result.status == APPLIED and request not in self._requests  # a request said twice has its first result
+        is_new = result.status == APPLIED and request not in self._requests  # a repeated request has its first result
         if is_new:
             self._requests[request] = None
         if isinstance(kind, op.CompleteEpoch) and is_new:
@@ -102,18 +102,20 @@ class LogNotes:
             self._store.see_packs(record.plan)
         else:
             self._shared.figures.on_saved(now_ns - self._begun_ns[kind.epoch])
-        found, error = self._store.read_root(kind.epoch, kind.root)
+        checkpoints, error = self._store.read_root(kind.epoch, kind.root)
         self.completed_ns[kind.epoch] = now_ns
         self._shared.figures.count("epochs_complete")
-        if found is None and self._store.is_flipped(kind.epoch):
+        if checkpoints is None and self._store.is_flipped(kind.epoch):
             judge.on_damaged_base(kind.epoch)
-            found, error = self._store.read_written(kind.epoch, kind.root)
-        judge.on_epoch_complete(now_ns, kind.epoch, record.trigger, found, error)
+            checkpoints, error = self._store.read_written(kind.epoch, kind.root)
+        judge.on_epoch_complete(now_ns, kind.epoch, record.trigger, checkpoints, error)
         recording = self._shared.recording
-        if recording is not None and found is not None:
+        if recording is not None and checkpoints is not None:
             span = recording.epochs.setdefault(kind.epoch, EpochSpan(kind.epoch, record.plan, now_ns))
             span.ended_ns, span.outcome = now_ns, "complete"
-            span.cut = {agent: each.number for agent, each in found.items() if not each.is_unborn}
+            span.cut = {
+                agent: checkpoint.number for agent, checkpoint in checkpoints.items() if not checkpoint.is_unborn
+            }
 
     def _note_operation(self, kind: op.Kind, result: OperationResult) -> None:
         now_ns, state, recording = self._shared.kernel.now_ns, self._log.canonical, self._shared.recording
@@ -137,11 +139,11 @@ class LogNotes:
             self._note_aborted(result.epochs)
 
     def _is_whole(self, epoch: int) -> bool:
-        """Every byte is as it was written, those of its ref and of the tables of its packs too."""
+        """Return whether every byte of the epoch is as written, including its ref and the tables of its packs."""
         if self._store.is_flipped(epoch):
             return False
-        found, _ = self._store.read_root(epoch, self._log.canonical.image.epochs[epoch].root)
-        return found is not None
+        checkpoints, _ = self._store.read_root(epoch, self._log.canonical.image.epochs[epoch].root)
+        return checkpoints is not None
 
     def _note_plan(self) -> None:
         state, figures = self._log.canonical, self._shared.figures

@@ -1,7 +1,7 @@
-"""An operator who drains hosts, lets agents come back there, and has them spread evenly, at moments that are drawn.
+"""Operator that drains hosts, resumes them and rebalances agents at drawn times.
 
-He says it to whoever leads, once: who leads next need not know of it, but for the marks in the log. When the faults are over he takes all marks
-away, so that whatever goes wrong has somewhere to go.
+Each request goes once to the present leader; the next leader knows only the marks in the log. When the faults are over, the operator removes all
+marks, so that agents have hosts to go to.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.world_state import WorldState
 
 HOME_NS = 200_000_000
-"""Period at which he removes the marks, `HOME_TIMES` in all: there may be no leader at the first."""
+"""Period of the `HOME_TIMES` attempts to remove the marks, since there may be no leader at the first one."""
 
 HOME_TIMES = 20
 
@@ -19,7 +19,7 @@ Ask = Callable[[MovesRequested], None]
 
 
 class Mover:
-    """Operator of one run."""
+    """Operator of one run that moves agents."""
 
     def __init__(self, shared: WorldState, log: SimulatedLog, ask: Ask) -> None:
         self._shared = shared
@@ -29,7 +29,7 @@ class Mover:
         self._open: dict[int, None] = {}
 
     def start(self) -> None:
-        """Schedule all moves, as the fleet has begun to work."""
+        """Schedule all moves once the fleet works."""
         times, until_ns = self._shared.scenario.run.moves, self._shared.scenario.run.until_ns
         now_ns = self._shared.kernel.now_ns
         for time in range(times):
@@ -65,7 +65,7 @@ class Mover:
         self._ask(MovesRequested(self._numbers, drained, resumed, is_even))
 
     def on_answered(self, answer: AnswerMoves) -> None:
-        """Each request is answered once at most: a leader that ends answers none."""
+        """Check that each request is answered at most once; a leader that ends leaves requests unanswered."""
         if answer.request not in self._open:
             self._shared.say("answer", "G4", f"request {answer.request} for moves is answered twice, or was never made")
         self._open.pop(answer.request, None)

@@ -1,8 +1,8 @@
 """The simulated network: pipes between nodes, which deliver in order until their stream breaks.
 
-Streams are gRPC's: reliable and in order while they stand, so a lost packet is a delay, and what is lost for good is the
-tail that was in flight when a stream broke. A pair of nodes that cannot talk, in one direction or both, keeps its streams
-until their keepalive fails; what was sent meanwhile arrives if the pair is whole again before that.
+Streams behave like gRPC's: open streams are reliable and in order, so a lost packet is only a delay. Only the data in flight
+when a stream breaks is lost. A pair of nodes that cannot communicate, in one direction or both, keeps its streams until their
+keepalive fails; data sent meanwhile arrives if the connection is healed before that.
 """
 
 from collections import deque
@@ -13,13 +13,13 @@ from snapline.sim.choices import Choices
 from snapline.sim.world.kernel import Kernel
 
 DELAY_STEPS = 16
-"""Number of steps of jitter: coarse choices are few, so they shrink well."""
+"""Number of steps of jitter: few choices shrink well."""
 
 RETRANSMIT_NS = 200_000_000
-"""Delay of a lost packet: TCP's least retransmission time-out on Linux."""
+"""Delay of a lost packet: TCP's minimal retransmission timeout on Linux."""
 
 KEEPALIVE_NS = 1_900_000_000
-"""Time until a stream between unreachable nodes is closed; measured with real namespaces (simulation.md, 4)."""
+"""Time until a stream between unreachable nodes is closed; measured with real network namespaces (simulation.md, 4)."""
 
 Pair = tuple[str, str]
 
@@ -42,7 +42,7 @@ class Pipe:
         self.is_closed = False
 
     def send(self, item: object) -> None:
-        """Put an item in; it comes out after those before it, or never."""
+        """Send an item; it arrives after all earlier ones, or never."""
         if self.is_closed:
             return
         self._sent += 1
@@ -55,7 +55,7 @@ class Pipe:
         network.kernel.at(at_ns, self._arrive)
 
     def arrive(self, _: object = None) -> None:
-        """The oldest item is at its receiver, unless nothing gets through."""
+        """Deliver the oldest item, or stall if the direction is blocked."""
         if self.is_closed:
             return
         if self.stalled or (self._network.is_hurt and self._network.is_stalled(self.pair, self.items[0])):
@@ -65,14 +65,14 @@ class Pipe:
         self._deliver(self.items.popleft())
 
     def go_on(self) -> None:
-        """The pair is whole again."""
+        """Deliver stalled items now that the direction is open again."""
         waiting, self.stalled = self.stalled, 0
         for _ in range(waiting):
             self._network.kernel.at(self._network.kernel.now_ns, self._arrive)
 
 
 class Stream:
-    """Both directions between two nodes. `closed(node)` is called once for each end when it breaks."""
+    """Both directions between two nodes. When it breaks, `closed(node)` is called once for each end."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Stream:
         return self.ends[1] if node == self.ends[0] else self.ends[0]
 
     def close(self, _: object = None) -> None:
-        """Break: what is in flight is lost, and both ends hear of it."""
+        """Break the stream: data in flight is lost, and both ends are notified."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -112,7 +112,7 @@ class Stream:
 
 
 class Network:
-    """All streams, and what is wrong with the wires. `is_hurt`: something may be held up."""
+    """All streams and the faults of their paths. `is_hurt`: items may be blocked."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Network:
         jitter_ns: int,
         paths: Mapping[Pair, tuple[int, int]] | None = None,
     ) -> None:
-        """`paths`: least delay and jitter where they are not the usual ones."""
+        """`paths`: least delay and jitter of pairs that differ from the usual ones."""
         self.kernel = kernel
         self._choices = choices
         self._usual = (least_ns, jitter_ns)
@@ -143,7 +143,7 @@ class Network:
     def open(
         self, ends: Pair, key: Hashable, deliver: Callable[[str, object], None], closed: Callable[[str], None]
     ) -> Stream:
-        """A new stream; the caller has checked `can_reach`."""
+        """Open a stream; the caller has checked `can_reach`."""
         stream = Stream(self, ends, key, deliver, closed)
         self._numbers += 1
         self._streams[self._numbers] = stream
@@ -164,12 +164,12 @@ class Network:
         return [stream for stream in self._streams.values() if stream.ends in ((one, other), (other, one))]
 
     def close_all(self, node: str) -> None:
-        """The node is gone: its sockets are closed."""
+        """Close all streams of a node that is gone."""
         for stream in self.streams_of(node):
             stream.close()
 
     def can_reach(self, one: str, other: str) -> bool:
-        """Return whether a handshake works, in both directions."""
+        """Return whether a handshake works, which needs both directions."""
         return not self._is_cut((one, other))
 
     def _is_cut(self, ends: Pair) -> bool:
@@ -195,7 +195,7 @@ class Network:
         return delay
 
     def path_ns(self, one: str, other: str, key: Hashable) -> int | None:
-        """Return the delay of what is no item of a stream; None if it cannot get there."""
+        """Return the delay of a message outside a stream; None if it cannot arrive."""
         if one == other:
             return 0
         if (one, other) in self._blocked or one in self._silent or other in self._silent:
@@ -237,7 +237,7 @@ class Network:
         self._go_on()
 
     def silence(self, node: str) -> None:
-        """Silence a paused node: nothing answers there."""
+        """Silence a paused node, which answers nothing."""
         self._silent[node] = None
         self.is_hurt = True
         for stream in self.streams_of(node):
@@ -248,7 +248,7 @@ class Network:
         self._go_on()
 
     def reset(self) -> None:
-        """The wires are as the scenario says again."""
+        """End all faults of paths; the scenario's delays apply again."""
         for faults in (self._delays, self._losses, self._blocked, self._held):
             faults.clear()
         self._delays.update(self._paths)
@@ -258,7 +258,7 @@ class Network:
         self.kernel.at(self.kernel.now_ns + KEEPALIVE_NS, self._give_up, stream)
 
     def _give_up(self, stream: Stream) -> None:
-        """A cut that was mended meanwhile and has come again counts as one: pings have no memory of good times."""
+        """Close the stream if its path is cut; a cut that was healed meanwhile and came again counts as one."""
         if not stream.is_closed and self._is_cut(stream.ends):
             stream.close()
 
@@ -271,7 +271,7 @@ class Network:
 
 
 def has_marker(item: object) -> bool:
-    """Return whether it is a frame with a marker in it."""
+    """Return whether the item is a frame with a marker."""
     if not isinstance(item, Frame) or not isinstance(item.body, Items):
         return False
     body = item.body

@@ -1,4 +1,4 @@
-"""Observer of hosts, the coordinator and its log: reports to the judge, the recording and the figures."""
+"""Observer of hosts, the coordinator and its log: reports to the judge, the recording and the counters."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from snapline.sim.world.world_state import WorldState
 
 
 class WorldNotes:
-    """The observer's parts. `on_restore_answered`, `on_moves_answered`: what operators hear."""
+    """Parts of the observer. `on_restore_answered`, `on_moves_answered`: functions that receive the answers to operators."""
 
     on_restore_answered: Callable[[AnswerRestore], None]
     on_moves_answered: Callable[[AnswerMoves], None]
@@ -24,5 +24,5 @@ class WorldNotes:
         self.host_logs = HostLogNotes(shared, log, self.store.flipped)
         self.log = LogNotes(shared, log, self.store, frozen)
         self.died: dict[str, tuple[str, tuple[TurnDeath, ...]]] = {}
-        """Host → the run that a message has killed last, and what it was: the marks that the run leaves."""
+        """Host → last run killed by a message, and the marks that this run leaves."""
         self.questions = SnapshotQuestions(shared, log, self.log.completed_ns)

@@ -1,9 +1,9 @@
-"""The operator of a simulated fleet: looks at dead letters, has some retried and some dropped, and is not sure of anything. Of effects that need people it looks at the service,
-and says what came of them.
+"""Operator of a simulated fleet: retries some dead letters and drops others. For effects that need an operator's decision, it checks the service and
+resolves them.
 
-It has one request on its way, of a word or two for one agent. The request, and its answer, may be lost, come twice or late; then it says the same again,
-under the same keys, or gives up. It may also speak of a letter that somebody has settled, or that a recovery has undone, since it thinks for a while about what it has seen. What
-it was answered is told to the oracle (`oracles/dead_letters.py`).
+The operator has one open request with one or two commands for one agent. The request and its answer may be lost, duplicated or late; then the
+operator repeats it with the same keys, or gives up. Since it waits before it acts, it may also name a dead letter that is settled or rolled back. The
+answers are reported to the oracle (`oracles/dead_letters.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -26,22 +26,22 @@ MS = 1_000_000
 LOOK_NS = 60 * MS
 TIMEOUT_NS = 400 * MS
 THINKS = (1, 1, 5, 20)
-"""Delays before a send, in multiples of `LOOK_NS`."""
+"""Delays before a request, in multiples of `LOOK_NS`."""
 
 WORDS_MAX = 24
-"""Largest number of words in a run: a letter that always fails must not keep the fleet busy."""
+"""Largest number of commands in a run: a dead letter that always fails must not keep the fleet busy."""
 
 LOST_ONE_IN, TWICE_ONE_IN, AGAIN_ONE_IN, GIVEN_UP_ONE_IN, DROPS_ONE_IN, TWO_ONE_IN = 10, 8, 5, 20, 3, 2
 
 RETRIES_MAX = 2
-"""Largest number of retries of one letter, then it is dropped: where each crashes its agent, the fleet recovers each time, and gives up."""
+"""Number of retries before a dead letter is dropped: if each retry crashes its agent, the fleet would recover each time and finally fail."""
 
 _MEANT = (b"\x05Nudge", b"\x08Numbered", b"\x04Book", UNDO)
-"""Letters that may be handled, or not, without harm to what their pattern keeps count of; but what could not be undone is not dropped."""
+"""Payload prefixes of the dead letters that the operator handles: they do not affect the invariants of their patterns. Failed undos are not dropped."""
 
 
 class SimOperator:
-    """See the module. `is_done`: no word of its is open."""
+    """Operator of one run that settles dead letters and effects; see the module."""
 
     name = "operator"
 
@@ -56,12 +56,12 @@ class SimOperator:
         self._retried: dict[tuple[str, bytes], int] = {}
 
     def start(self) -> None:
-        """Start looking, without waiting for a fleet."""
+        """Start without waiting for the fleet."""
         if self._shared.scenario.clients.is_settling or self._shared.workload.fleet.simulate is not None:
             self._later(LOOK_NS, self._look)
 
     def pending(self) -> list[str]:
-        """Return what it waits for."""
+        """Return the answers for which the operator waits."""
         is_over = bool(self._log.canonical.image.outcome)
         return ["an operator waits for an answer"] if self._open and not is_over else []
 
@@ -86,7 +86,7 @@ class SimOperator:
         self._later(LOOK_NS, self._look)
 
     def _resolve(self) -> bool:
-        """Say what came of an effect that needs people, as its service knows it; whether there is one."""
+        """Resolve an effect that needs an operator, by the service's record; return whether there is one."""
         for run in self._hosts.alive():
             for agent in run.driver.core.agents.values():
                 effects = agent.effects
@@ -98,9 +98,9 @@ class SimOperator:
                     continue
                 is_done = key in self._stubs.done
                 result = encode_result(opened.name, self._stubs.done[key]) if is_done else b""
-                word = EffectResolution(opened.key, opened.generation, opened.number, is_done, result)
+                resolution = EffectResolution(opened.key, opened.generation, opened.number, is_done, result)
                 self._said_of_effects += 1
-                payload = effect_word_payload(word)
+                payload = effect_word_payload(resolution)
                 self._open.append(ev.OfferedInput(agent.id, f"resolve-{self._said_of_effects}", payload, is_word=True))
                 self._shared.judge.probes.hit("effect resolved as done" if is_done else "effect resolved as not done")
                 self._later(LOOK_NS * THINKS[self._pick("thinks", len(THINKS))], self._send)
@@ -108,7 +108,7 @@ class SimOperator:
         return False
 
     def _choose(self) -> None:
-        """Words about one agent's letters, if it has any."""
+        """Choose commands about an agent's dead letters, if it has any."""
         agents = self._shared.agents
         agent = agents[self._pick("agent", len(agents))]
         letters = self._letters_of(agent)
@@ -135,20 +135,20 @@ class SimOperator:
         return RETRY
 
     def _letters_of(self, agent: str) -> list[tuple[int, bytes, bool]]:
-        """Return letters as their owner would describe them: number, identity, and whether it is about what could not be undone."""
+        """Return an agent's dead letters: number, identity, and whether it is a failed undo."""
         run = self._hosts.run_of(self._host_of(agent))
-        found = run.driver.core.agents.get(agent) if run is not None else None
-        if found is None:
+        local_agent = run.driver.core.agents.get(agent) if run is not None else None
+        if local_agent is None:
             return []
-        pairs = zip(found.dead_letter_numbers, found.dead_letters, strict=True)
-        meant = [(number, each) for number, each in pairs if each.payload.startswith(_MEANT)]
-        return [(number, identity_of(each), each.payload.startswith(UNDO)) for number, each in meant]
+        pairs = zip(local_agent.dead_letter_numbers, local_agent.dead_letters, strict=True)
+        eligible = [(number, each) for number, each in pairs if each.payload.startswith(_MEANT)]
+        return [(number, identity_of(each), each.payload.startswith(UNDO)) for number, each in eligible]
 
     def _host_of(self, agent: str) -> str:
         record = self._log.canonical.image.agents.get(agent)
         return record.host if record is not None and record.left_plan is None else ""
 
-    # ---- saying ---------------------------------------------------------------------------------------------------
+    # ---- requests -------------------------------------------------------------------------------------------------
 
     def _send(self) -> None:
         if not self._open:
@@ -171,21 +171,21 @@ class SimOperator:
             run.settle(self.name, words, lambda answers: self._answer(host, words, answers, plan))
 
     def _answer(self, host: str, words: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome], plan: int) -> None:
-        """The host, which was of this plan when it was asked, has spoken; its word may be lost."""
-        for word, answer in zip(words, answers, strict=True):
-            if answer.status == ACCEPTED and not is_effect_word(word.payload):
-                self._shared.judge.books.inputs.drops.on_taken(plan, word_name(word.key), is_repeated=False)
+        """Handle the answers of a host that worked under this plan when the request arrived; they may be lost."""
+        for command, answer in zip(words, answers, strict=True):
+            if answer.status == ACCEPTED and not is_effect_word(command.payload):
+                self._shared.judge.books.inputs.drops.on_taken(plan, word_name(command.key), is_repeated=False)
         if not self._is_one_in(LOST_ONE_IN, "answer lost"):
             self._later(self._way_ns(host, 2), lambda: self._answered(words, answers))
 
     def _answered(self, words: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome]) -> None:
-        for word, answer in zip(words, answers, strict=True):
+        for command, answer in zip(words, answers, strict=True):
             self._shared.judge.probes.hit(f"word {answer.status}")
-            if answer.status in ("accepted", "repeated") and not is_effect_word(word.payload):
-                self._shared.judge.books.letters.on_acknowledged(self._shared.kernel.now_ns, word.key)
+            if answer.status in ("accepted", "repeated") and not is_effect_word(command.payload):
+                self._shared.judge.books.letters.on_acknowledged(self._shared.kernel.now_ns, command.key)
             is_doubted = answer.status == "accepted" and self._is_one_in(AGAIN_ONE_IN, "again")
-            if answer.status != "retry" and not is_doubted and word in self._open:
-                self._open.remove(word)
+            if answer.status != "retry" and not is_doubted and command in self._open:
+                self._open.remove(command)
 
     def _timed_out(self) -> None:
         if self._is_one_in(GIVEN_UP_ONE_IN, "given up"):

@@ -1,5 +1,7 @@
-"""Outputs of simulated agents: any agent's turn may emit, whatever its pattern. The turns are drawn from a separate stream, and every
-output has unique bytes."""
+"""Outputs of simulated agents: a turn of any agent may emit, regardless of its pattern.
+
+The emitting turns are drawn from a separate stream, and every output has unique bytes.
+"""
 
 import msgspec
 from msgspec.structs import replace
@@ -14,7 +16,7 @@ TWICE_ONE_IN = 4
 
 
 class InjectedOutput(msgspec.Struct, frozen=True):
-    """One output: of an agent's turn under a plan."""
+    """One output of an agent's turn under a plan."""
 
     agent: str
     plan: int
@@ -23,7 +25,7 @@ class InjectedOutput(msgspec.Struct, frozen=True):
 
 
 class OutputInjector:
-    """Injector that lets one turn in `one_in` emit; 0: none."""
+    """Injector that makes one turn in `one_in` emit; 0: none."""
 
     def __init__(self, choices: Choices, books: GroundTruth, one_in: int) -> None:
         self._choices = choices
@@ -31,15 +33,15 @@ class OutputInjector:
         self._one_in = one_in
 
     def spoken(self, turn: ev.StartTurn, ended: ev.Event | None, now_ns: int) -> ev.Event | None:
-        """The end of a turn, perhaps with outputs."""
+        """Return the end of a turn, with injected outputs if the turn is drawn."""
         if not self._one_in or type(ended) is not ev.TurnEnded:
             return ended
         key = (turn.agent, turn.incarnation, self._books.history_of(turn.incarnation, turn.agent).turns + 1)
         if not self._is_one_in(self._one_in, "speaks", *key):
             return ended
-        said = [InjectedOutput(*key, place) for place in range(1 + self._is_one_in(TWICE_ONE_IN, "twice", *key))]
-        drawn = [(TOPICS[each.turn % 2], encode_message(each), now_ns) for each in said]
-        return replace(ended, outputs=[*ended.outputs, *drawn])
+        injected = [InjectedOutput(*key, place) for place in range(1 + self._is_one_in(TWICE_ONE_IN, "twice", *key))]
+        encoded = [(TOPICS[each.turn % 2], encode_message(each), now_ns) for each in injected]
+        return replace(ended, outputs=[*ended.outputs, *encoded])
 
     def _is_one_in(self, n: int, *key: str | int) -> bool:
         return self._choices.pick("outputs", key, n) == n - 1

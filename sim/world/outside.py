@@ -1,4 +1,4 @@
-"""Time, chance and the outside of the handlers of one simulated host."""
+"""Time, randomness and outside calls for the handlers of one simulated host."""
 
 import copy
 import inspect
@@ -16,7 +16,7 @@ SECOND_NS = 1_000_000_000
 
 
 class SimOutside(Outside):
-    """Time, chance and outside calls of the handlers of one host. `draws`: what was drawn in the present turn, of `agent`, and came of its steps."""
+    """Environment of the handlers of one host. `draws`: draws and step outcomes in the present turn of `agent`."""
 
     def __init__(self, host: HostRun, steps: Steps) -> None:
         self._host = host
@@ -38,16 +38,16 @@ class SimOutside(Outside):
         return drawn
 
     def beating(self, name: str, function: Callable[[], Any], _beat: Heartbeats, _heartbeat_s: float | None) -> Any:
-        return self.step(name, function)  # as it is, for its stub
+        return self.step(name, function)  # without heartbeats, since a stub runs
 
     async def step(self, name: str, function: Callable[[], Any]) -> Any:  # the function's own result
         try:
-            found = await self._steps.step(self._host, name, function)
+            value = await self._steps.step(self._host, name, function)
         except Exception as error:
             self.draws.append(StepOutcome(error=error))
             raise
-        self.draws.append(StepOutcome(_kept(found)))
-        return found
+        self.draws.append(StepOutcome(_kept(value)))
+        return value
 
     async def in_thread(self, handler: Callable[..., Any], *arguments: Any) -> None:
         """Run a handler in the thread of the simulation, at one instant."""
@@ -63,13 +63,13 @@ class SimOutside(Outside):
         try:
             return await limited(self._host, running, round(seconds * SECOND_NS))
         except TimeoutError as error:
-            if len(draws) == known:  # it is the step that has not ended
+            if len(draws) == known:  # the step itself has not ended
                 draws.append(StepOutcome(error=error))
             raise
 
 
 def _kept(value: Any) -> Any:  # what a step returned
-    """The same, whatever its handler does with it; as it is if it cannot be copied."""
+    """Return a copy that the handler cannot change; the value itself if it cannot be copied."""
     try:
         return copy.deepcopy(value)
     except Exception:

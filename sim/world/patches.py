@@ -1,4 +1,4 @@
-"""Attributes of the product replaced for the time of a run, and put back."""
+"""Temporary replacement of the product's attributes for one run."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ Patch = tuple[Any, str, Any]
 
 @contextlib.contextmanager
 def patched(patches: Sequence[Patch]) -> Iterator[None]:
-    """Put replacements in, and take them out again."""
+    """Set the replacements while inside, and restore the originals afterwards."""
     before = [(owner, attribute, vars(owner).get(attribute)) for owner, attribute, _ in patches]
     for owner, attribute, replacement in patches:
         setattr(owner, attribute, replacement)
@@ -18,7 +18,7 @@ def patched(patches: Sequence[Patch]) -> Iterator[None]:
         yield
     finally:
         for owner, attribute, original in reversed(before):
-            if original is None:  # it was inherited
+            if original is None:  # the attribute was inherited
                 delattr(owner, attribute)
             else:
                 setattr(owner, attribute, original)

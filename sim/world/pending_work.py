@@ -1,4 +1,4 @@
-"""State of a simulated fleet: its remaining work, whether it rests, and who cannot go on."""
+"""State of a simulated fleet: its remaining work, whether it is idle, and the agents that cannot continue."""
 
 from collections.abc import Mapping
 
@@ -13,14 +13,14 @@ from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.world_state import WorldState
 
 REST_NS = 1_000_000_000
-"""Longer than a message takes on any network that is drawn."""
+"""Time without a turn after which a fleet is idle: longer than a message takes on any drawn network."""
 
 
 class PendingWork:
-    """Looks, and changes nothing.
+    """Read-only view of the fleet's remaining work.
 
     Attributes:
-        finished_ns: when the workload had been done, once it was seen to be; 0 before.
+        finished_ns: time at which the workload was done; 0 until that is known.
     """
 
     def __init__(self, shared: WorldState, log: SimulatedLog, hosts: Hosts, notes: WorldNotes) -> None:
@@ -33,28 +33,28 @@ class PendingWork:
         self._stuck: dict[str, tuple[str, int, int]] | None = None
 
     def states(self) -> dict[str, object]:
-        """The live state of every agent that lives, by the plan in force."""
-        found: dict[str, object] = {}
+        """Return the state of every live agent under the present plan."""
+        live_states: dict[str, object] = {}
         for agent, record in self._log.canonical.living_agents():
             run = self._hosts.run_of(record.host)
             if run is not None and agent in run.driver.core.agents and run.driver.turns.has(agent):
-                found[agent] = run.driver.turns.object_of(agent).state
-        return found
+                live_states[agent] = run.driver.turns.object_of(agent).state
+        return live_states
 
     def resting(self) -> list[str]:
-        """Agents between two turns, under the plan in force."""
+        """Return the agents between two turns, under the present plan."""
         plan = self._log.canonical.plan_number
         cores = [run.driver.core for run in self._hosts.alive() if run.driver.core.plan == plan]
         agents = [agent for core in cores if core.is_loaded for agent in core.agents.values()]
         return [agent.id for agent in agents if agent.current is None and agent.turn is None and not agent.is_failed]
 
     def blocked(self) -> dict[str, str]:
-        """Agents in the middle of a durable turn that cannot continue → why."""
+        """Return agent → problem, for agents in a durable turn that cannot continue."""
         agents = [agent for run in self._hosts.alive() for agent in run.driver.core.agents.values()]
         return {agent.id: agent.turn.problem for agent in agents if agent.turn is not None and agent.turn.problem}
 
     def heard(self) -> list[str]:
-        """Agents that have heard all that was said to them, once nothing moves; those of a fleet that has ended may not have."""
+        """Return the agents that have received all their messages once the fleet is idle; none if the fleet has ended."""
         state = self._log.canonical
         return [] if state.image.outcome else [agent for agent, _ in state.living_agents()]
 
@@ -73,13 +73,13 @@ class PendingWork:
         return True
 
     def _is_on_the_way(self) -> bool:
-        """Return whether a message has left its sender, and its live receiver has not consumed it."""
+        """Return whether a live receiver has not yet consumed a message that has left its sender."""
         cores = [run.driver.core for run in self._hosts.alive()]
-        there = {name: agent for core in cores for name, agent in core.agents.items()}
-        return any(_is_awaited(agent, there) for core in cores for agent in core.agents.values())
+        receivers = {name: agent for core in cores for name, agent in core.agents.items()}
+        return any(_is_awaited(agent, receivers) for core in cores for agent in core.agents.values())
 
     def pending(self, since_ns: int) -> list[str]:
-        """Return what must still happen once all faults are over (since `since_ns`)."""
+        """Return the events still missing after the end of all faults at `since_ns`."""
         state = self._log.canonical
         missing = []
         if state.image.outcome:
@@ -89,7 +89,7 @@ class PendingWork:
         fleet = self._workload.fleet
         has_completed = any(at >= since_ns for at in self._notes.log.completed_ns.values())
         is_at_rest = self._is_done()
-        saves_at_rest = not is_autonomous(fleet.protocol)  # an agent that does nothing has nothing to save
+        saves_at_rest = not is_autonomous(fleet.protocol)  # an idle agent has nothing to save
         if fleet.period_ns and not has_completed and (saves_at_rest or not is_at_rest):
             missing.append("no epoch has completed")
         elif is_at_rest:
@@ -103,28 +103,28 @@ class PendingWork:
             missing.append(f"nobody has answered questions {unanswered} for a snapshot")
         if self._workload.ends and not missing and not self._is_done():
             missing.append("the workload is not done")
-        if owed := self._shared.judge.stop_owed():
-            missing.append(owed)
+        if stop_reason := self._shared.judge.stop_owed():
+            missing.append(stop_reason)
         self._stuck = self._still_stuck() if not missing else None
         return missing + [f"agent {agent} {why[0]}, for ever" for agent, why in (self._stuck or {}).items()]
 
     def _still_stuck(self) -> dict[str, tuple[str, int, int]]:
-        """Agents that cannot take a turn, and could not when nothing else was missing any more: agent → how, and how far."""
+        """Return agent → (problem, turns, checkpoints), for agents that cannot take a turn since nothing else was missing."""
         now = {}
         for agent, record in self._log.canonical.living_agents():
             run = self._hosts.run_of(record.host)
-            found = run.driver.core.agents.get(agent) if run is not None else None
-            if found is None:
+            local_agent = run.driver.core.agents.get(agent) if run is not None else None
+            if local_agent is None:
                 now[agent] = ("is nowhere", 0, 0)
-            elif not found.is_born:
+            elif not local_agent.is_born:
                 now[agent] = ("is not born", 0, 0)
-            elif found.is_held:
-                now[agent] = ("is held", self._shared.judge.turns_of(agent), found.checkpoints)
+            elif local_agent.is_held:
+                now[agent] = ("is held", self._shared.judge.turns_of(agent), local_agent.checkpoints)
         before = now if self._stuck is None else self._stuck
         return {agent: why for agent, why in now.items() if before.get(agent) == why}
 
     def _beyond_line(self) -> list[str]:
-        """A fleet at rest that saves by the clock has saved all that it did; after so many messages, or by hand, it may not."""
+        """Report agents with unsaved turns in an idle fleet with periodic checkpoints; other triggers may leave turns unsaved."""
         if not any(isinstance(trigger, Every) for trigger in self._workload.fleet.triggers):
             return []
         behind = self._shared.judge.beyond_line()
@@ -151,14 +151,14 @@ class PendingWork:
         return self._log.canonical.phase == RUNNING and self.is_idle() and rests
 
     def forsaken(self, since_ns: int) -> list[str]:
-        """Agents that have asked before that the fleet goes back, and were neither heard nor refused, though it runs."""
+        """Return the agents whose rollback request from before `since_ns` was neither granted nor refused, though the fleet runs."""
         asked = self._shared.judge.books.rollbacks.asked
-        found = []
+        agents = []
         for run in self._hosts.alive() if self._log.canonical.phase == RUNNING else ():
             rollbacks = run.driver.core.turn_ends.rollbacks
-            waiting = [wish for agent, wish in rollbacks.wanted.items() if agent not in rollbacks.refused]
-            found += [x.agent for x in waiting if asked.get((x.agent, x.incarnation), since_ns) < since_ns]
-        return found
+            waiting = [request for agent, request in rollbacks.wanted.items() if agent not in rollbacks.refused]
+            agents += [x.agent for x in waiting if asked.get((x.agent, x.incarnation), since_ns) < since_ns]
+        return agents
 
     def work_owed(self) -> str:
         """Return the turns still missing in a fleet without a known end; "" if it took enough."""

@@ -1,13 +1,13 @@
-"""Named points of the code that nodes pass, and what is armed there."""
+"""Failpoints: named points of the code, and the actions armed there."""
 
 from collections.abc import Callable
 
 
 class Points:
-    """Failpoints: the node that passes an armed one suffers what is armed.
+    """Failpoints of a run: the armed action applies to the node that passes the point.
 
     Attributes:
-        acting: the node whose code runs at this moment.
+        acting: node whose code is running.
     """
 
     def __init__(self) -> None:
@@ -15,7 +15,7 @@ class Points:
         self._armed: dict[str, list[tuple[int, Callable[[str], None]]]] = {}
 
     def passed(self, name: str) -> None:
-        """`acting` passes this point. Raises what was armed here."""
+        """Record that `acting` passes this point, and run the action armed here, which may raise."""
         armed = self._armed.get(name) if self._armed else None
         if not armed or not self.acting:
             return
@@ -25,13 +25,13 @@ class Points:
             due(self.acting)
 
     def arm(self, name: str, hit: int, act: Callable[[str], None]) -> None:
-        """Let the node that passes it for the `hit`-th time from now suffer this."""
+        """Arm an action for the node that passes the point for the `hit`-th time from now."""
         self._armed.setdefault(name, []).append((hit, act))
 
     def waits_at(self, name: str) -> bool:
-        """Return whether something is still armed there."""
+        """Return whether an action is still armed at the point."""
         return bool(self._armed.get(name))
 
     def disarm(self) -> None:
-        """Disarm all points: what has not happened yet never will."""
+        """Disarm all points."""
         self._armed.clear()

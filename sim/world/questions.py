@@ -1,4 +1,4 @@
-"""Snapshots that somebody asks for by hand, and whether the answers are true."""
+"""Snapshots that an operator requests, and checks of the answers."""
 
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
@@ -10,17 +10,17 @@ from snapline.sim.world.world_state import WorldState
 
 
 class AskedLeader(Protocol):
-    """A leader: `seat.SimLeader`."""
+    """Interface of a leader, `simulated_replica.SimLeader`."""
 
     @property
     def is_over(self) -> bool: ...
     def ask(self, number: int) -> None:
-        """Request a snapshot from it."""
+        """Request a snapshot from the leader."""
         ...
 
 
 class SnapshotQuestion(NamedTuple):
-    """A snapshot is asked for. `begun`: epochs that had begun then."""
+    """A request for a snapshot. `begun`: number of epochs that had begun at that time."""
 
     leader: AskedLeader
     asked_ns: int
@@ -28,7 +28,7 @@ class SnapshotQuestion(NamedTuple):
 
 
 class SnapshotQuestions:
-    """Snapshot requests not answered yet, by number."""
+    """Open snapshot requests, by number."""
 
     def __init__(self, shared: WorldState, log: SimulatedLog, completed_ns: Mapping[int, int]) -> None:
         self._shared = shared
@@ -38,13 +38,13 @@ class SnapshotQuestions:
         self._count = 0
 
     def put(self, leader: AskedLeader) -> None:
-        """Ask for a snapshot."""
+        """Request a snapshot."""
         self._count += 1
         self._open[self._count] = SnapshotQuestion(leader, self._shared.kernel.now_ns, self._log.canonical.image.begun)
         leader.ask(self._count)
 
     def on_answered(self, answer: le.AnswerSnapshot) -> None:
-        """Complete must be complete; and in coordinated fleets the cut is made after the question."""
+        """Check an answer: a complete snapshot is a complete epoch, and in coordinated fleets it began after the request."""
         question = self._open.pop(answer.request, None)
         if question is None:
             text = f"question {answer.request} for a snapshot is answered twice, or was never put"
@@ -61,6 +61,6 @@ class SnapshotQuestions:
             self._shared.say("answer", "G4", text)
 
     def unanswered(self, since_ns: int) -> list[int]:
-        """Return the queries that a present leader received before that time."""
+        """Return the open requests that a present leader received before that time."""
         open_ = {number: each for number, each in self._open.items() if not each.leader.is_over}
         return [number for number, each in open_.items() if each.asked_ns < since_ns]

@@ -1,20 +1,21 @@
-"""Leadership and commits: Raft at the level of whole logs, in virtual time, without its messages.
+"""Leadership and commits: a model of Raft at the level of whole logs, in virtual time and without messages.
 
-The model (Ongaro and Ousterhout 2014; the section numbers are theirs):
+The model (Ongaro and Ousterhout 2014; section numbers refer to this paper):
 
-1. A *reign* is one term of one leader: an append-only list of slots, which begins with the log that the leader had when it was
-   elected, then a barrier (an empty slot). Every replica's durable log is the first `length` slots of some reign; so
-   equal slots have equal pasts (log matching, 5.3) by construction.
-2. A leader sends its whole log to all that can be reached. Arrival and sync are computed at once and take effect when somebody
-   looks (`settle`). One event, at the instant when a majority has acknowledged, commits: if a majority then really holds
-   the slots, and the barrier is among them (5.4.2).
-3. A replica that has not heard a leader for an election time-out, reaches a majority, and whose log is at least as good as the log of
-   each voter (5.4.1) is elected after a drawn delay, in a term of its own. Voters refuse older terms from then on. Nobody
-   votes while it hears a leader, but with a drawn chance: the real library has no such rule.
-4. A leader that reaches no majority goes on believing for `LEASE_NS`, and fills its own reign meanwhile.
-5. Crash: what is not durable is gone; of what a crashed leader had on its way, drawn tails are lost. Start: the durable prefix.
+1. A *leader term* (a *reign* in names) is one term of one leader: an append-only list of slots. It begins with the leader's log
+   at the election, followed by a barrier (an empty slot). Every replica's durable log is the first `length` slots of some leader
+   term, so equal slots have equal predecessors (log matching, 5.3) by construction.
+2. A leader sends its whole log to all reachable replicas. Arrival and sync are computed at once, and take effect on the next
+   access (`settle`). One event, at the instant when a majority has acknowledged, commits the slots if a majority really holds
+   them and the barrier is among them (5.4.2).
+3. A candidate has not heard a leader for an election timeout, reaches a majority, and has a log at least as good as the log of
+   each voter (5.4.1). It is elected after a drawn delay, in a new term, and its voters refuse older terms from then on. A
+   replica that hears a leader votes only with a drawn chance, since the real library has no such rule.
+4. A leader that reaches no majority believes that it leads for `LEASE_NS`, and appends to its own term meanwhile.
+5. On a crash, slots that are not durable are lost; of a crashed leader's appends in flight, drawn tails are lost. On a start, a
+   replica has its durable prefix.
 
-Departures: no compaction; a link that is cut loses nothing that was on its way; a vote takes no sync.
+Departures: there is no compaction, a cut link loses no appends in flight, and a vote needs no sync.
 """
 
 from collections import deque
@@ -30,15 +31,15 @@ from snapline.messages.status import Standing
 MS = 1_000_000
 
 TICK_NS = 100 * MS
-"""Heartbeats. Below the least election time-out, so that none of a leader that is well comes too late."""
+"""Period of heartbeats: below the least election timeout, so that a healthy leader's heartbeats arrive in time."""
 
 ELECTION_NS = 150 * MS
 ELECTION_STEP_NS = 10 * MS
 ELECTION_STEPS = 16
-"""A time-out is 150 to 300 ms: a fifth of the real ones, so that a run meets more elections."""
+"""Election timeouts are 150 to 300 ms: a fifth of the real ones, so that a run has more elections."""
 
 LEASE_NS = 1_000 * MS
-"""Time for which a leader without a majority believes that it leads. Several elections fit in: stale leaders are common."""
+"""Time for which a leader without a majority believes that it leads: several elections, so that stale leaders are common."""
 
 ALONE_NS = 100 * MS
 """Start time of a single replica, which needs no votes."""
@@ -56,7 +57,7 @@ Key = tuple[str | int, ...]
 
 
 class Slot:
-    """One place in a log. `entry` None is a barrier; `result` counts once it is committed."""
+    """One position in a log. `entry` None is a barrier; `result` is valid once the slot is committed."""
 
     __slots__ = ("entry", "index", "proposer", "result", "term")
 
@@ -69,11 +70,11 @@ class LeaderTerm:
     """One term of one leader.
 
     Attributes:
-        slots: the leader's log. barrier: position of this reign's first slot.
-        match: replica → how many slots it has acknowledged. committed: how many the leader knows to be committed.
-        commit_ns: when the last of the commits under way is due; they come in order.
-        sends: how often the log was sent since its last slot came.
-        is_deposed: the leader's heartbeats are held back, until another is elected.
+        slots: log of the leader. barrier: position of this term's first slot.
+        match: replica → number of slots it has acknowledged. committed: number of slots that the leader knows to be committed.
+        commit_ns: time of the last pending commit; commits happen in order.
+        sends: number of sends of the log since its last slot was added.
+        is_deposed: the leader's heartbeats are suppressed until another leader is elected.
     """
 
     def __init__(self, term: int, leader: str, slots: list[Slot]) -> None:
@@ -91,7 +92,7 @@ class LeaderTerm:
 
 
 class Append(msgspec.Struct, frozen=True):
-    """The first `length` slots of a reign, durable at a replica from `durable_ns` on."""
+    """The first `length` slots of a leader term, durable at a replica from `durable_ns` on."""
 
     durable_ns: int
     reign: LeaderTerm
@@ -100,7 +101,7 @@ class Append(msgspec.Struct, frozen=True):
 
 
 class Waiting(msgspec.Struct, frozen=True):
-    """A proposer that waits for what becomes of its slot."""
+    """A proposer that waits for the outcome of its slot."""
 
     slot: Slot
     then: Callable[[ProposalOutcome], None]
@@ -112,15 +113,15 @@ class SimReplica:
     """One replica.
 
     Attributes:
-        run: grows with every start and crash; callbacks of another run are dropped.
-        term: the newest it has voted in or heard of; older leaders are refused.
-        log, length: its durable log is `log[:length]`. appends: on their way to it, in order, all of one reign.
-        leading: the reign that it believes it leads. heard_from: the reign whose leader it hears.
-        heard_ns: when it last heard a leader, or voted. majority_ns: when it last reached a majority, as a leader.
-        told: its standing as last reported.
-        attempt, timeout_ns, is_disrupting: drawn for that attempt at an election.
-        state, applied: what it has applied: number of committed slots. known: number it knows to be committed.
-        waiting: its proposers. proposals: how many it ever had.
+        run: number that grows with every start and crash; callbacks of another run are dropped.
+        term: newest term in which it has voted or that it knows; older leaders are refused.
+        log, length: its durable log is `log[:length]`. appends: appends in flight to it, in order, all of one leader term.
+        leading: leader term that it believes it leads. heard_from: leader term whose leader it hears.
+        heard_ns: time when it last heard a leader, or voted. majority_ns: time when it last reached a majority as a leader.
+        told: its last reported standing.
+        attempt, timeout_ns, is_disrupting: draws for this attempt at an election.
+        state: its applied state. applied: number of applied slots. known: number of slots that it knows to be committed.
+        waiting: its waiting proposers. proposals: number of all its proposals.
     """
 
     def __init__(self, name: str) -> None:
@@ -144,11 +145,11 @@ class SimReplica:
 
     @property
     def last(self) -> tuple[int, int]:
-        """Rank of its log: term of the last slot, then length (5.4.1)."""
+        """Return the rank of its log: term of the last slot, then length (5.4.1)."""
         return (self.log[self.length - 1].term if self.length else 0), self.length
 
     def settle(self, now_ns: int) -> None:
-        """Move what has arrived and is synced by now into the durable log."""
+        """Add the appends that have arrived and are synced by now to the durable log."""
         appends = self.appends
         while appends and appends[0].durable_ns <= now_ns:
             append = appends.popleft()
@@ -157,7 +158,7 @@ class SimReplica:
                 append.reign.match[self.name] = append.length
 
     def raise_term(self, term: int, now_ns: int) -> None:
-        """Refuse older leaders from now on, also what they have on its way."""
+        """Refuse older leaders from now on, including their appends in flight."""
         if self.term < term:
             self.settle(now_ns)
             self.term = term
@@ -165,27 +166,27 @@ class SimReplica:
 
 
 class LogModel(Protocol):
-    """Effect of reigns on states and proposers: `SimulatedLog`."""
+    """Effect of leader terms on states and proposers: `SimulatedLog`."""
 
     def on_committed(self, reign: LeaderTerm, leader: SimReplica, length: int) -> None:
-        """The leader has found the first `length` slots of its reign committed; more than before, and it knows."""
+        """Handle a commit: the leader now knows the first `length` slots of its term to be committed, more than before."""
 
     def on_told(self, replica: SimReplica) -> None:
-        """`told` has changed."""
+        """Handle a change of `told`."""
 
     def on_leader_changed(self, replica: SimReplica) -> None:
-        """The replica has heard of a leader that is new to it."""
+        """Handle a replica's first contact with a new leader."""
 
     def on_beat(self, replica: SimReplica) -> None:
-        """The replica is up, and time passes."""
+        """Handle a tick of a replica that is up."""
 
 
 class RaftModel:
-    """Elects, replicates and commits.
+    """Elections, replication and commits.
 
     Attributes:
-        newest: the reign of the newest term, `term`. majority: size of one.
-        at, now, pick: as given.
+        newest: leader term of the newest term, `term`. majority: size of a majority.
+        at, now, pick: scheduler, clock and choices.
     """
 
     def __init__(
@@ -210,7 +211,7 @@ class RaftModel:
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def bring_up(self, replica: SimReplica) -> None:
-        """The replica is up, with its durable log."""
+        """Start the replica with its durable log."""
         replica.is_up = True
         replica.run += 1
         replica.heard_ns = self.now()
@@ -221,7 +222,7 @@ class RaftModel:
             self.at(self.now() + TICK_NS, self._on_tick)
 
     def take_down(self, replica: SimReplica) -> None:
-        """The replica is down; what is not durable is gone."""
+        """Stop the replica; slots that are not durable are lost."""
         replica.settle(self.now())
         replica.is_up = False
         replica.run += 1
@@ -232,7 +233,7 @@ class RaftModel:
             self._lose_tails(reign)
 
     def depose(self) -> None:
-        """The newest leader's heartbeats are held back until another is elected. Alone, it begins again."""
+        """Suppress the newest leader's heartbeats until another leader is elected. A single replica is elected again."""
         reign = self.newest
         if reign is None or self.replicas[reign.leader].leading is not reign:
             return
@@ -247,7 +248,7 @@ class RaftModel:
         self.at(self.now() + ALONE_NS, lambda: self._on_votes_counted(replica, run))
 
     def _lose_tails(self, reign: LeaderTerm) -> None:
-        """A leader crashed: each follower may miss the last of what was on its way to it (0: gets all)."""
+        """Lose a crashed leader's last appends in flight to each follower, by choice (0: none is lost)."""
         for replica in self.replicas.values():
             replica.settle(self.now())
             if replica.appends and replica.appends[-1].reign is reign:
@@ -258,7 +259,7 @@ class RaftModel:
     # ---- replication ----------------------------------------------------------------------------------------------
 
     def replicate(self, reign: LeaderTerm) -> None:
-        """Send the reign's whole log to all that can be reached, and plan the commit."""
+        """Send the whole log to all reachable replicas, and schedule the commit."""
         leader, now_ns, length = self.replicas[reign.leader], self.now(), len(reign.slots)
         reign.sends += 1
         sync_ns = (1 + self.pick(("sync", reign.term, length, reign.sends), SYNC_STEPS)) * SYNC_STEP_NS
@@ -267,27 +268,27 @@ class RaftModel:
             leader.appends.append(Append(now_ns + sync_ns, reign, length, True))
             acknowledged.append(now_ns + sync_ns)
         for replica in self.replicas.values():
-            there = self.delay(leader, replica) if replica is not leader else None
-            if there is None:
+            there_ns = self.delay(leader, replica) if replica is not leader else None
+            if there_ns is None:
                 continue
-            back = self.delay(replica, leader)
+            back_ns = self.delay(replica, leader)
             if replica.term > reign.term:
-                self._refuse(leader, replica, there, back)
+                self._refuse(leader, replica, there_ns, back_ns)
                 continue
-            self._hear(replica, reign, there)
-            durable_ns = now_ns + there + sync_ns
+            self._hear(replica, reign, there_ns)
+            durable_ns = now_ns + there_ns + sync_ns
             if replica.appends:
                 durable_ns = max(durable_ns, replica.appends[-1].durable_ns)
-            replica.appends.append(Append(durable_ns, reign, length, back is not None))
-            if back is not None:
-                acknowledged.append(durable_ns + back)
+            replica.appends.append(Append(durable_ns, reign, length, back_ns is not None))
+            if back_ns is not None:
+                acknowledged.append(durable_ns + back_ns)
         if len(acknowledged) >= self.majority:
             acknowledged.sort()
             reign.commit_ns = max(reign.commit_ns, acknowledged[self.majority - 1])
             self.at(reign.commit_ns, lambda: self._on_acknowledged(reign))
 
     def _hear(self, replica: SimReplica, reign: LeaderTerm, there: int) -> None:
-        """A follower hears a leader, whose term it takes at once; what it believes changes at the arrival."""
+        """Make a follower hear a leader. It takes the leader's term at once; its standing changes at the arrival."""
         now_ns, run = self.now(), replica.run
         replica.heard_ns = now_ns
         if replica.heard_from is not reign:
@@ -302,7 +303,7 @@ class RaftModel:
             self._keeper.on_leader_changed(replica)
 
     def _refuse(self, leader: SimReplica, replica: SimReplica, there: int, back: int | None) -> None:
-        """The replica knows a newer term than the leader, who hears of it."""
+        """Notify the leader that the replica knows a newer term."""
         run, term = leader.run, replica.term
         if back is not None:
             self.at(self.now() + there + back, lambda: self._on_refused(leader, run, term))
@@ -349,19 +350,19 @@ class RaftModel:
         self._stand(replicas)
 
     def _beat(self, leader: SimReplica, reign: LeaderTerm) -> None:
-        """One round of heartbeats. Steps down after too long without a majority."""
+        """Send one round of heartbeats; step down after too long without a majority."""
         now_ns, reached, is_lagging = self.now(), 1, reign.committed < len(reign.slots)
         for replica in self.replicas.values() if not reign.is_deposed else ():
-            there = self.delay(leader, replica) if replica is not leader else None
-            if there is None:
+            there_ns = self.delay(leader, replica) if replica is not leader else None
+            if there_ns is None:
                 continue
-            back = self.delay(replica, leader)
+            back_ns = self.delay(replica, leader)
             if replica.term > reign.term:
-                self._refuse(leader, replica, there, back)
+                self._refuse(leader, replica, there_ns, back_ns)
                 continue
-            self._hear(replica, reign, there)
+            self._hear(replica, reign, there_ns)
             is_lagging = self._inform(replica, reign) or is_lagging
-            reached += back is not None
+            reached += back_ns is not None
         if reached >= self.majority:
             leader.majority_ns = now_ns
         elif now_ns - leader.majority_ns >= LEASE_NS:
@@ -371,7 +372,7 @@ class RaftModel:
             self.replicate(reign)
 
     def _inform(self, replica: SimReplica, reign: LeaderTerm) -> bool:
-        """Tell a follower what is committed; returns whether it lacks slots."""
+        """Inform a follower of the committed slots; return whether it lacks slots."""
         replica.settle(self.now())
         if replica.log is not reign.slots:
             return True
@@ -381,7 +382,7 @@ class RaftModel:
     # ---- elections ------------------------------------------------------------------------------------------------
 
     def _stand(self, replicas: list[SimReplica]) -> None:
-        """Elect, after a while, the longest-waiting replica past its time-out that would win."""
+        """Start an election for the longest-waiting replica past its timeout that would win."""
         is_deposed = self.newest is not None and self.newest.is_deposed
         standing = []
         for replica in replicas:
@@ -409,7 +410,7 @@ class RaftModel:
         self.at(self.now() + wait_ns, lambda: self._on_votes_counted(candidate, run))
 
     def _timeout_of(self, replica: SimReplica) -> int:
-        """Drawn once for each attempt at an election."""
+        """Return the election timeout, drawn once for each attempt."""
         if replica.attempt != self._attempt:
             replica.attempt = self._attempt
             key = (replica.name, self._attempt)
@@ -418,7 +419,7 @@ class RaftModel:
         return replica.timeout_ns
 
     def _voters(self, candidate: SimReplica) -> list[SimReplica]:
-        """Return the replicas that would vote for it now."""
+        """Return the replicas that would vote for the candidate now."""
         candidate.settle(self.now())
         return [replica for replica in self.replicas.values() if self._votes_for(replica, candidate)]
 
@@ -435,7 +436,7 @@ class RaftModel:
         return candidate.last >= voter.last
 
     def _is_free(self, voter: SimReplica) -> bool:
-        """Return whether it hears no leader, nor is one that reaches a majority."""
+        """Return whether the voter neither hears a leader nor is one that reaches a majority."""
         heard_ns = voter.heard_ns if voter.leading is None else voter.majority_ns
         is_deposed = self.newest is not None and self.newest.is_deposed
         return is_deposed or self.now() - heard_ns >= ELECTION_NS
@@ -464,16 +465,16 @@ class RaftModel:
         if leader.leading is reign:
             self.replicate(reign)
 
-    # ---- small things ---------------------------------------------------------------------------------------------
+    # ---- helpers --------------------------------------------------------------------------------------------------
 
     def step_down(self, replica: SimReplica) -> None:
-        """Step down, with no other leader known yet."""
+        """Make the replica step down, with no other leader known yet."""
         replica.leading = None
         replica.heard_ns = self.now()
         self.tell(replica, Standing(replica.term))
 
     def tell(self, replica: SimReplica, standing: Standing) -> None:
-        """Notify the replica of its standing, if that has changed."""
+        """Report the replica's standing if it has changed."""
         if standing != replica.told:
             replica.told = standing
             self._keeper.on_told(replica)

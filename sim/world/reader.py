@@ -1,6 +1,6 @@
-"""Reader of the outputs of a simulated fleet: all of them, by a cursor.
+"""Reader of all outputs of a simulated fleet, with a cursor.
 
-Now and then the reader dies, and resumes from a saved cursor. What it has at the end is compared with the files.
+Sometimes the reader crashes and resumes from a saved cursor. Its outputs at the end are compared with the files.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,10 @@ DIES_ONE_IN, STOPS_ONE_IN = 5, 6
 
 
 class SimReader:
-    """See the module."""
+    """Reader of outputs; see the module."""
 
     def __init__(self, shared: WorldState, store: Store, is_damaged: Callable[[], bool]) -> None:
-        """`is_damaged`: a fault has damaged files of the store."""
+        """`is_damaged` returns whether a fault has damaged files of the store."""
         self._shared = shared
         self._store = store
         self._is_damaged = is_damaged
@@ -29,7 +29,7 @@ class SimReader:
         self._saved: tuple[list[Had], str] = [], ""
 
     def start(self) -> None:
-        """Start reading, without waiting for a fleet."""
+        """Start reading without waiting for the fleet."""
         if reads_outputs(self._shared.scenario):
             self._later()
 
@@ -46,14 +46,14 @@ class SimReader:
         self._later()
 
     def read(self) -> list[Had]:
-        """Read all that there is now; return what it has."""
+        """Read all outputs available now; return all releases read."""
         try:
             for batch in self._store.read_outputs(self._cursor):
                 if batch.undone is not None:
                     after = batch.undone.after
                     self._had = [each for each in self._had if each.epoch <= after]
-                found = [(x.agent, x.number, x.topic.encode() + b" " + x.payload) for x in batch.outputs]
-                self._had.append(Had(batch.epoch, found))
+                outputs = [(x.agent, x.number, x.topic.encode() + b" " + x.payload) for x in batch.outputs]
+                self._had.append(Had(batch.epoch, outputs))
                 self._cursor = str(batch.end)
         except SnaplineError as error:
             if not self._is_damaged():

@@ -1,7 +1,7 @@
-"""Recording of a run for pictures, reports and exports: its events with their times. Kept only on request.
+"""Recording of a run for diagrams, reports and exports: its events with their times. Made only on request.
 
-Events are those of a trace (`recovery/trace.py`), each with the virtual time `t_ns`; next to them are epochs, hosts
-and faults, which traces do not have.
+Events are those of a trace (`recovery/trace.py`), each with its virtual time `t_ns`. A recording also has epochs, hosts and
+orphans, which traces do not have.
 """
 
 from typing import Literal
@@ -11,20 +11,20 @@ import msgspec
 from snapline.recovery.trace import Event, Recovery
 
 EVENTS_MAX = 2_000_000
-"""Largest number of events kept: a trace of half a gigabyte serves nobody."""
+"""Largest number of recorded events: about half a gigabyte; larger traces are not useful."""
 
 
 class TimedEvent(msgspec.Struct, frozen=True, gc=False):
-    """One event of a trace. Messages are named "sender/plan>receiver:number", unique in a run."""
+    """One event of a trace. Messages have the name "sender/plan>receiver:number", unique in a run."""
 
     t_ns: int
     event: Event | Recovery
 
 
 class EpochSpan(msgspec.Struct):
-    """One epoch, from its begin to its one outcome.
+    """One epoch, from its begin to its outcome.
 
-    `cut`: agent → number of its checkpoint, of a complete one. `plan`: the plan under which it began.
+    `cut`: agent → number of its checkpoint, for a complete epoch. `plan`: plan under which the epoch began.
     """
 
     epoch: int
@@ -44,18 +44,18 @@ class HostSpan(msgspec.Struct):
 
 
 class Orphan(msgspec.Struct, frozen=True):
-    """A message that a violation is about, by the name it has in the events."""
+    """A message of a violation, with its name in the events."""
 
     message: str
     text: str
 
 
 class Recording:
-    """Filled by the world.
+    """Recording of one run, filled by the world.
 
     Attributes:
-        agents: those of the start, in order. placed: agent → its host at the start.
-        events: in the order in which they happened. is_cut: there were more than `EVENTS_MAX`.
+        agents: initial agents, in order. placed: agent → its host at the start.
+        events: events in order. is_cut: the run had more than `EVENTS_MAX` events.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Recording:
         self.orphans: list[Orphan] = []
 
     def add(self, t_ns: int, event: Event | Recovery) -> None:
-        """Keep one event."""
+        """Record one event."""
         if len(self.events) < EVENTS_MAX:
             self.events.append(TimedEvent(t_ns, event))
         else:

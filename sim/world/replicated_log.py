@@ -1,23 +1,23 @@
-"""The coordinator's log in virtual time, as the coordinator sees it.
+"""The coordinator's replicated log in virtual time, with the interface that the coordinator uses.
 
-The problem. The library that keeps the real log owns threads, sockets, clock and files, so it cannot run in a simulated world.
-What the coordinator sees of it is small: `propose → committed, rejected, unknown`, and who leads. This model gives the
-same view for replicas c1 … cn, and allows whatever the real one was seen to do within the fault budget. `raft_model.py` holds the
-half below: who leads, and what is committed. Here:
+Problem. The library of the real log owns threads, sockets, clock and files, so it cannot run in a simulated world. Its interface
+to the coordinator is small: `propose → committed, rejected, unknown`, and the leader. This model has the same interface for
+replicas c1 … cn, and allows all behaviour observed of the real library within the fault budget. `raft_model.py` has the lower
+half, leaders and commits. This module defines:
 
-1. *Apply.* One `FleetState` is the canonical one: it belongs to whoever committed last. Other replicas apply, or restore
-   the frozen canonical state, only when they are asked or take over; so three replicas cost little more than one.
-2. *Committed*: told after the proposer's replica has applied the entry, whoever leads by then.
-3. *Rejected*: there is no leader, the leader that the proposal was forwarded to leads no more, or another entry took its place.
-   It never gets into the log.
-4. *Unknown*: no outcome within `PROPOSE_NS`; forwarded and the leader changed; or by chance (`set_unknown`): the answer is
-   lost, the proposal is lost, or it comes late. It may be in the log, now or later.
-5. A new leader is told that it leads when its barrier is committed: it then has applied all that was committed before.
+1. *Apply.* One `FleetState` is canonical: that of the replica that committed last. Other replicas apply entries, or restore the
+   frozen canonical state, only on access or when they take over, so three replicas cost little more than one.
+2. *Committed*: reported after the proposer's replica has applied the entry, under any leader.
+3. *Rejected*: there is no leader, the leader to which the proposal was forwarded has changed, or another entry took its position.
+   The entry never gets into the log.
+4. *Unknown*: there is no outcome within `PROPOSE_NS`, or the leader changed after forwarding. Or by chance (`set_unknown`) the
+   answer or the proposal is lost, or the proposal comes late. The entry may be in the log, now or later.
+5. A new leader is notified when its barrier is committed; it has then applied all earlier committed entries.
 
-Outcomes and standings are told from events of `at` only, never from within `propose`.
+Outcomes and standings are reported only from events of `at`, never from within `propose`.
 
-Carries G8 in the simulator. Choices come from the stream "log". The callers' duty: never change a state that `state_of` or
-`canonical` gives; `validate` would find it.
+Carries G8 in the simulator. Choices come from the stream "log". The callers' duty: never change a state returned by `state_of`
+or `canonical`; `validate` detects that.
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ PROPOSE_NS = 5_000 * MS
 """Deadline of a proposal, as in the real driver."""
 
 IMAGE_AFTER = 64
-"""Largest number of slots applied singly; a replica that lacks more takes the whole state, as from a dump."""
+"""Largest number of slots applied one by one; a replica that lacks more restores the whole state, as from a dump."""
 
 Then = Callable[[ProposalOutcome], None]
 
@@ -42,11 +42,11 @@ _LATE = Unknown("no answer within the deadline")
 
 
 class SimulatedLog:
-    """The log. All nodes are down until `start`.
+    """The replicated log. All nodes are down until `start`.
 
     Attributes:
-        canonical: the state after all committed entries. entries: them, in order.
-        reigns: who leads, and what is committed.
+        canonical: state after all committed entries. entries: committed entries, in order.
+        reigns: model of leaders and commits.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class SimulatedLog:
         on_standing: Callable[[str, Standing], None],
         on_committed: Callable[[int, str, bytes, OperationResult], None],
     ) -> None:
-        """Nothing happens before `start`.
+        """Create the log; nothing happens before `start`.
 
         Args:
-            at: calls back at a time, in virtual nanoseconds.
-            delay_ns: from one node to another; None if it cannot be reached now. Only asked about nodes that are up.
-            on_standing: what a node believes has changed. Not called for a node that crashes or starts.
-            on_committed: (position in `entries`, proposer, entry, result), at the moment of the commit.
+            at: schedules a call at a time in virtual nanoseconds.
+            delay_ns: returns the delay from one node to another that are both up; None if it is unreachable now.
+            on_standing: called when a node's knowledge of the leader changes, except by its crash or start.
+            on_committed: called at the commit with (position in `entries`, proposer, entry, result).
         """
         self.reigns = RaftModel(
             nodes, self, at=at, now=now, pick=lambda key, n: choices.pick("log", key, n), delay_ns=delay_ns
@@ -80,27 +80,27 @@ class SimulatedLog:
 
     @property
     def leader(self) -> str:
-        """Leader of the newest term that knows it leads; empty if there is none."""
+        """Return the leader of the newest term, if it knows that it leads; empty if there is none."""
         reign = self.reigns.newest
         if reign is None or not reign.is_ready or self._replicas[reign.leader].leading is not reign:
             return ""
         return reign.leader
 
     def is_up(self, node: str) -> bool:
-        """Return whether the node was started and has not crashed since."""
+        """Return whether the node is running."""
         return self._replicas[node].is_up
 
     def state_of(self, node: str) -> FleetState:
-        """Return the state that this replica has applied: one object for a run of the node. A leader's holds all it has seen committed."""
+        """Return the replica's applied state, the same object for a run of the node. A leader's state has all entries it knows to be committed."""
         replica = self._replicas[node]
         if replica.is_up and replica.leading is None:
             self._catch_up(replica, replica.known)
         return replica.state
 
-    # ---- what the world does --------------------------------------------------------------------------------------
+    # ---- for the world --------------------------------------------------------------------------------------------
 
     def start(self, node: str) -> None:
-        """A replica begins with its durable log, and an empty state until it hears what is committed."""
+        """Start a replica with its durable log, and an empty state until it learns the committed entries."""
         replica = self._replicas[node]
         if replica.is_up:
             raise UsageError(f"replica {node} is up: crash it before you start it again")
@@ -108,22 +108,22 @@ class SimulatedLog:
         self.reigns.bring_up(replica)
 
     def crash(self, node: str) -> None:
-        """The process is gone, with all that is not durable. Its proposers hear nothing any more. Down already: nothing."""
+        """Crash the replica; slots that are not durable are lost, and its proposers get no outcome. No-op if it is down."""
         replica = self._replicas[node]
         if replica.is_up:
             replica.waiting = []
             self.reigns.take_down(replica)
 
     def depose(self) -> None:
-        """The newest leader's heartbeats are held back until another is elected."""
+        """Suppress the newest leader's heartbeats until another leader is elected."""
         self.reigns.depose()
 
     def set_unknown(self, per_mille: int) -> None:
-        """Let so many of a thousand proposals end unknown by chance from now on."""
+        """Set the rate of proposals that end with an unknown outcome by chance."""
         self._unknown_per_mille = per_mille
 
     def propose(self, node: str, entry: bytes, then: Then) -> None:
-        """Propose `entry`; `then` gets its outcome once, or nothing if the node crashes before."""
+        """Propose `entry`; `then` gets its outcome once, unless the node crashes before."""
         replica = self._replicas[node]
         if not replica.is_up:
             return
@@ -140,7 +140,7 @@ class SimulatedLog:
     # ---- proposals ------------------------------------------------------------------------------------------------
 
     def _append(self, reign: LeaderTerm, proposer: SimReplica, entry: bytes, then: Then | None) -> None:
-        """Give the entry a place in the leader's log; `then` is None if nobody waits."""
+        """Append the entry to the leader's log; `then` is None if no proposer waits."""
         slot = Slot(entry, index=len(reign.slots), term=reign.term, proposer=proposer.name)
         reign.slots.append(slot)
         reign.sends = 0
@@ -150,27 +150,27 @@ class SimulatedLog:
         self.reigns.replicate(reign)
 
     def _forward(self, replica: SimReplica, leader: SimReplica, entry: bytes, then: Then) -> None:
-        there, run = self.reigns.delay(replica, leader), replica.run
-        if there is None:
+        there_ns, run = self.reigns.delay(replica, leader), replica.run
+        if there_ns is None:
             self._tell_later(replica, run, PROPOSE_NS, then, _LATE)
         else:
-            self.reigns.at(self.reigns.now() + there, lambda: self._on_forwarded(replica, run, leader, entry, then))
+            self.reigns.at(self.reigns.now() + there_ns, lambda: self._on_forwarded(replica, run, leader, entry, then))
 
     def _on_forwarded(self, replica: SimReplica, run: int, leader: SimReplica, entry: bytes, then: Then) -> None:
         if leader.leading is not None:
             self._append(leader.leading, replica, entry, then if replica.run == run else None)
             return
-        back = self.reigns.delay(leader, replica)
-        if back is None:
+        back_ns = self.reigns.delay(leader, replica)
+        if back_ns is None:
             self._tell_later(replica, run, PROPOSE_NS, then, _LATE)
         else:
-            self._tell_later(replica, run, back, then, Rejected("the leader has changed"))
+            self._tell_later(replica, run, back_ns, then, Rejected("the leader has changed"))
 
     def _is_unlucky(self, replica: SimReplica) -> bool:
         return self.reigns.pick(("unknown", replica.name, replica.proposals), 1000) >= 1000 - self._unknown_per_mille
 
     def _propose_into_the_dark(self, replica: SimReplica, entry: bytes, then: Then) -> None:
-        """The answer is lost, or the proposal comes late, or it is lost too."""
+        """Lose the answer; the proposal itself is appended, late or lost."""
         key, run = (replica.name, replica.proposals), replica.run
         wait_ns = (5, 200, 5_000)[self.reigns.pick(("unknown for", *key), 3)] * MS
         self._tell_later(replica, run, wait_ns, then, Unknown("the answer was lost"))
@@ -195,7 +195,7 @@ class SimulatedLog:
     def _settle_waiting(
         self, replica: SimReplica, is_over: Callable[[Waiting], bool], outcome_of: Callable[[Slot], ProposalOutcome]
     ) -> None:
-        """Tell those who need not wait any more. What they do then may crash the replica."""
+        """Give waiting proposers their outcomes where the wait is over. Their reaction may crash the replica."""
         done = [waiting for waiting in replica.waiting if is_over(waiting)]
         if done:
             replica.waiting = [waiting for waiting in replica.waiting if not is_over(waiting)]
@@ -209,7 +209,7 @@ class SimulatedLog:
         self._settle_waiting(replica, lambda waiting: waiting.slot.index < applied, self._outcome_of)
 
     def _outcome_of(self, slot: Slot) -> ProposalOutcome:
-        """Return the outcome of a slot whose place is committed."""
+        """Return the outcome of a slot whose position is committed."""
         if self._committed[slot.index] is slot:
             return Committed(slot.result)
         return Rejected("another entry took its place")
@@ -217,7 +217,7 @@ class SimulatedLog:
     # ---- states ---------------------------------------------------------------------------------------------------
 
     def on_committed(self, reign: LeaderTerm, leader: SimReplica, length: int) -> None:
-        """The leader applies; what nobody has applied before is committed here and now."""
+        """Apply the leader's slots; slots that no replica has applied are committed now."""
         done = len(self._committed)
         self._catch_up(leader, min(length, done))
         if length > done:
@@ -237,7 +237,7 @@ class SimulatedLog:
                 self._tell_committed(len(self.entries) - 1, slot.proposer, slot.entry, slot.result)
 
     def _catch_up(self, replica: SimReplica, length: int) -> None:
-        """Apply what is committed and this replica lacks, or take it as a whole."""
+        """Apply the committed slots that this replica lacks, or restore the whole state."""
         missing = length - replica.applied
         if missing <= 0:
             return
@@ -259,7 +259,7 @@ class SimulatedLog:
         self._settle_waiting(replica, lambda waiting: waiting.is_forwarded, lambda slot: changed)
 
     def on_beat(self, replica: SimReplica) -> None:
-        """A proposer that follows may have its slot by now; and nobody waits for ever."""
+        """Settle a follower's proposals that are committed or past their deadline."""
         if replica.waiting:
             now_ns = self.reigns.now()
             if replica.leading is None:
@@ -270,7 +270,7 @@ class SimulatedLog:
     # ---- checks ---------------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Check what must hold between events; raises AssertionError. Costs as much as all entries did."""
+        """Raise AssertionError if an invariant does not hold between events. As expensive as applying all entries."""
         entries = [slot.entry for slot in self._committed if slot.entry is not None]
         assert entries == self.entries, "the entries are not those that were committed"
         wanted = {replica.applied: None for replica in self._replicas.values()} | {len(self._committed): None}
@@ -285,7 +285,7 @@ class SimulatedLog:
             assert self.reigns.newest.slots[last] is self._committed[last], "the newest leader lacks committed entries"
 
     def _folds(self, wanted: dict[int, None]) -> dict[int, bytes]:
-        """The frozen state after so many committed slots, computed anew."""
+        """Return the frozen states after the wanted numbers of committed slots, computed anew."""
         state, folds = FleetState(), {}
         for length, slot in enumerate([None, *self._committed]):
             if slot is not None and slot.entry is not None:
@@ -298,5 +298,5 @@ class SimulatedLog:
         replica.settle(self.reigns.now())
         length = len(self._committed)
         return replica.length >= length and all(
-            mine is ours for mine, ours in zip(replica.log[:length], self._committed, strict=True)
+            own is committed for own, committed in zip(replica.log[:length], self._committed, strict=True)
         )

@@ -1,7 +1,8 @@
-"""An operator who takes the fleet back now and then, to some epoch that is kept, with or without its inputs.
+"""Operator that sometimes restores the fleet to a kept epoch, with or without its inputs.
 
-He asks whoever leads, through the product's own service (`coordinator/service/restoring.py`), and again until he is answered: the same token is the same restore. When the faults are
-over he comes only where an agent stands that has asked to go back (`ctx.rollback`), and that was refused: then he takes the fleet back to its newest epoch.
+Requests go to the present leader through the product's service (`coordinator/service/restoring.py`), and are repeated until they are answered; the
+same token identifies the same restore. When the faults are over, the operator acts only if an agent's rollback request (`ctx.rollback`) was refused:
+then the operator restores the newest epoch.
 """
 
 from collections.abc import Awaitable, Callable
@@ -18,22 +19,22 @@ from snapline.sim.world.waiting import Future, VirtualLoop, drive, settle
 from snapline.sim.world.world_state import WorldState
 
 AGAIN_NS = 400_000_000
-"""Time before he repeats an unanswered request: an election takes as long."""
+"""Time before the operator repeats an unanswered request: about as long as an election."""
 
 ASKED_MAX = 8
 
 HELPS_NS = 700_000_000
-"""Time between two of his looks: long enough for a restore."""
+"""Time between two checks for refused rollbacks: long enough for a restore."""
 
 LOOK_NS, LOOKS_MAX = 10_000_000, 200
-"""Half of the times he comes in the middle of an effect's call, if there is one soon."""
+"""Period and number of waits for an effect's call: half of the restores happen during one, if one comes soon."""
 
 READ_S = 0.002
-"""Time that the service takes to read the store for one restore."""
+"""Time for which the service reads the store during a restore."""
 
 
 class OperatorsRestore(NamedTuple):
-    """One restore; `asked`: number of requests."""
+    """One restore. `asked`: number of requests for it."""
 
     token: str
     epoch: int
@@ -42,7 +43,7 @@ class OperatorsRestore(NamedTuple):
 
 
 class _LeaderLoop(VirtualLoop):
-    """Virtual time for the service of one leader: with it, what the service has begun ends without a word."""
+    """Virtual event loop for the service of one leader. Calls of a leader that is over are dropped."""
 
     def __init__(self, kernel: Kernel, leader: SimLeader) -> None:
         super().__init__(kernel)
@@ -55,7 +56,7 @@ class _LeaderLoop(VirtualLoop):
 
 
 class Restorer:
-    """Operator of one run."""
+    """Operator of one run that restores the fleet."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class Restorer:
         stands: Callable[[], bool],
         is_calling: Callable[[], bool],
     ) -> None:
-        """`leader`: the leader, if any. `stands`: an agent is stopped, as its rollback was refused. `is_calling`: an effect is being called."""
+        """`leader` returns the leader, if any; `stands` whether an agent's rollback was refused; `is_calling` whether an effect is being called."""
         self._shared = shared
         self._log = log
         self._leader = leader
@@ -77,7 +78,7 @@ class Restorer:
         self._answered: dict[str, None] = {}
 
     def start(self) -> None:
-        """The fleet has begun to work: from now on he comes at moments that are drawn."""
+        """Schedule restores at drawn times, now that the fleet works."""
         part, until_ns = self._shared.scenario.restores, self._shared.scenario.run.until_ns
         for time in range(part.times):
             after_ns = until_ns * (1 + self._pick("at", time, 64)) // 65
@@ -87,7 +88,7 @@ class Restorer:
             self._look()
 
     def _look(self) -> None:
-        """Restore the newest epoch if an agent needs it, then look again later."""
+        """Restore the newest epoch if an agent needs it, then check again later."""
         complete = self._log.canonical.complete_epochs()
         if complete and self._stands():
             self._helps += 1
@@ -133,7 +134,7 @@ class Restorer:
         )
 
     def on_answered(self, answer: le.AnswerRestore) -> None:
-        """The leader has answered the service."""
+        """Pass the leader's answer to the service."""
         future = self._open.pop(answer.request, None)
         if future is None:
             self._shared.say(
@@ -147,13 +148,13 @@ class Restorer:
         probes = self._shared.judge.probes
         try:
             reply = answer()
-        except (UsageError, NotFoundError) as error:  # for good
+        except (UsageError, NotFoundError) as error:  # permanent refusal
             self._answered[wish.token] = None
             probes.hit("restore refused")
             if "lack inputs" in str(error) and self._shared.scenario.budget == "within":
                 self._shared.say("answer", "R1", f"{wish.token} is refused, and no fault has deleted inputs: {error}")
             return
-        except SnaplineError:  # for now
+        except SnaplineError:  # temporary refusal
             probes.hit("restore refused")
             return
         self._answered[wish.token] = None

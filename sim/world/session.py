@@ -1,4 +1,4 @@
-"""A simulated host's stream to the coordinator: found, lost, and found again, as `agent_runtime/host/session.py` does."""
+"""A simulated host's stream to the coordinator, redialled like that of `agent_runtime/host/session.py`."""
 
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ RETRY_LEAST_NS, RETRY_STEP_NS, RETRY_STEPS = 50_000_000, 50_000_000, 9
 
 
 class ReplicaSession(Protocol):
-    """Replica of the coordinator, as hosts see it: `simulated_replica.SimulatedReplica`."""
+    """Interface of a replica of the coordinator to hosts: `simulated_replica.SimulatedReplica`."""
 
     @property
     def is_up(self) -> bool: ...
@@ -23,22 +23,22 @@ class ReplicaSession(Protocol):
     def leads(self) -> bool: ...
     @property
     def known_leader(self) -> str:
-        """Known leader; "" is none."""
+        """Return the known leader; "" is none."""
         ...
 
     def attend(
         self, host: HostRun, key: Hashable, received: Callable[[Any], None], closed: Callable[[Any], None]
     ) -> Stream:
-        """Speak with the leader here."""
+        """Open a stream to the leader here."""
         ...
 
     def hear_busy(self, host: HostRun, busy_ns: int) -> None:
-        """A thread of this run says that a handler blocks it."""
+        """Receive the report of a host's thread that a handler blocks the host."""
         ...
 
 
 class SimSession:
-    """One run's stream, dialled again for as long as the run lives."""
+    """One run's stream to the coordinator, redialled while the run is alive."""
 
     def __init__(self, host: HostRun, doors: Mapping[str, ReplicaSession]) -> None:
         self._host = host
@@ -49,23 +49,23 @@ class SimSession:
         self._stream: Stream | None = None
 
     def send(self, message: HostMessage) -> None:
-        """Lost if there is no stream."""
+        """Send a message; it is lost without a stream."""
         if self._stream is not None:
             self._stream.send(self._host.name, encode_host_message(message))
 
     def dial(self, _: object = None) -> None:
-        """Try the next replica, or the one that was said to lead."""
+        """Try the next replica, or the reported leader."""
         host = self._host
         self._tries += 1
         node = self._node
-        door = self._doors[node]
-        if not host.shared.network.can_reach(host.name, node) or not door.is_up:
+        replica = self._doors[node]
+        if not host.shared.network.can_reach(host.name, node) or not replica.is_up:
             self._turn_to(self._next())
             return
-        if not door.leads:
-            self._turn_to(door.known_leader or self._next())
+        if not replica.leads:
+            self._turn_to(replica.known_leader or self._next())
             return
-        self._stream = door.attend(host, (host.instance, node, self._tries), self._received, self._closed)
+        self._stream = replica.attend(host, (host.instance, node, self._tries), self._received, self._closed)
         died, died_in = host.notes.died.get(host.name, ("", ()))
         hello = host.driver.hello(instance=host.instance, address=f"{host.name}:1")
         self.send(replace(hello, died=died, died_in=died_in))
@@ -92,12 +92,12 @@ class SimSession:
             self._turn_to(self._node)
 
     def report_busy(self, busy_ns: int) -> None:
-        """A thread tells the leader, on a connection of its own, that a handler blocks this host."""
+        """Report to the leader, from a thread with its own connection, that a handler blocks this host."""
         host = self._host
-        for node, door in self._doors.items():
-            if door.is_up and door.leads and host.shared.network.can_reach(host.name, node):
-                door.hear_busy(host, busy_ns)
+        for node, replica in self._doors.items():
+            if replica.is_up and replica.leads and host.shared.network.can_reach(host.name, node):
+                replica.hear_busy(host, busy_ns)
 
     def leave(self, reason: str) -> None:
-        """Say goodbye."""
+        """Tell the coordinator that this host leaves."""
         self.send(Leave(reason))

@@ -1,7 +1,7 @@
-"""One replica of the simulated coordinator: while it leads, the production leader core and store keeper run here.
+"""One replica of the simulated coordinator; while it leads, it runs the production leader core and store keeper.
 
-As in `coordinator/service/adapter.py`, with virtual time: what is proposed goes to the model of the replicated log, blocking calls
-of the keeper happen at one instant when their time has passed, four of them side by side.
+It is the counterpart of `coordinator/service/adapter.py` in virtual time. Proposals go to the model of the replicated log. Blocking
+calls of the keeper happen at one instant at their end, and several may overlap.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -81,17 +81,17 @@ def _chores(keeper: StoreKeeper) -> dict[type[ev.Command], Callable[[Any], objec
 
 
 class SimLeader:
-    """A leader core and everything that is done for it.
+    """A leader core and the execution of its commands.
 
     Attributes:
-        is_over: it leads no more.
-        freezes: who froze for it. restoring: the service by which people have the fleet go back.
+        is_over: the leader has been replaced or has crashed.
+        freezes: freeze requests and answers. restoring: service for restores by operators.
     """
 
     def __init__(
         self, shared: WorldState, log: SimulatedLog, notes: WorldNotes, node: str, term: int, crash: Callable[[], None]
     ) -> None:
-        """`crash`: ends the process that it runs in."""
+        """`crash` ends the leader's process."""
         self._shared = shared
         self._kernel = shared.kernel
         self._log = log
@@ -117,19 +117,19 @@ class SimLeader:
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def start(self, _: object = None) -> None:
-        """Begin to lead."""
+        """Start to lead."""
         self.feed(ev.LeaderStarted())
         if self._shared.scenario.outputs.is_watched:
             self.feed(ev.OutputReadersChanged(is_watched=True))
 
     def stop(self) -> None:
-        """Stop leading and close its streams. What it has proposed may or may not commit."""
+        """Stop leading and close all streams. Open proposals may still commit."""
         self.is_over = True
         for stream in list(self._sessions.values()):
             stream.close()
 
     def fire(self, call: tuple[Callable[[Any], object], object]) -> None:
-        """Call it now, unless this leader is over."""
+        """Make the call now, unless this leader is over."""
         if self.is_over:
             return
         function, argument = call
@@ -142,7 +142,7 @@ class SimLeader:
             self._shared.core_failed(self._node, error)
 
     def feed(self, event: ev.Event) -> None:
-        """Hand an event to the core and carry out what it says."""
+        """Feed an event to the core and execute its commands."""
         if self.is_over:
             return
         for command in self._core.handle(self._kernel.now_ns, event):
@@ -164,7 +164,7 @@ class SimLeader:
         self.feed(ev.TimerFired())
 
     def has_released(self, epoch: int) -> bool:
-        """Return whether it has released all that is complete up to this epoch."""
+        """Return whether the leader has released all complete epochs up to this one."""
         return not self._core.parts.releases.is_owed_up_to(epoch)
 
     def ask(self, number: int) -> None:
@@ -172,7 +172,7 @@ class SimLeader:
         self.fire((self.feed, ev.SnapshotRequested(number)))
 
     def tell(self, wanted: ev.Event | MovesRequested) -> None:
-        """An operator wants the fleet to go back, or agents elsewhere."""
+        """Feed an operator's request for a restore or for moves."""
         self.fire((self.feed, wanted))
 
     # ---- streams --------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class SimLeader:
     def attend(
         self, host: HostRun, key: Hashable, received: Callable[[Any], None], closed: Callable[[Any], None]
     ) -> Stream:
-        """A host has connected."""
+        """Open a stream for a host that connects."""
         self._numbers += 1
         number = self._numbers
 
@@ -309,8 +309,8 @@ class SimulatedReplica:
     """One replica's process.
 
     Attributes:
-        leader: its leader, while it leads.
-        known_leader: who leads, as far as it knows; empty if nobody does.
+        leader: leader core of this replica, while it leads.
+        known_leader: leader that this replica knows; empty if none.
     """
 
     def __init__(self, shared: WorldState, log: SimulatedLog, notes: WorldNotes, node: str) -> None:
@@ -329,17 +329,17 @@ class SimulatedReplica:
     def attend(
         self, host: HostRun, key: Hashable, received: Callable[[Any], None], closed: Callable[[Any], None]
     ) -> Stream:
-        """A host connects to the leader here."""
+        """Open a stream for a host that connects to the leader here."""
         assert self.leader is not None
         return self.leader.attend(host, key, received, closed)
 
     def hear_busy(self, host: HostRun, busy_ns: int) -> None:
-        """A thread of a host tells the leader here that a handler blocks it."""
+        """Feed the report of a host's thread that a handler blocks the host."""
         assert self.leader is not None
         self.leader.fire((self.leader.feed, ev.HostBusyReported(host.name, host.instance, busy_ns, "a handler")))
 
     def on_standing(self, standing: Standing) -> None:
-        """Start or stop leading: the leader has changed, as this replica sees it."""
+        """Start or stop leading when this replica's knowledge of the leader changes."""
         self.known_leader = standing.leader
         if standing.is_leader and self.leader is None and self.is_up:
             self.leader = SimLeader(self._shared, self._log, self._notes, self._node, standing.term, self.crash)
@@ -348,14 +348,14 @@ class SimulatedReplica:
             self._stop_leading()
 
     def start(self) -> None:
-        """The process is there again; nothing if it never went."""
+        """Start the process; no-op if it is running."""
         if not self.is_up:
             self.is_up = True
             self._log.start(self._node)
             self._shared.journal.add((self._shared.kernel.now_ns, self._node, "", "start", 0, 0))
 
     def crash(self) -> None:
-        """The process is gone; nothing if it was before."""
+        """Crash the process; no-op if it is down."""
         if not self.is_up:
             return
         self.is_up = False

@@ -1,7 +1,7 @@
-"""Handlers that wait, driven by hand: they may await `ctx.step`, and nothing else.
+"""Driver of handlers that wait: they may await only `ctx.step`.
 
-A step calls its stub, if the fleet gives stubs (`stubs.py`). If it gives none, the step's function really runs, at one instant of virtual time,
-in the thread of the simulation. What it costs in virtual time is drawn.
+A step calls its stub if the fleet has stubs (`stubs.py`). Otherwise the step's function runs at one instant of virtual time, in the thread of the
+simulation. The duration in virtual time is drawn.
 """
 
 import inspect
@@ -16,14 +16,14 @@ from snapline.sim.world.stubs import StubServices
 from snapline.sim.world.waiting import Wait
 
 STEP_LEAST_NS, STEP_JITTER_NS, STEP_STEPS = 1_000_000, 50_000_000, 16
-"""A tool's or a model's call, on the quick side: turns that wait are to overlap with everything else."""
+"""Duration of a step: as long as a fast call of a tool or model, so that waiting turns overlap with other work."""
 
 FOREIGN = "no running event loop"
 """Error text of asyncio for calls outside its loop."""
 
 
 class Steps:
-    """Carries out `ctx.step`."""
+    """Executor of `ctx.step`."""
 
     def __init__(self, stubs: StubServices) -> None:
         self.stubs = stubs
@@ -42,7 +42,7 @@ class Steps:
 
 
 async def limited(host: HostRun, running: Awaitable[Any], limit_ns: int) -> Any:  # the result of what runs
-    """Wait at most the limit for a step; TimeoutError after that."""
+    """Wait at most for the limit for a step; then raise TimeoutError."""
     ends_ns = host.shared.kernel.now_ns + limit_ns
     inner = running.__await__()
     try:
@@ -58,7 +58,7 @@ async def limited(host: HostRun, running: Awaitable[Any], limit_ns: int) -> Any:
 
 
 async def _first(host: HostRun, wait: Wait, ends_ns: int) -> None:
-    """Wait for an event or the time-out."""
+    """Wait for an event or the timeout."""
     left_ns = ends_ns - host.shared.kernel.now_ns
     if wait.delay_ns is None:
         host.later(ends_ns, wait.expire)
@@ -72,7 +72,7 @@ async def _first(host: HostRun, wait: Wait, ends_ns: int) -> None:
 
 
 def run_alone(name: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Drive a step's coroutine to its end; NotSimulatedError if it really waits for something."""
+    """Drive a step's coroutine to its end; raise NotSimulatedError if it really waits."""
     try:
         coroutine.send(None)
     except StopIteration as ended:
@@ -84,13 +84,13 @@ def run_alone(name: str, coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 class Drawing(Protocol):
-    """Recorder of the draws of the running turn: `outside.SimOutside`."""
+    """Recorder of the running turn's draws: `outside.SimOutside`."""
 
     draws: list[object]
 
 
 class DrivenTurn:
-    """A handler that waits now and then, while other turns run."""
+    """A handler that may wait while other turns run."""
 
     def __init__(self, host: HostRun, coroutine: "Coroutine[object, None, None]", drawing: Drawing) -> None:
         self._host = host
@@ -123,7 +123,7 @@ class DrivenTurn:
 
 
 def _foreign(coroutine: "Coroutine[object, None, None]", waits_for: object) -> str:
-    """One sentence that names the innermost line that waits."""
+    """Return a message that names the innermost waiting line."""
     inner: Any = coroutine  # coroutines and awaitables of any kind
     where = ""
     while inner is not None:
@@ -143,10 +143,10 @@ def may_wait(known: AgentType | None) -> bool:
 
 
 def check_handler_error(turn: ev.StartTurn, failed: ev.TurnFailed) -> None:
-    """A handler that called asyncio has not failed: it cannot be simulated.
+    """Raise an error if a handler failed because it called asyncio, which cannot be simulated.
 
     Raises:
-        NotSimulatedError: names the line.
+        NotSimulatedError: the handler called asyncio; the message names the line.
     """
     if FOREIGN in failed.error:
         lines = [line.strip() for line in failed.error.splitlines() if line.strip().startswith("File ")]

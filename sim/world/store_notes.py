@@ -1,4 +1,4 @@
-"""Store observer: reads the store out of band, and reports to the judge when a part says that something is there, or gone."""
+"""Observer of the store: reads it directly, and reports written and deleted data to the judge."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,10 +24,10 @@ from snapline.storage.store.manifest import Manifest
 
 
 class StoreNotes:
-    """Watches the store.
+    """Observer of the store.
 
     Attributes:
-        flipped: paths of files that a fault has damaged, and which bit.
+        flipped: path of each file that a fault has damaged → flipped bit.
     """
 
     def __init__(self, shared: WorldState, log: SimulatedLog) -> None:
@@ -44,13 +44,13 @@ class StoreNotes:
     # ---- packs of checkpoints -------------------------------------------------------------------------------------
 
     def on_reported(self, message: HostMessage) -> None:
-        """A host reports a pack of checkpoints: they are durable."""
+        """Report the checkpoints of a pack that a host has reported as durable."""
         if isinstance(message, CheckpointsStored):
             self._unreported.pop(message.pack.path, None)
             self._see_pack(message.pack.path)
 
     def see_packs(self, plan: int) -> None:
-        """Look at all packs of the plan, also unreported ones."""
+        """Read all packs of the plan, including unreported ones."""
         for path in self._reader.checkpoint_packs(plan):
             if path not in self._packs:
                 self._unreported[path] = None
@@ -61,14 +61,14 @@ class StoreNotes:
             return
         self._packs[path] = []
         data = self._disk.bytes_of(path)
-        found = read_pack(data) if data is not None and path not in self.flipped else []
-        if not found:
+        checkpoints = read_pack(data) if data is not None and path not in self.flipped else []
+        if not checkpoints:
             return
-        self._packs[path] = [(each.agent, each.number) for each in found]
+        self._packs[path] = [(checkpoint.agent, checkpoint.number) for checkpoint in checkpoints]
         name = layout.parse_any_pack_path(path)
         if name is not None:
-            self._note_saved(found)
-            self._shared.judge.on_checkpoints_durable(self._shared.kernel.now_ns, name.number, found)
+            self._note_saved(checkpoints)
+            self._shared.judge.on_checkpoints_durable(self._shared.kernel.now_ns, name.number, checkpoints)
 
     def _note_saved(self, found: Iterable[AgentCheckpoint]) -> None:
         now_ns, books = self._shared.kernel.now_ns, self._shared.judge.books
@@ -76,22 +76,22 @@ class StoreNotes:
             self._shared.figures.on_saved(now_ns - captured.t_ns)
 
     def on_known(self, path: str) -> None:
-        """The coordinator has acknowledged a pack of checkpoints to its host."""
+        """Report the checkpoints of a pack that the coordinator has acknowledged to its host."""
         name = layout.parse_any_pack_path(path)
         for agent, number in self._packs.get(path, ()):
             self._shared.judge.on_checkpoints_known(0 if name is None else name.number, agent, number)
 
-    # ---- what the leader publishes and deletes --------------------------------------------------------------------
+    # ---- publishing and deletion ----------------------------------------------------------------------------------
 
     def on_published(self, epoch: int, root: str) -> None:
-        """A leader has written an epoch's ref."""
+        """Report a ref that a leader has written."""
         self._shared.judge.on_published(self._shared.kernel.now_ns, epoch, root)
         if self._shared.scenario.run.retention and epoch not in self._published_ms:
             with contextlib.suppress(SnaplineError):
                 self._published_ms[epoch] = self._created_of(epoch, root)
 
     def on_released(self, epoch: int) -> None:
-        """A leader has released an epoch's outputs: the file, if there is one, says what."""
+        """Report an epoch's outputs that a leader has released, read from the file if there is one."""
         self._shared.judge.on_released(self._shared.kernel.now_ns, epoch, self._read_release(epoch))
 
     def _read_release(self, epoch: int) -> Release | None:
@@ -101,12 +101,12 @@ class StoreNotes:
             return None
 
     def releases(self) -> dict[int, Release]:
-        """Return all files of outputs."""
-        found = {epoch: self._read_release(epoch) for epoch in self._reader.output_epochs()}
-        return {epoch: release for epoch, release in found.items() if release is not None}
+        """Return all release files, by epoch."""
+        files = {epoch: self._read_release(epoch) for epoch in self._reader.output_epochs()}
+        return {epoch: release for epoch, release in files.items() if release is not None}
 
     def on_deleted(self, command: le.Command, node: str) -> None:
-        """The coordinator's leader has deleted something: what the newest line needs must be there."""
+        """Report a leader's deletion to the judge, which checks that the data of the newest line is left."""
         if not isinstance(command, le.DeleteEpochs | le.SweepStore | le.DeleteCheckpoints | le.SweepCheckpoints):
             return
         self._note_refs(node)
@@ -121,7 +121,7 @@ class StoreNotes:
             self._shared.judge.on_deleted(self._shared.kernel.now_ns, is_readable, checkpoints, plan=plan)
 
     def _note_refs(self, node: str) -> None:
-        """Report the epochs left in the store, where a retention policy is set."""
+        """Report the epochs left in the store, if a retention policy is set."""
         if not self._shared.scenario.run.retention or self.flipped:
             return
         after = set(self._reader.epochs())
@@ -131,12 +131,12 @@ class StoreNotes:
         self._published_ms = {epoch: each for epoch, each in self._published_ms.items() if epoch in after}
 
     def _created_ms(self, untold: set[int]) -> dict[int, int]:
-        """Return when these epochs were created. Their refs are visible to the policy; the writer died before reporting them."""
-        found = {}
+        """Return the creation times of epochs whose refs the policy sees but whose writer crashed before it reported them."""
+        created_ms = {}
         for epoch in sorted(untold):
             with contextlib.suppress(SnaplineError):
-                found[epoch] = self._created_of(epoch, self._reader.read_ref(epoch))
-        return found
+                created_ms[epoch] = self._created_of(epoch, self._reader.read_ref(epoch))
+        return created_ms
 
     def _created_of(self, epoch: int, root: str) -> int:
         created = parse_created(self._reader.read_manifest(root, epoch=epoch).metadata.created)
@@ -145,7 +145,7 @@ class StoreNotes:
     # ---- damage ---------------------------------------------------------------------------------------------------
 
     def on_damaged(self, path: str) -> None:
-        """The coordinator has found a file that is not what was written; "" if it has not."""
+        """Record a damaged file that the coordinator has found; "" if none."""
         self._shared.judge.probes.sometimes(bool(path) and path not in self.flipped, "torn write found")
 
     def files_of(self, epoch: int) -> list[str]:
@@ -162,38 +162,38 @@ class StoreNotes:
         return any(path in self.flipped for path in self.files_of(epoch))
 
     def on_power_cut(self, host: str) -> None:
-        """Check that complete epochs are whole. A pack whose writer died before reporting it durable may be lost."""
+        """Check that complete epochs are undamaged. A pack whose writer crashed before it reported the pack as durable may be lost."""
         for path in [path for path in self._unreported if path not in self._disk.nodes]:
             del self._unreported[path]
             self._packs.pop(path, None)
         if self.flipped:
             return
         for epoch in self._log.canonical.complete_epochs():
-            found, error = self._read_epoch(epoch)
-            if found is None:
+            checkpoints, error = self._read_epoch(epoch)
+            if checkpoints is None:
                 text = f"epoch {epoch} was complete, and lost with the power of {host}: {error}"
                 self._shared.say("durable", "G4", text)
         self._check_refs(host)
 
     def _check_refs(self, node: str) -> None:
-        """Check that listed epochs are whole: deletion removes the ref first. A torn ref is detected on reading."""
+        """Check that listed epochs are undamaged, since deletion removes the ref first. A torn ref is detected on reading."""
         for epoch in self._reader.epochs():
             with contextlib.suppress(SnaplineError):
-                found, error = self.read_root(epoch, self._reader.read_ref(epoch))
-                if found is None:
+                checkpoints, error = self.read_root(epoch, self._reader.read_ref(epoch))
+                if checkpoints is None:
                     text = f"epoch {epoch} is listed after {node} lost its power, and is not whole: {error}"
                     self._shared.say("listed", "G4", text)
 
-    # ---- epochs, read whole ---------------------------------------------------------------------------------------
+    # ---- reading whole epochs -------------------------------------------------------------------------------------
 
     def read_back(self) -> None:
-        """Every epoch that is kept, but the newest, which plans and oracles have read."""
+        """Read back every kept epoch except the newest, which plans and oracles have read."""
         for epoch in self._log.canonical.complete_epochs()[:-1]:
             if not self.is_flipped(epoch):
                 self._shared.judge.on_read_back(self._shared.kernel.now_ns, epoch, *self._read_epoch(epoch))
 
     def _is_readable(self, epoch: int) -> bool:
-        """Return whether every byte of a complete epoch can be read. Files identical to last time are not read again."""
+        """Return whether every byte of a complete epoch can be read. Files unchanged since the last read are not read again."""
         root = self._log.canonical.image.epochs[epoch].root
         read_root, files = self._last_read
         if root == read_root and all(self._disk.bytes_of(path) is data for path, data in files):
@@ -204,19 +204,19 @@ class StoreNotes:
         return self.read_root(epoch, self._log.canonical.image.epochs[epoch].root)
 
     def read_root(self, epoch: int, root: str) -> tuple[Mapping[str, AgentCheckpoint] | None, str]:
-        """Every byte of a complete epoch, as it lies on the disk; or why it cannot be read."""
+        """Return the checkpoints of a complete epoch from the disk, or None and the error."""
         try:
             manifest = self._reader.read_manifest(root, epoch=epoch)
-            read = [self._whole(manifest, each) for each in self._reader.read_checkpoints(manifest)]
-            found = {each.agent: each for each in _share_fields(read)}
+            read = [self._whole(manifest, checkpoint) for checkpoint in self._reader.read_checkpoints(manifest)]
+            checkpoints = {checkpoint.agent: checkpoint for checkpoint in _share_fields(read)}
         except SnaplineError as error:
             return None, str(error)
         paths = [layout.manifest_path(root), *(pack.path for pack in manifest.packs)]
         self._last_read = root, [(path, self._disk.bytes_of(path)) for path in paths]
-        return found, ""
+        return checkpoints, ""
 
     def read_written(self, epoch: int, root: str) -> tuple[Mapping[str, AgentCheckpoint] | None, str]:
-        """The same as it was before faults have damaged it."""
+        """Return the checkpoints of an epoch as they were before faults damaged it."""
         damaged = [(path, bit) for path, bit in self.flipped.items() if path in self._disk.nodes]
         for path, bit in damaged:
             self._disk.flip(path, bit)
@@ -227,20 +227,20 @@ class StoreNotes:
                 self._disk.flip(path, bit)
 
     def _whole(self, manifest: Manifest, checkpoint: AgentCheckpoint) -> AgentCheckpoint:
-        """The same with all of its state in one record and its journal in its turn, as the judge was told it when it was captured."""
+        """Return the checkpoint in the form of its captured image: with its whole state, and its journal in the turn."""
         parts = self._reader.part_reader(manifest)
         if checkpoint.journal_part is not None:
             checkpoint = whole_turn(checkpoint, parts.read(checkpoint.agent, [checkpoint.journal_part])[0])
         if not checkpoint.parts:
             return checkpoint
         contents = parts.read(checkpoint.agent, checkpoint.parts)
-        made = restored(self._shared.workload.fleet, checkpoint, contents)
-        state = encode_state(checkpoint.agent, made, agent_type(type(made)))
+        agent_object = restored(self._shared.workload.fleet, checkpoint, contents)
+        state = encode_state(checkpoint.agent, agent_object, agent_type(type(agent_object)))
         return replace(checkpoint, state=state, parts=[])
 
 
 def _share_fields(checkpoints: Iterable[AgentCheckpoint]) -> Iterator[AgentCheckpoint]:
-    """The same values in less memory: agents of one class have the same description of their state."""
+    """Yield equal checkpoints in less memory: agents of one class share the description of their state."""
     known: dict[str, AgentCheckpoint] = {}
     for checkpoint in checkpoints:
         other = known.setdefault(checkpoint.kind, checkpoint)

@@ -1,4 +1,4 @@
-"""The one store of a simulated fleet: every node's way to it, how long its calls take, and a reader that no fault touches."""
+"""The store of a simulated fleet: a view for each node, the duration of calls, and a reader without faults."""
 
 from collections.abc import Callable, Hashable
 
@@ -14,10 +14,10 @@ SLOW_FACTOR = 100
 
 
 class Stores:
-    """The store, as nodes and the judge see it.
+    """The store, for nodes and the judge.
 
     Attributes:
-        disk: on which it lies. id: the store's. reader: reads it past all faults of nodes.
+        disk: disk of the store. id: id of the store. reader: store view that no fault of a node affects.
     """
 
     def __init__(self, seed: int, choices: Choices, delay: DelayPart, now: Callable[[], int]) -> None:
@@ -29,15 +29,15 @@ class Stores:
         self.reader = Store(self.disk.reader(), self.id, random_bytes=self._random_bytes)
 
     def _random_bytes(self, count: int) -> bytes:
-        """Return random bytes for names of files: any, as long as they differ."""
+        """Return random bytes for file names; they only have to differ."""
         return int(self._bytes.random() * (1 << 53)).to_bytes(7, "big").rjust(count, b"\0")
 
     def of(self, node: str) -> Store:
-        """The store, opened by that node."""
+        """Return the store as opened by this node."""
         return Store(OpenedDisk(self.disk.of(node), self.id), self.id, random_bytes=self._random_bytes)
 
     def cost_ns(self, node: str, key: Hashable) -> int:
-        """Return the duration of one call for that node."""
+        """Return the duration of one call for this node."""
         least_ns, jitter_ns = self._delay
         cost_ns = least_ns + jitter_ns * self._choices.pick("storage", (key,), DELAY_STEPS) // DELAY_STEPS
         return cost_ns * SLOW_FACTOR if self.disk.is_slow(node) else cost_ns

@@ -1,10 +1,10 @@
-"""Stubs: what a fleet gives the simulator in place of the functions of its steps (`Fleet(simulate=…)`).
+"""Stubs: replacements in the simulator for the functions of a fleet's steps (`Fleet(simulate=…)`).
 
-A stub stands for a service outside, which lives on whatever becomes of hosts. A call of it is a request on its way, the stub, and an
-answer on its way back; what has left arrives, though its host may have died or its step may have given up. How long the ways are is drawn,
-and, where the scenario says so (`steps`), that an answer is late, never comes, or is an error, whether the stub was called or not.
+A stub represents an outside service, which survives crashes of hosts. A call consists of a request in transit, the stub, and an answer in
+transit. A request that has left arrives even if its host crashes or its step gives up. The transit times are drawn. With the scenario's
+`steps`, answers may also be late, lost or errors, whether or not the stub was called.
 
-A stub that fails an `assert` has seen what must not be: that is a violation. Whatever else it raises is what the service answers.
+A stub whose `assert` fails has detected a violation. Any other exception of a stub is the service's answer.
 """
 
 import contextlib
@@ -23,26 +23,26 @@ from snapline.sim.world.world_state import WorldState
 MS = 1_000_000
 
 WAY_LEAST_NS, WAY_JITTER_NS, WAY_STEPS = MS // 2, 25 * MS, 16
-"""Delay from a step to its stub, and back: together as long as a step without a stub."""
+"""Delay of a request, and of its answer: together as long as a step without a stub."""
 
 LATE_NS = (200 * MS, 1_000 * MS, 5_000 * MS, 20_000 * MS)
-"""Extra delays of late answers: shorter and longer than a step usually waits."""
+"""Extra delays of late answers: shorter and longer than the usual timeouts of steps."""
 
 LOST_NS = 15_000 * MS
-"""Time until a step without a time-out sees a broken connection: endless, it would look like a bug."""
+"""Time until a step without a timeout sees a broken connection; an endless wait would look like a bug."""
 
 _PER_MILLE = 1000
 
 
 class Outages:
-    """Failures of calls, by kind; `is_over`: none any more."""
+    """Failures of stub calls. `is_over`: no more failures."""
 
     def __init__(self, shared: WorldState) -> None:
         self._shared = shared
         self.is_over = False
 
     def drawn(self, name: str, number: int) -> str:
-        """ "", "late", "lost" or "failed"."""
+        """Return the failure of a call: "", "late", "lost" or "failed"."""
         steps = self._shared.scenario.steps
         drawn = _PER_MILLE - 1 - self._shared.choices.pick("steps", (name, number, "fate"), _PER_MILLE)
         if self.is_over:
@@ -58,7 +58,7 @@ class Outages:
         return ""
 
     def note(self, text: str) -> None:
-        """A call has gone wrong."""
+        """Record a failed call."""
         self._shared.faults.append(ExecutedFault("step", text, self._shared.kernel.now_ns))
 
 
@@ -66,7 +66,7 @@ class StubCall:
     """One call of a stub.
 
     Attributes:
-        wait: over when an answer has come.
+        wait: ends when the answer arrives.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class StubCall:
         *,
         plan: int,
     ) -> None:
-        """`arrived`: called when the request is there, with what the stub has answered, or with None if it never will be. `plan`: the calling host's."""
+        """`arrived` is called when the request arrives, with a function that returns the stub's answer, or with None if it is lost. `plan`: the calling host's."""
         self._shared = shared
         self._name = name
         self._number = number
@@ -124,21 +124,21 @@ class StubCall:
         self._shared.call_at(self._shared.kernel.now_ns + delay_ns, call)
 
     def _arrive(self) -> None:
-        """The request is there."""
+        """Run the stub, since the request has arrived."""
         loop = VirtualLoop(self._shared.kernel)
         self._shared.workload.calling_plan = self._plan
         drive(loop, _called(self._function), self._done)
 
     def _lose(self) -> None:
-        """The request never gets there."""
+        """Lose the request."""
         self._arrived(None)
         self._broken()
 
     def _done(self, answer: Callable[[], Any]) -> None:
-        """The stub has ended."""
+        """Handle the end of the stub."""
         self._answer = answer
         self._arrived(answer)
-        with contextlib.suppress(Exception):  # that is what the service answers
+        with contextlib.suppress(Exception):  # an exception is the service's answer
             self._look_at(answer)
         if self._fate in ("lost", "failed"):
             self._broken()
@@ -166,12 +166,12 @@ class StubCall:
 
 
 class StubServices:
-    """The stubs of one run.
+    """Stubs of one run.
 
     Attributes:
-        outages: what goes wrong with their calls.
-        as_they_are: names of steps whose own functions were run, since the fleet gives no stubs at all.
-        done: outside key of an effect → what its stub has answered. A person who looks there finds that.
+        outages: failures of their calls.
+        as_they_are: names of steps whose own functions ran, since the fleet has no stubs.
+        done: outside key of an effect → answer of its stub; the service's record, which an operator can check.
     """
 
     def __init__(self, shared: WorldState) -> None:
@@ -184,20 +184,20 @@ class StubServices:
         self._under_way: dict[str, int] = {}
 
     def is_under_way(self, key: str) -> bool:
-        """Return whether a call under this outside key has left, and not arrived yet."""
+        """Return whether a call under this outside key is in transit."""
         return self._under_way.get(key, 0) > 0
 
     def _note_arrived(self, key: str, answer: Callable[[], Any] | None) -> None:
         self._under_way[key] -= 1
         if answer is not None:
-            with contextlib.suppress(Exception):  # that is what the service answers
+            with contextlib.suppress(Exception):  # an exception is the service's answer
                 self.done[key] = answer()
 
     def call(self, name: str, function: Callable[[], Any], plan: int) -> StubCall | None:
-        """Call the stub of a step, for a host under this plan, with the arguments that `function` has; None if the fleet gives no stubs.
+        """Call the stub of a step, for a host under this plan, with the arguments bound to `function`; return None if the fleet has no stubs.
 
         Raises:
-            NotSimulatedError: it gives stubs, and none for this step.
+            NotSimulatedError: the fleet has stubs, but none for this step.
         """
         if self._stubs is None:
             self.as_they_are[name] = None
@@ -219,13 +219,13 @@ class StubServices:
 
 
 def _outside_key_of(name: str, function: Callable[[], Any]) -> str:
-    """Return the key of an effect's own call; "" for a step, a probe or a compensation, which settle nothing."""
+    """Return the key of an effect's own call; "" for a step, a probe or a compensation, which do not settle the effect."""
     keywords = function.keywords if isinstance(function, functools.partial) else {}
     return "" if "/" in name else str(keywords.get("key", ""))
 
 
 def _with_arguments(stub: Callable[..., Any], function: Callable[[], Any]) -> Callable[[], Any]:
-    """The stub with the arguments that were bound to the function."""
+    """Return the stub with the arguments bound to the function."""
     if isinstance(function, functools.partial):
         return functools.partial(stub, *function.args, **function.keywords)
     return stub

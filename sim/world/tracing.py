@@ -1,4 +1,4 @@
-"""A run's recording, filled from what hosts trace: the same lines that `snapline run --trace` writes, in one global order."""
+"""Recording of a run from the hosts' traces: the same events as of `snapline run --trace`, in one global order."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -8,7 +8,7 @@ from snapline.sim.world.recording import Recording
 
 
 class HostTrace:
-    """One host's part; see `agent_runtime/host/surroundings.TraceSink`."""
+    """One host's trace; see `TraceSink` in `agent_runtime/host`."""
 
     def __init__(self, shared: "SharedTrace", plan: Callable[[], int]) -> None:
         self._shared = shared
@@ -19,28 +19,28 @@ class HostTrace:
             self._shared.message(what, agent, other, number)
 
     def marker(self, what: str, host: str, other: str, epoch: int) -> None:
-        """A recording knows no markers."""
+        """Do nothing: a recording has no markers."""
 
     def checkpoint(self, agent: str, number: int, kind: str, epochs: tuple[int, ...] = ()) -> None:
         if self._is_current():
             self._shared.checkpoint(agent, number, kind)
 
     def plan(self, number: int, line: dict[str, int]) -> None:
-        """The whole fleet's line is traced when the plan is committed."""
+        """Do nothing: `SharedTrace.on_plan` records the line of the whole fleet."""
 
     def flush(self) -> None:
         """Do nothing: nothing is buffered."""
 
     def _is_current(self) -> bool:
-        """Return whether the host is under the newest plan: work under an older one was undone."""
+        """Return whether the host works under the newest plan; work under older plans was rolled back."""
         return self._plan() == self._shared.plan
 
 
 class SharedTrace:
-    """All hosts' traces.
+    """Traces of all hosts.
 
     Attributes:
-        plan: the newest one committed.
+        plan: number of the newest committed plan.
     """
 
     def __init__(self, kernel: Kernel, recording: Recording, agents: Iterable[str]) -> None:
@@ -69,7 +69,7 @@ class SharedTrace:
         self._recording.add(self._kernel.now_ns, CheckpointTaken(agent, number, known))
 
     def on_plan(self, number: int, line_epoch: int, placed: Mapping[str, str]) -> None:
-        """A plan is committed: everything past its line is undone. `placed`: agent → host."""
+        """Record a committed plan, which rolls back everything past its line. `placed`: agent → host."""
         self.plan = number
         if number == 1:
             self._recording.placed.update(placed)

@@ -13,10 +13,10 @@ SECOND_NS = 1_000_000_000
 
 
 class Wait:
-    """Wait that a handler yields to its driver: resumes after `delay_ns`; None: when ended.
+    """Wait that a handler yields to its driver: resumes after `delay_ns`, or (None) when `end` is called.
 
     Attributes:
-        is_late: it was ended by the time-out alone.
+        is_late: the timeout has ended the wait.
     """
 
     __slots__ = ("_is_over", "_then", "delay_ns", "is_late")
@@ -32,24 +32,24 @@ class Wait:
             yield self
 
     def begin(self, then: Callable[[], object]) -> None:
-        """The driver waits; `then` is called once, when somebody ends it."""
+        """Start the wait; `then` is called once, at its end."""
         self._then = then
 
     def end(self) -> None:
-        """End the wait; no-op if it is over."""
+        """End the wait; no-op if it has ended."""
         if not self._is_over:
             self._is_over = True
             if self._then is not None:
                 self._then()
 
     def expire(self, _: object = None) -> None:
-        """End the wait as timed out; no-op if it is over."""
+        """End the wait as timed out; no-op if it has ended."""
         self.is_late = self.is_late or not self._is_over
         self.end()
 
 
 class Call:
-    """Scheduled call of a function, unless cancelled before."""
+    """Scheduled call of a function that may be cancelled."""
 
     __slots__ = ("_function", "_is_cancelled")
 
@@ -66,23 +66,23 @@ class Call:
 
 
 Future = asyncio.Future[Any]
-"""Made by a `VirtualLoop`."""
+"""Future of a `VirtualLoop`."""
 
 
 def settle(future: Future, function: Callable[[], Any]) -> None:
-    """End a future with what a function returns, or raises of ours; an error of a failpoint stands for the disk's."""
+    """Complete a future with a function's result or `SnaplineError`. An OSError, such as a failpoint's, becomes a StoreError."""
     try:
-        found = function()
+        result = function()
     except SnaplineError as error:
         future.set_exception(error)
     except OSError as error:
         future.set_exception(StoreError(f"the store cannot be read: {error}"))
     else:
-        future.set_result(found)
+        future.set_result(result)
 
 
 def sleep(seconds: float) -> Awaitable[None]:
-    """Return what a stub may await."""
+    """Return an awaitable for a stub's sleep."""
     return asyncio.sleep(seconds)
 
 
@@ -98,7 +98,7 @@ class VirtualLoop:
     def get_debug(self) -> bool:
         return False
 
-    def create_future(self) -> "asyncio.Future[Any]":  # of whatever it is given
+    def create_future(self) -> "asyncio.Future[Any]":  # the result may have any type
         return asyncio.Future(loop=self)  # type: ignore[arg-type]  # futures ask no more of it than there is
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> Call:
@@ -117,12 +117,12 @@ class VirtualLoop:
 
 
 def drive(loop: VirtualLoop, coroutine: Coroutine[Any, None, Any], ended: Callable[[Callable[[], Any]], None]) -> None:
-    """Drive a coroutine by this loop's time to its end, which is told as a function that returns the result, or raises."""
+    """Drive a coroutine to its end on this loop; `ended` gets a function that returns the result or raises the error."""
     asyncio.events._set_running_loop(loop)  # type: ignore[arg-type]  # it has what `asyncio.sleep` looks for
     try:
         waits_for = coroutine.send(None)
-    except StopIteration as found:
-        value = found.value
+    except StopIteration as stop:
+        value = stop.value
         ended(lambda: value)
         return
     except Exception as error:

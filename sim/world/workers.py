@@ -1,4 +1,4 @@
-"""Work of one run of a simulated host outside its loop."""
+"""Work of a simulated host outside its event loop."""
 
 from collections import deque
 from collections.abc import Callable
@@ -9,10 +9,10 @@ from snapline.storage.store.store import Store
 
 
 class Workers:
-    """Work of one run outside its loop: store calls, one after the other, and `stop_when`."""
+    """Work of one run outside its event loop: sequential store calls, and `stop_when`."""
 
     def __init__(self, host: HostRun, hangs: Callable[[Hanging], bool]) -> None:
-        """`hangs`: whether such calls hang."""
+        """`hangs` returns whether calls of this kind hang."""
         self._host = host
         self._stores = host.shared.stores
         self._hangs = hangs
@@ -28,17 +28,17 @@ class Workers:
         return self._store
 
     def store(self, work: Callable[[], None]) -> None:
-        """Run a store call after those before it, when its time has passed."""
+        """Run a store call after the earlier ones, at the end of its duration."""
         begin_ns = max(self._host.shared.kernel.now_ns, self._busy_until_ns)
         self._busy_until_ns = begin_ns + self._cost_ns()
         self._host.later(self._busy_until_ns, self._work, ("store", work))
 
     def evaluate(self, work: Callable[[], None]) -> None:
-        """Run `stop_when` when its time has passed."""
+        """Run `stop_when` at the end of its duration."""
         self._host.later(self._host.shared.kernel.now_ns + self._cost_ns(), self._work, ("stop", work))
 
     def log(self, work: Callable[[], None]) -> None:
-        """Run a log call when its time has passed; the same disk may hang."""
+        """Run a log call at the end of its duration; it hangs like a store call, since the disk is the same."""
         self._host.later(self._host.shared.kernel.now_ns + self._cost_ns(), self._work, ("store", work))
 
     def _cost_ns(self) -> int:
@@ -46,9 +46,9 @@ class Workers:
         return self._stores.cost_ns(self._host.name, (self._host.instance, self._count))
 
     def _work(self, due: tuple[Hanging, Callable[[], None]]) -> None:
-        what, work = due
-        self._stuck[what].append(work)
-        self.carry_on(what)
+        kind, work = due
+        self._stuck[kind].append(work)
+        self.carry_on(kind)
 
     def carry_on(self, what: Hanging) -> None:
         """Run the calls that are due, unless they hang."""

@@ -1,12 +1,17 @@
-"""A fleet in virtual time: production cores, drivers, agents, leader and store, in a simulated network on a simulated disk.
+"""A fleet in virtual time: production cores, drivers, agents, leader and store on a simulated network and disk.
 
-What decides is the product. What surrounds it is here, in parts that share a desk (`shared.py`): hosts that die and come back
-(`hosts.py`, `host.py`), links and streams that break (`network.py`, `links.py`, `session.py`), replicas of the coordinator
-(`simulated_replica.py`) on a model of their log (`replicated_log.py`), a disk that forgets what was not synced (`disk.py`). Faults are carried
-out by `executor.py`; what hosts, coordinators and log do is told to the judge by `notes.py`, and the parts judge nothing themselves.
+All decisions are made by the product's code. This package simulates its environment, in parts that share one state
+(`world_state.py`):
 
-Limits, which the user documentation states: Raft is simulated at its log's interface; blocking store calls happen at one
-instant, and are interrupted at failpoints only; all hosts share one store, as in production.
+- hosts that crash and restart (`hosts.py`, `host.py`),
+- links and streams that break (`network.py`, `links.py`, `session.py`),
+- replicas of the coordinator (`simulated_replica.py`) on a model of their log (`replicated_log.py`),
+- a disk that loses unsynced data (`disk.py`).
+
+`executor.py` executes faults. `notes.py` reports the actions of hosts, coordinators and log to the judge; the parts judge nothing.
+
+Limits, also in the user documentation: Raft is simulated at the interface of its log. Blocking store calls happen at one
+instant, and are interrupted only at failpoints. All hosts share one store, as in production.
 """
 
 import errno
@@ -84,9 +89,9 @@ class World:
     def _start(self) -> None:
         for node in self.shared.coordinators:
             self.log.start(node)
-        late = joining_hosts(self.shared.scenario)
+        joining = joining_hosts(self.shared.scenario)
         for host in self.shared.hosts:
-            if host not in late:
+            if host not in joining:
                 self.hosts.start(host)
         self.clients.start()
         self.operator.start()
@@ -115,26 +120,26 @@ class World:
         ]
 
     def _awaited(self, frozen: Frozen) -> Frozen:
-        """Return the same for the present run: agents now in no turn would have frozen."""
+        """Return a freeze of the host's present run that it could still have answered: its agents outside turns are frozen."""
         run = self.hosts.run_of(frozen.host)
         if run is None or run.driver.core.plan != frozen.plan:
             return frozen
         core = run.driver.core
-        still = [x.id for x in core.agents.values() if x.current is None and x.is_born and not x.is_failed]
-        self.shared.judge.on_frozen(frozen.host, core.start, frozen.plan, frozen.number, still)
+        frozen_agents = [x.id for x in core.agents.values() if x.current is None and x.is_born and not x.is_failed]
+        self.shared.judge.on_frozen(frozen.host, core.start, frozen.plan, frozen.number, frozen_agents)
         return replace(frozen, start=core.start)
 
-    # ---- who uses the fleet ---------------------------------------------------------------------------------------
+    # ---- users of the fleet ---------------------------------------------------------------------------------------
 
     def when_running(self, call: Callable[[], None]) -> None:
-        """Call once the fleet has begun to work."""
+        """Schedule a call for when the fleet begins to work."""
         self.notes.log.on_running.insert(0, call)
 
     def _ask_soon(self) -> None:
         self.shared.call_at(self.shared.kernel.now_ns, self._ask_for_snapshots)
 
     def _ask_for_snapshots(self) -> None:
-        """Ask the leader for a snapshot now, and periodically from then on."""
+        """Request a snapshot from the leader now, and periodically from then on."""
         every_ns = self.shared.scenario.run.snapshots_every_ns
         if not every_ns:
             return
@@ -161,20 +166,22 @@ class World:
         return any(agent.effects is not None and agent.effects.is_called for agent in agents)
 
     def complete_fleet(self) -> None:
-        """Start all hosts of a fleet that has never begun: it needs each once, even those that left permanently."""
+        """Start all hosts of a fleet that has never begun: it needs each host once, even one that left permanently."""
         if self.log.canonical.plan is None:
             for host in self.shared.hosts[: self.shared.scenario.fleet.hosts]:
                 self.hosts.start(host)
 
     def owed(self) -> list[str]:
-        """Return the outputs owed: complete at the first call, and not released by the leader yet. Where epochs come quickly there is
-        always a newer one."""
+        """Return missing releases, up to the epoch that was the newest complete one at the first call.
+
+        With frequent epochs there is always a newer one.
+        """
         if self._release_awaited is None:
             self._release_awaited = self.log.canonical.newest_complete()
         return [] if self._has_released(self._release_awaited) else ["outputs are not released"]
 
     def is_released(self) -> bool:
-        """Return whether all that is complete now is released: then the end of the run is judged by it."""
+        """Return whether all complete epochs are released, so that they are judged at the end of the run."""
         return self._has_released(self.log.canonical.newest_complete())
 
     def _has_released(self, epoch: int) -> bool:
@@ -185,7 +192,7 @@ class World:
     # ---- checks ---------------------------------------------------------------------------------------------------
 
     def check_outputs(self) -> None:
-        """Check that released outputs are still there, and that the cursor's reader has had exactly these."""
+        """Check that released files still exist, and that the reader has exactly their outputs."""
         if self.notes.store.flipped or not reads_outputs(self.shared.scenario):
             return
         oracle = self.shared.judge.books.outputs
@@ -196,14 +203,14 @@ class World:
             self.shared.say("reader", "R2", text)
 
     def validate(self) -> None:
-        """Invariants of all cores."""
+        """Check the invariants of all cores."""
         for run in self.hosts.alive():
             run.driver.core.validate()
         self.clients.validate()
         self.log.canonical.validate()
 
     def probe_at_end(self) -> None:
-        """Hit probes for facts that can only be counted."""
+        """Hit probes that depend on counts of the whole run."""
         probes, refused = self.shared.judge.probes, self.shared.stores.disk.refused
         probes.sometimes(errno.ENOSPC in refused, "disk full")
         probes.sometimes(errno.EIO in refused, "disk failed")

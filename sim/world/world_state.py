@@ -1,4 +1,4 @@
-"""Shared parts of a simulated world: time, chance, disks, the network and the observers."""
+"""Shared parts of a simulated world: time, choices, disks, the network and the observers."""
 
 import traceback
 from collections.abc import Callable
@@ -21,20 +21,21 @@ from snapline.sim.world.tracing import SharedTrace
 from snapline.storage.retention.retention_policy import parse_policy
 
 CLOCKS_AGENTS_MAX = 16
-"""Vector clocks cost as much as there are agents, for each turn: beyond this only counts are compared."""
+"""Largest fleet with vector clocks, whose cost per turn grows with the number of agents. In larger fleets only counts are compared."""
 
 
 class WorldState:
-    """Shared by the parts of one world.
+    """State shared by the parts of one world.
 
     Attributes:
-        kernel, network, clocks, stores, points: of this run; choices: where all of them draw from.
-        workload: what is run, with the fleet that does it.
-        judge: the oracles. speech: what turns emit. journal, figures: filled by everybody. recording, trace: so too, if somebody wants them.
-        hosts, coordinators, agents: names of all that there can be.
-        random_of: what `ctx.random()` says: a stream for each agent, so that another order of turns draws the same.
-        faults: as executed.
-        misuse: why the user's agents cannot be simulated.
+        kernel, network, clocks, stores, points: simulated environment of this run. choices: source of all its choices.
+        workload: workload with its fleet.
+        judge: oracles. speech: injector of outputs. journal, figures: journal and counters, filled by all parts.
+        recording, trace: recording and trace, if requested.
+        hosts, coordinators, agents: all possible names.
+        random_of: source of `ctx.random()`: a stream for each agent, so that another order of turns draws the same numbers.
+        faults: executed faults.
+        misuse: reason why the user's agents cannot be simulated.
     """
 
     def __init__(
@@ -69,20 +70,20 @@ class WorldState:
         self.misuse = ""
 
     def call_at(self, t_ns: int, call: Callable[[], None]) -> None:
-        """Call at that time."""
+        """Schedule a call at that time."""
         self.kernel.at(t_ns, _call, call)
 
     def say(self, oracle: str, guarantee: str, text: str) -> None:
-        """Report a violation that the world itself has seen."""
+        """Report a violation that the world itself has detected."""
         self.judge.violations.append(Violation(oracle, guarantee, self.kernel.now_ns, text))
 
     def misused(self, why: str) -> None:
-        """The user's code cannot be simulated."""
+        """End the run, since the user's code cannot be simulated."""
         self.misuse = self.misuse or why
         self.kernel.is_over = True
 
     def core_failed(self, node: str, error: Exception) -> None:
-        """The product raised: that is a bug found. What the simulator itself raises makes the run a broken one."""
+        """Report an error of the product as a violation. Re-raise an error of the simulator itself, which makes the run "broken"."""
         if isinstance(error, NotSimulatedError):
             self.misused(str(error))
             return

@@ -8,7 +8,7 @@
 
     fleet = snapline.Fleet("pagerank", agents={...}, triggers=[snapline.Every(seconds=1)])
 
-Names are loaded when they are first used (PEP 562), so `import snapline` costs next to nothing.
+Names are loaded at their first use (PEP 562), so `import snapline` is fast.
 """
 
 import importlib

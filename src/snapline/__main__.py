@@ -6,12 +6,12 @@ import sys
 from snapline.cli.collector import collect_seldom
 
 LAUNCHING = ("run", "demo")
-"""Commands that start a fleet on this machine: what its processes are forked from imports while they do."""
+"""Commands that start a fleet on this machine: the fork server imports modules meanwhile."""
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C while it is still being imported is no traceback either."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it logs from C what we say ourselves; children inherit it
+    """Run the command line. Ctrl-C during the imports prints no traceback."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # we report its errors; children inherit this
     collect_seldom()
     try:
         if sys.argv[1:] and sys.argv[1] in LAUNCHING and "--help" not in sys.argv:

@@ -1,4 +1,4 @@
-"""Test whether the message path's cores are machine code here: a build with SNAPLINE_COMPILE=1 has it next to their sources (docs/compiled.md)."""
+"""Test whether the message path is compiled: a build with SNAPLINE_COMPILE=1 puts machine code next to the sources (docs/compiled.md)."""
 
 import functools
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -7,16 +7,16 @@ from importlib.util import find_spec
 import snapline
 
 WITNESS = "snapline.channels.link"
-"""All of [tool.snapline] in pyproject.toml are compiled, or none is."""
+"""Module that represents all others: either all modules in [tool.snapline] of pyproject.toml are compiled, or none is."""
 
 
 @functools.cache
 def is_compiled() -> bool:
-    """Look where the module is, without importing it."""
+    """Return whether the module is compiled, without importing it."""
     spec = find_spec(WITNESS)
     return spec is not None and (spec.origin or "").endswith(tuple(EXTENSION_SUFFIXES))
 
 
 def described() -> str:
-    """Return the version, and how the cores run if that is not as usual."""
+    """Return the version, with "(compiled)" if the cores are compiled."""
     return f"{snapline.__version__} (compiled)" if is_compiled() else snapline.__version__

@@ -1,45 +1,45 @@
 """Every error snapline raises, in one tree.
 
     SnaplineError
-    ├── UsageError                 you misused this API: mend the call
-    │   ├── FleetDefinitionError    a fleet that cannot be run as written
+    ├── UsageError                 the caller misused this API
+    │   ├── FleetDefinitionError    an invalid fleet definition
     │   ├── EncodingError           a message or state that cannot be encoded, or decoded as declared
     │   ├── MessageTooLargeError    above 16 MiB
-    │   ├── InputRefusedError       an input that its agent will never take
-    │   │   └── HandlerNotPublicError   one from the gateway, and no public handler takes it
-    │   ├── DivergenceError         a durable turn that does not repeat itself
+    │   ├── InputRefusedError       an input that its agent will never accept
+    │   │   └── HandlerNotPublicError   an input from the gateway without a public handler
+    │   ├── DivergenceError         a durable turn whose replay differs
     │   └── NotFoundError           no such snapshot, agent or host
     │       └── AgentMissingError   no such agent, or it has stopped
     ├── PeerError                   a peer broke the protocol
     │   ├── ProtocolError           a gap, a bad column, an impossible number
-    │   ├── OlderIncarnationError   something of a run that has been replaced
-    │   └── ConnectionRejectedError         the coordinator or a peer refuses this host
-    └── ExternalFailureError                  the world failed: network, disk, time
+    │   ├── OlderIncarnationError   a message of a replaced run
+    │   └── ConnectionRejectedError the coordinator or a peer rejects this host
+    └── ExternalFailureError        network, disk or time failed
         ├── TraceError              a trace that cannot be read, or contradicts itself
         ├── StoreError              the store cannot be read or written
         │   ├── StoreMissingError   there is no store at this place
-        │   ├── StoreKeyError       the store has another key than was given, or one and none was given
-        │   └── DamagedDataError    bytes that are not what was written (G11)
+        │   ├── StoreKeyError       the given key is not the store's key, or a key is missing
+        │   └── DamagedDataError    stored bytes are damaged (G11)
         ├── CoordinatorUnavailableError
-        │   └── AuthenticationError       somebody is there, and the certificates do not trust each other
-        ├── UnknownOutcomeError     timed out: it may or may not have happened
-        │   ├── InputUnknownError   an input that may have been taken
-        │   └── AnswerMissingError  an input that was taken, and whose answer was not heard
-        ├── InputDeadLetteredError        an input that became a dead letter
-        ├── SnapshotAbortedError    a snapshot that was asked for is none
-        ├── InputRejectedError      an input that was not taken in time
-        ├── FleetEndedError         nobody takes anything any more
-        ├── StepCancelledError      nobody waits for a step any more
-        ├── StepFailedError         a durable turn's step raised
-        │   └── EffectFailedError   its effect did: it may have been done all the same
-        ├── CircuitOpenError        a service has failed again and again: it is left alone for a while
-        ├── WaitTimeoutError        a durable turn has waited long enough
-        ├── UnansweredCallError     a call whose turn has ended without an answer
+        │   └── AuthenticationError the certificates of the two sides do not trust each other
+        ├── UnknownOutcomeError     timed out: the operation may or may not have happened
+        │   ├── InputUnknownError   an input that may have been accepted
+        │   └── AnswerMissingError  an accepted input whose answer did not arrive
+        ├── InputDeadLetteredError  an input that became a dead letter
+        ├── SnapshotAbortedError    a requested snapshot was aborted
+        ├── InputRejectedError      an input that was not accepted in time
+        ├── FleetEndedError         the fleet has ended and accepts no inputs
+        ├── StepCancelledError      the result of a step is no longer needed
+        ├── StepFailedError         a step of a durable turn raised
+        │   └── EffectFailedError   an effect raised, and may have happened all the same
+        ├── CircuitOpenError        a service failed repeatedly, and is not called for a while
+        ├── WaitTimeoutError        a wait of a durable turn timed out
+        ├── UnansweredCallError     a call whose turn ended without an answer
         ├── InputsError             some of many inputs have no receipt
         └── LogError                the coordinator's log cannot be trusted or written: the process must end
 
-A message names the thing and the next step. `exit_code` is what the command line exits with (docs/cli.md). Errors about an input
-have the names of its `agent` and `key`.
+A message names the subject and the next step. `exit_code` is the exit code of the command line (docs/cli.md). Errors about an input
+have its `agent` and `key`.
 """
 
 from collections.abc import Sequence
@@ -58,11 +58,11 @@ class UsageError(SnaplineError, ValueError):
 
 
 class FleetDefinitionError(UsageError):
-    """A fleet that cannot be run as it is written."""
+    """The definition of a fleet is invalid."""
 
 
 class EncodingError(UsageError):
-    """A message or state that cannot be encoded, or decoded as its declared type."""
+    """A message or state cannot be encoded, or cannot be decoded as its declared type."""
 
     exit_code = 1
 
@@ -72,17 +72,17 @@ class MessageTooLargeError(UsageError):
 
 
 class InputRefusedError(UsageError):
-    """An input that its agent will never take: there is no handler for it, it is not as declared, or its `key` was used for another one."""
+    """The agent will never accept this input: no handler takes it, it does not match its declared type, or another input used its `key`."""
 
     agent = key = ""
 
 
 class HandlerNotPublicError(InputRefusedError):
-    """An input that came through the gateway, and that no handler takes which is marked `@snapline.handler(public=True)`."""
+    """An input came through the gateway, and no handler marked `@snapline.handler(public=True)` takes it."""
 
 
 class DivergenceError(UsageError):
-    """A durable turn that was begun earlier asks for something else than it did then. Its agent stands until other code runs it."""
+    """The replay of a durable turn requests other steps than the first run did. Its agent stops until compatible code runs it."""
 
 
 class NotFoundError(UsageError):
@@ -102,17 +102,17 @@ class PeerError(SnaplineError):
 
 
 class ProtocolError(PeerError):
-    """A gap, a bad column, an impossible number: the peer and we disagree on what was sent."""
+    """A gap, a bad column, an impossible number: the two sides disagree on what was sent."""
 
 
 class OlderIncarnationError(PeerError):
-    """Something of an incarnation, host start or plan that has been replaced (G9)."""
+    """A message belongs to an incarnation, host generation or plan that has been replaced (G9)."""
 
     exit_code = 5
 
 
 class ConnectionRejectedError(PeerError):
-    """The coordinator, or a peer, refuses this host for good."""
+    """The coordinator, or a peer, rejects this host permanently."""
 
     exit_code = 5
 
@@ -122,7 +122,7 @@ class ExternalFailureError(SnaplineError):
 
 
 class TraceError(ExternalFailureError):
-    """A line of a trace that cannot be read, or contradicts earlier ones; the message names the lines."""
+    """A line of a trace cannot be read, or contradicts earlier ones; the message names the lines."""
 
     exit_code = 6
 
@@ -138,13 +138,13 @@ class StoreMissingError(StoreError):
 
 
 class StoreKeyError(StoreError):
-    """The store is encrypted or signed with another key than was given; or it is and none was given, or the other way round."""
+    """The given key is not the key of the store; or the store needs a key and none was given, or the other way round."""
 
     exit_code = 2
 
 
 class DamagedDataError(StoreError):
-    """Bytes that are not what was written (G11)."""
+    """Stored bytes differ from the bytes that were written (G11)."""
 
     exit_code = 6
 
@@ -156,36 +156,36 @@ class CoordinatorUnavailableError(ExternalFailureError):
 
 
 class AuthenticationError(CoordinatorUnavailableError):
-    """Something answers where the coordinator should be, and one side's certificate is not of an authority that the other trusts."""
+    """The coordinator's address answers, but one side does not trust the authority of the other side's certificate."""
 
     exit_code = 5
 
 
 class SnapshotAbortedError(ExternalFailureError):
-    """The epoch of a snapshot that was asked for was aborted, or none could begin. Ask again."""
+    """The epoch of a requested snapshot was aborted or could not begin. Request it again."""
 
 
 class UnknownOutcomeError(ExternalFailureError):
-    """Timed out: it may or may not have happened."""
+    """The operation timed out: it may or may not have happened."""
 
     exit_code = 9
 
 
 class InputUnknownError(UnknownOutcomeError):
-    """An input that may have been taken, or may be yet. To give it again with the same `key` is safe, and tells."""
+    """The input may have been accepted, or may still be. Sending it again with the same `key` is safe, and returns the outcome."""
 
     agent = key = ""
 
 
 class AnswerMissingError(UnknownOutcomeError):
-    """An input was taken under its `number`, and its answer was not heard in time, or cannot be any more. To ask again with the same `key` is safe."""
+    """The input was accepted under `number`, but its answer did not arrive in time or is lost. Asking again with the same `key` is safe."""
 
     agent = key = ""
     number = 0
 
 
 class InputDeadLetteredError(ExternalFailureError):
-    """An input was taken under its `number`, and no turn of its agent could take it: it is among the dead letters, and has no answer."""
+    """The input was accepted under `number`, but no turn could process it: it is a dead letter, and has no answer."""
 
     exit_code = 3
     agent = key = ""
@@ -193,25 +193,25 @@ class InputDeadLetteredError(ExternalFailureError):
 
 
 class InputRejectedError(ExternalFailureError):
-    """An input that was certainly not taken in the time that there was; another attempt may do better."""
+    """The input was not accepted in time, and will not be. Another attempt may succeed."""
 
     exit_code = 14
     agent = key = ""
 
 
 class FleetEndedError(ExternalFailureError):
-    """The fleet has ended: nobody takes anything any more, and the input was not taken."""
+    """The fleet has ended, and did not accept the input."""
 
     exit_code = 13
     agent = key = ""
 
 
 class StepCancelledError(ExternalFailureError):
-    """Nobody waits for this attempt of a step any more: its turn was undone, or it took too long. Let go of everything, and end."""
+    """The result of this attempt of a step is not needed: its turn was undone, or it took too long. Release all resources and return."""
 
 
 class StepFailedError(ExternalFailureError):
-    """A step of a durable turn has raised, each time that it was tried. `error` is the class's name, `reason` what it said."""
+    """A step of a durable turn raised in every attempt. `error` is the name of the exception's class, `reason` its message."""
 
     def __init__(self, message: str, *, step: str = "", error: str = "", reason: str = "") -> None:
         super().__init__(message)
@@ -219,7 +219,7 @@ class StepFailedError(ExternalFailureError):
 
 
 class EffectFailedError(StepFailedError):
-    """An effect has raised, each time that it was tried. It may have been done all the same. `key`: what it is known by within its agent."""
+    """An effect raised in every attempt, and may have happened all the same. `key`: identifies the effect within its agent."""
 
     def __init__(self, message: str, *, step: str = "", error: str = "", reason: str = "", key: str = "") -> None:
         super().__init__(message, step=step, error=error, reason=reason)
@@ -227,7 +227,7 @@ class EffectFailedError(StepFailedError):
 
 
 class CircuitOpenError(ExternalFailureError):
-    """Calls of a service have failed again and again: for a while nobody calls it (`CircuitBreaker`)."""
+    """A service failed repeatedly, and is not called for a while (`CircuitBreaker`)."""
 
 
 class WaitTimeoutError(ExternalFailureError, TimeoutError):
@@ -235,11 +235,11 @@ class WaitTimeoutError(ExternalFailureError, TimeoutError):
 
 
 class UnansweredCallError(ExternalFailureError):
-    """The turn that was to answer a call has ended without an answer or failed, or there is no such agent: no answer will come."""
+    """No answer to this call will come: the called turn ended without one or failed, or the agent does not exist."""
 
 
 class InputsError(ExternalFailureError):
-    """Some of many inputs have no receipt. `outcomes` has one entry for each input in their order: its receipt, or its error."""
+    """Some of many inputs have no receipt. `outcomes` has the receipt or the error of each input, in their order."""
 
     def __init__(self, message: str, outcomes: Sequence[object] = ()) -> None:
         super().__init__(message)
@@ -247,4 +247,4 @@ class InputsError(ExternalFailureError):
 
 
 class LogError(ExternalFailureError):
-    """The coordinator's log cannot be trusted or written; the process must end rather than contradict itself (G8)."""
+    """The coordinator's log cannot be trusted or written. The process must end so that it does not contradict itself (G8)."""

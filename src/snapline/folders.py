@@ -1,11 +1,11 @@
-"""Folders and files for keys, tokens, states and logs: their owner's alone, whatever the umask is."""
+"""Folders and files for keys, tokens, states and logs: accessible to their owner only, regardless of the umask."""
 
 import os
 from pathlib import Path
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder and its missing ancestors with mode 0700; one that is there keeps its mode. Raises OSError."""
+    """Create a folder and its missing ancestors with mode 0700; an existing folder keeps its mode. Raises OSError."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
     except FileNotFoundError:
@@ -16,5 +16,5 @@ def make_private(folder: Path) -> None:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file, with mode 0600 if it is made. An `opener` for `open`."""
+    """Open a file; a new file gets mode 0600. An `opener` for `open`."""
     return os.open(path, flags | os.O_CLOEXEC, 0o600)

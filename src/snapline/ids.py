@@ -1,4 +1,4 @@
-"""Names of things, and the one rule for writing them."""
+"""Ids of agents and hosts, and their syntax."""
 
 import re
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ AgentId = NewType("AgentId", str)
 HostId = NewType("HostId", str)
 
 HOST_PREFIX = "host:"
-"""Prefix of a host. Wherever agents may be named, `host:h1` means every agent of that host."""
+"""Prefix of a host in a list of agents: `host:h1` means every agent of that host."""
 
 _ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
@@ -19,7 +19,7 @@ def check_id(text: str, what: str = "agent") -> str:
     """Return `text` if it is a valid id.
 
     Raises:
-        UsageError: it is not; names `what` kind of id it was to be.
+        UsageError: the id is invalid. `what`: the kind of id, for the message.
     """
     if _ID.fullmatch(text) is None:
         raise UsageError(
@@ -29,36 +29,36 @@ def check_id(text: str, what: str = "agent") -> str:
 
 
 def is_plain(text: object) -> TypeGuard[str]:
-    """Return whether it is text that UTF-8 can encode. Others can be in no file and in no message."""
+    """Return whether `text` is a string that UTF-8 can encode. Other strings cannot be written to files or messages."""
     try:
-        str.encode(text)  # type: ignore[arg-type]  # it says what it is
+        str.encode(text)  # type: ignore[arg-type]  # raises TypeError for other types
     except (TypeError, UnicodeEncodeError):
         return False
     return True
 
 
 def check_receiver(agent: object) -> None:
-    """Check that a message to an agent of this id can be kept, be there such an agent or not.
+    """Check that messages to an agent with this id can be stored, whether or not the agent exists.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: they cannot.
     """
     if not is_plain(agent):
         raise UsageError(f"an agent id is text that UTF-8 can say, this one is {agent!r:.100}")
 
 
 def check_failed(names: Iterable[str]) -> list[str]:
-    """Return `names` if each is an agent, or `host:h1`.
+    """Return `names` if each is an agent id or has the form `host:h1`.
 
     Raises:
-        UsageError: one of them is no id, or it is one text in place of several.
+        UsageError: a name is not a valid id, or `names` is a single string.
     """
     if isinstance(names, str):
         raise UsageError(f"{names!r} is one text: give a list, [{names!r}]")
-    found = list(names)
-    for name in found:
+    checked = list(names)
+    for name in checked:
         if name.startswith(HOST_PREFIX):
             check_id(name.removeprefix(HOST_PREFIX), "host")
         else:
             check_id(name)
-    return found
+    return checked

@@ -1,7 +1,7 @@
 """The mode of chandy-lamport: the fleet's epochs, with records, marker items, and the closing of the host's part.
 
-Marks are stamps: the epoch that a message's sender has recorded. An agent owes a record of every epoch that is known here to have begun,
-and takes it before its next turn. The agent's own part is `protocols/epoch_stamped.py`.
+The mark of a message is a stamp: the epoch that its sender has recorded. An agent owes a record of every epoch known to have begun, and takes it
+before its next turn. The agent's own part is `protocols/epoch_stamped.py`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,17 +30,17 @@ from snapline.protocols.epoch_stamped import (
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage
 
 RECORDED_AT_ONCE = 32
-"""Largest number of idle agents that record when an epoch begins, or between two passes of the event loop: a millisecond or two. With thousands,
-everything that comes would wait for as long as all of them take."""
+"""Largest number of idle agents that record at once, when an epoch begins or between two passes of the event loop: one or two milliseconds. Otherwise
+thousands of records would delay all events."""
 
 
 class CoordinatedMode:
-    """See the module.
+    """Chandy-Lamport mode.
 
     Attributes:
         epochs: open epochs by number, ascending.
-        unasked: agents that owe a record and may be idle. One that gets a message records before its turn, and needs no asking.
-        departed: agents that have left, and the latest epoch begun then, until one begun after that is complete.
+        unasked: agents that owe a record and may be idle. An agent that gets a message records before its turn without a request.
+        departed: departed agent → latest epoch begun at its departure, until a later epoch is complete.
     """
 
     def __init__(self, parts: HostParts) -> None:
@@ -124,14 +124,14 @@ class CoordinatedMode:
         agent.protocol = EpochStampedCore(agent.id, recorded=self._shared.begun_epoch)
 
     def create(self, child: LocalAgent, reserved: msg.AgentsReserved) -> None:
-        """Create an agent. It owes what began after its creation was committed and has not ended."""
+        """Create an agent. It owes records of open epochs that began after its creation was committed."""
         unborn_in = self._shared.not_ended(epoch for epoch in reserved.open_epochs if epoch <= reserved.recorded)
         child.protocol = EpochStampedCore(child.id, recorded=reserved.recorded, unborn_in=unborn_in)
         if reserved.recorded > self._shared.begun_epoch:
             self._begin(reserved.recorded)
-        for ended in sorted(self._shared.ended):
-            if ended > child.protocol.recorded:
-                _tell(child, self._shared.now, EpochEnded(ended))
+        for ended_epoch in sorted(self._shared.ended):
+            if ended_epoch > child.protocol.recorded:
+                _tell(child, self._shared.now, EpochEnded(ended_epoch))
         for epoch in self.epochs.values():
             if epoch.number > child.protocol.recorded:
                 epoch.unrecorded[child.id] = None
@@ -149,7 +149,7 @@ class CoordinatedMode:
         shared = self._shared
         newest = max(open_epochs, default=0)
         if newest > shared.begun_epoch:
-            self._begin(newest)  # the agent is in it; the stream that was to tell so broke
+            self._begin(newest)  # the agent is part of the epoch; the stream broke before BeginEpoch came
         agent.retired_in = shared.not_ended(open_epochs)
         last = max(open_epochs, default=agent.protocol.recorded)
         _tell(agent, shared.now, LeaveCommitted(last))
@@ -159,7 +159,7 @@ class CoordinatedMode:
         self._check()
 
     def removed(self, agent: LocalAgent) -> None:
-        """Remember the agent: what it has ever sent is still to be covered by an epoch that does not hold it."""
+        """Remember a departed agent: an epoch without it still has to cover its messages."""
         self.departed[agent.id] = (self._shared.begun_epoch, agent)
 
     def failed(self, agent: LocalAgent) -> None:
@@ -199,7 +199,7 @@ class CoordinatedMode:
             self._shared.out.append(ev.ReportEpoch(event.epoch))
 
     def _begin(self, epoch: int) -> None:
-        """Begin an epoch at its first news, from any source: all agents here owe it, idle ones record at once."""
+        """Begin an epoch on the first message about it: all agents here owe a record, and idle ones record at once."""
         shared = self._shared
         for number in range(shared.begun_epoch + 1, epoch + 1):
             if number in shared.ended:
@@ -221,15 +221,15 @@ class CoordinatedMode:
         self._check()
 
     def _ask(self) -> None:
-        """Let some idle agents record; the others follow when what has come meanwhile has had its turn."""
-        asked = 0
-        while self.unasked and asked < RECORDED_AT_ONCE:
+        """Let some idle agents record; others follow after the events that arrived meanwhile."""
+        count = 0
+        while self.unasked and count < RECORDED_AT_ONCE:
             name = next(iter(self.unasked))
             del self.unasked[name]
             agent = self._shared.agents.get(name)
             if agent is not None and agent.owes and agent.current is None:
                 self._mailboxes.next_turn(agent)
-                asked += 1
+                count += 1
 
     # ---- epochs: recording ----------------------------------------------------------------------------------------
 
@@ -263,7 +263,7 @@ class CoordinatedMode:
     # ---- epochs: links ----------------------------------------------------------------------------------------------
 
     def linked(self, peer: Peer) -> None:
-        """Expect no marker on a new link for what had begun before, here or there."""
+        """Expect no marker on a new link for epochs that had already begun at either end."""
         assert peer.floor is not None
         if peer.floor > self._shared.begun_epoch:
             self._begin(peer.floor)
@@ -278,7 +278,7 @@ class CoordinatedMode:
         return agent.owes or peer.floor > self._shared.begun_epoch
 
     def _release(self) -> None:
-        """Let agents that owe nothing any more send over links opened meanwhile."""
+        """Let agents that no longer owe a record send over links opened meanwhile."""
         for agent_id in list(self._ends.held):
             agent = self._shared.agents.get(agent_id)
             if agent is None or not agent.owes:
@@ -296,7 +296,7 @@ class CoordinatedMode:
                 self._close(epoch)
 
     def _send_markers(self, epoch: HostEpoch) -> None:
-        """Send one marker item over each link that was there, behind everything stamped older: all agents here have recorded."""
+        """Send one marker item over each existing link, after everything with an older stamp: all agents here have recorded."""
         epoch.markers_sent = True
         here: dict[str, dict[str, int]] = {}
         marked = [peer for peer in self._shared.peers.values() if _is_marked(peer, epoch.number)]
@@ -335,9 +335,9 @@ class CoordinatedMode:
             if inlet.owner is not None:
                 by_receiver.setdefault(inlet.receiver, {})[inlet.sender] = last
         self._show_markers(epoch, by_receiver)
-        found = self.epochs.get(epoch)
-        if found is not None and marker.is_last:
-            found.awaited.pop(peer.host, None)
+        host_epoch = self.epochs.get(epoch)
+        if host_epoch is not None and marker.is_last:
+            host_epoch.awaited.pop(peer.host, None)
             self._check()
 
     def _trace_marker(self, what: str, other: str, epoch: int) -> None:
@@ -360,8 +360,10 @@ class CoordinatedMode:
             record = agent.protocol.record_of(epoch.number)
             if record.in_transit or not record.is_unborn:
                 records[agent.id] = record
-            # else: nobody has sent it anything inside the cut, so there it does not exist, not even as unborn.
-        departed = {agent_id: sent for agent_id, (_, gone) in self.departed.items() if (sent := gone.sent())}
+            # else: no message inside the cut is for this agent, so it does not exist there, not even as unborn.
+        departed = {
+            agent_id: sent for agent_id, (_, departed_agent) in self.departed.items() if (sent := departed_agent.sent())
+        }
         self._shared.out.append(ev.StoreEpoch(epoch.number, self._shared.plan, records, departed, epoch.heard_ns))
 
     # ---- epochs: ending -------------------------------------------------------------------------------------------
@@ -399,11 +401,15 @@ class CoordinatedMode:
             _tell(agent, self._shared.now, ended)
         self._membership.excuse_retired(event.epoch)
         if event.is_complete:
-            # An epoch begun after an agent left has covered all it ever sent.
-            covered = [(agent, gone) for agent, (begun, gone) in self.departed.items() if begun < event.epoch]
-            for agent_id, gone in covered:
+            # An epoch begun after an agent left has covered all of its messages.
+            covered = [
+                (agent, departed_agent)
+                for agent, (begun_epoch, departed_agent) in self.departed.items()
+                if begun_epoch < event.epoch
+            ]
+            for agent_id, departed_agent in covered:
                 del self.departed[agent_id]
-                self._ends.close_all(gone)
+                self._ends.close_all(departed_agent)
         self._release()
 
     # ---- the rest -------------------------------------------------------------------------------------------------

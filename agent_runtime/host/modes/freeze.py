@@ -1,7 +1,7 @@
 """The freeze before a recovery: the coordinator wants a cut of live states.
 
-No turn starts any more and nothing leaves an outbox; each agent that has moved takes a checkpoint as soon as its turn ends. A turn
-that runs on for a second is left out: its agent counts as failed, as does one whose image cannot be taken.
+During a freeze no turn starts and nothing leaves an outbox. Each agent that has changed since its last checkpoint takes one as soon as its turn ends.
+If a turn runs for more than a second, or an image cannot be taken, the agent counts as failed.
 """
 
 from snapline.agent_runtime.host import events as ev
@@ -12,14 +12,14 @@ from snapline.agent_runtime.host.parts import HostParts
 from snapline.messages import host_messages as msg
 
 FREEZE_NS = 1_000_000_000
-"""Longest time that a freeze waits for running turns: a recovery waits as long, and a turn that is longer is lost with it."""
+"""Longest time that a freeze waits for running turns: it delays the recovery, and a longer turn is lost."""
 
 
 class HostFreeze:
     """The freeze that this host is in, if any (`HoldReasons.freeze`).
 
     Attributes:
-        unfrozen: agents that still run the turn in which it found them.
+        unfrozen: agents whose turn began before the freeze and still runs.
     """
 
     def __init__(self, parts: HostParts, holds: HoldReasons, saving: Saving) -> None:
@@ -35,7 +35,7 @@ class HostFreeze:
         self._report_ns = None
 
     def on_freeze_agents(self, event: msg.FreezeAgents) -> None:
-        """Freeze all agents. A host that has not applied the plan, or came back since, has nothing that moved."""
+        """Freeze all agents. A host that has not applied the plan, or came back since, has no changed agents."""
         shared = self._shared
         if event.plan != shared.plan or not shared.is_loaded:
             shared.out.append(ev.ReportFrozen(event.plan, event.number, ()))
@@ -69,7 +69,7 @@ class HostFreeze:
         self.unfrozen.pop(agent.id, None)
 
     def _report_soon(self) -> None:
-        """Report, if all are frozen, when the images just requested have been taken. One that fails is named."""
+        """Report, if all agents are frozen, once the requested images have been taken; failed ones are named."""
         if not self.unfrozen:
             self._report_ns = self._shared.now
 

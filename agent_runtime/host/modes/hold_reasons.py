@@ -1,4 +1,4 @@
-"""Reasons to hold agents of a logged fleet: a freeze, a round that is undecided, or a host without room. A held agent takes no turn, and
+"""Reasons to hold agents of a logged fleet: a freeze, an undecided round, or a full backlog. A held agent takes no turn, and
 nothing leaves its outbox."""
 
 from snapline.agent_runtime.host.backlog import Backlog
@@ -11,7 +11,7 @@ class HoldReasons:
 
     Attributes:
         freeze: number of the freeze that the agents are in, or None.
-        backlog: what waits for the store.
+        backlog: data that waits for the store.
     """
 
     def __init__(self, parts: HostParts) -> None:
@@ -56,7 +56,7 @@ class HoldReasons:
         return self.freeze is not None or self.backlog.is_standing
 
     def release(self, agent: LocalAgent) -> None:
-        """Let the agent go on, if nothing else holds it: what its outbox held back leaves first."""
+        """Resume the agent, if nothing else holds it; its held-back outbox leaves first."""
         rounds = agent.logged.rounds
         agent.is_held = self.are_all_held or (rounds is not None and rounds.is_blocked)
         if not agent.is_held:

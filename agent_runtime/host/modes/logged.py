@@ -1,14 +1,14 @@
-"""The mode of all protocols but chandy-lamport: agents checkpoint by themselves, or for a koo-toueg round.
+"""The mode of all protocols but chandy-lamport: agents checkpoint on their own, or for a koo-toueg round.
 
 Theory of operation
 -------------------
-The fleet keeps *sender logs*. What leaves an agent is kept, with its piggyback, until the agent's next checkpoint, and goes into
-the store with it. So a cut of checkpoints has its in-transit messages in the store: a checkpoint holds what its agent had sent by
-then (protocols.md, section 3). The coordinator makes whole epochs of such cuts; plans then work as in every fleet, and nothing in
-here knows of recoveries, but for the freeze before one (`freeze.py`).
+The fleet keeps *sender logs*. Each message that leaves an agent is kept, with its piggyback, until the agent's next checkpoint stores it. So a cut of
+checkpoints has its in-transit messages in the store: a checkpoint includes the messages sent before it (protocols.md, section 3). The coordinator
+makes epochs of such cuts. Plans then work as in every fleet, and this mode takes no part in recoveries except for the freeze before one
+(`freeze.py`).
 
-The frame of a message's turn (protocols.md, section 4): before it the rule may force a checkpoint, then merges what the message
-brings. Between turns the policy may want a basic one (`saving.py`), or a round a tentative one (`rounds.py`). Marks are piggybacks.
+Around a message's turn (protocols.md, section 4): before the turn the rule may force a checkpoint, and then merges the message's piggyback. Between
+turns the policy may request a basic checkpoint (`saving.py`), or a round a tentative one (`rounds.py`). The mark of a message is its piggyback.
 
 Carries G3 and G6 with `protocols/rule.py`; G7 with the coordinator.
 """
@@ -37,14 +37,14 @@ from snapline.protocols.rules import make_rule, restore_rule
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage
 
 LOG_BYTES_MAX = 4 * 1024 * 1024
-"""Largest size of one agent's log in memory. Above that it takes a basic checkpoint, whatever its policy says: the log goes to the store."""
+"""Largest size of one agent's log in memory. Above it the agent takes a basic checkpoint regardless of its policy, which stores the log."""
 
 
 class LoggedMode:
-    """See the module.
+    """Mode of logged fleets.
 
     Attributes:
-        holds: why agents are held, and what waits for the store.
+        holds: reasons for holding agents, and the backlog for the store.
     """
 
     def __init__(self, parts: HostParts, protocol: str, policy: Policy) -> None:
@@ -75,7 +75,7 @@ class LoggedMode:
     # ---- messages -------------------------------------------------------------------------------------------------
 
     def mark(self, outlet: AgentOutlet, payload: bytes) -> Mark:
-        """Log the message, and return what it carries for the protocol."""
+        """Log the message, and return its piggyback."""
         shared, owner = self._shared, outlet.owner
         logged = owner.logged
         rule, piggyback = logged.rule, b""
@@ -92,7 +92,9 @@ class LoggedMode:
         shared.counts.piggybacked += 1
         logged.keep(outlet.receiver, outlet.number, payload, piggyback)
         if owner.current is None:
-            self._saving.moved(owner)  # it had waited for credit: the outbox is shorter than at the last checkpoint
+            self._saving.moved(
+                owner
+            )  # the message had waited for credit: the outbox is shorter than at the last checkpoint
         if logged.log_bytes > LOG_BYTES_MAX:
             self._saving.owe_basic(owner.id, logged)
         if logged.backlog.log_bytes > LOGS_BYTES_MAX:
@@ -112,7 +114,7 @@ class LoggedMode:
         """Do nothing: the rule sees the message when its turn has come."""
 
     def consuming(self, agent: LocalAgent, entry: Entry) -> None:
-        """Force a checkpoint if need be, then merge what the message brings."""
+        """Force a checkpoint if needed, then merge the message's piggyback."""
         logged, inlet, piggyback = agent.logged, entry[0], entry[1]
         if inlet is None or logged.admitted:
             return
@@ -121,8 +123,8 @@ class LoggedMode:
             return
         assert isinstance(piggyback, bytes)
         sender = self._shared.ordinals.get(inlet.sender, -1)
-        # What is not born yet has done nothing: its creation counts as the checkpoint before its first message.
-        # One that was tried, and has waited, is merged already. What left meanwhile was sent before it, in this same interval.
+        # An unborn agent has done nothing: its creation counts as the checkpoint before its first message.
+        # A message that is retried has been merged already. Sends that left meanwhile precede it in the same interval.
         has_sent = agent.attempts > 0 and logged.log_messages > 0 and self._protocol in CIC_PROTOCOLS
         if agent.is_born and (has_sent or logged.rule.forces(sender, piggyback)):
             self._saving.take(agent, "forced", cause=piggyback)
@@ -147,7 +149,7 @@ class LoggedMode:
             self._settle_debts(agent)
 
     def _settle_debts(self, agent: LocalAgent) -> None:
-        """Do, between two turns, what was requested of the agent while it was busy."""
+        """Carry out requests that arrived while the agent was busy, between two turns."""
         logged = agent.logged
         is_freezing = bool(self._freeze.unfrozen) and self._freeze.settle(agent)
         if not is_freezing and logged.owed and not agent.is_held and agent.is_born and logged.has_moved:
@@ -168,13 +170,13 @@ class LoggedMode:
         self._saving.moved(agent)
 
     def tried(self, agent: LocalAgent) -> None:
-        """Have the rule see the message again: what comes meanwhile comes before it."""
+        """Let the rule process the message again, since sends and checkpoints may precede the retry."""
         agent.logged.admitted = False
         if agent.logged.has_moved:
-            self._saving.moved(agent)  # something left its outbox during the turn: else noted at its end
+            self._saving.moved(agent)  # a message left the outbox during the turn, which its end would not note
 
     def awaited(self, agent: LocalAgent) -> None:
-        """Have the agent take a checkpoint as soon as it may, or its initiator asked for one."""
+        """Let the agent take a checkpoint as soon as possible."""
         if agent.logged.has_moved or agent.current is not None:
             agent.logged.clock.asked()
             self._saving.moved(agent)
@@ -182,14 +184,14 @@ class LoggedMode:
 
     def outbox_shrank(self, owner: LocalAgent) -> None:
         if owner.logged.owed:
-            self._mailboxes.next_turn(owner)  # a checkpoint fell due as messages left
+            self._mailboxes.next_turn(owner)  # a checkpoint became due as messages left
 
     # ---- agents ---------------------------------------------------------------------------------------------------
 
     def place(self, agent: LocalAgent, checkpoint: AgentCheckpoint | None) -> None:
         ordinal = self._shared.ordinals[agent.id]
         agent.logged = logged = self._make(agent.id, ordinal, checkpoint)
-        agent.owes = True  # rules and rounds look each time
+        agent.owes = True  # rules and rounds check before each turn
         if checkpoint is not None:
             logged.settle(dict(checkpoint.sent), dict(checkpoint.received))
 
@@ -205,7 +207,7 @@ class LoggedMode:
         else:
             rule = make_rule(self._protocol, ordinal, len(self._shared.ordinals))
         clock = PolicyClock(self._policy, agent, now_ns=self._shared.now, number=number)
-        counts = self._shared.counts  # each plan after the first one is a failure: what an adaptive policy goes by
+        counts = self._shared.counts  # each plan after the first one is a failure, which adaptive policies use
         clock.failure_rate(counts.plans - 1, self._shared.now - counts.first_plan_ns)
         return LoggedAgent(self.holds.backlog, clock, rule, rounds)
 
@@ -218,7 +220,7 @@ class LoggedMode:
         """Do nothing: no epoch waits for it."""
 
     def retiring(self, agent: LocalAgent) -> None:
-        """Owe a last checkpoint. The agent may go when an epoch holds it, and all it sent as received."""
+        """Owe a last checkpoint. The agent may leave when an epoch holds this checkpoint, and all its messages as received."""
         agent.logged.owe("basic")
         self._mailboxes.next_turn(agent)
 
@@ -270,18 +272,18 @@ class LoggedMode:
         names: dict[str, int] = {}
         agents: list[int] = []
         received: list[tuple[int, int, int]] = []
-        moved = [agent for agent in self._shared.agents.values() if agent.logged.has_moved]
-        for index, agent in enumerate(moved):
+        moved_agents = [agent for agent in self._shared.agents.values() if agent.logged.has_moved]
+        for index, agent in enumerate(moved_agents):
             agents.append(names.setdefault(agent.id, len(names)))
             for sender, number in changed(agent.received(), agent.logged.received).items():
                 received.append((index, names.setdefault(sender, len(names)), number))
         self._shared.out.append(
             msg.NumbersReported(
                 event.request, event.plan, tuple(names), tuple(agents),
-                received_of=tuple([of for of, _, _ in received]),
+                received_of=tuple([agent_id for agent_id, _, _ in received]),
                 received_from=tuple([sender for _, sender, _ in received]),
                 received_number=tuple([number for _, _, number in received]),
-                turns=tuple([agent.logged.turns for agent in moved]),
+                turns=tuple([agent.logged.turns for agent in moved_agents]),
             )
         )  # fmt: skip
 
@@ -296,8 +298,8 @@ class LoggedMode:
         logged = [agent.logged for agent in self._shared.agents.values()]
         backlog = self.holds.backlog
         return CheckpointCondition(
-            log_messages=sum(each.log_messages for each in logged),
-            log_bytes=sum(each.log_bytes for each in logged),
+            log_messages=sum(logged_agent.log_messages for logged_agent in logged),
+            log_bytes=sum(logged_agent.log_bytes for logged_agent in logged),
             store_problem=backlog.problem,
             is_standing=backlog.is_standing,
             freeze=self.holds.freeze,

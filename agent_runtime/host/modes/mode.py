@@ -1,7 +1,7 @@
-"""Decisions of a checkpointing protocol in a host: the one place where coordinated and logged fleets differ.
+"""Decisions of a checkpointing protocol in a host: only here do coordinated and logged fleets differ.
 
-A mode is an object chosen once, when the core is made. The parts call it at these moments of a message's, a turn's and an agent's life,
-and hand it the events that only it knows (`handlers`).
+A mode is an object chosen once, when the core is made. The parts call it at the points below in the life of messages, turns and agents, and pass it
+the events that only a mode handles (`handlers`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,10 +22,10 @@ class CheckpointCondition(msgspec.Struct, frozen=True):
     """State of a host's checkpoints.
 
     Attributes:
-        open_epochs, storing: epochs that are open here; those whose part is on its way to the store.
-        log_messages, log_bytes: in the agents' sender logs.
-        store_problem: why the store takes no checkpoints, or "".
-        is_standing: the agents are paused, since no more can wait for the store.
+        open_epochs, storing: epochs open on this host, and those whose part is being stored.
+        log_messages, log_bytes: number and size of messages in the agents' sender logs.
+        store_problem: reason why the store takes no checkpoints, or "".
+        is_standing: the agents are paused, since the queue for the store is full.
         freeze: number of the freeze that the agents are in, or None.
     """
 
@@ -44,7 +44,7 @@ class HostMode(Protocol):
     # ---- messages -------------------------------------------------------------------------------------------------
 
     def mark(self, outlet: AgentOutlet, payload: bytes) -> Mark:
-        """Return what a message that has its number and leaves carries for the protocol."""
+        """Return the protocol data that a numbered, departing message carries."""
 
     def columns(self, marks: list[Mark]) -> tuple[list[int], list[bytes]]:
         """Return a frame's marks as stamps (one for all, if they are the same) and piggybacks."""
@@ -70,7 +70,7 @@ class HostMode(Protocol):
         """Let an agent between two turns take the checkpoint that it owes."""
 
     def turn_ended(self, agent: LocalAgent, entry: Entry, event: ev.TurnEnded) -> None:
-        """Handle a turn that has ended well, and whose sends have left."""
+        """Handle a turn that has succeeded, and whose sends have left."""
 
     def moved(self, agent: LocalAgent) -> None:
         """Note that the agent differs from its last checkpoint, by something else than a message."""
@@ -102,13 +102,13 @@ class HostMode(Protocol):
         """Handle an agent whose leave is committed: it stays until these epochs have ended (`retired_in`)."""
 
     def removed(self, agent: LocalAgent) -> None:
-        """Handle an agent that is gone."""
+        """Handle a departed agent."""
 
     def failed(self, agent: LocalAgent) -> None:
         """Handle an agent that takes no more turns under this plan."""
 
     def receiver_gone(self, sender: LocalAgent, receiver: str) -> None:
-        """Handle a receiver that is gone, to which an agent here has sent."""
+        """Handle a departed receiver to which an agent here has sent."""
 
     def is_behind(self, agent: LocalAgent, peer: Peer) -> bool:
         """Return whether the agent must take a checkpoint before it sends anything to this host. Settled by `ends.release`."""

@@ -1,4 +1,4 @@
-"""A store that does not keep up: checkpoints are deferred, and what then has no room in memory pauses the agents (`backlog.py`)."""
+"""Reaction to a store that does not keep up: checkpoints are deferred, and a full backlog pauses the agents (`backlog.py`)."""
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.modes.hold_reasons import HoldReasons
@@ -6,7 +6,7 @@ from snapline.agent_runtime.host.modes.saving import Saving
 from snapline.agent_runtime.host.parts import HostParts
 
 SAVE_NS = 100_000_000
-"""Time between two times that all agents take checkpoints because their logs are too large: what is left is of agents in long turns."""
+"""Time between two rounds of checkpoints of all agents whose logs are too large: the remaining logs belong to agents in long turns."""
 
 
 class AgentPause:
@@ -29,7 +29,7 @@ class AgentPause:
             self._stand_still()
 
     def on_store_watched(self, event: ev.StoreWatched) -> None:
-        """Defer what is owed while the store is busy; once it is free, let agents take what they missed."""
+        """Defer basic checkpoints while the store is busy; once it is free, let agents take the skipped ones."""
         backlog = self._holds.backlog
         backlog.watched(is_busy=event.is_busy, is_full=event.is_full, problem=event.problem)
         if backlog.is_standing != self._must_stand():
@@ -51,8 +51,8 @@ class AgentPause:
         """Pause: no agent takes a turn and nothing leaves one. The logs or the writer's queue have no room."""
         self._holds.stand_still()
         problem = self._holds.backlog.problem
-        why = f": {problem}" if problem else ""
-        self._shared.note("warning", f"no more can wait in memory for the store: the agents stand still{why}")
+        reason = f": {problem}" if problem else ""
+        self._shared.note("warning", f"no more can wait in memory for the store: the agents stand still{reason}")
 
     def _go_on(self) -> None:
         self._shared.note("info", "there is room for logs and checkpoints again: the agents go on")
@@ -64,7 +64,7 @@ class AgentPause:
         return [] if save_ns is None else [save_ns]
 
     def clock_passed(self) -> None:
-        """Let all agents take checkpoints, if it is time: each log is small, and all together are too large."""
+        """Let all agents take checkpoints, if it is time: each log is small, but all logs together are too large."""
         backlog = self._holds.backlog
         if backlog.save_ns is None or backlog.save_ns > self._shared.now:
             return

@@ -1,6 +1,6 @@
 """Koo and Toueg's rounds: the coordinator asks agents for tentative checkpoints, and sends the outcome of the round.
 
-An agent that has taken one is blocked, hence held, until then. The agent's own part is `protocols/koo_toueg.py`.
+An agent with a tentative checkpoint is blocked, hence held, until the outcome. The agent's own part is `protocols/koo_toueg.py`.
 """
 
 import msgspec
@@ -17,9 +17,9 @@ from snapline.protocols import koo_toueg as kt
 
 
 class CheckpointAnswer(msgspec.Struct, frozen=True, gc=False):
-    """One agent's answer to a round, asked in the name of `asker` ("": as an initiator).
+    """One agent's answer to a round, on a request from `asker` ("" for an initiator).
 
-    `number` is that of its tentative checkpoint, 0 without; `requests`: whom it asks on, by the last number received.
+    `number`: number of its tentative checkpoint, or 0; `requests`: agent to ask next → last number received from it.
     """
 
     agent: str
@@ -50,22 +50,22 @@ class HostRounds:
             return
         answers: list[CheckpointAnswer] = []
         for agent_id, asker, number in zip(event.agents, event.askers, event.numbers, strict=True):
-            asked = kt.CheckpointRequested(event.epoch, asker or None, number)
+            request = kt.CheckpointRequested(event.epoch, asker or None, number)
             agent = self._shared.agents.get(agent_id)
-            if agent is None:  # just being created: it has received nothing that this round could know of
+            if agent is None:  # just being created: it has received nothing that concerns this round
                 answers.append(CheckpointAnswer(agent_id, asker, True, False, 0, {}))
             elif agent.current is not None:
-                self._asked.append((agent_id, asked))
+                self._asked.append((agent_id, request))
             else:
-                answers += self._ask(agent, asked)
+                answers += self._ask(agent, request)
         self._answer(event.epoch, answers)
 
     def ask_again(self, agent: LocalAgent) -> None:
-        """Answer, between two turns, what the agent was asked meanwhile."""
-        asked = [request for agent_id, request in self._asked if agent_id == agent.id] if self._asked else []
-        if asked and agent.current is None:
+        """Answer requests that arrived during the agent's turn."""
+        requests = [request for agent_id, request in self._asked if agent_id == agent.id] if self._asked else []
+        if requests and agent.current is None:
             self._asked = [entry for entry in self._asked if entry[0] != agent.id]
-            for request in asked:
+            for request in requests:
                 self._answer(request.round, self._ask(agent, request))
 
     def _ask(self, agent: LocalAgent, asked: kt.CheckpointRequested) -> list[CheckpointAnswer]:
@@ -128,7 +128,7 @@ class HostRounds:
 
 
 def _columns_of(answers: list[CheckpointAnswer], *, epoch: int, plan: int, host_start: int) -> msg.CheckpointsAnswered:
-    requests = [(index, *each) for index, answer in enumerate(answers) for each in answer.requests.items()]
+    requests = [(index, *request) for index, answer in enumerate(answers) for request in answer.requests.items()]
     return msg.CheckpointsAnswered(
         epoch=epoch,
         plan=plan,

@@ -1,9 +1,10 @@
-"""Checkpoints of agents of a logged fleet: when they are taken, and what they hold.
+"""Checkpoints of agents of a logged fleet: their times and contents.
 
-A checkpoint is owed, and taken between two turns. The policy's clock says when a basic one is due: after every move, and when the
-clock has passed the time that it named. **Deferred*: while too much waits for a slow or dead store, basic checkpoints are not
-taken. The agents go on, and each that has missed one takes it when the store has caught up. Initial, forced and tentative ones
-are taken all the same, and those of a freeze.
+A checkpoint is first owed, then taken between two turns. The policy's clock determines when a basic checkpoint is due: it is asked after every change
+of the agent, and at the time that it named itself.
+
+*Deferred* checkpoints: while too much waits for a slow or unavailable store, basic checkpoints are not taken. The agents run on, and each that has
+missed one takes it when the store has caught up. Initial, forced and tentative checkpoints, and those of a freeze, are not deferred.
 """
 
 import heapq
@@ -37,7 +38,7 @@ class Saving:
     def moved(self, agent: LocalAgent) -> None:
         """Note that the agent differs from its last checkpoint, and owe a basic one if it is due.
 
-        Without one, an agent that has come to rest would always look as if it had not.
+        Otherwise an idle agent would look active forever.
         """
         logged = agent.logged
         logged.has_moved = True
@@ -50,7 +51,7 @@ class Saving:
             self._look_later(agent, logged)
 
     def owe_basic(self, agent_id: str, logged: LoggedAgent) -> None:
-        """Owe a basic checkpoint that is due. If it is deferred, nothing is owed: else a forced one that follows would be taken for it."""
+        """Owe a basic checkpoint that is due. A deferred checkpoint is not owed: otherwise a later forced checkpoint would count as it."""
         if not self._holds.backlog.is_busy:
             logged.owe("basic")
         elif agent_id not in self.put_off:
@@ -58,20 +59,20 @@ class Saving:
             self._shared.counts.put_off += 1
 
     def put_off_all(self) -> None:
-        """Defer what is owed: the store is busy."""
+        """Defer owed basic checkpoints, since the store is busy."""
         for agent in self._shared.agents.values():
             if agent.logged.owed == "basic":
                 agent.logged.owed = ""
                 self.owe_basic(agent.id, agent.logged)
 
     def catch_up(self) -> None:
-        """Let agents take what they have missed: the store is free."""
+        """Let agents take skipped checkpoints, since the store is free."""
         missed, self.put_off = self.put_off, {}
         for agent_id in missed:
-            found = self._shared.agents.get(agent_id)
-            if found is not None and found.logged.has_moved:
-                found.logged.owe("basic")
-                self._mailboxes.next_turn(found)
+            agent = self._shared.agents.get(agent_id)
+            if agent is not None and agent.logged.has_moved:
+                agent.logged.owe("basic")
+                self._mailboxes.next_turn(agent)
 
     def _look_later(self, agent: LocalAgent, logged: LoggedAgent) -> None:
         due = logged.clock.due_ns
@@ -117,7 +118,7 @@ class Saving:
                 received,
                 changed(sent, logged.sent),
                 changed(received, logged.received),
-                # A tentative one may come to nothing: then the log goes on. Otherwise it goes with the checkpoint.
+                # A tentative checkpoint may be discarded, and the log then continues. Otherwise the log goes into the checkpoint.
                 {receiver: messages[:] for receiver, messages in logged.log.items()}
                 if basis == "tentative"
                 else logged.log,
@@ -140,13 +141,13 @@ class Saving:
             agent.logged.clock.measured(event.cost_ns)
 
     def on_checkpoint_failed(self, event: ev.CheckpointFailed) -> None:
-        """Fail the agent: what it has done since its last durable checkpoint can never be saved, and it goes back there."""
+        """Fail the agent: its work since its last durable checkpoint can never be saved, so it returns to that checkpoint."""
         agent = self._shared.agents.get(event.agent)
         if agent is not None and agent.incarnation == event.incarnation and not agent.is_failed:
             self._failures.fail(agent, event.reason)
 
     def validate_rest(self, agent: LocalAgent, logged: LoggedAgent) -> None:
-        """Check that an agent that rests from here on takes the checkpoint of where it rests: else the line never reaches it."""
+        """Check that an agent that becomes idle will checkpoint its final state: otherwise the recovery line never reaches it."""
         if not logged.has_moved:
             return
         assert logged.clock.has_consumed, f"{agent.id} has moved, and its clock was not told"

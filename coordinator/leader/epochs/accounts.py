@@ -8,7 +8,7 @@ from snapline.messages.host_messages import EpochReport
 
 
 def with_report(account: EpochAccount | None, host: str, report: EpochReport, *, after_ns: int) -> EpochAccount:
-    """Return the account with one more report, the newest."""
+    """Return the account after one more report, the newest."""
     known = account or EpochAccount()
     times = PartTimes(
         host=host,

@@ -1,8 +1,8 @@
 """Epochs between their two operations: BeginEpoch, and CompleteEpoch or AbortEpoch.
 
 An epoch that has begun in the log is opened here, moved from stage to stage (`open_epochs.py`) by the fleet's mode (`modes/`), and
-decided; `publishing.py` follows a decision. Any error before the decision, and the timeout, makes an epoch fail:
-nothing refers to it then, and its data is garbage.
+decided; `publishing.py` follows a decision. An error before the decision, or the timeout, fails
+the epoch: nothing refers to it then, and its data is garbage.
 """
 
 from snapline.coordinator.leader.epochs.accounts import with_report
@@ -26,7 +26,7 @@ from snapline.coordinator.state.fleet_records import OPEN
 from snapline.messages.host_messages import EndEpoch, EpochRefused, EpochReport
 
 EPOCH_TIMEOUT_NS = 60 * SECOND_NS
-"""Timeout if the fleet's definition names none: several times the longest turn that is expected."""
+"""Timeout if the fleet's definition names none: several times the longest expected turn."""
 
 
 class Epochs:
@@ -49,14 +49,14 @@ class Epochs:
         self._store = store
 
     def ended_since(self, epoch: int) -> list[EndEpoch]:
-        """Return the ends of the epochs after this one, for a host that has just come back."""
+        """Return the ends of the epochs after `epoch`, for a host that has just reconnected."""
         return [
             EndEpoch(x.epoch, x.is_complete, x.reason)
             for x in self._shared.state.image.outcomes
             if x.epoch > epoch and x.epoch not in self._publisher.owed and self._open_epochs.get(x.epoch) is None
         ]
 
-    # ---- what is heard --------------------------------------------------------------------------------------------
+    # ---- messages -------------------------------------------------------------------------------------------------
 
     def on_report(self, session: HostSession, report: EpochReport) -> None:
         """Take the report that a host's part of an epoch is durable."""
@@ -85,10 +85,10 @@ class Epochs:
         if message.is_final:
             self._shared.end(0, "failed", op.clip(f"no epoch can complete: {reason}"))
 
-    # ---- deciding -------------------------------------------------------------------------------------------------
+    # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Compare with the state, and do what is due."""
+        """Follow the state: end, open and advance epochs, then publish."""
         self._end_what_ended()
         self._publisher.tell()
         self._open_what_began()
@@ -139,17 +139,17 @@ class Epochs:
         self._shared.propose(f"epoch/{entry.epoch}", outcome)
 
     def _time_out(self, entry: OpenEpoch) -> None:
-        """Fail an epoch that has taken too long: because of the store, if it waits for that."""
+        """Fail an epoch that has taken too long; if it waits for the store, count it as a failure of the store."""
         reports = entry.stage.reports if isinstance(entry.stage, Collecting) else dict.fromkeys(entry.hosts)
         absent = [host for host in entry.hosts if host not in reports]
         storing = [host for host in absent if self._store.is_storing(host)]
         is_storing = isinstance(entry.stage, STORING)
-        waited = (
+        missing = (
             f"no report of {', '.join(absent)}"
             if absent
             else f"it is still {'storing' if is_storing else 'collecting'}"
         )
-        problem = f"not complete in time: {waited}{' (still storing)' if storing else ''}"
+        problem = f"not complete in time: {missing}{' (still storing)' if storing else ''}"
         if storing or is_storing:
             self._open_epochs.fail_to_store(entry, problem)
         else:

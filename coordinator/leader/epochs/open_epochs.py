@@ -1,13 +1,13 @@
-"""The epochs that are open, each at one stage, and how it moves on.
+"""Open epochs and their stages.
 
-    Collecting        the hosts know of it; their reports come in, and come again after a broken stream
-    Asking            a koo-toueg round asks its agents
+    Collecting        the hosts report; they repeat their reports after a broken stream
+    Asking            a koo-toueg round queries its agents
     StoringManifest   every host has reported and every channel is covered; packs are read back, the manifest is written
-    StoringLine       a recovery line is made the epoch
-    Deciding          CompleteEpoch is proposed until the log has it. From here on no timeout aborts the epoch
-    Failing           AbortEpoch is proposed until the log has it
+    StoringLine       a recovery line is being made into the epoch
+    Deciding          CompleteEpoch is proposed until it is in the log; from now on no timeout aborts the epoch
+    Failing           AbortEpoch is proposed until it is in the log
 
-All of it is volatile. Hosts repeat what they have reported, so a leader's death costs an epoch of theirs nothing.
+All of it is volatile. Hosts repeat their reports, so an epoch survives the leader's death.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,11 +26,11 @@ UNBORN_BYTES_MAX = 48 * 1024
 
 
 Channels = Mapping[tuple[str, str], int]
-"""(sender, receiver) → the last number sent inside the cut."""
+"""(sender, receiver) → last number sent inside the cut."""
 
 
 class ToldChannels(msgspec.Struct, frozen=True, gc=False):
-    """All channels of an epoch, each covered and between two of its members, all reported: later reports may be relative to it."""
+    """Channels of an epoch that every host has reported in full, so later reports may be relative to it."""
 
     epoch: int
     plan: int
@@ -39,25 +39,27 @@ class ToldChannels(msgspec.Struct, frozen=True, gc=False):
 
 
 class Collecting(msgspec.Struct):
-    """Stage: `reports` come in, by host. `told`: they may be relative to it. `asked_again`: hosts whose reports did not suffice."""
+    """Stage: collecting `reports`, by host. `told`: base of relative reports. `asked_again`: hosts whose reports were incomplete."""
 
     reports: dict[str, EpochReport] = {}
     told: ToldChannels | None = None
     asked_again: set[str] = set()
 
     def take(self, host: str, report: EpochReport) -> bool:
-        """Take a report; return whether it is the first of this host. Channels that it leaves out must be known here: else it was
-        relative to another leader's epoch, or was requested again since."""
+        """Take a report; return whether it is the first of this host.
+
+        A relative report is ignored if its base is not `told`: it was relative to another leader's epoch, or has been requested again.
+        """
         if report.since and (self.told is None or report.since != self.told.epoch):
             return False
-        is_first = host not in self.reports  # said again on a new stream, it is no later than it was
+        is_first = host not in self.reports  # a report repeated on a new stream does not count as later
         self.reports[host] = report
         self.asked_again.discard(host)
         return is_first
 
 
 class Asking(msgspec.Struct, frozen=True):
-    """Stage: a round asks agents, and keeps the answers."""
+    """Stage: a round queries agents and keeps their answers."""
 
 
 class StoringManifest(msgspec.Struct, frozen=True):
@@ -67,7 +69,7 @@ class StoringManifest(msgspec.Struct, frozen=True):
 
 
 class StoringLine(msgspec.Struct, frozen=True):
-    """Stage: the lines are making the epoch."""
+    """Stage: a recovery line is being made into the epoch."""
 
 
 class Deciding(msgspec.Struct, frozen=True):
@@ -77,7 +79,7 @@ class Deciding(msgspec.Struct, frozen=True):
 
 
 class Failing(msgspec.Struct, frozen=True):
-    """Stage: the epoch is to be aborted, because of `problem`."""
+    """Stage: AbortEpoch is proposed, because of `problem`."""
 
     problem: str
 
@@ -85,13 +87,18 @@ class Failing(msgspec.Struct, frozen=True):
 Stage = Collecting | Asking | StoringManifest | StoringLine | Deciding | Failing
 
 WAITING, STORING = (Collecting, Asking), (StoringManifest, StoringLine)
-"""Stages that wait for hosts or agents; for the store. (Tuples: every event looks at the stage of every open epoch.)"""
+"""Stages that wait for hosts or agents, and stages that wait for the store. (Tuples for speed: every event checks all open epochs.)"""
 
 
 class OpenEpoch(msgspec.Struct):
-    """One open epoch: the hosts that take part, why it was begun, and how long it may take to be decided.
+    """One open epoch.
 
-    `opened_ns`: when this leader began to follow it; `account`: of the reports so far.
+    Attributes:
+        hosts: the hosts that take part.
+        trigger: why the epoch was begun.
+        deadline_ns: time by which it must be decided.
+        opened_ns: time when this leader began to follow the epoch.
+        account: time account of the reports so far.
     """
 
     epoch: int
@@ -115,20 +122,20 @@ class OpenEpochs:
         return iter(list(self._open.values()))
 
     def get(self, epoch: int) -> OpenEpoch | None:
-        """Return the epoch, if it is open here."""
+        """Return the epoch if it is open."""
         return self._open.get(epoch)
 
     @property
     def is_storing(self) -> bool:
-        """Return whether the store is at work on one of them."""
+        """Return whether any epoch is being stored."""
         return any(isinstance(entry.stage, STORING) for entry in self._open.values())
 
     @property
     def is_deciding(self) -> bool:
-        """Return whether one of them may be in the store whole, or will be soon."""
+        """Return whether any epoch may be complete in the store, or will be soon."""
         return self.is_storing or any(isinstance(entry.stage, Deciding) for entry in self._open.values())
 
-    # ---- what happens to them ---------------------------------------------------------------------------------------
+    # ---- stage changes ----------------------------------------------------------------------------------------------
 
     def begin(self, entry: OpenEpoch) -> None:
         """Add an epoch that is open in the log."""
@@ -147,12 +154,12 @@ class OpenEpochs:
             entry.stage = Deciding(msgspec.structs.replace(completion, account=entry.account))
 
     def fail(self, entry: OpenEpoch, problem: str) -> None:
-        """Move an epoch that cannot complete to Failing; the first reason counts."""
+        """Move an epoch to Failing; the first reason counts."""
         if not isinstance(entry.stage, Failing):
             entry.stage = Failing(problem)
 
     def fail_to_store(self, entry: OpenEpoch, problem: str) -> None:
-        """Fail an epoch because of the store."""
+        """Fail an epoch because of a failure of the store."""
         if not isinstance(entry.stage, Failing):
             self._store.failed(entry.epoch, problem)
         self.fail(entry, problem)

@@ -1,8 +1,7 @@
 """The periodic trigger: when the next regular epoch is due.
 
-Due times lie one period apart, from when the fleet began to run. A time that was missed by more than a period is not made up
-for. A trigger is skipped if the store fails or is still busy with an epoch: so the period
-stretches to a multiple of itself.
+Due times are one period apart, starting when the fleet begins to run. Missed due times are not made up for. A trigger is skipped if
+the store fails or is still storing an epoch, so the interval stretches to a multiple of the period.
 """
 
 from snapline.coordinator.leader.leader_state import LeaderState
@@ -12,7 +11,7 @@ class Period:
     """Timer of the periods.
 
     Attributes:
-        next_ns: when the next epoch is due; None: not known.
+        next_ns: time when the next epoch is due; None: not known.
     """
 
     def __init__(self, shared: LeaderState) -> None:
@@ -20,11 +19,11 @@ class Period:
         self.next_ns: int | None = None
 
     def stop(self) -> None:
-        """Stop, as the fleet does not run: the period begins anew when it does."""
+        """Stop, as the fleet does not run; the period restarts when the fleet does."""
         self.next_ns = None
 
     def is_over(self) -> bool:
-        """Return whether an epoch is due: true once for each period."""
+        """Return whether an epoch is due; true once per period."""
         now, period_ns = self._shared.now, self._shared.state.image.period_ns
         if not period_ns:
             return False
@@ -38,7 +37,7 @@ class Period:
         return True
 
     def first_from(self, time_ns: int) -> int | None:
-        """Return the first due time that is not before `time_ns`; None: not known."""
+        """Return the first due time at or after `time_ns`; None: not known."""
         period_ns = self._shared.state.image.period_ns
         if not period_ns or self.next_ns is None or self.next_ns >= time_ns:
             return self.next_ns

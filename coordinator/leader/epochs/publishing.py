@@ -1,7 +1,7 @@
-"""Publishing of complete epochs: the ref is written, then hosts are notified, then the tools that asked for the snapshot.
+"""Publishing of complete epochs: write the ref, then notify the hosts, then the tools that requested the snapshot.
 
-A crash between the operation and the ref leaves a decision without a ref: the next leader publishes it, since the ref's bytes
-follow from the operation. A leader that starts knows nothing of refs, so every complete epoch is published again.
+A crash between the operation and the ref leaves a complete epoch without a ref. The next leader publishes it, since the ref's bytes
+follow from the operation. A new leader does not know which refs exist, so it publishes every complete epoch again.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,11 +22,11 @@ from snapline.messages.host_messages import EndEpoch
 NO_INPUTS: Mapping[str, int] = MappingProxyType({})
 
 PUBLISH_RETRY_NS = 1 * SECOND_NS
-"""Time between two tries: a full disk is not emptied faster."""
+"""Time between two tries: a full disk is not cleared faster."""
 
 
 class Due(msgspec.Struct, frozen=True):
-    """The ref is to be written, from `at_ns` on."""
+    """The ref must be written, at `at_ns` or later."""
 
     at_ns: int
 
@@ -36,7 +36,7 @@ class Publishing(msgspec.Struct, frozen=True):
 
 
 class RefPublisher:
-    """Complete epochs without a ref, as far as known, and the notices of ended epochs."""
+    """Publisher of refs, and of the notices about ended epochs."""
 
     def __init__(
         self, shared: LeaderState, host_sessions: HostSessions, snapshots: Snapshots, store: StoreWatch, lines: Lines
@@ -49,21 +49,21 @@ class RefPublisher:
         self._owed: dict[int, Due | Publishing] = {}
         self._aborts_told = 0
 
-    # ---- questions ------------------------------------------------------------------------------------------------
+    # ---- queries --------------------------------------------------------------------------------------------------
 
     @property
     def owed(self) -> tuple[int, ...]:
-        """Complete epochs without a ref."""
+        """Complete epochs without a ref, as far as known."""
         return tuple(self._owed)
 
     def newest_published(self) -> int:
         """Return the newest epoch that is complete, not condemned, and has its ref; 0 = none."""
         return next((x for x in reversed(self._shared.state.complete_epochs()) if x not in self._owed), 0)
 
-    # ---- what happens ---------------------------------------------------------------------------------------------
+    # ---- events ---------------------------------------------------------------------------------------------------
 
     def on_started(self) -> None:
-        """Start without knowledge of refs; hosts have been sent earlier aborts, or are when they come back."""
+        """Start without knowledge of refs. Earlier aborts are not sent: hosts know them, or receive them when they reconnect."""
         self._owed = {epoch: Due(self._shared.now) for epoch in self._shared.state.complete_epochs()}
         self._aborts_told = self._shared.state.image.aborted
 
@@ -95,10 +95,10 @@ class RefPublisher:
         else:
             self._store.failed(epoch, f"the ref of epoch {epoch} cannot be written: {event.error}", is_news=True)
 
-    # ---- deciding -------------------------------------------------------------------------------------------------
+    # ---- decisions ------------------------------------------------------------------------------------------------
 
     def tell(self) -> None:
-        """Notify hosts of condemned and aborted epochs; answer tools that wait for epochs that had ended before."""
+        """Notify hosts of condemned and aborted epochs; answer tools that wait for epochs that have ended already."""
         image = self._shared.state.image
         for epoch in list(self._owed):
             record = image.epochs.get(epoch)

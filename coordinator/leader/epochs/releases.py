@@ -1,15 +1,16 @@
-"""Releases of complete epochs' outputs: in ascending order, each once for consumers, under any leader.
+"""Releases of complete epochs' outputs: in ascending order, exactly once for consumers, across leaders.
 
-An epoch's turn comes when it has its ref, every lower epoch has an outcome, and every lower complete one is released: several may be
-open at once, and a reader whose place is in epoch 6 would miss outputs of epoch 5 released later. Its release holds its agents'
-outputs beyond its predecessor (`state/lineage.py`); the store keeper reads it from the epoch's checkpoints, and writes it. Then the
-hosts are sent the numbers up to which agents had emitted in that cut, and drop these outputs.
+An epoch may be released when it has its ref, every lower epoch has an outcome, and every lower complete epoch is released. Several
+epochs may be open at once, and a consumer positioned in epoch 6 would miss outputs of epoch 5 that were released later. A release holds
+the outputs that agents have emitted since the epoch's predecessor (`state/lineage.py`). The store keeper reads them from the epoch's
+checkpoints and writes the release. Then the hosts receive the last output number of each agent in that cut, and drop these outputs.
 
-Nothing here survives a leader. The next one releases all complete epochs that it knows again, in order: a release follows from the state and
-the epoch's bytes, and the same one again is success. An epoch whose predecessors are forgotten has been released: nothing that an
-unreleased one needs is forgotten (`pins`). A condemned epoch is not released any more; its outputs are in the next release, or undone.
+Nothing here survives a leader. The next leader releases all known complete epochs again, in order: a release is determined by the state
+and the epoch's bytes, and repeating it succeeds. An epoch whose predecessors are forgotten has been released, since `pins` keeps what an
+unreleased epoch needs. A condemned epoch is not released any more; its outputs are in the next release, or reverted.
 
-Hosts that load a plan's line get its pending outputs with it. So the newest release is sent again under each plan, and on each new stream.
+Hosts that load a plan's recovery line also load its pending outputs. So the newest release is sent again under each plan, and on each new
+stream.
 """
 
 import msgspec
@@ -28,7 +29,7 @@ RELEASE_RETRY_NS = 1 * SECOND_NS
 
 
 class Told(msgspec.Struct, frozen=True):
-    """The newest release: its epoch, and agent → its last input consumed, and output emitted, in it."""
+    """A release: its epoch, and per agent the last input consumed and the last output emitted in it."""
 
     epoch: int
     inputs: dict[str, int] = {}
@@ -36,7 +37,7 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class Releases:
-    """Complete epochs that are not released, as far as known; and whether outputs have readers that follow them."""
+    """Complete epochs that are not released, as far as known, and whether any consumer follows the outputs."""
 
     def __init__(
         self, shared: LeaderState, host_sessions: HostSessions, publisher: RefPublisher, store: StoreWatch
@@ -46,17 +47,17 @@ class Releases:
         self._publisher = publisher
         self._store = store
         self._owed: dict[int, int] = {}
-        """Epoch → not before this time."""
+        """Unreleased epoch → earliest time of its release."""
         self._releasing = 0
-        """The epoch whose release is being written."""
+        """Epoch whose release is being written; 0: none."""
         self._silent: dict[int, dict[str, int]] = {}
-        """Epochs in whose history nothing was ever emitted → their inputs."""
+        """Epoch without any output in its history → its inputs."""
         self._is_watched = False
         self._newest = Told(0)
         self._said = (0, 0)
-        """Plan and epoch of the newest release that was sent to the hosts."""
+        """(plan, epoch) of the newest release that was sent to the hosts."""
 
-    # ---- questions ------------------------------------------------------------------------------------------------
+    # ---- queries --------------------------------------------------------------------------------------------------
 
     @property
     def is_settled(self) -> bool:
@@ -65,23 +66,23 @@ class Releases:
 
     def is_owed_up_to(self, epoch: int) -> bool:
         """Return whether this complete epoch, or a lower one, is not released yet."""
-        return any(owed <= epoch for owed in self._owed)
+        return any(unreleased <= epoch for unreleased in self._owed)
 
     def pins(self) -> int | None:
-        """Return the lowest epoch that a coming release needs; None: any may be forgotten."""
+        """Return the lowest epoch that a future release needs; None: any epoch may be forgotten."""
         state = self._shared.state
         pending = [epoch for epoch in (*state.open_epochs(), *self._owed) if epoch in state.image.epochs]
         return forgettable_below(state.image, pending)
 
     def directives_for(self) -> list[Directive]:
-        """Return the directives for a host that has just come back."""
+        """Return the directives for a host that has just reconnected."""
         watched: list[Directive] = [OutputsWatched(is_watched=True)] if self._is_watched else []
         return [self._directive(), *watched] if self._newest.inputs or self._newest.outputs else watched
 
-    # ---- what happens ---------------------------------------------------------------------------------------------
+    # ---- events ---------------------------------------------------------------------------------------------------
 
     def on_started(self) -> None:
-        """Start without knowledge of releases: all complete epochs are owed."""
+        """Start without knowledge of releases: all complete epochs are released again."""
         self._owed = dict.fromkeys(self._shared.state.complete_epochs(), self._shared.now)
 
     def on_completed(self, epoch: int) -> None:
@@ -89,12 +90,12 @@ class Releases:
         self._owed[epoch] = self._shared.now
 
     def on_published(self, event: EpochPublished) -> None:
-        """Note a published epoch that is known to have nothing to release."""
+        """Note a published epoch that has no outputs."""
         if not event.error and event.outputs == {}:
             self._silent[event.epoch] = event.inputs
 
     def on_readers_changed(self, event: OutputReadersChanged) -> None:
-        """Notify hosts when outputs gain or lose readers that follow them: with readers, hosts request epochs."""
+        """Notify hosts when the first consumer begins to follow outputs, or the last one leaves: with consumers, hosts request epochs."""
         if event.is_watched != self._is_watched:
             self._is_watched = event.is_watched
             self._shared.send(self._host_sessions.all_sessions(), OutputsWatched(event.is_watched))
@@ -130,10 +131,10 @@ class Releases:
         record = self._shared.state.image.epochs.get(epoch)
         return record is not None and record.status == COMPLETE
 
-    # ---- deciding -------------------------------------------------------------------------------------------------
+    # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Release the next epoch, if its turn has come, and send the newest release."""
+        """Release the next epoch if it may be, and send the newest release to the hosts."""
         if self._newest.epoch and not self._is_complete(self._newest.epoch):
             self._go_back()
         self._drop_condemned()
@@ -142,7 +143,7 @@ class Releases:
         self._tell()
 
     def _go_back(self) -> None:
-        """Forget the newest release, of an epoch that does not count any more, and release the newest complete epoch again."""
+        """Forget the newest release, whose epoch is no longer complete, and release the newest complete epoch again."""
         self._newest = Told(0)
         newest = self._shared.state.newest_complete()
         if newest:
@@ -151,7 +152,7 @@ class Releases:
     def _drop_condemned(self) -> None:
         for epoch in [epoch for epoch in self._owed if epoch != self._releasing and not self._is_complete(epoch)]:
             self._drop(epoch)
-            if epoch not in self._publisher.owed:  # else that is said with the ref
+            if epoch not in self._publisher.owed:  # otherwise the publisher notifies the hosts
                 self._say_condemned(epoch)
 
     def _drop(self, epoch: int) -> None:
@@ -163,14 +164,14 @@ class Releases:
         self._shared.send(self._host_sessions.all_sessions(), EndEpoch(epoch, is_complete=True, reason="condemned"))
 
     def _next(self) -> int:
-        """Return the lowest epoch that is owed, if its turn has come; else 0."""
+        """Return the lowest unreleased epoch if it may be released now, otherwise 0."""
         epoch = min(self._owed, default=0)
         if not epoch or self._releasing or not self._may_be_released(epoch):
             return 0
         return epoch if all(opened > epoch for opened in self._shared.state.open_epochs()) else 0
 
     def _may_be_released(self, epoch: int) -> bool:
-        """Return whether it has its ref, and a release that failed is long enough ago."""
+        """Return whether the epoch has its ref, and the retry delay after a failed release is over."""
         return epoch not in self._publisher.owed and self._owed[epoch] <= self._shared.now
 
     def _release(self, epoch: int) -> None:

@@ -1,7 +1,7 @@
 """Retention of epochs: the newest ones are kept, and unreferenced data in the store is deleted.
 
-Old epochs are forgotten by the log first, then their files are deleted. A sweep finds the rest of aborted epochs, and of
-those whose files were not deleted because of a crash.
+The log forgets old epochs first, then their files are deleted. A sweep deletes data of aborted epochs, and files that were left behind
+by a crash.
 """
 
 from snapline.coordinator.leader.epochs.open_epochs import OpenEpochs
@@ -14,17 +14,17 @@ from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import OPEN, RUNNING, VOID, OperationResult
 
 FORGET_AT_ONCE = 5
-"""Number of old epochs that are forgotten at a time: one entry of the log and one pass over the directories for all of them."""
+"""Number of old epochs that are forgotten at a time: they share one log entry and one pass over the directories."""
 
 SETTLED_EPOCHS = 1000
-"""Number of epochs after a plan's beginning until no undone turn is awaited any more: far more than were between its line and the
-failure, so all undone work has been done again."""
+"""Number of epochs after a plan's beginning until undone turns are not expected any more. Far fewer epochs lie between a recovery line and
+its failure, so all undone work has been redone by then."""
 
 SWEEP_NS = 30 * SECOND_NS
-"""Time between two sweeps of the store while epochs abort; each lists its directories."""
+"""Time between two sweeps while epochs abort; each sweep lists the store's directories."""
 
 SWEEP_IDLE_NS = 600 * SECOND_NS
-"""Time between two sweeps otherwise: finds late writes of a host that was thought dead."""
+"""Time between two sweeps otherwise: they delete late writes of hosts that were presumed dead."""
 
 
 class Retention:
@@ -64,9 +64,9 @@ class Retention:
         self._sweep()
 
     def _forget(self) -> None:
-        spared = dict.fromkeys((*self._stop_question.epochs_read, *self._publisher.owed))
-        wanted = dict.fromkeys((*self._old(), *self._void()))  # some are both
-        old = tuple([epoch for epoch in wanted if epoch not in spared])
+        needed = dict.fromkeys((*self._stop_question.epochs_read, *self._publisher.owed))
+        candidates = dict.fromkeys((*self._old(), *self._void()))  # a dict: some epochs are in both
+        old = tuple([epoch for epoch in candidates if epoch not in needed])
         if old and self._shared.state.phase == RUNNING:
             self._shared.propose("forget", op.ForgetEpochs(old))
 
@@ -81,17 +81,17 @@ class Retention:
         return [epoch for epoch, record in state.image.epochs.items() if record.status != OPEN and epoch < end]
 
     def _void(self) -> list[int]:
-        """Return the void epochs to forget. A release needs them to revert outputs; once a later epoch is released none does."""
+        """Return the void epochs to forget. Releases need them to revert outputs, until a later epoch is released."""
         newest, records = self._shared.state.newest_complete(), self._shared.state.image.epochs
         if self._releases.is_owed_up_to(newest):
             return []
         return [epoch for epoch, record in records.items() if record.status == VOID and epoch < newest]
 
     def _sweep(self) -> None:
-        """Delete data that can belong to no epoch any more.
+        """Delete data that belongs to no epoch.
 
-        Sweeps are slow and wait for each other: manifests may be written and refs published before one is carried out. So its
-        lists are the log's, not this leader's: epochs that are complete, open or not begun yet at its request are spared.
+        Sweeps are slow and run one at a time, so manifests and refs may be written before a sweep starts. So its lists come from
+        the log, not from this leader: epochs that are complete, open or not begun when it is requested are kept.
         """
         image, now = self._shared.state.image, self._shared.now
         if image.aborted != self._aborts_seen:
@@ -105,7 +105,7 @@ class Retention:
         self._sweep_logs()
 
     def _sweep_logs(self) -> None:
-        """Delete log entries of inputs that all kept epochs hold as consumed, and of turns that have ended in all of them."""
+        """Delete log entries of inputs and turns that are consumed, or ended, in all kept epochs."""
         state = self._shared.state
         epochs = {epoch: state.image.epochs[epoch].root for epoch in state.complete_epochs()}
         plan = state.plan

@@ -1,6 +1,6 @@
-"""Snapshot requests of tools: each has a number, and is answered when the epoch that is its snapshot has its outcome.
+"""Snapshot requests of tools. Each has a number, and is answered when its epoch has an outcome.
 
-All that wait when an epoch begins share it. They wait for its number first, since the log chooses that.
+All requests that wait when an epoch begins share it. First they wait for the epoch's number, which the log assigns.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ class Snapshots:
 
     @property
     def count(self) -> int:
-        """Number of requests that want an epoch to begin."""
+        """Number of requests that wait for an epoch to begin."""
         return len(self._requests)
 
     @property
@@ -50,7 +50,7 @@ class Snapshots:
         self._assigned, self._requests = self._requests, []
 
     def on_begin_ended(self, result: OperationResult | None) -> None:
-        """Take the result of BeginEpoch: the assigned requests wait for that epoch, or for another to begin."""
+        """Take the result of BeginEpoch: the assigned requests wait for that epoch or, if it was refused, for another one."""
         requests, self._assigned = self._assigned, []
         if result is None or result.is_refused:
             self._requests = requests + self._requests
@@ -63,14 +63,14 @@ class Snapshots:
         self._requests = []
 
     def answer(self, epoch: int, *, is_complete: bool, reason: str) -> None:
-        """Answer the requests of an epoch that has its outcome, once the hosts have been sent it."""
+        """Answer the requests for an epoch whose outcome has been sent to the hosts."""
         record = self._shared.state.image.epochs.get(epoch)
         root = record.root if record is not None and is_complete else ""
         for request in self._waiting.pop(epoch, []):
             self._shared.out.append(AnswerSnapshot(request, epoch, is_complete, reason, root))
 
     def refuse(self, reason: str) -> None:
-        """Refuse all requests that want an epoch to begin."""
+        """Refuse all requests that wait for an epoch to begin."""
         requests, self._requests = self._requests, []
         for request in requests:
             self._shared.out.append(AnswerSnapshot(request, 0, False, reason, ""))

@@ -1,15 +1,15 @@
 """The store's health as the leader sees it: results of epochs, and hosts' reports on their own checkpoints.
 
-Problem. A store that is full, slow or out of reach must not stop the agents, as long as hosts have memory for waiting data, and epochs
-that can only fail cost the fleet a capture each. So triggers are deferred while the store fails, and tools are shown why.
+Problem. A full, slow or unreachable store must not stop the agents while hosts have memory for waiting data. Epochs that are bound to
+fail would still cost the fleet a capture each. So triggers are deferred while the store fails, and tools show why.
 
-Two sources. *Epochs*: one that could not be stored counts as a failure of the store, its ref on the disk as a success; epochs
-that end for other reasons (a host lost, a plan, an inconsistent cut, a turn that takes too long) say nothing. From these a circuit
-breaker (`storage/store/breaker.py`) decides when the next regular epoch may begin. *Heartbeats*: in logged protocols hosts
-write checkpoints of single agents by themselves, and report in every heartbeat what keeps them from it.
+Two sources. *Epochs*: an epoch that could not be stored counts as a failure of the store, a written ref as a success. Epochs that end
+for other reasons (a lost host, a plan, an inconsistent cut, a long turn) do not count. A circuit breaker (`storage/store/breaker.py`)
+decides from these when the next regular epoch may begin. *Heartbeats*: in logged protocols hosts write checkpoints of single agents
+on their own, and every heartbeat reports a problem with that.
 
-The store is *degraded* while the breaker is open or a host says so. This decides only when a regular epoch
-begins: manual epochs and those before a plan begin at once. Volatile: a new leader assumes a healthy store.
+The store is *degraded* while the breaker is open or a host reports a problem. This only decides when a regular epoch begins: manual
+epochs and those before a plan begin at once. Volatile: a new leader assumes a healthy store.
 """
 
 import msgspec
@@ -21,7 +21,7 @@ from snapline.messages.concerns import Concern
 from snapline.storage.store.breaker import Breaker
 
 LOOK_NS = SECOND_NS // 10
-"""Time between two checks of all heartbeats: they come twice a second, and this core handles thousands of events."""
+"""Time between two checks of all heartbeats. Checking on each of thousands of events would be too much work."""
 
 OK, DEGRADED = "ok", "degraded"
 
@@ -31,10 +31,10 @@ class StoreCondition(msgspec.Struct, frozen=True):
 
     Attributes:
         state: "ok" or "degraded".
-        since_ns: how long it has been degraded; 0 if it is not.
-        reason: the latest failure; "" if it is not degraded.
-        next_try_ns: how long until a regular epoch may begin again; 0: now, or there are none.
-        skipped: triggers deferred since this leader's start because the store failed, and basic checkpoints.
+        since_ns: duration of the degradation; 0 if the store is healthy.
+        reason: the latest failure; "" if the store is healthy.
+        next_try_ns: time until a regular epoch may begin again; 0: now, or there are no regular epochs.
+        skipped: number of triggers and basic checkpoints deferred since this leader's start because the store failed.
     """
 
     state: str = OK
@@ -48,7 +48,7 @@ class StoreWatch:
     """The leader's view of the store, updated by the parts that follow epochs.
 
     Attributes:
-        skipped: regular triggers deferred because the store failed.
+        skipped: number of regular triggers deferred because the store failed.
     """
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, period: Period) -> None:
@@ -57,17 +57,17 @@ class StoreWatch:
         self._period = period
         self._breaker = Breaker()
         self._host_reasons: dict[str, str] = {}
-        """Host → why it cannot store checkpoints of its agents just now."""
+        """Host → why it cannot store checkpoints of its agents now."""
         self._host_since_ns: int | None = None
         self._standing: dict[str, int] = {}
-        """Host whose agents are paused since nothing more can wait for the store there → since when."""
+        """Host whose agents are paused because its memory for unstored data is full → time since when."""
         self._look_ns = 0
         self._is_reported = False
-        """True if the log has the warning that the store is degraded."""
+        """True if a warning that the store is degraded was logged."""
         self._told_ns = 0
         self.skipped = 0
 
-    # ---- what happens to epochs -----------------------------------------------------------------------------------
+    # ---- results of epochs ----------------------------------------------------------------------------------------
 
     def allows(self) -> bool:
         """Return whether a regular epoch may begin now."""
@@ -93,10 +93,10 @@ class StoreWatch:
         self._breaker.succeeded(epoch)
 
     def ended(self, epoch: int) -> None:
-        """Note that the epoch is aborted; if the store was the reason, `failed` came first."""
+        """Note that the epoch is aborted; if the store was the reason, `failed` was called first."""
         self._breaker.ended(epoch)
 
-    # ---- what is said of it ---------------------------------------------------------------------------------------
+    # ---- reports --------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
         """Check the heartbeats; log once when the store degrades, and once when it has recovered."""
@@ -121,7 +121,7 @@ class StoreWatch:
         return session is not None and session.heartbeat.storing > 0
 
     def condition(self) -> StoreCondition:
-        """Return the store's condition; the first trigger that finds the breaker ready is the next try."""
+        """Return the store's condition. The next try is the first periodic trigger after the breaker's delay."""
         skipped = self.skipped + sum(x.heartbeat.put_off for x in self._sessions())
         if not self.is_degraded:
             return StoreCondition(skipped=skipped)
@@ -133,12 +133,12 @@ class StoreWatch:
 
     def concerns(self) -> list[Concern]:
         """Return the hosts whose agents are paused."""
-        found = []
+        concerns = []
         for host, since_ns in self._standing.items():
             lasts_ns = self._shared.now - since_ns
             text = f"host {host}: no more can wait in memory for the store, and its agents stand still for {lasts_ns / 1e9:.1f} s"
-            found.append(Concern("memory", (host,), lasts_ns, text))
-        return found
+            concerns.append(Concern("memory", (host,), lasts_ns, text))
+        return concerns
 
     @property
     def is_degraded(self) -> bool:
@@ -158,6 +158,6 @@ class StoreWatch:
         self._standing = {
             x.host: self._standing.get(x.host, self._shared.now) for x in sessions if x.heartbeat.is_standing
         }
-        found = {x.host: x.heartbeat.store_problem for x in sessions}
-        self._host_reasons = {host: f"host {host}: {problem}" for host, problem in found.items() if problem}
+        problems = {x.host: x.heartbeat.store_problem for x in sessions}
+        self._host_reasons = {host: f"host {host}: {problem}" for host, problem in problems.items() if problem}
         self._host_since_ns = (self._host_since_ns or self._shared.now) if self._host_reasons else None

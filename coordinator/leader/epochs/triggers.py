@@ -1,8 +1,8 @@
-"""Triggers of epochs: the period is over, or a tool asks. The mode decides on other triggers.
+"""Triggers of epochs: the period is over, or a tool requests a snapshot. The mode decides on other triggers.
 
-A slow or failing store never stops the agents. While an epoch is being stored a trigger that comes is skipped, so the period
-stretches to the store's speed. When epochs fail because of the store, `store_watch.py` says when the next trigger counts.
-Manual epochs, and those for a recovery, begin at once.
+A slow or failing store never stops the agents. Triggers are skipped while an epoch is being stored, so the interval adapts to the
+store's speed. When epochs fail because of the store, `store_watch.py` decides when the next trigger counts. Manual epochs, and those for
+a recovery, begin at once.
 """
 
 from snapline.coordinator.leader.departures import Departures
@@ -21,19 +21,19 @@ from snapline.coordinator.state.fleet_records import RUNNING, OperationResult
 from snapline.messages.host_messages import WantEpoch
 
 EARLY_NS, EARLY_FACTOR = 10_000_000, 2
-"""Shortest time between two epochs that begin because a client waits, and as a multiple of the time the last one took."""
+"""Shortest time between two early epochs (a client waits): in nanoseconds, and as a multiple of the last epoch's duration."""
 
 OVERDUE_NS, AGAIN_NS = 1 * SECOND_NS, 1 * SECOND_NS
-"""A host that has waited for an epoch for OVERDUE_NS, and repeated its request within AGAIN_NS (or thrice an epoch), may wait for a
-line that other agents hold back: those at rest that have not checkpointed their last work. Matters where agents checkpoint by themselves."""
+"""A request is overdue if a host has wanted an epoch for OVERDUE_NS and repeated the request within AGAIN_NS (or three times an epoch's
+duration). Where agents checkpoint on their own, idle agents without a checkpoint of their last work may hold back the recovery line."""
 
 
 class Triggers:
-    """Checks whether an epoch is to begin.
+    """Decides whether an epoch begins now.
 
     Attributes:
-        skipped: triggers that came while an epoch was being stored, four were open, another one was about to begin, or the
-            store failed.
+        skipped: number of triggers that came while an epoch was being stored or about to begin, while four were open, or
+            while the store failed.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class Triggers:
         self._is_held = False
         self._is_wanted = False
         self._waits: dict[str, tuple[int, int]] = {}
-        """Host → time since which it has wanted an epoch, and time of its last request."""
+        """Host → (time since it wants an epoch, time of its last request)."""
         self._end_ns: int | None = None
-        """Time since which an epoch is wanted that may be the fleet's last one."""
+        """Time since when the fleet's end waits for an epoch; None: it does not."""
         self._early_ns = 0
         self.skipped = 0
 
     def on_plan_judged(self, *, is_wanted: bool) -> None:
-        """Set whether a plan is wanted: a logged fleet then begins no other epoch than the plan's."""
+        """Set whether a plan is wanted: a logged fleet then begins only the plan's epoch."""
         self._is_held = is_wanted
 
     def on_wanted(self, session: HostSession, message: WantEpoch) -> None:
@@ -88,7 +88,7 @@ class Triggers:
         self._modes.mode.on_begin_ended(result)
 
     def evaluate(self) -> None:
-        """Begin an epoch, if one is wanted and can be."""
+        """Begin an epoch if one is wanted and possible."""
         state = self._shared.state
         if state.phase != RUNNING or self._shared.ending is not None:
             self._period.stop()
@@ -121,7 +121,7 @@ class Triggers:
                     self._snapshots.answer(epoch, is_complete=True, reason=reason)
 
     def _is_due(self) -> bool:
-        """Return whether the period is over and the store can take an epoch; if it cannot, skip the trigger."""
+        """Return whether an epoch is due and the store can take it; count a skipped trigger if it cannot."""
         if not self._period.is_over() or self._moves.is_moving:
             return self._is_early()
         is_allowed = self._store.allows_trigger()
@@ -131,7 +131,7 @@ class Triggers:
         return False
 
     def _is_early(self) -> bool:
-        """Return whether an epoch begins early: a client, a move or the fleet's end waits, and it is not too soon."""
+        """Return whether an epoch may begin early: a client, a move or the fleet's end waits, and the last epoch is long enough ago."""
         is_wanted = self._is_wanted or self._moves.wants_epoch or self._stop_question.wants_epoch
         if not is_wanted or self._shared.now < self._early_ns or self._open_epochs.is_storing:
             return False

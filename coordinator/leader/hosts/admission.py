@@ -1,7 +1,7 @@
-"""Admission of hosts: the probe, and the entry in the log.
+"""Admission of hosts: the store probe, then the log entry.
 
-Nothing is committed for a host that cannot take part. A run that has read its probe is not probed again by this leader, and only one
-new run of a host is probed at a time: the one that came last.
+Nothing is committed for a host that cannot take part. This leader probes each run of a host once. It probes only one new run of a host
+at a time, the latest one.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ from snapline.coordinator.state.fleet_records import ALIVE, HostRecord, Operatio
 from snapline.messages.host_messages import Join, ProbeRead, ReadProbe
 
 PROBE_NS = 10 * SECOND_NS
-"""Time to write or read a probe: a coordinator or host that cannot do so has a store it cannot use."""
+"""Time limit to write or read a probe: a coordinator or host that exceeds it cannot use its store."""
 
 WHAT_MUST_MATCH = "What must be as it was: agents and their classes, protocol, triggers, epoch_timeout_s, log_bytes_max, place, rpo_s, rto_s, and whether there is a stop_when"
 """Text for an unknown difference."""
@@ -31,13 +31,13 @@ GO_ON = "To go on from a snapshot with a changed one: `snapline snapshot fork ID
 
 
 class Admission:
-    """Sessions on their way to being attached. Volatile: hosts come again."""
+    """Sessions that are not attached yet. Volatile: hosts rejoin."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
         self._host_sessions = host_sessions
         self._read_probe: dict[str, str] = {}
-        """Host → the run of it that has read its probe."""
+        """Host → its run that has read a probe."""
 
     # ---- joining --------------------------------------------------------------------------------------------------
 
@@ -66,7 +66,7 @@ class Admission:
         self._shared.out.append(WriteProbe(session.id))
 
     def _on_probed(self, session: HostSession) -> None:
-        """Attach a session that sees the store; first admit a run that the state does not know."""
+        """Attach a session whose host reads the same store; first admit a run that the state does not know."""
         if session.start:
             self._host_sessions.attach(session)
         else:
@@ -156,7 +156,7 @@ class Admission:
         reason = message.error or "it found other bytes"
         if (
             message.may_pass or session.host in self._shared.state.image.hosts
-        ):  # one that had it finds it away, not wrong
+        ):  # a known host had the right store: it is unavailable, not wrong
             self._host_sessions.turn_away(
                 session, f"host {session.host} cannot read the store now: {reason}", is_final=False
             )
@@ -168,7 +168,7 @@ class Admission:
             is_final=True,
         )
 
-    # ---- deciding -------------------------------------------------------------------------------------------------
+    # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
         """Propose admissions again; give up on probes."""
@@ -181,8 +181,8 @@ class Admission:
                 case Admitting():
                     self._propose(session)
                 case Joining(since_ns) if self._shared.now - since_ns >= PROBE_NS:
-                    what = f"the coordinator could not write a probe for host {session.host} in time"
-                    self._give_up(session, what)
+                    problem = f"the coordinator could not write a probe for host {session.host} in time"
+                    self._give_up(session, problem)
                 case Probing(_, _, since_ns) if self._shared.now - since_ns >= PROBE_NS:
                     self._give_up(session, f"host {session.host} did not say what its probe holds")
                 case _:
@@ -197,10 +197,10 @@ def _is_run_of(record: HostRecord, join: Join) -> bool:
 
 
 def _difference(there: Iterable[str], here: Iterable[str]) -> str:
-    """Return what differs between a host's definition and the fleet's, of parts `name=value`; if unknown, what must match."""
+    """Describe how a host's definition differs from the fleet's, by parts `name=value`; if unknown, say what must match."""
     known = {name: value for name, _, value in [part.partition("=") for part in here]}
-    told = [part.partition("=") for part in there]
-    found = [
-        f"{name} ({value} there, {known[name]} here)" for name, _, value in told if known.get(name, value) != value
+    parts = [part.partition("=") for part in there]
+    differences = [
+        f"{name} ({value} there, {known[name]} here)" for name, _, value in parts if known.get(name, value) != value
     ]
-    return f"It differs in {'; '.join(found)}" if found else WHAT_MUST_MATCH
+    return f"It differs in {'; '.join(differences)}" if differences else WHAT_MUST_MATCH

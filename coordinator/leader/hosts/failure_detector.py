@@ -1,17 +1,22 @@
-"""Failure detector: a host is *suspected*, and its loss proposed, when its stream has been broken for 1 s, or at once if nothing was
-heard of it for a second before, or if a peer reports in that time that its link broke too; at once when a launcher reports that the
-process is over, or an operator ends it.
+"""Failure detector: decides that a host is *suspected*, and proposes its loss.
 
-Silence is no loss while the stream is open. User code holds the host's event loop, or its interpreter, and gRPC's own threads answer
-for the process (`channels/options.py`): they break the stream of a dead, frozen or unreachable one 2 s after its last byte. A *busy*
-host is shown as a concern. A thread of its process reports what holds the loop (`HostBusyReported`), also when the stream is gone, as
-after a change of leader: that defers its loss.
+A host is suspected
 
-A suspicion may be wrong: the loss is then committed all the same, the host joins again under its start, and the plan that follows
-makes everything it did meanwhile void.
+- when its stream has been broken for 1 s;
+- at once when its stream breaks after a second of silence;
+- at once when its stream is broken and a peer reports within that second that its link to the host broke too;
+- at once when a launcher reports that the process is over, or an operator ends it.
 
-Deadlines move when this process itself was late: a coordinator that was stopped for ten seconds has heard no host, and that
-is not the hosts' fault.
+Silence alone is no loss while the stream is open, because user code may block the host's event loop or interpreter. gRPC's own threads
+still answer for such a process (`channels/options.py`); they break the stream of a dead, frozen or unreachable process 2 s after its last
+byte. A *busy* host is shown as a concern. A thread of its process reports what blocks the loop (`HostBusyReported`), also without a
+stream, as after a change of leader. Such a report defers the loss.
+
+A suspicion may be wrong. The loss is committed all the same, the host rejoins with its old start, and the next plan discards what it did
+since.
+
+Deadlines are extended when this process itself was late: a coordinator that was paused for ten seconds has received nothing, and its
+hosts are not the cause.
 """
 
 import msgspec
@@ -26,16 +31,16 @@ from snapline.messages.host_messages import Leave, PeerSuspected, TurnedAway
 from snapline.messages.turn_deaths import CAPTURE, STOP_WHEN, TurnDeath
 
 BROKEN_NS = 1 * SECOND_NS
-"""Time for a broken stream to come back: a living host opens it again within 50 to 500 ms."""
+"""Time for a broken stream to be reopened: a living host needs 50 to 500 ms."""
 
 BUSY_NS = 2 * SECOND_NS
-"""Time that a busy report counts: a busy host reports every second, and one report may be lost."""
+"""Validity of a busy report: a busy host reports every second, and one report may be lost."""
 
 RESTART_GRACE_NS = 3 * SECOND_NS
-"""Grace for hosts that were alive when the leader started: their streams have yet to come back."""
+"""Grace for hosts that were alive when the leader started: they must first reconnect."""
 
 DEATHS_SHOWN = 10
-"""Largest number of deaths shown, the latest ones: one is news, hundreds are one defect."""
+"""Number of latest deaths to show: hundreds are likely one defect."""
 
 ENDED = "an operator has ended it"
 
@@ -49,7 +54,7 @@ class Exited(msgspec.Struct, frozen=True):
 
 
 class BusyReport(msgspec.Struct, frozen=True):
-    """Last report of a host's run on what holds its event loop, and its time."""
+    """Last report of a host's run on what blocks its event loop, and its time."""
 
     start: int
     at_ns: int
@@ -58,19 +63,19 @@ class BusyReport(msgspec.Struct, frozen=True):
 
 
 class FailureDetector:
-    """Evidence against hosts. Volatile: a new leader waits for all that the state calls alive."""
+    """Evidence of hosts' failures. Volatile: a new leader gives every host that is alive in the state time to reconnect."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
         self._host_sessions = host_sessions
         self._deadlines: dict[str, int] = {}
-        """Host alive in the state without a session → when it counts as lost."""
+        """Host that is alive in the state but has no session → time when it counts as lost."""
         self._exits: dict[str, Exited] = {}
         self._leaves: dict[str, tuple[int, str]] = {}
         self._peer_suspicions: dict[str, tuple[int, int]] = {}
-        """Host → (start, when): a link to that run broke."""
+        """Host → (start of the run, time) of a broken link that a peer reported."""
         self._heard_ns: dict[str, int] = {}
-        """Host that has a session → when it was last heard of."""
+        """Host with a session → time of its last message."""
         self._busy: dict[str, BusyReport] = {}
 
     def on_started(self) -> None:
@@ -80,7 +85,7 @@ class FailureDetector:
                 self._deadlines[host] = self._shared.now + RESTART_GRACE_NS
 
     def on_peer_suspected(self, message: PeerSuspected) -> None:
-        """Note a broken link to a host. It counts within a second of its stream to us breaking."""
+        """Note a broken link to a host. The report counts if the host's stream to this leader breaks within a second."""
         record = self._shared.state.image.hosts.get(message.host)
         if record is None or record.start != message.host_start or self._is_reported(message.host, record):
             return
@@ -90,7 +95,7 @@ class FailureDetector:
             self._peer_suspicions[message.host] = (message.host_start, self._shared.now)
 
     def on_busy_reported(self, event: HostBusyReported) -> None:
-        """Take the report of a host's thread: its process lives, and something holds its event loop."""
+        """Take a host's report that its process lives and something blocks its event loop."""
         record, now = self._shared.state.image.hosts.get(event.host), self._shared.now
         if record is None or record.instance != event.instance or record.state != ALIVE:
             return
@@ -105,7 +110,7 @@ class FailureDetector:
             self._exits[event.host] = Exited(record.start, event.reason, event.died_in)
 
     def on_end_requested(self, host: str) -> None:
-        """End a host's run for an operator: the host is notified, and does not count any more even if it misses that."""
+        """End a host's run for an operator. The host is notified, and is lost even if it misses the notice."""
         record, session = self._shared.state.image.hosts.get(host), self._host_sessions.session_of(host)
         if record is not None and record.state == ALIVE:
             self._exits[host] = Exited(record.start, ENDED)
@@ -117,7 +122,7 @@ class FailureDetector:
         self._leaves[session.host] = (session.start, message.reason)
 
     def shift(self, late_ns: int) -> None:
-        """Move all times by `late_ns`, by which this process was late: no host is suspected for that."""
+        """Move all times by `late_ns`, the time for which this process did not run."""
         now = self._shared.now
         self._deadlines = {host: deadline + late_ns for host, deadline in self._deadlines.items()}
         self._heard_ns = {host: min(heard_ns + late_ns, now) for host, heard_ns in self._heard_ns.items()}
@@ -138,8 +143,8 @@ class FailureDetector:
         for host, record in self._shared.state.image.hosts.items():
             if record.state != ALIVE:
                 self._count_late(host, record)
-                for known in (self._deadlines, self._leaves, self._exits, self._heard_ns, self._busy):
-                    known.pop(host, None)
+                for by_host in (self._deadlines, self._leaves, self._exits, self._heard_ns, self._busy):
+                    by_host.pop(host, None)
                 continue
             if self._leaves.get(host, (0, ""))[0] == record.start:
                 leaving.append(op.LostHost(host, record.start))
@@ -154,17 +159,17 @@ class FailureDetector:
             self._shared.note("warning", f"lost: {'; '.join(reasons)}")
 
     def _loss_of(self, lost: list[op.LostHost], reasons: list[str]) -> op.LoseHosts:
-        until_ns = self._host_sessions.ran_until_ns({each.host: each.host_start for each in lost})
+        until_ns = self._host_sessions.ran_until_ns({host.host: host.host_start for host in lost})
         return op.LoseHosts(tuple(lost), op.clip("; ".join(reasons)), ran_until_ns=until_ns)
 
     def _died_in(self, host: str, record: HostRecord) -> tuple[TurnDeath, ...]:
-        """Return the turns in which its process has died, if known and not counted yet."""
+        """Return the turns in which the host's process died, if known and not counted yet."""
         exited = self._exits.get(host)
         is_news = exited is not None and exited.start == record.start and record.died != record.instance
         return exited.died_in if exited is not None and is_news else ()
 
     def _count_late(self, host: str, record: HostRecord) -> None:
-        """Propose the turns in which a lost host died, if the loss has none: one entry would not hold those of many hosts at once."""
+        """Propose the turns in which a lost host died, if its loss has none: one log entry cannot hold those of many hosts."""
         died_in = self._died_in(host, record)
         if died_in:
             late = op.LostHost(host, record.start, died_in)
@@ -186,7 +191,7 @@ class FailureDetector:
         return "its stream broke and did not come back" if now >= self._deadlines[host] else ""
 
     def _deadline_of(self, host: str, record: HostRecord) -> int:
-        """Return when a host whose stream has just broken is lost."""
+        """Return the time when a host whose stream has just broken is lost."""
         now = self._shared.now
         if self._is_reported(host, record):
             return self._busy[host].at_ns + BUSY_NS
@@ -196,15 +201,15 @@ class FailureDetector:
         return now + (0 if is_agreed or is_quiet else BROKEN_NS)
 
     def _is_reported(self, host: str, record: HostRecord) -> bool:
-        """Return whether its process has reported within BUSY_NS that it lives."""
+        """Return whether the host's process has reported within BUSY_NS that it lives."""
         report = self._busy.get(host)
         return report is not None and report.start == record.start and self._shared.now - report.at_ns < BUSY_NS
 
-    # ---- for people -------------------------------------------------------------------------------------------------
+    # ---- concerns ---------------------------------------------------------------------------------------------------
 
     def concerns(self) -> list[Concern]:
-        """Return the busy hosts, with the cause, and the messages that kill processes."""
-        found = [_concern_of(death) for death in self._shared.state.image.deaths[-DEATHS_SHOWN:]]
+        """Return the busy hosts with the cause, and the messages whose turns killed processes."""
+        concerns = [_concern_of(death) for death in self._shared.state.image.deaths[-DEATHS_SHOWN:]]
         for host, record in self._shared.state.image.hosts.items():
             busy_ns, what = self._busy_with(host, record) if record.state == ALIVE else (0, "")
             if busy_ns:
@@ -212,11 +217,11 @@ class FailureDetector:
                     f"host {host} is alive, and its agents have stood still for {busy_ns / 1e9:.1f} s: "
                     f"{what or 'something holds its event loop; its log says what, as soon as it can'}"
                 )
-                found.append(Concern("busy", (host,), busy_ns, text))
-        return found
+                concerns.append(Concern("busy", (host,), busy_ns, text))
+        return concerns
 
     def _busy_with(self, host: str, record: HostRecord) -> tuple[int, str]:
-        """Return how long it has been busy, and with what, as far as known."""
+        """Return how long the host has been busy, and with what, as far as known."""
         session = self._host_sessions.session_of(host)
         quiet_ns = 0 if session is None else self._host_sessions.quiet_ns(session)
         if self._is_reported(host, record) and (session is None or quiet_ns >= QUIET_NS):
@@ -227,10 +232,10 @@ class FailureDetector:
 
 def _concern_of(death: TurnDeath) -> Concern:
     is_set_aside = death.times > death.limit
-    then = "this has no turn any more, and is a dead letter" if is_set_aside else "this is tried again"
+    consequence = "this has no turn any more, and is a dead letter" if is_set_aside else "this is tried again"
     if death.what == STOP_WHEN:
-        then = "the fleet fails" if is_set_aside else "it is asked again"
+        consequence = "the fleet fails" if is_set_aside else "it is asked again"
     elif death.what == CAPTURE:
-        then = "this is not tried any more, and no epoch completes" if is_set_aside else "this is tried again"
+        consequence = "this is not tried any more, and no epoch completes" if is_set_aside else "this is tried again"
     agents = (death.agent,) if death.agent else ()
-    return Concern("killer", (), 0, f"{death.sentence()}: {then}", agents)
+    return Concern("killer", (), 0, f"{death.sentence()}: {consequence}", agents)

@@ -1,7 +1,7 @@
-"""Removal of hosts: a host that is lost or has left, and has no agents, is forgotten after ten minutes, or when an operator says so.
+"""Removal of hosts: a lost or departed host without agents is forgotten after ten minutes, or when an operator requests it.
 
-An operator's request may come too early, while agents are still placed there or the log is slow. So it is proposed again for some
-seconds, and the answer has the result.
+An operator's request may come while agents are still placed on the host, or the log is slow. The removal is then proposed again for some
+seconds before the request is answered.
 """
 
 import msgspec
@@ -12,10 +12,10 @@ from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE
 
 FORGET_NS = 600 * SECOND_NS
-"""Time that a host that is over is shown: enough to see in `status` what happened."""
+"""Time that a lost or departed host stays in `status`, so that operators see what happened."""
 
 REFUSE_NS = 5 * SECOND_NS
-"""Time limit for an operator's request: an entry of the log takes milliseconds."""
+"""Time limit for an operator's request: a log entry takes milliseconds."""
 
 
 class OperatorRequest(msgspec.Struct, frozen=True):
@@ -31,7 +31,7 @@ class HostRemoval:
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
         self._over_ns: dict[str, int] = {}
-        """Host that is over and has no agents → since when, as this leader saw it."""
+        """Lost or departed host without agents → time since when, as seen by this leader."""
         self._asked: dict[int, OperatorRequest] = {}
         """Operators' requests, by number."""
 
@@ -40,7 +40,7 @@ class HostRemoval:
         self._asked[event.request] = OperatorRequest(event.host, self._shared.now)
 
     def evaluate(self) -> None:
-        """Propose to forget hosts that have been over for FORGET_NS, or are named by an operator; answer operators."""
+        """Propose to forget hosts after FORGET_NS, or at an operator's request; answer operators."""
         state, now = self._shared.state, self._shared.now
         for request, asked in list(self._asked.items()):
             self._follow(request, asked)

@@ -1,14 +1,14 @@
-"""Sessions of hosts: their streams, and the stages of these.
+"""Sessions of hosts: their streams and the stages of each.
 
 A host's stream (a *session*) goes through the stages
 
-    Joining      Join arrived; a fresh file is being written into the store
-    Probing      the host must report its content. Two hosts with different directories behind one --store would else make
-                 checkpoints that cannot be restored
-    Admitting    it has read the probe; AdmitHost is pending, unless this run of the host is known
-    Attached     gets directives, counts for plans
+    Joining      Join arrived; a fresh probe file is being written into the store
+    Probing      the host must report the probe's content. Without this check, hosts whose --store names different directories would
+                 make checkpoints that cannot be restored
+    Admitting    the host has read the probe; AdmitHost is pending, unless this run of the host is known
+    Attached     the host receives directives and may be part of plans
 
-A session of a run replaces the one before it; a session of a newer run ends the older run (G9). `admission.py` decides on
+A new session of a run replaces its older session; a session of a newer run ends the older run (G9). `admission.py` decides on
 admission, `failure_detector.py` on loss.
 """
 
@@ -22,19 +22,20 @@ from snapline.coordinator.state.fleet_records import ALIVE
 from snapline.messages.host_messages import Finish, Heartbeat, Join, Roster, RosterEntry, TurnedAway, Welcome
 
 ASKED_MAX = 4
-"""Largest number of hosts asked for the fleet's definition at a time: if one is slow or dies, another has sent it. To send and to receive it
-takes half a second each with a hundred thousand agents. If all hosts were asked, none would be heard in time, and each would rejoin forever."""
+"""Largest number of hosts asked for the fleet's definition at a time, so that one slow or dead host does not matter. With a hundred thousand
+agents, sending and receiving a definition takes half a second each. If all hosts sent it, their sessions would time out and they would
+rejoin forever."""
 
 
 QUIET_NS = 1 * SECOND_NS
-"""Silence after which a host is busy (two missed heartbeats): its event loop does not run. It is not dead while its stream is open."""
+"""Silence after which a host counts as busy (two missed heartbeats): its event loop is blocked, but its stream is open."""
 
 DEFINING_NS = 10 * SECOND_NS
-"""Silence of a host that was asked for the fleet's definition, after which another one is asked."""
+"""Silence of a host that was asked for the fleet's definition, after which another host is asked."""
 
 
 class Joining(msgspec.Struct):
-    """Stage: the session waits for its probe, since `since_ns`."""
+    """Stage: the probe is being written, since `since_ns`."""
 
     since_ns: int
 
@@ -52,7 +53,7 @@ class Admitting(msgspec.Struct, frozen=True):
 
 
 class Attached(msgspec.Struct):
-    """Stage: attached. Times when the host was last heard of, and last heard of again after it had been quiet."""
+    """Stage: attached. `heard_ns`: time of the host's last message; `woken_ns`: time of its last message after a quiet period."""
 
     heard_ns: int
     woken_ns: int = 0
@@ -63,8 +64,9 @@ class HostSession(msgspec.Struct):
 
     Attributes:
         start: host start; 0 before a new run is admitted.
-        heartbeat, beaten_ns: its last heartbeat, and when that came.
-        is_asked: for the fleet's definition.
+        heartbeat: the host's last heartbeat.
+        beaten_ns: time of the last heartbeat.
+        is_asked: the host was asked for the fleet's definition.
     """
 
     id: int
@@ -82,27 +84,27 @@ class HostSession(msgspec.Struct):
 
 
 class HostSessions:
-    """The sessions. Volatile: rebuilt from the hosts' messages."""
+    """All sessions. Volatile: rebuilt from the hosts' messages."""
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
         self._sessions: dict[int, HostSession] = {}
         self._current: dict[str, HostSession] = {}
-        """Host → the session of the run that the state knows."""
+        """Host → session of the run that the state knows."""
         self._roster: Roster | None = None
         self._newly_attached: list[HostSession] = []
         self._seen: dict[str, int] = {}
-        """Hosts that have had a stream to this leader → their start."""
+        """Host that has had a stream to this leader → its start."""
         self._led_until_ns = 0
 
     def on_started(self) -> None:
-        """Note the time of the log's last entry, which is of the leader before this one."""
+        """Note the time of the log's last entry, which a previous leader proposed."""
         self._led_until_ns = self._shared.state.image.now_ns
 
-    # ---- questions ------------------------------------------------------------------------------------------------
+    # ---- queries --------------------------------------------------------------------------------------------------
 
     def session(self, number: int) -> HostSession | None:
-        """Return the session, if it is the current one of a run that the state knows."""
+        """Return the session if it is its host's current one."""
         session = self._sessions.get(number)
         return session if session is not None and self._current.get(session.host) is session else None
 
@@ -119,7 +121,7 @@ class HostSessions:
         return self._current.get(host)
 
     def attached_session(self, host: str) -> HostSession | None:
-        """Return the session of a host that is attached and, for the state, alive."""
+        """Return the session of a host that is attached, and alive in the state."""
         session = self._current.get(host)
         if session is None or not isinstance(session.stage, Attached):
             return None
@@ -141,27 +143,27 @@ class HostSessions:
         return tuple([session.id for session in self._current.values() if isinstance(session.stage, Attached)])
 
     def heartbeats(self) -> dict[str, Heartbeat]:
-        """Host → its last heartbeat, of those that have a stream."""
+        """Return the last heartbeat of each host that has a stream."""
         return {host: session.heartbeat for host, session in self._current.items()}
 
     def ran_until_ns(self, hosts: Mapping[str, int]) -> int:
-        """Return the wall-clock time until which any of these runs of hosts (by start) is known to have worked; 0: until now.
+        """Return the latest wall-clock time when any of these host runs (host → start) is known to have worked; 0: until now.
 
-        Runs that this leader has never heard may have ended with the leader before it.
+        Runs that never had a stream to this leader may have ended under the previous one.
         """
         return 0 if any(self._seen.get(host) == start for host, start in hosts.items()) else self._led_until_ns
 
     def take_newly_attached(self) -> list[HostSession]:
-        """Return the sessions that were attached since the last call: they are to be greeted."""
+        """Return the sessions attached since the last call, which need the present directives."""
         sessions, self._newly_attached = self._newly_attached, []
         return sessions
 
     def quiet_ns(self, session: HostSession) -> int:
-        """Return how long nothing has been heard of it."""
+        """Return the time since the session's last message."""
         return self._shared.now - session.stage.heard_ns if isinstance(session.stage, Attached) else 0
 
     def log_bytes(self) -> int:
-        """Return the size of the sender logs in memory of the host with the most."""
+        """Return the largest size of sender logs in memory on any host."""
         return max([session.heartbeat.log_bytes for session in self._current.values()], default=0)
 
     @property
@@ -169,7 +171,7 @@ class HostSessions:
         """Return whether no stream is open."""
         return not self._sessions
 
-    # ---- streams that come and go ---------------------------------------------------------------------------------
+    # ---- opening and closing --------------------------------------------------------------------------------------
 
     def open(self, number: int, join: Join) -> HostSession:
         """Open a session for the first message of a stream."""
@@ -177,7 +179,7 @@ class HostSessions:
         return session
 
     def take_place(self, session: HostSession, start: int) -> None:
-        """Make it the current session of its host, with run `start`; close the older one."""
+        """Make `session` the current one of its host, for run `start`; close the older one."""
         older = self._current.pop(session.host, None)
         if older is not None:
             if older.join.instance != session.join.instance:
@@ -188,7 +190,7 @@ class HostSessions:
         self._current[session.host] = session
 
     def attach(self, session: HostSession) -> None:
-        """Attach the session: the host takes part from here on."""
+        """Attach the session: the host takes part from now on."""
         session.stage = Attached(self._shared.now)
         self._seen[session.host] = session.start
         self._welcome(session)
@@ -216,7 +218,7 @@ class HostSessions:
         self._close(session)
 
     def send_off(self, session: HostSession) -> None:
-        """Send Finish to a run that had no part in the fleet, which has ended, and close the session."""
+        """Send Finish to a run that joins after the fleet's end, and close the session."""
         image = self._shared.state.image
         self._shared.send((session.id,), Finish(image.outcome_epoch, image.outcome, image.ending))
         self._close(session)
@@ -235,10 +237,10 @@ class HostSessions:
         if self._current.get(session.host) is session:
             del self._current[session.host]
 
-    # ---- signs of life --------------------------------------------------------------------------------------------
+    # ---- heartbeats -----------------------------------------------------------------------------------------------
 
     def on_heard(self, session: HostSession) -> None:
-        """Note a message, of any kind, as a sign of life."""
+        """Note the time of a message of any kind."""
         if isinstance(session.stage, Attached):
             if self.quiet_ns(session) >= QUIET_NS:
                 session.stage.woken_ns = self._shared.now
@@ -249,7 +251,7 @@ class HostSessions:
         session.heartbeat, session.beaten_ns = message, self._shared.now
 
     def shift(self, late_ns: int) -> None:
-        """Move all times by `late_ns`, by which this process was late: no host was silent for that."""
+        """Move all times by `late_ns`, the time for which this process did not run."""
         now = self._shared.now
         for session in self._sessions.values():
             match session.stage:
@@ -262,7 +264,7 @@ class HostSessions:
                 case Admitting():
                     pass
 
-    # ---- deciding -------------------------------------------------------------------------------------------------
+    # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
         """Follow the state, and send the roster."""
@@ -274,7 +276,7 @@ class HostSessions:
             self._shared.send(self.all_sessions(), roster)
 
     def _ask_others(self) -> None:
-        """Ask other hosts for the definition: those that were asked may be gone."""
+        """Ask further hosts for the definition: those asked before may be gone."""
         for session in self._current.values() if self._asks_more() else ():
             if isinstance(session.stage, Attached) and not session.is_asked and self._asks_more():
                 self._welcome(session)
@@ -285,7 +287,7 @@ class HostSessions:
         return Roster(tuple([RosterEntry(host, x.address, x.start) for host, x in hosts if x.state == ALIVE]))
 
     def _drop_lost_sessions(self) -> None:
-        """Close sessions whose run is over for the state: they have to join again."""
+        """Close sessions whose run is over in the state: these hosts must rejoin."""
         hosts = self._shared.state.image.hosts
         for host, session in list(self._current.items()):
             record = hosts.get(host)

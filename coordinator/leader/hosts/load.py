@@ -1,17 +1,17 @@
-"""Load of agents, host by host, from heartbeats: for the placement of agents that must move.
+"""Load per agent and host, measured from heartbeats, for the placement of agents that must move.
 
 Theory of operation
 -------------------
-A host counts the turns that its agents have taken. Two of these numbers, under one plan and so of one run of the host, give the average
-turns of an agent there in a second; only while the fleet runs, since no agent works otherwise. An agent at rest weighs something too,
-its memory, as much as one turn in a second.
+A host counts the turns that its agents have taken. The difference of two counts under one plan gives the average turns per agent and
+second. Counts are taken only while the fleet runs, since no agent works otherwise. An idle agent uses memory, so it weighs as much as
+one turn per second.
 
 Invariants:
 
-1. Measures belong to the present plan: under another one other agents are there.
-2. All hosts of the plan are measured, or none counts: half of a comparison would send agents to the hosts that were not measured.
-3. Nothing is decided here. Weights go into the plan's entry, and every replica places by that entry alone; a leader that has just been
-   elected has measured nothing, and places by numbers of agents.
+1. Measures belong to the present plan, because another plan places agents differently.
+2. If any host of the plan is not measured, none counts: otherwise agents would move to the unmeasured hosts.
+3. Nothing is decided here. Weights go into the plan's log entry, and every replica places by that entry alone. A new leader has no
+   measures, so it places by numbers of agents.
 """
 
 from collections import Counter
@@ -23,24 +23,24 @@ from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state.fleet_records import RUNNING
 
 LEAST_NS = 2 * SECOND_NS
-"""Shortest time to measure: some heartbeats."""
+"""Shortest measuring time: some heartbeats."""
 
 WINDOW_NS = 30 * SECOND_NS
-"""Age after which work does not count any more; twice that at most."""
+"""Length of the measuring window; work counts for at most twice this time."""
 
 AT_REST, WEIGHT_MAX = 10, 10_000
-"""Weight of an idle agent, in tenths of a turn in a second; and of one with a thousand turns. Two bytes for each host of a plan."""
+"""Weights of an idle agent and of one with a thousand turns per second, in tenths of a turn per second. Weights fit into two bytes."""
 
 
 class _Mark(msgspec.Struct, frozen=True):
-    """Number of turns that a host had taken at some time."""
+    """A host's turn count at one time."""
 
     at_ns: int
     turns: int
 
 
 class _Measure(msgspec.Struct):
-    """Marks of a host: the beginning of the window and of the next one, and the latest."""
+    """Marks of a host: start of the present window, start of the next window, and the latest."""
 
     first: _Mark
     second: _Mark
@@ -53,7 +53,7 @@ class Loads:
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
         self._plan = 0
-        """The plan under which all of this was measured."""
+        """Plan under which the measures were taken."""
         self._measures: dict[str, _Measure] = {}
 
     def on_heartbeat(self, session: HostSession) -> None:
@@ -73,13 +73,13 @@ class Loads:
             measure.first, measure.second = measure.second, mark
 
     def weights(self) -> tuple[int, ...]:
-        """Return the weight of an agent of each host of the plan, in their order; empty: not known, or all the same."""
+        """Return the weight per agent for each host of the plan, in the plan's order; empty: unknown, or all equal."""
         state, plan = self._shared.state, self._shared.state.plan
         if plan is None or self._plan != plan.number:
             return ()
         agents = Counter(record.host for _, record in state.living_agents())
-        found = [self._weight(host, agents[host]) for host in plan.hosts]
-        return () if None in found or len(set(found)) == 1 else tuple([weight for weight in found if weight])
+        weights = [self._weight(host, agents[host]) for host in plan.hosts]
+        return () if None in weights or len(set(weights)) == 1 else tuple([weight for weight in weights if weight])
 
     def _weight(self, host: str, agents: int) -> int | None:
         """Return the weight; None: the host was not measured for long enough."""

@@ -1,21 +1,21 @@
 """Partitions between hosts that all reach the coordinator: which hosts to evict.
 
 The problem. Two hosts that cannot reach each other keep their heartbeats, so neither is suspected; but markers and messages
-between them wait, and no epoch completes. Hosts name in every heartbeat the hosts of their plan that they have no link to,
-since when, and whether anything waits for it. That is level-triggered: one that is late, lost or repeated does no harm, and a
-new leader knows as much half a second after the host is back on its stream. A link that nothing waits for is left alone.
+between them wait, and no epoch completes. In every heartbeat a host names the hosts of its plan to which it has no link, since when,
+and whether anything waits for the link. These reports are level-triggered: a late, lost or repeated one is harmless, and a new leader
+knows all cuts half a second after the hosts reconnect. A link that nothing waits for is ignored.
 
-The decision. When something has waited for a link for CUT_NS since it broke (and it is found broken after a silence as long),
-hosts are evicted until every such pair has lost one: each time the host that is cut from more others, on a tie the one with
-the larger id, none twice within the rejoin grace. Pairs cut a little later count in that comparison: a host
-that lost all its links lost them within a heartbeat or so. The agents of an evicted host are placed elsewhere
-(`standby_hosts.py`), so the fleet goes on even if the cut lasts forever.
+The decision. When something has waited for a link for CUT_NS since it broke (detecting the break takes as long again), hosts are evicted
+until every such pair has lost one. Each time the host that is cut from more others is evicted; on a tie, the one with the larger id. No
+host is evicted twice within the rejoin grace. Pairs that were cut slightly later (COUNTED_NS) count in that comparison, since a host that
+loses all links loses them within about a heartbeat. The agents of an evicted host are placed elsewhere (`standby_hosts.py`), so the fleet
+continues even if the cut is permanent.
 
-A host that is quiet is busy (`failure_detector.py`): it does not answer when its peers open links, and its own reports are old.
-Its links count from when it is heard of again.
+A quiet host is busy (`failure_detector.py`): it does not answer when its peers open links, and its own reports are old. Its links count
+from its next message.
 
-While a plan is being applied links are not all there yet: a cut counts from when the fleet runs, and a second later for every
-ten thousand agents, whose first turns come before anything else that their hosts do.
+While a plan is being applied, links are still being opened. So a cut counts from when the fleet runs, plus one second for every ten
+thousand agents, whose first turns occupy their hosts.
 """
 
 import msgspec
@@ -27,16 +27,16 @@ from snapline.coordinator.state.fleet_records import RUNNING, PlanRecord
 from snapline.messages.concerns import Concern
 
 CUT_NS = 2 * SECOND_NS
-"""Time until a cut leads to evictions, as long as it takes to find a stream broken. With that before it, and a plan after, three suffice."""
+"""Time until a cut leads to evictions: as long as the detection of a broken stream."""
 
 AGENTS_A_SECOND = 10_000
-"""Number of agents whose first turns take their hosts a second, together: links are made after them."""
+"""Number of agents whose first turns together take a second; links are opened after these turns."""
 
 COUNTED_NS = CUT_NS // 2
-"""Time after which a cut pair counts in the choice of the host to evict."""
+"""Age from which a cut pair counts in the choice of the host to evict."""
 
 SHOWN_NS = SECOND_NS
-"""Time until a cut is shown: a broken link is back within half of it, if the network is whole."""
+"""Time until a cut is shown: in a healthy network a broken link is back within half of it."""
 
 Pair = tuple[str, str]
 
@@ -49,7 +49,7 @@ class NetworkCut(msgspec.Struct):
 
 
 class Running(msgspec.Struct, frozen=True):
-    """The plan under which the fleet runs, and since when, as far as this leader knows."""
+    """The plan under which the fleet runs, and the time since when, as far as this leader knows."""
 
     plan: int
     since_ns: int
@@ -65,18 +65,18 @@ class Partitions:
         self._running: Running | None = None
 
     def shift(self, late_ns: int) -> None:
-        """Move the start of the run by `late_ns`, by which this process was late: no link is suspected for that."""
+        """Move the start of the run by `late_ns`, the time for which this process did not run."""
         if self._running is not None:
             since_ns = min(self._running.since_ns + late_ns, self._shared.now)
             self._running = Running(self._running.plan, since_ns)
 
-    # ---- questions ------------------------------------------------------------------------------------------------
+    # ---- queries --------------------------------------------------------------------------------------------------
 
     def _partitions(self) -> dict[Pair, NetworkCut]:
         """Return all pairs of the plan's hosts that are cut now."""
-        plan, running, found = self._shared.state.plan, self._running, dict[Pair, NetworkCut]()
+        plan, running, cuts = self._shared.state.plan, self._running, dict[Pair, NetworkCut]()
         if plan is None or self._shared.state.phase != RUNNING or running is None or running.plan != plan.number:
-            return found
+            return cuts
         begins_ns = running.since_ns + len(self._shared.state.image.agents) // AGENTS_A_SECOND * SECOND_NS
         for host in plan.hosts:
             session = self._host_sessions.attached_session(host)
@@ -87,12 +87,12 @@ class Partitions:
                 if other is None or self._is_busy(other):
                     continue
                 since_ns = max(session.beaten_ns - peer.elapsed_ns, begins_ns, _woken_ns(session), _woken_ns(other))
-                cut = found.setdefault(
+                cut = cuts.setdefault(
                     (min(host, peer.host), max(host, peer.host)), NetworkCut(since_ns, peer.is_waited)
                 )
                 cut.since_ns = min(cut.since_ns, since_ns)
                 cut.is_waited = cut.is_waited or peer.is_waited
-        return found
+        return cuts
 
     def _other(self, plan: PlanRecord, host: str, peer: str, start: int) -> HostSession | None:
         session = self._host_sessions.attached_session(peer) if peer != host and peer in plan.hosts else None
@@ -103,18 +103,18 @@ class Partitions:
 
     def concerns(self) -> list[Concern]:
         """Return the hosts that do not reach each other."""
-        found = []
+        concerns = []
         for pair, cut in self._partitions().items():
             lasts_ns = self._shared.now - cut.since_ns
             if cut.is_waited and lasts_ns >= SHOWN_NS:
                 text = f"hosts {pair[0]} and {pair[1]} have not reached each other for {lasts_ns / 1e9:.1f} s"
-                found.append(Concern("cut", pair, lasts_ns, text))
-        return found
+                concerns.append(Concern("cut", pair, lasts_ns, text))
+        return concerns
 
-    # ---- deciding -------------------------------------------------------------------------------------------------
+    # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Evict hosts, if a cut has lasted."""
+        """Evict hosts if a cut has lasted for CUT_NS."""
         state = self._shared.state
         if state.phase != RUNNING:
             self._running = None

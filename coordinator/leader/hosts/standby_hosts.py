@@ -1,9 +1,9 @@
-"""Hosts that can be heard but held the fleet up: evicted from the plan, and kept on standby for a while.
+"""Reachable hosts that blocked the fleet: evicted from the plan, then kept on standby for a while.
 
-Such a host is lost like any other (LoseHosts), so nothing that it does counts any more; but it is back on its next stream, at
-once. So the state keeps why it was evicted, and the plan that answers the loss does without it, although it is there and
-is not waited for. After that it stays on standby: agents that lose their host are placed on others first. It is used again when
-its process has been restarted, after a time, or when no other host is left. Only the times here are volatile.
+An evicted host is lost like any other (LoseHosts), so it is fenced; but it rejoins at once on its next stream. So the state records why
+it was evicted, and the next plan excludes it although it is attached. Afterwards it stays on standby: agents that lose their host are
+placed on other hosts first. A standby host is used again when its process was restarted, after SPARE_NS, or when no other host is left.
+Only the times here are volatile.
 """
 
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
@@ -11,8 +11,8 @@ from snapline.coordinator.state import operations as op
 from snapline.messages.concerns import Concern
 
 SPARE_NS = 60 * SECOND_NS
-"""Shortest time on standby. The cause may last: with less, the agents of an evicted host could go to one that was evicted
-just before, and back, and no epoch would complete."""
+"""Shortest time on standby. The cause may last: with a shorter time, agents could move back and forth between evicted hosts, and no epoch
+would complete."""
 
 
 class StandbyHosts:
@@ -21,18 +21,18 @@ class StandbyHosts:
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
         self._since_ns: dict[str, int] = {}
-        """Standby host → when this leader first saw it so."""
+        """Standby host → time when this leader first saw it on standby."""
         self._gone_ns: dict[str, int] = {}
-        """Host → when it was evicted last, as far as this leader saw."""
+        """Host → time of its last eviction, as far as this leader saw."""
 
-    # ---- questions ------------------------------------------------------------------------------------------------
+    # ---- queries --------------------------------------------------------------------------------------------------
 
     def usable(self, hosts: list[str]) -> list[str]:
-        """Return those of `hosts` that a plan may place agents on: all but the standby ones, if there are others."""
+        """Return those of `hosts` that a plan may use: all but standby hosts, or all if there are no others."""
         return [host for host in hosts if not self._is_kept_away(host)] or hosts
 
     def is_evicted(self, host: str) -> bool:
-        """Return whether the plan that is needed now does without `host`, be it back or not."""
+        """Return whether the plan that is needed now excludes `host`, even if it has rejoined."""
         need = self._shared.state.image.need
         return need is not None and host in need.lost and bool(self._shared.state.image.hosts[host].spare)
 
@@ -49,17 +49,17 @@ class StandbyHosts:
 
     def concerns(self) -> list[Concern]:
         """Return the hosts that get no agents, and why."""
-        found = []
+        concerns = []
         for host, since_ns in self._since_ns.items():
             record = self._shared.state.image.hosts[host]
             text = f"host {host} is alive and gets no agents for now: {record.spare}"
-            found.append(Concern("spare", (host,), self._shared.now - since_ns, text))
-        return found
+            concerns.append(Concern("spare", (host,), self._shared.now - since_ns, text))
+        return concerns
 
-    # ---- deciding -------------------------------------------------------------------------------------------------
+    # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evict(self, reasons: dict[str, str]) -> bool:
-        """Evict these hosts, each for its reason: lose them, and keep them out of the next plan; return whether it was proposed."""
+        """Evict hosts (host → reason): propose their loss, and exclude them from the next plan; return whether it was proposed."""
         hosts = self._shared.state.image.hosts
         lost = tuple([op.LostHost(host, hosts[host].start) for host in reasons])
         reason = "; ".join([f"host {host}: {why}" for host, why in reasons.items()])

@@ -1,19 +1,19 @@
-"""Epochs of fleets whose agents checkpoint by themselves: when one begins, and which states survive a failure.
+"""Epochs of fleets whose agents checkpoint on their own: when an epoch begins, and which states survive a failure.
 
-The line is there before the epoch: it is taken when BeginEpoch is proposed, so every agent that has a checkpoint on it was
-created before the epoch began, and is a member. An epoch begins
+The recovery line exists before the epoch: it is taken when BeginEpoch is proposed. So every agent with a checkpoint on the line was created
+before the epoch began, and is a member. An epoch begins by one of these triggers:
 
-    hand      a tool asks for a snapshot. If the line is still the base, the base is the answer
+    hand      a tool requests a snapshot. If the line has not advanced since the base, the base is the answer
     period    the period is over and the line has advanced
     log       the sender logs in the store have outgrown half of their limit and the line has advanced
     recovery  the hosts are frozen before a plan and the line has advanced: the surviving states become an epoch
 
-Effects and final answers wait for an epoch that holds their agent's checkpoint. Other agents may hold the line back behind it, and may rest: their
-policy lets them save nothing. If hosts have waited for a while, the fleet is frozen for an epoch of all live states.
+Effects and final answers wait for an epoch that holds their agent's checkpoint. Idle agents whose policy takes no checkpoint may hold the
+line back behind it. If hosts have waited for a while, the fleet is frozen for an epoch of all live states.
 
-If the logs have outgrown their limit and an epoch does not help, since one agent holds the line back (the domino effect), the
-fleet is frozen, the cut of all live states is made an epoch, and the fleet goes on: a coordinated checkpoint, the only way to
-keep the logs bounded.
+If the logs exceed their limit while one agent holds the line back (the domino effect), an epoch of the line does not help. The fleet is
+then frozen, the cut of all live states becomes an epoch, and the fleet continues. Such a coordinated checkpoint is the only way to
+bound the logs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,17 +32,17 @@ from snapline.coordinator.state.fleet_records import RECOVERY_TRIGGER, RUNNING, 
 from snapline.messages.host_messages import FreezeAgents, RetireAgent, ThawAgents
 
 FREEZE_PAUSE_NS = 10 * SECOND_NS
-"""Time between two freezes for the logs: a fleet that is always frozen would be no better than one whose logs grow."""
+"""Shortest time between two freezes for the logs, so that the fleet is not frozen all the time."""
 
 RECOVERY_FAILURES_MAX = 10
-"""Largest number of failed tries to store surviving states. After that the fleet goes back to the newest epoch, so it does run again."""
+"""Largest number of failed tries to store surviving states. After that the fleet recovers from the newest epoch."""
 
 RECOVERY_EPOCHS_MAX = 3
-"""Largest number of epochs made before one plan. A host that does not freeze may report new checkpoints all the time."""
+"""Largest number of epochs made before one plan: a host that does not freeze may report new checkpoints forever."""
 
 
 class Autonomous:
-    """The mode of uncoordinated and communication-induced fleets."""
+    """Mode of uncoordinated and communication-induced fleets."""
 
     def __init__(
         self,
@@ -60,25 +60,25 @@ class Autonomous:
         self._leaving = leaving
         self._store = store
         self._is_freezing = False
-        """True while the fleet is frozen for an epoch: it must be thawed, or the epoch must end."""
+        """True while the fleet is frozen for an epoch."""
         self._freeze_ns = 0
         """Earliest time of the next freeze for the logs."""
         self._log_left = 0
-        """Bytes of logs that were left when the last epoch not for a recovery had completed."""
+        """Size of the logs that remained after the last complete epoch that was not made for a recovery."""
         self._newest: dict[str, int] = {}
-        """Agent → its newest checkpoint, or live state, once the hosts were frozen."""
+        """Agent → number of its newest checkpoint once the hosts were frozen, live state included."""
 
     def evaluate(self) -> None:
-        """Follow plan and checkpoints. A plan ends the freeze of a fleet that needs one."""
+        """Follow the plan and the checkpoints. The need for a plan ends the freeze for an epoch."""
         self._lines.evaluate()
         self._freezing.evaluate()
         if self._shared.state.phase != RUNNING:
             self._is_freezing = False
 
-    # ---- beginning ------------------------------------------------------------------------------------------------
+    # ---- epochs ---------------------------------------------------------------------------------------------------
 
     def try_begin(self, demand: EpochDemand) -> Begun | Later | Present | None:
-        """Propose an epoch if there is a reason. A freeze for the logs, once begun, goes on to its end, even if its epoch fails."""
+        """Propose an epoch if there is a reason. A freeze, once begun, is completed even if its epoch fails."""
         if self._epochs.is_busy:
             return Later()
         if demand.is_held:
@@ -90,7 +90,7 @@ class Autonomous:
         return self._present() if is_wanted and self._lines.is_settled else None
 
     def _trigger(self, demand: EpochDemand) -> str:
-        """Return why an epoch is to begin now; "" if none is."""
+        """Return the trigger of an epoch that should begin now; "": none."""
         lines = self._lines
         if not lines.is_ready or not lines.is_settled:
             return ""
@@ -103,7 +103,7 @@ class Autonomous:
         return self._frozen_trigger(LOG_TRIGGER) if self._is_freezing else self._log_trigger()
 
     def _frozen_trigger(self, trigger: str) -> str:
-        """Freeze the hosts; once they have answered, the line is all live states: return `trigger` if it is new, else thaw."""
+        """Freeze the hosts. Once they have answered, return `trigger` if the line of live states has advanced; otherwise thaw."""
         self._is_freezing = True
         if not self._freezing.ask():
             return ""
@@ -146,7 +146,7 @@ class Autonomous:
         self._epochs.on_begin_ended(result)
 
     def start(self, epoch: int, plan: PlanRecord) -> Stage | None:
-        """Materialise the line of the epoch's start."""
+        """Materialise the line that was taken when the epoch was proposed."""
         begun, ledger = self._epochs.take(epoch), self._lines.ledger
         if begun is None or isinstance(begun, Failing) or ledger is None:
             return begun if isinstance(begun, Failing) else None
@@ -156,7 +156,7 @@ class Autonomous:
         return StoringLine()
 
     def collect(self, entry: OpenEpoch) -> None:
-        """Do nothing: the line was there before the epoch."""
+        """Do nothing: the line existed before the epoch."""
 
     def on_ended(self, entry: OpenEpoch, *, is_complete: bool) -> None:
         """Thaw a fleet that was frozen for the epoch."""
@@ -166,32 +166,32 @@ class Autonomous:
             self._thaw()
 
     def directives_for(self, host: str) -> Sequence[FreezeAgents | ThawAgents]:
-        """Return the present state: a freeze or none."""
+        """Return the directive for the present state: frozen or thawed."""
         return self._freezing.directives_for(host)
 
-    # ---- what survives ----------------------------------------------------------------------------------------------
+    # ---- recovery ---------------------------------------------------------------------------------------------------
 
     def is_line_made(self) -> bool:
-        """Return whether the surviving states are in the newest complete epoch, or cannot get there."""
+        """Return whether the surviving states are in the newest complete epoch, or cannot be stored."""
         lines, epochs = self._lines, self._epochs
         if not self._freezing.ask() or not lines.is_settled or epochs.is_busy:
             return False
         self._newest = lines.newest()
         records, number = self._shared.state.image.epochs.values(), self._shared.state.plan_number
-        made = [x for x in records if x.plan == number and x.trigger == RECOVERY_TRIGGER]
-        is_enough = len(made) >= RECOVERY_EPOCHS_MAX or epochs.recovery_failures >= RECOVERY_FAILURES_MAX
+        recovery_epochs = [x for x in records if x.plan == number and x.trigger == RECOVERY_TRIGGER]
+        is_enough = len(recovery_epochs) >= RECOVERY_EPOCHS_MAX or epochs.recovery_failures >= RECOVERY_FAILURES_MAX
         if not lines.has_advanced or is_enough:
             return True
         epochs.propose(RECOVERY_TRIGGER)
         return False
 
     def on_plan_ended(self) -> None:
-        """Reset after CommitPlan: the next plan checks the surviving states anew."""
+        """Reset after CommitPlan: the next plan checks the surviving states again."""
         self._newest = {}
         self._epochs.on_plan_ended()
 
     def losses(self, line: int, applied: Mapping[str, tuple[int, int]]) -> LossReport:
-        """Return the losses: an agent keeps its live state if that is its newest checkpoint, and on the line."""
+        """Return the losses: an agent keeps its live state if that is its newest checkpoint and on the line."""
         state, ledger = self._shared.state, self._lines.ledger
         living = list(state.living_agents())
         if ledger is None or ledger.base_epoch != line:
@@ -206,5 +206,5 @@ class Autonomous:
         return LossReport(len(living) - kept, passed)
 
     def retire(self, session: HostSession, message: RetireAgent) -> None:
-        """Let the agent wait: it leaves when no line can need it."""
+        """Queue the agent: it leaves when no line can need it."""
         self._leaving.on_asked(session, message)

@@ -1,11 +1,11 @@
-"""The mode in use. A fleet's protocol is fixed for its run, so this is chosen once: when the log has the definition."""
+"""Choice of the checkpoint mode. A fleet's protocol is fixed, so the mode is chosen once: when the log has the definition."""
 
 from snapline.coordinator.leader.modes.mode import Mode
 from snapline.coordinator.state.fleet_view import FleetView
 
 
 class ModeChoice:
-    """Choice of the mode, made once the state knows the protocol. Before that no call depends on the mode."""
+    """Choice of the mode, final once the state knows the protocol. Before that no call depends on the mode."""
 
     def __init__(self, state: FleetView, *, coordinated: Mode, koo_toueg: Mode, autonomous: Mode) -> None:
         self._state = state

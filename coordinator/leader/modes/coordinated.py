@@ -1,6 +1,6 @@
-"""Epochs that the hosts make (chandy-lamport): all receive BeginEpoch, each reports its part, and a manifest puts the parts together.
+"""Epochs that the hosts make (chandy-lamport): all receive BeginEpoch, each reports its part, and a manifest combines the parts.
 
-Several may be open at once. A plan starts from the newest of them that is complete; no agent keeps a live state.
+Several epochs may be open at once. A plan starts from the newest complete one; no agent keeps a live state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from snapline.messages.host_messages import BeginEpoch, RetireAgent
 
 
 class Coordinated:
-    """The mode of fleets whose hosts make epochs."""
+    """Mode of fleets whose hosts make epochs."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, open_epochs: OpenEpochs) -> None:
         self._shared = shared
@@ -37,7 +37,7 @@ class Coordinated:
     def evaluate(self) -> None:
         """Do nothing between epochs."""
 
-    # ---- beginning ------------------------------------------------------------------------------------------------
+    # ---- begin ----------------------------------------------------------------------------------------------------
 
     def try_begin(self, demand: EpochDemand) -> Begun | Later | Declined | None:
         """Propose one epoch at a time, unless EPOCHS_OPEN_MAX are open."""
@@ -56,9 +56,9 @@ class Coordinated:
 
     def start(self, epoch: int, plan: PlanRecord) -> Stage:
         """Send BeginEpoch to the hosts."""
-        told = self._told if self._told is not None and self._told.plan == plan.number else None
-        self._shared.send(self._host_sessions.sessions_of(plan.hosts), self._begin(epoch, plan.hosts, told))
-        return Collecting(told=told)
+        base = self._told if self._told is not None and self._told.plan == plan.number else None
+        self._shared.send(self._host_sessions.sessions_of(plan.hosts), self._begin(epoch, plan.hosts, base))
+        return Collecting(told=base)
 
     def _begin(self, epoch: int, hosts: Sequence[str], told: ToldChannels | None) -> BeginEpoch:
         state = self._shared.state
@@ -67,14 +67,14 @@ class Coordinated:
 
     def directives_for(self, host: str) -> Sequence[BeginEpoch]:
         """Return BeginEpoch for each open epoch of the host."""
-        known = [self._open_epochs.get(epoch) for epoch in self._shared.state.open_epochs()]
-        mine = [entry for entry in known if entry is not None and host in entry.hosts]
-        return [self._begin(entry.epoch, entry.hosts, _told_in(entry.stage)) for entry in mine]
+        entries = [self._open_epochs.get(epoch) for epoch in self._shared.state.open_epochs()]
+        host_entries = [entry for entry in entries if entry is not None and host in entry.hosts]
+        return [self._begin(entry.epoch, entry.hosts, _told_in(entry.stage)) for entry in host_entries]
 
-    # ---- on the way -----------------------------------------------------------------------------------------------
+    # ---- reports --------------------------------------------------------------------------------------------------
 
     def collect(self, entry: OpenEpoch) -> None:
-        """Judge the epoch once every host has reported, and those asked again have reported once more."""
+        """Judge the epoch once every host has reported, including repeated reports."""
         stage = entry.stage
         if isinstance(stage, Collecting) and len(stage.reports) == len(entry.hosts) and not stage.asked_again:
             self._judge(entry, stage)
@@ -98,7 +98,7 @@ class Coordinated:
         self._shared.out.append(manifest)
 
     def _ask_again(self, entry: OpenEpoch, stage: Collecting) -> None:
-        """Request whole reports from the hosts that have left channels out."""
+        """Request full reports from the hosts that have left channels out."""
         stage.told = None
         stage.asked_again = {host for host, report in stage.reports.items() if report.since}
         begin = msgspec.structs.replace(self._begin(entry.epoch, entry.hosts, None), again=True)
@@ -110,7 +110,7 @@ class Coordinated:
         return {epoch: state.image.epochs[epoch].root for epoch in state.complete_epochs()}
 
     def on_manifest_written(self, event: ManifestWritten) -> None:
-        """Decide the epoch once its manifest is durable, or fail it. A damaged base is condemned, or every later epoch would fail too."""
+        """Decide the epoch once its manifest is durable, or fail it. A damaged base is condemned: otherwise every later epoch would fail too."""
         if event.damaged_base:
             self._shared.condemn(event.damaged_base, event.damaged_path, event.error)
         entry = self._open_epochs.get(event.epoch)

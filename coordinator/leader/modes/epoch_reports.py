@@ -1,11 +1,12 @@
-"""Judgement of one epoch's reports: all members present, all channels covered, and the content of the manifest.
+"""Check of one epoch's reports: all members are present and all channels covered; also builds the manifest.
 
-Rule 6 of `docs/protocols.md`, 2.2, on the columns of several hosts. An epoch that passes is complete in the sense of G1 and
-G2; whether it is durable and whole (G4) is the store's part.
+The check is rule 6 of `docs/protocols.md`, 2.2, on the columns of several hosts. An epoch that passes is complete in the sense of G1 and
+G2. The store checks that it is durable and whole (G4).
 
-Reports may leave out channels that have not changed since an earlier epoch, if all of its channels were between its members, and these
-are the same. In that epoch both ends of each channel reported the same number. So a changed end and an unchanged one differ, and
-channels that both leave out are covered. Wherever this does not suffice for a yes, whole reports are requested: there is one judgement.
+Reports may be relative to an earlier epoch: they leave out channels that have not changed since. All channels of that epoch must be
+between its members, and the members must be the same now. Both ends of each channel reported the same number there. So channels that
+both ends leave out are covered, and a channel that changed at one end only is not. If relative reports do not prove coverage, full
+reports are requested and checked in the ordinary way.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,10 +26,15 @@ SHOWN_MAX = 5
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
-    """Result of a judgement: the `manifest` to store, or a `problem` for which the epoch must be aborted. `is_alarm`: the protocol
-    was broken, which no crash or timeout explains. `is_open`: the reports that leave something out are needed whole.
+    """Result of the check.
 
-    `told`: channels that later reports may be relative to."""
+    Attributes:
+        manifest: the manifest to store; None: there is none.
+        problem: why the epoch must be aborted.
+        is_alarm: the protocol was violated, which no crash or timeout explains.
+        is_open: full reports are needed instead of relative ones.
+        told: channels that later reports may be relative to.
+    """
 
     manifest: WriteManifest | None = None
     problem: str = ""
@@ -44,7 +50,7 @@ def judge(
     reports: Mapping[str, EpochReport],
     earlier: ToldChannels | None = None,
 ) -> Verdict:
-    """Judge an epoch of which every host has reported; `reports` by host. They are whole, or relative to `earlier`."""
+    """Check an epoch on which every host has reported; `reports` by host, in full or relative to `earlier`."""
     packs: list[ReportedPack] = []
     lines: dict[str, ManifestAgent] = {}
     members = dict.fromkeys(state.members_of(epoch))
@@ -59,7 +65,7 @@ def judge(
             return Verdict(problem=problem, is_alarm=True)
     absent = [agent for agent in members if agent not in lines]
     if absent:
-        # No crash explains it: a host sends no markers while it waits to hear that a creation was committed.
+        # No crash explains this: a host sends no markers until the creation of its agents is committed.
         return Verdict(problem=f"no report on {_some(absent)}", is_alarm=True)
     told = _told_channels(plan.number, epoch, reports, lines, earlier) if len(lines) == len(members) else None
     if told is not None:
@@ -85,7 +91,7 @@ def _told_channels(
     lines: Mapping[str, ManifestAgent],
     earlier: ToldChannels | None,
 ) -> ToldChannels | None:
-    """Return the channels, if every one is covered exactly and both its ends are members; None: look closer."""
+    """Return the channels if each is covered exactly and both its ends are members; None: the full check is needed."""
     against = {report.since for report in reports.values()}
     if against == {0}:
         earlier = None
@@ -101,10 +107,10 @@ def _told_channels(
 def _covered_channels(
     reports: Mapping[str, EpochReport], lines: Mapping[str, ManifestAgent], known: Channels
 ) -> Channels | None:
-    """Return `known` with its changes, if every channel is covered exactly and both its ends have reported; None: look closer.
+    """Return `known` with its changes if each channel is covered exactly and both its ends have reported; None: the full check is needed.
 
-    This is the usual case, ten times a second and some thousand channels, so the loops are in C: two dictionaries of
-    (sender, receiver) → number, and their comparison.
+    This is the usual case, ten times a second with some thousand channels. So the loops run in C: they fill and compare two
+    dictionaries of (sender, receiver) → number.
     """
     sent: dict[tuple[str, str], int] = {}
     received: dict[tuple[str, str], int] = {}
@@ -114,15 +120,15 @@ def _covered_channels(
             return None
         name = names.__getitem__
         ends = zip(map(name, report.sent_from), map(name, report.sent_to), strict=True)
-        here = zip(ends, report.sent_number, strict=True)
+        sent_here = zip(ends, report.sent_number, strict=True)
         ends = zip(map(name, report.received_from), map(name, report.received_to), strict=True)
-        there = zip(ends, map(add, report.received_number, report.recorded_count), strict=True)
+        received_here = zip(ends, map(add, report.received_number, report.recorded_count), strict=True)
         if known and not report.since:
-            sent.update([(channel, number) for channel, number in here if known.get(channel) != number])
-            received.update([(channel, number) for channel, number in there if known.get(channel) != number])
+            sent.update([(channel, number) for channel, number in sent_here if known.get(channel) != number])
+            received.update([(channel, number) for channel, number in received_here if known.get(channel) != number])
         else:
-            sent.update(here)
-            received.update(there)
+            sent.update(sent_here)
+            received.update(received_here)
     if sent != received:
         return None
     return {**known, **sent} if known and sent else known or sent
@@ -135,7 +141,7 @@ def _cover(
     lines: Mapping[str, ManifestAgent],
     columns: Mapping[str, AgentReport],
 ) -> Verdict | None:
-    """Return what is wrong with the channels; None if they are all covered."""
+    """Return a verdict on uncovered channels; None if all channels are covered."""
     names = {name: None for report in reports.values() for name in report.names}
     gone = {name: None for name in names if name not in lines and state.has_left_before(name, epoch)}
     unknown = [name for name in columns if name not in lines and name not in gone]
@@ -195,7 +201,7 @@ def _take_agents(
         name = report.names[index]
         record = agents.get(name)
         if state.has_left_before(name, epoch):
-            continue  # It has taken its last turn, and its host has not heard yet that the leave is committed.
+            continue  # The agent has taken its last turn, but its host does not know yet that the removal is committed.
         if record is None or (name not in members and record.born_epoch < epoch):
             return f"host {host} reports agent {name}, which is not in epoch {epoch}"
         if name in lines or record.host != host:
@@ -230,15 +236,15 @@ def _columns_of(columns: dict[str, AgentReport], name: str) -> AgentReport:
 def _without_unnamed(
     members: Mapping[str, None], lines: Mapping[str, ManifestAgent], columns: Mapping[str, AgentReport]
 ) -> dict[str, ManifestAgent]:
-    """Return the members, and those unborn agents that a sender inside the cut names.
+    """Return the members, and the unborn agents that have a sender inside the cut.
 
-    The others were created by turns outside the cut: after a recovery those turns run again and create them anew.
+    Other unborn agents were created by turns outside the cut. After a recovery these turns run again and create them again.
     """
     unborn = {name for name in lines if name not in members}
     if not unborn:
         return dict(lines)
-    named = {receiver for entry in columns.values() for receiver, number in entry.sent.items() if number}
-    return {name: line for name, line in lines.items() if name not in unborn or name in named}
+    receivers = {receiver for entry in columns.values() for receiver, number in entry.sent.items() if number}
+    return {name: line for name, line in lines.items() if name not in unborn or name in receivers}
 
 
 def _manifest(
@@ -270,13 +276,13 @@ def _manifest(
 def _numbers(
     columns: Iterable[tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]], lines: Mapping[str, ManifestAgent]
 ) -> dict[str, int]:
-    """Return agent → its last input consumed, or output emitted, and so on; from the names and two columns of each host."""
-    found = [
+    """Return agent → number, from the names and two columns of each host."""
+    numbered = [
         (names[index], number) for names, of, numbers in columns for index, number in zip(of, numbers, strict=True)
     ]
-    return {agent: number for agent, number in found if agent in lines}
+    return {agent: number for agent, number in numbered if agent in lines}
 
 
 def _some(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else ""
-    return ", ".join(names[:SHOWN_MAX]) + more
+    rest = f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else ""
+    return ", ".join(names[:SHOWN_MAX]) + rest

@@ -1,16 +1,18 @@
 """Freezing: the hosts start no more turns and take checkpoints of their agents' live states.
 
-Autonomous fleets freeze for two reasons. Before a plan, so that surviving states are in the store and the line of the plan is the
-line "survivors at their live state" (protocols.md, section 6). And when the sender logs have outgrown their limit while the
-line does not advance: a cut of live states ends the domino.
+Autonomous fleets freeze for two reasons:
 
-A host that answers has made its checkpoints durable and reported them before, on the same stream. `running` names agents in
-the middle of a long turn: they count as failed, and so do all agents of a host that does not answer in time. Asking is
-idempotent, and ends with the plan or with ThawAgents.
+- Before a plan, so that surviving states are in the store and the plan's line has the survivors at their live states
+  (protocols.md, section 6).
+- When the sender logs exceed their limit while the line does not advance: a cut of live states ends the domino effect.
 
-A host sends AgentsFrozen once, and either message may be lost with its stream, or with the leader. So every new stream begins with
-the present state: FreezeAgents, or ThawAgents for any freeze that the host is in, of any leader. Unless a plan is
-needed: it ends the freeze, and agents that are frozen until then lose nothing.
+A host that answers has made its checkpoints durable, and has reported them earlier on the same stream. `running` names agents inside a
+long turn: they count as failed, and so do all agents of a host that does not answer in time. The request is idempotent; the plan or
+ThawAgents ends the freeze.
+
+A host sends AgentsFrozen once, and either message may be lost with its stream or the leader. So every new stream begins with the present
+state: FreezeAgents, or ThawAgents for any freeze of any leader. If a plan is needed, neither is sent: the plan ends the freeze, and
+agents that stay frozen until then lose nothing.
 """
 
 import msgspec
@@ -21,8 +23,8 @@ from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.messages.host_messages import AgentsFrozen, FreezeAgents, ThawAgents
 
 FREEZE_NS = 5 * SECOND_NS
-"""Time for a host to answer, from the request on its stream. Agents end long turns within one second or are left out; the rest is
-for the disk."""
+"""Time for a host to answer, from the request on its stream. Agents whose turn takes longer than a second are left out; the rest of the
+time is for the disk."""
 
 ANY_FREEZE = 0
 """Number in a ThawAgents that ends any freeze. Numbers of freezes begin at 1."""
@@ -32,10 +34,10 @@ class Freeze(msgspec.Struct, frozen=True):
     """Request to the hosts of a plan to freeze.
 
     Attributes:
-        number: of the freeze.
-        asked_ns: session → when it was asked.
-        answers: by session: a host that comes back is asked again, since a leader that does not know that it was deposed may
-            have thawed it.
+        number: number of the freeze.
+        asked_ns: session → time of the request.
+        answers: session → answer. A host that reconnects is asked again, since a deposed leader that does not know it yet may have
+            thawed it.
     """
 
     plan: int
@@ -53,14 +55,14 @@ class Freezing:
         self._standby_hosts = standby_hosts
         self._freeze: Freeze | None = None
         self._latest = 0
-        """Number of the latest freeze that is known."""
+        """Number of the latest known freeze."""
 
     def ask(self) -> bool:
-        """Freeze the hosts of the current plan; return whether all that are there have answered, or had time to."""
+        """Freeze the hosts of the current plan; return whether each attached host has answered or exceeded FREEZE_NS."""
         plan, freeze = self._shared.state.plan, self._freeze
         assert plan is not None, "a freeze without a plan"
         if freeze is None or freeze.plan != plan.number:
-            # Numbers must differ from those of earlier leaders: each operation moves now_ns, and who is frozen tells.
+            # Numbers must differ from those of earlier leaders: now_ns advances with each operation, and frozen hosts report their number.
             self._latest = max(self._latest + 1, self._shared.state.image.now_ns)
             freeze = self._freeze = Freeze(plan.number, self._latest)
             self._shared.send(self._host_sessions.sessions_of(plan.hosts), FreezeAgents(freeze.plan, freeze.number))
@@ -89,13 +91,13 @@ class Freezing:
         return answer is not None and agent not in answer.running
 
     def thaw(self) -> None:
-        """End the freeze: the agents go on."""
+        """End the freeze: the agents continue."""
         freeze, self._freeze = self._freeze, None
         if freeze is not None and freeze.plan == self._shared.state.plan_number:
             self._shared.send(self._host_sessions.all_sessions(), ThawAgents(freeze.plan, freeze.number))
 
     def directives_for(self, host: str) -> list[FreezeAgents | ThawAgents]:
-        """Return the directives for a host that has just come back."""
+        """Return the directives for a host that has just reconnected."""
         state, plan, freeze = self._shared.state, self._shared.state.plan, self._freeze
         if plan is None or host not in plan.hosts:
             return []

@@ -1,8 +1,7 @@
-"""Epochs of koo-toueg fleets: each is a round, which makes the line that becomes the epoch.
+"""Epochs of koo-toueg fleets: each epoch is a round, which makes the line that becomes the epoch.
 
-A round begins manually, when the period is over, or when the sender logs in the memory of some host are large: all agents are
-asked then, for only rounds bring logs into the store. Every host must have heard how a round ended before it is asked in the
-next one.
+A round begins manually, when the period is over, or when the sender logs in some host's memory are large. In the last case all agents are
+asked, since only rounds move logs into the store. Every host must know how a round ended before it is asked in the next one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,11 +27,11 @@ from snapline.coordinator.state.fleet_records import OperationResult, PlanRecord
 from snapline.messages.host_messages import RequestCheckpoints, RetireAgent
 
 ROUND_LOG_BYTES = 64 * 1024 * 1024
-"""Size of sender logs in one host's memory that begins a round: a quarter of that which pauses its agents (`agent_runtime/host/backlog.py`)."""
+"""Size of sender logs in one host's memory that begins a round: a quarter of the size that pauses its agents (`agent_runtime/host/backlog.py`)."""
 
 
 class KooToueg:
-    """The mode of koo-toueg fleets, whose agents are asked in rounds."""
+    """Mode of koo-toueg fleets, whose agents are asked in rounds."""
 
     def __init__(
         self,
@@ -57,13 +56,13 @@ class KooToueg:
         self._store = store
 
     def evaluate(self) -> None:
-        """Follow plan and checkpoints."""
+        """Follow the plan and the checkpoints."""
         self._lines.evaluate()
 
-    # ---- beginning ------------------------------------------------------------------------------------------------
+    # ---- begin ----------------------------------------------------------------------------------------------------
 
     def try_begin(self, demand: EpochDemand) -> Begun | Later | None:
-        """Propose a round. A manual one or one for the logs has all agents as initiators, a regular one the agent that waits longest."""
+        """Propose a round. A manual round, or one for the logs, has all agents as initiators; a periodic one has the agent that waits longest."""
         if self._epochs.is_busy or self._publisher.owed:
             return Later()
         if demand.is_held or not (demand.is_asked or self._store.allows()):
@@ -76,7 +75,7 @@ class KooToueg:
         return Begun() if initiators and self._epochs.propose(trigger, initiators) else None
 
     def _trigger(self, demand: EpochDemand) -> str:
-        """Return why a round is to begin now; "" if none is."""
+        """Return the trigger of a round that should begin now; "": none."""
         if not self._lines.is_ready or not self._lines.is_settled:
             return ""
         if demand.is_asked or demand.is_due:
@@ -95,16 +94,16 @@ class KooToueg:
         self._rounds.start(epoch, begun.initiators)
         return Asking()
 
-    # ---- on the way -----------------------------------------------------------------------------------------------
+    # ---- progress -------------------------------------------------------------------------------------------------
 
     def collect(self, entry: OpenEpoch) -> None:
-        """Store the round's line once it is there. Fail the round if a host cannot store: its agents would stay blocked."""
+        """Store the round's line once it is complete. Fail the round if a host cannot store: its agents would stay blocked."""
         if reason := self._store.host_problem(entry.hosts):
             self._open_epochs.fail_to_store(entry, f"it could not be stored: {reason}")
         elif self._rounds.problem:
             self._open_epochs.fail(entry, self._rounds.problem)
         elif (line := self._rounds.line(entry.epoch)) is not None:
-            # Its cut was not known when it began: agents created since may have their creation inside it, and are unborn.
+            # The cut was unknown when the round began: agents created since may be inside it, as unborn agents.
             agents = self._shared.state.image.agents.items()
             members = [(x, y) for x, y in agents if y.is_member_of(entry.epoch) or y.born_epoch == entry.epoch]
             self._lines.materialise(entry.epoch, line, members)
@@ -115,7 +114,7 @@ class KooToueg:
         self._rounds.end(entry.epoch, is_complete=is_complete)
 
     def directives_for(self, host: str) -> Sequence[RequestCheckpoints]:
-        """Return the questions of the round."""
+        """Return the round's open questions to this host."""
         return self._rounds.directives_for(host)
 
     # ---- plans and agents -------------------------------------------------------------------------------------------
@@ -132,5 +131,5 @@ class KooToueg:
         return LossReport(len(list(self._shared.state.living_agents())))
 
     def retire(self, session: HostSession, message: RetireAgent) -> None:
-        """Let the agent wait: it leaves when no line can need it."""
+        """Queue the agent: it leaves when no line can need it."""
         self._leaving.on_asked(session, message)

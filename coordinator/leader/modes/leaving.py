@@ -1,7 +1,7 @@
 """Removal of stopped agents from logged fleets: they stay until no line can need them.
 
-An agent may leave when the newest epoch holds its last checkpoint, and everything it ever sent as received (`Lines.finished`).
-Its host asks again on every new stream, so waiting is volatile.
+An agent may leave when the newest epoch holds its last checkpoint and has received everything the agent ever sent (`Lines.finished`).
+Its host repeats the request on every new stream, so the queue is volatile.
 """
 
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
@@ -29,7 +29,7 @@ class Leaving:
         state = self._shared.state
         for agent, (session, asked) in list(self._waiting.items()):
             if asked.plan != state.plan_number or self._host_sessions.session(session.id) is not session:
-                del self._waiting[agent]  # asked anew under the next plan, or on the next stream
+                del self._waiting[agent]  # the host asks again under the next plan, or on the next stream
             elif state.has_left(agent):
                 del self._waiting[agent]
                 self._lines.on_left(agent)

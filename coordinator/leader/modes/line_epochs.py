@@ -1,7 +1,8 @@
 """Epochs made of recovery lines: the common part of the modes of logged fleets.
 
-Hosts make no epochs here. A line is found or made, materialised (`lines.py`), and from then on an epoch is like any other. One
-at a time. An epoch that this leader did not begin is aborted: the line, or the round, was lost with the leader that began it.
+Hosts make no epochs here. A line is computed, or made by a round, and materialised (`lines.py`); from then on the epoch is like any
+other. One epoch is open at a time. An epoch that this leader did not begin is aborted: its line or round was lost with the leader that
+began it.
 """
 
 import msgspec
@@ -14,13 +15,13 @@ from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RECOVERY_TRIGGER, OperationResult
 
 RETRY_NS = 1 * SECOND_NS
-"""Delay before an epoch for the logs or a recovery that could not be stored is tried again: a full disk is not emptied faster."""
+"""Delay before an epoch for the logs or a recovery is retried after a failure of the store: a full disk is not cleared faster."""
 
 LOG_TRIGGER = "log"
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """Start of an epoch: the plan, the line at that time, and in koo-toueg the initiators of the round."""
+    """Start of an epoch: the plan, the line at that time and, in koo-toueg, the initiators of the round."""
 
     plan: int
     line: dict[str, int]
@@ -31,7 +32,7 @@ class LineEpochs:
     """The running epoch of a logged fleet.
 
     Attributes:
-        recovery_failures: epochs before the next plan that could not be stored.
+        recovery_failures: number of recovery epochs that could not be stored since the last plan.
     """
 
     def __init__(self, shared: LeaderState, open_epochs: OpenEpochs, lines: Lines) -> None:
@@ -39,7 +40,7 @@ class LineEpochs:
         self._open_epochs = open_epochs
         self._lines = lines
         self._proposed: Begin | None = None
-        """Start in the pending BeginEpoch."""
+        """Start for the pending BeginEpoch."""
         self._begun: dict[int, Begin] = {}
         self._retry_ns = 0
         self.recovery_failures = 0
@@ -49,10 +50,10 @@ class LineEpochs:
         """Return whether an epoch is open, or about to be."""
         return bool(self._shared.state.open_epochs()) or self._shared.is_on_its_way("begin")
 
-    # ---- beginning ------------------------------------------------------------------------------------------------
+    # ---- begin ----------------------------------------------------------------------------------------------------
 
     def may_begin(self, trigger: str) -> bool:
-        """Return whether there are checkpoints to make an epoch of, and the last try is long enough ago."""
+        """Return whether the ledger is loaded, and the retry delay after a failure is over."""
         is_urgent = trigger in (LOG_TRIGGER, RECOVERY_TRIGGER)
         return self._lines.ledger is not None and not (is_urgent and self._shared.now < self._retry_ns)
 
@@ -73,7 +74,7 @@ class LineEpochs:
             self._begun[result.number] = proposed
 
     def take(self, epoch: int) -> Begin | Failing | None:
-        """Return the start of an open epoch. None: the result of BeginEpoch will show whether it is ours."""
+        """Return the start of an open epoch. None: BeginEpoch is pending, and its result shows whether this leader began the epoch."""
         if self._shared.is_on_its_way("begin"):
             return None
         begun = self._begun.pop(epoch, None)
@@ -83,10 +84,10 @@ class LineEpochs:
             return Failing("the checkpoints in the store are being read")
         return begun
 
-    # ---- on the way -----------------------------------------------------------------------------------------------
+    # ---- progress -------------------------------------------------------------------------------------------------
 
     def on_materialised(self, event: LineMaterialised) -> None:
-        """Decide the epoch of a stored line, or fail it. Damage that is found late, when it fails already, counts too."""
+        """Decide the epoch of a stored line, or fail it. Damage found while the epoch is failing already is handled too."""
         entry = self._open_epochs.get(event.epoch)
         if entry is None or not isinstance(entry.stage, StoringLine | Failing):
             return

@@ -1,15 +1,15 @@
 """Rounds: koo-toueg epochs, from the first question to the last tentative checkpoint.
 
-Each epoch of a koo-toueg fleet is a round (`protocols/koo_toueg_round.py` asks and decides). Here questions are sent to
-hosts and answers passed to the round. When the round's decision is to commit and all its participants' tentative checkpoints
-have been reported, they are added to the ledger: then the newest checkpoints of all agents must be a consistent cut. History
-computes lines without knowing of rounds, so this checks each of them (G1) before anything is decided. Then the line is
-materialised, like that of any logged fleet; completing the epoch makes the checkpoints permanent.
+Each epoch of a koo-toueg fleet is a round; `protocols/koo_toueg_round.py` asks and decides. This module sends questions to the hosts and
+passes their answers to the round. When the round decides to commit and all its tentative checkpoints are reported, they are added to
+the ledger. Then the newest checkpoints of all agents must be a consistent cut. `FleetHistory` computes lines independently of rounds, so
+this verifies each round (G1) before its epoch is decided. Then the line is materialised, as in any logged fleet; completing the epoch
+makes the checkpoints permanent.
 
-The round's state is not kept: a new leader aborts an open epoch, and begins another one later.
+The round's state is volatile: a new leader aborts an open epoch, and begins another one later.
 
-A periodic round has one initiator, the agent whose checkpoint is oldest; a manual one, or one for large logs, has all. Agents created since the base
-are always among them: one that is not made yet answers yes and takes no part.
+A periodic round has one initiator, the agent with the oldest checkpoint. A manual round, or one for large logs, has all agents. Agents
+created since the base are always initiators: one that does not exist yet answers yes and takes no part.
 """
 
 from snapline.coordinator.leader.events import StoredCheckpoint
@@ -45,23 +45,23 @@ class Rounds:
         self.problem = ""
         """Reason why the round cannot be committed."""
 
-    # ---- questions ------------------------------------------------------------------------------------------------
+    # ---- queries --------------------------------------------------------------------------------------------------
 
     def initiators(self, *, is_everybody: bool) -> tuple[str, ...]:
-        """Return the agents that begin the next round; empty if there is none to ask."""
+        """Return the initiators of the next round; empty if no agent can be asked."""
         ledger = self._lines.ledger
         if ledger is None:
             return ()
         living = list(self._shared.state.living_agents())
-        made = [agent for agent, record in living if record.is_initial or agent in ledger.base]
-        if not made:
+        existing = [agent for agent, record in living if record.is_initial or agent in ledger.base]
+        if not existing:
             return ()
-        oldest = min(made, key=lambda agent: self._taken.get(agent, 0))
-        known = dict.fromkeys(made)
+        oldest = min(existing, key=lambda agent: self._taken.get(agent, 0))
+        known = dict.fromkeys(existing)
         return tuple([agent for agent, _ in living if is_everybody or agent == oldest or agent not in known])
 
     def directives_for(self, host: str) -> list[RequestCheckpoints]:
-        """Return the open questions to a host that has just come back."""
+        """Return the open questions to a host that has just reconnected."""
         if self._round is None:
             return []
         agents = self._shared.state.image.agents
@@ -69,7 +69,7 @@ class Rounds:
         return [self._request(asked)] if asked else []
 
     def line(self, epoch: int) -> dict[str, int] | None:
-        """Return the round's line, once it is to be committed and all of it is durable; None before, or if that fails."""
+        """Return the round's line once the round has decided to commit and all its checkpoints are durable; otherwise None."""
         ledger = self._lines.ledger
         if self._round is None or self._round.round != epoch or not self._round.decision or ledger is None:
             return None
@@ -90,12 +90,16 @@ class Rounds:
             self._shared.note("error", f"round {epoch}: {self.problem}")
         return None if self.problem else ledger.line
 
-    # ---- what is heard --------------------------------------------------------------------------------------------
+    # ---- messages -------------------------------------------------------------------------------------------------
 
     def on_checkpoints_answered(self, session: HostSession, message: CheckpointsAnswered) -> None:
         """Take the answers of a host's agents."""
-        known = self._round
-        if known is None or message.epoch != known.round or message.plan != self._shared.state.plan_number:
+        current_round = self._round
+        if (
+            current_round is None
+            or message.epoch != current_round.round
+            or message.plan != self._shared.state.plan_number
+        ):
             return
         if message.host_start != session.start:
             return
@@ -114,7 +118,7 @@ class Rounds:
             requests[index][agent] = number
         for index, agent in enumerate(message.agents):
             answer = Answer(
-                known.round,
+                current_round.round,
                 message.askers[index] or None,
                 message.willing[index],
                 message.participants[index],
@@ -125,7 +129,7 @@ class Rounds:
             if not answer.is_willing:
                 self.problem = self.problem or f"agent {agent} cannot take a checkpoint now"
             try:
-                self._carry_out(known.handle(self._shared.now, AnswerReceived(agent, answer)))
+                self._carry_out(current_round.handle(self._shared.now, AnswerReceived(agent, answer)))
             except ProtocolError as error:
                 self.problem = str(error)
 
@@ -139,16 +143,16 @@ class Rounds:
 
     def end(self, epoch: int, *, is_complete: bool) -> None:
         """End the round with its epoch. Checkpoints of an aborted round are deleted from the store."""
-        known, ledger = self._round, self._lines.ledger
-        if known is None or known.round != epoch:
+        ended_round, ledger = self._round, self._lines.ledger
+        if ended_round is None or ended_round.round != epoch:
             return
         if is_complete:
-            self._taken.update(dict.fromkeys(known.participants, epoch))
+            self._taken.update(dict.fromkeys(ended_round.participants, epoch))
         else:
-            known.handle(self._shared.now, TimedOut())
+            ended_round.handle(self._shared.now, TimedOut())
             if self._is_added and ledger is not None:
                 ledger.drop_above_base()
-            # Each host writes its part of a round alone, so nothing else is in these packs.
+            # Each host writes its part of a round to its own packs, so these hold nothing else.
             paths = dict.fromkeys(x.pack.path for (at, _), x in self._lines.tentative.items() if at == epoch)
             self._lines.delete(tuple(paths))
         self._lines.on_round_ended(epoch)

@@ -1,7 +1,6 @@
 """Check that the line of the next plan can be read: ref, manifest and pack indexes of its epoch, before the plan is committed.
 
-For a restore every byte of the epoch is read: the plan makes later epochs void, and hosts that found damage
-afterwards would leave none of them.
+For a restore every byte of the epoch is read: its plan makes later epochs void, so damage found afterwards could cost all of them.
 """
 
 import msgspec
@@ -13,11 +12,11 @@ from snapline.messages.concerns import Concern
 
 CHECK_RETRY_NS = 1 * SECOND_NS
 CHECK_SAID_TRIES = 30
-"""Tries between two log entries about a store that cannot be read (unreachable, not damaged); it is tried until it is back."""
+"""Number of tries between two log lines about an unreadable (unreachable, not damaged) store; reads are retried without limit."""
 
 
 class Unread(msgspec.Struct, frozen=True):
-    """Nothing is known; a read may start from `not_before_ns` on."""
+    """Nothing is known; a read may start at `not_before_ns`."""
 
     not_before_ns: int = 0
 
@@ -78,7 +77,7 @@ class LineCheck:
             self._stage, self._tries = Readable(event.epoch, stage.is_whole), 0
 
     def concerns(self) -> list[Concern]:
-        """Return the wait for the store."""
+        """Return a concern if the recovery waits for the store."""
         if not self._tries:
             return []
         text = f"the recovery waits for the store: {self._reason}"

@@ -1,12 +1,12 @@
-"""Planned moves of agents: off hosts that an operator drains, and over to hosts that have fewer.
+"""Planned moves of agents: off hosts that an operator drains, or to hosts with fewer agents.
 
-Agents move by a plan, as after a failure, but from an epoch that begins for this plan. So nothing is lost, and only turns taken
-while that epoch was made are repeated. Where agents checkpoint by themselves no epoch is needed before: the plan makes one of the live states.
+Agents move by a plan, as after a failure, but from an epoch that is begun for this plan. So nothing is lost, and only turns taken while
+that epoch was made are repeated. Where agents checkpoint on their own, no such epoch is needed: the plan makes one of the live states.
 
-Effects are held before, and those that are being called end (`quiescence.py`): else the plan would put them in doubt.
+Before the move, effects are held and running ones end (`quiescence.py`); otherwise the plan would leave them in doubt.
 
-The log records that a host is drained, and every plan does without it as long as another host is there. A request to spread agents
-evenly is known to this leader only, under this plan: the operator checks the result, and asks again.
+The log records that a host is drained, and plans exclude it as long as another host is attached. A request to spread agents evenly is
+volatile and counts for the present plan only: the operator checks the result, and repeats the request if needed.
 """
 
 import msgspec
@@ -24,7 +24,7 @@ REASON = "move"
 
 
 class _Moving(msgspec.Struct, frozen=True):
-    """The move to be made. `begun`: epochs that had begun under this plan when it was first seen: a later one is its line."""
+    """The pending move. `begun`: newest epoch begun when the move was first seen; a later epoch is its line."""
 
     plan: int
     begun: int
@@ -32,7 +32,7 @@ class _Moving(msgspec.Struct, frozen=True):
 
 
 class Moves:
-    """Operators' requests for placement. Volatile, but for the marks of hosts."""
+    """Operators' placement requests. Volatile, except for the drain marks in the log."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions, quiescence: Quiescence) -> None:
         self._shared = shared
@@ -43,7 +43,7 @@ class Moves:
         """The plan whose agents are to be spread evenly."""
         self._moving: _Moving | None = None
         self._uneven: tuple[tuple[int, list[str]], bool] | None = None
-        """Plan and hosts, and whether agents are spread unevenly over them."""
+        """Cached answer: ((plan, hosts), whether agents are spread unevenly over them)."""
 
     def on_requested(self, event: MovesRequested) -> None:
         """Take an operator's request, perhaps a repeated one."""
@@ -51,7 +51,7 @@ class Moves:
         if event.is_even:
             self._even_plan, self._uneven = self._shared.state.plan_number, None
 
-    # ---- questions ------------------------------------------------------------------------------------------------
+    # ---- queries --------------------------------------------------------------------------------------------------
 
     @property
     def is_even(self) -> bool:
@@ -60,7 +60,7 @@ class Moves:
 
     @property
     def is_moving(self) -> bool:
-        """Return whether agents are about to move: periodic epochs wait."""
+        """Return whether agents are about to move; periodic epochs wait then."""
         return self._moving is not None
 
     @property
@@ -76,20 +76,20 @@ class Moves:
         return moving.reason if moving is not None and self._is_line_there(moving) else ""
 
     def usable(self, hosts: list[str]) -> list[str]:
-        """Return those of `hosts` that are not drained; all if none is left."""
-        known = self._shared.state.image.hosts
-        return [host for host in hosts if not known[host].is_drained] or hosts
+        """Return those of `hosts` that are not drained, or all if none would be left."""
+        records = self._shared.state.image.hosts
+        return [host for host in hosts if not records[host].is_drained] or hosts
 
     def concerns(self) -> list[Concern]:
-        """Return the hosts that get no agents."""
+        """Return the drained hosts."""
         drained = [host for host, record in self._shared.state.image.hosts.items() if record.is_drained]
         text = "is drained: it gets no agents until `snapline host resume`"
         return [Concern("drained", (host,), 0, f"host {host} {text}") for host in drained]
 
-    # ---- deciding -------------------------------------------------------------------------------------------------
+    # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Mark hosts, answer the requests for it, and check whether agents have to move."""
+        """Propose drain marks, answer the requests, and check whether agents have to move."""
         for request, wanted in list(self._requests.items()):
             self._follow(request, wanted)
         state = self._shared.state
@@ -107,7 +107,7 @@ class Moves:
             self._moving = _Moving(state.plan_number, state.image.begun, reason)
 
     def _must_go_on(self) -> bool:
-        """Return whether a plan must follow: a wanted plan freezes agents that checkpoint by themselves, and only a plan ends that."""
+        """Return whether the move must be completed: autonomous agents may be frozen for it, and only a plan ends that freeze."""
         state, moving = self._shared.state, self._moving
         is_wanted = moving is not None and moving.plan == state.plan_number
         return is_wanted and state.is_autonomous and state.phase == RUNNING
@@ -125,35 +125,38 @@ class Moves:
             self._shared.out.append(AnswerMoves(request, refused, self._shared.state.plan_number, is_moving))
             return
         for mark in (True, False):
-            hosts = tuple([host for host, wished in open_marks if wished == mark])
+            hosts = tuple([host for host, is_drain in open_marks if is_drain == mark])
             if hosts:
                 self._shared.propose(f"drain/{mark}/{hosts[0]}", op.DrainHosts(hosts, mark))
 
     def _why(self) -> str:
-        """Return why agents have to move; "" if they need not, or cannot now."""
+        """Return why agents have to move; "": they need not, or cannot now."""
         state, plan = self._shared.state, self._shared.state.plan
         if plan is None or state.phase != RUNNING:
             return ""
         drained = [host for host in plan.hosts if state.image.hosts[host].is_drained]
         if not drained and not self.is_even:
             return ""
-        here = self.usable(self._host_sessions.attached())
-        if not here or state.image.hosts[here[0]].is_drained:
+        usable = self.usable(self._host_sessions.attached())
+        if not usable or state.image.hosts[usable[0]].is_drained:
             return ""
         if drained:
             return f"agents leave {', '.join(drained)}"
-        return "agents are spread evenly" if self.is_even and self._is_uneven(here) else ""
+        return "agents are spread evenly" if self.is_even and self._is_uneven(usable) else ""
 
     def _is_uneven(self, hosts: list[str]) -> bool:
-        """Return whether a plan that spreads agents over these hosts would move any; computed once for each request."""
-        state, known = self._shared.state, self._uneven
-        if known is None or known[0] != (state.plan_number, hosts):
+        """Return whether a plan that spreads agents over these hosts would move any; computed once per request."""
+        state, cached = self._shared.state, self._uneven
+        if cached is None or cached[0] != (state.plan_number, hosts):
             agents = [(agent, record.host) for agent, record in state.living_agents()]
-            wanted = place(agents, hosts, state.image.places, is_even=True)
-            known = self._uneven = ((state.plan_number, hosts), any(wanted[agent] != host for agent, host in agents))
-        return known[1]
+            placement = place(agents, hosts, state.image.places, is_even=True)
+            cached = self._uneven = (
+                (state.plan_number, hosts),
+                any(placement[agent] != host for agent, host in agents),
+            )
+        return cached[1]
 
     def _is_line_there(self, moving: _Moving) -> bool:
-        """Return whether the plan's line is there; open epochs end first, so the plan loses none."""
+        """Return whether the plan's line is complete; open epochs end first, so the plan loses none."""
         state = self._shared.state
         return state.is_autonomous or (state.newest_complete() > moving.begun and not state.open_epochs())

@@ -1,10 +1,9 @@
 """Time limits for hosts that have received a plan and do not answer.
 
-A host answers with PlanApplied or PlanRefused. Until then its heartbeats report the progress of loading. A host without
-progress for ANSWER_NS counts as failed, and a plan without it is made. A host that is silent meanwhile, with an open stream, is busy: for that
-time it is not overdue. If no host makes progress, the cause is not the hosts: the plan is made
-anew, for them all. Either way the next plan is waited for twice as long, until one has been applied: a fleet with one slow
-loading step must finish too.
+A host answers with PlanApplied or PlanRefused. Until then its heartbeats report the progress of loading. A host without progress for
+ANSWER_NS counts as failed, and the next plan excludes it. A silent host with an open stream is busy, and its silent time does not
+count. If no host makes progress, the hosts are not the cause: the plan is made again for all of them. Either way the time limit doubles
+for the next plan, until one is applied: a fleet with one slow loading step must finish too.
 """
 
 from snapline.coordinator.leader.hosts.host_sessions import QUIET_NS, HostSessions
@@ -13,25 +12,25 @@ from snapline.coordinator.state.fleet_records import PlanRecord
 from snapline.messages.concerns import Concern
 
 ANSWER_NS = 5 * SECOND_NS
-"""Two and a half times the limit for a silent host: loading may pause for a moment because of one large state."""
+"""Time without progress after which a host counts as failed; loading may pause for a moment because of one large state."""
 
 DOUBLINGS_MAX = 5
-"""Largest number of doublings: waiting for up to 160 s."""
+"""Largest number of doublings: the longest wait is 160 s."""
 
 SHOWN_NS = SECOND_NS
 
 Place = tuple[int, int, int]
-"""Plan, session, and progress of loading."""
+"""(plan, session, number of loaded steps)."""
 
 
 class PlanAnswers:
-    """Hosts that are waited for. Volatile."""
+    """Hosts that have not answered the present plan. Volatile."""
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
         self._host_sessions = host_sessions
         self._waits: dict[str, tuple[Place, int]] = {}
-        """Host that has not answered → its place, and since when."""
+        """Host that has not answered → (its place, time since when)."""
         self._doublings = 0
 
     def shift(self, late_ns: int) -> None:
@@ -48,7 +47,7 @@ class PlanAnswers:
         self._waits = {}
 
     def overdue(self, plan: PlanRecord, answered: list[str]) -> dict[str, str]:
-        """Return the hosts whose time is over, and what they did not do."""
+        """Return the overdue hosts → what they have not done."""
         late = {}
         for host in plan.hosts:
             session = self._host_sessions.attached_session(host)
@@ -66,18 +65,18 @@ class PlanAnswers:
         return late
 
     def give_up(self) -> None:
-        """Give the next plan more time: a decision was taken."""
+        """Give the next plan twice the time: this one is replaced, or hosts were evicted."""
         self._doublings = min(self._doublings + 1, DOUBLINGS_MAX)
         self._waits = {}
 
     def concerns(self) -> list[Concern]:
         """Return the hosts that have not answered."""
-        found = []
+        concerns = []
         for host, ((number, _, _), since_ns) in self._waits.items():
             lasts_ns = self._shared.now - since_ns
             if lasts_ns >= SHOWN_NS:
-                found.append(Concern("plan", (host,), lasts_ns, f"host {host}: {_said(number, lasts_ns)}"))
-        return found
+                concerns.append(Concern("plan", (host,), lasts_ns, f"host {host}: {_said(number, lasts_ns)}"))
+        return concerns
 
 
 def _said(number: int, lasts_ns: int) -> str:

@@ -1,26 +1,30 @@
 """Plans: when the fleet (re)starts, from which line, and on which hosts.
 
-A plan is needed to start the fleet, after the loss of a host with agents (the state says so, `need`), and after an agent
-failed or a host could not apply the plan (volatile: hosts repeat it), or for a restore (`restores.py`) or a move of
-agents (`moves.py`). Then, in this order:
+A plan is needed
 
-1. Every host with agents is either attached, or lost for longer than its grace, or has left. A host whose stream is broken
-   is waited for, since it will be back or be lost within two seconds. While no host at all is attached the graces do not
-   run: after a power failure the first one back must not get everything.
-   A host that was evicted because it held the fleet up (`standby_hosts.py`) is not waited for, and not used; one that is drained is not used.
-2. The line is the newest epoch that is complete and not condemned, *and readable*: ref, manifest and pack indexes are read.
-   One that is damaged is condemned and the one before it is next; without any the fleet starts from its initial states.
-   A fork has none: it ends.
-   In autonomous protocols the fleet is frozen before that, and if the surviving states lie past that epoch they are made one
-   themselves: the recovery line is the newest epoch then, and survivors go on from their live states.
-   A restore names its epoch; nothing is made, and no agent keeps a live state.
-3. CommitPlan names the line and all attached hosts. It is refused if the line has moved meanwhile.
-4. The plan goes to all; ConfirmPlan is proposed for each host that has applied it. When all have, the fleet runs. Hosts that
-   make no progress in time are evicted; if that is all of them, the plan is made anew (`plan_answers.py`).
+- to start the fleet;
+- after the loss of a host with agents (`need` in the state);
+- after an agent failed, or a host could not apply the plan (volatile: hosts repeat these reports);
+- for a restore (`restores.py`) or a move of agents (`moves.py`).
 
-Whatever happens in between, the answer is another plan from the same line or an older one; so recovery can be killed at any
-point (G10). Permanent errors end the fleet: a plan that hosts refuse three times for reasons other than damage, an agent
-that fails again and again without a complete epoch in between, a store that stays unreadable.
+Then, in this order:
+
+1. Wait until every host with agents is attached, has left, or is lost for longer than its grace. A host whose stream is broken will be
+   back or lost within two seconds. While no host is attached the graces do not run: after a power failure the first host that returns
+   must not get all agents. A host evicted because it blocked the fleet (`standby_hosts.py`) is neither waited for nor used; a drained
+   host is not used.
+2. Choose the line: the newest epoch that is complete, not condemned, *and readable*: ref, manifest and pack indexes are read. A damaged
+   epoch is condemned, and the previous one is tried. If none is left the fleet starts from its initial states; a fork, which has none,
+   ends. In autonomous protocols the fleet is frozen first. If the surviving states are newer than that epoch, they are made into an
+   epoch, which is the line; survivors continue from their live states. A restore names its epoch: no epoch is made, and no agent keeps
+   a live state.
+3. Propose CommitPlan with the line and all attached hosts. It is refused if the line has changed since.
+4. Send the plan to all hosts, and propose ConfirmPlan for each host that has applied it. When all have, the fleet runs. Hosts that make
+   no progress in time are evicted; if no host makes progress, the plan is made again (`plan_answers.py`).
+
+After any failure in between, another plan follows from the same line or an older one, so a recovery can be killed at any point (G10).
+Permanent errors end the fleet: a plan that hosts refuse three times for reasons other than damage, an agent that fails repeatedly
+without a complete epoch in between, a store that stays unreadable.
 """
 
 import msgspec
@@ -59,22 +63,22 @@ BARRED = (
 )
 
 REFUSALS_MAX = 3
-"""Plans refused in a row, for other reasons than damage, before the fleet ends as failed."""
+"""Number of consecutive refusals, for reasons other than damage, after which the fleet ends as failed."""
 
 AGENT_FAILURES_MAX = 20
-"""Largest number of plans because of one agent without an epoch in between. A bug that strikes each time would recur forever; but a
-message that crashes many agents, each until its retries are over, is no such bug."""
+"""Largest number of plans because of one agent without an epoch in between: a deterministic bug would recur forever. The limit is high
+because a message may crash many agents, each until its retries are over."""
 
 
 class Replaced(msgspec.Struct, frozen=True):
-    """A plan that must be replaced, and why. Volatile: hosts repeat it."""
+    """A plan that must be replaced, and why. Volatile: hosts repeat their reports."""
 
     plan: int
     reason: str
 
 
 class Plans:
-    """Pending plans. Volatile, but for those in the state."""
+    """Maker of plans. Volatile, except for the plans in the state."""
 
     def __init__(
         self,
@@ -102,18 +106,18 @@ class Plans:
         self._moves = moves
         self._loads = loads
         self._told = 0
-        """Number of the plan that was sent to all attached hosts."""
+        """Number of the newest plan that was sent to all attached hosts."""
         self._lost_ns: dict[str, int] = {}
         self._applied: dict[str, tuple[int, int]] = {}
         self._to_confirm: dict[str, None] = {}
-        """Hosts whose entry in `_applied` has not been proposed yet: a scan of all of them for each message would be quadratic."""
+        """Hosts whose entry in `_applied` has not been proposed yet; scanning all hosts for each message would be quadratic."""
         self._replaced: Replaced | None = None
         self._refusals = 0
         self._barred_ns: int | None = None
         self._agent_failures: tuple[int, dict[str, int]] = (0, {})
-        """(newest epoch not made for a recovery, agent → plans since then because it failed)."""
+        """(newest epoch not made for a recovery, agent → number of plans since then because it failed)."""
 
-    # ---- what is heard --------------------------------------------------------------------------------------------
+    # ---- messages -------------------------------------------------------------------------------------------------
 
     def on_applied(self, session: HostSession, message: PlanApplied) -> None:
         """Note that a host has applied a plan."""
@@ -131,7 +135,7 @@ class Plans:
         if message.damaged_epoch and message.damaged_epoch == plan.line_epoch:
             self._shared.condemn(plan.line_epoch, message.path, message.reason)
             return
-        self._refusals += not message.may_pass  # a store that is away may be back
+        self._refusals += not message.may_pass  # an unreachable store may become reachable again
         reason = f"host {session.host} could not apply plan {plan.number}: {message.reason}"
         self._shared.note("error", reason)
         if self._refusals >= REFUSALS_MAX:
@@ -159,26 +163,26 @@ class Plans:
             self._replaced = Replaced(plan.number, reason)
 
     def _newest_regular(self) -> int:
-        """Return the newest complete epoch that was not made for a recovery: those show no progress."""
+        """Return the newest complete epoch that was not made for a recovery: recovery epochs show no progress."""
         epochs = self._shared.state.image.epochs
         regular = [x for x in self._shared.state.complete_epochs() if epochs[x].trigger != RECOVERY_TRIGGER]
         return regular[-1] if regular else 0
 
     def on_plan_ended(self) -> None:
-        """Reset after CommitPlan: a line is read again for the next plan."""
+        """Reset after CommitPlan: the next plan's line is read again."""
         self._line_check.on_plan_ended()
         self._modes.mode.on_plan_ended()
 
     def on_confirmation_ended(self, kind: op.ConfirmPlan, result: OperationResult | None) -> None:
-        """Queue the host again if ConfirmPlan was not committed, or if its answer changed meanwhile."""
+        """Queue the host again if ConfirmPlan was not committed, or if the host's answer has changed since."""
         is_written = result is not None and not result.is_refused
         if not is_written or self._applied.get(kind.host) != (kind.plan, kind.host_start):
             self._to_confirm[kind.host] = None
 
-    # ---- deciding -------------------------------------------------------------------------------------------------
+    # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self, *, is_news_of_hosts: bool) -> None:
-        """Start, restart, confirm; without news of hosts no further host counts as lost or late."""
+        """Start, restart and confirm. Without news of hosts, lost and late hosts are not checked."""
         state = self._shared.state
         self._triggers.on_plan_judged(is_wanted=state.plan is not None and bool(self._reason()))
         if is_news_of_hosts:
@@ -261,7 +265,7 @@ class Plans:
             self._commit(line, hosts, reason)
 
     def _is_barred(self, line: int) -> bool:
-        """Return whether the fleet would begin anew although it had snapshots: that needs an operator's consent."""
+        """Return whether the fleet would restart from its initial states although it had snapshots: that needs an operator's consent."""
         is_barred = not line and bool(self._shared.state.image.condemned) and not self._shared.options.may_begin_anew
         if is_barred and self._barred_ns is None:
             self._barred_ns = self._shared.now
@@ -271,7 +275,7 @@ class Plans:
         return is_barred
 
     def concerns(self) -> list[Concern]:
-        """Return that the fleet does not begin anew by itself."""
+        """Return a concern if the recovery waits for an operator's consent to begin anew."""
         if self._barred_ns is None:
             return []
         return [Concern("store", (), self._shared.now - self._barred_ns, BARRED)]
@@ -289,17 +293,17 @@ class Plans:
     def _commit(self, line: int, hosts: list[str], reason: str) -> None:
         number = self._shared.state.plan_number
         losses = self._losses(line) if self._shared.state.plan is not None else LossReport(0)
-        what = (number, line, tuple(hosts), op.clip(reason), losses.rolled_back, losses.checkpoints)
+        plan_fields = (number, line, tuple(hosts), op.clip(reason), losses.rolled_back, losses.checkpoints)
         wanted = self._restores.wanted
         is_move, weights = reason == self._moves.reason, self._loads.weights()
-        kind: op.Kind = op.CommitPlan(*what, self._moves.is_even, is_move, weights)
+        kind: op.Kind = op.CommitPlan(*plan_fields, self._moves.is_even, is_move, weights)
         if wanted is not None:
-            kind = op.Restore(*what, wanted.token, wanted.drop_inputs, wanted.agent, wanted.place)
+            kind = op.Restore(*plan_fields, wanted.token, wanted.drop_inputs, wanted.agent, wanted.place)
         if self._shared.propose("plan", kind):
             self._shared.note("info", f"plan {number + 1} from epoch {line} on {', '.join(hosts)}: {reason}")
 
     def _losses(self, line: int) -> LossReport:
-        """Return the plan's losses. A restore rolls all agents back: none was frozen, so no live state counts."""
+        """Return the plan's losses. A restore rolls all agents back, since none was frozen."""
         if self._restores.wanted is not None:
             return LossReport(len(list(self._shared.state.living_agents())))
         return self._modes.mode.losses(line, self._applied)
@@ -332,7 +336,7 @@ class Plans:
             return
         self._answers.give_up()
 
-    # ---- telling --------------------------------------------------------------------------------------------------
+    # ---- sending --------------------------------------------------------------------------------------------------
 
     def _tell_plan(self) -> None:
         directive = self.directive() if self._told != self._shared.state.plan_number else None
@@ -343,7 +347,7 @@ class Plans:
     def directive(self) -> Plan | None:
         """Return the current plan for a new stream; None while a new plan is needed.
 
-        A host that was started again would otherwise begin agents under a plan that its earlier run has confirmed.
+        Otherwise a restarted host would start agents under a plan that its earlier run has confirmed.
         """
         state = self._shared.state
         plan = state.plan

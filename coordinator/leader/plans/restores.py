@@ -1,8 +1,8 @@
-"""Restores: requests to go back to an epoch, and their results.
+"""Restores: requests to return to an epoch, and their results.
 
-One restore at a time is active. `plans.py` makes its plan as any other, but from the requested epoch, and commits it together
-with the marks that make later epochs void (`state/restore.py`). A request bears a token of its client: repeated to this leader or
-the next one, it is the same restore, and its plan in the log is the answer. A leader that dies before that entry has done nothing.
+One restore at a time is active. `plans.py` makes its plan like any other, but from the requested epoch, and commits it together with
+the marks that make later epochs void (`state/restore.py`). The client's token identifies the request: if it is repeated, to this leader
+or the next one, it is the same restore, and its plan in the log is the answer. A leader that dies before that entry has done nothing.
 """
 
 import msgspec
@@ -13,14 +13,14 @@ from snapline.coordinator.state.restore import refusal_of_restore
 from snapline.messages.concerns import Concern
 
 REFUSE_NS = 60 * SECOND_NS
-"""Time for the plan to be committed: lost hosts are waited for some seconds, an unreadable store longer. An operator's
-request is not carried out long after it was made."""
+"""Time limit for the plan: waiting for lost hosts takes seconds, waiting for an unreadable store takes longer. An operator's
+request must not be carried out long after it was made."""
 
 SHOWN_NS = SECOND_NS
 
 
 class WantedRestore(msgspec.Struct, frozen=True):
-    """The active restore. `agent`, `place`: of `ctx.rollback`."""
+    """The active restore. `agent`, `place`: caller and code location of `ctx.rollback`."""
 
     token: str
     epoch: int
@@ -32,10 +32,10 @@ class WantedRestore(msgspec.Struct, frozen=True):
 
 
 class Restores:
-    """The active restore and its requests. Volatile, but for the plan.
+    """The active restore and its requests. Volatile, except for the plan.
 
     Attributes:
-        wanted: the active restore, until its plan is committed, or cannot be.
+        wanted: the active restore, until its plan is committed or refused.
     """
 
     def __init__(self, shared: LeaderState) -> None:
@@ -44,7 +44,7 @@ class Restores:
         self._requests: list[int] = []
         """Requests that wait for the active restore."""
         self._refused: dict[str, str] = {}
-        """Token of an agent's restore → why it is not done."""
+        """Token of an agent's restore → why it was refused."""
 
     def on_requested(self, event: RestoreRequested) -> None:
         """Take an operator's request, perhaps a repeated one."""
@@ -69,11 +69,11 @@ class Restores:
             self.wanted = None
 
     def take_refusal(self, token: str) -> str:
-        """Return once why an agent's restore is not done; "" while it may be."""
+        """Remove and return the reason why an agent's restore was refused; "": it was not."""
         return self._refused.pop(token, "")
 
     def evaluate(self) -> None:
-        """Answer requests that are done, or cannot be."""
+        """Answer requests whose restore is done or impossible."""
         wanted, state = self.wanted, self._shared.state
         if wanted is None:
             return
@@ -100,7 +100,7 @@ class Restores:
             self._shared.out.append(AnswerRestore(request, plan, refused, may_pass))
 
     def concerns(self) -> list[Concern]:
-        """Return the restore that waits."""
+        """Return the active restore if it waits for longer than SHOWN_NS."""
         wanted = self.wanted
         lasts_ns = 0 if wanted is None else self._shared.now - wanted.asked_ns
         if wanted is None or lasts_ns < SHOWN_NS:

@@ -1,11 +1,11 @@
-"""Rollback requests of agents (`ctx.rollback`): each becomes a restore, and the second one for the same reason needs an operator.
+"""Rollback requests of agents (`ctx.rollback`): each becomes a restore, and a second one for the same reason needs an operator.
 
-The requesting agent waits, and loses nothing: its turn had no effect, and its message is kept. Its host repeats the request on every new
-stream, so a leader that dies forgets nothing that it needs. A request belongs to one incarnation of its agent. The next plan, whatever its
-reason, ends that incarnation and the request: the turn is taken again, and may ask again.
+The requesting agent waits and loses nothing: its turn had no effect, and its message is kept. Its host repeats the request on every new
+stream, so requests survive a leader's death. A request belongs to one incarnation of its agent. The next plan, whatever its reason, ends
+that incarnation and the request: the turn runs again, and may repeat the request.
 
-Agents that went back do not remember why, so the log does: the plans of earlier requests, as long as they are kept, and up to
-an operator's last restore, since the operator has looked.
+Agents that were rolled back do not remember why, so the log does. Earlier requests count as long as their plans are kept, and only since an
+operator's last restore, because the operator has seen those before it.
 """
 
 import msgspec
@@ -25,9 +25,10 @@ class RollbackAsked(msgspec.Struct):
     """Rollback request of one incarnation of an agent.
 
     Attributes:
-        epoch: its target; 0 while that is being looked up.
-        refused: why it is not done, for people; "" while it may be.
-        heard_ns: when this leader first heard it.
+        said: the host's message.
+        epoch: the target; 0 while it is being looked up.
+        refused: why the request was refused, for operators; "": it was not.
+        heard_ns: time when this leader first received it.
     """
 
     said: WantRollback
@@ -37,7 +38,7 @@ class RollbackAsked(msgspec.Struct):
 
     @property
     def token(self) -> str:
-        """Token of the restore, the same for each repetition."""
+        """Token of the restore; equal for each repetition."""
         return f"{self.said.agent}@{self.said.incarnation}"
 
     @property
@@ -60,17 +61,17 @@ class Rollbacks:
         record = self._shared.state.image.agents.get(message.agent)
         if record is None or record.host != session.host or not self._is_of_now(message):
             return
-        known = self._wishes.get(message.agent)
-        if known is None or known.said.incarnation != message.incarnation:
+        earlier = self._wishes.get(message.agent)
+        if earlier is None or earlier.said.incarnation != message.incarnation:
             self._wishes[message.agent] = demand = RollbackAsked(message, self._shared.now)
             if message.snapshot != LAST:
                 self._shared.out.append(ResolveSnapshot(message.snapshot))
             self._shared.note("warning", demand.reason)
-        elif known.refused:
-            self._tell(known)
+        elif earlier.refused:
+            self._tell(earlier)
 
     def on_resolved(self, event: SnapshotResolved) -> None:
-        """Take the target epoch, or why there is none."""
+        """Take the target epoch, or the reason why there is none."""
         for demand in self._wishes.values():
             if demand.said.snapshot == event.snapshot and not demand.refused:
                 demand.epoch = event.epoch
@@ -100,7 +101,7 @@ class Rollbacks:
         if demand.said.snapshot == LAST and not epoch:
             self._refuse(demand, "no snapshot is complete yet")
         elif epoch and self._restores.wanted is None:
-            said = demand.said
+            request = demand.said
             self._restores.want(
                 WantedRestore(
                     demand.token,
@@ -108,8 +109,8 @@ class Rollbacks:
                     demand.reason,
                     False,
                     self._shared.now,
-                    agent=said.agent,
-                    place=op.clip(said.place),
+                    agent=request.agent,
+                    place=op.clip(request.place),
                 )
             )
 
@@ -119,10 +120,10 @@ class Rollbacks:
         self._tell(demand)
 
     def _tell(self, demand: RollbackAsked) -> None:
-        said = demand.said
-        session = self._host_sessions.attached_session(self._shared.state.image.agents[said.agent].host)
+        request = demand.said
+        session = self._host_sessions.attached_session(self._shared.state.image.agents[request.agent].host)
         if session is not None:
-            self._shared.send((session.id,), RollbackRefused(said.agent, said.incarnation, demand.refused))
+            self._shared.send((session.id,), RollbackRefused(request.agent, request.incarnation, demand.refused))
 
     def concerns(self) -> list[Concern]:
         """Return the agents that wait for an operator."""

@@ -9,7 +9,7 @@ from snapline.messages.host_messages import CheckpointsStored
 
 
 def without_left(checkpoint: StoredCheckpoint, has_left: Callable[[str], bool]) -> StoredCheckpoint:
-    """Return it without the numbers of agents that have left: messages received from them would look as if never sent."""
+    """Return the checkpoint without the numbers of agents that have left: messages received from them would look like orphans."""
     if not any(map(has_left, (*checkpoint.sent, *checkpoint.received))):
         return checkpoint
     sent = {agent: number for agent, number in checkpoint.sent.items() if not has_left(agent)}
@@ -18,7 +18,7 @@ def without_left(checkpoint: StoredCheckpoint, has_left: Callable[[str], bool]) 
 
 
 def shape_problem(message: CheckpointsStored) -> str:
-    """Return what is wrong with the lengths of columns, or indices in them; "" if nothing is."""
+    """Return what is wrong with the columns' lengths or indices; "": nothing."""
     names, agents = len(message.names), len(message.agents)
     if not {len(message.numbers), len(message.bases)} <= {agents} or len(message.turns) not in (0, agents):
         return "the columns of its agents differ in length"
@@ -34,7 +34,7 @@ def shape_problem(message: CheckpointsStored) -> str:
 
 
 def checkpoints_of(message: CheckpointsStored) -> Iterator[StoredCheckpoint]:
-    """Yield the report's checkpoints, with the channels that have changed. The first one bears the bytes of all logs."""
+    """Yield the report's checkpoints, with the channels that have changed. The first one carries the size of all logs."""
     names = message.names
     sent: list[dict[str, int]] = [{} for _ in message.agents]
     received: list[dict[str, int]] = [{} for _ in message.agents]

@@ -1,14 +1,14 @@
 """Ledger of a logged fleet's checkpoints in the store, and the recovery line that follows from them.
 
-One ledger serves one plan. It begins with the *base*, the newest complete epoch (0: the initial states, each of which is a
-checkpoint with number 0 in a pack of its own kind), and takes in hosts' reports above it. `recovery/history.py` finds the
-line; here are the files: which pack holds which checkpoint, which of them no line can need any more.
+One ledger serves one plan. It begins with the *base*, the newest complete epoch, and adds checkpoints that hosts report above it. Base 0
+is the initial states, each of which is a checkpoint 0 in a pack of its own kind. `recovery/history.py` computes the line; the ledger
+keeps the files: which pack holds which checkpoint, and which packs no line can need any more.
 
-`FleetHistory` numbers checkpoints from 0 for each agent, and an agent of the base epoch may have any number there. So there an
-agent's checkpoint of the base epoch is number 1, after the implicit 0, and `_shift` leads from ours to its.
+`FleetHistory` numbers each agent's checkpoints from 0, but the base epoch may hold an agent's checkpoint with any number. So the history
+calls that checkpoint number 1, after the implicit 0; `_shift` converts ledger numbers to history numbers.
 
-The line never falls below the base while a plan lasts: the base is consistent. Checkpoints at or below it are forgotten, files
-included, since plans start from the base or from checkpoints above it.
+The base is consistent, so the line never falls below it while a plan lasts. Checkpoints at or below the base are forgotten, including
+files, since plans start from the base or from checkpoints above it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,14 +31,13 @@ class Ledger:
     """The checkpoints of one plan.
 
     Attributes:
-        plan, base_epoch: the plan and base that it belongs to.
-        base: agent → number of its checkpoint in the base epoch; agents that are unborn there, or where there is no base
-            epoch, have none.
-        newest: agent → number of its newest checkpoint; 0 for one that has none.
-        packs: by path, all that hold something.
-        log_bytes: of the sender logs in them.
-        problems: impossible reports; for the log of the process.
-        left: agents that have left since. They stay in the history; an epoch that began before holds them as the base does.
+        plan, base_epoch: the plan and base epoch of the ledger.
+        base: agent → number of its checkpoint in the base epoch; without agents that are unborn there.
+        newest: agent → number of its newest checkpoint; 0: none.
+        packs: path → pack, for all packs that hold checkpoints.
+        log_bytes: size of the sender logs in the packs.
+        problems: impossible reports, to be logged.
+        left: agents that have left since. They stay in the history; an epoch that began earlier holds them as the base does.
     """
 
     def __init__(
@@ -49,8 +48,11 @@ class Ledger:
         initial: Iterable[str],
         damaged: Mapping[str, int],
     ) -> None:
-        """`initial`: agents that have a checkpoint 0 in a pack if there is no base epoch. `damaged`: agent → number of its
-        first checkpoint that cannot be read: that one and later ones do not count."""
+        """Begin with the checkpoints of the base epoch.
+
+        `initial`: agents that have a checkpoint 0 in a pack if there is no base epoch. `damaged`: agent → number of its first
+        unreadable checkpoint; that one and later ones do not count.
+        """
         self.plan = plan
         self.base_epoch = base_epoch
         self.base: dict[str, int] = {}
@@ -66,7 +68,7 @@ class Ledger:
         self._shift: dict[str, int] = {}
         self._paths: dict[str, dict[int, str]] = {}
         self._held: dict[str, dict[str, int]] = {}
-        """Path → agent → the highest number it holds of that agent."""
+        """Path → agent → highest checkpoint number of that agent in the pack."""
         self._pack_log_bytes: dict[str, int] = {}
         self._turns: dict[str, int] = {}
         self._line: dict[str, int] | None = None
@@ -84,16 +86,16 @@ class Ledger:
             self.base[agent] = self.newest[agent] = checkpoint.number
 
     def join(self, agent: str) -> None:
-        """Add a new agent, with checkpoint 0: it has done nothing, and needs no file. Repeated: no effect."""
+        """Add a new agent with an implicit checkpoint 0, which needs no file. Idempotent."""
         if agent not in self.newest:
             self.history.join(agent)
             self.newest[agent] = 0
             self._line = None
 
-    # ---- taking in ------------------------------------------------------------------------------------------------
+    # ---- additions ------------------------------------------------------------------------------------------------
 
     def hold(self, checkpoints: Iterable[StoredCheckpoint]) -> None:
-        """Note that these are in the store, whether they can be added now or not."""
+        """Note that these checkpoints are in the store, whether they can be added now or not."""
         before = dict.fromkeys(self._held)
         for checkpoint in checkpoints:
             path = checkpoint.pack.path
@@ -106,9 +108,9 @@ class Ledger:
                 held[checkpoint.agent] = max(checkpoint.number, held.get(checkpoint.agent, 0))
 
     def add(self, checkpoint: StoredCheckpoint) -> str:
-        """Take in a checkpoint that is held. Returns "added", "known" (or past), "void" or "gap": one before it is missing.
+        """Add a checkpoint that is held. Return "added", "known" (or past), "void", or "gap" if its predecessor is missing.
 
-        Tables may be whole, or name only the channels that changed since the agent's checkpoint before.
+        Its tables may be complete, or name only the channels that changed since the agent's previous checkpoint.
         """
         agent, number = checkpoint.agent, checkpoint.number
         if number >= self._damaged.get(agent, number + 1) or agent in self.left:
@@ -126,8 +128,8 @@ class Ledger:
             return GAP
         self._turns[agent] = self._turns.get(agent, 0) + checkpoint.turns
         try:
-            place = number + self._shift.get(agent, 0)
-            self.history.add(agent, place, checkpoint.sent, checkpoint.received, self._turns[agent])
+            history_number = number + self._shift.get(agent, 0)
+            self.history.add(agent, history_number, checkpoint.sent, checkpoint.received, self._turns[agent])
         except ProtocolError as error:
             self.problems.append(f"checkpoint {number} of agent {agent} is not used: {error}")
             self._damaged[agent] = number
@@ -138,39 +140,39 @@ class Ledger:
         return ADDED
 
     def leave(self, agent: str) -> None:
-        """Mark an agent as gone: it has stopped, and the base holds all it ever sent as received."""
+        """Mark an agent as left: it has stopped, and the base has received everything it sent."""
         if agent in self.newest:
             self.left[agent] = None
             for held in self._held.values():
                 held.pop(agent, None)
 
     def report_live(self, agent: str, received: Mapping[str, int], turns: int) -> None:
-        """Take an agent's live position, `turns` after its newest checkpoint."""
+        """Take an agent's live position, `turns` turns after its newest checkpoint."""
         self.join(agent)
         self.history.report_live(agent, received, turns=self._turns.get(agent, 0) + turns)
 
     def why_not_advanced(self) -> str:
-        """Return a sentence for people: no agent has a newer checkpoint, or the newer ones fit into no consistent cut."""
+        """Return an explanation for operators: no agent has a newer checkpoint, or the newer ones fit into no consistent cut."""
         newer = [agent for agent, number in self.newest.items() if number > self.base.get(agent, 0)]
         if not newer:
             return f"no agent has taken a checkpoint since epoch {self.base_epoch}: they do as their policy says"
-        named = ", ".join(newer[:AGENTS_NAMED_MAX]) + (", …" if len(newer) > AGENTS_NAMED_MAX else "")
+        names = ", ".join(newer[:AGENTS_NAMED_MAX]) + (", …" if len(newer) > AGENTS_NAMED_MAX else "")
         return (
             f"the recovery line has not advanced since epoch {self.base_epoch}: {len(newer)} of {len(self.newest)} agents have "
-            f"newer checkpoints ({named}), and none of these fits into a consistent cut; a protocol that forces checkpoints, such as "
+            f"newer checkpoints ({names}), and none of these fits into a consistent cut; a protocol that forces checkpoints, such as "
             "hmnr, makes it advance"
         )
 
-    # ---- questions ------------------------------------------------------------------------------------------------
+    # ---- queries --------------------------------------------------------------------------------------------------
 
     @property
     def is_ready(self) -> bool:
-        """Return whether a line can be made an epoch: each agent has a checkpoint to begin with."""
+        """Return whether a line can be made into an epoch: each agent has a first checkpoint."""
         return not self._missing
 
     @property
     def line(self) -> dict[str, int]:
-        """The recovery line if all agents fail: number by agent."""
+        """The recovery line if all agents fail: agent → checkpoint number."""
         if self._line is None:
             shift = self._shift
             self._line = {agent: place - shift.get(agent, 0) for agent, place in self.history.total_line().items()}
@@ -194,27 +196,27 @@ class Ledger:
     def line_agents(
         self, members: Iterable[tuple[str, AgentRecord]], line: Mapping[str, int]
     ) -> tuple[tuple[LineAgent, ...], dict[str, ReportedPack]]:
-        """Return the agents with their packs, and the packs by path, that make `line` an epoch of `members`."""
+        """Return the agents with their packs, and the packs by path, to make `line` into an epoch of `members`."""
         agents: list[LineAgent] = []
         packs: dict[str, ReportedPack] = {}
         for agent, record in members:
             number = self.base.get(agent, 0) if agent in self.left else line.get(agent, 0)
             base_number = self.base.get(agent, -1)
             first = base_number + 1 if base_number >= 0 or agent in self._initial else 1
-            known = self._paths.get(agent, {})
-            paths = tuple([known[x] for x in range(first, number + 1)])
+            pack_paths = self._paths.get(agent, {})
+            paths = tuple([pack_paths[x] for x in range(first, number + 1)])
             packs.update((path, self.packs[path]) for path in paths)
             agents.append(LineAgent(agent, record.kind, record.host, record.incarnation, number, base_number, paths))
         return tuple(agents), packs
 
-    # ---- moving on ------------------------------------------------------------------------------------------------
+    # ---- changes --------------------------------------------------------------------------------------------------
 
     def rebase(self, epoch: int, line: Mapping[str, int]) -> None:
         """Make `line`, which has become an epoch, the new base."""
         self.base_epoch = epoch
         for agent, number in line.items():
             if number == 0 and agent not in self._initial and agent not in self.base:
-                continue  # not made yet there
+                continue  # not created yet on this line
             self.base[agent] = number
             place = self.place_of(agent, number)
             known = self.history.checkpoints_of(agent)
@@ -232,15 +234,15 @@ class Ledger:
         self._line = None
 
     def take_obsolete(self) -> tuple[str, ...]:
-        """Release and return the packs in which no checkpoint lies above the base."""
+        """Forget and return the packs that hold no checkpoint above the base."""
         if not self.base_epoch:
             return ()
         base = self.base
-        found = tuple(
+        obsolete = tuple(
             [path for path, held in self._held.items() if all(x <= base.get(agent, 0) for agent, x in held.items())]
         )
-        self.release(found)
-        return found
+        self.release(obsolete)
+        return obsolete
 
     def release(self, paths: Iterable[str]) -> None:
         """Forget packs that are to be deleted."""
@@ -250,10 +252,10 @@ class Ledger:
             self.log_bytes -= self._pack_log_bytes.pop(path, 0)
 
     def lowest_in(self, path: str, agent: str) -> dict[str, int]:
-        """Return the first checkpoint that a pack holds above the base, of `agent` or (empty) of each agent."""
-        found: dict[str, int] = {}
+        """Return the lowest checkpoint above the base in a pack, for `agent` or (empty) for each agent."""
+        lowest: dict[str, int] = {}
         for name in [agent] if agent else list(self._held.get(path, {})):
-            numbers = [number for number, known in self._paths.get(name, {}).items() if known == path]
+            numbers = [number for number, pack_path in self._paths.get(name, {}).items() if pack_path == path]
             if numbers:
-                found[name] = min(numbers)
-        return found
+                lowest[name] = min(numbers)
+        return lowest

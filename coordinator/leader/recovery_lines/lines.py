@@ -1,18 +1,18 @@
 """Lines: the checkpoints in the store above the newest complete epoch, and the recovery line.
 
-In logged protocols the recovery line is materialised: it becomes an epoch, and everything after that is as with epochs that
-hosts make. This part keeps the ledger (`ledger.py`) up to date:
+In logged protocols the recovery line is materialised: it becomes an epoch, which is then handled like epochs that hosts make. This part
+keeps the ledger (`ledger.py`) up to date:
 
-1. After the leader's start and after every plan the store is scanned: base epoch and checkpoint packs of the plan. Reports
-   of hosts that come meanwhile wait and are added after.
-2. A report is acknowledged (CheckpointsKnown) when all of it is in the ledger; hosts repeat it until then. A checkpoint
-   whose predecessor is missing waits; if that lasts, the store is scanned again.
-3. A line that has become an epoch is the new base. Packs wholly at or below it are deleted; those of earlier plans are swept
-   when a scan has shown that this plan's base can be read.
+1. After the leader's start and after every plan the store is scanned: the base epoch and the plan's checkpoint packs. Reports that
+   arrive during the scan are added afterwards.
+2. A report is acknowledged (CheckpointsKnown) when all of it is in the ledger; hosts repeat it until then. A checkpoint whose predecessor
+   is missing waits; after GAP_NS the store is scanned again.
+3. A line that has become an epoch is the new base. Packs without checkpoints above it are deleted. Packs of earlier plans are swept when
+   a scan has shown that this plan's base can be read.
 
-*Damage.* A checkpoint that cannot be read, and the agent's later ones, do not count: the log that leads to them is lost. If
-the base is damaged, nothing above it can be made an epoch. In both cases the fleet cannot complete an epoch as it should any
-more, so `problem` asks for a plan, at once: later it would lose more.
+*Damage.* An unreadable checkpoint and the agent's later ones do not count: the log between them is lost. If the base is damaged, nothing
+above it can be made into an epoch. In both cases the fleet cannot complete epochs as it should, so `problem` requests a plan at once; a
+later plan would lose more.
 """
 
 import msgspec
@@ -36,13 +36,13 @@ from snapline.messages.host_messages import CheckpointsKnown, CheckpointsStored
 
 SCAN_RETRY_NS = 1 * SECOND_NS
 SCAN_TRIES_MAX = 60
-"""Largest number of scans of a store that cannot be read (unreachable, not damaged): a minute, as for a plan's line."""
+"""Largest number of scans of an unreadable (unreachable, not damaged) store: about a minute."""
 
 GAP_NS = 2 * SECOND_NS
-"""Time to wait for a report's missing predecessor: after that it is in the store, or nowhere."""
+"""Time to wait for a report's missing predecessor: after that it is in the store or lost."""
 
 LEFT_MAX = 1024
-"""Number of agents that have left and may always stay in the ledger. A new scan costs as much as the start of a leader."""
+"""Number of departed agents that the ledger may always keep. Rebuilding it costs a scan, as much as the start of a leader."""
 
 WAITING_MAX = 65_536
 """Largest number of reports that wait for a scan. Further ones are not acknowledged, so hosts repeat them on their next stream."""
@@ -60,7 +60,7 @@ class WaitingReport(msgspec.Struct, frozen=True):
 
 
 class Scan(msgspec.Struct, frozen=True):
-    """A running scan of the store. `is_late`: its findings may be too old, so another one follows."""
+    """A running scan of the store. `is_late`: its result may be outdated, so another one follows."""
 
     plan: int
     base_epoch: int
@@ -72,10 +72,10 @@ class Lines:
 
     Attributes:
         ledger: None until the store has been scanned under the current plan.
-        problem: why a plan is wanted; "" if nothing is wrong.
-        is_base_lost: nothing above the base can be made an epoch.
-        tentative: by (round, agent), checkpoints of rounds that are not decided.
-        finished: agents that have stopped and may leave: all that they ever sent is received in the base, which is published.
+        problem: why a plan is wanted; "": none is.
+        is_base_lost: the base is damaged, so nothing above it can be made into an epoch.
+        tentative: (round, agent) → checkpoint of an undecided round.
+        finished: agents that have stopped and may leave: the published base has received everything that they sent.
     """
 
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
@@ -88,7 +88,6 @@ class Lines:
         self.finished: dict[str, None] = {}
         self._plan = 0
         self._scan: Scan | None = None
-        """The running scan."""
         self._scan_at_ns = 0
         self._scan_tries = 0
         self._is_swept = False
@@ -98,22 +97,22 @@ class Lines:
         self._is_gap_scanned = False
         self._damaged: dict[str, int] = {}
         self._unheard: dict[str, int] | None = None
-        """Host → its run, of those that were alive before this leader and have not been heard here; None before the first look."""
+        """Host that was alive before this leader and has not been heard here → its run; None before the first evaluation."""
         self._materialising: dict[int, dict[str, int]] = {}
-        """Epoch → the line it is to hold; until it is the base, or no more."""
+        """Epoch → line that it will hold; until the epoch is the base or aborted."""
         self._finishing: dict[int, tuple[str, ...]] = {}
-        """The same of `finished`."""
+        """Epoch → value of `finished` once the epoch is published."""
 
-    # ---- questions ------------------------------------------------------------------------------------------------
+    # ---- queries --------------------------------------------------------------------------------------------------
 
     @property
     def has_advanced(self) -> bool:
-        """Return whether there is a line past the newest complete epoch, and it can be made one."""
+        """Return whether the line is past the newest complete epoch, and can be made into an epoch."""
         return self.is_ready and self.ledger is not None and self.ledger.has_advanced
 
     @property
     def is_ready(self) -> bool:
-        """Return whether a line can be made an epoch, be it the base once more."""
+        """Return whether the line can be made into an epoch, even if it is still the base."""
         ledger = self.ledger
         return (
             ledger is not None
@@ -124,12 +123,12 @@ class Lines:
 
     @property
     def is_settled(self) -> bool:
-        """Return whether all reports are in the ledger, or nothing more can be done with them."""
+        """Return whether all reports are in the ledger, or the base is lost."""
         return self.is_base_lost or (self.ledger is not None and not self._waiting and not self._unheard)
 
     @property
     def is_behind(self) -> bool:
-        """Return whether some agent's newest checkpoint is not on the line: others hold it back."""
+        """Return whether some agent's newest checkpoint is past the line, because other agents hold the line back."""
         ledger = self.ledger
         return ledger is not None and any(number > ledger.line.get(agent, 0) for agent, number in ledger.newest.items())
 
@@ -139,15 +138,15 @@ class Lines:
         return self.ledger.log_bytes if self.ledger is not None else 0
 
     def newest(self) -> dict[str, int]:
-        """Agent → number of its newest checkpoint that counts."""
+        """Return agent → number of its newest checkpoint."""
         return {} if self.ledger is None else dict(self.ledger.newest)
 
-    # ---- what is heard --------------------------------------------------------------------------------------------
+    # ---- messages -------------------------------------------------------------------------------------------------
 
     def on_stored(self, session: HostSession, message: CheckpointsStored) -> None:
         """Take a report of durable checkpoints, perhaps a repeated one."""
         if message.host_start != session.start or not self._plan:
-            return  # without a plan, or in a fleet whose hosts make the epochs, there is nothing to take it in
+            return  # no plan, or a fleet whose hosts make the epochs: there is no ledger
         problem = shape_problem(message)
         is_current = message.plan == self._shared.state.plan_number
         if is_current and not problem:
@@ -193,11 +192,11 @@ class Lines:
         base = [without_left(x, has_left) for x in event.base if not has_left(x.agent)]
         initial = [agent for agent in initial if not has_left(agent)]
         ledger = self.ledger = Ledger(event.plan, event.base_epoch, base, initial, self._damaged)
-        found = [without_left(x, has_left) for x in event.found if not has_left(x.agent)]
-        ledger.hold(found)
-        for checkpoint in found:
-            # One without its predecessor is of no use, or was written during the scan: then its report is yet to come.
-            # Of rounds nothing is taken: a new leader aborts what was open.
+        checkpoints = [without_left(x, has_left) for x in event.found if not has_left(x.agent)]
+        ledger.hold(checkpoints)
+        for checkpoint in checkpoints:
+            # A checkpoint without its predecessor is useless, or was written during the scan and will be reported.
+            # Tentative checkpoints are skipped: a new leader aborts open rounds.
             if checkpoint.basis != TENTATIVE or checkpoint.number <= ledger.base.get(checkpoint.agent, 0):
                 ledger.add(checkpoint)
         self._delete_obsolete(ledger)
@@ -208,7 +207,7 @@ class Lines:
     # ---- materialising --------------------------------------------------------------------------------------------
 
     def materialise(self, epoch: int, line: dict[str, int], members: list[tuple[str, AgentRecord]]) -> None:
-        """Have `line` made epoch `epoch`, which is open; `members` are its agents, whether they are made in it or not."""
+        """Request that `line` be made into the open epoch `epoch`; `members` are its agents, including unborn ones."""
         state, ledger = self._shared.state, self.ledger
         plan, record = state.plan, state.image.epochs[epoch]
         assert plan is not None and ledger is not None, "a line without a plan"
@@ -230,16 +229,16 @@ class Lines:
         )
 
     def on_materialised(self, event: LineMaterialised) -> None:
-        """Keep the agents that have finished in the stored line until its epoch is published."""
+        """Keep the stored line's finished agents until its epoch is published."""
         self._finishing[event.epoch] = event.finished
 
     def on_published(self, epoch: int) -> None:
-        """Take the finished agents of a published epoch: hosts know it, so their tentative checkpoints are permanent."""
+        """Take the finished agents of a published epoch, whose tentative checkpoints are now permanent on all hosts."""
         if self.ledger is not None and self.ledger.base_epoch == epoch:
             self.finished = dict.fromkeys(self._finishing.pop(epoch, ()))
 
     def on_left(self, agent: str) -> None:
-        """Drop a finished agent that has left the fleet. The ledger is rebuilt once it holds many of these."""
+        """Drop a finished agent that has left the fleet. The ledger is rebuilt once it holds many departed agents."""
         self.finished.pop(agent, None)
         if self.ledger is not None:
             self.ledger.leave(agent)
@@ -261,10 +260,10 @@ class Lines:
         self.problem = f"a checkpoint is damaged: {event.damaged_path}: {event.error}"
         self.ledger = None
 
-    # ---- deciding -------------------------------------------------------------------------------------------------
+    # ---- decisions ------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> None:
-        """Follow plan and base; take in the waiting reports."""
+        """Follow the plan and its base; add the waiting reports."""
         state = self._shared.state
         if state.plan is None or state.image.outcome:
             return
@@ -284,10 +283,10 @@ class Lines:
             self._take_waiting(self.ledger)
 
     def _hear_of_predecessor(self) -> None:
-        """Scan again once a host that another leader has served is heard here, or lost.
+        """Scan again once a host that another leader has served attaches here, or is lost.
 
-        A leader that does not know that it was deposed goes on acknowledging reports, and a host repeats only those that were
-        not acknowledged. The acknowledged ones are in the store, but perhaps not when this leader first looked.
+        A deposed leader that does not know it yet still acknowledges reports, and hosts repeat only unacknowledged ones. The
+        acknowledged checkpoints are in the store, but perhaps were not during this leader's first scan.
         """
         hosts = self._shared.state.image.hosts
         if self._unheard is None:
@@ -310,7 +309,7 @@ class Lines:
         self._waiting, self._gap_ns, self._scan_at_ns, self._scan_tries = [], None, 0, 0
 
     def _base(self) -> int | None:
-        """Return the epoch that this plan's checkpoints build on: the last it has completed, or its line; None: it is damaged."""
+        """Return the base of this plan's checkpoints: its last complete epoch, or its line; None: the base is damaged."""
         plan, epochs = self._shared.state.plan, self._shared.state.image.epochs
         assert plan is not None, "no plan"
         for epoch in reversed(epochs):
@@ -331,7 +330,7 @@ class Lines:
         self._delete_obsolete(self.ledger)
 
     def on_round_ended(self, epoch: int) -> None:
-        """Forget the tentative checkpoints of this round and of older ones."""
+        """Forget the tentative checkpoints of this round and older ones."""
         self.tentative = {key: x for key, x in self.tentative.items() if key[0] > epoch}
 
     def _delete_obsolete(self, ledger: Ledger) -> None:
@@ -356,7 +355,7 @@ class Lines:
     def _take_waiting(self, ledger: Ledger) -> None:
         waiting, self._waiting = self._waiting, []
         blocked: dict[tuple[str, int], None] = {}
-        known: dict[tuple[str, int], int] = {}
+        acknowledged: dict[tuple[str, int], int] = {}
         for report in waiting:
             ledger.hold(report.checkpoints)
             owner = (report.host, report.start)
@@ -364,8 +363,8 @@ class Lines:
                 self._waiting.append(report)
                 blocked[owner] = None
             elif owner not in blocked:
-                known[owner] = report.sequence
-        for (host, start), sequence in known.items():
+                acknowledged[owner] = report.sequence
+        for (host, start), sequence in acknowledged.items():
             self._acknowledge(host, start, sequence)
         for problem in ledger.problems:
             self._shared.note("error", problem)

@@ -1,7 +1,7 @@
-"""States of CrewAI's flows on snapline's store (docs/session-stores.md).
+"""Storage of CrewAI flow states in snapline's store (docs/session-stores.md).
 
-A flow has a record `state`, and `pending` while it waits for a person. Their fields are the keys of the flow's state: what a method has not changed costs
-a reference. Values become JSON as pydantic says them, and are what JSON gives back.
+A flow has a record `state`, and a record `pending` while it waits for a person. Their fields are the keys of the flow's state; a field that a method
+has not changed costs only a reference. Values are converted to JSON by pydantic, and are loaded as plain JSON values.
 """
 
 try:
@@ -25,11 +25,11 @@ _KEY = "key/"
 _METHOD, _CONTEXT = "method", "context"
 
 _opening = threading.Lock()
-"""Threads that use a persistence for the first time at the same moment must not open it twice."""
+"""Prevents threads that use a persistence for the first time at the same moment from opening it twice."""
 
 
 class FlowRecords(RecordsOwner):
-    """The shelf of flows."""
+    """The records of flows."""
 
     SHELF = "crewai-flows"
 
@@ -37,9 +37,9 @@ class FlowRecords(RecordsOwner):
 class SnaplineFlowPersistence(FlowPersistence):
     """A `FlowPersistence`: `@persist(SnaplineFlowPersistence(location="folder"))`, or `MyFlow(persistence=…)`.
 
-    The store, a folder or a URL (`s3://bucket/prefix`), is opened when it is used first, made if there is none (unless `must_exist`), and open until `close`. It may be open in
-    one process at a time, and in it in one object; another is refused (`ObjectStreamInUseError`). What a method saves is durable when it returns, whole or not
-    at all.
+    The store, a folder or a URL (`s3://bucket/prefix`), is opened at its first use and stays open until `close`. It is created if it does not exist
+    (unless `must_exist`). Only one object in one process may have it open; others get `ObjectStreamInUseError`. A save is atomic, and durable when
+    the method returns.
     """
 
     persistence_type: str = "SnaplineFlowPersistence"
@@ -48,29 +48,29 @@ class SnaplineFlowPersistence(FlowPersistence):
     _owner: FlowRecords | None = PrivateAttr(default=None)
 
     def init_db(self) -> None:
-        """Open the store; errors as `RecordsOwner.open`."""
+        """Open the store; raises the errors of `RecordsOwner.open`."""
         with _opening:
             if self._owner is None:
                 self._owner = FlowRecords.open(self.location, must_exist=self.must_exist)
 
     def close(self) -> None:
-        """Let go of the store. May be called twice."""
+        """Close the store. May be called twice."""
         with _opening:
             owner, self._owner = self._owner, None
         if owner is not None:
             owner.close()
 
     def save_state(self, flow_uuid: str, method_name: str, state_data: Any) -> None:
-        """Save a flow's state; it takes the place of the one before."""
+        """Save a flow's state; replaces the previous one."""
         self._records().put(_path(flow_uuid), {_STATE: _fields(state_data, _METHOD, method_name)})
 
     def load_state(self, flow_uuid: str) -> dict[str, Any] | None:
-        """Return a flow's newest state; None: there is none."""
+        """Return a flow's newest state; None if there is none."""
         fields = self._records().get(_path(flow_uuid), _STATE)
         return None if fields is None else _state(fields)
 
     def save_pending_feedback(self, flow_uuid: str, context: PendingFeedbackContext, state_data: Any) -> None:
-        """Save a flow's state, and what it waits for, together."""
+        """Save a flow's state and its pending feedback together."""
         waiting = json.dumps(to_jsonable_python(context.to_dict(), fallback=str))
         records = {
             _STATE: _fields(state_data, _METHOD, context.method_name),
@@ -79,14 +79,14 @@ class SnaplineFlowPersistence(FlowPersistence):
         self._records().put(_path(flow_uuid), records)
 
     def load_pending_feedback(self, flow_uuid: str) -> tuple[dict[str, Any], PendingFeedbackContext] | None:
-        """Return the state of a flow that waits, and what it waits for; None: it does not wait."""
+        """Return the state of a waiting flow and its pending feedback; None if it does not wait."""
         fields = self._records().get(_path(flow_uuid), _PENDING)
         if fields is None:
             return None
         return _state(fields), PendingFeedbackContext.from_dict(json.loads(fields[_CONTEXT]))
 
     def clear_pending_feedback(self, flow_uuid: str) -> None:
-        """The flow does not wait any more."""
+        """Mark the flow as no longer waiting."""
         self._records().delete(_path(flow_uuid), _PENDING)
 
     def _records(self) -> StoredRecords:

@@ -1,4 +1,4 @@
-"""Work of coroutines that goes to the disk: in a thread, and over when its caller is over."""
+"""Run blocking disk work of coroutines in a thread, and wait for its end even if the caller is cancelled."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,18 +11,20 @@ R = TypeVar("R")
 async def in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Run `function` in a thread of the event loop's pool.
 
-    Nobody can stop a thread. So a caller that is cancelled waits until the function has ended, and is cancelled then: what it writes
-    never comes later than what is written next.
+    A thread cannot be stopped. So a cancelled caller waits until the function has ended before it is cancelled; this way a
+    write never lands after a later one.
     """
     running = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
-        while not running.done():  # cancelled more than once, perhaps; it ends when the disk has answered
+        while (
+            not running.done()
+        ):  # the caller may be cancelled more than once; the loop ends when the disk has answered
             try:
                 await asyncio.wait([running])
             except asyncio.CancelledError:
                 continue
         if not running.cancelled():
-            running.exception()  # seen: the caller does not want it any more
+            running.exception()  # marks it as retrieved: the cancelled caller does not need it
         raise

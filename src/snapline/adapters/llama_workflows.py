@@ -1,7 +1,7 @@
-"""Contexts of LlamaIndex's workflows on snapline's store (docs/session-stores.md).
+"""Storage of LlamaIndex workflow contexts in snapline's store (docs/session-stores.md).
 
-A context is a record whose fields are those of `Context.to_dict`: what has not changed costs a reference. Values become text by LlamaIndex's own
-serializer, and are loaded by it.
+A context is a record with the fields of `Context.to_dict`; an unchanged field costs only a reference. LlamaIndex's own serializer
+converts values to text and loads them.
 """
 
 try:
@@ -27,24 +27,24 @@ class SnaplineContexts(RecordsOwner):
     SHELF = "llama-workflows"
 
     async def save(self, name: str, context: Context, serializer: Any = None) -> None:
-        """Save a context as it is now; it takes the place of the one of that name.
+        """Save a context as it is now; replaces the one of that name.
 
-        A step that runs just now is in it as one that will run again.
+        A step that is running now is saved as one that will run again.
         """
         fields = {key: json.dumps(value).encode() for key, value in context.to_dict(serializer).items()}
         await in_thread(self._records.put, _PATH, {name: fields})
 
     async def load(self, name: str, workflow: Workflow, serializer: Any = None) -> Context | None:
-        """Return a context for `workflow.run(ctx=…)`; None: none was saved."""
+        """Return a context for `workflow.run(ctx=…)`; None if none was saved."""
         fields = await in_thread(self._records.get, _PATH, name)
         if fields is None:
             return None
         return Context.from_dict(workflow, {key: json.loads(data) for key, data in fields.items()}, serializer)
 
     async def delete(self, name: str) -> bool:
-        """Delete a context; return whether there was one."""
+        """Delete a context; return whether it existed."""
         return await in_thread(self._records.delete, _PATH, name)
 
     def names(self) -> list[str]:
-        """Return what saved contexts are called, sorted."""
+        """Return the names of saved contexts, sorted."""
         return self._records.names(_PATH)

@@ -1,8 +1,8 @@
-"""Checkpoints of Microsoft Agent Framework's workflows on snapline's store (docs/session-stores.md).
+"""Storage of Microsoft Agent Framework workflow checkpoints in snapline's store (docs/session-stores.md).
 
-A checkpoint is a record whose fields are those of `WorkflowCheckpoint`, and of its `state` each key for itself: what a superstep has not changed costs a
-reference. Values become JSON by the framework's own encoding, which pickles what JSON does not know, and loads of that only types that are allowed: what
-is said there about trust holds here.
+A checkpoint is a record with the fields of `WorkflowCheckpoint`; each key of its `state` is a field of its own. A field that a superstep has not
+changed costs only a reference. The framework's own encoding converts values to JSON; it pickles values that JSON cannot represent, and loads
+only allowed types from pickles. The framework's security advice applies here too.
 """
 
 try:
@@ -29,30 +29,30 @@ _STATE_KEY = "state/"
 class SnaplineCheckpointStorage(RecordsOwner):
     """A `CheckpointStorage`: `WorkflowBuilder(…, checkpoint_storage=SnaplineCheckpointStorage.open("folder"))`.
 
-    `allow` says which types of the application's own may be loaded, as "module:Class"; `agent_framework.register_checkpoint_type` says it, too.
+    `allow` names types of the application that may be loaded, as "module:Class"; `agent_framework.register_checkpoint_type` does the same.
     """
 
     SHELF = "agent-framework"
 
     def __init__(self, records: StoredRecords) -> None:
-        """Use `open`."""
+        """Internal; use `open`."""
         super().__init__(records)
         self._allowed: frozenset[str] = frozenset()
 
     def allow(self, types: Iterable[str]) -> "SnaplineCheckpointStorage":
-        """Let these types be loaded, too; return this object."""
+        """Allow these types to be loaded, too; return this object."""
         self._allowed |= frozenset(types)
         return self
 
     async def save(self, checkpoint: WorkflowCheckpoint) -> str:
-        """Save a checkpoint, and return its id; WorkflowCheckpointException: it could not be loaded again."""
+        """Save a checkpoint and return its id; raise WorkflowCheckpointException if it could not be loaded again."""
         fields = self._fields_of(checkpoint)
         path = (_KIND, checkpoint.workflow_name)
         await in_thread(self._records.put, path, {checkpoint.checkpoint_id: fields})
         return str(checkpoint.checkpoint_id)
 
     async def load(self, checkpoint_id: str) -> WorkflowCheckpoint:
-        """Return a checkpoint; WorkflowCheckpointException: there is none, or a type in it is not allowed."""
+        """Return a checkpoint; raise WorkflowCheckpointException if it does not exist, or contains a type that is not allowed."""
         fields = await in_thread(self._find, checkpoint_id)
         if fields is None:
             raise WorkflowCheckpointException(f"there is no checkpoint {checkpoint_id!r} in the store")
@@ -60,17 +60,17 @@ class SnaplineCheckpointStorage(RecordsOwner):
 
     async def list_checkpoints(self, *, workflow_name: str) -> list[WorkflowCheckpoint]:
         """Return the checkpoints of a workflow, oldest first."""
-        found = await in_thread(self._records.all, (_KIND, workflow_name))
-        checkpoints = [self._checkpoint_of(fields) for fields in found.values()]
+        records = await in_thread(self._records.all, (_KIND, workflow_name))
+        checkpoints = [self._checkpoint_of(fields) for fields in records.values()]
         return sorted(checkpoints, key=lambda checkpoint: datetime.fromisoformat(checkpoint.timestamp))
 
     async def delete(self, checkpoint_id: str) -> bool:
-        """Delete a checkpoint; return whether there was one."""
+        """Delete a checkpoint; return whether it existed."""
         path = self._records.owner_of(_KIND, checkpoint_id)
         return path is not None and await in_thread(self._records.delete, path, checkpoint_id)
 
     async def get_latest(self, *, workflow_name: str) -> WorkflowCheckpoint | None:
-        """Return the newest checkpoint of a workflow, by its timestamp; None: there is none."""
+        """Return the newest checkpoint of a workflow, by its timestamp; None if there is none."""
         return next(reversed(await self.list_checkpoints(workflow_name=workflow_name)), None)
 
     async def list_checkpoint_ids(self, *, workflow_name: str) -> list[str]:
@@ -83,7 +83,7 @@ class SnaplineCheckpointStorage(RecordsOwner):
 
     def _fields_of(self, checkpoint: WorkflowCheckpoint) -> dict[str, bytes]:
         encoded = encode_checkpoint_value(checkpoint.to_dict())
-        decode_checkpoint_value(encoded, allowed_types=self._allowed)  # What cannot be loaded again is refused now.
+        decode_checkpoint_value(encoded, allowed_types=self._allowed)  # Fails now if it could not be loaded later.
         state = encoded.pop(_STATE)
         encoded |= {_STATE_KEY + key: value for key, value in state.items()}
         return {key: json.dumps(value).encode() for key, value in encoded.items()}

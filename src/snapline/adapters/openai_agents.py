@@ -1,6 +1,6 @@
-"""Sessions of OpenAI's Agents SDK on snapline's store (docs/session-stores.md). The SDK itself is not imported: a session is whatever has these methods.
+"""Sessions of OpenAI's Agents SDK in snapline's store (docs/session-stores.md). The SDK is not imported: a session is any object with these methods.
 
-An item is a record of a list, as JSON. What `add_items` is given is there whole or not at all.
+Each item is one JSON record of a list. `add_items` is atomic.
 """
 
 import json
@@ -10,15 +10,15 @@ from snapline.adapters.in_thread import in_thread
 from snapline.adapters.shelved_records import RecordsOwner, StoredRecords
 
 Items = list[Any]
-"""Items of a conversation, as the SDK calls them: `TResponseInputItem`."""
+"""Items of a conversation; the SDK calls them `TResponseInputItem`."""
 
 
 class SnaplineSession:
-    """One conversation: `Runner.run(agent, text, session=…)`. `SnaplineSessions.session` gives one.
+    """One conversation: `Runner.run(agent, text, session=…)`; created by `SnaplineSessions.session`.
 
     Attributes:
-        session_id: which conversation.
-        session_settings: the SDK's; its `limit` holds where `get_items` is given none.
+        session_id: id of the conversation.
+        session_settings: the SDK's settings; their `limit` is the default for `get_items`.
     """
 
     def __init__(self, records: StoredRecords, session_id: str, session_settings: Any = None) -> None:
@@ -28,19 +28,19 @@ class SnaplineSession:
         self._path = ("session", session_id)
 
     async def get_items(self, limit: int | None = None) -> Items:
-        """Return the latest `limit` items in their order, or all."""
+        """Return the latest `limit` items in their order; None: all items."""
         count = getattr(self.session_settings, "limit", None) if limit is None else limit
-        found = await in_thread(self._records.last, self._path, None if count is None else max(0, count))
-        return [json.loads(record) for record in found]
+        records = await in_thread(self._records.last, self._path, None if count is None else max(0, count))
+        return [json.loads(record) for record in records]
 
     async def add_items(self, items: Items) -> None:
         """Add items at the end."""
         await in_thread(self._records.append, self._path, [json.dumps(item).encode() for item in items])
 
     async def pop_item(self) -> Any:
-        """Take the latest item away, and return it; None: there is none."""
-        found = await in_thread(self._records.pop, self._path)
-        return None if found is None else json.loads(found)
+        """Remove and return the latest item; None if there is none."""
+        record = await in_thread(self._records.pop, self._path)
+        return None if record is None else json.loads(record)
 
     async def clear_session(self) -> None:
         """Delete all items."""
@@ -53,5 +53,5 @@ class SnaplineSessions(RecordsOwner):
     SHELF = "openai-agents"
 
     def session(self, session_id: str, session_settings: Any = None) -> SnaplineSession:
-        """Return a conversation; it is there when something was added to it."""
+        """Return a conversation; it exists once an item has been added."""
         return SnaplineSession(self._records, session_id, session_settings)

@@ -1,11 +1,12 @@
-"""Lists of records, and records by name, on a shelf of their own: what thin adapters have in common.
+"""Lists of records and named records in an object stream; the common base of the thin adapters.
 
     path (kind, owner)      name: a number, ascending       one record of a list
-    path (kind, owner)      name: whatever it is called     a record of fields: small ones in it, each other one an object that it refers to
+    path (kind, owner)      name: any name                  a record of fields: small ones inline, each other one a referenced object
 
-So a field that has not changed since the record before, or is in another one, costs a reference. Bytes come from the adapter, and mean nothing here.
+So a field that is unchanged since the previous record, or that another record also holds, costs only a reference. The bytes come from the adapter
+and are opaque here.
 
-Whatever a method changes is durable when it returns, whole or not at all. Threads may share it; one process at a time has a shelf open.
+Every change is atomic, and durable when the method returns. Threads may share the object; only one process at a time has a stream open.
 """
 
 import os
@@ -22,17 +23,17 @@ from snapline.storage.object_streams.object_stream import ObjectStream
 from snapline.storage.store.store import Store
 
 INLINE_BYTES_MAX = 96
-"""Approximate cost of an object, besides its bytes."""
+"""Approximate overhead of an object, in addition to its bytes."""
 
 _NUMBER_DIGITS = 16
-"""Number of digits, so that the order of the names is the order of the records."""
+"""Number of digits in a name, so that names sort like the records."""
 
 _LOCKS = 64
-"""Number of locks. Work on a path waits for other work there, and only for that, but by chance: commits of several paths go to the disk together."""
+"""Number of locks. Work on one path is serialized; different paths, apart from hash collisions, run concurrently and share commits."""
 
 
 class FieldsRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A record of fields: the bytes of small ones, and of each other one its place among the references."""
+    """A record of fields: the bytes of small ones, and for each other one its index among the references."""
 
     inline: dict[str, bytes]
     referred: dict[str, int]
@@ -43,20 +44,20 @@ _decoder = msgspec.msgpack.Decoder(FieldsRecord)
 
 
 class StoredRecords:
-    """Records on one shelf."""
+    """Records in one object stream."""
 
     def __init__(self, shelf: ObjectStream) -> None:
         self._objects = shelf
         self._locks = [threading.Lock() for _ in range(_LOCKS)]
 
     def close(self) -> None:
-        """Let go of the store. May be called twice."""
+        """Close the store. May be called twice."""
         self._objects.close()
 
     # -- lists -------------------------------------------------------------------------------------------------------
 
     def append(self, path: Path, records: Sequence[bytes]) -> None:
-        """Add records at the end, all of them or none."""
+        """Add records at the end, atomically."""
         with self._lock_of(path):
             number = 1 + max(map(int, self._objects.entries(path)), default=-1)
             change = self._objects.change()
@@ -69,12 +70,12 @@ class StoredRecords:
         """Return the last records, in their order; None: all."""
         with self._lock_of(path):
             digests = [digest for _, digest in sorted(self._objects.entries(path).items())]
-            wanted = digests if count is None else digests[max(0, len(digests) - count) :]
-            found = self._objects.read(wanted)
-        return [found[digest] for digest in wanted]
+            selected = digests if count is None else digests[max(0, len(digests) - count) :]
+            objects = self._objects.read(selected)
+        return [objects[digest] for digest in selected]
 
     def pop(self, path: Path) -> bytes | None:
-        """Take the last record away, and return it; None: there is none."""
+        """Remove and return the last record; None if there is none."""
         with self._lock_of(path):
             name, digest = max(self._objects.entries(path).items(), default=("", b""))
             if not name:
@@ -84,14 +85,14 @@ class StoredRecords:
             return record
 
     def clear(self, path: Path) -> None:
-        """Delete everything there."""
+        """Delete all records at the path."""
         with self._lock_of(path):
             self._forget(path, list(self._objects.entries(path)))
 
     # -- records by name ---------------------------------------------------------------------------------------------
 
     def put(self, path: Path, records: Mapping[str, Mapping[str, bytes]]) -> None:
-        """Save records, name → fields, all of them or none; each takes the place of the one of its name."""
+        """Save records, name → fields, atomically; each replaces the record of its name."""
         change = self._objects.change()
         for name, fields in records.items():
             inline = {field: data for field, data in fields.items() if len(data) <= INLINE_BYTES_MAX}
@@ -103,31 +104,31 @@ class StoredRecords:
             self._objects.commit(change)
 
     def get(self, path: Path, name: str) -> dict[str, bytes] | None:
-        """Return a record; None: there is none."""
+        """Return a record; None if it does not exist."""
         with self._lock_of(path):
             digest = self._objects.find(path, name)
             return None if digest is None else self._read(digest)
 
     def all(self, path: Path) -> dict[str, dict[str, bytes]]:
-        """Return all records there by name, sorted."""
+        """Return all records at the path by name, sorted."""
         with self._lock_of(path):
             return {name: self._read(digest) for name, digest in sorted(self._objects.entries(path).items())}
 
     def delete(self, path: Path, name: str) -> bool:
-        """Delete a record; return whether there was one."""
+        """Delete a record; return whether it existed."""
         with self._lock_of(path):
             is_there = self._objects.find(path, name) is not None
             self._forget(path, [name] if is_there else [])
         return is_there
 
     def names(self, path: Path) -> list[str]:
-        """Return what records there are called, sorted."""
+        """Return the names of the records at the path, sorted."""
         return sorted(self._objects.entries(path))
 
     def owner_of(self, kind: str, name: str) -> Path | None:
-        """Return the path of this kind that has a record of this name."""
-        found = (path for path in self._objects.paths(kind) if self._objects.find(path, name) is not None)
-        return next(found, None)
+        """Return the path of this kind that has a record of this name; None if there is none."""
+        paths = (path for path in self._objects.paths(kind) if self._objects.find(path, name) is not None)
+        return next(paths, None)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -136,9 +137,9 @@ class StoredRecords:
 
     def _read(self, digest: bytes) -> dict[str, bytes]:
         references = self._objects.references(digest)
-        found = self._objects.read([digest, *references])
-        record = _decoder.decode(found[digest])
-        return record.inline | {field: found[references[place]] for field, place in record.referred.items()}
+        objects = self._objects.read([digest, *references])
+        record = _decoder.decode(objects[digest])
+        return record.inline | {field: objects[references[place]] for field, place in record.referred.items()}
 
     def _forget(self, path: Path, names: Sequence[str]) -> None:
         change = self._objects.change()
@@ -149,42 +150,42 @@ class StoredRecords:
 
 
 class RecordsOwner:
-    """Base of what an adapter gives its users: it has a shelf open, and is a context manager, and an async one.
+    """Base of the adapters' public classes: owns an open object stream and is a context manager, synchronous and asynchronous.
 
-    What its methods change is durable when they return, whole or not at all. Threads and event loops may share it. One process at a time may have a
-    folder open, with one of these; another is refused (`ObjectStreamInUseError`).
+    Every change is atomic, and durable when the method returns. Threads and event loops may share the object. Only one such object in one process
+    may have a folder open; others get `ObjectStreamInUseError`.
     """
 
     SHELF: ClassVar[str]
-    """Name of the shelf in its store."""
+    """Name of its object stream in the store."""
 
     def __init__(self, records: StoredRecords) -> None:
-        """Use `open`."""
+        """Internal; use `open`."""
         self._records = records
 
     @classmethod
     def open(cls, location: str | os.PathLike[str], *, keys: Keys | None = None, must_exist: bool = False) -> Self:
-        """Open the store at a folder or a URL (`s3://bucket/prefix`), and make it if there is none.
+        """Open the store at a folder or a URL (`s3://bucket/prefix`); create it if it does not exist.
 
-        `keys` None: those that the environment names (docs/protection.md). `must_exist`: make none. For a program that has a store: its
-        mount may be away.
+        `keys` None: the keys that the environment names (docs/protection.md). `must_exist`: do not create the store. Use it if the store must exist
+        already, so that a missing mount is an error.
 
         Raises:
-            StoreMissingError: there is none, and it must exist.
-            ObjectStreamInUseError: another process has it open, or another object of this one.
-            StoreError: it is encrypted, and its key is not there; or the disk refused.
-            DamagedDataError: something in it is not what was written.
+            StoreMissingError: the store does not exist, and `must_exist` is set.
+            ObjectStreamInUseError: another process, or another object of this one, has it open.
+            StoreError: the store is encrypted and the key is missing; or the disk failed.
+            DamagedDataError: a file is damaged.
         """
         store = (Store.open if must_exist else Store.open_or_create)(location, keys=keys)
         return cls(StoredRecords(ObjectStream.open(store, cls.SHELF)))
 
     @property
     def records(self) -> StoredRecords:
-        """Records on the shelf."""
+        """The records of this object stream."""
         return self._records
 
     def close(self) -> None:
-        """Let go of the store. May be called twice."""
+        """Close the store. May be called twice."""
         self._records.close()
 
     def __enter__(self) -> Self:

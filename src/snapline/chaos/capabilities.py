@@ -1,4 +1,4 @@
-"""Capabilities: which fault words can be carried out on real processes, here and by each launcher, and why not the others."""
+"""Capabilities: which fault words work on real processes, here and with each launcher, and why the others do not."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -21,13 +21,13 @@ NEVER = {
     "disk: stale-read": "the file systems of one machine show at once what was written",
     "disk: away": "the store of a run lies in its folder, and is no mount of its own",
 }
-"""Words that no real processes can suffer."""
+"""Faults that only the simulator can carry out, with reasons."""
 
 POINTS = "points of the code are armed in processes that `chaos run` starts itself, on this machine"
 
 
 class Capability(msgspec.Struct, frozen=True):
-    """One word, how it is carried out, and why not if it cannot be."""
+    """A fault word, how it is carried out, and, if it is not supported, the reason."""
 
     word: str
     means: str
@@ -71,7 +71,7 @@ AGAINST_ELSEWHERE = {
     "disk": "the preloaded library shares memory with `chaos run`, on this machine",
     "clock": "the preloaded library shares memory with `chaos run`, on this machine",
 }
-"""Faults that a launcher cannot carry out, with reasons, by words, first halves of words, or kinds."""
+"""Faults that a launcher cannot carry out, with reasons; keys are words, the part of a word before the colon, or kinds."""
 
 POSSIBLE_ELSEWHERE = ("disk: bit-flip",)
 
@@ -82,7 +82,7 @@ AGAINST_AT: dict[tuple[Where, str], str] = {
 
 
 def abilities(on: Where = HERE) -> list[Capability]:
-    """All words, as `snapline sim faults` lists them."""
+    """Return the capabilities for all words of `snapline sim faults`."""
     return [_ability(kind, word, on) for kind, word, _ in describe_words()]
 
 
@@ -92,12 +92,12 @@ def _ability(kind: str, word: str, on: Where) -> Capability:
 
 
 def _of(table: dict[str, str], kind: str, word: str) -> str:
-    """Return a table's entry for the word, else for its first half, else for its kind; "" is nothing."""
+    """Return a table's entry for the word, else for the part before the colon, else for its kind; "" if none."""
     return table.get(word) or table.get(word.partition(":")[0]) or table.get(kind, "")
 
 
 def reason_against_word(kind: str, word: str, on: Where) -> str:
-    """Why it cannot be had there; "": it can."""
+    """Return why the word is not supported there; "" if it is supported."""
     if word in NEVER:
         return NEVER[word]
     if on == HERE:
@@ -112,7 +112,7 @@ def _needs_preload(word: str) -> bool:
 
 
 def problems(scenario: Scenario, on: Where = HERE) -> Iterator[str]:
-    """Sentences on what cannot be carried out there."""
+    """Yield a sentence for each part of the scenario that is not supported there."""
     where = "here" if on == HERE else f"on {on}"
     for index, fault in enumerate(scenario.fault):
         reason = reason_against(fault, on)
@@ -123,19 +123,19 @@ def problems(scenario: Scenario, on: Where = HERE) -> Iterator[str]:
 
 
 def reason_against(fault: FaultPart, on: Where = HERE) -> str:
-    """Why this one cannot be; "": it can."""
+    """Return why this fault is not supported there; "" if it is supported."""
     word = fault.word
     if on == HERE and isinstance(word, DiskFault) and word.failpoint:
         return ""
     if on != HERE and word.point:
         return POINTS
-    kinds = {found: kind for kind, found, _ in describe_words()}
+    kinds = {name_: kind for kind, name_, _ in describe_words()}
     name = _name_of(fault)
     return reason_against_word(kinds[name], name, on)
 
 
 def _name_of(fault: FaultPart) -> str:
-    """Return the name that `describe_words` gives it."""
+    """Return the fault's name in `describe_words`."""
     match fault.word:
         case PartitionFault(shape=choice) | DiskFault(mode=choice) | HangFault(what=choice):
             return f"{fault.kind}: {choice}"
@@ -146,7 +146,7 @@ def _name_of(fault: FaultPart) -> str:
 
 
 def check_abilities(scenario: Scenario, on: Where = HERE) -> None:
-    """Raises UsageError: what the scenario asks for cannot be done there."""
+    """Raise UsageError if a part of the scenario is not supported there."""
     for problem in problems(scenario, on):
         doctor = "snapline chaos doctor" if on == HERE else f"snapline chaos doctor --on {on}"
         raise UsageError(f"{scenario.name}: {problem}; `{doctor}` says what can be")

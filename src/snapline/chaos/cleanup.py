@@ -1,4 +1,4 @@
-"""Finds what a killed run may have left. The kernel ends processes with their parent, so there should be none."""
+"""Finds processes that a killed run has left. The kernel ends processes with their parent, so there should be none."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ MARK = b"snapline.chaos.fault_wrapper"
 
 
 def leftovers(processes: Path = Path("/proc")) -> list[str]:
-    """Return processes whose run is gone, in words, with what to do."""
-    found = []
+    """Return descriptions of processes whose run has ended, with the command that ends them."""
+    descriptions = []
     for folder in processes.iterdir():
         if not folder.name.isdecimal():
             continue
@@ -18,5 +18,5 @@ def leftovers(processes: Path = Path("/proc")) -> list[str]:
             continue
         if MARK in words and parent == "1":
             place, node = (word.decode() for word in words[words.index(MARK) + 1 :][:2])
-            found.append(f"process {folder.name}, {node} of {place}: kill -9 {folder.name}")
-    return sorted(found)
+            descriptions.append(f"process {folder.name}, {node} of {place}: kill -9 {folder.name}")
+    return sorted(descriptions)

@@ -1,4 +1,4 @@
-"""Commands and events of faults on real processes: between `executor.py`, which decides, and `local_faults.py`, which acts."""
+"""Commands and events between `executor.py`, which decides about faults, and `local_faults.py`, which carries them out."""
 
 import msgspec
 
@@ -6,43 +6,43 @@ from snapline.sim.faults.executor import DiskMode, FailpointAction, Hanging
 
 
 class Command(msgspec.Struct, frozen=True):
-    """Base of all. Carrying one out twice is carrying it out once."""
+    """Base of all commands. Commands are idempotent."""
 
 
 class KillNode(Command, frozen=True):
-    """SIGKILL; it stays down until `StartNode`."""
+    """Kill a node by SIGKILL; it stays down until `StartNode`."""
 
     node: str
 
 
 class EndNode(Command, frozen=True):
-    """End a node by SIGTERM, so that it shuts down in order; it stays down until `StartNode`."""
+    """End a node by SIGTERM, so that it shuts down cleanly; it stays down until `StartNode`."""
 
     node: str
 
 
 class StartNode(Command, frozen=True):
-    """Nothing if it runs."""
+    """Start a node; nothing happens if it runs."""
 
     node: str
 
 
 class CutPower(Command, frozen=True):
-    """Kill a node by SIGKILL; what it has not synced is kept, lost or torn, by the seed."""
+    """Kill a node by SIGKILL; the seed decides whether its unsynced data is kept, lost or torn."""
 
     node: str
     seed: int
 
 
 class SetSpeed(Command, frozen=True):
-    """Set the speed of its processor, in percent; 0: it is frozen (SIGSTOP)."""
+    """Set the speed of a node's processor in percent; 0: frozen (SIGSTOP)."""
 
     node: str
     percent: int
 
 
 class SetPath(Command, frozen=True):
-    """Set how bytes go from one node to another: not at all, or late by `least_ns` and up to `jitter_ns` more, so many of 1000 packets lost."""
+    """Set the path from one node to another: blocked, or delayed by `least_ns` plus up to `jitter_ns`, with packet loss per mille."""
 
     sender: str
     receiver: str
@@ -53,14 +53,14 @@ class SetPath(Command, frozen=True):
 
 
 class BreakStreams(Command, frozen=True):
-    """Connections between these two break at once; `other` "": all of the first."""
+    """Break all connections between two nodes at once; `other` "": all connections of `one`."""
 
     one: str
     other: str = ""
 
 
 class SetDisk(Command, frozen=True):
-    """Set all faults of a node's disk; others end."""
+    """Set all faults of a node's disk; faults that are not listed end."""
 
     node: str
     modes: tuple[DiskMode, ...]
@@ -83,20 +83,20 @@ class SetClock(Command, frozen=True):
 
 
 class SetUnknown(Command, frozen=True):
-    """Set how many of a thousand outcomes of proposals are hidden from the proposer."""
+    """Set how many of 1000 proposal outcomes are hidden from the proposer."""
 
     per_mille: int
 
 
 class FlipBit(Command, frozen=True):
-    """Flip a bit of this file of the store; the remainder by its length counts."""
+    """Flip a bit of a file of the store; `bit` is taken modulo the file's length in bits."""
 
     path: str
     bit: int
 
 
 class ArmPoint(Command, frozen=True):
-    """Arm a point: the process with the `hit`-th pass from now, of all processes together, suffers `action`, and reports it."""
+    """Arm a failpoint: `action` hits the process with the `hit`-th pass from now, counted over all processes, which reports it."""
 
     number: int
     name: str
@@ -105,11 +105,11 @@ class ArmPoint(Command, frozen=True):
 
 
 class DisarmPoints(Command, frozen=True):
-    """Disarm points: those that have not acted never will."""
+    """Disarm all failpoints that have not acted yet."""
 
 
 class Note(Command, frozen=True):
-    """A fault was carried out, in words for people."""
+    """Description of an executed fault, for users."""
 
     kind: str
     text: str
@@ -118,20 +118,20 @@ class Note(Command, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Base of what is seen."""
+    """Base of all events."""
 
 
 class TimePassed(Event, frozen=True):
-    """Something may be due."""
+    """Time has passed; a fault may be due."""
 
 
 class FleetLookedAt(Event, frozen=True):
     """State of the fleet.
 
     Attributes:
-        leader: of the coordinators; "" is none.
+        leader: the leading coordinator; "" if there is none.
         homes: agent → host.
-        flippable: files of the newest complete epoch, while an older one is whole; none of them was flipped.
+        flippable: undamaged files of the newest complete epoch; empty if no older epoch is intact.
     """
 
     leader: str
@@ -140,7 +140,7 @@ class FleetLookedAt(Event, frozen=True):
 
 
 class PointPassed(Event, frozen=True):
-    """An armed point of this number has acted, on this node."""
+    """An armed failpoint has acted on this node."""
 
     number: int
     node: str

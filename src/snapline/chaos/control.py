@@ -1,6 +1,6 @@
-"""Faults of one process, in memory that it shares with the process that runs chaos: numbers, which it reads with each call.
+"""Faults of one process: numbers in memory shared with the process that runs chaos, read at each call.
 
-A fault begins and ends by one store; no process has to cooperate, and one that is started again suffers what the one before did.
+Writing one number begins or ends a fault. The process does not cooperate, and the faults also apply to it after a restart.
 """
 
 import mmap
@@ -22,8 +22,8 @@ FIELDS = (
     "die_at",
     "hang_loop",
 )
-"""Signed numbers of 64 bits, in this order; the same as in `preload.c`, and a test compares. `drift_from_ns`: of the monotonic clock.
-`changes`: to files, so far; the process dies just before the one with the number `die_at`."""
+"""Signed 64-bit numbers in this order, the same as in `preload.c`; a test compares them. `drift_from_ns`: start on the monotonic clock.
+`changes`: number of file changes so far; the process dies just before change number `die_at`."""
 
 SIZE = 8 * len(FIELDS)
 
@@ -32,7 +32,7 @@ class FaultCounters:
     """The numbers of one process, all 0 at first."""
 
     def __init__(self, path: Path) -> None:
-        """Made if it is not there."""
+        """Map the file; create it if it is missing."""
         with path.open("a+b") as file:
             if path.stat().st_size < SIZE:
                 file.truncate(SIZE)

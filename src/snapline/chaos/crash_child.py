@@ -1,9 +1,9 @@
-"""The process in which a crash kit's program lives: it loads the program once, and forks for each life.
+"""The process that runs a crash kit's program: it loads the program once, and forks for each life.
 
-    python -m snapline.chaos.crash_child FILE FUNCTION     (environment and standard input as `crash_kit.py` gives them)
+    python -m snapline.chaos.crash_child FILE FUNCTION     (environment and standard input come from `crash_kit.py`)
 
-For each line of standard input, a folder, the program runs in a fork of its own. Its notes and its end go to standard output, one line of JSON
-each, by one call each: a note written before a SIGKILL is not lost. Only forks touch files below the root, so only they die.
+For each line of standard input, a folder, the program runs in a new fork. Its notes and its end go to standard output as lines of JSON, each
+written by one call, so that a note written before a SIGKILL is not lost. Only forks change files below the root, so only they are killed.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ OUT = 1
 
 
 def say(to: int, word: str, of: object) -> None:
-    """A line, by one call."""
+    """Write one line of JSON by one system call."""
     os.write(to, json.dumps([word, of]).encode() + b"\n")
 
 
@@ -35,7 +35,7 @@ class CrashNote:
         self._wrongs = wrongs
 
     def _say(self, word: str, of: object) -> None:
-        """Write a note. Each note is a moment to die at, before it is written: after a change that is there, which no note mentions yet."""
+        """Write a note. Each note is also a kill point just before it is written: the change is made, but not yet noted."""
         number = self._wrongs.get("changes") + 1
         self._wrongs.set("changes", number)
         if number == self._wrongs.get("die_at"):
@@ -43,31 +43,31 @@ class CrashNote:
         say(self._to, word, of)
 
     def found(self, *of: str) -> None:
-        """Note that the store is open, and holds these; nothing: it is empty. Once in a life."""
+        """Note the contents of the opened store; no arguments: it is empty. Call it once in a life."""
         self._say("found", of)
 
     def began(self, of: str) -> None:
-        """Note that this is being done now."""
+        """Note that the program begins this now."""
         self._say("began", of)
 
     def kept(self, of: str) -> None:
-        """Note that the store has promised that it stays done."""
+        """Note that the store has confirmed this as durable."""
         self._say("kept", of)
 
 
 def load(file: str, function: str) -> Callable[[Path, CrashNote], Any]:
-    """Load the program from a file that may be on no path."""
+    """Load the program from a file, which need not be on the import path."""
     spec = importlib.util.spec_from_file_location("_crash_program", file)
     assert spec is not None and spec.loader is not None, file
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    found: Callable[[Path, CrashNote], Any] = getattr(module, function)
-    return found
+    program: Callable[[Path, CrashNote], Any] = getattr(module, function)
+    return program
 
 
 def _live(program: Callable[[Path, CrashNote], Any], folder: str, to: int, wrongs: FaultCounters) -> None:
-    """One life; never returns."""
+    """Run one life; never return."""
     try:
         result = program(Path(folder), CrashNote(to, wrongs))
         if inspect.iscoroutine(result):
@@ -81,7 +81,7 @@ def _live(program: Callable[[Path, CrashNote], Any], folder: str, to: int, wrong
 
 def main() -> None:
     to = os.dup(OUT)
-    os.dup2(2, OUT)  # what the program prints is no word of it
+    os.dup2(2, OUT)  # the program's own output must not be read as notes
     wrongs = FaultCounters(Path(os.environ["SNAPLINE_CHAOS_CONTROL"]))
     program = load(*sys.argv[1:])
     say(to, "ready", "")

@@ -1,12 +1,13 @@
 """Judges a program's store by the notes of its lives. No I/O.
 
-One *story* is the lives of one program on one store: each but the last two was killed at some write, the last two ended by themselves. A life
-writes notes (`chaos/crash_child.py`): what it found in the store, what it is about to do, what the store has promised to keep. A store is right if
+A *story* is a sequence of lives of one program on one store. All lives but the last two were killed at some write; the last two ended by
+themselves. A life writes notes (`chaos/crash_child.py`): what it found in the store, what it begins, and what the store has confirmed as durable
+("kept"). A store is correct if
 
-* no life fails or hangs: a crash must not leave what cannot be opened (*broken*);
-* what was kept is found by every later life that looks (*lost*), and nothing is found that was never begun (*invented*);
-* what was kept is not begun again by a later life (*repeated*): a step that is durable is not done twice, an input is consumed once;
-* the program ends as it does undisturbed (*different*), and one more life after the end changes nothing (*unsettled*).
+* no life fails or hangs: a crash must not leave a store that cannot be opened (*broken*);
+* every later life that looks finds all kept items (*lost*), and finds no item that was never begun (*invented*);
+* no later life begins a kept item again (*repeated*): a durable step is not done twice, an input is consumed once;
+* the program returns the same result as without a kill (*different*), and running it once more changes nothing (*unsettled*).
 """
 
 import msgspec
@@ -16,11 +17,11 @@ class Life(msgspec.Struct, frozen=True):
     """Notes of one life.
 
     Attributes:
-        killed_at: the number of the change to a file just before which it was killed; 0: it was left alone.
+        killed_at: number of the file change just before which it was killed; 0: it was not killed.
         ended: "killed", "done", "failed" or "hangs".
-        result: what the program returned, as JSON; of one that failed, its error.
-        found: in the store; None: it did not get that far, or does not look.
-        words: ("began" | "kept", of what), in order.
+        result: the program's result as JSON, or its error.
+        found: items found in the store; None if the program did not report any.
+        words: ("began" or "kept", item) in order.
     """
 
     killed_at: int
@@ -31,12 +32,12 @@ class Life(msgspec.Struct, frozen=True):
 
 
 class CrashFinding(msgspec.Struct, frozen=True):
-    """Something that must not be.
+    """A fault of the store.
 
     Attributes:
         kind: "broken", "lost", "invented", "repeated", "different" or "unsettled".
-        at: where the story's first life was killed.
-        sentence: what happened.
+        at: change at which the story's first life was killed.
+        sentence: description of the fault.
     """
 
     kind: str
@@ -45,15 +46,15 @@ class CrashFinding(msgspec.Struct, frozen=True):
 
 
 def judge(lives: list[Life], undisturbed: str) -> list[CrashFinding]:
-    """Return the findings of a story. `undisturbed`: what the program returns if it is not killed."""
+    """Return the findings of a story. `undisturbed`: the program's result if it is not killed."""
     at = lives[0].killed_at
     broken = [
         CrashFinding("broken", at, f"life {number} {'hangs' if life.ended == 'hangs' else f'fails: {life.result}'}")
         for number, life in enumerate(lives, 1)
         if life.ended in ("failed", "hangs")
     ]
-    found = broken or [*_of_words(lives, at), *_of_ends(lives, at, undisturbed)]
-    return list({(each.kind, each.sentence): each for each in found}.values())
+    findings = broken or [*_of_words(lives, at), *_of_ends(lives, at, undisturbed)]
+    return list({(each.kind, each.sentence): each for each in findings}.values())
 
 
 def _of_words(lives: list[Life], at: int) -> list[CrashFinding]:
@@ -61,23 +62,27 @@ def _of_words(lives: list[Life], at: int) -> list[CrashFinding]:
     begun: dict[str, None] = {}
     kept: dict[str, int] = {}
     for number, life in enumerate(lives, 1):
-        known = dict(kept)
-        seen = known if life.found is None else dict.fromkeys(life.found)
-        for of in [x for x in known if x not in seen]:
+        kept_before = dict(kept)
+        visible = kept_before if life.found is None else dict.fromkeys(life.found)
+        for item in [x for x in kept_before if x not in visible]:
             findings.append(
-                CrashFinding("lost", at, f"{of} was kept in life {known[of]}, and life {number} does not find it")
+                CrashFinding(
+                    "lost", at, f"{item} was kept in life {kept_before[item]}, and life {number} does not find it"
+                )
             )
-        for of in [x for x in seen if x not in begun and x not in known]:
-            findings.append(CrashFinding("invented", at, f"life {number} finds {of}, which was never begun"))
-        for word, of in life.words:
-            if word == "began" and of in known:
+        for item in [x for x in visible if x not in begun and x not in kept_before]:
+            findings.append(CrashFinding("invented", at, f"life {number} finds {item}, which was never begun"))
+        for word, item in life.words:
+            if word == "began" and item in kept_before:
                 findings.append(
-                    CrashFinding("repeated", at, f"{of} was kept in life {known[of]}, and life {number} does it again")
+                    CrashFinding(
+                        "repeated", at, f"{item} was kept in life {kept_before[item]}, and life {number} does it again"
+                    )
                 )
             if word == "began":
-                begun[of] = None
+                begun[item] = None
             else:
-                kept.setdefault(of, number)
+                kept.setdefault(item, number)
     return findings
 
 

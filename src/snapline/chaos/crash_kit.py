@@ -1,7 +1,7 @@
-"""Checks that a program resumes rightly from its own store: kills it at every write, and reads afterwards what it finds. For other people's stores,
-too.
+"""Checks that a program resumes correctly from its own store: kills the program at every write, and checks what the next run finds. It works
+for any store.
 
-    def program(folder, note):          # opens its store in `folder`, goes on from what is there, and returns when it has ended
+    def program(folder, note):          # opens its store in `folder`, resumes from its contents, and returns when it is done
         with Store(folder) as store:
             note.found(*store.steps())
             for step in PLAN[len(store.steps()):]:
@@ -14,14 +14,18 @@ too.
     def test_it_resumes(snapline_crash_kit):
         snapline_crash_kit.check(program)
 
-Theory of operation. An undisturbed life shows how many moments there are: changes to files, which are writes, syncs, truncations, and names that
-are given and taken away (`preload.c`, which is between the process and the C library), and words. Then there is one story for each of them. Its
-first life is killed with SIGKILL just before that change, or that word; the second, which has to resume, at a moment that is drawn; the third and
-the fourth are
-left alone: the program has to end, and to end again without doing anything twice. Their notes are judged (`crash_judge.py`). A kill leaves what the
-kernel has received: that a machine loses power, and what was not synced with it, is not in it.
+Theory of operation. A first run without kills counts the *moments*: notes, and changes to files, which are writes, syncs, truncations, and
+created and removed names (`preload.c` intercepts the C library). Then there is one story of four lives for each moment:
 
-Lives are forks of one process that has loaded the program (`crash_child.py`), so a story takes as long as the program's work.
+1. The first life is killed with SIGKILL just before that moment.
+2. The second life has to resume, and is killed at a random moment.
+3. The third life is not killed: the program has to finish.
+4. The fourth life has to finish again, without repeating anything.
+
+`crash_judge.py` judges their notes. After a kill all data that the kernel has received is kept; the kit does not simulate the loss of unsynced
+data in a power cut.
+
+Lives are forks of one process that has loaded the program (`crash_child.py`), so a story takes only the time of the program's work.
 """
 
 import inspect
@@ -52,10 +56,10 @@ if TYPE_CHECKING:
     from snapline.chaos.crash_child import CrashNote
 
 POINTS = 200
-"""Stories of a check that does not say: of a program with more moments so many of them, evenly."""
+"""Default number of stories; of a program with more moments, this many are chosen evenly."""
 
 LIFE_S_MAX = 60.0
-"""Time limit of one life: a longer one hangs."""
+"""Time limit of one life; a longer one counts as hanging."""
 
 START_S_MAX = 120.0
 """Time limit for loading the program."""
@@ -67,10 +71,10 @@ class CrashReport(msgspec.Struct, frozen=True):
     """Report of a check: what was tried, and what was found.
 
     Attributes:
-        moments: of the program undisturbed: changes to files, and words.
+        moments: number of file changes and notes of the program without kills.
         points: the moments at which first lives were killed.
-        kills: lives that were killed, second ones included.
-        findings: what must not be.
+        kills: number of killed lives, including second lives.
+        findings: the faults.
     """
 
     moments: int
@@ -86,13 +90,13 @@ class CrashKit:
         """Kill a program at its writes and notes, and judge what it reports.
 
         Args:
-            program: a function of a module (or an `async` one) that takes a folder, which is empty at first, and a `CrashNote`. It reports with
-                `note.found` what its store holds, and must return something that JSON or its `repr` can represent.
-            points: how many moments at most, or which, from 1.
-            seed: what else is drawn.
+            program: a module-level function, also `async`, that takes a folder, empty at first, and a `CrashNote`. It reports the contents of
+                its store with `note.found`. JSON or `repr` must be able to represent its result.
+            points: largest number of moments, or the moments themselves, from 1.
+            seed: seed of the random moments.
 
         Raises:
-            UsageError: the program cannot be run by itself, or fails undisturbed.
+            UsageError: the program cannot be loaded in another process, or fails without a kill.
             ExternalFailureError: there is no C compiler here, or the process does not start.
         """
         file, name = _place(program)
@@ -113,8 +117,8 @@ class CrashKit:
 
 
 def said(report: CrashReport, name: str) -> str:
-    """The findings, in words."""
-    shown = [f"  {each.kind}, {_when(each)}: {each.sentence}" for each in report.findings[:10]]
+    """Return the findings as text."""
+    shown = [f"  {finding.kind}, {_when(finding)}: {finding.sentence}" for finding in report.findings[:10]]
     more = len(report.findings) - len(shown)
     head = f"{name} does not resume rightly ({report.kills} kills at {len(report.points)} of {report.moments} moments)"
     last = [f"  … and {more} more"] if more else []
@@ -126,13 +130,13 @@ def _when(finding: CrashFinding) -> str:
 
 
 def _stories(lives: "_Lives", points: int | Iterable[int], chance: random.Random, name: str) -> CrashReport:
-    whole = [lives.live("whole", 0), lives.live("whole", 0)]
+    unkilled = [lives.live("whole", 0), lives.live("whole", 0)]
     moments = lives.moments
-    if whole[0].ended != "done":
-        raise UsageError(f"{name} does not work undisturbed: {whole[0].result or whole[0].ended}")
-    wrong = judge(whole, whole[0].result)
-    if wrong:
-        return CrashReport(moments, (), 0, tuple(wrong))
+    if unkilled[0].ended != "done":
+        raise UsageError(f"{name} does not work undisturbed: {unkilled[0].result or unkilled[0].ended}")
+    findings_unkilled = judge(unkilled, unkilled[0].result)
+    if findings_unkilled:
+        return CrashReport(moments, (), 0, tuple(findings_unkilled))
     if not lives.changes:
         raise UsageError(f"{name} changes no file below its folder: give its store a path there")
     chosen = _chosen(points, moments)
@@ -142,7 +146,7 @@ def _stories(lives: "_Lives", points: int | Iterable[int], chance: random.Random
         story = [lives.live(f"at-{point}", at) for at in (point, chance.randint(1, moments), 0, 0)]
         lives.forget(f"at-{point}")
         kills += sum(life.ended == "killed" for life in story)
-        findings += judge(story, whole[0].result)
+        findings += judge(story, unkilled[0].result)
     return CrashReport(moments, tuple(chosen), kills, tuple(findings))
 
 
@@ -183,7 +187,7 @@ class _Said:
                 self._words.append((word, of))
 
     def life(self, status: int) -> Life:
-        """`status`: below 0 if a signal has ended it."""
+        """Return the life; `status`: negative if a signal ended it."""
         is_killed = self._die_at > 0 and status == -signal.SIGKILL
         ended, result = ("killed", "") if is_killed else (self._end, self._result)
         return Life(self._die_at, ended, result, self._found, tuple(self._words))
@@ -197,11 +201,11 @@ class _Lives:
         self._root.mkdir()
         self._control = FaultCounters(folder / "control")
         self.moments = self.changes = 0
-        """Counts of the longest life so far; changes are those that are no words."""
+        """Counts of the longest life so far; `changes` are the moments that are no notes."""
         added = preload.environment(
             preload.build(folder), control=folder / "control", journal=folder / "journal", root=self._root
         )
-        path = os.pathsep.join(each for each in sys.path if each)
+        path = os.pathsep.join(entry for entry in sys.path if entry)
         self._errors = (folder / "errors").open("w+")
         self._process = subprocess.Popen(
             [sys.executable, "-m", crash_child.__name__, file, name],
@@ -231,7 +235,7 @@ class _Lives:
         self._errors.close()
 
     def live(self, store: str, die_at: int) -> Life:
-        """Run one life on a store, which is made if it is not there. `die_at`: the number of a change; 0: let it live."""
+        """Run one life on a store, which is created if missing. `die_at`: the moment of the kill; 0: no kill."""
         folder = self._root / store
         folder.mkdir(exist_ok=True)
         self._control.set("changes", 0)
@@ -239,18 +243,18 @@ class _Lives:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{folder}\n")
         self._process.stdin.flush()
-        said, until_s = _Said(die_at), time.monotonic() + LIFE_S_MAX
-        while (word := self._hear(until_s - time.monotonic())) is not None:
-            if word[0] == "ended":
+        notes, deadline_s = _Said(die_at), time.monotonic() + LIFE_S_MAX
+        while (message := self._hear(deadline_s - time.monotonic())) is not None:
+            if message[0] == "ended":
                 self.moments = max(self.moments, self._control.get("changes"))
-                self.changes = max(self.changes, self._control.get("changes") - said.count)
-                return said.life(word[1])
-            said.take(*word)
+                self.changes = max(self.changes, self._control.get("changes") - notes.count)
+                return notes.life(message[1])
+            notes.take(*message)
         with suppress(ProcessLookupError):
-            os.kill(said.pid, signal.SIGKILL)
-        while (word := self._hear(LIFE_S_MAX)) is not None and word[0] != "ended":
+            os.kill(notes.pid, signal.SIGKILL)
+        while (message := self._hear(LIFE_S_MAX)) is not None and message[0] != "ended":
             pass
-        return msgspec.structs.replace(said.life(0), ended="hangs", result="")
+        return msgspec.structs.replace(notes.life(0), ended="hangs", result="")
 
     def forget(self, store: str) -> None:
         """Remove the store of a finished story."""

@@ -2,16 +2,16 @@
 
 Theory of operation
 -------------------
-`sim/faults` decides what happens when, and to whom, from the file and the seed; here these words become commands about processes. The
-simulated world and this core implement the same `Executor`, so one file means the same in both. Time is a number that the caller gives.
-What the schedule needs and only the world knows (who leads, where an agent lives, what may be damaged) is as it was when the fleet was
-last looked at.
+`sim/faults` decides from the file and the seed which fault hits which process and when. This core turns faults into commands about
+processes. The simulated world and this core implement the same `Executor`, so a file means the same in both. The caller passes the time.
+Some facts are only known to the real fleet: the leader, the hosts of agents, the files that may be damaged. They come from the last
+`FleetLookedAt`.
 
 Invariants:
 
-1. The state of a path, disk or clock is sent whole each time, so that a command carried out twice, or after a restart, does no harm.
-2. A process is frozen while any fault holds it: by a pause, or at a failpoint.
-3. A process that is down stays so until its fault ends that: one that dies at a failpoint too.
+1. Each command has the complete state of a path, disk or clock, so it can be repeated, also after a restart.
+2. A process is frozen while at least one fault, a pause or a failpoint, freezes it.
+3. A process that is down, also one that died at a failpoint, stays down until its fault ends.
 """
 
 import heapq
@@ -27,13 +27,13 @@ from snapline.sim.result import ExecutedFault
 from snapline.sim.scenario import Scenario, coordinator_names, host_names, joining_hosts
 
 DEPOSED_NS = 3_000_000_000
-"""Time that a leader is frozen to lose its office: some election time-outs."""
+"""Time that a leader is frozen so that another one is elected: several election timeouts."""
 
 Path = tuple[str, str]
 
 
 class Armed(msgspec.Struct, frozen=True):
-    """A fault that waits at a point."""
+    """A fault armed at a failpoint."""
 
     name: str
     action: FailpointAction
@@ -44,9 +44,9 @@ class ChaosExecutor:
     """Implements `sim.faults.executor.Executor`.
 
     Attributes:
-        faults: as carried out.
-        over_ns: when the last fault is over, by that clock.
-        flipped: files that were damaged.
+        faults: the executed faults.
+        over_ns: time when the last fault is over, since `begin`.
+        flipped: damaged files.
     """
 
     def __init__(self, scenario: Scenario, choices: Choices) -> None:
@@ -67,14 +67,14 @@ class ChaosExecutor:
         self._disks: dict[str, dict[DiskMode, None]] = {}
         self._everybodys: dict[DiskMode, None] = {}
         self._speeds: dict[str, int] = {}
-        self._frozen: dict[str, int] = {}  # node → how many want it to stand still
+        self._frozen: dict[str, int] = {}  # node → number of faults that freeze it
         self._armed: dict[int, Armed] = {}
         self._down: dict[str, None] = dict.fromkeys(joining_hosts(scenario))
 
-    # ---- the door ---------------------------------------------------------------------------------------------------
+    # ---- entry points ---------------------------------------------------------------------------------------------------
 
     def handle(self, now_ns: int, event: cm.Event) -> list[cm.Command]:
-        """`now_ns`: since `begin`."""
+        """Handle one event; `now_ns`: time since `begin`."""
         self.now_ns = max(self.now_ns, now_ns)
         match event:
             case cm.FleetLookedAt():
@@ -94,7 +94,7 @@ class ChaosExecutor:
         return self.handle(0, cm.TimePassed())
 
     def heal(self) -> list[cm.Command]:
-        """Everything is made whole; nothing that was to come comes any more."""
+        """End all faults, and cancel the scheduled ones."""
         self._due.clear()
         self._frozen.clear()
         heal(self)
@@ -103,8 +103,8 @@ class ChaosExecutor:
         return self._take()
 
     def _take(self) -> list[cm.Command]:
-        said, self._said = self._said, []
-        return said
+        commands, self._said = self._said, []
+        return commands
 
     def is_down(self, node: str) -> bool:
         """Return whether a fault keeps the node down."""
@@ -164,7 +164,7 @@ class ChaosExecutor:
             self._said.append(after)
 
     def set_delay(self, sender: str, receiver: str, least_ns: int, jitter_ns: int) -> None:
-        """Set a delay. The network's own delay is the real one: a scenario's usual delay is for virtual time."""
+        """Set a delay. A scenario's usual delay is only for virtual time; here the real network's delay applies."""
         usual = self._scenario.network.delay_of(sender, receiver)
         if (least_ns, jitter_ns) == (usual.least_ns, usual.jitter_ns):
             least_ns = jitter_ns = 0
@@ -217,7 +217,7 @@ class ChaosExecutor:
         self._said.append(cm.KillNode(node))
 
     def _go_down(self, node: str) -> None:
-        """Mark a node as down. The process that is started next is not frozen for what was done to this one."""
+        """Mark a node as down. Faults that froze this process do not freeze the next one."""
         self._down[node] = None
         self._frozen.pop(node, None)
 
@@ -255,12 +255,12 @@ class ChaosExecutor:
     # ---- disks and clocks -----------------------------------------------------------------------------------------
 
     def set_disk(self, host: str, mode: DiskMode, is_on: bool) -> None:
-        """ "" is everybody; one node's end does not mend everybody's, nor the other way round."""
-        held = self._disks.setdefault(host, {}) if host else self._everybodys
+        """Set or end a disk fault of a host, or of all nodes if `host` is "". Ending one kind does not end the other."""
+        modes = self._disks.setdefault(host, {}) if host else self._everybodys
         if is_on:
-            held[mode] = None
+            modes[mode] = None
         else:
-            held.pop(mode, None)
+            modes.pop(mode, None)
         self._tell_disks([host] if host else (*self.hosts, *self.coordinators))
 
     def clear_disks(self) -> None:
@@ -292,7 +292,7 @@ class ChaosExecutor:
         return self._seen.leader
 
     def depose(self) -> None:
-        """Freeze the leader until another is elected; it does not notice."""
+        """Freeze the leader for `DEPOSED_NS`, so that another one is elected while it still believes to lead."""
         leader = self.leader()
         if leader:
             self._freeze(leader)

@@ -1,6 +1,6 @@
-"""Failpoints of real processes, through files in a folder that all of a fleet share: what is armed, how often it was passed, who suffered it.
+"""Failpoints of real processes, by files in a folder that the whole fleet shares: armed points, numbers of passes, and nodes that were hit.
 
-A pass costs one look at `armed`'s time of change. Passes of an armed point are counted under a lock, over all processes together.
+A pass costs one `stat` of the file `armed`. Passes of an armed point are counted under a lock, over all processes.
 """
 
 import fcntl
@@ -14,7 +14,7 @@ from snapline.sim.faults.executor import FailpointAction
 
 
 class ArmedPoint(msgspec.Struct, frozen=True):
-    """Something that waits at a point."""
+    """An action armed at a failpoint."""
 
     number: int
     name: str
@@ -23,7 +23,7 @@ class ArmedPoint(msgspec.Struct, frozen=True):
 
 
 class Arming:
-    """Arming of points, and reading of which were passed."""
+    """Arms failpoints, and reads which of them have acted."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -40,15 +40,15 @@ class Arming:
         self._write()
 
     def hits(self) -> Mapping[int, str]:
-        """Number → node, of those that have acted since the last call."""
-        found: dict[int, str] = {}
+        """Return number → node of the failpoints that have acted since the last call."""
+        hits: dict[int, str] = {}
         for path in sorted(self._folder.glob("hit-*")):
-            found[int(path.name.removeprefix("hit-"))] = path.read_text()
+            hits[int(path.name.removeprefix("hit-"))] = path.read_text()
             path.unlink()
-        if found:
-            self._armed = [point for point in self._armed if point.number not in found]
+        if hits:
+            self._armed = [point for point in self._armed if point.number not in hits]
             self._write()
-        return found
+        return hits
 
     def _write(self) -> None:
         scratch = self._folder / "armed.new"
@@ -57,7 +57,7 @@ class Arming:
 
 
 class PassedPoints:
-    """Points of one process: its actions there are nothing, or what is armed."""
+    """Failpoints as one process passes them."""
 
     def __init__(self, folder: Path, node: str) -> None:
         self._folder = folder
@@ -67,9 +67,9 @@ class PassedPoints:
         self._armed: list[ArmedPoint] = []
 
     def due(self, name: str) -> FailpointAction | None:
-        """Return what happens to a process that passes `name` now. The others have been notified when this returns."""
-        found = os.stat(self._file)
-        changed = (found.st_mtime_ns, found.st_ino)
+        """Return the action for a process that passes `name` now; None if there is none. On return, the hit is already recorded."""
+        status = os.stat(self._file)
+        changed = (status.st_mtime_ns, status.st_ino)
         if changed != self._changed:
             self._armed = msgspec.json.decode(Path(self._file).read_bytes(), type=list[ArmedPoint])
             self._changed = changed

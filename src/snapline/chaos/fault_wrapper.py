@@ -1,7 +1,7 @@
 """A host or a coordinator that can be made to fail: `python -m snapline.chaos.fault_wrapper FOLDER NODE host run …`.
 
-It is snapline's own command line; beforehand a hook is put into its failpoints, and its moments become points as they are in the simulated
-world. Nothing in the product knows of it.
+It runs snapline's own command line. Before that, it installs a hook for failpoints, and wraps methods so that the simulator's points exist
+here, too. The product does not depend on it.
 """
 
 import errno
@@ -25,18 +25,18 @@ from snapline.sim.faults import executor as moments
 POINTS, CONTROLS, LIMITS_FILE = "points", "controls", "limits.json"
 LOOK_S = 0.02
 
-Handler = Callable[..., Any]  # of the product, whatever it takes
+Handler = Callable[..., Any]  # a method of the product, with any arguments
 
 
 class FaultTarget:
-    """Faults done to this process, and by it to itself."""
+    """Faults that this process carries out on itself."""
 
     def __init__(self, folder: Path, node: str) -> None:
         self._points = PassedPoints(folder / POINTS, node)
         self._control = FaultCounters(folder / CONTROLS / node)
 
     def passed(self, name: str) -> None:
-        """Pass a point: suffer what is armed there."""
+        """Pass a failpoint: carry out the action that is armed there, if any."""
         match self._points.due(name):
             case "crash" | "power-cut":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -47,10 +47,10 @@ class FaultTarget:
             case "refuse":
                 raise EncodingError(f"the state cannot be saved, says chaos at {name}")
             case _:
-                pass  # streams are broken from outside
+                pass  # the chaos process breaks streams
 
     def before(self, owner: type, method: str, point: str, *, if_: Callable[..., bool] = lambda *_: True) -> None:
-        """Pass the point before this method runs."""
+        """Make `method` pass the failpoint before it runs."""
         inner: Handler = getattr(owner, method)
 
         @functools.wraps(inner)
@@ -62,7 +62,7 @@ class FaultTarget:
         setattr(owner, method, wrapped)
 
     def after(self, owner: type, method: str, point: str, *, if_: Callable[..., bool] = lambda *_: True) -> None:
-        """Pass the point when this method has run."""
+        """Make `method` pass the failpoint after it has run."""
         inner: Handler = getattr(owner, method)
 
         @functools.wraps(inner)
@@ -74,7 +74,7 @@ class FaultTarget:
 
         setattr(owner, method, wrapped)
 
-    # ---- what hosts and coordinators pass ---------------------------------------------------------------------------
+    # ---- points of hosts and coordinators ---------------------------------------------------------------------------
 
     def watch_host(self) -> None:
         from snapline.agent_runtime.host import driver, process
@@ -92,12 +92,12 @@ class FaultTarget:
         )
         self.after(driver.HostDriver, "directive_received", moments.WHEN_HEARING)
         self.before(process.Host, "capturing", moments.WHEN_CAPTURING)
-        asked = stopping.ask_stop
+        original = stopping.ask_stop
 
         def ask_stop(*arguments: Any, **options: Any) -> Any:
             while self._control.get("hang_stop"):
                 time.sleep(LOOK_S)
-            return asked(*arguments, **options)
+            return original(*arguments, **options)
 
         vars(driver)["ask_stop"] = ask_stop
         run_turns = driver.HostDriver.run_turns
@@ -108,7 +108,7 @@ class FaultTarget:
                 time.sleep(LOOK_S)
             run_turns(*arguments)
 
-        setattr(driver.HostDriver, "run_turns", block)  # noqa: B010  # mypy knows no method that changes
+        setattr(driver.HostDriver, "run_turns", block)  # noqa: B010  # mypy does not allow assigning to a method
 
     def watch_coordinator(self) -> None:
         from snapline.coordinator.leader.events import ProposalEnded
@@ -130,7 +130,7 @@ class FaultTarget:
         adapter.Driver.__init__ = init  # type: ignore[assignment]
 
     def _forgetful(self, propose: Callable[[bytes], Awaitable[Any]]) -> Callable[[bytes], Awaitable[Any]]:
-        """Wrap `propose` so that some of a thousand outcomes are hidden."""
+        """Wrap `propose` so that a share of the outcomes is hidden."""
         from snapline.coordinator.state.fleet_records import Unknown
 
         async def proposed(entry: bytes) -> Any:
@@ -142,28 +142,28 @@ class FaultTarget:
 
 
 def _has_given(outbox: Any) -> bool:
-    """Return whether a directive was written, and perhaps not yet the one to the next host; note that one is written now."""
+    """Return whether a directive was already written to one host, so that others may not have theirs; record that one is written now."""
     has_given = getattr(outbox, "has_given", False)
     outbox.has_given = True
     return has_given
 
 
 def main() -> None:
-    """Become the process."""
+    """Install the faults and run snapline's command line."""
     from snapline.storage.capture import forked
 
     folder, node = Path(sys.argv[1]), sys.argv[2]
     sys.argv = ["snapline", *sys.argv[3:]]
     forked.prepare()  # before anything imports gRPC
-    victim = FaultTarget(folder, node)
-    failpoints.install(victim.passed)
-    victim.watch_host() if sys.argv[1] == "host" else victim.watch_coordinator()
+    target = FaultTarget(folder, node)
+    failpoints.install(target.passed)
+    target.watch_host() if sys.argv[1] == "host" else target.watch_coordinator()
     with _limited(folder / LIMITS_FILE):
-        runpy.run_module("snapline", run_name="__main__")  # the command line is above this room
+        runpy.run_module("snapline", run_name="__main__")  # imports must not point up to the command line
 
 
 def _limited(path: Path) -> Any:
-    """Under the scenario's limits of the product."""
+    """Return a context with the scenario's limits of the product."""
     import msgspec
 
     from snapline.sim.world.limits import limited

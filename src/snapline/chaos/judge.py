@@ -1,14 +1,14 @@
-"""Judges a fleet of real processes by its store alone, with its own records: what a complete epoch held once it holds permanently.
+"""Judges a fleet of real processes by its store alone, and remembers what each complete epoch held.
 
-| guarantee | oracle | what must hold of each complete epoch |
+| guarantee | oracle | condition for each complete epoch |
 | --- | --- | --- |
-| G1 | `orphan` | it holds the receipt of no message whose send is not in it |
+| G1 | `orphan` | it has no received message whose send is not in it |
 | G2 | `channel-state` | of each channel exactly the numbers received + 1 … sent are in transit, in order |
-| G3 | `workload` | the workload's sums hold, or the user's invariant; and at the end all work is done, once |
-| G4 | `outcome` | its root never changes, and the newest never goes back |
+| G3 | `workload` | the workload's sums, or the user's invariant, hold; at the end all work is done once |
+| G4 | `outcome` | its root never changes, and the newest epoch never goes back |
 | G4 | `durable` | it is readable, unless a fault has damaged it |
 
-An oracle of the simulator with the same check has the same name.
+Oracles have the same names as those of the simulator with the same check.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,15 +23,16 @@ from snapline.storage.store import layout
 from snapline.storage.store.store import Store
 
 SAID_MAX = 10
-"""Violations that are kept: the first ones say most."""
+"""Largest number of violations that are kept; the first ones are the most useful."""
 
 
 class StoreJudge:
-    """Looks again and again: epochs that a coordinator prunes are judged before.
+    """Judges epochs repeatedly while the fleet runs, before the coordinator prunes them.
 
     Attributes:
-        violations: so far.
-        judged: epochs. newest: of them, and its states.
+        violations: violations so far.
+        judged: epochs judged so far.
+        newest: cut of the newest judged epoch.
     """
 
     def __init__(self, location: str, workload: Workload, now_ns: Callable[[], int]) -> None:
@@ -45,7 +46,7 @@ class StoreJudge:
         self.newest: Cut | None = None
 
     def look(self, damaged: list[str]) -> None:
-        """Judge what is new. `damaged`: files that a fault has changed; an epoch that needs one may be unreadable."""
+        """Judge new epochs. `damaged`: files that a fault has changed; epochs that need them may be unreadable."""
         store = self._opened()
         if store is None:
             return
@@ -62,7 +63,7 @@ class StoreJudge:
                     self._say("durable", "G4", f"epoch {epoch} is complete and cannot be read: {error}")
 
     def conclude(self, damaged: list[str], *, is_ended: bool) -> None:
-        """Judge the end, when the fleet is gone. `is_ended`: by itself, so all its work must be done."""
+        """Judge the store after the fleet's end. `is_ended`: the fleet ended by itself, so all its work must be done."""
         self.look(damaged)
         store = self._opened()
         if store is None:
@@ -74,7 +75,7 @@ class StoreJudge:
             self._check("workload", self._workload.check_end(self.newest.states))
 
     def flippable(self) -> tuple[str, ...]:
-        """Files of the newest complete epoch, while an older one is whole."""
+        """Return the files of the newest complete epoch; none unless an older epoch is intact."""
         store = self._opened()
         epochs = store.epochs() if store is not None else []
         if store is None or len(epochs) < 2 or epochs[-1] not in self.judged or epochs[-2] not in self.judged:
@@ -87,7 +88,7 @@ class StoreJudge:
         return (layout.ref_path(epochs[-1]), layout.manifest_path(root), *packs)
 
     def _opened(self) -> Store | None:
-        """Return the store; there is none before the fleet has begun."""
+        """Return the store; None before the fleet has created it."""
         if self._store is None:
             try:
                 self._store = Store.open(self._location)
@@ -102,7 +103,7 @@ class StoreJudge:
         if epoch in self.judged:
             return
         manifest = store.read_manifest(root, epoch=epoch)
-        checkpoints = {found.agent: found for found in store.read_checkpoints(manifest)}
+        checkpoints = {checkpoint.agent: checkpoint for checkpoint in store.read_checkpoints(manifest)}
         cut = load_cut(store, epoch, self._workload.fleet)
         for oracle, guarantee, text in channel_problems(checkpoints):
             self._say(oracle, guarantee, f"epoch {epoch}: {text}")
@@ -121,20 +122,22 @@ class StoreJudge:
 
 
 def channel_problems(checkpoints: Mapping[str, AgentCheckpoint]) -> list[tuple[str, str, str]]:
-    """(Oracle, guarantee, what is wrong) of the messages of one cut. Of agents that are not in it nothing is known: they have left."""
-    cut = {agent: DependencyRecord(found.sent, found.received) for agent, found in checkpoints.items()}
+    """Return (oracle, guarantee, description) of the message faults of one cut. Agents outside the cut have left and are ignored."""
+    cut = {agent: DependencyRecord(checkpoint.sent, checkpoint.received) for agent, checkpoint in checkpoints.items()}
     named = {name for record in cut.values() for name in (*record.sent, *record.received)}
     gone = named - set(cut)
     saved = {
         (sender, agent): [message.number for message in messages]
-        for agent, found in checkpoints.items()
-        for sender, messages in found.in_transit.items()
+        for agent, checkpoint in checkpoints.items()
+        for sender, messages in checkpoint.in_transit.items()
         if messages and sender not in gone
     }
     expected = {channel: list(numbers) for channel, numbers in in_transit_numbers(cut, gone=gone).items()}
-    found = [("orphan", "G1", str(each)) for each in orphans(cut, gone=gone)]
+    problems = [("orphan", "G1", str(orphan)) for orphan in orphans(cut, gone=gone)]
     for sender, agent in sorted({*saved, *expected}):
-        held, due = saved.get((sender, agent), []), expected.get((sender, agent), [])
-        if held != due:
-            found.append(("channel-state", "G2", f"{sender} → {agent} holds {held} as in transit, and {due} is"))
-    return found
+        actual, wanted = saved.get((sender, agent), []), expected.get((sender, agent), [])
+        if actual != wanted:
+            problems.append(
+                ("channel-state", "G2", f"{sender} → {agent} holds {actual} as in transit, and {wanted} is")
+            )
+    return problems

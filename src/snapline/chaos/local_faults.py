@@ -1,9 +1,9 @@
-"""A fleet of real processes on this machine, whose faults come from outside: carries the executor's commands out, and decides nothing.
+"""Driver of faults for a fleet of real processes on this machine: carries the executor's commands out, and decides nothing.
 
-DIR/chaos/controls/NODE   what is wrong with its disk and clock (`control.py`)
-DIR/chaos/journals/NODE   what it has not synced (`preload.c`)
-DIR/chaos/points/         what is armed at failpoints (`failpoints.py`)
-DIR/chaos/preload.so      built here, where there is a compiler
+DIR/chaos/controls/NODE   faults of its disk and clock (`control.py`)
+DIR/chaos/journals/NODE   its unsynced changes (`preload.c`)
+DIR/chaos/points/         armed failpoints (`failpoints.py`)
+DIR/chaos/preload.so      compiled here if there is a compiler
 """
 
 import functools
@@ -33,11 +33,11 @@ from snapline.sim.scenario import Scenario, coordinator_names, host_names, joini
 CHAOS_FOLDER, JOURNALS = "chaos", "journals"
 
 SLOW_DISK_US = 30_000
-"""Duration of each call on a slow disk; a call on a quick one takes a hundredth of that."""
+"""Duration of each call on a slow disk, in microseconds; a normal call takes a hundredth of that."""
 
 
 class FaultableCommands:
-    """Command lines of processes that can be made to fail, and that reach each other through gates."""
+    """Command lines of processes that accept faults, and reach each other through gates."""
 
     def __init__(self, inner: SnaplineCommands, site: "LocalFaults") -> None:
         self._inner = inner
@@ -46,25 +46,27 @@ class FaultableCommands:
     def coordinator(self, address: str, name: str, members: Mapping[str, str]) -> list[str]:
         node, gates = self._site.node_of(name), self._site.network
         gates.gate(node).target = int(address.rpartition(":")[2])
-        known = {member: gates.gate(member).address for member in members}
+        peers = {member: gates.gate(member).address for member in members}
         more = [] if members else ["--advertise", gates.gate(node).address]
-        return self._site.victim(node, [*self._inner.coordinator(address, name, known), *more])
+        return self._site.victim(node, [*self._inner.coordinator(address, name, peers), *more])
 
     def host(self, address: str, host: str, instance: str) -> list[str]:
         gates = self._site.network
-        known = ",".join(gates.gate(node).address for node in self._site.coordinators)
+        addresses = ",".join(gates.gate(node).address for node in self._site.coordinators)
         gate = gates.gate(host)
         where = ["--listen", f"127.0.0.1:{gate.target}", "--advertise", gate.address]
-        return self._site.victim(host, [*self._inner.host(known, host, instance), *where])
+        return self._site.victim(host, [*self._inner.host(addresses, host, instance), *where])
 
 
 class LocalFaults:
-    """Local place where a scenario is carried out.
+    """Carries a scenario out on this machine.
 
     Attributes:
-        fleet: its processes. network: between them. coordinators: as the scenario calls them.
-        lost: what power cuts have taken, in words.
-        status: of the fleet, as last read.
+        fleet: the fleet's processes.
+        network: the gates between them.
+        coordinators: the scenario's names of the coordinators.
+        lost: descriptions of the data lost in power cuts.
+        status: last known status of the fleet.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class LocalFaults:
         seed: int,
         on_note: Callable[[str], None],
     ) -> None:
-        """`fleet`: MODULE:FLEET, with its arguments. `folder`: everything is written there."""
+        """Create the driver. `fleet`: MODULE:FLEET, with its arguments. `folder`: folder for all files."""
         self.coordinators = coordinator_names(scenario)
         self.lost: list[str] = []
         self.status: FleetReading | None = None
@@ -113,15 +115,15 @@ class LocalFaults:
     # ---- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Raises SnaplineError if it cannot be had here."""
-        place = self._folder / CHAOS_FOLDER
-        for each in (CONTROLS, JOURNALS):
-            (place / each).mkdir(parents=True, exist_ok=True)
-        (place / LIMITS_FILE).write_bytes(msgspec.json.encode(self._scenario.limits))
-        self._arming = Arming(place / POINTS)
-        self._controls = {node: FaultCounters(place / CONTROLS / node) for node in self._nodes}
+        """Start the fleet; raise SnaplineError if it cannot run here."""
+        chaos_folder = self._folder / CHAOS_FOLDER
+        for subfolder in (CONTROLS, JOURNALS):
+            (chaos_folder / subfolder).mkdir(parents=True, exist_ok=True)
+        (chaos_folder / LIMITS_FILE).write_bytes(msgspec.json.encode(self._scenario.limits))
+        self._arming = Arming(chaos_folder / POINTS)
+        self._controls = {node: FaultCounters(chaos_folder / CONTROLS / node) for node in self._nodes}
         if not preload.reason_against():
-            self._library = preload.build(place)
+            self._library = preload.build(chaos_folder)
         await self.network.start()
         await self.fleet.start()
         self._processes.start()
@@ -143,33 +145,33 @@ class LocalFaults:
         return CoordinatorClient(self.fleet.address, Security.loopback())
 
     def node_of(self, name: str) -> str:
-        """Return the scenario's name of a process of the fleet."""
+        """Return the scenario's name for a process of the fleet."""
         return self._processes.node_of(name)
 
     def _pids(self) -> Mapping[int, str]:
-        known = [(self._processes.pid(node), node) for node in self._nodes]
-        return {pid: node for pid, node in known if pid is not None}
+        nodes = [(self._processes.pid(node), node) for node in self._nodes]
+        return {pid: node for pid, node in nodes if pid is not None}
 
     def victim(self, node: str, command: list[str]) -> list[str]:
-        """Return the command line that can be made to fail."""
+        """Return the command line of a process that accepts faults."""
         python, _, _, *rest = command
-        place = self._folder / CHAOS_FOLDER
-        victim = [python, "-m", "snapline.chaos.fault_wrapper", str(place), node, *rest]
+        chaos_folder = self._folder / CHAOS_FOLDER
+        wrapped = [python, "-m", "snapline.chaos.fault_wrapper", str(chaos_folder), node, *rest]
         if self._library is None:
-            return victim
+            return wrapped
         root = self._folder
         added = preload.environment(
-            self._library, control=place / CONTROLS / node, journal=place / JOURNALS / node, root=root
+            self._library, control=chaos_folder / CONTROLS / node, journal=chaos_folder / JOURNALS / node, root=root
         )
-        return [shutil.which("env") or "/usr/bin/env", *(f"{key}={value}" for key, value in added.items()), *victim]
+        return [shutil.which("env") or "/usr/bin/env", *(f"{key}={value}" for key, value in added.items()), *wrapped]
 
-    # ---- what is seen -----------------------------------------------------------------------------------------------
+    # ---- observations -----------------------------------------------------------------------------------------------
 
     def points_passed(self) -> list[cm.PointPassed]:
         assert self._arming is not None
         return [cm.PointPassed(number, node) for number, node in self._arming.hits().items()]
 
-    # ---- what is done -----------------------------------------------------------------------------------------------
+    # ---- commands -----------------------------------------------------------------------------------------------
 
     def carry_out(self, command: cm.Command) -> None:
         match command:

@@ -1,14 +1,14 @@
-"""The network of a fleet on this machine, with its faults: every node is reached through a gate, which carries bytes on, late, or not at all.
+"""The network of a fleet on this machine, with faults: every node is reached through a gate, which forwards, delays or blocks bytes.
 
 Theory of operation
 -------------------
-A gate listens for each node, and its address is the only one that others know. The dialler is found by the port of the other end, in the kernel's
-tables of sockets; so the two directions between any two nodes are distinguished without root, and without help of the product. Peers that no table
-names (tools, the launcher) are left alone.
+Each node has a gate, a TCP proxy whose address is the only one that others know. The gate finds the caller in the kernel's socket tables by the
+port of the other end. So it distinguishes both directions between any two nodes, without root and without help of the product. Peers that are no
+nodes (tools, the launcher) have no faults.
 
-Bytes on a blocked path wait, and come when it is open again, as TCP would send them again: none are lost, so no stream is damaged by a
-cut, it only dies of old age, by keepalive. A lost packet is a delay likewise: the time after which TCP sends again, doubled each time.
-Difference from a real network: a connection to a node that is cut off is accepted here, and silent. It is half open.
+Bytes on a blocked path wait until the path is open again, like TCP's retransmissions. No byte is lost, so a partition never corrupts a stream;
+it can only end by keepalive. A lost packet is a delay, too: TCP's retransmission timeout, doubled each time.
+Difference from a real network: a connection to a partitioned node is accepted here, and stays silent (half open).
 """
 
 import asyncio
@@ -27,10 +27,10 @@ from snapline.errors import ExternalFailureError
 READ_BYTES = 65_536
 
 SEGMENT_BYTES = 1_448
-"""Size of a TCP segment on Ethernet: what one loss takes."""
+"""Size of a TCP segment on Ethernet, the unit of loss."""
 
 RESEND_S, RESENDS_MAX = 0.2, 6
-"""Linux sends again after 0.2 s, then after twice as long, and so on; six losses of one packet in a row are hardly ever seen."""
+"""Linux retransmits after 0.2 s, then after twice as long, and so on; six losses of one packet in a row are very rare."""
 
 PORT_ATTEMPTS_MAX = 200
 """Largest number of attempts to find a port, as in `deploy/data_directory.py`."""
@@ -39,15 +39,17 @@ Path_ = tuple[str, str]
 
 
 class Gates:
-    """All gates, and what is wrong with the paths between nodes."""
+    """All gates, and the faults of the paths between nodes."""
 
     def __init__(self, nodes: Iterable[str], pids: Callable[[], Mapping[int, str]], seed: int) -> None:
-        """`pids`: process id → node, of those that run."""
+        """Create the gates. `pids`: returns process id → node of the running nodes."""
         self._pids = pids
         self._paths: dict[Path_, SetPath] = {}
         self._changed = asyncio.Event()
         self._random = random.Random(seed)
-        self._open: dict[asyncio.Task[None], tuple[str, str, asyncio.StreamWriter]] = {}  # who has dialled whom
+        self._open: dict[
+            asyncio.Task[None], tuple[str, str, asyncio.StreamWriter]
+        ] = {}  # task of a connection → caller, callee, writer
         self._gates: dict[str, Gate] = {node: Gate(node, self) for node in nodes}
 
     async def start(self) -> None:
@@ -71,7 +73,7 @@ class Gates:
         self._changed = asyncio.Event()
 
     def break_streams(self, one: str, other: str) -> None:
-        """Both ends see a reset."""
+        """Reset all connections between two nodes at both ends."""
         for source, target, writer in list(self._open.values()):
             if {source, target} == {one, other} or (not other and one in (source, target)):
                 _reset(writer)
@@ -79,7 +81,7 @@ class Gates:
     # ---- connections ----------------------------------------------------------------------------------------------
 
     def accept(self, gate: "Gate", reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One more connection."""
+        """Accept a connection."""
         source = node_of_peer(writer, self._pids())
         task = asyncio.create_task(self._carry(gate, source, reader, writer))
         self._open[task] = (source, gate.node, writer)
@@ -89,27 +91,28 @@ class Gates:
         self, gate: "Gate", source: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Carry one connection from its acceptance to its end."""
-        back: asyncio.StreamWriter | None = None
+        target_writer: asyncio.StreamWriter | None = None
         try:
-            there, back = await asyncio.open_connection("127.0.0.1", gate.target)
+            target_reader, target_writer = await asyncio.open_connection("127.0.0.1", gate.target)
             await _first_of(
-                self._pump(reader, back, (source, gate.node)), self._pump(there, writer, (gate.node, source))
+                self._pump(reader, target_writer, (source, gate.node)),
+                self._pump(target_reader, writer, (gate.node, source)),
             )
         except OSError:
             pass
         finally:
-            for each in (writer, back):
-                if each is not None:
-                    _reset(each)
+            for closing in (writer, target_writer):
+                if closing is not None:
+                    _reset(closing)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: Path_) -> None:
-        """Carry one direction: what has come is carried on when it is due, all of it at once, and then what has come meanwhile."""
+        """Forward one direction: read a block, wait for the delay, and write the block; then read what has arrived meanwhile."""
         data = b"-"
         while data:
             try:
                 data = await reader.read(READ_BYTES)
             except OSError:
-                data = b""  # a reset: the other end hears of it when all before has arrived
+                data = b""  # a reset: the other end sees it after the earlier bytes
             if path in self._paths:
                 await asyncio.sleep(self._delay_s(path, len(data)))
                 await self._until_open(path)
@@ -117,16 +120,16 @@ class Gates:
             await writer.drain()
 
     async def _until_open(self, path: Path_) -> None:
-        while (known := self._paths.get(path)) is not None and known.is_blocked:
+        while (faults := self._paths.get(path)) is not None and faults.is_blocked:
             await self._changed.wait()
 
     def _delay_s(self, path: Path_, size: int) -> float:
-        """Return the delay. A byte waits for those before it: from once to twice as long."""
-        known = self._paths[path]
-        delay_s = (known.least_ns + self._random.random() * known.jitter_ns) / 1e9
-        for _ in range(1 + size // SEGMENT_BYTES if known.loss_per_mille else 0):
+        """Return the delay. A byte waits for those before it, so its delay may double."""
+        faults = self._paths[path]
+        delay_s = (faults.least_ns + self._random.random() * faults.jitter_ns) / 1e9
+        for _ in range(1 + size // SEGMENT_BYTES if faults.loss_per_mille else 0):
             for resend in range(RESENDS_MAX):
-                if self._random.random() * 1000 >= known.loss_per_mille:
+                if self._random.random() * 1000 >= faults.loss_per_mille:
                     break
                 delay_s += RESEND_S * 2**resend
         return delay_s
@@ -136,7 +139,9 @@ class Gate:
     """Gate through which one node is reached.
 
     Attributes:
-        node: its name. address: of the gate. target: the node's own port.
+        node: name of the node.
+        address: address of the gate.
+        target: the node's own port.
     """
 
     def __init__(self, node: str, network: Gates) -> None:
@@ -159,16 +164,16 @@ class Gate:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Reset the connection: the other end learns that this one is gone, also if it has read all."""
-    found = writer.get_extra_info("socket")
-    if found is not None and not writer.transport.is_closing():
+    """Reset the connection, so that the other end notices the loss even if it has read everything."""
+    connection = writer.get_extra_info("socket")
+    if connection is not None and not writer.transport.is_closing():
         with contextlib.suppress(OSError):
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
 
 
 async def _first_of(*pumps: Coroutine[object, object, None]) -> None:
-    """End a connection with the first of its directions."""
+    """Run both directions of a connection until the first one ends."""
     tasks = [asyncio.create_task(pump) for pump in pumps]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -179,22 +184,22 @@ async def _first_of(*pumps: Coroutine[object, object, None]) -> None:
 
 
 def node_of_peer(writer: asyncio.StreamWriter, pids: Mapping[int, str]) -> str:
-    """Return which of these processes holds the other end of a connection of this machine; "" is none of them."""
-    here, there = writer.get_extra_info("sockname"), writer.get_extra_info("peername")
-    if not here or not there:
+    """Return the node whose process has the other end of a local connection; "" if none has."""
+    own_address, peer_address = writer.get_extra_info("sockname"), writer.get_extra_info("peername")
+    if not own_address or not peer_address:
         return ""
-    inode = inode_of(Path("/proc/net/tcp").read_text(), local=there[:2], remote=here[:2])
+    inode = inode_of(Path("/proc/net/tcp").read_text(), local=peer_address[:2], remote=own_address[:2])
     for pid, node in pids.items() if inode else ():
         with contextlib.suppress(OSError):
-            for each in os.scandir(f"/proc/{pid}/fd"):
+            for descriptor in os.scandir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
-                    if os.readlink(each.path) == f"socket:[{inode}]":
+                    if os.readlink(descriptor.path) == f"socket:[{inode}]":
                         return node
     return ""
 
 
 def inode_of(table: str, *, local: tuple[str, int], remote: tuple[str, int]) -> str:
-    """Return the inode of the socket with these ends, in the kernel's table; "" if it is not there."""
+    """Return the inode of the socket with these ends from the kernel's table; "" if it is missing."""
     wanted = [_hex(*local), _hex(*remote)]
     for line in table.splitlines()[1:]:
         fields = line.split()
@@ -208,7 +213,7 @@ def _hex(host: str, port: int) -> str:
 
 
 def free_port() -> int:
-    """Return a free port below Linux's ephemeral ports: a node's port must be its own while the node is down."""
+    """Return a free port below Linux's ephemeral ports, so that it stays free while the node is down."""
     for port in random.sample(PORTS, PORT_ATTEMPTS_MAX):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

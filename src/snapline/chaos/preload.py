@@ -1,4 +1,4 @@
-"""Disks and clocks of real processes: `preload.c` between them and the C library, built where a compiler is, and what a power cut leaves."""
+"""Faults of disks and clocks of real processes: compiles `preload.c`, which intercepts the C library, and simulates power cuts."""
 
 import contextlib
 import os
@@ -15,17 +15,17 @@ BUILD_TIMEOUT_S = 60.0
 
 
 def reason_against() -> str:
-    """Why disks and clocks cannot be made to fail here; "": they can."""
+    """Return why faults of disks and clocks are not supported here; "" if they are."""
     if shutil.which("cc") is None and shutil.which("gcc") is None:
         return "there is no C compiler: install gcc"
     return ""
 
 
 def build(folder: Path) -> Path:
-    """Compile it into `folder`; returns the library.
+    """Compile the library into `folder`; return its path.
 
     Raises:
-        ExternalFailureError: it cannot be compiled here.
+        ExternalFailureError: the library cannot be compiled here.
     """
     library = folder / "preload.so"
     compiler = shutil.which("cc") or shutil.which("gcc") or "cc"
@@ -41,7 +41,7 @@ def build(folder: Path) -> Path:
 
 
 def environment(library: Path, *, control: Path, journal: Path, root: Path) -> dict[str, str]:
-    """Return the environment for the process with these numbers; its files below `root` are concerned."""
+    """Return the environment of a process that uses the library; faults apply to its files below `root`."""
     return {
         "LD_PRELOAD": str(library),
         "SNAPLINE_CHAOS_CONTROL": str(control),
@@ -51,7 +51,7 @@ def environment(library: Path, *, control: Path, journal: Path, root: Path) -> d
 
 
 def unsynced(journal: str) -> tuple[list[str], dict[str, int]]:
-    """Return what a power cut may take: names that were given, and files that were written, with the length that is safe."""
+    """Return what a power cut may lose: new names, and written files with the length that is synced."""
     names: dict[str, None] = {}
     written: dict[str, int] = {}
     for line in journal.splitlines():
@@ -68,23 +68,23 @@ def unsynced(journal: str) -> tuple[list[str], dict[str, int]]:
 
 
 def lose_unsynced(journal: Path, seed: int) -> list[str]:
-    """Keep, lose or tear what was not synced, by the seed; return what was lost, in words. The journal starts empty again."""
+    """Keep, lose or tear unsynced data, chosen by the seed; return descriptions of the losses. Clear the journal."""
     if not journal.exists():
         return []
     names, written = unsynced(journal.read_text(errors="replace"))
     journal.write_text("")
-    chosen = random.Random(seed)
+    rng = random.Random(seed)
     lost = []
     for path, safe in written.items():
         with contextlib.suppress(OSError):
             size = os.stat(path).st_size
-            kept = chosen.choice([size, safe, chosen.randint(safe, max(safe, size))])
+            kept = rng.choice([size, safe, rng.randint(safe, max(safe, size))])
             if kept < size:
                 os.truncate(path, kept)
                 lost.append(f"{path}: {size - kept} bytes")
     for name in names:
         with contextlib.suppress(OSError):
-            if chosen.random() < 0.5:
+            if rng.random() < 0.5:
                 os.unlink(name)
                 lost.append(name)
     return lost

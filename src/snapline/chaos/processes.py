@@ -1,7 +1,7 @@
-"""A fleet's processes as faults treat them: killed, ended, frozen, slow, started again. The same for every launcher.
+"""Faults of a fleet's processes, the same for every launcher: kill, end, freeze, slow down, restart.
 
-A launcher's commands take their time, and may overtake each other. So those about one process are sent one after the other, and its target speed is
-read when its turn comes: the last request holds.
+A launcher's commands take time and may overtake each other. So the commands for one process are sent one after the other. Each reads the target
+speed when its turn comes, so that the last request wins.
 """
 
 import asyncio
@@ -15,18 +15,18 @@ from snapline.deploy.running_fleet import ALONE, LaunchedFleet
 from snapline.errors import SnaplineError
 
 DUTY_S = 0.1
-"""Duty cycle: a slow processor runs for its part of it, and is frozen for the rest."""
+"""Period of the duty cycle: a slow process runs for its percentage of it, and is frozen for the rest."""
 
 LOOK_S = 0.02
 GONE_S = 10.0
-"""Time for a process to be gone after SIGKILL, before another is started in its place; and for all to be thawed at the end."""
+"""Time limit for a process to end after SIGKILL before it is restarted, and for thawing all processes at the end."""
 
 
 class Processes:
-    """Hosts and coordinators under the names that a scenario has for them.
+    """Hosts and coordinators under the scenario's names.
 
     Attributes:
-        fleet: whose they are.
+        fleet: the fleet that they belong to.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Processes:
         coordinators: Sequence[str],
         joining: Sequence[str],
     ) -> None:
-        """`joining`: of the hosts those that come later."""
+        """Create the driver; `joining`: the hosts that join later."""
         self.fleet = fleet
         self._hosts = tuple(hosts)
         self._coordinators = tuple(coordinators)
@@ -46,7 +46,7 @@ class Processes:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def start(self) -> None:
-        """Begin to slow down the slow ones."""
+        """Begin to slow down slow processes."""
         self.spawn("slow", self._keep_slow)
 
     async def stop(self) -> None:
@@ -56,28 +56,28 @@ class Processes:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         frozen = [node for node, percent in self._speeds.items() if percent < 100]
-        with contextlib.suppress(TimeoutError):  # its launcher ends it all the same
+        with contextlib.suppress(TimeoutError):  # the launcher ends frozen processes, too
             async with asyncio.timeout(GONE_S):
                 await asyncio.gather(*(self._say(self.fleet.thaw, node) for node in frozen))
 
     # ---- names ------------------------------------------------------------------------------------------------------
 
     def node_of(self, name: str) -> str:
-        """Return the scenario's name of a process of the fleet."""
+        """Return the scenario's name for a process of the fleet."""
         return self._coordinators[0] if name == ALONE else name
 
     def name_of(self, node: str) -> str:
-        """Return the fleet's name of a node."""
+        """Return the fleet's name for a node."""
         return ALONE if node == self._coordinators[0] and len(self._coordinators) == 1 else node
 
     def pid(self, node: str) -> int | None:
-        """Return the pid on its machine; None while it is down."""
+        """Return the node's process id on its machine; None while it is down."""
         return None if node in self._absent else self.fleet.pid(self.name_of(node))
 
-    # ---- what is done -----------------------------------------------------------------------------------------------
+    # ---- commands -----------------------------------------------------------------------------------------------
 
     def carry_out(self, command: cm.KillNode | cm.EndNode | cm.StartNode | cm.SetSpeed) -> None:
-        """Carry out one of the commands that are about processes alone."""
+        """Carry out a command that only concerns processes."""
         match command:
             case cm.KillNode():
                 self.fleet.kill(self.name_of(command.node), is_kept_down=True)
@@ -90,7 +90,7 @@ class Processes:
                 self.spawn(f"speed {command.node}", functools.partial(self._set_speed, command.node))
 
     def spawn(self, key: str, work: Callable[[], Coroutine[object, object, None]]) -> None:
-        """Run one task of a key at a time: the next one waits for the one before."""
+        """Run tasks of the same key one after the other."""
         before = self._tasks.get(key)
 
         async def after() -> None:
@@ -101,13 +101,13 @@ class Processes:
         self._tasks[key] = asyncio.create_task(after())
 
     async def gone(self, node: str) -> None:
-        """Wait until it is down; TimeoutError: it is not."""
+        """Wait until the node is down; raise TimeoutError after `GONE_S` seconds."""
         async with asyncio.timeout(GONE_S):
             while self.pid(node) is not None:
                 await asyncio.sleep(LOOK_S)
 
     async def _start_again(self, node: str) -> None:
-        """Start again, after what has ended it, and has taken what was not synced."""
+        """Restart a node once the tasks that end it and lose its unsynced data are done."""
         for key in (f"power {node}", f"end {node}"):
             if key in self._tasks:
                 await asyncio.wait([self._tasks[key]])
@@ -118,13 +118,13 @@ class Processes:
         self.fleet.restart(self.name_of(node))
 
     def _join(self, host: str) -> None:
-        """Add a host. A launcher has the hosts up to some number: those below that are to come later are kept down."""
+        """Add a host. A launcher runs hosts 1 to N; those of them that have not joined yet are kept down."""
         self._absent.remove(host)
         if host not in self.fleet.hosts:
             self.fleet.scale(self._hosts.index(host) + 1)
-        for each in self._absent:
-            if each in self.fleet.hosts:
-                self.fleet.kill(each, is_kept_down=True)
+        for absent in self._absent:
+            if absent in self.fleet.hosts:
+                self.fleet.kill(absent, is_kept_down=True)
         self.fleet.restart(host)
 
     async def _end(self, node: str) -> None:
@@ -135,7 +135,7 @@ class Processes:
         await self._say(self.fleet.thaw if self._speeds[node] else self.fleet.freeze, node)
 
     async def _keep_slow(self) -> None:
-        """Let slow processes run for their part of the time."""
+        """Freeze and thaw slow processes in each period of the duty cycle."""
         while True:
             slow = {node: percent for node, percent in self._speeds.items() if 0 < percent < 100}
             began_s = time.monotonic()
@@ -148,7 +148,7 @@ class Processes:
             await asyncio.sleep(max(0.0, DUTY_S - (time.monotonic() - began_s)))
 
     async def _say(self, word: Callable[[str], Coroutine[object, object, None]], node: str) -> None:
-        """Send a command to a running process; one that the launcher cannot send now is dropped: what is wanted then is read again."""
+        """Send a command to a running process. A command that fails is dropped, because the next one reads the target state again."""
         if node not in self._absent:
             with contextlib.suppress(SnaplineError):
                 await word(self.name_of(node))

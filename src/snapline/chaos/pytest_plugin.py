@@ -1,5 +1,4 @@
-"""The pytest plugin of the crash kit. pytest loads this module at each start, whatever is tested: it imports pytest alone, and the rest on first
-use."""
+"""The pytest plugin of the crash kit. pytest loads this module at every start, so it imports only pytest, and the rest on first use."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def snapline_crash_kit() -> "CrashKit":
-    """Kills a program at every write, and judges how it resumes: `check(program)`. Skips where there is no C compiler."""
+    """Kills a program at every write, and checks that it resumes correctly: `check(program)`. Skips the test if there is no C compiler."""
     from snapline.chaos import preload
     from snapline.chaos.crash_kit import CrashKit
 

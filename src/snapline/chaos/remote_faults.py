@@ -1,7 +1,7 @@
-"""A fleet at another launcher's place, whose processes are killed, ended and frozen: carries the executor's commands out, as far as a launcher can.
+"""Driver of faults for a fleet at another launcher's place: carries out the executor's commands that a launcher can: kill, end, freeze.
 
-Its processes are snapline's own command lines, and no victims: nothing is armed in them, and no gate is before them. All of them, and
-this one, see one folder: the scenario is read there, and the store is judged there.
+The processes are plain snapline command lines, without the fault wrapper, failpoints and gates. All of them, and this process, share one folder,
+which has the scenario and the store.
 """
 
 import secrets
@@ -24,11 +24,13 @@ NAME_BYTES = 3
 
 
 class RemoteFaults:
-    """Remote place where a scenario is carried out.
+    """Carries a scenario out at a remote place.
 
     Attributes:
-        fleet: its processes. name: of it at its place. status: as last read.
-        lost: nothing is taken from disks here.
+        fleet: the fleet's processes.
+        name: name of the fleet at its place.
+        status: last known status of the fleet.
+        lost: always empty: no data is lost here.
     """
 
     def __init__(
@@ -41,12 +43,12 @@ class RemoteFaults:
         arguments: Mapping[str, str],
         on_note: Callable[[str], None] = lambda note: None,
     ) -> None:
-        """`plan`: of the place; what is to run there is the scenario's, under a name of its own. `folder`: everything is written there."""
+        """Create the driver. `plan`: plan of the place; the scenario replaces its fleet, under a new name. `folder`: folder for all files."""
         self.name = f"chaos-{secrets.token_hex(NAME_BYTES)}"
         self.lost: list[str] = []
         self.status: FleetReading | None = None
         self._folder = folder
-        what = msgspec.structs.replace(
+        fleet_plan = msgspec.structs.replace(
             plan.what,
             name=self.name,
             fleet=fleet,
@@ -57,12 +59,12 @@ class RemoteFaults:
             coordinators=scenario.fleet.coordinators,
             on_failure="restart",
         )
-        self._plan = msgspec.structs.replace(plan, what=what)
+        self._plan = msgspec.structs.replace(plan, what=fleet_plan)
         self.fleet = LaunchedFleet(
             launcher_of(self._plan, on_note),
             commands_for(self._plan),
-            hosts=what.hosts,
-            coordinators=what.coordinators,
+            hosts=fleet_plan.hosts,
+            coordinators=fleet_plan.coordinators,
             connect=lambda address: connect(self._plan, address),
             on_note=on_note,
             on_status=self._on_status,
@@ -76,7 +78,7 @@ class RemoteFaults:
         )
 
     async def start(self) -> None:
-        """Raises SnaplineError if it cannot be had there."""
+        """Start the fleet; raise SnaplineError if it cannot run there."""
         self._on_note(f"fleet {self.name} on {self._plan.place}, in {self._folder}")
         await self.fleet.start()
         self._processes.start()
@@ -90,15 +92,15 @@ class RemoteFaults:
         return connect(self._plan, self.fleet.address, OPERATOR)
 
     def node_of(self, name: str) -> str:
-        """Return the scenario's name of a process of the fleet."""
+        """Return the scenario's name for a process of the fleet."""
         return self._processes.node_of(name)
 
     def points_passed(self) -> list[cm.PointPassed]:
-        """None is armed."""
+        """Return an empty list: no failpoints are armed here."""
         return []
 
     def carry_out(self, command: cm.Command) -> None:
-        """Carry out a command. One that makes a fleet whole has no effect: of its paths, disks, clocks and points nothing was ever wrong."""
+        """Carry out a command. Commands that end faults of disks, clocks and failpoints do nothing: there are none here."""
         match command:
             case cm.KillNode() | cm.EndNode() | cm.StartNode() | cm.SetSpeed():
                 self._processes.carry_out(command)

@@ -1,8 +1,8 @@
-"""One run of chaos: a scenario and a seed in, a verdict out, by real processes, of this machine or at a launcher's place.
+"""One chaos run: carries out a scenario with a seed on real processes, here or at a launcher's place, and returns a verdict.
 
-As in the simulator, first the scenario's faults happen, then everything is made whole, and what must happen has to: the fleet runs, an epoch
-completes, the work gets done. The judge looks at the store all the while. The seed decides what is drawn, such as who is hit; when a process gets
-to a failpoint, and what is in flight when it is killed, is the machine's. So a seed repeats the faults, and not the run.
+As in the simulator, the scenario's faults happen first and then end. After that the liveness conditions must hold: the fleet runs, an epoch
+completes, the work gets done. The judge checks the store all the time. The seed determines random choices, such as the process that is hit. It
+does not determine when a process reaches a failpoint, or which messages are in transit at a kill. So a seed repeats the faults, not the run.
 """
 
 import asyncio
@@ -34,25 +34,25 @@ from snapline.sim.scenario import Scenario, format_scenario
 from snapline.sim.workloads.checked import AtEnd, CheckedWorkload, Invariant
 
 START_S = 120.0
-"""Time limit for a fleet to begin to work: seconds on a quiet machine."""
+"""Time limit for a fleet to start working; it takes seconds on an idle machine."""
 
 WITHIN_LEAST_S = 180.0
-"""Smallest time limit for what must happen when all is whole: a scenario's times are virtual, and a real machine is busy."""
+"""Smallest time limit for the liveness conditions after the faults: a scenario's times are virtual, and a real machine may be busy."""
 
 JUDGE_S = 0.5
-"""Between two looks at the store: epochs stay for longer."""
+"""Interval between two checks of the store; epochs are kept for longer."""
 
 POLL_S = 0.2
-"""Between two questions to the coordinator, as a launcher asks."""
+"""Interval between two status requests to the coordinator, like a launcher's."""
 
 SCENARIO_FILE, STOP_FILE = "scenario.toml", "stop"
 
 EPOCHS_AFTER = 2
-"""The first that completes may have begun before everything was whole."""
+"""Number of epochs that must complete after the faults; the first may have begun before their end."""
 
 
 class Checks(msgspec.Struct, frozen=True):
-    """The user's own, as in `sim/checking.py`: of every cut, and of the states at the end."""
+    """The user's checks, as in `sim/checking.py`: of every cut, and of the states at the end."""
 
     invariant: Invariant | None = None
     at_end: AtEnd | None = None
@@ -70,10 +70,10 @@ async def run_chaos(
     plan: DetachedPlan | None = None,
     on_note: Callable[[str], None] = lambda note: None,
 ) -> Result:
-    """Run a drawn scenario in a new folder, on this machine or, by `plan`, elsewhere: then all machines see that folder.
+    """Run a scenario in a new folder, on this machine or, with `plan`, elsewhere; then all machines must share the folder.
 
     Raises:
-        UsageError: it cannot be carried out there, or its fleet cannot be loaded.
+        UsageError: the scenario is not supported there, or its fleet cannot be loaded.
     """
     check_abilities(scenario, plan.place if plan else HERE)
     result = Result(name=scenario.name, seed=seed, verdict="broken")
@@ -128,7 +128,7 @@ class ChaosRun:
     # ---- the phases -------------------------------------------------------------------------------------------------
 
     async def carry_out(self, result: Result) -> None:
-        """Raises SnaplineError if the fleet cannot be had at all."""
+        """Run all phases; raise SnaplineError if the fleet cannot run at all."""
         await self._site.start()
         self._client = self._site.client()
         self._background = [
@@ -140,20 +140,20 @@ class ChaosRun:
                 return
 
     async def close(self) -> None:
-        """Everything ends; what was found stays."""
+        """End the fleet and all tasks; the findings remain."""
         for task in self._background:
             task.cancel()
-        found = await asyncio.gather(*self._background, return_exceptions=True)
+        results = await asyncio.gather(*self._background, return_exceptions=True)
         if self._client is not None:
             await self._client.close()
         await self._site.stop()
         await asyncio.to_thread(self._judge.conclude, self._executor.flipped, is_ended=self._is_ended)
-        for error in found:
+        for error in results:
             if isinstance(error, Exception):
                 raise error
 
     def conclude(self, result: Result) -> None:
-        """Write down the verdict."""
+        """Write the verdict into `result`."""
         result.violations = list(self._judge.violations)
         result.faults = list(self._executor.faults)
         result.virtual_ns = self._elapsed_ns()
@@ -185,7 +185,7 @@ class ChaosRun:
         return await self._until(pending, START_S)
 
     async def _fail(self) -> list[str]:
-        """Run all faults; then everything is made whole."""
+        """Run all faults, then end them."""
         began_s = time.monotonic()
         self._carry_out(self._executor.begin())
         while not self._is_ended and not self._judge.violations:
@@ -221,9 +221,9 @@ class ChaosRun:
             alive = sum(host.state == "alive" for host in status.hosts)
             found = [] if status.phase == "running" else [f"the fleet is {status.phase}: {status.reason}"]
             found += [f"{hosts - alive} of {hosts} hosts are not back"] if alive < hosts else []
-            owed = EPOCHS_AFTER - (status.epochs_completed - base[0])
-            if self._workload.fleet.period_ns and owed > 0:
-                found.append(f"{owed} more epochs have to complete")
+            epochs_missing = EPOCHS_AFTER - (status.epochs_completed - base[0])
+            if self._workload.fleet.period_ns and epochs_missing > 0:
+                found.append(f"{epochs_missing} more epochs have to complete")
             return found
 
         began_s = time.monotonic()
@@ -232,7 +232,7 @@ class ChaosRun:
         return found
 
     async def _until_ended(self) -> list[str]:
-        """Wait until the fleet has ended, if its workload ends; one that does not end has done its duty. Return what failed."""
+        """Take a snapshot and wait until the fleet has ended, if its workload ends. Return the unmet conditions."""
         if not self._is_ended and not await self._snapshot():
             return ["no snapshot completes by hand"]
         (self._folder / STOP_FILE).touch()
@@ -261,18 +261,18 @@ class ChaosRun:
         return max(WITHIN_LEAST_S, self._scenario.liveness.within_ns / 1e9)
 
     async def _until(self, pending: Callable[[FleetStatus], list[str]], limit_s: float) -> list[str]:
-        """Wait until nothing is pending, or the fleet has ended by itself; returns what still is."""
+        """Wait until nothing is pending or the fleet has ended by itself; return what is still pending."""
         assert self._client is not None
-        found = ["the coordinator does not answer"]
+        conditions = ["the coordinator does not answer"]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                while found and not self._is_ended and not self._judge.violations:
+                while conditions and not self._is_ended and not self._judge.violations:
                     with contextlib.suppress(SnaplineError):
-                        found = pending(await self._client.status())
+                        conditions = pending(await self._client.status())
                     await asyncio.sleep(POLL_S)
-        return [] if self._is_ended or self._judge.violations else found
+        return [] if self._is_ended or self._judge.violations else conditions
 
-    # ---- what goes on meanwhile ---------------------------------------------------------------------------------------
+    # ---- background tasks ---------------------------------------------------------------------------------------
 
     async def _keep_judging(self) -> None:
         while True:
@@ -286,7 +286,7 @@ class ChaosRun:
         self._is_ended = True
 
     async def _keep_looking(self) -> None:
-        """Keep reading who leads, and what else the schedule needs."""
+        """Keep reading the leader, and other facts that the schedule needs."""
         words = [fault.word for fault in self._scenario.fault]
         wants_homes = any(isinstance(word, PartitionFault) and word.shape == "isolate-agent" for word in words)
         wants_files = any(isinstance(word, DiskFault) and word.mode == "bit-flip" for word in words)
@@ -300,5 +300,7 @@ class ChaosRun:
     async def _homes(self) -> dict[str, str]:
         assert self._client is not None
         with contextlib.suppress(SnaplineError):
-            return {found.agent: found.host for found in (await self._client.locate_all()).agents if found.host}
+            return {
+                location.agent: location.host for location in (await self._client.locate_all()).agents if location.host
+            }
         return {}

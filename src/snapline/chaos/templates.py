@@ -1,4 +1,4 @@
-"""Template of `snapline chaos run` without a file: all words that real processes can suffer, drawn from the seed, on three hosts and three
+"""Template of `snapline chaos run` without a file: faults drawn by the seed from all that real processes support, on three hosts and three
 coordinators."""
 
 import msgspec
@@ -28,13 +28,13 @@ EVERYTHING = Scenario(
         restores=False,
     ),
 )
-"""Some ten seconds of work: a run lasts some twenty, half of which processes take to start."""
+"""About ten seconds of work; a run takes about twenty, because processes need half of the time to start."""
 
 
 def drawn(template: Scenario, seed: int, on: Where = HERE) -> Scenario:
-    """Return the scenario drawn by this seed. Drawn faults that cannot be carried out there are left out; those that a file lists are not."""
-    found = draw(template, seed)
+    """Return the scenario drawn by this seed. Drawn faults that are not supported there are omitted; faults listed in a file are kept."""
+    scenario = draw(template, seed)
     if template.swarm is None:
-        return found
-    faults = [fault for fault in found.fault if not reason_against(fault, on)]
-    return msgspec.structs.replace(found, fault=faults)
+        return scenario
+    faults = [fault for fault in scenario.fault if not reason_against(fault, on)]
+    return msgspec.structs.replace(scenario, fault=faults)

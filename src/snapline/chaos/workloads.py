@@ -1,4 +1,4 @@
-"""The fleet of a scenario, as real processes load it: a pattern of the simulator, or the user's own, that ends on request."""
+"""The fleet of a scenario for real processes: a pattern of the simulator, or the user's fleet, that ends on request."""
 
 import os
 from collections.abc import Callable
@@ -16,40 +16,40 @@ FLEET = f"{__name__}:fleet"
 
 
 def fleet(scenario: str, stop: str) -> Fleet:
-    """Return the fleet. `scenario`: a file that holds it, as drawn. Once there is a file `stop`, the fleet ends when its own predicate holds, or
-    all its work is done."""
+    """Return the fleet. `scenario`: path of the scenario, as drawn. Once the file `stop` exists, the fleet ends when its work is done; a fleet
+    with its own predicate ends by that."""
     return workload_of(Path(scenario), Path(stop)).fleet
 
 
 def workload_of(scenario: Path, stop: Path) -> Workload:
-    """The same with its invariants."""
-    found = parse_scenario(scenario.read_text(), source=str(scenario))
-    made = make_workload(found.fleet)
-    own, is_reported = made.fleet.stop_when, str(stop)
-    ends = made.ends and own is None
+    """Return the fleet's workload, with its invariants."""
+    parsed = parse_scenario(scenario.read_text(), source=str(scenario))
+    workload = make_workload(parsed.fleet)
+    user_predicate, is_reported = workload.fleet.stop_when, str(stop)
+    ends = workload.ends and user_predicate is None
 
     def stop_when(cut: snapline.Cut) -> bool:
-        if own is not None:
-            return own(cut)
+        if user_predicate is not None:
+            return user_predicate(cut)
         return os.path.exists(is_reported) and (cut.is_quiet or not ends)
 
-    made.fleet.stop_when = stop_when
-    return made
+    workload.fleet.stop_when = stop_when
+    return workload
 
 
 def load_invariant(target: str) -> Callable[[snapline.Cut], object]:
-    """MODULE:FUNCTION.
+    """Load a function, given as MODULE:FUNCTION.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such function.
     """
     module, _, name = target.partition(":")
     try:
-        found = getattr(import_module(module), name)
+        function = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(
             f"{target!r} names no function: {error}; write MODULE:FUNCTION, of this folder or PYTHONPATH"
         ) from error
-    if not callable(found):
-        raise UsageError(f"{target} is a {type(found).__qualname__}: name a function of a cut")
-    return cast(Callable[[snapline.Cut], object], found)  # what it takes shows when it is asked
+    if not callable(function):
+        raise UsageError(f"{target} is a {type(function).__qualname__}: name a function of a cut")
+    return cast(Callable[[snapline.Cut], object], function)  # a wrong signature shows at the call

@@ -33,14 +33,14 @@ def advise(
     from snapline.protocols.advice import advise as advise_on
     from snapline.protocols.costs import mtbf_said, mtbf_seen
 
-    said_s = None if mtbf is None else seconds_of(mtbf, "--mtbf")
+    given_mtbf_s = None if mtbf is None else seconds_of(mtbf, "--mtbf")
     printer = display.printer()
     printer.progress(f"watching the fleet for {over:g} s")
     before, after = connection.ask(lambda client: _watch(client, over, connection.timeout))
     figures = figures_of(before, after, over)
     loss = after.loss
-    found = mtbf_seen(loss.failures, loss.observed_ns / NS) if said_s is None else mtbf_said(said_s)
-    printer.result(_document(before, after, over, figures, advise_on(figures, found)), _show)
+    mtbf_estimate = mtbf_seen(loss.failures, loss.observed_ns / NS) if given_mtbf_s is None else mtbf_said(given_mtbf_s)
+    printer.result(_document(before, after, over, figures, advise_on(figures, mtbf_estimate)), _show)
 
 
 async def _watch(client: "CoordinatorClient", over_s: float, timeout_s: float) -> "tuple[FleetStatus, FleetStatus]":
@@ -55,7 +55,7 @@ def figures_of(before: "FleetStatus", after: "FleetStatus", passed_s: float) -> 
 
     interval_s, price_s = _interval(before, after, passed_s)
     interval, failed = after.interval, [each for each in after.loss.recoveries if each.is_failure]
-    moved = sum([each.rolled_back for each in failed])
+    rolled_back = sum([each.rolled_back for each in failed])
     return RunningFigures(
         protocol=after.protocol,
         interval_s=interval_s,
@@ -63,8 +63,8 @@ def figures_of(before: "FleetStatus", after: "FleetStatus", passed_s: float) -> 
         duration_s=interval.duration_ns / NS if interval.epochs else None,
         behind_s=None if after.loss.at_risk_ns is None else after.loss.at_risk_ns / NS,
         recoveries_s=tuple([(each.plan_ns + each.load_ns) / NS for each in failed]),
-        moved=moved / sum([each.agents for each in failed]) if moved else None,
-        depth=sum([each.checkpoints_lost for each in failed]) / moved if moved else 0.0,
+        moved=rolled_back / sum([each.agents for each in failed]) if rolled_back else None,
+        depth=sum([each.checkpoints_lost for each in failed]) / rolled_back if rolled_back else 0.0,
         checkpoints=after.checkpoints,
         forced=after.forced,
         completed=after.epochs_completed,
@@ -98,10 +98,10 @@ def _more(before: "FleetStatus", after: "FleetStatus", name: str) -> int:
 
 
 def _same(before: "FleetStatus", after: "FleetStatus") -> "list[tuple[HostStatus, HostStatus]]":
-    """Hosts that did not restart meanwhile, then and now."""
+    """Return (earlier, current) status of each host that did not restart meanwhile."""
     earlier = {(host.host, host.host_start): host for host in before.hosts}
-    found = [(earlier.get((host.host, host.host_start)), host) for host in after.hosts]
-    return [(then, now) for then, now in found if then is not None]
+    pairs = [(earlier.get((host.host, host.host_start)), host) for host in after.hosts]
+    return [(then, now) for then, now in pairs if then is not None]
 
 
 def _document(
@@ -113,7 +113,7 @@ def _document(
     from snapline.messages.documents import document
 
     interval = after.interval
-    seen = {
+    facts = {
         "fleet": after.fleet,
         "agents": after.agents,
         "hosts": sum([host.state == "alive" for host in after.hosts]),
@@ -123,7 +123,7 @@ def _document(
         "new_bytes": interval.new_bytes,
         "policy": interval.policy,
     }
-    evidence = {**seen, **msgspec.to_builtins(figures)}
+    evidence = {**facts, **msgspec.to_builtins(figures)}
     return document("Advice", **finite(msgspec.to_builtins(advice)), evidence=finite(evidence))
 
 
@@ -173,8 +173,8 @@ def _range(result: Document) -> str:
 
 
 def _texts(result: Document, name: str) -> list[str]:
-    found = result.get(name)
-    return [str(words) for words in found] if isinstance(found, list) else []
+    texts = result.get(name)
+    return [str(words) for words in texts] if isinstance(texts, list) else []
 
 
 def _time(value: object) -> str:

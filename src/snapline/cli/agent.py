@@ -20,7 +20,7 @@ letters = typer.Typer(
 app.add_typer(letters, name="dead-letters")
 
 NOTHING = "<0 bytes>"
-"""An empty payload as documents show it."""
+"""Representation of an empty payload in documents."""
 
 Snapshot = Annotated[
     str, typer.Option("--snapshot", metavar="ID", help="Epoch number, `latest`, tag, or first digits of a root.")
@@ -98,18 +98,18 @@ def _fields_of(text: str) -> object:
     """Return the JSON text unchanged after checking it.
 
     Raises:
-        UsageError: it is not; says where.
+        UsageError: the text is not JSON; the message says where.
     """
     import msgspec
 
     from snapline.messages.json_text import read_json
 
-    given = sys.stdin.buffer.read() if text == "-" else os.fsencode(text)
+    raw = sys.stdin.buffer.read() if text == "-" else os.fsencode(text)
     try:
-        read_json(given)
+        read_json(raw)
     except UsageError as error:
         raise UsageError(f"the message is no JSON ({error}): write its fields as '{{\"name\": value}}'") from error
-    return msgspec.Raw(given)
+    return msgspec.Raw(raw)
 
 
 @letters.command("list")
@@ -119,12 +119,16 @@ def list_letters(source: Source, display: Display, snapshot: Snapshot = "latest"
 
     An agent keeps its newest hundred; older ones are only counted.
     """
-    shown = source.read("show", snapshot)
-    rows = [_row(agent, number, letter) for agent in rows_of(shown, "agents") for number, letter in _numbered(agent)]
-    counts = {str(agent["agent"]): _total(agent) for agent in rows_of(shown, "agents")}
+    snapshot_document = source.read("show", snapshot)
+    rows = [
+        _row(agent, number, dead_letter)
+        for agent in rows_of(snapshot_document, "agents")
+        for number, dead_letter in _numbered(agent)
+    ]
+    counts = {str(agent["agent"]): _total(agent) for agent in rows_of(snapshot_document, "agents")}
     result = document(
         "DeadLetterList",
-        epoch=shown.get("epoch"),
+        epoch=snapshot_document.get("epoch"),
         dead_letter_count=sum(counts.values()),
         agents={agent: found for agent, found in counts.items() if found},
         dead_letters=rows,
@@ -144,13 +148,13 @@ def show_letter(
     snapshot: Snapshot = "latest",
 ) -> None:
     """Show one dead letter: the message, and the whole error."""
-    shown = source.read("show", snapshot, agent)
-    found = {at: letter for row in rows_of(shown, "agents") for at, letter in _numbered(row)}
-    wanted = max(found, default=0) if number is None else number
-    if wanted not in found:
-        raise NotFoundError(_missing(agent, number, sorted(found), shown.get("epoch")))
-    letter = {"agent": agent, "number": wanted, **found[wanted]}
-    display.printer().result(document("DeadLetter", epoch=shown.get("epoch"), **letter), _show_one)
+    snapshot_document = source.read("show", snapshot, agent)
+    by_number = {at: dead_letter for row in rows_of(snapshot_document, "agents") for at, dead_letter in _numbered(row)}
+    wanted = max(by_number, default=0) if number is None else number
+    if wanted not in by_number:
+        raise NotFoundError(_missing(agent, number, sorted(by_number), snapshot_document.get("epoch")))
+    dead_letter = {"agent": agent, "number": wanted, **by_number[wanted]}
+    display.printer().result(document("DeadLetter", epoch=snapshot_document.get("epoch"), **dead_letter), _show_one)
 
 
 letters.command("retry")(agent_letters.retry)
@@ -158,9 +162,11 @@ letters.command("drop")(agent_letters.drop)
 
 
 def _numbered(agent: Document) -> list[tuple[int, Document]]:
-    """An agent's dead letters with their numbers, which stay when others are removed."""
+    """Return an agent's dead letters with their numbers, which do not change when others are removed."""
     return [
-        (number, letter) for letter in rows_of(agent, "dead_letters") if isinstance(number := letter.get("number"), int)
+        (number, dead_letter)
+        for dead_letter in rows_of(agent, "dead_letters")
+        if isinstance(number := dead_letter.get("number"), int)
     ]
 
 
@@ -177,8 +183,8 @@ def _missing(agent: str, number: int | None, numbers: list[int], epoch: object) 
     if not numbers:
         return f"agent {agent!r} has no dead letters in epoch {epoch}: `snapline agent dead-letters list` names those that have"
     is_row = numbers[-1] - numbers[0] + 1 == len(numbers)
-    known = f"{numbers[0]} to {numbers[-1]}" if is_row else ", ".join(map(str, numbers))
-    return f"agent {agent!r} has no dead letter {number} in epoch {epoch}: give one of {known}"
+    choices = f"{numbers[0]} to {numbers[-1]}" if is_row else ", ".join(map(str, numbers))
+    return f"agent {agent!r} has no dead letter {number} in epoch {epoch}: give one of {choices}"
 
 
 def _show_receipt(result: Document, tables: DocumentTables) -> None:
@@ -188,10 +194,10 @@ def _show_receipt(result: Document, tables: DocumentTables) -> None:
 
 def _show_reply(result: Document, tables: DocumentTables) -> None:
     message = result.get("message")
-    shown = "it answered nothing" if message is None else show_message(message)
+    answer = "it answered nothing" if message is None else show_message(message)
     early = "yes: a recovery may undo it" if result.get("is_early") else None
     tables.fields(
-        [*((name, result.get(name)) for name in ("agent", "number", "key")), ("early", early), ("answer", shown)]
+        [*((name, result.get(name)) for name in ("agent", "number", "key")), ("early", early), ("answer", answer)]
     )
 
 
@@ -234,11 +240,11 @@ def _show_one(result: Document, tables: DocumentTables) -> None:
 
 
 def _message(letter: Document) -> str:
-    """The message that failed; the first turn of an agent has none."""
+    """Return the text of the message that failed; the first turn of an agent has none."""
     message = letter.get("message")
     return "(on_start)" if message == NOTHING else show_message(message)
 
 
 def _reason(letter: Document) -> str:
-    """The last line of a traceback."""
+    """Return the last line of the traceback."""
     return last_line(str(letter.get("error", "")))

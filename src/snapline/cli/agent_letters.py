@@ -28,23 +28,23 @@ def retry(connection: Connection, display: Display, agent: Agent, numbers: Numbe
     Each has its turn once, whatever dies. One that fails again is a new dead letter.
     """
     chosen = _chosen(numbers, every=every)
-    told = connection.speak(lambda client: client.retry_dead_letters(agent, chosen, connection.timeout))
-    _end(display, agent, told)
+    results = connection.speak(lambda client: client.retry_dead_letters(agent, chosen, connection.timeout))
+    _end(display, agent, results)
 
 
 @command
 def drop(connection: Connection, display: Display, agent: Agent, numbers: Numbers = None, every: All = False) -> None:
     """Forget dead letters for good, and wait until a snapshot has forgotten them. They stay counted."""
     chosen = _chosen(numbers, every=every)
-    told = connection.speak(lambda client: client.drop_dead_letters(agent, chosen, connection.timeout))
-    _end(display, agent, told)
+    results = connection.speak(lambda client: client.drop_dead_letters(agent, chosen, connection.timeout))
+    _end(display, agent, results)
 
 
 def _chosen(numbers: list[int] | None, *, every: bool) -> list[int] | None:
     """Return the chosen numbers; None: all.
 
     Raises:
-        UsageError: neither numbers nor --all, or both.
+        UsageError: neither numbers nor --all are given, or both.
     """
     if bool(numbers) == every:
         raise UsageError("which dead letters? Give their numbers, or --all")

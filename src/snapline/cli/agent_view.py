@@ -31,34 +31,36 @@ def state(
     """
     import msgspec
 
-    told = connection.speak(lambda client: client.state(agent, live=live, field=field, timeout_s=connection.timeout))
-    display.printer().result(document("AgentState", **_about(msgspec.structs.asdict(told))), _show_agent_state)
+    agent_state = connection.speak(
+        lambda client: client.state(agent, live=live, field=field, timeout_s=connection.timeout)
+    )
+    display.printer().result(document("AgentState", **_about(msgspec.structs.asdict(agent_state))), _show_agent_state)
 
 
 @command
 def describe(connection: Connection, display: Display, agent: Agent) -> None:
     """Show how an agent stands: its life, its durable turn, what waits, its keys, its dead letters, its last checkpoint."""
-    told = connection.speak(lambda client: client.describe(agent, connection.timeout))
-    display.printer().result(told, _show_description)
+    description = connection.speak(lambda client: client.describe(agent, connection.timeout))
+    display.printer().result(description, _show_description)
 
 
 def _about(told: dict[str, object]) -> dict[str, object]:
-    """Rename `kind`, the document's own."""
+    """Rename the field `kind`, because documents use that name for their own kind."""
     return {"agent_kind" if name == "kind" else name: value for name, value in told.items()}
 
 
 def _show_agent_state(result: Document, tables: DocumentTables) -> None:
-    taken = "now: a recovery may undo it" if result.get("is_live") else f"epoch {result.get('epoch')}"
+    as_of = "now: a recovery may undo it" if result.get("is_live") else f"epoch {result.get('epoch')}"
     names = ("agent", "agent_kind", "host", "incarnation")
-    tables.fields([*((name, result.get(name)) for name in names), ("as of", f"{taken}, {result.get('time')}")])
-    held = result.get("state")
+    tables.fields([*((name, result.get(name)) for name in names), ("as of", f"{as_of}, {result.get('time')}")])
+    value = result.get("state")
     tables.line()
     if result.get("is_unborn"):
         tables.line("(not born yet)")
-    elif isinstance(held, dict) and not result.get("field"):
-        show_state(held, tables)
+    elif isinstance(value, dict) and not result.get("field"):
+        show_state(value, tables)
     else:
-        show_field({"value": held}, tables)
+        show_field({"value": value}, tables)
 
 
 def _show_description(result: Document, tables: DocumentTables) -> None:
@@ -79,21 +81,21 @@ def _show_description(result: Document, tables: DocumentTables) -> None:
         tables.line(f"asked for agent {name}")
     for timer in rows_of(result, "timers"):
         tables.line(f"timer {timer.get('name')} in {timer.get('remaining_s')} s")
-    for letter in rows_of(result, "dead_letters"):
-        told = f"{show_message(letter.get('message'))}: {text(letter.get('error'))}"
-        tables.line(f"dead letter {letter.get('number')} from {letter.get('sender')}: {told}")
+    for dead_letter in rows_of(result, "dead_letters"):
+        summary = f"{show_message(dead_letter.get('message'))}: {text(dead_letter.get('error'))}"
+        tables.line(f"dead letter {dead_letter.get('number')} from {dead_letter.get('sender')}: {summary}")
 
 
 def _show_durable_turn(turn: object, tables: DocumentTables) -> None:
     if not isinstance(turn, dict):
         return
-    about = f"durable turn for {show_message(turn.get('message'))} from {turn.get('sender')}"
+    heading = f"durable turn for {show_message(turn.get('message'))} from {turn.get('sender')}"
     if turn.get("problem"):
-        tables.line(f"{about} STANDS: {text(turn['problem'])}")
+        tables.line(f"{heading} STANDS: {text(turn['problem'])}")
     elif turn.get("waits_for") is None:
-        tables.line(f"{about} goes on")
+        tables.line(f"{heading} goes on")
     else:
-        tables.line(f"{about} waits for {turn['waits_for']}, for {turn.get('waits_s'):.3g} s")
+        tables.line(f"{heading} waits for {turn['waits_for']}, for {turn.get('waits_s'):.3g} s")
     effect = turn.get("effect")
     if isinstance(effect, dict):
         tables.line(f"  effect {effect.get('name')}, key {effect.get('key')}: {effect.get('stands')}")

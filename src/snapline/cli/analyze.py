@@ -23,10 +23,10 @@ DIAGRAM_WIDTH = 100
 """Columns of a diagram not printed to a terminal."""
 
 AGENTS_SHOWN_MAX = 50
-"""Rows of the table and of the diagram; more are a wall of text. JSON has all."""
+"""Largest number of rows in the table and in the diagram; JSON has all."""
 
 NUMBERS_SHOWN_MAX = 8
-"""Checkpoints or events named in one cell; a staircase has thousands."""
+"""Largest number of checkpoints or events in one cell; a domino effect may have thousands."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Pictures:
     ] = None
 
     def window(self, events: int) -> tuple[int, int] | None:
-        """Positions in the trace's events; None: chosen by the picture.
+        """Return the window as positions of events; None: the diagram chooses it.
 
         Raises:
-            UsageError: the window is empty, or nothing is drawn through it.
+            UsageError: the window is empty, or no SVG is requested.
         """
         if self.from_event is None and self.to_event is None:
             return None
@@ -99,8 +99,8 @@ def analyze(
     from snapline.recovery.analysis import decide_and_analyze
 
     printer = display.printer()
-    found = read_folder(Path(trace), printer, merged) if is_folder(trace, merged) else read(trace)
-    execution, analysis = decide_and_analyze(found, parse_names(failed), protocol)
+    traced = read_folder(Path(trace), printer, merged) if is_folder(trace, merged) else read(trace)
+    execution, analysis = decide_and_analyze(traced, parse_names(failed), protocol)
     window = pictures.window(len(execution.events))
     diagram = _diagram(execution, analysis) if printer.format is OutputFormat.TABLE else ""
     printer.result(_document(analysis), lambda _, tables: _show(analysis, tables, diagram))
@@ -109,7 +109,7 @@ def analyze(
 
 
 def parse_names(failed: str | None) -> list[str] | None:
-    """`"a, b"` as `["a", "b"]`; nothing means all.
+    """Split `"a, b"` into `["a", "b"]`; None means all agents.
 
     Raises:
         UsageError: an empty name.
@@ -126,8 +126,8 @@ def read(place: str) -> "Trace":
     """Read the trace at `place`, a path or "-".
 
     Raises:
-        UsageError: it cannot be opened.
-        TraceError: it cannot be read, or contradicts itself.
+        UsageError: the file cannot be opened.
+        TraceError: the trace cannot be read, or contradicts itself.
     """
     from snapline.client.trace_files import read_file
 
@@ -138,34 +138,34 @@ def is_folder(place: str, merged: Path | None) -> bool:
     """Return whether `place` is a folder of hosts' traces.
 
     Raises:
-        UsageError: it is not, and a merged trace is wanted.
+        UsageError: `place` is no folder, but `merged` is given.
     """
     from snapline.client.trace_files import STANDARD_INPUT, name_of
 
-    found = place != STANDARD_INPUT and Path(place).is_dir()
-    if merged is not None and not found:
+    is_directory = place != STANDARD_INPUT and Path(place).is_dir()
+    if merged is not None and not is_directory:
         raise UsageError(f"--merged writes what the traces of a folder make, and {name_of(place)} is no folder")
-    return found
+    return is_directory
 
 
 def read_folder(folder: Path, printer: "Printer", merged: Path | None = None) -> "Trace":
-    """Merge the traces that hosts have written into `folder`; write the result to `merged` as well, if given.
+    """Merge the hosts' traces in `folder`; also write the result to `merged`, if given.
 
     Raises:
-        UsageError: there are none, or a file cannot be opened or written.
-        TraceError: a file cannot be read, or they contradict each other.
+        UsageError: there are no traces, or a file cannot be opened or written.
+        TraceError: a trace cannot be read, or traces contradict each other.
     """
     from snapline.client.trace_files import SUFFIX, merge_folder, read_merged
 
     if merged is not None and merged.suffix == SUFFIX and merged.absolute().parent == folder.absolute():
         raise UsageError(f"--merged {merged} would be one of the traces of {folder}: write it elsewhere")
-    found = merge_folder(folder)
+    merge = merge_folder(folder)
     if merged is not None:
-        printer.progress(f"wrote {_write(merged, b''.join(found.lines()).decode())}")
-    if found.left_out:
-        told = _some([f"{agent} (from {message} on)" for agent, message in found.left_out.items()])
-        printer.warning(f"the traces end before they say who sent some messages; left out: the end of {told}")
-    return read_merged(found, folder)
+        printer.progress(f"wrote {_write(merged, b''.join(merge.lines()).decode())}")
+    if merge.left_out:
+        agents = _some([f"{agent} (from {message} on)" for agent, message in merge.left_out.items()])
+        printer.warning(f"the traces end before they say who sent some messages; left out: the end of {agents}")
+    return read_merged(merge, folder)
 
 
 def _document(analysis: "Analysis") -> dict[str, object]:
@@ -196,7 +196,7 @@ def _draw(
     if pictures.svg is not None:
         yield _write(pictures.svg, analysis_svg(execution, analysis, window=window))
     if pictures.html is not None:
-        # The execution is decided already; a protocol that decides it again decides the same.
+        # The protocol has already been applied to the execution; applying it again gives the same result.
         yield _write(pictures.html, analysis_html(execution, protocol=protocol))
 
 
@@ -251,6 +251,6 @@ def _row(analysis: "Analysis", agent: str) -> list[object]:
 
 
 def _some(items: Sequence[object]) -> str:
-    """`1, 2, 3`, or the first ones and how many more."""
+    """Return `1, 2, 3`, or the first items and the number of further ones."""
     shown = ", ".join(map(str, items[:NUMBERS_SHOWN_MAX]))
     return shown if len(items) <= NUMBERS_SHOWN_MAX else f"{shown} and {len(items) - NUMBERS_SHOWN_MAX:,} more"

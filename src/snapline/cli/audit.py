@@ -22,9 +22,9 @@ def audit(
 
     Oldest first. Every call is written down before it is made. The last 2000 are kept, and the last 500 refused ones.
     """
-    found = connection.ask(lambda client: client.read_audit(count, connection.timeout))
-    rows = [_row(each) for each in found.calls]
-    display.printer().result(document("Audit", calls=rows, dropped=found.dropped), _show)
+    log = connection.ask(lambda client: client.read_audit(count, connection.timeout))
+    rows = [_row(call) for call in log.calls]
+    display.printer().result(document("Audit", calls=rows, dropped=log.dropped), _show)
 
 
 def _row(each: "RecordedCall") -> dict[str, object]:

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from snapline.security.certificates import Issued
 
 TOOLS = ("viewer", "operator", "admin", "launcher", "client", "bearer")
-"""Roles of people and programs that get a certificate of their own in a new set."""
+"""Roles of users and programs for which a new set has a certificate."""
 
 DELIVER_S = 120.0
-"""Time to deliver them: Ray starts a process for the keeper, a minute on a busy machine."""
+"""Time limit for the delivery: Ray starts a process for the supervisor, which takes a minute on a busy machine."""
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 app.add_typer(auth_token.app, name="token")
@@ -62,7 +62,7 @@ def init(
         folder=str(folder),
         tls_domain=authority.domain,
         ca=str(folder / "ca.crt"),
-        certificates=[_row(made) for made in issued],
+        certificates=[_row(certificate) for certificate in issued],
     )
     display.printer().result(result, _show)
 
@@ -82,8 +82,8 @@ def issue(
     """
     from snapline.security.certificates import Authority
 
-    made = Authority.load(folder).issue(role, name, days=days)
-    display.printer().result(document("CertificateIssued", **_row(made)), _show_one)
+    issued = Authority.load(folder).issue(role, name, days=days)
+    display.printer().result(document("CertificateIssued", **_row(issued)), _show_one)
 
 
 @app.command("renew")
@@ -95,8 +95,10 @@ def renew(display: Display, folder: Folder, days: Days = 365) -> None:
     """
     from snapline.security.certificates import Authority
 
-    made = Authority.load(folder).renew(days=days)
-    result = document("CertificatesRenewed", folder=str(folder), certificates=[_row(each) for each in made])
+    renewed = Authority.load(folder).renew(days=days)
+    result = document(
+        "CertificatesRenewed", folder=str(folder), certificates=[_row(certificate) for certificate in renewed]
+    )
     display.printer().result(result, _show_rows)
 
 
@@ -123,12 +125,12 @@ def deliver(
     fleet = settings.get("name", name).value
     cluster = RayCluster(fleet, settings.get("address", address).value)
     try:
-        now = asyncio.run(ray_fleet.renew(cluster, fleet, folder, timeout_s=timeout))
+        status = asyncio.run(ray_fleet.renew(cluster, fleet, folder, timeout_s=timeout))
     finally:
         cluster.leave(is_over=False)
-    result = document("CertificatesDelivered", name=fleet, folder=str(folder), processes=sorted(now.nodes))
-    told = f"{len(now.nodes)} processes of fleet {fleet} have the certificates of {folder}"
-    display.printer().result(result, lambda _, tables: tables.line(told))
+    result = document("CertificatesDelivered", name=fleet, folder=str(folder), processes=sorted(status.nodes))
+    sentence = f"{len(status.nodes)} processes of fleet {fleet} have the certificates of {folder}"
+    display.printer().result(result, lambda _, tables: tables.line(sentence))
 
 
 def _names(listed: str, option: str) -> list[str]:

@@ -39,10 +39,10 @@ def create(
 
     check_id(name, "token")
     token = new_token()
-    made = connection.ask(
+    created = connection.ask(
         lambda client: client.make_token(name, role, digest_of(token), days * DAY_S, connection.timeout)
     )
-    expires = instant(made.expires_ns / 1e9)
+    expires = instant(created.expires_ns / 1e9)
     display.printer().result(document("TokenCreated", name=name, role=role, expires=expires, token=token), _show_one)
 
 
@@ -50,8 +50,8 @@ def create(
 @command
 def list_tokens(connection: Connection, display: Display) -> None:
     """List tokens: whose they are, what they may do, and until when. What they are, nobody knows."""
-    found = connection.ask(lambda client: client.read_tokens(connection.timeout))
-    rows = [_row(each) for each in found.tokens]
+    listed = connection.ask(lambda client: client.read_tokens(connection.timeout))
+    rows = [_row(token) for token in listed.tokens]
     display.printer().result(document("TokenList", tokens=rows), _show)
 
 
@@ -69,8 +69,8 @@ def revoke(connection: Connection, display: Display, name: Name) -> None:
 def _row(each: "TokenStatus") -> dict[str, object]:
     from snapline.storage.timestamps import instant
 
-    made, expires = (instant(at_ns / 1e9) for at_ns in (each.made_ns, each.expires_ns))
-    return {"name": each.name, "role": each.role, "created": made, "expires": expires, "is_expired": each.is_expired}
+    created, expires = (instant(at_ns / 1e9) for at_ns in (each.made_ns, each.expires_ns))
+    return {"name": each.name, "role": each.role, "created": created, "expires": expires, "is_expired": each.is_expired}
 
 
 def _show(result: Document, tables: DocumentTables) -> None:

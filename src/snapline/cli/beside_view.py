@@ -1,7 +1,7 @@
 """`--ui`: the view next to a fleet that a command runs, for as long as it runs.
 
-The view is a process of its own with a lower CPU priority than the fleet, and nothing waits for it: if it does not start, or dies, a
-warning is printed and the fleet goes on.
+The view is a separate process with a lower CPU priority than the fleet, and nothing waits for it. If it does not start, or dies, the
+command prints a warning and the fleet continues.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ SAID = "snapline: "
 """Prefix of the error line of a failed command."""
 
 NICENESS = 5
-"""CPU niceness of the view once it listens: the fleet comes first. With it from the start, startup is too slow."""
+"""CPU niceness of the view, set once it listens; with it from the start, startup is too slow."""
 
 LOOK_S = 0.1
 """Time between polls for the leader and the view's address."""
@@ -75,7 +75,7 @@ class ViewOptions:
 
 @contextlib.asynccontextmanager
 async def shown_in_browser(fleet: "LocalFleet", port: int | None, progress: "FleetProgress") -> AsyncIterator[None]:
-    """Show the fleet meanwhile; `port`: as from `ViewOptions.port`."""
+    """Run the view while the block runs; `port`: from `ViewOptions.port`."""
     if port is None:
         yield
         return
@@ -104,23 +104,23 @@ async def _show(fleet: "LocalFleet", port: int, progress: "FleetProgress") -> No
     try:
         address = await _address_of(child)
         if address:
-            with contextlib.suppress(OSError):  # it may have ended since
+            with contextlib.suppress(OSError):  # it may have ended meanwhile
                 os.setpriority(os.PRIO_PROCESS, child.pid, NICENESS)
             progress.note(f"the fleet in a browser: {address}")
         code = await child.wait()
         last = child.last_line()
-        told = last.removeprefix(SAID) if last.startswith(SAID) else describe_exit(code)
-        again = f"`snapline ui serve --data-dir {folder}` shows it again"
-        progress.warn(f"the view has ended ({told}); the fleet goes on, and {again}")
+        reason = last.removeprefix(SAID) if last.startswith(SAID) else describe_exit(code)
+        hint = f"`snapline ui serve --data-dir {folder}` shows it again"
+        progress.warn(f"the view has ended ({reason}); the fleet goes on, and {hint}")
     finally:
         is_there = child.exit_code is None
-        await child.kill()  # it only looks: there is nothing to wait for
+        await child.kill()  # it only reads, so it can be killed at any time
         if is_there and address:
             progress.note(f"the view at {address} has ended with the fleet")
 
 
 async def _address_of(child: "Child") -> str:
-    """Return the URL it prints once it listens; "": it has ended."""
+    """Wait for the URL that the view prints once it listens; "" if it has ended."""
     while child.exit_code is None:
         line = child.last_line()
         if line.startswith("http://"):

@@ -1,4 +1,4 @@
-"""`snapline chaos …`: the simulator's faults on real processes, here or at a launcher's place. Its page is docs/chaos.md."""
+"""`snapline chaos …`: the simulator's faults on real processes, here or at a launcher's place; see docs/chaos.md."""
 
 import asyncio
 import contextlib
@@ -84,13 +84,13 @@ def run(
         number = seed + len(results)
         place = _folder_for(folder, template.name, number)
         results.append(_run(drawn(template, number, on), number, place, checks, plan, printer))
-    shown = _document(results, place)
-    printer.result(shown, _show)
+    result = _document(results, place)
+    printer.result(result, _show)
     raise typer.Exit(EXIT_CODES[results[-1].verdict])
 
 
 def _template(file: str | None, fleet: str | None, arg: FleetArguments) -> "Scenario":
-    """Raises UsageError: there is none, or the fleet cannot load."""
+    """Return the scenario; raise UsageError if there is none, or if the fleet cannot be loaded."""
     from snapline.chaos.templates import EVERYTHING
 
     if fleet is not None:
@@ -144,7 +144,7 @@ async def _carried_out(
     plan: "DetachedPlan | None",
     on_note: Callable[[str], None],
 ) -> "Result":
-    """Run chaos; stop cleanly on SIGTERM, or remote processes would run on."""
+    """Run chaos; stop cleanly on SIGTERM, because remote processes would otherwise keep running."""
     from snapline.chaos.run import run_chaos
 
     task = asyncio.current_task()
@@ -159,12 +159,12 @@ def _document(results: "list[Result]", place: Path) -> Document:
 
     last = results[-1]
     folder = "" if last.verdict == "pass" else str(place)
-    words: dict[str, int] = {}
+    fault_counts: dict[str, int] = {}
     for result in results:
         for fault in result.faults:
-            words[fault.kind] = words.get(fault.kind, 0) + 1
-    runs = [{"seed": each.seed, "verdict": each.verdict, "faults": len(each.faults)} for each in results]
-    return document("ChaosRuns", runs=runs, faults=words, last=msgspec.to_builtins(last), folder=folder)
+            fault_counts[fault.kind] = fault_counts.get(fault.kind, 0) + 1
+    runs = [{"seed": run.seed, "verdict": run.verdict, "faults": len(run.faults)} for run in results]
+    return document("ChaosRuns", runs=runs, faults=fault_counts, last=msgspec.to_builtins(last), folder=folder)
 
 
 def _show(result: Document, tables: DocumentTables) -> None:
@@ -199,9 +199,9 @@ def doctor(display: Display, on: OnPlace = None) -> None:
     from snapline.chaos.cleanup import leftovers
 
     place = place_of(on)
-    found, left = [msgspec.to_builtins(each) for each in abilities(place)], leftovers()
-    display.printer().result(document("ChaosDoctor", on=place, words=found, leftovers=left), _show_doctor)
-    raise typer.Exit(3 if left else 0)
+    words, remaining = [msgspec.to_builtins(capability) for capability in abilities(place)], leftovers()
+    display.printer().result(document("ChaosDoctor", on=place, words=words, leftovers=remaining), _show_doctor)
+    raise typer.Exit(3 if remaining else 0)
 
 
 def _show_doctor(result: Document, tables: DocumentTables) -> None:
@@ -210,7 +210,7 @@ def _show_doctor(result: Document, tables: DocumentTables) -> None:
         for row in rows_of(result, "words")
     ]
     tables.table(("WORD", "HERE" if result["on"] == "local" else str(result["on"]).upper(), ""), rows)
-    left = result["leftovers"]
-    assert isinstance(left, list)
-    for each in left:
-        tables.line(f"left: {each}")
+    leftovers = result["leftovers"]
+    assert isinstance(leftovers, list)
+    for leftover in leftovers:
+        tables.line(f"left: {leftover}")

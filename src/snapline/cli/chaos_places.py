@@ -57,7 +57,7 @@ class ChaosPlace:
         """Return the plan from the options, with settings as defaults; None: this machine.
 
         Raises:
-            UsageError: they contradict each other.
+            UsageError: options contradict each other.
         """
         place = self.place
         if place == "local":
@@ -66,18 +66,18 @@ class ChaosPlace:
         flags = {"address": self.address, "machines": self.address, "cpus": self.cpus, "tls": self.tls}
         flags |= {"sbatch": shlex.join(self.sbatch_option) if self.sbatch_option else None}
         flags |= {"tls_domain": self.tls_domain}
-        found = {key: settings.get(key, flag).value for key, flag in {**dict.fromkeys(KEYS), **flags}.items()}
-        if self.insecure and found["tls"]:
+        values = {key: settings.get(key, flag).value for key, flag in {**dict.fromkeys(KEYS), **flags}.items()}
+        if self.insecure and values["tls"]:
             raise UsageError("--insecure contradicts --tls: leave one out")
         from snapline.deploy.plan import FleetPlan
 
-        what = FleetPlan(
+        fleet_plan = FleetPlan(
             name="",
             fleet="",
             data_dir=str(folder.absolute()),
             hosts=1,
-            node={"CPU": number_of(settings, "cpus", found["cpus"])},
+            node={"CPU": number_of(settings, "cpus", values["cpus"])},
             is_insecure=self.insecure,
-            domain=found["tls_domain"],
+            domain=values["tls_domain"],
         )
-        return plan_of(place, what, found)
+        return plan_of(place, fleet_plan, values)

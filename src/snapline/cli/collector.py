@@ -1,22 +1,22 @@
-"""The garbage collector, run rarely: most of what a fleet makes is freed by reference counts.
+"""Runs the garbage collector rarely, because reference counts free most objects of a fleet.
 
-With Python's own thresholds a seventh of a start is looking at modules that are being imported.
+With Python's default thresholds, a seventh of the start time is spent on collections during imports.
 """
 
 import gc
 
 THRESHOLDS = (20_000, 20, 20)
-"""The first is 700 by default. A batch of turns makes thousands of short-lived lists."""
+"""Thresholds of `gc`; the first is 700 by default, but a batch of turns creates thousands of short-lived lists."""
 
 
 def collect_seldom() -> None:
-    """Collect rarely; call before large imports. The few cycles are found soon enough."""
+    """Collect rarely; call this before large imports. The few cycles are still collected soon enough."""
     gc.set_threshold(*THRESHOLDS)
 
 
 def spare_imported() -> None:
-    """Freeze imported objects: they are never garbage, and walking them takes tens of milliseconds at a time; a forked child would
-    copy every page.
+    """Exclude imported objects from collections. They are never garbage, and each pass over them would take tens of milliseconds and make
+    a forked child copy their pages.
     """
     gc.collect()
     gc.freeze()

@@ -1,9 +1,9 @@
 """Wrapper of every command: groups of shared options, and the translation of errors for the user.
 
-A command may take a dataclass as a parameter, such as `Connection`: its fields become options of the command, and the
-command gets it filled in. So options shared by many commands are written once, and named once.
+A command may take a dataclass such as `Connection` as a parameter. Its fields become options of the command, and the command gets the
+filled dataclass. So options shared by many commands are defined once.
 
-The wrapper turns an error into one sentence on stderr and an exit code (docs/cli.md), never an unrequested traceback.
+The wrapper turns an error into one sentence on stderr and an exit code (docs/cli.md); it prints a traceback only on request.
 """
 
 import dataclasses
@@ -22,19 +22,19 @@ from snapline.security.printable import printable
 INTERRUPTED = 130
 
 PARTIAL = 3
-"""Exit code: something could not be read or handled; the rest is there."""
+"""Exit code of a partial success: some items could not be read or handled."""
 
 WRONG_PLACE = (
     *(errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR),
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG),
 )
-"""System errors that another path would fix: usage errors. Others, such as a full disk, are external failures."""
+"""System errors that another path would fix; they count as usage errors. Others, such as a full disk, are external failures."""
 
 TRACEBACK_VARIABLE = "SNAPLINE_TRACEBACK"
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Make a command for typer out of `function`: unfold its dataclass parameters, handle its errors."""
+    """Make a typer command of `function`: replace its dataclass parameters by options, and handle its errors."""
     hints = get_type_hints(function, include_extras=True)
     groups = {name: hint for name, hint in hints.items() if dataclasses.is_dataclass(hint) and isinstance(hint, type)}
 
@@ -68,7 +68,7 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 def _unfold(
     signature: inspect.Signature, hints: Mapping[str, Any], groups: Mapping[str, type[Any]]
 ) -> inspect.Signature:
-    """The signature typer sees: each group replaced by its fields. All are given by name, so their order is free."""
+    """Return the signature for typer, with each group replaced by its fields. All parameters are keyword-only, so their order is free."""
     parameters = [
         parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
         for name, parameter in signature.parameters.items()
@@ -93,9 +93,9 @@ def _fill(group: type[Any], values: dict[str, object]) -> object:
 
 
 def describe_path_failure(error: OSError) -> str:
-    """`/proc/x cannot be used: No such file or directory`."""
-    what = error.filename2 or error.filename
-    return f"{what or 'the system'} cannot be used: {error.strerror or error}"
+    """Return a message such as `/proc/x cannot be used: No such file or directory`."""
+    path = error.filename2 or error.filename
+    return f"{path or 'the system'} cannot be used: {error.strerror or error}"
 
 
 def _tell(sentence: str) -> None:

@@ -47,8 +47,8 @@ def list_contexts(display: Display) -> None:
 def use(display: Display, name: Annotated[str, typer.Argument(metavar="NAME", help='A context; "" for none.')]) -> None:
     """Use a context from now on, in this folder."""
     UserSettings().use(name)
-    told = f"context {name} is in use" if name else "no context is in use"
-    display.printer().result(document("ContextUsed", context=name), lambda _, tables: tables.line(told))
+    sentence = f"context {name} is in use" if name else "no context is in use"
+    display.printer().result(document("ContextUsed", context=name), lambda _, tables: tables.line(sentence))
 
 
 def _show(result: Document, tables: DocumentTables) -> None:

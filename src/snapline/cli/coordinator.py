@@ -123,11 +123,14 @@ _BUCKET = re.compile(r'(.+)_bucket\{le="(.+)"\}')
 
 
 def metrics_text(result: Document) -> str:
-    """The counters in prometheus' text format: each family with its type, buckets as a histogram, a count before its sum as a summary."""
+    """Return the counters in Prometheus's text format.
+
+    Each family has a type: buckets make a histogram; a count before its sum makes a summary.
+    """
     from snapline.telemetry.metrics import PREFIX
 
-    found = result.get("metrics")
-    metrics = {str(name): value for name, value in found.items()} if isinstance(found, dict) else {}
+    values = result.get("metrics")
+    metrics = {str(name): value for name, value in values.items()} if isinstance(values, dict) else {}
     buckets: dict[str, list[tuple[str, object]]] = {}
     for name, value in metrics.items():
         match = _BUCKET.fullmatch(name)
@@ -157,19 +160,19 @@ def _number(value: object) -> str:
 
 def _show_status(result: Document, tables: DocumentTables) -> None:
     standing, connected = result.get("standing"), result.get("connected")
-    told = standing if isinstance(standing, dict) else {}
-    held = result.get("journal_bytes")
+    raft = standing if isinstance(standing, dict) else {}
+    log_bytes = result.get("journal_bytes")
     tables.fields(
         [
             ("replica", result.get("node")),
-            ("leader", "this one" if told.get("is_leader") else told.get("leader") or "none known"),
-            ("term", told.get("term")),
+            ("leader", "this one" if raft.get("is_leader") else raft.get("leader") or "none known"),
+            ("term", raft.get("term")),
             ("vote", "none yet: it lost its log, and catches up" if result.get("is_learner") else None),
             ("majority", "connected" if result.get("has_quorum") else "out of reach"),
             ("connected to", ", ".join(map(str, connected)) if isinstance(connected, list) else None),
             ("committed", f"entry {result.get('commit_index')}"),
             ("applied", f"entry {result.get('applied')}"),
-            ("log", f"entries {result.get('first_index')} to {result.get('last_index')}, {size(held)}"),
+            ("log", f"entries {result.get('first_index')} to {result.get('last_index')}, {size(log_bytes)}"),
         ]
     )
 

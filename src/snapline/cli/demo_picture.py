@@ -12,13 +12,13 @@ from snapline.diagrams.svg import draw
 from snapline.storage.store.store import Store
 
 AGENTS_PER_HOST = 3
-"""Twelve lines are readable; the picture shows all traced messages between them."""
+"""Agents shown of each host. Twelve lines are readable; the diagram shows all traced messages between them."""
 
 MESSAGES_MAX = 150
-"""More arrows hide each other; the ones nearest to the cut stay."""
+"""Largest number of arrows; more would hide each other. Those nearest to the cut are kept."""
 
 BEFORE_NS, AFTER_NS = 900_000_000, 300_000_000
-"""Time shown before the cut's first record and after the recovery."""
+"""Time shown before the first checkpoint of the cut, and after the recovery."""
 
 TraceLine = Mapping[str, object]
 
@@ -26,7 +26,7 @@ TraceLine = Mapping[str, object]
 def draw_recovery(
     folder: Path, *, host: str, line: int, killed_ns: int, plan: Mapping[str, object], path: Path
 ) -> None:
-    """Write the picture of one recovery as SVG."""
+    """Write the space-time diagram of one recovery as SVG."""
     placement = _placement(folder, line)
     chosen = _choose(placement)
     trace = list(_read(folder / "traces"))
@@ -37,12 +37,12 @@ def draw_recovery(
     window = (start_ns, done_ns + AFTER_NS)
     names = {agent: f"{placement[agent]} {agent}" for agent in chosen}
     cut = {names[agent]: times[line] for agent, times in records.items() if line in times}
-    gone = [names[agent] for agent in chosen if placement[agent] == host]
+    host_agents = [names[agent] for agent in chosen if placement[agent] == host]
     arrows = _arrows(trace, names, window, cut, around_ns=around_ns, undone_ns=time_ns_of(plan["committed"]))
-    held = sum(arrow.state == "in-transit" for arrow in arrows)
+    in_transit = sum(arrow.state == "in-transit" for arrow in arrows)
     scene = Scene(
         heading=f"Host {host} is killed; the fleet goes back to the cut of epoch {line}",
-        words=f"{len(chosen)} of {len(placement)} agents, {len(arrows)} traced messages, {held} in transit in the cut",
+        words=f"{len(chosen)} of {len(placement)} agents, {len(arrows)} traced messages, {in_transit} in transit in the cut",
         agents=[names[agent] for agent in chosen],
         first=window[0],
         last=window[1],
@@ -63,9 +63,11 @@ def draw_recovery(
         bands=[
             *(Band(time_ns, killed_ns, "undone", name, "undone by the recovery") for name, time_ns in cut.items()),
             Band(killed_ns, done_ns, "recovery", label="detection and recovery"),
-            *(Band(killed_ns, done_ns, "down", name, f"{host} is down") for name in gone),
+            *(Band(killed_ns, done_ns, "down", name, f"{host} is down") for name in host_agents),
         ],
-        signs=[Sign(name, killed_ns, "kill", f"SIGKILL to {host}, {_seconds(killed_ns, start_ns)}") for name in gone],
+        signs=[
+            Sign(name, killed_ns, "kill", f"SIGKILL to {host}, {_seconds(killed_ns, start_ns)}") for name in host_agents
+        ],
         meanings={"cut": f"cut of epoch {line}", "kill": "killed", "band undone": "undone by the recovery"},
         values={"start_ns": window[0], "end_ns": window[1]},
     )
@@ -73,12 +75,12 @@ def draw_recovery(
 
 
 def time_ns_of(written: object) -> int:
-    """Nanoseconds since 1970 of a time as documents write it."""
+    """Convert a time from a document to nanoseconds since 1970."""
     return round(datetime.fromisoformat(str(written)).timestamp() * 1e9)
 
 
 def _placement(folder: Path, epoch: int) -> dict[str, str]:
-    """Agent → host, as the epoch's manifest has it; empty for the initial states."""
+    """Return agent → host from the epoch's manifest; empty for the initial states."""
     if epoch == 0:
         return {}
     store = Store.open(str(folder / "store"))
@@ -95,7 +97,7 @@ def _choose(placement: Mapping[str, str]) -> list[str]:
 
 
 def _read(folder: Path) -> Iterator[TraceLine]:
-    """All hosts' traces; the last line of a killed host may be torn."""
+    """Yield the lines of all hosts' traces. The last line of a killed host may be incomplete."""
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_bytes().splitlines():
             try:
@@ -105,14 +107,14 @@ def _read(folder: Path) -> Iterator[TraceLine]:
 
 
 def _records(trace: list[TraceLine], chosen: list[str]) -> dict[str, dict[int, int]]:
-    """Agent → epoch → time of its record."""
-    found: dict[str, dict[int, int]] = {agent: {} for agent in chosen}
+    """Return agent → epoch → time of its checkpoint."""
+    times: dict[str, dict[int, int]] = {agent: {} for agent in chosen}
     for line in trace:
         epochs = line.get("epochs")
-        if line["event"] == "checkpoint" and line["agent"] in found and isinstance(epochs, list):
+        if line["event"] == "checkpoint" and line["agent"] in times and isinstance(epochs, list):
             for epoch in epochs:
-                found[str(line["agent"])][int(epoch)] = int(str(line["time_ns"]))
-    return found
+                times[str(line["agent"])][int(epoch)] = int(str(line["time_ns"]))
+    return times
 
 
 def _arrows(
@@ -124,15 +126,15 @@ def _arrows(
     around_ns: int,
     undone_ns: int,
 ) -> list[Arrow]:
-    """Traced messages between the chosen agents.
+    """Return arrows for the traced messages between the chosen agents.
 
-    A message undone by the plan is sent again under the same number: a message sent before `undone_ns` did not arrive after it.
+    A message undone by the plan is sent again under the same number. So a receive after `undone_ns` does not belong to a send before it.
     """
     received: dict[str, list[int]] = {}
     for line in trace:
         if line["event"] == "receive":
             received.setdefault(str(line["message"]), []).append(int(str(line["time_ns"])))
-    found = []
+    arrows = []
     for line in trace:
         sender, receiver = str(line.get("agent", "")), str(line.get("to", ""))
         if line["event"] != "send" or sender not in names or receiver not in names or sender == receiver:
@@ -142,9 +144,9 @@ def _arrows(
             end_ns = undone_ns if sent_ns < undone_ns else window[1]
             times = [time_ns for time_ns in received.get(str(line["message"]), []) if sent_ns <= time_ns <= end_ns]
             bare = Arrow(str(line["message"]), names[sender], names[receiver], sent_ns, tuple(sorted(times)[:1]))
-            found.append((abs(sent_ns - around_ns), _judged(bare, cut, undone_ns, window[0])))
-    found.sort(key=lambda pair: pair[0])
-    return [arrow for _, arrow in found[:MESSAGES_MAX]]
+            arrows.append((abs(sent_ns - around_ns), _judged(bare, cut, undone_ns, window[0])))
+    arrows.sort(key=lambda pair: pair[0])
+    return [arrow for _, arrow in arrows[:MESSAGES_MAX]]
 
 
 def _judged(bare: Arrow, cut: Mapping[str, int], undone_ns: int, origin_ns: int) -> Arrow:
@@ -152,8 +154,8 @@ def _judged(bare: Arrow, cut: Mapping[str, int], undone_ns: int, origin_ns: int)
     if state == "ordinary" and cut.get(bare.sender, undone_ns) < (bare.sent or 0) < undone_ns:
         state = "undone"
     meaning = {"ordinary": "", "in-transit": "in transit"}.get(state, state)
-    came = f"received {_seconds(bare.received[0], origin_ns)}" if bare.received else "never received"
-    return replace(bare, state=state, words=(meaning, f"sent {_seconds(bare.sent or 0, origin_ns)}, {came}"))
+    arrival = f"received {_seconds(bare.received[0], origin_ns)}" if bare.received else "never received"
+    return replace(bare, state=state, words=(meaning, f"sent {_seconds(bare.sent or 0, origin_ns)}, {arrival}"))
 
 
 def _seconds(time_ns: float, origin_ns: int) -> str:

@@ -1,7 +1,7 @@
-"""`snapline demo`: real work on real input, a host and the coordinator's leader killed in the middle, an exact result.
+"""`snapline demo`: real work on real input; a host and the coordinator's leader are killed meanwhile, and the result is exact.
 
 The work is PageRank over the import graph of a Python source tree (`examples/pagerank.py`). Its mass is counted in
-integers, so a consistent cut can be told from an inconsistent one to the last unit.
+integers, so an inconsistency of a single unit can be detected.
 """
 
 import asyncio
@@ -34,25 +34,25 @@ FLEET = "snapline.examples.pagerank:fleet"
 EPOCHS_BEFORE_KILL = 5
 TURNS_BEFORE_KILL = 20_000
 SECONDS_BEFORE_KILL = 4.0
-"""Thresholds: every host has started its work, and mass is in flight everywhere."""
+"""Conditions for the kill: by then every host works, and mass is in transit everywhere."""
 
 COORDINATORS = 3
-"""Replicas. Two of them go on without the third."""
+"""Number of replicas; two of them continue without the third."""
 
 SECONDS_TO_LEADER_KILL = 4.0
-"""Time after the host's recovery; the fleet has taken more snapshots since."""
+"""Time between the host's recovery and the leader's kill; meanwhile the fleet takes more snapshots."""
 
 PATIENCE_S = 300.0
-"""The demo takes half a minute; on a machine ten times slower it still ends by itself."""
+"""Time limit of each wait. The demo takes half a minute; it still ends by itself on a machine that is ten times slower."""
 
 TRACE_EVERY = 25
-"""Every N-th message of each channel is traced for the picture."""
+"""Every N-th message of each channel is traced for the diagram."""
 
 
 def run_demo(
     *, source: str | None, data_dir: Path | None, hosts: int, protocol: str, output: str, ui_port: int | None = None
 ) -> int:
-    """Run the demo; returns the exit code: 0 if everything came out exact. `ui_port`: show the fleet in a browser there; None: do not."""
+    """Run the demo; return the exit code, 0 if all results are exact. `ui_port`: port of the view; None: no view."""
     mode_of(protocol)  # refuses unknown names before anything is started
     if importlib.util.find_spec("numpy") is None:
         raise UsageError("the demo computes with NumPy, which is not installed: pip install 'snapline[numpy]'")
@@ -73,7 +73,7 @@ def _folder(data_dir: Path | None) -> Iterator[Path]:
 
 
 class _Demo:
-    """One run: the faults, and their results."""
+    """One run of the demo: its faults, and their results."""
 
     def __init__(
         self, printer: Printer, folder: Path, hosts: int, protocol: str, source: str | None, ui_port: int | None
@@ -142,7 +142,7 @@ class _Demo:
             f"imports, {len(graph.unparsed)} files do not parse"
         )
 
-    # ---- what is done to the fleet --------------------------------------------------------------------------------
+    # ---- faults --------------------------------------------------------------------------------
 
     async def _disturb(self, fleet: "LocalFleet", client: "CoordinatorClient") -> None:
         await self._wait(client, self._is_at_work)
@@ -152,7 +152,7 @@ class _Demo:
         await self._kill_leader(fleet, client)
 
     def _is_at_work(self, status: "FleetStatus") -> bool:
-        """Return whether work goes on; autonomous fleets: by turns, as their line may not advance."""
+        """Return whether the fleet works. For autonomous protocols turns count, because their recovery line may not advance."""
         if is_autonomous(self._protocol):
             return sum(host.turns for host in status.hosts) >= TURNS_BEFORE_KILL
         return bool(status.epochs_completed >= EPOCHS_BEFORE_KILL)
@@ -219,7 +219,7 @@ class _Demo:
     def _since_start(self, time_ns: int) -> float:
         return round((time_ns - self._started_ns) / 1e9, 1)
 
-    # ---- what came of it ------------------------------------------------------------------------------------------
+    # ---- results ------------------------------------------------------------------------------------------
 
     def _cut(self, epoch: int) -> "Cut":
         from snapline.agent_runtime.fleet import load_fleet
@@ -233,7 +233,7 @@ class _Demo:
         return Store.open(str(self._folder / "store"))
 
     def _keep(self, line: int) -> None:
-        """Pin the line: an open plan keeps it, but on a slow machine ten newer epochs may be complete before it is read."""
+        """Pin the line. An open plan keeps it, but on a slow machine ten newer epochs may complete before it is read."""
         from snapline.storage.retention.holds import Holds
 
         if line not in self._kept:
@@ -245,11 +245,11 @@ class _Demo:
         """Record the mass of the cut of the recovery line."""
         from snapline.examples import pagerank
 
-        found = pagerank.account(self._cut(line))
+        account = pagerank.account(self._cut(line))
         self._result["line"] = {
-            "epoch": line, "messages_in_transit": found.messages, "mass_in_states": found.in_states,
-            "mass_in_transit": found.in_transit, "mass": found.in_states + found.in_transit,
-            "mass_expected": found.expected, "exact": found.is_exact,
+            "epoch": line, "messages_in_transit": account.messages, "mass_in_states": account.in_states,
+            "mass_in_transit": account.in_transit, "mass": account.in_states + account.in_transit,
+            "mass_expected": account.expected, "exact": account.is_exact,
         }  # fmt: skip
 
     def _draw(self, host: str, line: int, killed_ns: int, plan: "Document") -> None:
@@ -261,29 +261,29 @@ class _Demo:
         from snapline.examples import pagerank
 
         cut = self._cut(epoch)
-        found, comparison = pagerank.account(cut), pagerank.compare(cut, graph)
+        account, comparison = pagerank.account(cut), pagerank.compare(cut, graph)
         line = self._result.get("line")
         is_line_exact = isinstance(line, dict) and bool(line["exact"])
         self._result["final"] = {
-            "epoch": epoch, "mass": found.in_states + found.in_transit, "mass_expected": found.expected,
-            "exact": found.is_exact, "difference_max": comparison.difference_max, "bound": comparison.bound,
+            "epoch": epoch, "mass": account.in_states + account.in_transit, "mass_expected": account.expected,
+            "exact": account.is_exact, "difference_max": comparison.difference_max, "bound": comparison.bound,
         }  # fmt: skip
-        self._result["exact"] = is_line_exact and found.is_exact and comparison.is_within
+        self._result["exact"] = is_line_exact and account.is_exact and comparison.is_within
         self._result["top"] = [{"module": name, "rank": rank} for name, rank in pagerank.top_modules(cut, graph)]
 
 
 async def _meanwhile(end: "Awaitable[Ending]", work: Awaitable[None]) -> "Ending":
-    """Do `work` while a fleet goes on. If the fleet's launcher gives up, the work ends with its error."""
-    ending, doing = asyncio.ensure_future(end), asyncio.ensure_future(work)
+    """Run `work` while a fleet runs. If the fleet's launcher gives up, the work ends with the launcher's error."""
+    ending, working = asyncio.ensure_future(end), asyncio.ensure_future(work)
     try:
-        await asyncio.wait({ending, doing}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({ending, working}, return_when=asyncio.FIRST_COMPLETED)
         if not ending.done() or ending.exception() is None:
-            await doing
+            await working
         return await ending
     finally:
-        for task in (ending, doing):
+        for task in (ending, working):
             task.cancel()
-        await asyncio.gather(ending, doing, return_exceptions=True)
+        await asyncio.gather(ending, working, return_exceptions=True)
 
 
 def _seconds(start_ns: int, end: object) -> float:
@@ -322,5 +322,5 @@ def _verdict(is_exact: bool) -> str:
 
 
 def _part(result: Document, name: str) -> dict[str, object]:
-    found = result.get(name)
-    return dict(found) if isinstance(found, dict) else {}
+    part = result.get(name)
+    return dict(part) if isinstance(part, dict) else {}

@@ -1,4 +1,4 @@
-"""`snapline doctor`: whether this machine, a store and a fleet are as they should be, each in a sentence with the next step."""
+"""`snapline doctor`: checks this machine, a store and a fleet; each finding is a sentence with the next step."""
 
 import shutil
 import statistics
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from snapline.storage.store.store import Store
 
 FILES_MIN = 4096
-"""Each link, client and pack is an open file; 1,024, which many systems start with, is too few for some hundred clients."""
+"""Smallest limit of open files: each link, client and pack is one. The common default of 1,024 is too small for some hundred clients."""
 
 WRITES = 9
 SLOW_S = 0.05
-"""Limit for one durable write: a snapshot takes some, an input at least one."""
+"""Limit for one durable write; a snapshot needs several, an input at least one."""
 
 FREE_BYTES_MIN = 1 << 30
 DAYS_MIN = 7
@@ -41,7 +41,7 @@ EXTRAS = {
     "http": "uvicorn",
     "torch": "torch",
 }
-"""Extra → the module that it brings."""
+"""Extra → a module that it installs."""
 
 PROGRAMS = {"ssh": "ssh", "slurm": "sbatch", "podman": "podman"}
 """Place of `snapline up --on` → program that it needs here."""
@@ -71,9 +71,9 @@ def doctor(
     checks: list[Callable[[], Iterator[DoctorFinding]]] = [_python, _files, _programs]
     checks += [lambda: _store(store)] if store else []
     checks += [lambda: _certificate(connection), lambda: _fleet(connection)] if is_named else []
-    found = [finding for check in checks for finding in check()]
-    display.printer().result(document("Doctor", findings=[finding._asdict() for finding in found]), _show)
-    if any(finding.state == "bad" for finding in found):
+    findings = [finding for check in checks for finding in check()]
+    display.printer().result(document("Doctor", findings=[finding._asdict() for finding in findings]), _show)
+    if any(finding.state == "bad" for finding in findings):
         raise typer.Exit(1)
 
 
@@ -93,10 +93,10 @@ def _python() -> Iterator[DoctorFinding]:
 
     version = ".".join([str(part) for part in sys.version_info[:3]])
     yield DoctorFinding("snapline", "ok", f"{described()} on Python {version}, gRPC {grpc.__version__}")
-    there = [extra for extra, module in EXTRAS.items() if find_spec(module) is not None]
-    missing = [extra for extra in EXTRAS if extra not in there]
+    installed = [extra for extra, module in EXTRAS.items() if find_spec(module) is not None]
+    missing = [extra for extra in EXTRAS if extra not in installed]
     rest = f"; not there: {', '.join(missing)} (pip install 'snapline[{missing[0]}]')" if missing else ""
-    yield DoctorFinding("extras", "ok", f"{', '.join(there) or 'none'}{rest}")
+    yield DoctorFinding("extras", "ok", f"{', '.join(installed) or 'none'}{rest}")
 
 
 def _files() -> Iterator[DoctorFinding]:
@@ -119,9 +119,9 @@ def _files() -> Iterator[DoctorFinding]:
 
 
 def _programs() -> Iterator[DoctorFinding]:
-    there = [place for place, program in PROGRAMS.items() if shutil.which(program)]
-    there += ["ray"] if find_spec("ray") is not None else []
-    yield DoctorFinding("up --on", "ok", ", ".join(["local", *there]))
+    available = [place for place, program in PROGRAMS.items() if shutil.which(program)]
+    available += ["ray"] if find_spec("ray") is not None else []
+    yield DoctorFinding("up --on", "ok", ", ".join(["local", *available]))
 
 
 # ---- a store ------------------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def _store(location: str) -> Iterator[DoctorFinding]:
 
 
 def _write_once(store: "Store") -> float:
-    """Return the seconds of one probe write, as when a host joins."""
+    """Return the duration of one probe write in seconds, the same as when a host joins."""
     start_s = time.perf_counter()
     path, _ = store.write_probe()
     took_s = time.perf_counter() - start_s
@@ -180,14 +180,14 @@ def _certificate(connection: Connection) -> Iterator[DoctorFinding]:
         yield DoctorFinding("certificate", "warning", "cannot be read here: pip install 'snapline[crypto]'")
         return
     try:
-        found = x509.load_pem_x509_certificate(connection.tls_cert.read_bytes())
+        certificate = x509.load_pem_x509_certificate(connection.tls_cert.read_bytes())
     except (OSError, ValueError) as error:
         yield DoctorFinding("certificate", "bad", f"{connection.tls_cert} cannot be read: {error}")
         return
-    days = (found.not_valid_after_utc.timestamp() - time.time()) / DAY_S
+    days = (certificate.not_valid_after_utc.timestamp() - time.time()) / DAY_S
     state: State = "bad" if days <= 0 else "ok" if days >= DAYS_MIN else "warning"
-    more = "" if state == "ok" else ": `snapline auth renew` renews it"
-    yield DoctorFinding("certificate", state, f"{connection.tls_cert.name} is good for {days:.0f} days{more}")
+    hint = "" if state == "ok" else ": `snapline auth renew` renews it"
+    yield DoctorFinding("certificate", state, f"{connection.tls_cert.name} is good for {days:.0f} days{hint}")
 
 
 def _fleet(connection: Connection) -> Iterator[DoctorFinding]:
@@ -208,8 +208,8 @@ def _fleet(connection: Connection) -> Iterator[DoctorFinding]:
     lost = [str(row["host"]) for row in hosts if row["state"] == "lost"]
     text = f"{count(len(hosts) - len(lost), 'host')} alive or gone by themselves"
     yield DoctorFinding("hosts", "warning" if lost else "ok", f"{text}; lost: {', '.join(lost)}" if lost else text)
-    kept = status.get("store")
-    if isinstance(kept, dict) and kept.get("state") == "degraded":
-        yield DoctorFinding("its store", "bad", f"{kept.get('reason')}")
+    store = status.get("store")
+    if isinstance(store, dict) and store.get("state") == "degraded":
+        yield DoctorFinding("its store", "bad", f"{store.get('reason')}")
     for line in concern_lines(status):
         yield DoctorFinding("concern", "warning", line)

@@ -1,4 +1,4 @@
-"""`snapline effect …`: effects of agents outside, and their outcomes."""
+"""`snapline effect …`: external effects of agents, and their outcomes."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,8 +33,8 @@ def list_effects(
     """List effects and what became of them, oldest first, as far as complete snapshots hold it."""
     from snapline.agent_runtime.effect_ledger import UNSETTLED
 
-    found = [x for x in _effects(source) if agent in ("", x.agent) and (not unsettled or x.fate in UNSETTLED)]
-    display.printer().result(document("Effects", effects=[_row(each) for each in found]), _show_effects)
+    effects = [x for x in _effects(source) if agent in ("", x.agent) and (not unsettled or x.fate in UNSETTLED)]
+    display.printer().result(document("Effects", effects=[_row(effect) for effect in effects]), _show_effects)
 
 
 @app.command("show")
@@ -46,10 +46,10 @@ def show_effect(
     key: Annotated[str, typer.Argument(metavar="KEY", help="What it is known by.")],
 ) -> None:
     """Show one effect, in all its generations, and its compensations."""
-    found = [x for x in _effects(source) if x.agent == agent and key in (x.key, x.undoes)]
-    if not found:
+    effects = [x for x in _effects(source) if x.agent == agent and key in (x.key, x.undoes)]
+    if not effects:
         raise NotFoundError(f"agent {agent!r} has no effect {key!r}: see `snapline effect list --agent {agent}`")
-    display.printer().result(document("Effects", effects=[_row(each) for each in found]), _show_in_full)
+    display.printer().result(document("Effects", effects=[_row(effect) for effect in effects]), _show_in_full)
 
 
 @app.command("resolve")
@@ -77,8 +77,8 @@ def resolve_effect(
     connection.speak(
         lambda client: client.resolve_effect(agent, key, result=found, not_done=not_done, timeout_s=limit_s)
     )
-    told = document("ResolvedEffect", agent=agent, key=key, said="not-done" if not_done else "done", result=found)
-    display.printer().result(told, lambda shown, tables: tables.line(f"agent {agent} goes on from effect {key}"))
+    resolved = document("ResolvedEffect", agent=agent, key=key, said="not-done" if not_done else "done", result=found)
+    display.printer().result(resolved, lambda shown, tables: tables.line(f"agent {agent} goes on from effect {key}"))
 
 
 Agent = Annotated[str, typer.Argument(metavar="AGENT", help="Whose effects.")]
@@ -114,7 +114,7 @@ def _say_each(
     keys: list[str],
     say: "Callable[[Client, str], Awaitable[None]]",
 ) -> None:
-    """Handle keys in turn; a single key's error is raised, with several it is shown next to its key."""
+    """Handle the keys in turn. The error of a single key is raised; with several keys, each error is shown next to its key."""
 
     async def each(client: "Client") -> list[dict[str, str]]:
         rows: list[dict[str, str]] = []
@@ -154,8 +154,8 @@ def _row(effect: "Effect") -> dict[str, object]:
 
     from snapline.storage.timestamps import instant
 
-    shown: dict[str, object] = msgspec.structs.asdict(effect)
-    return shown | {"asked": instant(effect.asked_ns / 1e9)}
+    row: dict[str, object] = msgspec.structs.asdict(effect)
+    return row | {"asked": instant(effect.asked_ns / 1e9)}
 
 
 def _show_effects(result: Document, tables: DocumentTables) -> None:

@@ -21,17 +21,17 @@ def check(display: Display, fleet: FleetReference, arg: FleetArguments = None) -
 
     check_reference(fleet)
     loaded = load(fleet, parse_arguments(arg))
-    found = make_agents(loaded)
+    by_class = make_agents(loaded)
     classes = [
         {
             "class": kind,
-            "state": known.state_name,
+            "state": agent_type.state_name,
             "agents": len(sizes),
             "state_bytes_max": max(sizes),
-            "on_error": known.agent_class.on_error or "undo",
-            "handles": {name: handler.name for name, handler in known.handlers.items()},
+            "on_error": agent_type.agent_class.on_error or "undo",
+            "handles": {name: handler.name for name, handler in agent_type.handlers.items()},
         }
-        for kind, (known, sizes) in found.items()
+        for kind, (agent_type, sizes) in by_class.items()
     ]
     result = document(
         "FleetCheck",
@@ -59,8 +59,8 @@ def _show(result: Document, tables: DocumentTables) -> None:
 
 
 def _handles(row: Document) -> str:
-    found = row["handles"]
-    return ", ".join(sorted(found)) if isinstance(found, dict) else ""
+    handlers = row["handles"]
+    return ", ".join(sorted(handlers)) if isinstance(handlers, dict) else ""
 
 
 app.command("check")(check)

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 BACKGROUND_FILE, BACKGROUND_LOG = "launcher.json", "launcher.log"
 
 END_S = 20.0
-"""Time for a background launcher to end its fleet, without the last snapshot: it gives each process two seconds."""
+"""Time limit for a background launcher to end its fleet, without the last snapshot; it gives each process two seconds."""
 
 LAST_SNAPSHOT = "last snapshot"
-"""Text of log lines that report its outcome."""
+"""Text of the log lines that report the outcome of the last snapshot."""
 
 LOOK_S = 0.05
 
 
 def folder_of(settings: UserSettings, name: str, data_dir: str | None, on: str = "local") -> Path:
-    """Folder of a fleet on this machine, or of the keeper of one elsewhere or in containers."""
+    """Return the folder of a local fleet, or of the supervisor of a fleet elsewhere or in containers."""
     if on == "ssh":
         return Path("runs") / name
     folder = Path(settings.get("data_dir", data_dir).value or Path("runs") / name)
@@ -39,27 +39,27 @@ def folder_of(settings: UserSettings, name: str, data_dir: str | None, on: str =
 
 
 def logs_of(folder: Path) -> Path:
-    """Return the log folder of a fleet's processes on this machine; `folder` is the fleet's, or its keeper's."""
+    """Return the log folder of a fleet's processes on this machine; `folder` is the fleet's, or its supervisor's."""
     from snapline.deploy.data_directory import LOGS_FOLDER
     from snapline.deploy.kept_fleet import read_plan
 
-    kept = read_plan(folder)
-    return (folder if kept is None else Path(kept.what.data_dir)) / LOGS_FOLDER
+    plan = read_plan(folder)
+    return (folder if plan is None else Path(plan.what.data_dir)) / LOGS_FOLDER
 
 
 def join(name: str, address: str) -> "RayCluster":
-    """Join a Ray cluster; code of the current folder travels to its nodes."""
+    """Connect to a Ray cluster; Ray copies the code of the current folder to its nodes."""
     from snapline.deploy.ray_cluster import RayCluster
 
     return RayCluster(name, address, {"working_dir": os.getcwd()})
 
 
 def address_in_use() -> str:
-    """Return the default coordinator: of the fleet named by snapline.toml, its context and the environment.
+    """Return the coordinator's address of the fleet that snapline.toml, its context and the environment name.
 
     Raises:
-        UsageError: they name none.
-        NotFoundError: it is not up.
+        UsageError: they name no fleet.
+        NotFoundError: the fleet is not up.
     """
     from snapline.deploy.data_directory import ADDRESS_FILE, read_address
 
@@ -88,10 +88,10 @@ def _address_on_ray(name: str, address: str) -> str:
 
 
 def start_in_background(arguments: Sequence[str], folder: Path, last_snapshot_s: float) -> "subprocess.Popen[bytes]":
-    """Run `snapline …` in a session of its own; its process id is noted in the fleet's folder, and how long its last snapshot may take.
+    """Run `snapline …` in a new session; write its process id and the time limit of its last snapshot into the fleet's folder.
 
     Raises:
-        UsageError: one runs there.
+        UsageError: a launcher already runs for this folder.
     """
     import msgspec
 
@@ -106,9 +106,9 @@ def start_in_background(arguments: Sequence[str], folder: Path, last_snapshot_s:
             stderr=log,
             start_new_session=True,
         )
-    note = {"pid": process.pid, "started": _start_of(process.pid), "last_snapshot_s": math.ceil(last_snapshot_s)}
-    note["folder"] = folder.stat().st_ino
-    (folder / BACKGROUND_FILE).write_bytes(msgspec.json.encode(note))
+    record = {"pid": process.pid, "started": _start_of(process.pid), "last_snapshot_s": math.ceil(last_snapshot_s)}
+    record["folder"] = folder.stat().st_ino
+    (folder / BACKGROUND_FILE).write_bytes(msgspec.json.encode(record))
     return process
 
 
@@ -122,27 +122,27 @@ def _noted(folder: Path) -> dict[str, int]:
 
 
 def running_in_background(folder: Path) -> int | None:
-    """Process id of the launcher that was started for this folder, if it still runs. The note in a copy of the folder is of the original's."""
-    note = _noted(folder)
-    started = _start_of(note.get("pid", 0))
-    if not started or started != note.get("started") or note.get("folder", 0) not in (0, folder.stat().st_ino):
+    """Return the process id of this folder's launcher, if it still runs. A copy of the folder has the original's record, which is ignored."""
+    record = _noted(folder)
+    started = _start_of(record.get("pid", 0))
+    if not started or started != record.get("started") or record.get("folder", 0) not in (0, folder.stat().st_ino):
         return None
-    return note["pid"]
+    return record["pid"]
 
 
 def end_in_background(folder: Path, limit_s: float = END_S) -> list[str]:
-    """End the launcher, and with it its fleet; what the fleet has written stays. Returns what it said of a last snapshot.
+    """End the launcher, and with it the fleet; the fleet's files stay. Return the launcher's log lines about the last snapshot.
 
     Raises:
-        NotFoundError: none runs.
-        ExternalFailureError: it does not end.
+        NotFoundError: no launcher runs.
+        ExternalFailureError: the launcher does not end.
     """
     pid = running_in_background(folder)
     if pid is None:
         raise NotFoundError(f"no fleet is up in {folder}")
-    log, said_before = folder / BACKGROUND_LOG, 0
+    log, log_size_before = folder / BACKGROUND_LOG, 0
     if log.exists():
-        said_before = log.stat().st_size
+        log_size_before = log.stat().st_size
     os.kill(pid, signal.SIGTERM)
     deadline_s = time.monotonic() + limit_s + _noted(folder).get("last_snapshot_s", 0)
     while running_in_background(folder) == pid:
@@ -150,8 +150,8 @@ def end_in_background(folder: Path, limit_s: float = END_S) -> list[str]:
             raise ExternalFailureError(f"process {pid}, which keeps the fleet in {folder}, does not end: kill it")
         time.sleep(LOOK_S)
     (folder / BACKGROUND_FILE).unlink(missing_ok=True)
-    said = log.read_bytes()[said_before:].decode(errors="replace").splitlines() if log.exists() else []
-    return [line for line in said if LAST_SNAPSHOT in line]
+    lines = log.read_bytes()[log_size_before:].decode(errors="replace").splitlines() if log.exists() else []
+    return [line for line in lines if LAST_SNAPSHOT in line]
 
 
 async def until_up(
@@ -162,11 +162,11 @@ async def until_up(
     timeout_s: float,
     connect: "Callable[[str], CoordinatorClient]",
 ) -> str:
-    """Wait until all hosts take part, or the fleet has ended as it should; returns the coordinator's address.
+    """Wait until all hosts take part, or the fleet has ended normally; return the coordinator's address.
 
     Raises:
-        ExternalFailureError: the launcher in the background has ended; with its last log line.
-        UnknownOutcomeError: it takes too long; it goes on.
+        ExternalFailureError: the background launcher has failed; the message has its last log line.
+        UnknownOutcomeError: the time limit has passed; the fleet keeps starting.
     """
     from snapline.deploy.data_directory import read_address
 
@@ -181,11 +181,11 @@ async def until_up(
         if address:
             client = connect(address)
             try:
-                now = await client.status()
-                if now.phase != "forming" and sum(host.state == "alive" for host in now.hosts) == hosts:
+                status = await client.status()
+                if status.phase != "forming" and sum(host.state == "alive" for host in status.hosts) == hosts:
                     return address
             except SnaplineError:
-                pass  # it is not there yet
+                pass  # the coordinator does not answer yet
             finally:
                 await client.close()
         await asyncio.sleep(LOOK_S)
@@ -198,7 +198,7 @@ def _last_words(folder: Path) -> str:
 
 
 def _start_of(pid: int) -> int:
-    """Start time of a process in kernel ticks; 0 if it does not run. Ids are reused, but not with the same time."""
+    """Return the start time of a process in kernel ticks; 0 if it does not run. A reused id has another start time."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""MODULE:FLEET on the command line, with one clear sentence for everything that can be wrong with it."""
+"""Loads MODULE:FLEET from the command line, with a clear error message for everything that can be wrong with it."""
 
 import importlib.util
 from collections.abc import Mapping
@@ -16,31 +16,31 @@ def check_reference(reference: str) -> None:
     """Find misspelt names before anything is started, without running the fleet's own module.
 
     Raises:
-        FleetDefinitionError: it is not MODULE:FLEET, or there is no such module.
+        FleetDefinitionError: the reference is not MODULE:FLEET, or there is no such module.
     """
     module, colon, attribute = reference.partition(":")
     if not module or not colon or not attribute:
         raise FleetDefinitionError(f"{reference!r} does not name a fleet: write MODULE:FLEET, such as my_agents:fleet")
     allow_current_folder()
     try:
-        found = importlib.util.find_spec(module)
+        spec = importlib.util.find_spec(module)
     except ModuleNotFoundError as error:
         if error.name is not None and not f"{module}.".startswith(f"{error.name}."):
             raise FleetDefinitionError(f"module {module!r} needs {error.name!r}, which is not installed") from error
-        found = None
-    except Exception as error:  # a package above the module raised while it was imported
+        spec = None
+    except Exception as error:  # importing a parent package of the module failed
         raise FleetDefinitionError(f"module {module!r} cannot be imported: {type(error).__name__}: {error}") from error
-    if found is None:
+    if spec is None:
         raise FleetDefinitionError(
             f"there is no module {module!r}: run from the folder that holds it, or set PYTHONPATH"
         )
 
 
 def load(reference: str, arguments: Mapping[str, str]) -> "Fleet":
-    """The fleet that MODULE:FLEET names.
+    """Load the fleet that MODULE:FLEET names.
 
     Raises:
-        FleetDefinitionError: it cannot be had; also when the user's own module or function raises.
+        FleetDefinitionError: the fleet cannot be loaded, for example because the user's module or function raises.
     """
     from snapline.agent_runtime.fleet import load_fleet
 
@@ -50,29 +50,29 @@ def load(reference: str, arguments: Mapping[str, str]) -> "Fleet":
     except SnaplineError:
         raise
     except Exception as error:
-        given = "".join(f" --arg {key}={value}" for key, value in arguments.items())
-        raise FleetDefinitionError(f"{reference}{given} raised {type(error).__name__}: {error}") from error
+        options = "".join(f" --arg {key}={value}" for key, value in arguments.items())
+        raise FleetDefinitionError(f"{reference}{options} raised {type(error).__name__}: {error}") from error
 
 
 def make_agents(fleet: "Fleet") -> "dict[str, tuple[AgentType, list[int]]]":
-    """Make every agent as a host would; returns for each class what is known of it, and the sizes of its agents' states.
+    """Make every agent as a host would; return the type of each class, and the sizes of its agents' states.
 
     Raises:
-        FleetDefinitionError: one cannot be made, or its state cannot be saved; names agent and field.
+        FleetDefinitionError: an agent cannot be made, or its state cannot be saved; the message names agent and field.
     """
     from snapline.agent_runtime.agent import agent_type
     from snapline.agent_runtime.fleet import encode_state
 
-    found: dict[str, tuple[AgentType, list[int]]] = {}
+    by_class: dict[str, tuple[AgentType, list[int]]] = {}
     for agent in fleet.agents:
         try:
-            made = fleet.make(agent)
+            instance = fleet.make(agent)
         except UsageError as error:
             raise FleetDefinitionError(str(error)) from error
         except Exception as error:
             raise FleetDefinitionError(
                 f"the function for agent {agent!r} raised {type(error).__name__}: {error}"
             ) from error
-        known = agent_type(type(made))
-        found.setdefault(known.kind, (known, []))[1].append(len(encode_state(agent, made, known)))
-    return found
+        kind = agent_type(type(instance))
+        by_class.setdefault(kind.kind, (kind, []))[1].append(len(encode_state(agent, instance, kind)))
+    return by_class

@@ -1,10 +1,10 @@
-"""The process that a launcher's children are forked from (`deploy/fork_server.py`): everything imported, one thread, and nothing else.
+"""The process from which a launcher's children are forked (`deploy/fork_server.py`). It has imported everything and has one thread.
 
     python -m snapline.cli.fork_server DESCRIPTOR LAUNCHER ROOM
 
-DESCRIPTOR is its end of the socket pair; LAUNCHER the pid of the process that it ends with; ROOM, blanks, is where the command line of a
-child is written, for `ps` and similar tools. A child leaves `serve` with its words and runs them as `python -m
-snapline WORDS` would.
+DESCRIPTOR is its end of the socket pair. LAUNCHER is the pid of the process that it dies with. ROOM consists of blanks, which a child
+overwrites with its command line for `ps` and similar tools. In a child, `serve` returns the arguments, and the child runs them like
+`python -m snapline WORDS`.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ IMPORTED = (
     "snapline.agent_runtime.host.process",
     "snapline.coordinator.service.server",
 )
-"""Modules that hosts and coordinators import for any fleet, and the one with the version."""
+"""Modules that hosts and coordinators of any fleet import, and the module with the version."""
 
 FORKED_NOUNS = ("coordinator", "host")
 
@@ -51,7 +51,7 @@ ARGUMENTS_AT = (48, 49)
 
 
 def main() -> None:
-    """Import, serve, and in a child: run."""
+    """Import everything and serve; in a child, run the command."""
     tie_to(int(sys.argv[2]))
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     collect_seldom()
@@ -66,7 +66,7 @@ def main() -> None:
     spare_imported()
     words = serve(socket.socket(fileno=int(sys.argv[1])))
     if words is None:
-        os._exit(0)  # nothing was opened, and whoever closed the door waits
+        os._exit(0)  # nothing is open, and the launcher waits for the exit
     from snapline.__main__ import main as run
 
     sys.argv = [sys.argv[0], *words]
@@ -75,7 +75,7 @@ def main() -> None:
 
 def serve(door: socket.socket) -> list[str] | None:
     """Fork on request until the launcher exits, then return None. In a child, return its arguments."""
-    ours = os.getpid()
+    server_pid = os.getpid()
     door.setblocking(True)
     files = stamps()
     poll = select.poll()
@@ -89,10 +89,10 @@ def serve(door: socket.socket) -> list[str] | None:
                 os.close(descriptor)
                 tell(door, ended(running.pop(descriptor)))
                 continue
-            asked, descriptors, _, _ = socket.recv_fds(door, MESSAGE_BYTES, 1)
-            if not asked:
+            received, descriptors, _, _ = socket.recv_fds(door, MESSAGE_BYTES, 1)
+            if not received:
                 return None
-            match REQUESTS.decode(asked):
+            match REQUESTS.decode(received):
                 case Reap(pid):
                     os.waitpid(pid, 0)
                 case StartFork() as wanted if reason := reason_against(wanted, files):
@@ -102,7 +102,7 @@ def serve(door: socket.socket) -> list[str] | None:
                     pid = os.fork()
                     if pid == 0:
                         door.detach()
-                        become(wanted, descriptors[0], ours)
+                        become(wanted, descriptors[0], server_pid)
                         return wanted.words
                     os.close(descriptors[0])
                     pidfd = os.pidfd_open(pid)
@@ -120,10 +120,10 @@ def tell(door: socket.socket, word: Word) -> None:
 
 
 def ended(pid: int) -> Ended:
-    """Return a child's exit status; it stays a zombie, so its id is not reused before the launcher knows."""
-    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    assert found is not None
-    return Ended(pid, found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
+    """Return a child's exit status without reaping it, so that its id is not reused before the launcher knows."""
+    status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert status is not None
+    return Ended(pid, status.si_status if status.si_code == os.CLD_EXITED else -status.si_status)
 
 
 def stamps() -> dict[str, int]:
@@ -133,7 +133,7 @@ def stamps() -> dict[str, int]:
 
 
 def reason_against(wanted: StartFork, files: dict[str, int]) -> str:
-    """Return why a child would differ from `python -m snapline` now and there; "": none."""
+    """Return why a forked child would differ from a new `python -m snapline`; "" if it would not."""
     if wanted.folder != os.getcwd():
         return f"the folder is {wanted.folder}"
     for file, stamp in files.items():
@@ -146,25 +146,27 @@ def reason_against(wanted: StartFork, files: dict[str, int]) -> str:
 
 
 def become(wanted: StartFork, log: int, server: int) -> None:
-    """Turn the fork into a child: do what `parent_watch.py` and a start of Python would do."""
+    """Prepare the forked child: do the work of `parent_watch.py` and of a Python start."""
     os.setsid()
     tie_to(server)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    for descriptor in map(int, os.listdir("/proc/self/fd")):  # few; a limit may be a thousand million
+    for descriptor in map(int, os.listdir("/proc/self/fd")):  # only open ones: the limit may be a billion
         if descriptor > 2:
-            with contextlib.suppress(OSError):  # that of the listing itself
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 os.close(descriptor)
     for name, value in {**os.environ, **wanted.changes}.items():
         if value is None:
             os.environ.pop(name, None)
         else:
-            os.environ[name] = value  # also those that stay: their text lies where the command line is written
+            os.environ[name] = (
+                value  # unchanged ones, too: their text is in the memory where the command line is written
+            )
     name_process([sys.executable, "-m", "snapline", *wanted.words])
 
 
 def name_process(words: list[str]) -> None:
-    """Write the command line that others see. The kernel shows it as long as the last byte stays NUL."""
+    """Write the command line that other processes see. The kernel shows it as long as the last byte is NUL."""
     with open("/proc/self/stat") as file:
         fields = file.read().rpartition(")")[2].split()
     start, end = (int(fields[at - 3]) for at in ARGUMENTS_AT)

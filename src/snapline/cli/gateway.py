@@ -57,8 +57,8 @@ def run(
     token = token_in(token_file)
     check_exposure(host.strip("[]"), token)
     served = Served(serve or ())
-    known = load_fleet(fleet, {}) if fleet is not None else None
+    loaded = load_fleet(fleet, {}) if fleet is not None else None
     place = host.strip("[]"), int(port)
     asyncio.run(
-        serve_gateway(connection.address(), connection.security(), place, token=token, fleet=known, served=served)
+        serve_gateway(connection.address(), connection.security(), place, token=token, fleet=loaded, served=served)
     )

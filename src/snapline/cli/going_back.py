@@ -12,7 +12,7 @@ from snapline.errors import UsageError
 from snapline.view.compensation import named, undone_here, undone_outside
 
 ROWS_MAX = 20
-"""Same as `recovery line`."""
+"""Largest number of rows shown, as in `recovery line`."""
 
 
 @command
@@ -54,7 +54,7 @@ def restore(
 
 
 def _token() -> str:
-    """Return one token for the whole command: a repeated call is the same restore."""
+    """Return one token for the whole command, so that a repeated call is the same restore."""
     import secrets
 
     return secrets.token_hex(16)
@@ -99,5 +99,5 @@ def _show_done(result: Document, tables: DocumentTables) -> None:
 
 
 def _list(result: Document, name: str) -> list[object]:
-    found = result.get(name)
-    return found if isinstance(found, list) else []
+    values = result.get(name)
+    return values if isinstance(values, list) else []

@@ -1,4 +1,4 @@
-"""The first words of the command line, each in a module of its own. A fleet starts many processes: none waits for what others import."""
+"""Top-level commands and command groups, each in its own module. A process only imports its own command, so that it starts quickly."""
 
 import functools
 from collections.abc import Iterator, Mapping
@@ -9,7 +9,10 @@ import typer
 
 
 class CommandGroup(NamedTuple):
-    """`module`: of `snapline.cli`. `says`: in the list of all; of a command of one word it is how its docstring begins."""
+    """A top-level command or group.
+
+    `module`: its module in `snapline.cli`. `says`: its text in the list of commands; for a single command, the start of its docstring.
+    """
 
     module: str
     says: str
@@ -38,7 +41,7 @@ WORDS = {
     "analyze": CommandGroup("analyze", "Analyse a trace: recovery line, domino effect, useless checkpoints."),
     "version": CommandGroup("version", "Print the version."),
 }
-"""A command of one word: a function of that name in its module."""
+"""Top-level commands; each is a function of that name in its module."""
 
 NOUNS = {
     "snapshot": CommandGroup("snapshot", "Take, list, show, verify, compare, fork, move, keep and prune snapshots."),
@@ -62,25 +65,25 @@ NOUNS = {
         "chaos", "Carry the simulator's faults out on real processes, and judge them by their store."
     ),
 }
-"""The first word of a command: its module's `app` has the verbs."""
+"""Command groups; the `app` of a group's module has its commands."""
 
 
 def app_of(first: str) -> typer.Typer:
-    """The command line of this noun, or of this command of one word, alone."""
+    """Return the typer app of one group or of one top-level command alone."""
     app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
-    app.callback()(_nothing)  # so that one command alone is still called by its name
-    word = NOUNS.get(first) or WORDS[first]
-    module = import_module(f"snapline.cli.{word.module}")
+    app.callback()(_nothing)  # without a callback, typer would drop the name of a single command
+    group = NOUNS.get(first) or WORDS[first]
+    module = import_module(f"snapline.cli.{group.module}")
     if first in NOUNS:
-        app.add_typer(module.app, name=first, help=word.says)
+        app.add_typer(module.app, name=first, help=group.says)
     else:
-        app.command(first, hidden=word.is_hidden)(getattr(module, first))
+        app.command(first, hidden=group.is_hidden)(getattr(module, first))
     return app
 
 
 @functools.cache
 def command_of(first: str) -> Any:
-    """Build the Click command of a word, in tens of milliseconds: the fork server does it before it forks."""
+    """Build the Click command of a group or command. It takes tens of milliseconds, so the fork server does it before it forks."""
     return typer.main.get_command(app_of(first))
 
 
@@ -89,7 +92,7 @@ def _nothing() -> None:
 
 
 class AllCommands(Mapping[str, Any]):
-    """Click commands by first word; each is imported when it is looked up."""
+    """Click commands by name; each is imported when it is looked up."""
 
     def __getitem__(self, first: str) -> Any:
         if first not in WORDS and first not in NOUNS:

@@ -1,4 +1,4 @@
-"""`snapline health`: whether one process lives and is ready. Container runtimes call it every few seconds."""
+"""`snapline health`: whether one process is alive or ready. Container runtimes call it every few seconds."""
 
 import asyncio
 from enum import StrEnum
@@ -12,7 +12,7 @@ from snapline.cli.output import document
 from snapline.errors import ExternalFailureError, UsageError
 
 TIMEOUT_S = 5.0
-"""Limit of a call on the same machine; supervisors have their own limit."""
+"""Time limit of the call, which stays on one machine; container runtimes have their own limit."""
 
 app = typer.Typer(rich_markup_mode=None, subcommand_metavar="")
 

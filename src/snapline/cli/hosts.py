@@ -24,7 +24,7 @@ app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 app.command("run")(processes.host_run)
 
 MOVE_S = 60.0
-"""Time for agents to move: an epoch and a plan."""
+"""Time limit for agents to move, which takes an epoch and a plan."""
 
 LINES = 50
 COLUMNS = ("host", "state", "agents", "is_drained", "address", "host_start", "turns", "dead_letters", "agents_standing")
@@ -48,12 +48,12 @@ def describe(connection: Connection, display: Display, host: HostId) -> None:
     from snapline.messages.documents import document_of
 
     name = check_id(host, "host")
-    found = [row for row in rows_of(_host_list(connection), "hosts") if row["host"] == name]
-    if not found:
+    rows = [row for row in rows_of(_host_list(connection), "hosts") if row["host"] == name]
+    if not rows:
         raise NotFoundError(f"no host {name!r} in this fleet: `snapline host list` lists its hosts")
     located = document_of(connection.ask(lambda client: client.locate_all(connection.timeout)))
     agents = [str(row.get("agent")) for row in rows_of(located, "agents") if row.get("host") == name]
-    display.printer().result(document("HostDescription", **{**found[0], "living_here": agents}), _show_host)
+    display.printer().result(document("HostDescription", **{**rows[0], "living_here": agents}), _show_host)
 
 
 @app.command("drain")
@@ -93,7 +93,7 @@ def kill(connection: Connection, display: Display, host: HostId) -> None:
     """
     name = check_id(host, "host")
     starts = [row["host_start"] for row in rows_of(_host_list(connection), "hosts") if row["host"] == name]
-    start = int(str(starts[0])) if starts else 0  # of which run: if the call has to be made again it ends no later one
+    start = int(str(starts[0])) if starts else 0  # the host generation: a repeated call must not end a later one
     connection.ask(lambda client: client.end_host(name, connection.timeout, host_start=start))
     display.printer().result(
         document("HostEnded", host=name), lambda shown, tables: tables.line(f"host {shown['host']} is ended")
@@ -113,11 +113,9 @@ def logs(
     folder = logs_of(connection.folder())
     file = folder / f"{check_id(host, 'host')}.log"
     if not file.is_file():
-        known = sorted([each.stem for each in folder.glob("*.log")]) if folder.is_dir() else []
-        there = (
-            f"there are logs of {', '.join(known)}" if known else "there are none: on other machines they stay there"
-        )
-        raise NotFoundError(f"no log of {host!r} in {folder}: {there}")
+        names = sorted([path.stem for path in folder.glob("*.log")]) if folder.is_dir() else []
+        hint = f"there are logs of {', '.join(names)}" if names else "there are none: on other machines they stay there"
+        raise NotFoundError(f"no log of {host!r} in {folder}: {hint}")
     _print_end(file, lines)
 
 
@@ -140,7 +138,7 @@ def forget(
 
 
 def _host_list(connection: Connection) -> Document:
-    """The hosts, and the concerns that are about some of them."""
+    """Return the hosts, and the concerns about them."""
     from snapline.messages.documents import document_of
 
     status = document_of(connection.ask(lambda client: client.status(connection.timeout)))
@@ -149,7 +147,7 @@ def _host_list(connection: Connection) -> Document:
 
 
 def _move(connection: Connection, display: Display, work: "_Work") -> None:
-    """Run the work and show where agents are then."""
+    """Run the work, then show the hosts with their agents."""
     progress = FleetProgress(display.printer())
     connection.ask(work(progress.note))
     display.printer().result(_host_list(connection), _show_hosts)

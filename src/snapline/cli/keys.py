@@ -41,10 +41,10 @@ def generate(
     if signing:
         public = file.with_name(file.name + PUBLIC_SUFFIX)
         key_id = generate_signing_key(file, public).key_id
-        made = {"key": key_id, "purpose": "signing", "file": str(file), "public_file": str(public)}
+        key = {"key": key_id, "purpose": "signing", "file": str(file), "public_file": str(public)}
     else:
-        made = {"key": generate_wrapping_key(file).key_id, "purpose": "encryption", "file": str(file)}
-    display.printer().result(document("KeyGenerated", **made), _show_generated)
+        key = {"key": generate_wrapping_key(file).key_id, "purpose": "encryption", "file": str(file)}
+    display.printer().result(document("KeyGenerated", **key), _show_generated)
 
 
 @app.command("rotate")
@@ -69,12 +69,12 @@ def rotate(
         raise UsageError(
             f"the store {disk.location} has no keys to rotate: it is not encrypted, or nothing is in it yet"
         )
-    written = key_rotation.rotate(disk, files.read_identity(disk), old, new)
+    rewrapped = key_rotation.rotate(disk, files.read_identity(disk), old, new)
     result = document(
         "KeysRotated",
         store=disk.location,
         key=new.wrapping[0].key_id,
-        rewrapped=written,
+        rewrapped=rewrapped,
         next_step=f"give {STORE_KEY_VARIABLE}={to} to every process; then the old key file is needed no more",
     )
     display.printer().result(result, _show_rotated)

@@ -1,12 +1,11 @@
 """Log entries of processes: read from lines, and merged by time. Pure: no file is opened here.
 
-An entry begins with a line that says when it was written, in the text that we log, or as a JSON object with a `time`. Lines without
-a time, such as those of a traceback, belong to the entry before them.
+An entry begins with a line that has a time: text in our log format, or a JSON object with a `time`. Lines without a time, such as those of a
+traceback, belong to the entry before them.
 
-The order of a process's own lines is truer than its clock, which can be set back, and which threads read before they write. So an
-entry sorts no earlier than the one before it in its process: its *order* is the latest time seen so far. Merging streams whose
-order never falls needs one entry of each in memory, and gives what sorting all of them, stably, would give. The price: when a clock is
-set back by an hour, entries of the hour after are all placed at the time from before.
+The order of a process's lines is more reliable than its clock: clocks can be set back, and threads read them before they write. So an entry's
+*order* is the latest time seen so far in its process. As the order never decreases, merging needs only one entry of each process in memory, and
+gives the same result as a stable sort. The limit: after a clock is set back by an hour, all entries of that hour get the earlier time.
 """
 
 import heapq
@@ -22,10 +21,10 @@ from snapline.errors import UsageError
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 OWN_BEGINNINGS = ("snapline: ", "Fatal Python error: ")
-"""A process's last words have no time. They are an entry of their own, an error: else a filter for errors would hide them."""
+"""Prefixes of a process's final error lines, which have no time. They are separate entries of level ERROR, so that filters show them."""
 
 ENTRY_CHARACTERS_MAX = 1 << 20
-"""Largest size of an entry, so that a process that prints without end and without times is read in bounded memory."""
+"""Largest size of an entry, so that endless output without times can be read in bounded memory."""
 
 _NS_PER = {"s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86_400 * 10**9}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -41,12 +40,12 @@ class LogEntry:
     """One log entry of a process.
 
     Attributes:
-        process: the name of its log, such as `h1` or `coordinator`.
-        order_ns: its place among all: never before the entry before it in its process.
-        at_ns: when it was written, as it says itself; None: it does not say.
-        level: one of LEVELS; "" if it says none.
-        logger: its logger; "" if it names none.
-        message: the rest of its first line, and those that belong to it.
+        process: name of its log, such as `h1` or `coordinator`.
+        order_ns: sort key; never less than that of the previous entry of its process.
+        at_ns: time in the entry; None if it has none.
+        level: one of LEVELS; "" if it has none.
+        logger: name of its logger; "" if it has none.
+        message: the rest of its first line, and its further lines.
         fields: other fields of a JSON line.
         text: all its lines as in the log.
     """
@@ -73,10 +72,10 @@ class _Beginning:
 
 
 class EntryReader:
-    """Makes entries of one process's lines. An entry is known to be whole when the next one begins, or when `end` is called."""
+    """Parses one process's lines into entries. An entry is complete when the next one begins, or when `end` is called."""
 
     def __init__(self, process: str, order_ns: int) -> None:
-        """`order_ns`: order of lines before the first time."""
+        """Create the reader; `order_ns`: order of the lines before the first time."""
         self._process = process
         self._order_ns = order_ns
         self._first: _Beginning | None = None
@@ -85,7 +84,7 @@ class EntryReader:
         self._level = ""
 
     def feed(self, line: str) -> LogEntry | None:
-        """Take the next line; returns the entry that it ends by beginning another."""
+        """Add the next line; return the previous entry if this line begins a new one."""
         begun = beginning_of(line)
         is_full = self._characters + len(line) > ENTRY_CHARACTERS_MAX
         if begun is None and not is_full and self._first is not None:
@@ -93,7 +92,7 @@ class EntryReader:
             self._characters += len(line) + 1
             return None
         ended = self.end()
-        # What goes on without a time is as serious as what it belongs to.
+        # The rest of a split entry keeps its level.
         self._first = begun or _Beginning(level=self._level, message=line)
         self._level = self._first.level
         self._order_ns = max(self._order_ns, self._first.at_ns or 0)
@@ -101,7 +100,7 @@ class EntryReader:
         return ended
 
     def end(self) -> LogEntry | None:
-        """Nothing more comes for now: returns the entry that was begun. What comes later without a time is one of its own."""
+        """Complete and return the current entry. A later line without a time begins a new entry."""
         first, self._first, self._characters = self._first, None, 0
         if first is None:
             return None
@@ -118,41 +117,41 @@ class EntryReader:
 
 
 def merge(streams: Iterable[Iterator[LogEntry]]) -> Iterator[LogEntry]:
-    """One stream of those of several processes, each in its own order. Of the same time the earlier stream's come first."""
+    """Merge the streams of several processes by order. For equal times, the earlier stream comes first."""
     return heapq.merge(*streams, key=lambda entry: entry.order_ns)
 
 
 def is_as_serious(entry: LogEntry, level: str) -> bool:
-    """Return whether it has this level or a higher one; true if it has no level."""
+    """Return whether the entry has at least this level; True if it has no level."""
     return not entry.level or LEVELS.index(entry.level) >= LEVELS.index(level)
 
 
 def beginning_of(line: str) -> _Beginning | None:
-    """Parse a line that begins an entry; None: it belongs to the entry before."""
+    """Parse the first line of an entry; None if the line belongs to the previous entry."""
     if line.startswith("{"):
         return _json_beginning(line)
     if line.startswith(OWN_BEGINNINGS):
         return _Beginning(level="ERROR", message=line)
-    found = _TIMED.match(line)
-    if found is None:
+    match = _TIMED.match(line)
+    if match is None:
         return None
-    at_ns = _nanoseconds(found[1], found[2], found[3])
+    at_ns = _nanoseconds(match[1], match[2], match[3])
     if at_ns is None:
         return None
-    return _Beginning(at_ns, found[4] or "", found[5] or "", line[found.end() :].removeprefix(" "))
+    return _Beginning(at_ns, match[4] or "", match[5] or "", line[match.end() :].removeprefix(" "))
 
 
 def first_time(lines: Iterable[str]) -> int | None:
-    """The first time in the lines."""
-    found = (beginning_of(line) for line in lines)
-    return next((begun.at_ns for begun in found if begun is not None and begun.at_ns is not None), None)
+    """Return the first time in the lines; None if there is none."""
+    beginnings = (beginning_of(line) for line in lines)
+    return next((begun.at_ns for begun in beginnings if begun is not None and begun.at_ns is not None), None)
 
 
 def parse_since(text: str, now_ns: int) -> int:
-    """`10m`, `-2h` or an RFC 3339 instant, as nanoseconds. An instant without a zone is of this machine's.
+    """Convert `10m`, `-2h` or an RFC 3339 time to nanoseconds. A time without a zone is local time.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: the text is neither.
     """
     ago, instant = _AGO.fullmatch(text), _INSTANT.fullmatch(text)
     at_ns = None
@@ -166,10 +165,10 @@ def parse_since(text: str, now_ns: int) -> int:
 
 
 def parse_level(text: str) -> str:
-    """One of LEVELS, however it is written.
+    """Return one of LEVELS, from any case.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the text is no level.
     """
     if text.upper() not in LEVELS:
         raise UsageError(f"{text!r} is no level: choose of {', '.join(LEVELS).lower()}")
@@ -177,35 +176,35 @@ def parse_level(text: str) -> str:
 
 
 def format_instant(at_ns: int) -> str:
-    """RFC 3339 in UTC, with microseconds."""
+    """Format a time by RFC 3339 in UTC, with microseconds."""
     return (_EPOCH + timedelta(microseconds=at_ns // 1000)).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _json_beginning(line: str) -> _Beginning | None:
     try:
-        said = json.loads(line)
+        fields = json.loads(line)
     except (ValueError, RecursionError):
-        return None  # torn, or no JSON at all
-    if not isinstance(said, dict) or not isinstance(said.get("time"), str):
+        return None  # an incomplete line, or no JSON
+    if not isinstance(fields, dict) or not isinstance(fields.get("time"), str):
         return None
-    found = _INSTANT.fullmatch(said.pop("time"))
-    at_ns = _nanoseconds(found[1], found[2], found[3]) if found else None
+    match = _INSTANT.fullmatch(fields.pop("time"))
+    at_ns = _nanoseconds(match[1], match[2], match[3]) if match else None
     if at_ns is None:
         return None
-    level, logger, message = (str(said.pop(name, "")) for name in ("level", "logger", "message"))
-    if isinstance(said.get("traceback"), str):
-        message += "\n" + said.pop("traceback")
-    return _Beginning(at_ns, level.upper() if level.upper() in LEVELS else "", logger, message, said)
+    level, logger, message = (str(fields.pop(name, "")) for name in ("level", "logger", "message"))
+    if isinstance(fields.get("traceback"), str):
+        message += "\n" + fields.pop("traceback")
+    return _Beginning(at_ns, level.upper() if level.upper() in LEVELS else "", logger, message, fields)
 
 
 def _nanoseconds(second: str, fraction: str | None, zone: str | None) -> int | None:
-    begun_ns = _second(second, zone or "")
-    return None if begun_ns is None else begun_ns + int((fraction or "0").ljust(9, "0"))
+    second_ns = _second(second, zone or "")
+    return None if second_ns is None else second_ns + int((fraction or "0").ljust(9, "0"))
 
 
 @lru_cache(maxsize=1024)
 def _second(second: str, zone: str) -> int | None:
-    """Many lines are of one second. None: there is no such time, such as on a 31st of February."""
+    """Parse a time in whole seconds, cached because many lines share a second; None for an invalid time such as the 31st of February."""
     try:
         moment = datetime.fromisoformat(second + zone)
         return (moment.astimezone(UTC) - _EPOCH) // _MICROSECOND * 1000

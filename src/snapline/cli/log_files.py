@@ -1,4 +1,4 @@
-"""The log files of one folder: which there are, and their lines from the oldest to the newest, also as they come."""
+"""The log files of one folder: finds them, and reads their lines from the oldest to the newest, also while they grow."""
 
 import os
 import re
@@ -9,20 +9,20 @@ from typing import BinaryIO
 from snapline.cli.log_entries import EntryReader, LogEntry, first_time
 
 LINE_BYTES_MAX = 1 << 20
-"""A longer line is read in pieces, so that one without an end fits into memory. A piece that looks like a beginning is one."""
+"""A longer line is read in pieces, so that an endless line fits into memory. A piece may then be taken for a new entry."""
 
 FIRST_BYTES = 1 << 16
-"""Bytes searched for the first time. If none is found, the lines are as old as the last write to their file."""
+"""Number of bytes searched for the first time of a log. If there is none, the file's modification time is used."""
 
 _NAME = re.compile(r"(.+)\.log(?:\.(\d{1,9}))?", re.ASCII)
 _NUMBERS = re.compile(r"(\d+)", re.ASCII)
 
 
 class ProcessLog:
-    """The files of one process, read once from their beginning to their end, and on from there."""
+    """The files of one process, read from the beginning; later reads continue from the last position."""
 
     def __init__(self, process: str, files: list[Path]) -> None:
-        """`files`: oldest first; the last one is being written to, and is rotated when large."""
+        """Create the log; `files`: oldest first. The process writes to the last one, which is rotated when it is large."""
         self.process = process
         self._live = files[-1]
         self._waiting = list(files)
@@ -31,10 +31,10 @@ class ProcessLog:
         self._torn = b""
 
     def entries(self, *, is_last_look: bool) -> Iterator[LogEntry]:
-        """Return entries not returned before.
+        """Yield the new entries.
 
-        An incomplete line or entry waits for the next look; it is returned as it is if this look is the last one, or (an
-        entry) if nothing has come since the look before.
+        An incomplete line or entry waits for the next call, unless this call is the last one. An entry is also complete if no
+        line has come since the previous call.
         """
         has_come = False
         for line in self._lines(is_last_look=is_last_look):
@@ -62,7 +62,7 @@ class ProcessLog:
     def _lines(self, *, is_last_look: bool) -> Iterator[str]:
         yield from self._pieces()
         while self._has_next():
-            yield from self._pieces()  # what was written before the file was put aside
+            yield from self._pieces()  # lines written before the file was rotated
             if self._torn:
                 yield self._take()
             self._open_next()
@@ -81,16 +81,16 @@ class ProcessLog:
         return line.decode(errors="replace").rstrip("\r\n")
 
     def _has_next(self) -> bool:
-        """Return whether another file exists or this one shrank."""
+        """Return whether another file follows, or this one was truncated."""
         if self._waiting:
             return True
         try:
-            now = self._live.stat()
+            status = self._live.stat()
         except FileNotFoundError:
-            return False  # put aside this moment: a later look finds its successor
+            return False  # just being rotated: a later call finds the new file
         if self._opened is None:
             return True
-        return not os.path.samestat(os.fstat(self._opened.fileno()), now) or now.st_size < self._opened.tell()
+        return not os.path.samestat(os.fstat(self._opened.fileno()), status) or status.st_size < self._opened.tell()
 
     def _open_next(self) -> None:
         path = self._waiting.pop(0) if self._waiting else self._live
@@ -105,26 +105,26 @@ class ProcessLog:
 
 
 def find_logs(folder: Path) -> dict[str, ProcessLog]:
-    """The logs in a folder, by process; h2 before h10. Empty if there is none, or no such folder."""
-    found: dict[str, list[tuple[int, Path]]] = {}
+    """Return the logs in a folder by process, h2 before h10; empty if there are none or the folder is missing."""
+    paths: dict[str, list[tuple[int, Path]]] = {}
     for path in folder.iterdir() if folder.is_dir() else ():
         name = _NAME.fullmatch(path.name)
         if name is not None and path.is_file():
-            found.setdefault(name[1], []).append((int(name[2] or 0), path))
+            paths.setdefault(name[1], []).append((int(name[2] or 0), path))
     logs: dict[str, ProcessLog] = {}
-    for process in sorted(found, key=_natural):
-        files = [path for _, path in sorted(found[process], reverse=True)]
+    for process in sorted(paths, key=_natural):
+        files = [path for _, path in sorted(paths[process], reverse=True)]
         live = folder / f"{process}.log"
         logs[process] = ProcessLog(process, files if files[-1] == live else [*files, live])
     return logs
 
 
 def _order_of_first(opened: BinaryIO) -> int:
-    said = first_time(opened.read(FIRST_BYTES).decode(errors="replace").split("\n"))
+    first_ns = first_time(opened.read(FIRST_BYTES).decode(errors="replace").split("\n"))
     opened.seek(0)
-    return os.fstat(opened.fileno()).st_mtime_ns if said is None else said
+    return os.fstat(opened.fileno()).st_mtime_ns if first_ns is None else first_ns
 
 
 def _natural(name: str) -> list[str | int]:
-    """Sort key of texts and numbers."""
+    """Return a sort key that compares numbers in names by value."""
     return [int(part) if index % 2 else part for index, part in enumerate(_NUMBERS.split(name))]

@@ -21,7 +21,7 @@ from snapline.errors import NotFoundError
 from snapline.security.printable import printable
 
 LOOK_S = 0.25
-"""Time between reads of the files that are followed."""
+"""Interval between two reads with `--follow`."""
 
 
 @command
@@ -84,7 +84,7 @@ def logs(
 
 
 class _Reading:
-    """The requested logs; each look returns what has come since the look before."""
+    """The requested logs; each call of `look` returns the new entries."""
 
     def __init__(self, folder: Path, processes: tuple[str, ...]) -> None:
         self._folder = folder
@@ -97,7 +97,7 @@ class _Reading:
                 raise NotFoundError(f"no log of {process!r} in {folder}: there are logs of {', '.join(self.logs)}")
 
     def look(self, *, is_last: bool) -> Iterator[LogEntry]:
-        """Return new entries by time; those of a later look come after, whatever their time."""
+        """Return the new entries sorted by time. Entries of a later call may be older than those of an earlier one."""
         for process, log in find_logs(self._folder).items():
             self.logs.setdefault(process, log)
         return merge(log.entries(is_last_look=is_last) for log in self._asked())
@@ -107,7 +107,7 @@ class _Reading:
 
 
 class _Shown:
-    """Prints entries, as lines for people or as documents."""
+    """Prints entries as text or as JSON documents."""
 
     def __init__(self, reading: _Reading, *, is_json: bool) -> None:
         self._reading = reading
@@ -115,8 +115,8 @@ class _Shown:
 
     def print(self, entries: Iterable[LogEntry]) -> None:
         for entry in entries:
-            said = _document_line(entry) if self._is_json else self._lines(entry)
-            print(printable(said), flush=True)
+            line = _document_line(entry) if self._is_json else self._lines(entry)
+            print(printable(line), flush=True)
 
     def _lines(self, entry: LogEntry) -> str:
         width = max(map(len, self._reading.logs))
@@ -132,17 +132,17 @@ def _folder(name: str | None, data_dir: Path | None, context: str | None) -> Pat
 
 
 def _readable(entry: LogEntry) -> str:
-    """A JSON line in our text format."""
+    """Format the entry of a JSON line in our text format."""
     assert entry.at_ns is not None
     first, *others = entry.message.split("\n")
-    said = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in entry.fields.items())
+    fields = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in entry.fields.items())
     head = f"{format_instant(entry.at_ns)} {entry.level or '-'} {entry.logger or '-'}: {first}"
-    return "\n".join([f"{head} [{said}]" if said else head, *others])
+    return "\n".join([f"{head} [{fields}]" if fields else head, *others])
 
 
 def _document_line(entry: LogEntry) -> str:
     written = None if entry.at_ns is None else format_instant(entry.at_ns)
-    shown = document(
+    entry_document = document(
         "LogEntry",
         process=entry.process,
         time=written,
@@ -151,4 +151,4 @@ def _document_line(entry: LogEntry) -> str:
         message=entry.message,
         fields=dict(entry.fields),
     )
-    return json.dumps(shown, ensure_ascii=False)
+    return json.dumps(entry_document, ensure_ascii=False)

@@ -1,6 +1,6 @@
-"""The command line: `snapline NOUN VERB`. Its pages are docs/cli.md.
+"""The command line: `snapline NOUN VERB`; see docs/cli.md.
 
-Heavy libraries (gRPC, NumPy, the store) are imported inside commands, and a command when it is called: `snapline --help` waits for none.
+A command is imported when it is called, and heavy libraries (gRPC, NumPy, the store) inside commands, so that `snapline --help` is fast.
 """
 
 from typing import Annotated, Any
@@ -12,17 +12,17 @@ from snapline.cli.groups import NOUNS, WORDS, AllCommands
 
 
 class Words(TyperGroup):
-    """All first words."""
+    """Root command with all top-level commands and groups."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.commands = AllCommands()  # type: ignore[assignment]  # it is only read
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands from the words' own table."""
-        shown = {name: word.says for name, word in {**WORDS, **NOUNS}.items() if not word.is_hidden}
+        """Write the list of commands from the tables in `groups.py`, without importing them."""
+        texts = {name: word.says for name, word in {**WORDS, **NOUNS}.items() if not word.is_hidden}
         with formatter.section("Commands"):
-            formatter.write_dl(list(shown.items()))
+            formatter.write_dl(list(texts.items()))
 
 
 app = typer.Typer(

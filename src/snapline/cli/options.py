@@ -1,4 +1,4 @@
-"""Options that several commands share, in groups; `cli/command.py` unfolds them."""
+"""Groups of options that several commands share; `cli/command.py` turns them into parameters."""
 
 import os
 import sys
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 _Reply = TypeVar("_Reply")
 
 TIMEOUT_S = 120.0
-"""Default limit for a call to a coordinator: a snapshot may take its fleet's own limit, 60 s by default. An
-absent coordinator is detected much sooner."""
+"""Default limit for a call to a coordinator, above a snapshot's default limit of 60 s. A missing coordinator is
+detected much sooner."""
 
 TIMEOUT_S_MAX = 86_400.0
-"""Largest limit of a wait: a day."""
+"""Largest value of `--timeout`: a day."""
 
 REPLICAS = (1, 3, 5)
-"""Allowed counts: even ones tolerate no more losses than the odd below."""
+"""Allowed numbers of replicas. An even number tolerates no more losses than the odd number below it."""
 
 FleetReference = Annotated[
     str, typer.Argument(metavar="MODULE:FLEET", help="A snapline.Fleet, or a function that returns one.")
@@ -64,7 +64,7 @@ class LogLevel(StrEnum):
 
 @dataclass(frozen=True)
 class LogLines:
-    """Log options of a process, or of a launcher's."""
+    """Log options of a process, or of all processes of a launcher."""
 
     log_format: Annotated[
         LogFormat,
@@ -83,13 +83,13 @@ class LogLines:
     ] = LogLevel.INFO
 
     def arguments(self) -> tuple[str, ...]:
-        """The same for processes that we start."""
+        """Return these options as arguments for child processes."""
         return ("--log-format", self.log_format.value, "--log-level", self.log_level.value)
 
 
 @dataclass(frozen=True)
 class Spans:
-    """OpenTelemetry options of a process, or of a launcher's."""
+    """OpenTelemetry options of a process, or of all processes of a launcher."""
 
     otel: Annotated[
         float | None,
@@ -113,12 +113,12 @@ class Spans:
         return SpanOptions(self.otel)
 
     def checked(self) -> "Spans":
-        """The same, for processes on this machine; UsageError if OpenTelemetry is missing."""
+        """Return self, for processes on this machine; raise UsageError if OpenTelemetry is missing."""
         self.options().check()
         return self
 
     def arguments(self) -> tuple[str, ...]:
-        """The same for processes that we start."""
+        """Return these options as arguments for child processes."""
         return () if self.otel is None else ("--otel", f"{self.otel:g}")
 
 
@@ -134,13 +134,13 @@ class Display:
     no_color: Annotated[bool, typer.Option("--no-color", help="No colours; so does the variable NO_COLOR.")] = False
 
     def printer(self) -> Printer:
-        """The printer for these options."""
+        """Return the printer for these options."""
         return Printer(self.output, quiet=self.quiet, no_color=self.no_color)
 
 
 @dataclass(frozen=True)
 class Trust:
-    """Trust options for both directions: all three files, `--insecure`, or this machine only."""
+    """Security options: all three TLS files, `--insecure`, or connections on this machine only."""
 
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE", help="Our certificate (PEM).")] = None
     tls_key: Annotated[Path | None, typer.Option("--tls-key", metavar="FILE", help="Its private key (PEM).")] = None
@@ -156,7 +156,7 @@ class Trust:
         """Build the `Security`.
 
         Raises:
-            UsageError: they contradict each other.
+            UsageError: options contradict each other.
         """
         return self._security("")
 
@@ -220,7 +220,7 @@ class Connection(Trust):
         """Return the address to call.
 
         Raises:
-            UsageError: the options do not say, or say it twice.
+            UsageError: the options name no coordinator, or two.
         """
         from snapline.deploy.data_directory import ADDRESS_FILE, read_address
 
@@ -240,7 +240,7 @@ class Connection(Trust):
         return address
 
     def folder(self) -> Path:
-        """The folder of the fleet on this machine: --data-dir, or what snapline.toml and the environment name."""
+        """Return the folder of the local fleet, from --data-dir, the environment or snapline.toml."""
         from snapline.cli.fleet_locations import folder_of
         from snapline.cli.settings import UserSettings
 
@@ -250,23 +250,23 @@ class Connection(Trust):
         return folder_of(settings, settings.get("name").value, None, settings.get("on").value)
 
     def ask(self, call: "Callable[[CoordinatorClient], Awaitable[_Reply]]") -> _Reply:
-        """Make one call, which should be limited by `timeout`; see `remote.ask` for what it raises."""
+        """Make one call, which the caller limits by `timeout`; raises like `remote.ask`."""
         from snapline.cli import remote
 
         return remote.ask(self.address(), self.security(), call)
 
     def speak(self, call: "Callable[[Client], Awaitable[_Reply]]") -> _Reply:
-        """Speak to agents; `call` should be limited by `timeout`."""
+        """Make one call to the fleet's agents, which the caller limits by `timeout`."""
         from snapline.cli import remote
 
         return remote.speak(self.address(), self.security(), call)
 
 
 def token_in(file: Path | None) -> str:
-    """The token in a file, "" if none is given.
+    """Read the token in a file; "" if no file is given.
 
     Raises:
-        UsageError: it cannot be read, others can use it too, or it holds none.
+        UsageError: the file cannot be read, other users can access it, or it has no token.
     """
     if file is None:
         return ""
@@ -276,10 +276,10 @@ def token_in(file: Path | None) -> str:
 
 
 def parse_arguments(pairs: list[str] | None) -> dict[str, str]:
-    """`["a=1", "b=x=y"]` as `{"a": "1", "b": "x=y"}`.
+    """Convert `["a=1", "b=x=y"]` to `{"a": "1", "b": "x=y"}`.
 
     Raises:
-        UsageError: a pair without `=`, or a key given twice.
+        UsageError: a pair has no `=`, or a key is given twice.
     """
     arguments: dict[str, str] = {}
     for pair in pairs or ():
@@ -296,7 +296,7 @@ def check_address(address: str, option: str) -> str:
     """Return `address` if it is HOST:PORT, [IPv6]:PORT or unix:PATH.
 
     Raises:
-        UsageError: it is not.
+        UsageError: it has another form.
     """
     host, _, port = address.rpartition(":")
     if address.startswith("unix:") or (host and port.isdecimal() and int(port) < 65_536):
@@ -305,22 +305,22 @@ def check_address(address: str, option: str) -> str:
 
 
 def check_addresses(addresses: str, option: str) -> str:
-    """Return `addresses` without blanks if each, between commas, is one that `check_address` takes.
+    """Return the comma-separated `addresses` without blanks, if `check_address` accepts each of them.
 
     Raises:
-        UsageError: one is not, or is given twice.
+        UsageError: an address is invalid, or is given twice.
     """
-    found = [check_address(address.strip(), option) for address in addresses.split(",")]
-    if len(set(found)) < len(found):
+    checked = [check_address(address.strip(), option) for address in addresses.split(",")]
+    if len(set(checked)) < len(checked):
         raise UsageError(f"{option} names an address twice: give each replica's once")
-    return ",".join(found)
+    return ",".join(checked)
 
 
 def parse_peers(peers: str, node: str) -> dict[str, str]:
-    """`"c1=HOST:PORT,c2=HOST:PORT"` as a dict, in this order; empty for "".
+    """Convert `"c1=HOST:PORT,c2=HOST:PORT"` to a dict in this order; empty for "".
 
     Raises:
-        UsageError: it is not of this form, does not name `node`, or has no majority worth its members.
+        UsageError: the text has another form, does not name `node`, or has a number of replicas other than 1, 3 or 5.
     """
     if not peers:
         return {}
@@ -340,27 +340,27 @@ def parse_peers(peers: str, node: str) -> dict[str, str]:
 
 
 def seconds_of(text: str, option: str) -> float:
-    """A duration above 0, such as `30m`.
+    """Convert a duration above 0, such as `30m`, to seconds.
 
     Raises:
-        UsageError: it is none; names the option.
+        UsageError: the text is no such duration; the message names the option.
     """
     from snapline.sim.scenario import duration_ns
 
-    found_s = duration_ns(text) / 1e9
-    if found_s <= 0:
+    duration_s = duration_ns(text) / 1e9
+    if duration_s <= 0:
         raise UsageError(f"{option} is {text!r}: give a duration above 0, such as 30m")
-    return found_s
+    return duration_s
 
 
 def allow_current_folder() -> None:
-    """Make modules of the current folder importable, as `python -m` does and an installed script does not."""
+    """Make modules of the current folder importable; `python -m` does so, an installed script does not."""
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
 
 
 LAST_SNAPSHOT_S = 20.0
-"""For the last snapshot before a stop: it takes some tens of milliseconds, but effects that are being called end first."""
+"""Default time limit of the last snapshot before a stop. It takes tens of milliseconds, plus the time for running effects to end."""
 
 BeginAnew = Annotated[
     bool,

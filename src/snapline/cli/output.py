@@ -1,8 +1,8 @@
 """Results on stdout, everything else on stderr; tables for people, JSON for programs.
 
-A command builds one *document*, a dict of plain values with `apiVersion` and `kind`, and says how to show it as tables.
-JSON and tables are made from the same document, so neither knows more than the other. Documents of the coordinator may come
-from another release: tables take what is there and leave out what is not.
+A command builds one *document*, a dict of plain values with `apiVersion` and `kind`, and a function that shows it as tables.
+JSON and tables come from the same document, so both have the same content. Documents of the coordinator may come from another
+release, so tables omit missing fields.
 """
 
 import json
@@ -24,10 +24,10 @@ API_VERSION = "snapline/v1"
 Document = Mapping[str, object]
 
 PIPE_WIDTH = 500
-"""Width of tables that do not go to a terminal: nothing is cut off or wrapped there."""
+"""Width of tables outside a terminal, so that nothing is cut off or wrapped."""
 
 PREVIEW_CHARACTERS_MAX = 300
-"""Longest text of a state or message in a table; JSON has all of it."""
+"""Largest size of a state or message in a table; JSON has all of it."""
 
 
 class OutputFormat(StrEnum):
@@ -38,7 +38,7 @@ class OutputFormat(StrEnum):
 
 
 def document(kind: str, **fields: object) -> dict[str, object]:
-    """A document of ours."""
+    """Build a document."""
     return {"apiVersion": API_VERSION, "kind": kind, **fields}
 
 
@@ -53,7 +53,7 @@ class DocumentTables:
         self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def fields(self, rows: Iterable[tuple[str, object]]) -> None:
-        """Print names and values; what has no value (None or "") is left out."""
+        """Print names and values; omit fields whose value is None or ""."""
         shown = [(name, text(value)) for name, value in rows if value is not None and value != ""]
         self.table(("", ""), shown, has_header=False)
 
@@ -62,20 +62,20 @@ class DocumentTables:
         from rich.table import Table
 
         lines = [list(row) for row in rows]
-        made = Table(box=None, show_header=has_header, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+        rich_table = Table(box=None, show_header=has_header, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
         for index, column in enumerate(columns):
             numeric = bool(lines) and all(isinstance(line[index], int) for line in lines)
-            made.add_column(column, justify="right" if numeric and has_header else "left", overflow="fold")
+            rich_table.add_column(column, justify="right" if numeric and has_header else "left", overflow="fold")
         for line in lines:
-            made.add_row(*(_cell(value) for value in line))
-        self._console.print(made)
+            rich_table.add_row(*(_cell(value) for value in line))
+        self._console.print(rich_table)
 
 
 class Printer:
     """Prints one command's result and its progress."""
 
     def __init__(self, output: OutputFormat | None = None, *, quiet: bool = False, no_color: bool = False) -> None:
-        """`output=None`: table on a terminal, else JSON. `quiet`: no progress (warnings and results stay)."""
+        """Create the printer. `output=None`: table on a terminal, else JSON. `quiet`: no progress, only warnings and results."""
         self.format = output or (OutputFormat.TABLE if sys.stdout.isatty() else OutputFormat.JSON)
         self.is_quiet = quiet
         self._no_color = no_color or bool(os.environ.get("NO_COLOR"))
@@ -101,7 +101,7 @@ class Printer:
 
 
 def readable(value: object) -> object:
-    """Values of any kind as JSON has them: keys become text, bytes their text or hexadecimal digits."""
+    """Convert any value to JSON types: keys become text, bytes become text or hexadecimal digits."""
     if isinstance(value, Mapping):
         return {key if isinstance(key, str) else text(key): readable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -116,7 +116,7 @@ def readable(value: object) -> object:
 
 
 def text(value: object) -> str:
-    """One value on one line."""
+    """Format a value on one line."""
     if isinstance(value, str):
         return value
     shown = json.dumps(readable(value), ensure_ascii=False)
@@ -129,7 +129,7 @@ def last_line(error: str) -> str:
 
 
 def size(number: object) -> str:
-    """`1.4 MiB`."""
+    """Format a number of bytes, such as `1.4 MiB`."""
     amount = float(number) if isinstance(number, int | float) else 0.0
     for unit in ("B", "KiB", "MiB", "GiB"):
         if amount < 1024 or unit == "GiB":
@@ -139,12 +139,12 @@ def size(number: object) -> str:
 
 
 def count(number: int, singular: str, plural: str = "") -> str:
-    """`1 agent`, `2 agents`."""
+    """Format a count with its noun: `1 agent`, `2 agents`."""
     return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
 def rows_of(result: Document, name: str) -> list[Mapping[str, object]]:
-    """The list of objects under `name`; empty if it is missing."""
+    """Return the list of objects under `name`; empty if it is missing."""
     rows = result.get(name)
     return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list | tuple) else []
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from snapline.client.client import Client
 
 ACKNOWLEDGE_S = 1.0
-"""Time between acknowledgements while outputs come: outputs printed since may come again after a crash."""
+"""Interval between acknowledgements while outputs come. After a crash, outputs printed since the last one may be printed again."""
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 consumers = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Named readers of outputs.")
@@ -100,8 +100,8 @@ def forget(
 
 async def _tail(client: "Client", lines: "_Lines", topic: str, after: str, consumer: str, *, follow: bool) -> None:
     async with _acknowledging(client, consumer, lines, lines.printer):
-        async for each in client.outputs(topic, after=after, consumer=consumer, follow=follow):
-            lines.show(each)
+        async for output in client.outputs(topic, after=after, consumer=consumer, follow=follow):
+            lines.show(output)
 
 
 @contextlib.asynccontextmanager
@@ -149,9 +149,9 @@ class _Lines:
             self.show(each)
 
     def show(self, each: "Output | OutputsReverted") -> None:
-        shown = _document(each)
-        said = json.dumps(readable(shown), ensure_ascii=False) if self._is_json else _line(shown)
-        print(printable(said), flush=True)
+        output_document = _document(each)
+        line = json.dumps(readable(output_document), ensure_ascii=False) if self._is_json else _line(output_document)
+        print(printable(line), flush=True)
         self._cursor = each.cursor
 
 

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from snapline.telemetry.metrics_server import MetricsPlace
 
 REJOIN_GRACE_S = 3.0
-"""Time in which a process starts unless the machine is very busy. Launchers that restart hosts give more."""
+"""Default of `--rejoin-grace`: a process starts within this time unless the machine is very busy. Launchers that restart hosts use more."""
 
 KEEP_EPOCHS, KEEP_EPOCHS_MIN = 10, 2
-"""Complete epochs that a recovery may go back to. One alone would leave nothing to go back to if it is damaged."""
+"""Default and smallest number of complete epochs kept for recoveries. With only one, a damaged epoch would leave nothing to recover from."""
 
 LISTEN = "127.0.0.1:7400"
 NODE = "c1"
@@ -270,7 +270,7 @@ def host_run(
 
 
 def _start_logging(log_lines: LogLines, **ids: str) -> "BoundIds":
-    """Start logging; every line has these ids, and those bound later."""
+    """Start logging; every line has these ids, and ids that are bound later."""
     from snapline.telemetry.log_lines import BoundIds, start_logging
 
     bound = BoundIds(**ids)

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from snapline.deploy.status import FleetReading
 
 DEGRADED = "degraded"
-"""State of a store that takes no epochs, as the coordinator reports it."""
+"""Coordinator's name for the state of a store that accepts no epochs."""
 
 PERIOD_S = 1.0
-"""Shortest time between two lines that differ in their numbers only: a log stays readable."""
+"""Shortest time between two lines that only differ in numbers, so that a log stays readable."""
 
 
 CONCERN_NS = 3 * 10**9
-"""Shortest duration shown: host restarts, and plans of a second or two, are not reported."""
+"""Shortest duration of a reported concern: host restarts, and plans of a second or two, are not reported."""
 
 
 class FleetProgress:
@@ -34,7 +34,7 @@ class FleetProgress:
         self._problem = ""
         self._has_letters = False
         self._concerns: dict[tuple[object, ...], str] = {}
-        """Reported concerns that are not over, with their texts."""
+        """Texts of reported concerns that are not over yet."""
 
     def status(self, status: "FleetReading") -> None:
         """Show a status, unless nothing has changed since the last one."""
@@ -54,7 +54,7 @@ class FleetProgress:
             self._printer.progress(text)
 
     def _warn(self, status: "FleetReading") -> None:
-        """Warn once of problems unseen for hours: no checkpoint completes, or messages are dead-lettered."""
+        """Warn once of problems that could go unnoticed for hours: no checkpoint completes, or messages are dead-lettered."""
         self._tell_concerns(status)
         problem = status.store.reason if status.store.state == DEGRADED else ""
         if problem and not self._problem:
@@ -68,14 +68,14 @@ class FleetProgress:
 
     def _tell_concerns(self, status: "FleetReading") -> None:
         """Report each concern once when it has lasted for a while, and once when it is over."""
-        lasting = [each for each in status.concerns if each.since_ns >= CONCERN_NS]
-        found = {(each.kind, each.hosts, each.agents): each for each in lasting}
-        for key in [key for key in self._concerns if key not in found]:
+        lasting = [concern for concern in status.concerns if concern.since_ns >= CONCERN_NS]
+        current = {(concern.kind, concern.hosts, concern.agents): concern for concern in lasting}
+        for key in [key for key in self._concerns if key not in current]:
             self.warn(f"over: {self._concerns.pop(key)}")
-        for key, each in found.items():
+        for key, concern in current.items():
             if key not in self._concerns:
-                self._concerns[key] = each.text
-                self.warn(f"{each.text}. To do: {each.remedy}")
+                self._concerns[key] = concern.text
+                self.warn(f"{concern.text}. To do: {concern.remedy}")
 
     def warn(self, text: str) -> None:
         """Print a permanent line, even with progress off."""
@@ -88,18 +88,18 @@ class FleetProgress:
         self._printer.progress(text)
 
     def end(self) -> None:
-        """Leave the line that was being drawn."""
+        """End the line that is being redrawn."""
         if self._has_line:
             sys.stderr.write("\n")
             self._has_line = False
 
 
 def describe(status: "FleetReading") -> str:
-    """`running, epoch 12 complete, 34,567 turns, h1 alive, h2 lost`."""
+    """Return a text such as `running, epoch 12 complete, 34,567 turns, h1 alive, h2 lost`."""
     turns = sum(host.turns for host in status.hosts)
     hosts = [f"{host.host} {host.state}" for host in status.hosts]
     epoch = f"epoch {status.last_complete_epoch} complete" if status.last_complete_epoch else "no epoch complete yet"
-    worked = [count(turns, "turn")] if turns else []  # hosts that have left tell no turns any more
-    letters = sum(host.dead_letters for host in status.hosts)
-    buried = [count(letters, "dead letter")] if letters else []
-    return ", ".join([status.phase, epoch, *worked, *buried, *(hosts or ["no hosts yet"])])
+    work = [count(turns, "turn")] if turns else []  # hosts that have left no longer report turns
+    dead_letter_count = sum(host.dead_letters for host in status.hosts)
+    dead_letters = [count(dead_letter_count, "dead letter")] if dead_letter_count else []
+    return ", ".join([status.phase, epoch, *work, *dead_letters, *(hosts or ["no hosts yet"])])

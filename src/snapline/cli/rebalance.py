@@ -1,4 +1,4 @@
-"""Waiting for agents to move and hosts to restart: shared by commands of several steps."""
+"""Moves agents and restarts hosts, and waits for the result; shared by commands with several steps."""
 
 import asyncio
 import contextlib
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from snapline.messages.status import FleetStatus, HostStatus
 
 LOOK_S = 0.2
-"""Time between polls of the fleet's status."""
+"""Interval between two polls of the fleet's status."""
 
 SPREAD_AGAIN_S = 5.0
-"""Time between repeats of the request: a dead leader's requests are lost."""
+"""Time after which the request is repeated, because requests to a leader that has died are lost."""
 
 Note = Callable[[str], None]
 
@@ -25,21 +25,21 @@ Note = Callable[[str], None]
 async def until(
     client: "CoordinatorClient", what: str, is_done: "Callable[[FleetStatus], bool]", deadline_s: float
 ) -> "FleetStatus":
-    """Poll the fleet until `is_done`. `what`: for messages; `deadline_s`: of the monotonic clock.
+    """Poll the fleet until `is_done`. `what`: the awaited condition, for messages; `deadline_s`: on the monotonic clock.
 
     Raises:
         ExternalFailureError: the fleet has ended.
-        UnknownOutcomeError: it is not so in time.
+        UnknownOutcomeError: the condition does not hold in time.
     """
     while True:
-        found = await _look(client)
-        if found is not None:
-            if is_done(found):
-                return found
-            if found.phase in ("finished", "failed"):
-                raise ExternalFailureError(f"the fleet is {found.phase}, and {what} will not be")
+        status = await _look(client)
+        if status is not None:
+            if is_done(status):
+                return status
+            if status.phase in ("finished", "failed"):
+                raise ExternalFailureError(f"the fleet is {status.phase}, and {what} will not be")
         if time.monotonic() > deadline_s:
-            raise UnknownOutcomeError(f"{what} is not so yet, and may still come: {_told(found)}")
+            raise UnknownOutcomeError(f"{what} is not so yet, and may still come: {_told(status)}")
         await asyncio.sleep(LOOK_S)
 
 
@@ -55,7 +55,7 @@ async def _look(client: "CoordinatorClient") -> "FleetStatus | None":
     try:
         return await client.status()
     except SnaplineError:
-        return None  # a leader that has died is followed by another one
+        return None  # after a leader's death another one follows
 
 
 def host_of(status: "FleetStatus", name: str) -> "HostStatus | None":
@@ -67,8 +67,9 @@ async def drain(client: "CoordinatorClient", names: tuple[str, ...], deadline_s:
     """Drain these hosts, and wait until they are empty.
 
     Raises:
-        NotFoundError, UsageError: there is no such host, or no other one.
-        SnaplineError: as `until`.
+        NotFoundError: there is no such host.
+        UsageError: there is no other host.
+        SnaplineError: like `until`.
     """
     await client.move_agents(names)
     note(f"agents leave {', '.join(names)}")
@@ -81,16 +82,16 @@ def is_empty(status: "FleetStatus", names: tuple[str, ...]) -> bool:
 
 
 async def spread(client: "CoordinatorClient", deadline_s: float, note: Note) -> None:
-    """Spread agents equally over all hosts, as far as placement allows, and wait for it. Raises what `until` raises."""
+    """Spread agents evenly over all hosts, as far as placement allows, and wait for it. Raises like `until`."""
     note("agents are spread evenly")
     while True:
         await until(client, "a fleet that runs", lambda found: found.phase == "running", deadline_s)
-        told = await client.move_agents(is_even=True)
-        if not told.is_moving:
+        reply = await client.move_agents(is_even=True)
+        if not reply.is_moving:
             return
         again_s = min(deadline_s, time.monotonic() + SPREAD_AGAIN_S)
         try:
-            await until(client, "an even spread", partial(is_planned, plan=told.plan), again_s)
+            await until(client, "an even spread", partial(is_planned, plan=reply.plan), again_s)
         except UnknownOutcomeError:
             if time.monotonic() > deadline_s:
                 raise
@@ -102,17 +103,17 @@ def is_planned(status: "FleetStatus", plan: int) -> bool:
 
 
 async def renew(client: "CoordinatorClient", name: str, deadline_s: float, note: Note) -> None:
-    """Restart a host's process: its agents leave it before, and may come back. Raises what `until` and `drain` raise."""
+    """Restart a host's process; its agents leave it first, and may return later. Raises like `until` and `drain`."""
     before = await client.status()
-    known = host_of(before, name)
-    start = known.host_start if known is not None else 0
+    host_before = host_of(before, name)
+    old_generation = host_before.host_start if host_before is not None else 0
     await drain(client, (name,), deadline_s, note)
-    await client.end_host(name, host_start=start)
+    await client.end_host(name, host_start=old_generation)
     note(f"{name} ends, and is started again")
 
     def is_back(found: "FleetStatus") -> bool:
         host = host_of(found, name)
-        return host is not None and host.state == "alive" and host.host_start > start
+        return host is not None and host.state == "alive" and host.host_start > old_generation
 
     await until(client, f"a new process of {name} (who keeps the fleet starts it)", is_back, deadline_s)
     await client.move_agents(resumed=(name,))
@@ -121,10 +122,11 @@ async def renew(client: "CoordinatorClient", name: str, deadline_s: float, note:
 async def renew_replica(
     client: "CoordinatorClient", replica: "CoordinatorClient", name: str, deadline_s: float, note: Note
 ) -> None:
-    """Restart a coordinator's process; a leader hands over leadership before. `client`: of all replicas; `replica`: of this one.
+    """Restart a coordinator's process; a leader first transfers leadership. `client`: for all replicas; `replica`: for this one.
 
     Raises:
-        SnaplineError: it cannot be asked. UnknownOutcomeError: it is not back in time.
+        SnaplineError: the replica cannot be reached.
+        UnknownOutcomeError: the replica is not back in time.
     """
     before = await replica.read_replica("status")
     if before["connected"] and _leader_of(before) == name:
@@ -133,8 +135,8 @@ async def renew_replica(
     note(f"coordinator {name} ends, and is started again")
     while time.monotonic() < deadline_s:
         with contextlib.suppress(SnaplineError):
-            now = await replica.read_replica("status", LOOK_S * 5)
-            if now["run"] != before["run"] and _leader_of(now):
+            status = await replica.read_replica("status", LOOK_S * 5)
+            if status["run"] != before["run"] and _leader_of(status):
                 return
         await asyncio.sleep(LOOK_S)
     raise UnknownOutcomeError(f"coordinator {name} is not back: who keeps the fleet starts it again; see its log")

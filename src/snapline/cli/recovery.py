@@ -14,7 +14,7 @@ from snapline.ids import check_failed
 from snapline.view.compensation import named
 
 ROWS_MAX = 20
-"""Agents named in a table: a fleet may have thousands, and the sum matters."""
+"""Largest number of rows in a table; a fleet may have thousands of agents."""
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
@@ -61,10 +61,10 @@ app.command("restore")(going_back.restore)
 
 
 def parse_failed(failed: str) -> list[str]:
-    """`"a,host:h1"` as `["a", "host:h1"]`.
+    """Split `"a,host:h1"` into `["a", "host:h1"]`.
 
     Raises:
-        UsageError: one of them is no id.
+        UsageError: a name is empty or no valid id.
     """
     names = [name.strip() for name in failed.split(",")] if failed.strip() else []
     if "" in names:
@@ -73,7 +73,7 @@ def parse_failed(failed: str) -> list[str]:
 
 
 def _show_first(columns: Sequence[str], rows: Sequence[Sequence[object]], tables: DocumentTables) -> None:
-    """A table of the first rows, and how many more there are."""
+    """Print the first rows, and the number of further ones."""
     tables.table(columns, rows[:ROWS_MAX])
     if len(rows) > ROWS_MAX:
         tables.line(f"and {len(rows) - ROWS_MAX:,} more; `-o json` has them all")
@@ -95,7 +95,7 @@ def _show_line(result: Document, tables: DocumentTables) -> None:
 
 
 def _show_found_line(result: Document, tables: DocumentTables) -> None:
-    """The line of an autonomous fleet: a number for agents rolled back, the live state for others."""
+    """Print the line of an autonomous fleet: a checkpoint for each agent that is rolled back, "live" for the others."""
     line, rollback, rolled_back = result.get("recovery_line"), result.get("rollback"), result.get("rolled_back")
     count = len(rolled_back) if isinstance(rolled_back, list) else 0
     tables.fields((("rolled_back", count), ("in_transit", result.get("in_transit")), ("epoch", result.get("epoch"))))
@@ -109,7 +109,7 @@ def _show_found_line(result: Document, tables: DocumentTables) -> None:
             rows.append([agent, number, cost.get("checkpoints"), cost.get("turns")])
         else:
             rows.append([agent, "live", "", ""])
-    rows.sort(key=lambda row: row[1] == "live")  # those who go back first
+    rows.sort(key=lambda row: row[1] == "live")  # agents that are rolled back come first
     tables.line()
     _show_first(("AGENT", "CHECKPOINT", "PASSED OVER", "TURNS LOST"), rows, tables)
 
@@ -122,7 +122,7 @@ def _show_each(result: Document, tables: DocumentTables) -> None:
         cost = (-count, -turns if isinstance(turns, int) else 0)
         rows.append((cost, [row.get("failed"), count, row.get("checkpoints", ""), turns]))
     if len(rows) > ROWS_MAX:
-        rows.sort(key=lambda row: row[0])  # those that cost most
+        rows.sort(key=lambda row: row[0])  # most expensive first
     columns = ("FAILED", "ROLLED BACK", "CHECKPOINTS PASSED OVER", "TURNS LOST")
     _show_first(columns, [row for _, row in rows], tables)
     _show_silent(result, tables)

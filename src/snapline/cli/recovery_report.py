@@ -24,32 +24,32 @@ def report(
 ) -> None:
     """Tell of one recovery: when, why, how far back, and what came of the effects that were open where it went back to."""
     history = rows_of(connection.ask(lambda client: client.recovery_history(connection.timeout)), "recoveries")
-    found = [row for row in history if plan in (None, row.get("plan"))]
-    if not found:
+    recoveries = [row for row in history if plan in (None, row.get("plan"))]
+    if not recoveries:
         which = f"plan {plan} was no recovery" if plan is not None else "there was no recovery yet"
         raise NotFoundError(f"{which}: `snapline recovery history` lists them")
-    line = found[-1].get("line_epoch")
+    line = recoveries[-1].get("line_epoch")
     assert isinstance(line, int), "an epoch"
     effects = connection.speak(lambda client: _open_at(client, line))
-    rows = [{"agent": each.agent, "key": each.key, "name": each.name, "fate": each.fate} for each in effects]
-    display.printer().result(document("RecoveryReport", recovery=found[-1], effects=rows), _show)
+    rows = [{"agent": effect.agent, "key": effect.key, "name": effect.name, "fate": effect.fate} for effect in effects]
+    display.printer().result(document("RecoveryReport", recovery=recoveries[-1], effects=rows), _show)
 
 
 async def _open_at(client: "Client", epoch: int) -> "list[Effect]":
     from snapline.agent_runtime.effect_ledger import open_at
     from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 
-    words = [x async for x in client.outputs(EFFECTS_TOPIC, message_type=EffectRecord, follow=False)]
-    return open_at(words, epoch)
+    records = [x async for x in client.outputs(EFFECTS_TOPIC, message_type=EffectRecord, follow=False)]
+    return open_at(records, epoch)
 
 
 def _show(result: Document, tables: DocumentTables) -> None:
     recovery = result.get("recovery")
     assert isinstance(recovery, dict), "a row of the history"
-    shown = [
+    fields = [
         (name, ", ".join(map(str, value)) if isinstance(value, list) else value) for name, value in recovery.items()
     ]
-    tables.fields([(name, value) for name, value in shown if value not in ("", None, False)])
+    tables.fields([(name, value) for name, value in fields if value not in ("", None, False)])
     rows = rows_of(result, "effects")
     if rows:
         tables.line()

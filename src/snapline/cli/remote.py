@@ -1,4 +1,4 @@
-"""One call to a coordinator, or to agents, from a command that is not asynchronous itself."""
+"""One call to a coordinator or to agents, for synchronous commands."""
 
 import asyncio
 import sys
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 _Reply = TypeVar("_Reply")
 
 CLIENT_NAME = "cli"
-"""Sender of inputs without a certificate."""
+"""Sender name of inputs from a client without a certificate."""
 
 
 def ask(address: str, security: "Security", call: "Callable[[CoordinatorClient], Awaitable[_Reply]]") -> _Reply:
-    """Make one call, perhaps more than once, and return its reply; raises what `CoordinatorClient` raises. The call carries its own limit."""
+    """Make one call, with retries, and return its reply; raises like `CoordinatorClient`. The call has its own time limit."""
     return asyncio.run(_ask(address, security, call))
 
 
@@ -34,7 +34,7 @@ async def _ask(address: str, security: "Security", call: "Callable[[CoordinatorC
 
 
 def speak(address: str, security: "Security", call: "Callable[[Client], Awaitable[_Reply]]") -> _Reply:
-    """Call a fleet's agents and return the result; raises what `Client` raises."""
+    """Call a fleet's agents and return the result; raises like `Client`."""
     return asyncio.run(_speak(address, security, call))
 
 

@@ -115,7 +115,7 @@ def run(
                 *(last_snapshot, begin_anew, progress),
             )
         )
-    except asyncio.CancelledError:  # SIGTERM; asyncio makes a KeyboardInterrupt of SIGINT itself
+    except asyncio.CancelledError:  # SIGTERM; asyncio itself turns SIGINT into a KeyboardInterrupt
         raise KeyboardInterrupt from None
     finally:
         progress.end()
@@ -140,34 +140,36 @@ def _result(ending: "Ending", dead_letters: int | None, folder: Path, elapsed_s:
 
 
 def _dead_letters(folder: Path, store: str, epoch: int, progress: FleetProgress) -> int | None:
-    """Count dead letters in the fleet's last snapshot, and print where. None: no snapshot, or it is unreadable."""
+    """Count the dead letters in the fleet's last snapshot, and warn if there are any; None if there is no readable snapshot."""
     from snapline.deploy.data_directory import STORE_FOLDER
 
     store = store or str(folder / STORE_FOLDER)
-    found = letters_in(store, epoch) if epoch else None
-    if found is None:
+    counts = letters_in(store, epoch) if epoch else None
+    if counts is None:
         return None
-    total = sum([number for number, _ in found.values()])
-    if found:
-        agent, (_, error) = list(found.items())[-1]
-        told = f"{count(total, 'dead letter')} of {count(len(found), 'agent')}"
+    total = sum([number for number, _ in counts.values()])
+    if counts:
+        agent, (_, error) = list(counts.items())[-1]
+        summary = f"{count(total, 'dead letter')} of {count(len(counts), 'agent')}"
         last = f"; the last one of agent {agent}: {error}" if error else ""
-        progress.warn(f"{told}: `snapline agent dead-letters list --store {store}` shows them{last}")
+        progress.warn(f"{summary}: `snapline agent dead-letters list --store {store}` shows them{last}")
     return total
 
 
 def letters_in(store: str, epoch: int) -> dict[str, tuple[int, str]] | None:
-    """Agent → number of its dead letters and the last one's error, if it has any; None if the snapshot cannot be read."""
+    """Return agent → number of its dead letters and the last one's error; None if the snapshot cannot be read."""
     from snapline.storage.store.store import Store
 
     try:
         opened = Store.open(store)
         manifest = opened.read_manifest(opened.read_ref(epoch), epoch=epoch)
-        letters = {x.agent: (x.dead_letter_count, x.dead_letters) for x in opened.read_checkpoints(manifest)}
+        dead_letters = {x.agent: (x.dead_letter_count, x.dead_letters) for x in opened.read_checkpoints(manifest)}
     except (SnaplineError, OSError):
         return None
-    last = {agent: kept[-1].error.rstrip().rpartition("\n")[2] if kept else "" for agent, (_, kept) in letters.items()}
-    return {agent: (number, last[agent]) for agent, (number, _) in letters.items() if number}
+    last_errors = {
+        agent: kept[-1].error.rstrip().rpartition("\n")[2] if kept else "" for agent, (_, kept) in dead_letters.items()
+    }
+    return {agent: (number, last_errors[agent]) for agent, (number, _) in dead_letters.items() if number}
 
 
 async def _run(
@@ -230,11 +232,11 @@ def _count_of(folder: Path) -> int:
 
 
 def _new_folder(fleet: str) -> Path:
-    """A folder of its own for each run, so that runs never continue one another by accident."""
+    """Return a new folder for each run, so that a run never continues another one by accident."""
     name = fleet.partition(":")[0].rpartition(".")[2]
     return Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
 
 
 def _show(result: Document, tables: DocumentTables) -> None:
-    shown = {name: value for name, value in result.items() if name not in ("apiVersion", "kind")}
-    tables.fields({**shown, "dead_letters": shown["dead_letters"] or None}.items())
+    fields = {name: value for name, value in result.items() if name not in ("apiVersion", "kind")}
+    tables.fields({**fields, "dead_letters": fields["dead_letters"] or None}.items())

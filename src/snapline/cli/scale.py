@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from snapline.messages.status import FleetStatus
 
 SCALE_S = 180.0
-"""Time for processes to start and agents to move."""
+"""Default time limit for processes to start and agents to move."""
 
 Within = Annotated[float, typer.Option("--within", min=1, metavar="SECONDS", help="For all of it.")]
 
@@ -44,11 +44,11 @@ def scale(
     check_kept(folder)
     progress = FleetProgress(display.printer())
     deadline_s = time.monotonic() + within
-    found = connection.ask(lambda client: _scale(client, folder, hosts, deadline_s, progress))
-    rows = [{"host": host.host, "agents": host.agents} for host in found.hosts if host.state == "alive"]
+    status = connection.ask(lambda client: _scale(client, folder, hosts, deadline_s, progress))
+    rows = [{"host": host.host, "agents": host.agents} for host in status.hosts if host.state == "alive"]
     result = document("FleetScaled", hosts=hosts, placed=rows)
-    told = ", ".join([f"{row['host']} {row['agents']}" for row in rows])
-    display.printer().result(result, lambda _, tables: tables.line(f"the fleet has {hosts} hosts; agents: {told}"))
+    summary = ", ".join([f"{row['host']} {row['agents']}" for row in rows])
+    display.printer().result(result, lambda _, tables: tables.line(f"the fleet has {hosts} hosts; agents: {summary}"))
 
 
 async def _scale(
@@ -60,9 +60,9 @@ async def _scale(
     names = host_names(hosts)
     now = await client.status()
     alive = [host.host for host in now.hosts if host.state == "alive"]
-    strange = [name for name in alive if not (name[:1] == "h" and name[1:].isdigit())]
-    if strange:
-        raise UsageError(f"host {strange[0]} was not started by who keeps the fleet: scale it where it was started")
+    foreign = [name for name in alive if not (name[:1] == "h" and name[1:].isdigit())]
+    if foreign:
+        raise UsageError(f"host {foreign[0]} was not started by who keeps the fleet: scale it where it was started")
     leaving = tuple([name for name in alive if name not in names])
     if leaving:
         await moving.drain(client, leaving, deadline_s, progress.note)
@@ -96,8 +96,8 @@ def restart(
     names = connection.ask(lambda client: _renew_hosts(client, deadline_s, progress))
     replicas = [] if hosts_only else asyncio.run(_renew_replicas(connection, deadline_s, progress))
     result = document("FleetRestarted", hosts=names, coordinators=replicas)
-    told = f"{count(len(names), 'host')} and {count(len(replicas), 'coordinator')} run anew"
-    display.printer().result(result, lambda _, tables: tables.line(told))
+    summary = f"{count(len(names), 'host')} and {count(len(replicas), 'coordinator')} run anew"
+    display.printer().result(result, lambda _, tables: tables.line(summary))
 
 
 async def _renew_hosts(client: "CoordinatorClient", deadline_s: float, progress: FleetProgress) -> list[str]:
@@ -113,7 +113,7 @@ async def _renew_hosts(client: "CoordinatorClient", deadline_s: float, progress:
 
 
 async def _renew_replicas(connection: Connection, deadline_s: float, progress: FleetProgress) -> list[str]:
-    """Restart followers first: so leadership moves once."""
+    """Restart the replicas, followers first, so that leadership moves only once."""
 
     from snapline.messages.coordinator_client import CoordinatorClient
 

@@ -1,14 +1,14 @@
-"""Settings and their origin: flag > environment > snapline.toml > default, key by key.
+"""Settings and their origin. The precedence of each setting is: flag, environment, snapline.toml, default.
 
-    [up]                        what holds for all
+    [up]                        settings for all contexts
     on = "ray"
     hosts = 3
 
-    [context.prod]              what holds in one place beside or instead of it
+    [context.prod]              settings that add to or override them in one context
     address = "10.0.0.7:6379"
 
-The file is `snapline.toml` of the current folder, or what SNAPLINE_CONFIG names. The environment's names are SNAPLINE_ON, SNAPLINE_HOSTS …
-The context is --context, SNAPLINE_CONTEXT, or what `snapline config context use` has written next to the file.
+The file is `snapline.toml` in the current folder, or the path in SNAPLINE_CONFIG. Environment variables are SNAPLINE_ON, SNAPLINE_HOSTS …
+The context comes from --context, SNAPLINE_CONTEXT, or the file that `snapline config context use` writes next to snapline.toml.
 """
 
 import os
@@ -43,13 +43,17 @@ DEFAULTS = {
     "log_format": "text",
     "log_level": "info",
 }
-"""All settings, as text. `address` is the cluster's; `tls` a folder that `snapline auth init` has made. Of machines that ssh reaches: `ssh`, the
-program and its options; `python`, the interpreter there; `code`, the folder there with the fleet's module. Of a Slurm cluster:
-`sbatch`, options of all jobs; `python` and `code` too. Of containers: `image`; `code`, the folder here."""
+"""All settings and their defaults, as text.
+
+- `address`: address of the cluster. `tls`: a folder made by `snapline auth init`.
+- ssh: `ssh`, the program and its options; `python`, the interpreter there; `code`, the folder there with the fleet's module.
+- Slurm: `sbatch`, options of all jobs; `python` and `code` as for ssh.
+- Containers: `image`; `code`, the local folder with the fleet's module.
+"""
 
 
 class UserSetting(NamedTuple):
-    """One value, and its origin."""
+    """The value of a setting, and its origin."""
 
     key: str
     value: str
@@ -60,14 +64,14 @@ class UserSettings:
     """Settings of the environment and the file.
 
     Attributes:
-        context: the one in use; `""` for none.
+        context: the context in use; `""` for none.
     """
 
     def __init__(self, context: str | None = None, environment: Mapping[str, str] | None = None) -> None:
-        """Read the file, if it is there.
+        """Read the file, if it exists.
 
         Raises:
-            UsageError: it cannot be read, or has unknown tables or keys.
+            UsageError: the file cannot be read, or has unknown tables or keys.
         """
         self._environment = os.environ if environment is None else environment
         self.path = Path(self._environment.get(FILE_VARIABLE) or FILE)
@@ -80,10 +84,10 @@ class UserSettings:
         return sorted(name.removeprefix("context.") for name in self._tables if name.startswith("context."))
 
     def get(self, key: str, flag: object = None) -> UserSetting:
-        """The value of one setting; `flag` is None if it was not given.
+        """Return one setting; `flag`: value of the option, None if it was not given.
 
         Raises:
-            NotFoundError: the file has no such context as is in use.
+            NotFoundError: the file does not have the context in use.
         """
         if self.context:
             self._check(self.context)
@@ -98,7 +102,7 @@ class UserSettings:
         return UserSetting(key, DEFAULTS[key], "default")
 
     def all(self) -> list[UserSetting]:
-        """Every setting, as it is without flags."""
+        """Return all settings, without flags."""
         return [self.get(key) for key in DEFAULTS]
 
     def use(self, context: str) -> None:

@@ -1,7 +1,7 @@
-"""`snapline sim …`: fleets in virtual time, with faults, judged. Its page is docs/simulation.md.
+"""`snapline sim …`: runs fleets with faults in virtual time, and judges them; see docs/simulation.md.
 
-Commands that need no run are here; `sim_runs` and `sim_shrink` have those about one run, `sim_sweeps` and
-`sim_compare` those about many.
+Commands without runs are here; commands for one run are in `sim_runs` and `sim_shrink`, those for many runs in
+`sim_sweeps` and `sim_compare`.
 """
 
 from pathlib import Path
@@ -53,14 +53,14 @@ def explore(
         agents=agents, sends=sends, crashes=crashes, epochs=epochs, checkpoints=checkpoints, states_max=states_max
     )
     printer = display.printer()
-    found: list[Exploration] = []
+    explorations: list[Exploration] = []
     for name in names:
         if len(names) > 1:
             printer.progress(f"exploring {name}")
-        found.append(explore_one(name, bounds))
-    printer.result(_exploration_document(found), _show_explorations)
-    is_violated = any(one.violation is not None for one in found)
-    is_complete = all(one.is_complete for one in found)
+        explorations.append(explore_one(name, bounds))
+    printer.result(_exploration_document(explorations), _show_explorations)
+    is_violated = any(one.violation is not None for one in explorations)
+    is_complete = all(one.is_complete for one in explorations)
     raise typer.Exit(VIOLATION if is_violated else 0 if is_complete else UNDECIDED)
 
 
@@ -86,12 +86,12 @@ def _show_explorations(result: Document, tables: DocumentTables) -> None:
 
 
 def _exploration_row(row: "Document") -> list[object]:
-    said = (
+    outcome = (
         "violation" if row["violation"] else "every run is right" if row["is_complete"] else "given up: too many states"
     )
     cpu_s = row["cpu_s"]
-    shown = f"{cpu_s:.2f}" if isinstance(cpu_s, float) else ""
-    return [row["protocol"], row["states"], row["transitions"], row["depth"], shown, said]
+    cpu_text = f"{cpu_s:.2f}" if isinstance(cpu_s, float) else ""
+    return [row["protocol"], row["states"], row["transitions"], row["depth"], cpu_text, outcome]
 
 
 app.command("compare")(sim_compare.compare)
@@ -125,8 +125,8 @@ def script(
 
 def _show_scripts(result: Document, tables: DocumentTables) -> None:
     for row in rows_of(result, "scripts"):
-        said = "as written" if row["is_same"] else "rewritten" if row["is_written"] else "differs"
-        tables.line(f"{row['file']}: {said}")
+        outcome = "as written" if row["is_same"] else "rewritten" if row["is_written"] else "differs"
+        tables.line(f"{row['file']}: {outcome}")
         if row["diff"]:
             tables.line(str(row["diff"]))
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 EVERY = "all"
 
 WORK_WITHIN = "5m"
-"""Virtual time until which the work of a user's fleet must end: ten times as long as that of the built-in ones takes."""
+"""Limit in virtual time for the work of a user's fleet: ten times what the built-in ones take."""
 
 
 @command
@@ -71,7 +71,7 @@ def compare(
             told.append(RunProgress(printer, total))
         told[0].reached(done)
 
-    found = _compare(
+    comparison = _compare(
         template,
         protocols=protocols,
         patterns=patterns,
@@ -84,16 +84,16 @@ def compare(
     for progress in told:
         progress.end()
     if svg is not None:
-        svg.write_text(figure(found), encoding="utf-8")
+        svg.write_text(figure(comparison), encoding="utf-8")
         printer.progress(f"wrote {svg}")
-    advice, why_none = _advice(found, mtbf_s)
-    result = _document(found, advice, why_none)
-    printer.result(result, lambda _, tables: _show(found, advice, why_none, tables))
-    raise typer.Exit(3 if any(cell.failed for cell in found.cells) else 0)
+    advice, why_none = _advice(comparison, mtbf_s)
+    result = _document(comparison, advice, why_none)
+    printer.result(result, lambda _, tables: _show(comparison, advice, why_none, tables))
+    raise typer.Exit(3 if any(cell.failed for cell in comparison.cells) else 0)
 
 
 def _comparable(word: str, arg: list[str] | None, patterns: str | None) -> "Scenario":
-    """A user's fleet gets no faults but the failures that are compared, and the time that its work takes."""
+    """Return the scenario. A user's fleet has no faults except the compared failures, and a longer time limit."""
     import msgspec
 
     from snapline.sim.scenario import LivenessPart
@@ -115,7 +115,7 @@ def _compare(
     failure_rates: str,
     seeds: str,
     jobs: int | None,
-    on_progress: Any,  # a function, as `compare` takes it
+    on_progress: Any,  # a callback of `compare_cells`
 ) -> "Comparison":
     from snapline.protocols.names import PROTOCOLS
     from snapline.sim.search.compare import compare as compare_cells
@@ -135,11 +135,11 @@ def _compare(
 def _patterns(text: str | None) -> list[str]:
     from snapline.sim.workloads import PATTERNS
 
-    found = parse_list(text, "--patterns") if text else []
-    for name in found:
+    names = parse_list(text, "--patterns") if text else []
+    for name in names:
         if name not in PATTERNS:
             raise UsageError(f"--patterns names {name!r}: use some of {', '.join(PATTERNS)}")
-    return found
+    return names
 
 
 def _rate(text: str) -> float:
@@ -153,7 +153,7 @@ def _rate(text: str) -> float:
 
 
 def _advice(found: "Comparison", mtbf_s: float) -> "tuple[Advice | None, str]":
-    """The recommendation, or why there is none."""
+    """Return the recommendation, or None and the reason."""
     from snapline.sim.search.advice import recommend
 
     if all(math.isnan(value) for values in found.bare.values() for value in values):

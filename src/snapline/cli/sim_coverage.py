@@ -1,7 +1,7 @@
-"""Counts of `snapline sim coverage`: probes, and named points of the product's code that a run passes.
+"""Counts of `snapline sim coverage`: probes, and failpoints of the product's code that a run passes.
 
-A run counts probes by itself. Points (`failpoints.py`) are passed silently unless a fault waits there; here each run's
-hook is wrapped in one that also counts. Counts are returned among the probes, under names that no probe has.
+A run counts probes by itself, but passes of failpoints (`failpoints.py`) only matter to it if a fault is armed there. So each run's hook is
+wrapped by one that counts. The counts are returned among the probes, under a prefix that no probe has.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from snapline.sim.scenario import Scenario
 
 POINT = "point "
-"""Prefix of a point's name among the probes."""
+"""Prefix of a failpoint's name among the probes."""
 
 Hook = Callable[[str], None]
 
 
 def run_watched(scenario: "Scenario", seed: int, *, choices: "Choices | None" = None, mutant: str = "") -> "Result":
-    """Run `snapline.sim.run.run`, and add the passed points to the result's probes."""
+    """Run `snapline.sim.run.run`, and add the passes of failpoints to the result's probes."""
     from snapline.sim.run import run
 
     passed: dict[str, int] = {}
@@ -35,7 +35,7 @@ def run_watched(scenario: "Scenario", seed: int, *, choices: "Choices | None" = 
 
 @contextmanager
 def _watching(passed: dict[str, int]) -> Iterator[None]:
-    """Count in `passed` what passes any hook that is installed inside."""
+    """Count in `passed` all passes of hooks that are installed in the block."""
     install = failpoints.install
 
     def install_counting(hook: Hook | None) -> None:
@@ -54,7 +54,7 @@ def _watching(passed: dict[str, int]) -> Iterator[None]:
 
 
 def coverage_document(name: str, verdicts: Mapping[str, int], hits: Mapping[str, int], expected: list[str]) -> Document:
-    """Document of all runs' hits."""
+    """Build the document of all runs' hits."""
     from snapline.sim.faults.points import FAILPOINTS
     from snapline.sim.oracles.probes import CATALOGUE
 
@@ -74,7 +74,7 @@ def coverage_document(name: str, verdicts: Mapping[str, int], hits: Mapping[str,
 
 
 def show_coverage(result: Document, tables: DocumentTables) -> None:
-    """Print tables; missing ones come last, where they are seen."""
+    """Print the tables; probes and points that were never hit come last, where they are noticed."""
     tables.table(("PROBE", "HITS", ""), [(row["name"], row["hits"], row["text"]) for row in rows_of(result, "probes")])
     tables.line()
     points = rows_of(result, "points")

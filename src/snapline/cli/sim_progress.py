@@ -1,4 +1,4 @@
-"""Number of runs done, on stderr: a redrawn bar on a terminal, occasional lines elsewhere."""
+"""Progress of many runs, on stderr: a redrawn bar on a terminal, occasional lines elsewhere."""
 
 import sys
 import time
@@ -8,19 +8,20 @@ from snapline.cli.output import Printer, count
 from snapline.security.printable import printable
 
 DRAWN_S, SAID_S = 0.1, 5.0
-"""Shortest time between two bars on a terminal, and between two lines of a log."""
+"""Shortest time between two redraws on a terminal, and between two lines elsewhere."""
 
 BAR_WIDTH = 24
 
 RATE_S = 10.0
-"""Period of the rate of runs: seeds differ, and so does what else the machine does."""
+"""Period over which the rate of runs is measured, because seeds and the machine's load vary."""
 
 
 class RunProgress:
-    """Shows how far a sweep, or a comparison, is.
+    """Shows the progress of a sweep or a comparison.
 
     Attributes:
-        verdicts: how many runs ended so, of those that have a verdict to show.
+        done: number of finished runs.
+        verdicts: verdict → number of runs.
     """
 
     def __init__(self, printer: Printer, total: int, *, clock: Callable[[], float] = time.monotonic) -> None:

@@ -63,19 +63,19 @@ def run(
     drawn = draw(template, number)
     result, place = _run(drawn, number, changes, None if no_folder else folder)
     again = changes.repeat(scenario, number)
-    shown = result_document(result, drawn, folder=None if place is None else str(place), repeat=again)
-    display.printer().result(shown, lambda _, tables: _show_run(result, drawn, place, again, tables))
+    result_fields = result_document(result, drawn, folder=None if place is None else str(place), repeat=again)
+    display.printer().result(result_fields, lambda _, tables: _show_run(result, drawn, place, again, tables))
     raise typer.Exit(_exit_code(result))
 
 
 def _run(drawn: "Scenario", seed: int, changes: ScenarioChanges, base: Path | None) -> "tuple[Result, Path | None]":
-    """Run it, and write its folder under `base`."""
+    """Run the scenario, and write the run's folder under `base`, unless that is None."""
     from snapline.sim.choices import RandomChoices
     from snapline.sim.report.folder import folder_for, write_run
     from snapline.sim.run import run as simulate
     from snapline.sim.world.recording import Recording
 
-    changes.runner()  # refuses a mutant that there is not
+    changes.runner()  # raises UsageError for an unknown mutant
     recording, choices = Recording(), RandomChoices(seed, is_recording=True)
     result = simulate(drawn, seed, choices, recording=recording, mutant=changes.mutant)
     if base is None:
@@ -86,13 +86,13 @@ def _run(drawn: "Scenario", seed: int, changes: ScenarioChanges, base: Path | No
 
 
 def result_document(result: "Result", scenario: "Scenario", **more: object) -> dict[str, Any]:
-    """result.json, and `more`."""
+    """Return the content of result.json, and `more`."""
     import json
 
     from snapline.sim.report.files import Provenance, result_json
 
-    found: dict[str, Any] = json.loads(result_json(result, Provenance(scenario.schema, commit_of_code())))
-    return {**found, **more}
+    fields: dict[str, Any] = json.loads(result_json(result, Provenance(scenario.schema, commit_of_code())))
+    return {**fields, **more}
 
 
 def _exit_code(result: "Result") -> int:
@@ -144,8 +144,8 @@ def replay(
         result, fields = _checked(changes, place, seed)
     else:
         result, fields = _replayed(changes, folder, seed, is_checked=check)
-    told = document("SimulationReplay", **fields)
-    display.printer().result(told, lambda shown, tables: _show_replay(summarise(result), shown, tables))
+    replay_document = document("SimulationReplay", **fields)
+    display.printer().result(replay_document, lambda shown, tables: _show_replay(summarise(result), shown, tables))
     raise typer.Exit(1 if fields["divergence"] is not None else _exit_code(result))
 
 
@@ -183,7 +183,7 @@ def refuse(changes: ScenarioChanges, seed: int | None, folder: Path) -> None:
     """Reject options that a run's folder cannot use.
 
     Raises:
-        UsageError: there is one.
+        UsageError: such an option is given.
     """
     changes.refuse(folder)
     if seed is not None:
@@ -195,8 +195,8 @@ def _divergence(scenario: "Scenario", seed: int, changes: ScenarioChanges) -> di
 
     from snapline.sim.search.replay import check_determinism
 
-    found = check_determinism(scenario, seed, runner=changes.runner())
-    return None if found is None else {**msgspec.to_builtins(found), "text": found.text}
+    divergence = check_determinism(scenario, seed, runner=changes.runner())
+    return None if divergence is None else {**msgspec.to_builtins(divergence), "text": divergence.text}
 
 
 def _replay_fields(result: "Result") -> dict[str, object]:
@@ -251,14 +251,14 @@ def report(
     for path, export in ((shiviz, "to_shiviz"), (perfetto, "to_perfetto")):
         if path is not None:
             written.append(_export(place, stored.recording, path, export))
-    shown = result_document(stored.result, stored.scenario, files=[str(path) for path in written])
+    result_fields = result_document(stored.result, stored.scenario, files=[str(path) for path in written])
 
     def show(_: Document, tables: DocumentTables) -> None:
         tables.line(summarise(stored.result).rstrip("\n"))
         for path in written:
             tables.line(f"wrote {path}")
 
-    display.printer().result(shown, show)
+    display.printer().result(result_fields, show)
 
 
 def _export(place: Path, recording: object, path: Path, export: str) -> Path:
@@ -267,9 +267,9 @@ def _export(place: Path, recording: object, path: Path, export: str) -> Path:
 
     if not isinstance(recording, Recording):
         raise UsageError(f"{place} holds no trace: `snapline sim run` writes one")
-    made = exports.to_shiviz(recording) if export == "to_shiviz" else exports.to_perfetto(recording)
+    content = exports.to_shiviz(recording) if export == "to_shiviz" else exports.to_perfetto(recording)
     try:
-        path.write_bytes(made.encode() if isinstance(made, str) else made)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
     return path

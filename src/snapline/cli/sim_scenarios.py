@@ -1,4 +1,4 @@
-"""Subject of a command of `snapline sim`: a scenario from a file, by name, or around the user's own fleet; and seeds."""
+"""Scenario and seeds of a `snapline sim` command: from a file, a built-in template, or around the user's own fleet."""
 
 import re
 import shlex
@@ -21,16 +21,16 @@ RUNS = Path("runs")
 """Parent of run folders."""
 
 SEEDS_MAX = 10_000_000
-"""Most seeds of one command: a day's work; more is a typo."""
+"""Largest number of seeds of one command; they take a day, and a larger number is a typo."""
 
 GIT_TIMEOUT_S = 5.0
 
 DEFAULT_FAULTS: Final = "crashes"
-"""The template around a user's own fleet; the same as in `sim/checking.py`, which is not loaded for --help."""
+"""Template for a user's own fleet; the same as in `sim/checking.py`, which is not imported for --help."""
 
 HOSTS: Final = 3
 COORDINATORS: Final = 3
-"""Sizes for a user's own fleet, unless the faults are from a file: a majority can be lost, and kept."""
+"""Sizes for a user's own fleet, unless the faults come from a file; large enough for a majority to be lost or kept."""
 
 ScenarioWord = Annotated[
     str,
@@ -130,7 +130,7 @@ class ScenarioChanges:
     mutant: Annotated[str, typer.Option("--mutant", hidden=True, help="Put in a seeded bug of sim/mutants/.")] = ""
 
     def words(self) -> list[str]:
-        """The same options as arguments."""
+        """Return these options as command-line arguments."""
         given = {
             "--faults": self.faults,
             "--protocol": self.protocol,
@@ -149,20 +149,20 @@ class ScenarioChanges:
         return words + [word for name, value in given.items() if value is not None for word in (name, str(value))]
 
     def template(self, word: str) -> "Scenario":
-        """The scenario that `word` and these options name, not drawn yet.
+        """Return the scenario that `word` and these options name, before any draw.
 
         Raises:
-            UsageError: there is none, it cannot be read, or the options do not fit it.
+            UsageError: there is no such scenario, it cannot be read, or the options do not fit it.
         """
         from snapline.sim.faults.faults import check_budget
 
         if is_reference(word):
-            found = self._around_fleet(word)
+            base = self._around_fleet(word)
         else:
             self._refuse_of_fleets(word)
-            found = read_scenario(word)
-            check_fleet(found)
-        changed = self._changed(found)
+            base = read_scenario(word)
+            check_fleet(base)
+        changed = self._changed(base)
         check_budget(changed)
         return changed
 
@@ -182,7 +182,7 @@ class ScenarioChanges:
                 raise UsageError(f"{name} is for MODULE:FLEET, and {word!r} is a scenario: leave it out")
 
     def _around_fleet(self, word: str) -> "Scenario":
-        """A scenario whose fleet is the user's. Its protocol and agents are the fleet's."""
+        """Return a scenario with the user's fleet, and with its protocol and agents."""
         import msgspec
 
         from snapline.agent_runtime.fleet import load_function
@@ -210,12 +210,12 @@ class ScenarioChanges:
             at_end=self.at_end or "",
         )
         swarm = faults.swarm and msgspec.structs.replace(faults.swarm, protocols=[fleet.protocol])
-        made = msgspec.structs.replace(faults, name=f"{fleet.name}-{faults.name}", fleet=part, swarm=swarm)
-        made = self._used(made)
+        scenario = msgspec.structs.replace(faults, name=f"{fleet.name}-{faults.name}", fleet=part, swarm=swarm)
+        scenario = self._used(scenario)
         if faults.run.turns:
-            return made
+            return scenario
         return msgspec.structs.replace(
-            made, run=msgspec.structs.replace(made.run, turns=turns_of(made, lambda: make_workload(part)))
+            scenario, run=msgspec.structs.replace(scenario.run, turns=turns_of(scenario, lambda: make_workload(part)))
         )
 
     def _used(self, scenario: "Scenario") -> "Scenario":
@@ -257,7 +257,7 @@ class ScenarioChanges:
                 agents_max=self.agents,
             )
         changed = msgspec.structs.replace(scenario, fleet=fleet, swarm=swarm)
-        return parse_scenario(format_scenario(changed), source="the options")  # checks what they say
+        return parse_scenario(format_scenario(changed), source="the options")  # checks the values
 
     def runner(self) -> "Runner":
         """Return the runner.
@@ -268,31 +268,31 @@ class ScenarioChanges:
         return runner_of(self.mutant)
 
     def refuse(self, folder: Path) -> None:
-        """Reject options next to the folder of a run.
+        """Reject options given with the folder of a run.
 
         Raises:
-            UsageError: an option wants to change it.
+            UsageError: an option would change the run.
         """
         given = [word for word in self.words() if word.startswith("--") and word != "--mutant"]
         if given:
             raise UsageError(f"{given[0]} cannot change {folder}, which is of a run: leave it out, or name a scenario")
 
     def repeat(self, word: str, seed: int | str, verb: str = "run") -> str:
-        """The line that runs one seed again."""
+        """Return the command line that runs one seed again."""
         return shlex.join(["snapline", "sim", verb, word, "--seed", str(seed), *self.words()])
 
 
-def _replaced(struct: Any, **fields: object) -> Any:  # Any: a struct of whatever type, and the same type comes back
+def _replaced(struct: Any, **fields: object) -> Any:  # Any: any struct; the result has the same type
     import msgspec
 
     return msgspec.structs.replace(struct, **{name: value for name, value in fields.items() if value is not None})
 
 
 def runner_of(mutant: str) -> "Runner":
-    """`snapline.sim.run.run`, perhaps with a seeded bug.
+    """Return `snapline.sim.run.run`, with a seeded bug if `mutant` is given.
 
     Raises:
-        UsageError: there is no such mutant, or none can be put in here.
+        UsageError: there is no such mutant, or mutants cannot be applied here.
     """
     from functools import partial
 
@@ -308,12 +308,12 @@ def runner_of(mutant: str) -> "Runner":
 
 
 def is_reference(word: str) -> bool:
-    """MODULE:FLEET, and no file that happens to have a colon in its name."""
+    """Return whether `word` is MODULE:FLEET, and no file with a colon in its name."""
     return ":" in word and not Path(word).exists()
 
 
 def read_scenario(word: str) -> "Scenario":
-    """The built-in template, or the file, of that name.
+    """Return the built-in template of that name, or read the file.
 
     Raises:
         UsageError: there is neither, or the file cannot be read.
@@ -336,7 +336,7 @@ def read_scenario(word: str) -> "Scenario":
 
 
 def check_fleet(scenario: "Scenario") -> None:
-    """Find a misspelt `fleet.module` before anything runs; does nothing for a workload of ours.
+    """Find a misspelt `fleet.module` before anything runs; do nothing for a built-in workload.
 
     Raises:
         FleetDefinitionError: there is no such module.
@@ -349,10 +349,10 @@ def check_fleet(scenario: "Scenario") -> None:
 
 
 def run_folder(word: str) -> Path | None:
-    """The folder of a run, if `word` names one, or the folder above it; None for a scenario.
+    """Return the folder of a run, if `word` names it or its parent folder; None for a scenario.
 
     Raises:
-        UsageError: a folder without a run.
+        UsageError: `word` is a folder without a run.
     """
     from snapline.sim.report.folder import LATEST, RESULT
     from snapline.sim.search.swarm import BUILT_IN
@@ -362,7 +362,7 @@ def run_folder(word: str) -> Path | None:
         return None
     for folder in (path, path / LATEST):
         if (folder / RESULT).exists():
-            # Not by the name of a link that points elsewhere tomorrow.
+            # Resolve the link: it may point to another run later.
             return folder.parent / folder.readlink() if folder.is_symlink() else folder
     if word in BUILT_IN:
         return None
@@ -370,10 +370,10 @@ def run_folder(word: str) -> Path | None:
 
 
 def the_run_folder(word: str) -> Path:
-    """The same, for commands that need one.
+    """Return the folder of a run, for commands that need one.
 
     Raises:
-        UsageError: it is none.
+        UsageError: `word` names no run.
     """
     folder = run_folder(word)
     if folder is None:
@@ -382,10 +382,10 @@ def the_run_folder(word: str) -> Path:
 
 
 def parse_seeds(text: str) -> Sequence[int]:
-    """`"0:100"` without its end, `"7"`, `"1,5,9"`, or some of these with commas between.
+    """Parse seeds: `"0:100"` (without 100), `"7"`, `"1,5,9"`, or a comma-separated mix.
 
     Raises:
-        UsageError: it is not of this form, names a seed twice, or too many.
+        UsageError: the text has another form, names a seed twice, or names too many.
     """
     ranges = [_seed_range(part.strip(), text) for part in text.split(",")]
     if sum(map(len, ranges)) > SEEDS_MAX:
@@ -403,32 +403,32 @@ def _seed_range(part: str, text: str) -> range:
     if match is None:
         raise UsageError(f"--seeds {text!r} are no seeds: write 0:100 (without 100), 7, or 1,5,9")
     first = int(match[1])
-    found = range(first, first + 1 if match[2] is None else int(match[2]))
-    if not found:
+    seeds = range(first, first + 1 if match[2] is None else int(match[2]))
+    if not seeds:
         raise UsageError(f"--seeds {text!r} has an empty range: the first seed must be below the end")
-    return found
+    return seeds
 
 
 def parse_list(text: str, option: str) -> list[str]:
-    """`"a, b"` as `["a", "b"]`.
+    """Split `"a, b"` into `["a", "b"]`.
 
     Raises:
-        UsageError: an empty one, or one twice.
+        UsageError: an item is empty, or is given twice.
     """
-    found = [part.strip() for part in text.split(",")]
-    if not all(found) or len(dict.fromkeys(found)) < len(found):
+    items = [part.strip() for part in text.split(",")]
+    if not all(items) or len(dict.fromkeys(items)) < len(items):
         raise UsageError(f"{option} {text!r} is no list: write A,B, each once")
-    return found
+    return items
 
 
 def commit_of_code(run: Callable[..., "subprocess.CompletedProcess[str]"] = subprocess.run) -> str:
-    """The commit of this snapline, with "-dirty" if files have changed since; its version if it is no checkout."""
+    """Return the commit of this snapline, with "-dirty" if files have changed; its version if it is no checkout."""
     import snapline
 
     here = Path(snapline.__file__).resolve()
     version = f"v{snapline.__version__}"
     try:
-        # Installed into somebody's environment, the checkout around us is not ours: is this very file of it?
+        # snapline may be installed inside another project's checkout: check that git tracks this very file.
         for arguments in (
             ["ls-files", "--error-unmatch", here.name],
             ["describe", "--always", "--dirty", "--abbrev=12"],

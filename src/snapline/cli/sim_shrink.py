@@ -1,4 +1,4 @@
-"""`snapline sim shrink`: a failing run made small, with files for a bug report."""
+"""`snapline sim shrink`: makes a failing run smaller, and writes files for a bug report."""
 
 import time
 from datetime import UTC, datetime
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from snapline.sim.search.shrink import ShrinkStep, Shrunk
 
 TIME_LIMIT_S_MAX = 86_400
-"""Limit of shrinking; a minute or two is usual."""
+"""Largest time limit of shrinking; a minute or two is usual."""
 
 SAID_AGAIN_S = 2.0
-"""Steps of one kind come in hundreds; one line in this time is enough."""
+"""Shortest time between two progress lines for the same kind of step."""
 
 
 @command
@@ -57,10 +57,10 @@ def shrink(
     """
     printer = display.printer()
     limit_s = _time_limit_s(time_limit)
-    found = _shrink(_failing(changes, place, seed), changes, limit_s, printer)
-    target = _target(place, found, folder)
-    files = _write_shrunk(target, found, changes)
-    printer.result(_shrunk_document(found, target, files), _show_shrunk)
+    shrunk = _shrink(_failing(changes, place, seed), changes, limit_s, printer)
+    target = _target(place, shrunk, folder)
+    files = _write_shrunk(target, shrunk, changes)
+    printer.result(_shrunk_document(shrunk, target, files), _show_shrunk)
 
 
 def _time_limit_s(text: str) -> float:
@@ -73,7 +73,7 @@ def _time_limit_s(text: str) -> float:
 
 
 def _failing(changes: ScenarioChanges, word: str, seed: int | None) -> "tuple[Scenario, int, Result]":
-    """Scenario, seed and result of the run that is to be shrunk."""
+    """Return scenario, seed and result of the run to shrink."""
     from snapline.sim.report.folder import read_run
     from snapline.sim.search.swarm import draw
 
@@ -118,7 +118,7 @@ def _target(word: str, found: "Shrunk", folder: Path | None) -> Path:
 
 
 def _write_shrunk(target: Path, found: "Shrunk", changes: ScenarioChanges) -> list[str]:
-    """Write the folder of a run, and files for the developer; return their names."""
+    """Write the folder of the smallest run, and files for the developer; return their names."""
     from snapline.sim.choices import RecordedChoices
     from snapline.sim.report.folder import write_run
     from snapline.sim.run import run as simulate

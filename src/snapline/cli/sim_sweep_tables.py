@@ -1,21 +1,21 @@
-"""A sweep as text: one screen of it, or everything."""
+"""Text output of a sweep: one screen of it, or everything."""
 
 from typing import Any
 
 from snapline.cli.output import Document, DocumentTables, count, rows_of
 
 TEXT_SHOWN_MAX, ALONE_MAX = 300, 600
-"""Characters of the evidence, and those of a single finding; `-o json` has all."""
+"""Characters shown of each finding's text, and of the text of a single finding; `-o json` has all."""
 
 FINDINGS_MAX = 2
-"""Kinds of findings on one screen of 25 lines of 80 characters, which each take up to eight."""
+"""Number of findings shown on one screen of 25 lines; each takes up to eight lines."""
 
 WIDTH = 78
 FIELD = 10
-"""Columns of a line of the short form, and of its heading."""
+"""Widths of a line of the short form, and of its heading."""
 
 ROUNDED = 100
-"""Means from here on are shown as whole numbers."""
+"""Means of at least this value are shown as whole numbers."""
 
 METRICS_SHOWN = {
     "turns": "turns",
@@ -23,11 +23,11 @@ METRICS_SHOWN = {
     "epochs_complete": "epochs",
     "rollback_turns": "turns undone",
 }
-"""Metric name → word in the short form."""
+"""Metric name → its label in the short form."""
 
 
 def show_briefly(result: Document, tables: DocumentTables) -> None:
-    """Print one screen: verdicts, the first findings, and situations met and never met."""
+    """Print one screen: verdicts, the first findings, and situations that occurred or never did."""
     tables.line(_verdicts_line(result))
     findings, divergences = rows_of(result, "findings"), rows_of(result, "divergences")
     for finding in findings[:FINDINGS_MAX]:
@@ -70,27 +70,27 @@ def _means(result: Document) -> str:
 
 
 def _met(result: Document) -> str:
-    """The faults that the runs were given, the most frequent first."""
+    """Return the faults that were drawn, the most frequent first."""
     drawn = result["drawn"]
     faults = drawn.get("faults", {}) if isinstance(drawn, dict) else {}
-    given = sorted(((runs, name) for name, runs in faults.items() if runs), key=lambda pair: (-pair[0], pair[1]))
-    return ", ".join(f"{name} {runs}" for runs, name in given)
+    drawn_faults = sorted(((runs, name) for name, runs in faults.items() if runs), key=lambda pair: (-pair[0], pair[1]))
+    return ", ".join(f"{name} {runs}" for runs, name in drawn_faults)
 
 
 def _never_met(result: Document) -> str:
     never, probes, drawn = result["never_hit"], result["probes"], result["drawn"]
     assert isinstance(never, list) and isinstance(probes, dict) and isinstance(drawn, dict)
     hit = sum(1 for hits in probes.values() if hits)
-    found = [f"{len(never)}/{len(never) + hit} situations"] if never else []
+    parts = [f"{len(never)}/{len(never) + hit} situations"] if never else []
     for group in ("faults", "failpoints"):
         counts = drawn.get(group, {})
         missing = sum(1 for runs in counts.values() if not runs)
-        found += [f"{missing}/{len(counts)} {group}"] if missing else []
-    return f"{', '.join(found)} (--verbose)" if found else ""
+        parts += [f"{missing}/{len(counts)} {group}"] if missing else []
+    return f"{', '.join(parts)} (--verbose)" if parts else ""
 
 
 def show_all(result: Document, tables: DocumentTables) -> None:
-    """Everything."""
+    """Print everything."""
     tables.line(_verdicts_line(result))
     for finding in rows_of(result, "findings"):
         tables.line()
@@ -109,14 +109,14 @@ def _verdicts_line(result: Document) -> str:
     return f"{result['name']}: {count(runs, 'run')}{stopped}: {counts or 'none'} ({pace})"
 
 
-def _show_finding(finding: Any, tables: DocumentTables, characters_max: int) -> None:  # Any: one of the document's own
+def _show_finding(finding: Any, tables: DocumentTables, characters_max: int) -> None:  # Any: a row of the document
     guarantee = f" ({finding['guarantee']})" if finding["guarantee"] else ""
     seeds = ", ".join(map(str, finding["seeds"])) + (" …" if finding["count"] > len(finding["seeds"]) else "")
     tables.line(
         f"{finding['verdict']}: {finding['oracle']}{guarantee}, {count(finding['count'], 'run')}: seeds {seeds}"
     )
-    said = " ".join(finding["text"].split())
-    tables.line(f"    {_cut(said, characters_max)}")
+    text = " ".join(finding["text"].split())
+    tables.line(f"    {_cut(text, characters_max)}")
     tables.line(f"    {finding['repeat']}")
 
 
@@ -135,7 +135,7 @@ def _show_metrics(result: Document, tables: DocumentTables) -> None:
 
 
 def _show_drawn(result: Document, tables: DocumentTables) -> None:
-    """Print by group how many runs were given what."""
+    """Print by group how many runs had which fault or setting."""
     drawn = result["drawn"]
     if not isinstance(drawn, dict) or not drawn:
         return
@@ -146,8 +146,8 @@ def _show_drawn(result: Document, tables: DocumentTables) -> None:
         tables.line(f"  {group}: {given or 'nothing'}")
     never = result["never_drawn"]
     assert isinstance(never, dict)
-    said = [f"{group}: {', '.join(names)}" for group, names in never.items()]
-    tables.line(f"never given: {'; '.join(said) or 'nothing'}")
+    parts = [f"{group}: {', '.join(names)}" for group, names in never.items()]
+    tables.line(f"never given: {'; '.join(parts) or 'nothing'}")
 
 
 def _number(value: object) -> str:
@@ -162,7 +162,7 @@ def _show_checks(result: Document, tables: DocumentTables) -> None:
     divergences = rows_of(result, "divergences")
     checked = result["checked"]
     assert isinstance(checked, int)
-    found = f"{len(divergences)} differ" if divergences else "all the same"
-    tables.line(f"{count(checked, 'run')} made twice: {found}" if checked else "no run was made twice")
+    outcome = f"{len(divergences)} differ" if divergences else "all the same"
+    tables.line(f"{count(checked, 'run')} made twice: {outcome}" if checked else "no run was made twice")
     for divergence in divergences:
         tables.line(str(divergence["words"]))

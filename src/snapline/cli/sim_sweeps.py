@@ -1,4 +1,4 @@
-"""`snapline sim sweep` and `coverage`: many runs, and their common results."""
+"""`snapline sim sweep` and `coverage`: many runs, and their summary."""
 
 import json
 import os
@@ -50,7 +50,7 @@ class SweepPlace(StrEnum):
 
 
 def processors() -> int:
-    """Number of CPUs for this process."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -106,17 +106,19 @@ def sweep(
     summary = _sweep(
         template, numbers, changes.runner(), printer, jobs=jobs, on=on, address=address, stop_after=stop_after, csv=csv
     )
-    repeats = {seed: changes.repeat(scenario, seed) for found in summary.findings for seed in found.seeds[:1]}
-    found = _sweep_document(summary, repeats)
+    repeats = {
+        seed: changes.repeat(scenario, seed) for sweep_document in summary.findings for seed in sweep_document.seeds[:1]
+    }
+    sweep_document = _sweep_document(summary, repeats)
     if file is not None:
-        file.write_text(json.dumps(readable(found), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        file.write_text(json.dumps(readable(sweep_document), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         printer.progress(f"wrote {file}")
-    printer.result(found, show_all if verbose else show_briefly)
+    printer.result(sweep_document, show_all if verbose else show_briefly)
     raise typer.Exit(_sweep_code(summary, numbers, stop_after, is_strict=require_probes))
 
 
 def _summary_file(folder: Path, template: "Scenario") -> Path:
-    """Make its folder before the work."""
+    """Return the path of the summary; create its folder before the work."""
     from snapline.sim.report.folder import sweep_file
 
     return sweep_file(folder, template.name, datetime.now(UTC))
@@ -128,10 +130,10 @@ def _check_place(on: SweepPlace, jobs: int | None) -> None:
 
 
 def check_writable(path: Path | None) -> None:
-    """Check before hours of work.
+    """Check, before hours of work, that a file can be written.
 
     Raises:
-        UsageError: there is no such folder.
+        UsageError: its folder does not exist.
     """
     if path is not None and not path.absolute().parent.is_dir():
         raise UsageError(f"{path} cannot be written: there is no folder {path.parent}")
@@ -178,7 +180,7 @@ def _sweep(
 
 
 def expected_probes() -> list[str]:
-    """Names of probes that a sweep should hit."""
+    """Return the names of the probes that a sweep should hit."""
     from snapline.sim.oracles.probes import Probes
 
     return Probes().never_hit()
@@ -193,8 +195,8 @@ def _sweep_code(summary: "SweepSummary", seeds: Sequence[int], stop_after: int |
     return UNDECIDED if is_strict and summary.never_hit else summary.exit_code
 
 
-def finite(value: Any) -> Any:  # Any: whatever a document holds
-    """The same with null for numbers that JSON lacks."""
+def finite(value: Any) -> Any:  # Any: any value of a document
+    """Replace infinities and NaN, which JSON lacks, by None."""
     match value:
         case float():
             return value if value - value == 0 else None
@@ -211,8 +213,8 @@ def _sweep_document(summary: "SweepSummary", repeats: dict[int, str]) -> Documen
     fields = finite(msgspec.to_builtins(summary))
     for finding in fields["findings"]:
         finding["repeat"] = repeats[finding["seeds"][0]]
-    for found, divergence in zip(fields["divergences"], summary.divergences, strict=True):
-        found["words"] = divergence.text
+    for row, divergence in zip(fields["divergences"], summary.divergences, strict=True):
+        row["words"] = divergence.text
     return document("SimulationSweep", verdict=summary.verdict, seeds_per_s=round(summary.seeds_per_s, 1), **fields)
 
 
@@ -256,7 +258,7 @@ def _covered(
     from snapline.sim.search.replay import read_repro
 
     folder = run_folder(word)
-    changes.runner()  # refuses a mutant that there is not
+    changes.runner()  # raises UsageError for an unknown mutant
     runner: Runner = partial(run_watched, mutant=changes.mutant)
     if folder is None:
         template = changes.template(word)

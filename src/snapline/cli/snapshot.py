@@ -33,7 +33,7 @@ class Source(Connection):
     ] = None
 
     def read(self, verb: str, snapshot: str | None = None, agent: str | None = None) -> dict[str, object]:
-        """The document for `verb`.
+        """Read the document for `verb`.
 
         Raises:
             UsageError: not exactly one source was given.
@@ -53,11 +53,11 @@ class Source(Connection):
                 return stores.verify_snapshots(self.store, snapshot)
 
     def open(self) -> "Store":
-        """Open the store itself: the result may be larger than a coordinator's answer.
+        """Open the store itself, because the result may be larger than a coordinator's answer.
 
         Raises:
             UsageError: the options name a coordinator, or no store, or two.
-            StoreMissingError: there is none.
+            StoreMissingError: the store does not exist.
         """
         if self.coordinator is not None:
             raise UsageError(
@@ -208,7 +208,7 @@ def _show_list(result: Document, tables: DocumentTables) -> None:
 
 
 def _marks(row: Document, result: Document) -> str:
-    """Marks of a snapshot: `damaged`, `pinned`, `tag NAME`."""
+    """Return the marks of a snapshot: `damaged`, `pinned`, `tag NAME`."""
     epoch, pins, tags = row.get("epoch"), result.get("pins"), result.get("tags")
     named = [name for name, tagged in tags.items() if tagged == epoch] if isinstance(tags, dict) else []
     marks = ["damaged"] if row.get("damage") else []
@@ -272,7 +272,7 @@ def _show_channels(result: Document, tables: DocumentTables) -> None:
 
 
 def _show_rest(row: Document, tables: DocumentTables, *, prefix: str) -> None:
-    """Print parts that few agents have."""
+    """Print the parts that only few agents have."""
     for parked in rows_of(row, "outbox"):
         tables.line(f"{prefix}in its outbox for {parked.get('receiver')}: {show_message(parked.get('message'))}")
     for timer in rows_of(row, "timers"):
@@ -282,20 +282,22 @@ def _show_rest(row: Document, tables: DocumentTables, *, prefix: str) -> None:
     turn = row.get("durable_turn")
     if isinstance(turn, dict):
         waits = f"waits for {turn['waits_for']}" if turn.get("waits_for") else "goes on"
-        about = f"durable turn for {show_message(turn.get('message'))} from {turn.get('sender')}"
-        tables.line(f"{prefix}{about} {waits} after {count(turn['entries'], 'entry', 'entries')}")
-    for passed in rows_of(row, "put_off"):
-        tables.line(f"{prefix}put off, from {passed.get('sender')}: {show_message(passed.get('message'))}")
+        heading = f"durable turn for {show_message(turn.get('message'))} from {turn.get('sender')}"
+        tables.line(f"{prefix}{heading} {waits} after {count(turn['entries'], 'entry', 'entries')}")
+    for deferred in rows_of(row, "put_off"):
+        tables.line(f"{prefix}put off, from {deferred.get('sender')}: {show_message(deferred.get('message'))}")
     for spawn in rows_of(row, "spawns"):
         tables.line(f"{prefix}asked for agent {spawn.get('agent')} ({spawn.get('kind')})")
-    for letter in rows_of(row, "dead_letters"):
-        error = text(letter.get("error"))
-        told = last_line(error) if prefix else error
-        tables.line(f"{prefix}dead letter from {letter.get('sender')}: {show_message(letter.get('message'))}: {told}")
+    for dead_letter in rows_of(row, "dead_letters"):
+        error = text(dead_letter.get("error"))
+        error_text = last_line(error) if prefix else error
+        tables.line(
+            f"{prefix}dead letter from {dead_letter.get('sender')}: {show_message(dead_letter.get('message'))}: {error_text}"
+        )
 
 
 def show_message(message: object) -> str:
-    """`Mass(amount=3)` for the usual message, anything else as it is."""
+    """Format a message as `Mass(amount=3)`; anything else as it is."""
     if isinstance(message, dict) and set(message) == {"type", "fields"} and isinstance(message["fields"], dict):
         fields = ", ".join(f"{name}={text(value)}" for name, value in message["fields"].items())
         return f"{message['type']}({fields})"

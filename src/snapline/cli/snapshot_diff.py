@@ -1,4 +1,4 @@
-"""`snapline snapshot diff`: what changed between two snapshots; `agent_runtime/snapshots/difference.py` finds it."""
+"""`snapline snapshot diff`: changes between two snapshots, computed by `agent_runtime/snapshots/difference.py`."""
 
 from collections.abc import Mapping
 from typing import Annotated
@@ -27,8 +27,8 @@ def diff(
     """
     from snapline.agent_runtime.snapshots.difference import snapshot_difference
 
-    found = snapshot_difference(place.open(), before, after, agent=agent)
-    display.printer().result(document("SnapshotDifference", **found), _show)
+    difference = snapshot_difference(place.open(), before, after, agent=agent)
+    display.printer().result(document("SnapshotDifference", **difference), _show)
 
 
 def _show(result: Document, tables: DocumentTables) -> None:

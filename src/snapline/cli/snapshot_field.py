@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from snapline.storage.store.store import Store
 
 ARRAY_VALUES_MAX = 1000
-"""Most values of an array to print; more go to a file."""
+"""Largest number of an array's values that is printed; use a file for more."""
 
 
 def field_document(store: "Store", snapshot: str, agent: str, path: str, out: Path | None) -> dict[str, object]:
-    """The field at `path`; if it is an array and `out` is given, where it was written.
+    """Return the document of the field at `path`; with `out`, write the array into that file.
 
     Raises:
-        NotFoundError: no such snapshot, agent or field.
-        DamagedDataError: what is read is not what was written.
-        UsageError: `out` is given and the field is no array, or the file exists.
+        NotFoundError: there is no such snapshot, agent or field.
+        DamagedDataError: the data is damaged.
+        UsageError: `out` is given, but the field is no array or the file exists.
     """
     from snapline.storage.capture.plain_values import find_field
     from snapline.storage.capture.saved_values import SavedArray, read_state
@@ -29,13 +29,13 @@ def field_document(store: "Store", snapshot: str, agent: str, path: str, out: Pa
     epoch = store.resolve(snapshot)
     manifest = store.read_manifest(store.read_ref(epoch), epoch=epoch)
     state = read_state(store.read_checkpoint(manifest, agent), store.part_reader(manifest).read)
-    found = find_field(state, path)
+    value = find_field(state, path)
     about = {"store": store.location, "epoch": epoch, "agent": agent, "field": path}
     if out is None:
-        return document("SnapshotField", **about, value=_in_full(found))
-    if not isinstance(found, SavedArray):
+        return document("SnapshotField", **about, value=_in_full(value))
+    if not isinstance(value, SavedArray):
         raise UsageError(f"--out writes an array, and {path} is none: leave --out away to see what it is")
-    return document("SnapshotField", **about, **_written(found, out))
+    return document("SnapshotField", **about, **_written(value, out))
 
 
 def _written(array: "SavedArray", out: Path) -> dict[str, object]:
@@ -57,7 +57,7 @@ def _in_full(value: object) -> object:
 
 
 def show_state(state: Mapping[str, object], tables: DocumentTables) -> None:
-    """Each field on a line; below them the first and last records of histories."""
+    """Print each field on a line, then the first and last records of histories."""
     tables.line("state:")
     tables.fields((f"  {name}", _on_a_line(value)) for name, value in state.items())
     for name, value in state.items():
@@ -66,7 +66,7 @@ def show_state(state: Mapping[str, object], tables: DocumentTables) -> None:
 
 
 def _on_a_line(value: object) -> object:
-    """`<f8 [1000]: 0.5, 1.0, …` for an array, `30 records, 628 B` for a history, anything else as it is."""
+    """Return `<f8 [1000]: 0.5, 1.0, …` for an array, `30 records, 628 B` for a history, anything else as it is."""
     if isinstance(value, Mapping) and set(value) == {"dtype", "shape", "values"}:
         values = value["values"]
         shown = ", ".join(map(text, values)) if isinstance(values, list) else text(values)

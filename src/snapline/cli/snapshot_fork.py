@@ -66,7 +66,7 @@ def fork(
         raise UsageError("--arg is for the function that --fleet names: give --fleet MODULE:FLEET")
     if fleet:
         fleets.check_reference(fleet)
-    wish = ForkRequest(
+    request = ForkRequest(
         name=name,
         settings=parse_settings(settings or []),
         fleet=fleets.load(fleet, parse_arguments(arg)) if fleet else None,
@@ -76,39 +76,39 @@ def fork(
     source = place.open()
     epoch = source.resolve(snapshot)
     with folder_of_fork(to) as store:
-        made = fork_snapshot(source, epoch, to_store or str(store), wish, begin_again=again)
-    display.printer().result(document("Fork", data_dir=str(to), **msgspec.to_builtins(made)), _show)
+        forked = fork_snapshot(source, epoch, to_store or str(store), request, begin_again=again)
+    display.printer().result(document("Fork", data_dir=str(to), **msgspec.to_builtins(forked)), _show)
 
 
 def parse_settings(settings: list[str]) -> dict[str, bytes]:
-    """`["a.count=3"]` as `{"a.count": b"3"}`.
+    """Convert `["a.count=3"]` to `{"a.count": b"3"}`.
 
     Raises:
-        UsageError: one is not AGENT.FIELD=JSON, or a field is given twice.
+        UsageError: a setting is not AGENT.FIELD=JSON, or a field is given twice.
     """
     from snapline.messages.json_text import read_json
 
-    found: dict[str, bytes] = {}
-    for each in settings:
-        place, equals, value = each.partition("=")
-        if not place or not equals:
-            raise UsageError(f"--set {each!r} is not AGENT.FIELD=JSON")
-        if place in found:
-            raise UsageError(f"--set {place}=… is given twice: give it once")
+    parsed: dict[str, bytes] = {}
+    for setting in settings:
+        path, equals, value = setting.partition("=")
+        if not path or not equals:
+            raise UsageError(f"--set {setting!r} is not AGENT.FIELD=JSON")
+        if path in parsed:
+            raise UsageError(f"--set {path}=… is given twice: give it once")
         try:
             read_json(value)
         except UsageError as error:
             raise UsageError(
-                f"--set {place}={value} is no JSON ({error}): text takes quotation marks, as in '\"a\"'"
+                f"--set {path}={value} is no JSON ({error}): text takes quotation marks, as in '\"a\"'"
             ) from error
-        found[place] = value.encode()
-    return found
+        parsed[path] = value.encode()
+    return parsed
 
 
 def describe(fork: Mapping[str, object]) -> str:
     """Describe a fork's origin in a few words."""
-    leave = "" if fork.get("is_live") else "; effects are refused"
-    return f"{text(fork.get('name'))}: fork of {text(fork.get('parent_name'))}, epoch {fork.get('epoch')}{leave}"
+    refusal = "" if fork.get("is_live") else "; effects are refused"
+    return f"{text(fork.get('name'))}: fork of {text(fork.get('parent_name'))}, epoch {fork.get('epoch')}{refusal}"
 
 
 def _show(result: Document, tables: DocumentTables) -> None:
@@ -138,4 +138,4 @@ def _number(result: Document, name: str) -> int:
 
 def _texts(result: Document, name: str) -> list[str]:
     value = result.get(name)
-    return [str(each) for each in value] if isinstance(value, list | tuple) else []
+    return [str(item) for item in value] if isinstance(value, list | tuple) else []

@@ -43,17 +43,17 @@ def _row(row: Document) -> tuple[object, ...]:
 
 
 def _phases(last: Any) -> str:
-    """The last host's four phases, in order."""
+    """Return the durations of the last host's four phases, in order."""
     if not last or last.get("store_s") is None:
         return "–"
     return ", ".join([f"{name} {last[key] * 1000:.1f} ms" for key, name in PHASES])
 
 
 def _size(row: Document, name: str) -> str:
-    found = row.get(name)
-    return size(found) if isinstance(found, int) else "–"
+    value = row.get(name)
+    return size(value) if isinstance(value, int) else "–"
 
 
 def _number(row: Document, name: str) -> float:
-    found = row.get(name)
-    return float(found) if isinstance(found, int | float) else 0.0
+    value = row.get(name)
+    return float(value) if isinstance(value, int | float) else 0.0

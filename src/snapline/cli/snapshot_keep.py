@@ -1,7 +1,7 @@
 """`snapline snapshot tag`, `pin` and `prune`: retention of snapshots in a store.
 
-They work on the store itself. Tags and pins may be made while the fleet runs (`storage/retention/pins.py` says why that is safe). Pruning
-may not: only the coordinator knows what a running fleet may still need, and it prunes by itself.
+The commands work on the store itself. Setting tags and pins is safe while the fleet runs (`storage/retention/pins.py` says why). Pruning
+is not: only the coordinator knows what a running fleet still needs, and it prunes by itself.
 """
 
 import contextlib
@@ -42,11 +42,11 @@ class StorePlace:
     ] = None
 
     def open(self) -> "Store":
-        """The store.
+        """Open the store.
 
         Raises:
-            UsageError: the options do not say which, or say it twice.
-            StoreMissingError: there is none.
+            UsageError: the options name no store, or two.
+            StoreMissingError: the store does not exist.
         """
         from snapline.deploy.data_directory import STORE_FOLDER
         from snapline.storage.store.store import Store
@@ -56,7 +56,7 @@ class StorePlace:
         return Store.open(str(self.data_dir / STORE_FOLDER) if self.data_dir is not None else self.store or "")
 
     def holds(self, store: "Store") -> "Holds":
-        """Pins and tags."""
+        """Return the store's pins and tags."""
         from snapline.storage.retention.holds import Holds
 
         return Holds(store, now_s=time.time)
@@ -83,9 +83,9 @@ def tag(
             raise NotFoundError(f"there is no tag {name} in the store {store.location}: `snapshot list` shows them")
         result = document("SnapshotTag", name=name, epoch=None, is_removed=True)
     else:
-        made = holds.tag(name, store.resolve(snapshot))
+        record = holds.tag(name, store.resolve(snapshot))
         result = document(
-            "SnapshotTag", name=name, epoch=made.epoch, root=made.root, created=made.created, is_removed=False
+            "SnapshotTag", name=name, epoch=record.epoch, root=record.root, created=record.created, is_removed=False
         )
     display.printer().result(result, _show_tag)
 
@@ -107,8 +107,8 @@ def pin(
             raise NotFoundError(f"epoch {epoch} is not pinned: `snapshot list` shows what is")
         result = document("SnapshotPin", epoch=epoch, is_removed=True)
     else:
-        made = holds.pin(store.resolve(snapshot))
-        result = document("SnapshotPin", epoch=made.epoch, root=made.root, created=made.created, is_removed=False)
+        record = holds.pin(store.resolve(snapshot))
+        result = document("SnapshotPin", epoch=record.epoch, root=record.root, created=record.created, is_removed=False)
     display.printer().result(result, _show_pin)
 
 
@@ -156,7 +156,7 @@ def prune(
             printer.result(plan, _show_plan)
             typer.confirm(f"Delete {count(len(due), 'snapshot')}?", abort=True, err=True)
         done = holds.delete(due)
-        if data_dir is not None:  # Of another store nobody knows that no host writes to it.
+        if data_dir is not None:  # hosts may still write to any other store
             store.delete_unneeded_keys()
         printer.result(_carried_out(plan, done), _show_plan)
 
@@ -166,21 +166,21 @@ def _is_terminal() -> bool:
 
 
 def _plan(store: "Store", holds: "Holds", policy: "Policy", *, is_dry_run: bool) -> dict[str, object]:
-    """Return what to keep and delete, read from the manifests, not from a catalog."""
+    """Return the document of snapshots to keep and to delete, read from the manifests, not from a catalog."""
     from snapline.storage.retention.catalog import read_summaries, time_of
     from snapline.storage.retention.retention_policy import retained
 
-    found = read_summaries(store)
-    kept = retained(map(time_of, found), policy, now_ns=time.time_ns(), held=holds.held())
+    summaries = read_summaries(store)
+    retained_epochs = retained(map(time_of, summaries), policy, now_ns=time.time_ns(), held=holds.held())
     rows = [
         {
             "epoch": x.epoch,
             "created": x.created,
             "stored_bytes": x.stored_bytes,
-            "action": "keep" if x.epoch in kept else "delete",
-            "reason": kept.get(x.epoch, "damaged" if x.damage else "not retained"),
+            "action": "keep" if x.epoch in retained_epochs else "delete",
+            "reason": retained_epochs.get(x.epoch, "damaged" if x.damage else "not retained"),
         }
-        for x in found
+        for x in summaries
     ]
     return document(
         "Pruning",
@@ -211,7 +211,7 @@ def _carried_out(plan: Document, done: dict[int, list[str] | None]) -> dict[str,
 
 
 def data_dir_of(place: StorePlace, store: "Store") -> Path | None:
-    """The folder of the local fleet that the store belongs to; None if it is none that we know."""
+    """Return the folder of the local fleet that the store belongs to; None if it belongs to none or is unknown."""
     from snapline.deploy.data_directory import COORDINATOR_FOLDER, STORE_FOLDER
 
     if place.data_dir is not None:
@@ -226,7 +226,7 @@ def at_rest(data_dir: Path | None) -> Iterator[None]:
     """Hold the locks of the fleet in `data_dir`, so that it cannot start meanwhile.
 
     Raises:
-        DirectoryInUseError: it runs.
+        DirectoryInUseError: the fleet runs.
     """
     if data_dir is None:
         yield
@@ -276,9 +276,9 @@ def _show_plan(result: Document, tables: DocumentTables) -> None:
             for row in rows
         ],
     )
-    going = sum(row.get("action") == "delete" for row in rows)
+    delete_count = sum(row.get("action") == "delete" for row in rows)
     word = "deleted" if result.get("deleted") else "to delete"
-    tables.line(f"{going} of {count(len(rows), 'snapshot')} {word}; retention {text(result.get('retention'))}")
+    tables.line(f"{delete_count} of {count(len(rows), 'snapshot')} {word}; retention {text(result.get('retention'))}")
 
 
 def _done(row: Document, result: Document) -> str:

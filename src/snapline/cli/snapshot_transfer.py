@@ -1,4 +1,4 @@
-"""`snapline snapshot export`, `import` and `copy`: snapshots in files, and in a second store."""
+"""`snapline snapshot export`, `import` and `copy`: transfer of snapshots to files and to a second store."""
 
 import contextlib
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ def import_snapshots(
     from snapline.storage.transfer.archive import read_archive
     from snapline.storage.transfer.archive_disk import reading_archive
 
-    with reading_archive(file):  # Before a store is made for it.
+    with reading_archive(file):  # fail before a store is created
         pass
     store = _open_target(place)
     with _receiving(place, store) as is_home:
@@ -117,7 +117,7 @@ def copy(
 
 
 def _open_target(place: StorePlace) -> "Store":
-    """Open the target store; create it if it is missing, unless it is a fleet's.
+    """Open the target store; create it if it is missing, unless it belongs to a fleet.
 
     Raises:
         StoreMissingError: the fleet has no store yet.
@@ -129,7 +129,7 @@ def _open_target(place: StorePlace) -> "Store":
 
 @contextlib.contextmanager
 def _receiving(place: StorePlace, store: "Store") -> Iterator[bool]:
-    """Yield whether the store is a local fleet's; the fleet cannot start meanwhile.
+    """Yield whether the store belongs to a local fleet, which cannot start meanwhile.
 
     Raises:
         DirectoryInUseError: the fleet runs.

@@ -10,7 +10,7 @@ from snapline.cli.snapshot_fork import describe
 from snapline.protocols.names import CHANDY_LAMPORT
 
 WAITING = ("inputs_waiting", "outputs_waiting", "output_bytes_waiting", "agents_full", "agents_standing")
-"""Counts of a host, shown if not zero."""
+"""Counters of a host that are shown if they are not zero."""
 
 
 @command
@@ -23,7 +23,7 @@ def status(connection: Connection, display: Display, stale: Stale = False) -> No
 
 
 def _store_line(result: Document) -> str:
-    """The store in one line: where it is, then ok or what is wrong with it."""
+    """Return the store's state and location in one line, with the problem if it is degraded."""
     store = result.get("store")
     if not isinstance(store, Mapping):
         return ""
@@ -37,7 +37,7 @@ def _store_line(result: Document) -> str:
 
 
 def _losses(result: Document) -> Document:
-    """Return the loss at risk, recovery times and interval cost, each in one line."""
+    """Return the work at risk, recovery times and interval cost, each in one line."""
     import msgspec
 
     from snapline.view import loss
@@ -63,11 +63,11 @@ def _show_hosts(hosts: list[Document], names: tuple[str, ...], tables: DocumentT
 
 def _show(result: Document, tables: DocumentTables) -> None:
     hosts = rows_of(result, "hosts")
-    shown = {name: value for name, value in result.items() if name not in ("apiVersion", "kind", "hosts", "concerns")}
+    fields = {name: value for name, value in result.items() if name not in ("apiVersion", "kind", "hosts", "concerns")}
     fork = result.get("fork")
     if isinstance(fork, Mapping):
-        shown["fork"] = describe(fork)
-    tables.fields({**shown, "store": _store_line(result), **_losses(result)}.items())
+        fields["fork"] = describe(fork)
+    tables.fields({**fields, "store": _store_line(result), **_losses(result)}.items())
     for line in concern_lines(result):
         tables.line(f"! {line}")
     if not hosts:

@@ -1,6 +1,6 @@
-"""Documents about snapshots that lie in a store, read at rest: no coordinator is asked, no class of the fleet is loaded.
+"""Documents about the snapshots of a store, read without a coordinator and without the fleet's classes.
 
-The coordinator uses the same code for its own, so both have the same fields.
+The coordinator uses the same code for its documents, so both have the same fields.
 """
 
 import contextlib
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from snapline.storage.store.store import Store
 
 CATALOG_EPOCHS_MIN = 64
-"""Fewest epochs for a catalog: the manifests of fewer are read in a moment."""
+"""Smallest number of epochs for which a catalog is used; fewer manifests are read quickly."""
 
 CATALOGS_MAX = 100
-"""Limit per user; the least recently used is removed. They are caches, of some 100 KiB each."""
+"""Largest number of catalogs of a user; the least recently used one is removed. A catalog is a cache of about 100 KiB."""
 
 
 def list_snapshots(location: str) -> dict[str, object]:
-    """All snapshots, oldest first; one that cannot be read has the reason under `damage`."""
+    """List all snapshots, oldest first; an unreadable snapshot has the reason under `damage`."""
     from snapline.coordinator.service import documents
     from snapline.messages.documents import document_of
     from snapline.storage.store.store import Store
@@ -32,7 +32,7 @@ def list_snapshots(location: str) -> dict[str, object]:
 
 
 def catalog_path(store: "Store") -> Path | None:
-    """Path of this user's catalog of the store: `$XDG_CACHE_HOME/snapline/<store id>.sqlite`; None if there is no home."""
+    """Return the path of this user's catalog, `$XDG_CACHE_HOME/snapline/<store id>.sqlite`; None if there is no home folder."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "snapline"
     except RuntimeError:
@@ -45,11 +45,11 @@ def catalog_path(store: "Store") -> Path | None:
 
 
 def show_snapshot(location: str, snapshot: str, agent: str | None) -> dict[str, object]:
-    """One snapshot with every agent's state and every channel's in-transit messages, or those of one agent.
+    """Show one snapshot: states of all agents and in-transit messages of all channels, or those of one agent.
 
     Raises:
-        NotFoundError: no such snapshot or agent.
-        DamagedDataError: something in it is not what was written.
+        NotFoundError: there is no such snapshot or agent.
+        DamagedDataError: the snapshot is damaged.
     """
     from snapline.agent_runtime.snapshots.cut import describe_state
     from snapline.coordinator.service.documents import show_document
@@ -62,7 +62,7 @@ def show_snapshot(location: str, snapshot: str, agent: str | None) -> dict[str, 
 
 
 def verify_snapshots(location: str, snapshot: str | None) -> dict[str, object]:
-    """Every byte of the store, or of one snapshot, compared with its digest."""
+    """Compare every byte of the store, or of one snapshot, with its digest."""
     from snapline.coordinator.service.documents import verification, verify
     from snapline.messages.documents import document_of
     from snapline.storage.store.store import Store
@@ -70,6 +70,6 @@ def verify_snapshots(location: str, snapshot: str | None) -> dict[str, object]:
 
     try:
         store = Store.open(location)
-    except DamagedDataError:  # its identity file: nothing can be opened, everything can be looked at
+    except DamagedDataError:  # the identity file is damaged: the store cannot be opened, but its files can be verified
         return document_of(verification(location, None, verify_location(location)))
     return document_of(verify(store, snapshot))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 CLIENT_NAME = "top"
 LINES = 10_000
-"""Height without a terminal: everything is shown."""
+"""Number of lines without a terminal, large enough to show everything."""
 
 
 @command
@@ -45,7 +45,7 @@ def top(
 
 
 async def _once(client: "Client", console: "Console") -> None:
-    """Print once; rates need two samples: hosts report with heartbeats."""
+    """Print the fleet once, after two samples, because rates need two heartbeats of the hosts."""
     from snapline.view.terminal import draw
     from snapline.view.watch import PERIOD_S, FleetWatch
 
@@ -84,7 +84,7 @@ async def _follow(client: "Client", console: "Console", every_s: float) -> None:
 
 @contextlib.contextmanager
 def _keys(over: asyncio.Event) -> Iterator[None]:
-    """End on `q`, where keys can be read one by one."""
+    """Set `over` on `q`, if stdin is a terminal."""
     if not sys.stdin.isatty():
         yield
         return

@@ -12,7 +12,7 @@ from snapline.cli.ui_export import export
 from snapline.errors import UsageError
 
 RUNS = Path("runs")
-"""Default folder of `snapline sim` reports."""
+"""Default folder of the reports of `snapline sim`."""
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 

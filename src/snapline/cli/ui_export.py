@@ -1,4 +1,4 @@
-"""`snapline ui export`: one file with the view, for people without access to the fleet."""
+"""`snapline ui export`: writes the view to one file, for users without access to the fleet."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -101,6 +101,6 @@ def _about(fleet: str, store: str | None, *, has_states: bool) -> str:
 
 def _show(result: Document, tables: DocumentTables) -> None:
     epoch = result.get("epoch")
-    held = f"epoch {epoch}" if epoch else "no snapshot"
+    snapshot_text = f"epoch {epoch}" if epoch else "no snapshot"
     contents = "with contents" if result.get("has_states") else "without contents"
-    tables.line(f"{result.get('file')}: {held}, {contents}, {size(result.get('size_bytes'))}")
+    tables.line(f"{result.get('file')}: {snapshot_text}, {contents}, {size(result.get('size_bytes'))}")

@@ -10,7 +10,7 @@ import typer
 from snapline.cli.command import command
 
 HERE = "@SNAPLINE@"
-"""In a unit: what runs snapline here."""
+"""Placeholder in a unit for the command that runs snapline here."""
 
 
 class UnitKind(StrEnum):

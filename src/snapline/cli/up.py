@@ -1,4 +1,4 @@
-"""`snapline up` and `snapline down`: a fleet that outlives the command: on this machine, a Ray cluster, or others."""
+"""`snapline up` and `snapline down`: a fleet that outlives the command, on this machine, a Ray cluster, or other machines."""
 
 import asyncio
 import shlex
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from snapline.deploy.ray_fleet import RayStatus
 
 UP_TIMEOUT_S = 180.0
-"""Time for a whole fleet to start: seconds on one machine; a cluster may copy code to its nodes."""
+"""Default time limit for a whole fleet to start. It takes seconds on one machine; a cluster may copy code to its nodes."""
 
 
 class Place(StrEnum):
@@ -176,27 +176,27 @@ def up(
     }
     flags |= {"data_dir": data_dir, "store": store, "cpus": cpus, "tls": tls, "tls_domain": tls_domain}
     flags |= {"machines": address, "sbatch": shlex.join(sbatch_option) if sbatch_option else None}
-    found = {key: settings.get(key, flag).value for key, flag in {**dict.fromkeys(KEYS), **flags}.items()}
+    values = {key: settings.get(key, flag).value for key, flag in {**dict.fromkeys(KEYS), **flags}.items()}
     place = _place_of(settings.get("on", on))
     arguments = parse_arguments(arg)
     log = _log_lines(settings.get("log_format", log_format), settings.get("log_level", log_level)).arguments()
     log += spans.arguments()
     plan = _plan(
-        *(settings, found, fleet, arguments, place, log, last_snapshot, begin_anew),
+        *(settings, values, fleet, arguments, place, log, last_snapshot, begin_anew),
         is_insecure=insecure,
         has_metrics=metrics,
     )
     if dry_run:
-        display.printer().result(_dry(plan, place, found["tls"]), _show)
+        display.printer().result(_dry(plan, place, values["tls"]), _show)
         return
     progress = FleetProgress(display.printer())
     if place is Place.RAY:
-        result = _up_on_ray(plan, found, timeout, progress)
+        result = _up_on_ray(plan, values, timeout, progress)
     elif place is Place.LOCAL:
         result = _up_here(plan, timeout, progress)
     else:
-        kept = plan_of(place.value, plan, found)
-        result = up_kept(kept, folder_of(settings, plan.name, data_dir, place), timeout, progress)
+        detached = plan_of(place.value, plan, values)
+        result = up_kept(detached, folder_of(settings, plan.name, data_dir, place), timeout, progress)
     display.printer().result(result, _show)
 
 
@@ -231,8 +231,8 @@ def down(
             progress.note(line)
     elif running_in_background(folder) is None:
         raise NotFoundError(f"no fleet is up in {folder}")
-    told = f"fleet {fleet} would be taken down" if dry_run else f"fleet {fleet} is down"
-    display.printer().result(result, lambda _, tables: tables.line(told))
+    sentence = f"fleet {fleet} would be taken down" if dry_run else f"fleet {fleet} is down"
+    display.printer().result(result, lambda _, tables: tables.line(sentence))
 
 
 def _place_of(setting: UserSetting) -> Place:
@@ -251,7 +251,7 @@ def _log_lines(form: UserSetting, level: UserSetting) -> LogLines:
 
 
 def number_of(settings: UserSettings, key: str, text: str) -> float:
-    """Parse a numeric setting; UsageError names the origin of a bad one."""
+    """Parse a numeric setting; for an invalid one, raise UsageError with its origin."""
     try:
         return float(text)
     except ValueError:
@@ -283,7 +283,7 @@ def _plan(
         raise UsageError(f"a fleet has 1 host or more and 1, 3 or 5 coordinators, not {hosts} and {coordinators}")
     on_failure = settings.get("on_failure").value
     if place is Place.LOCAL and settings.get("on_failure").origin == "default":
-        on_failure = "restart"  # with "move" nobody would start a dead host again here, as all others do
+        on_failure = "restart"  # with "move", no dead host would be restarted on this machine, unlike elsewhere
     if on_failure not in ("move", "restart"):
         raise UsageError(f"{settings.get('on_failure').origin}: on_failure = {on_failure!r}: move or restart")
     return FleetPlan(
@@ -356,10 +356,10 @@ def _up_on_ray(plan: "FleetPlan", found: dict[str, str], timeout_s: float, progr
     cluster = join(plan.name, found["address"])
     try:
         work = ray_fleet.up(cluster, plan, certificates, timeout_s=timeout_s, on_note=progress.note)
-        now = asyncio.run(work)
+        status = asyncio.run(work)
     finally:
         cluster.leave(is_over=False)
-    return _up_document(plan, now)
+    return _up_document(plan, status)
 
 
 def _up_document(plan: "FleetPlan", now: "RayStatus") -> Document:
@@ -390,8 +390,8 @@ def _down_on_ray(name: str, address: str, data_dir: str, *, is_dry: bool) -> Non
 
 
 def _show(result: Document, tables: DocumentTables) -> None:
-    shown = {key: value for key, value in result.items() if key not in ("apiVersion", "kind", "nodes")}
-    tables.fields(shown.items())
+    fields = {key: value for key, value in result.items() if key not in ("apiVersion", "kind", "nodes")}
+    tables.fields(fields.items())
     nodes = result.get("nodes")
     if isinstance(nodes, dict) and nodes:
         tables.line()

@@ -1,4 +1,4 @@
-"""`snapline up` and `down` for fleets on other machines, or in containers, that a process of this one keeps; and that process."""
+"""`snapline up` and `down` for fleets on other machines or in containers, and the local background process that supervises them."""
 
 import asyncio
 import contextlib
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from snapline.deploy.plan import FleetPlan
 
 END_S = 90.0
-"""Time for the keeper to end a remote fleet: it gives processes two seconds, an unresponsive machine half a minute."""
+"""Time limit for the supervisor to end a remote fleet; it waits two seconds for processes, and half a minute for an unresponsive machine."""
 
 
 KEYS = ("address", "machines", "ssh", "sbatch", "python", "image", "code", "tls")
-"""Settings that a plan takes."""
+"""Settings that are part of a plan."""
 
 PLACES: "Mapping[str, KeptPlace]" = {"ssh": "ssh", "podman": "podman", "slurm": "slurm", "ray": "ray"}
 """`--on` → place."""
@@ -52,10 +52,10 @@ def plan_of(place: str, what: "FleetPlan", found: Mapping[str, str]) -> "Detache
 
 
 def up_kept(plan: "DetachedPlan", folder: Path, timeout_s: float, progress: FleetProgress) -> Document:
-    """Start the keeper, and wait until all hosts take part."""
+    """Start the supervisor, and wait until all hosts take part."""
     from snapline.deploy.kept_fleet import certificates_of, check_place, connect, write_plan
 
-    certificates_of(plan)  # what is wrong with the plan is said here
+    certificates_of(plan)  # report errors of the plan here, not in the background
     asyncio.run(check_place(plan))
     if running_in_background(folder) is None:
         write_plan(folder, plan)
@@ -78,29 +78,29 @@ def up_kept(plan: "DetachedPlan", folder: Path, timeout_s: float, progress: Flee
 def plan_before(
     settings: UserSettings, name: str, place: str, address: str | None, data_dir: str | None, folder: Path
 ) -> "DetachedPlan":
-    """The plan that a fleet was started with from here; else the one from the settings.
+    """Return the plan that a fleet was started with from here; otherwise a plan from the settings.
 
     Raises:
-        NotFoundError: that fleet has another folder.
+        NotFoundError: the fleet has another folder.
     """
     from snapline.deploy.data_directory import is_same_folder
     from snapline.deploy.kept_fleet import read_plan
     from snapline.deploy.plan import FleetPlan
 
-    kept, wanted = read_plan(folder), settings.get("data_dir", data_dir).value
-    if kept is not None and wanted and not is_same_folder(kept.what.data_dir, wanted):
+    plan, wanted = read_plan(folder), settings.get("data_dir", data_dir).value
+    if plan is not None and wanted and not is_same_folder(plan.what.data_dir, wanted):
         raise NotFoundError(
-            f"the fleet that {folder} keeps has the folder {kept.what.data_dir}, not {wanted}: give its --data-dir, or another --name"
+            f"the fleet that {folder} keeps has the folder {plan.what.data_dir}, not {wanted}: give its --data-dir, or another --name"
         )
-    if kept is not None:
-        return kept
-    what = FleetPlan(name, fleet="", data_dir=str(Path(wanted).absolute()) if wanted else "", hosts=1, node={})
-    found = {key: settings.get(key, address if key == "machines" else None).value for key in KEYS}
-    return plan_of(place, what, found)
+    if plan is not None:
+        return plan
+    fleet_plan = FleetPlan(name, fleet="", data_dir=str(Path(wanted).absolute()) if wanted else "", hosts=1, node={})
+    values = {key: settings.get(key, address if key == "machines" else None).value for key in KEYS}
+    return plan_of(place, fleet_plan, values)
 
 
 def down_kept(plan: "DetachedPlan", folder: Path, note: Callable[[str], None], *, is_dry: bool) -> None:
-    """End the keeper, which ends all; then remains of an earlier one."""
+    """End the supervisor and with it the fleet, then everything that an earlier supervisor left."""
     from snapline.deploy.kept_fleet import launcher_of
 
     is_kept = running_in_background(folder) is not None

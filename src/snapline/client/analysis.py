@@ -1,6 +1,6 @@
-"""Cost of a failure, as objects for scripts and notebooks: in a trace, and in a running fleet.
+"""Cost of a failure in a trace or a running fleet, as objects for scripts and notebooks.
 
-The answers are those of `snapline analyze` and `snapline recovery line`; a notebook shows each as `_repr_html_` draws it.
+The results equal those of `snapline analyze` and `snapline recovery line`; notebooks render them with `_repr_html_`.
 """
 
 import os
@@ -16,11 +16,11 @@ from snapline.recovery.trace import Trace as Events
 
 
 class RecoveryLine(Mapping[str, object]):
-    """Recovery line of the fleet if some fail: the document that `snapline recovery line -o json` prints, as a mapping.
+    """Recovery line of the fleet after some failures: the document that `snapline recovery line -o json` prints, as a mapping.
 
     Attributes:
-        failed: agents, or `host:h1`; none of them: all.
-        agents: agent → number of the epoch or checkpoint that it goes back to; None if it keeps its live state.
+        failed: agents, or `host:h1`; empty: all agents fail.
+        agents: agent → number of the epoch or checkpoint that it returns to; None if it keeps its live state.
     """
 
     def __init__(self, document: Mapping[str, object]) -> None:
@@ -43,7 +43,7 @@ class RecoveryLine(Mapping[str, object]):
     def _repr_html_(self) -> str:
         from snapline.agent_runtime.snapshots.html import heading, table
 
-        back = sorted(self.agents.items(), key=lambda one: one[1] is None)  # those who go back first
+        back = sorted(self.agents.items(), key=lambda one: one[1] is None)  # agents that roll back come first
         rows = [(agent, "keeps its live state" if to is None else to, *self._costs(agent)) for agent, to in back]
         columns = (
             ("agent", "goes back to", *_COSTS)
@@ -63,8 +63,8 @@ class RecoveryLine(Mapping[str, object]):
     def _costs(self, agent: str) -> list[object]:
         rollback = self.get("rollback")
         cost = rollback.get(agent, {}) if isinstance(rollback, Mapping) else {}
-        lost = cost.get("turns", cost.get("events", ""))
-        return [cost.get("checkpoints", ""), lost] if isinstance(rollback, Mapping) else []
+        undone_count = cost.get("turns", cost.get("events", ""))
+        return [cost.get("checkpoints", ""), undone_count] if isinstance(rollback, Mapping) else []
 
 
 _COSTS = ("checkpoints passed over", "undone")
@@ -74,15 +74,15 @@ class DominoReport:
     """Result of `snapline analyze` for one failure in a trace.
 
     Attributes:
-        failed: the agents that fail.
+        failed: agents that fail.
         line: the recovery line.
-        rolled_back: how many agents go back, the failed included.
-        depth: rounds, after the failed were set back, in which some agent moved: 0 is no domino.
-        reached_initial: agents that go back to their initial states.
-        in_transit: messages that are sent inside the line and received outside of it.
+        rolled_back: number of agents that roll back, including the failed ones.
+        depth: number of further rounds in which some agent had to roll back; 0: no domino effect.
+        reached_initial: agents that return to their initial states.
+        in_transit: messages sent inside the line and received outside of it.
         useless: agent → checkpoints that are on no consistent cut.
         obsolete: agent → checkpoints that no later recovery needs.
-        forced: checkpoints that a protocol had forced.
+        forced: checkpoints that a protocol forced.
     """
 
     def __init__(self, execution: Events, analysis: Analysis) -> None:
@@ -101,7 +101,7 @@ class DominoReport:
         return analysis_svg(self._execution, self._analysis)
 
     def page(self) -> str:
-        """Return one HTML file that steps through the domino, for any failure."""
+        """Return an HTML page that steps through the domino effect, for any failure."""
         from snapline.diagrams.domino import analysis_html
 
         return analysis_html(self._execution)
@@ -116,11 +116,11 @@ class DominoReport:
 
 
 class Trace:
-    """An execution that hosts have traced (`snapline run --trace`), or that was written in the same format; made by `open_trace`.
+    """An execution traced by hosts (`snapline run --trace`), or written in the same format; made by `open_trace`.
 
     Attributes:
-        agents: all, in the order of the trace.
-        left_out: agents whose last events are not known, of a folder of traces that end early → the message that is missing.
+        agents: all agents, in the order of the trace.
+        left_out: agents whose last events are unknown, since a host's trace ends early → the missing message.
     """
 
     def __init__(self, execution: Events, left_out: Mapping[str, str]) -> None:
@@ -139,7 +139,7 @@ class Trace:
             protocol: drop forced checkpoints and let this protocol decide; "none" just drops them.
 
         Raises:
-            UsageError: an agent that is not in the trace, or no such protocol.
+            UsageError: an agent is not in the trace, or the protocol does not exist.
         """
         return DominoReport(*decide_and_analyze(self._execution, None if failed is None else list(failed), protocol))
 
@@ -153,10 +153,10 @@ class Trace:
 
 
 def open_trace(place: str | os.PathLike[str]) -> Trace:
-    """Read a trace: a file, perhaps compressed with gzip, or the folder that the hosts of a fleet traced into.
+    """Read a trace: a file, possibly compressed with gzip, or the folder of a fleet's traces.
 
     Raises:
-        UsageError: it cannot be opened, or the folder has none.
+        UsageError: it cannot be opened, or the folder contains no trace.
         TraceError: it cannot be read, or contradicts itself.
     """
     path = Path(place)

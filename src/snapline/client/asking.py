@@ -1,4 +1,4 @@
-"""Programs that wait for answers: the client's record of each, and the room for them."""
+"""Programs that wait for answers: the client's record of each, and the limit on their number."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from snapline.client.endings import Receipt
 from snapline.messages.input_wire import encode_ask
 
 ASKS_MAX = 1000
-"""Largest number of answers that a client waits for at once; more wait for room."""
+"""Largest number of answers that a client waits for at once; further asks wait until one of them ends."""
 
 ROOM_S = 1.0
-"""Time after an ask's end at which its wait for room ends: the core's decision at the end comes first."""
+"""Extra time that an ask waits for a free slot after its deadline, so that the core's decision comes first."""
 
 
 class _Waiting:
@@ -32,7 +32,7 @@ class WaitingAsks:
         self._count = 0
 
     async def hear(self, agent: str, key: str, deadline_s: float, *, is_early: bool = False) -> ev.FinishAsk:
-        """Wait for the outcome of the input of this key, which must have been given; until the loop's time `deadline_s`."""
+        """Wait for the outcome of an accepted input with this key, until the loop's time `deadline_s`."""
         try:
             async with asyncio.timeout_at(deadline_s + ROOM_S), self._room:
                 return await self._ask(agent, key, deadline_s, is_early=is_early)
@@ -40,7 +40,7 @@ class WaitingAsks:
             return ev.FinishAsk(0, ev.LATE, "this client waits for too many answers")
 
     async def hear_of(self, receipt: Receipt, deadline_s: float, *, is_early: bool = False) -> ev.FinishAsk:
-        """Wait for the outcome of an input that was taken."""
+        """Wait for the outcome of the input of a receipt."""
         return await self.hear(receipt.agent, receipt.key, deadline_s, is_early=is_early)
 
     async def _ask(self, agent: str, key: str, deadline_s: float, *, is_early: bool) -> ev.FinishAsk:
@@ -61,12 +61,12 @@ class WaitingAsks:
         return self._waiting[ask].question
 
     def finish(self, said: ev.FinishAsk) -> None:
-        """Record the core's decision; the waiting program may have gone."""
+        """Record the core's decision; the waiting program may be gone."""
         waiting = self._waiting.get(said.ask)
         if waiting is not None and not waiting.ending.done():
             waiting.ending.set_result(said)
 
     @property
     def endings(self) -> list[asyncio.Future[ev.FinishAsk]]:
-        """Return the endings of all that wait."""
-        return [each.ending for each in self._waiting.values()]
+        """Return the futures of all waiting asks."""
+        return [waiting_ask.ending for waiting_ask in self._waiting.values()]

@@ -1,8 +1,8 @@
-"""The part of a client's core that waits for answers to inputs that have been taken.
+"""The part of a client's core that waits for answers to accepted inputs.
 
-A host that owns the agent reports the outcome of an input, once that may be reported. Until then the client asks, repeatedly, the host that owns
-the agent: after "retry", after a call without an answer, and when a call has lasted long. Asking changes nothing, so it may be
-done at any time and any number of times. Every ask ends, at its deadline at the latest.
+The host that owns an agent reports the outcome of an input once it may be released. Until then the client repeats its request to that
+host: after "retry", after a call without an answer, and after a long call. A request for an answer changes nothing, so it may be
+repeated at any time. Every ask ends, at its deadline at the latest.
 """
 
 import heapq
@@ -15,14 +15,14 @@ from snapline.messages.answers import LocatedAgent
 from snapline.messages.inputs import AskOutcome
 
 ASKS_AT_ONCE = 32
-"""Largest number of asks of one host, the others wait: each is a call, a connection takes 64, and inputs go over the same one."""
+"""Largest number of concurrent asks of one host: each is a call, a connection allows 64 calls, and inputs share the connection."""
 
 ATTEMPT_NS = 10_000_000_000
-"""Longest time of one call. Keepalive finds a host that is cut off sooner; this is for one that lives and does not own the agent any more."""
+"""Longest time of one call. Keepalive detects an unreachable host sooner; this limit is for a live host that no longer owns the agent."""
 
 
 class _Ask:
-    """An ask that is not over. `stage`: "lost", "finding", "ready", "out" or "resting"; `failures`: in a row."""
+    """An open ask. `stage`: "lost", "finding", "ready", "out" or "resting"; `failures`: failures in a row."""
 
     __slots__ = ("agent", "ask", "deadline_ns", "failures", "reason", "stage")
 
@@ -36,7 +36,7 @@ class _Ask:
 
 
 class OpenAsks:
-    """Open asks of one client. `number`: gives requests their numbers; places are those that its sends know as well."""
+    """Open asks of one client. `number`: assigns numbers to requests. Sends and asks share the known places of agents."""
 
     def __init__(self, queues: AgentQueues, seed: int, number: Callable[[], int]) -> None:
         self._queues = queues
@@ -46,9 +46,9 @@ class OpenAsks:
         self._deadlines: list[tuple[int, int]] = []
         self._rests: list[tuple[int, int]] = []
         self._finding: dict[int, tuple[int, ...]] = {}
-        """The request that looks for agents, one at a time, and the asks that wait for it."""
+        """The current request that looks up agents, at most one, and the asks that wait for it."""
         self._out: dict[int, tuple[Place, int]] = {}
-        """Request → host and ask; it may be over."""
+        """Request → host and ask; the ask may have ended already."""
 
     def owns(self, request: int) -> bool:
         """Return whether this object made the request."""
@@ -66,23 +66,23 @@ class OpenAsks:
         self._asks.pop(ask, None)
 
     def close(self, reason: str) -> list[ev.Command]:
-        """End all."""
+        """End all asks."""
         return [self._end(ask, ev.LATE, reason) for ask in list(self._asks.values())]
 
     # ---- where agents live ------------------------------------------------------------------------------------------
 
     def on_agents_found(self, event: ev.AgentsFound, now_ns: int) -> list[ev.Command]:
-        found = {place.agent: place for place in event.reply.agents}
-        said: list[ev.Command] = []
+        places = {place.agent: place for place in event.reply.agents}
+        commands: list[ev.Command] = []
         for ask in self._living(self._finding.pop(event.request)):
-            place = found.get(ask.agent)
+            place = places.get(ask.agent)
             if event.reply.phase in OVER:
-                said.append(self._end(ask, ev.ENDED, OVER[event.reply.phase]))
+                commands.append(self._end(ask, ev.ENDED, OVER[event.reply.phase]))
             elif place is not None and place.state == "left":
-                said.append(self._end(ask, ev.MISSING, f"agent {ask.agent} has stopped"))
+                commands.append(self._end(ask, ev.MISSING, f"agent {ask.agent} has stopped"))
             else:
                 self._settle(ask, place, event.reply.phase, now_ns)
-        return said
+        return commands
 
     def _settle(self, ask: _Ask, place: LocatedAgent | None, phase: str, now_ns: int) -> None:
         if place is None or place.state != "alive":
@@ -119,7 +119,7 @@ class OpenAsks:
         return [self._end(ask, ev.DENIED, f"the host answered {outcome.status!r}, which this version does not know")]
 
     def _try_again(self, ask: _Ask, outcome: AskOutcome, place: Place, now_ns: int) -> None:
-        """Ask where the host says, or where the agent is found. The first retry is without a wait."""
+        """Ask the host named in the reply, or look up the agent. The first retry is immediate."""
         self._forget(ask, place)
         if outcome.address and (outcome.host, outcome.address) != place and not ask.failures:
             self._queues.remember(ask.agent, (outcome.host, outcome.address))
@@ -140,28 +140,28 @@ class OpenAsks:
         return []
 
     def _forget(self, ask: _Ask, place: Place) -> None:
-        """Forget the agent's place unless another request has already updated it: the agent may live elsewhere."""
+        """Forget the agent's place, since the agent may have moved, unless another request has already updated it."""
         if self._queues.places.get(ask.agent) == place:
             del self._queues.places[ask.agent]
 
-    # ---- what happens by itself -----------------------------------------------------------------------------------
+    # ---- after every event ----------------------------------------------------------------------------------------
 
     def evaluate(self, now_ns: int) -> list[ev.Command]:
-        """Do what follows from the time, and from all that was heard."""
-        said: list[ev.Command] = []
+        """Return the commands that follow from the current time and the state."""
+        commands: list[ev.Command] = []
         while self._deadlines and self._deadlines[0][0] <= now_ns:
-            late = self._asks.get(heapq.heappop(self._deadlines)[1])
-            if late is not None:
-                said.append(self._end(late, ev.LATE, late.reason))
+            expired = self._asks.get(heapq.heappop(self._deadlines)[1])
+            if expired is not None:
+                commands.append(self._end(expired, ev.LATE, expired.reason))
         while self._rests and self._rests[0][0] <= now_ns:
             rested = self._asks.get(heapq.heappop(self._rests)[1])
             if rested is not None:
                 self._go(rested)
-        return [*said, *self._find(now_ns), *self._ask(now_ns)]
+        return [*commands, *self._find(now_ns), *self._ask(now_ns)]
 
     @property
     def wakeup_ns(self) -> int | None:
-        """Return when the time matters next."""
+        """Return the next time at which `evaluate` is needed."""
         while self._deadlines and self._deadlines[0][1] not in self._asks:
             heapq.heappop(self._deadlines)
         while self._rests and self._rests[0][1] not in self._asks:
@@ -169,40 +169,40 @@ class OpenAsks:
         return min([heap[0][0] for heap in (self._deadlines, self._rests) if heap], default=None)
 
     def _find(self, now_ns: int) -> list[ev.Command]:
-        lost = [ask for ask in self._asks.values() if ask.stage == "lost"]
-        if not lost or self._finding:
+        lost_asks = [ask for ask in self._asks.values() if ask.stage == "lost"]
+        if not lost_asks or self._finding:
             return []
-        agents = tuple(dict.fromkeys([ask.agent for ask in lost]))[:FOUND_MAX]
-        wanted = dict.fromkeys(agents)
-        asks = [ask for ask in lost if ask.agent in wanted]
-        for ask in asks:
+        agents = tuple(dict.fromkeys([ask.agent for ask in lost_asks]))[:FOUND_MAX]
+        agent_set = dict.fromkeys(agents)
+        asks_to_find = [ask for ask in lost_asks if ask.agent in agent_set]
+        for ask in asks_to_find:
             ask.stage = "finding"
         request = self._number()
-        self._finding[request] = tuple([ask.ask for ask in asks])
-        return [ev.FindAgents(request, agents, min(FINDING_NS, _longest_ns(asks, now_ns)))]
+        self._finding[request] = tuple([ask.ask for ask in asks_to_find])
+        return [ev.FindAgents(request, agents, min(FINDING_NS, _longest_ns(asks_to_find, now_ns)))]
 
     def _ask(self, now_ns: int) -> list[ev.Command]:
-        out: dict[Place, int] = {}
+        calls_at: dict[Place, int] = {}
         for place, _ in self._out.values():
-            out[place] = out.get(place, 0) + 1
-        said: list[ev.Command] = []
+            calls_at[place] = calls_at.get(place, 0) + 1
+        commands: list[ev.Command] = []
         for ask in [ask for ask in self._asks.values() if ask.stage == "ready"]:
-            where = self._queues.places.get(ask.agent)
-            if where is None:
-                ask.stage = "lost"  # another one's call has failed meanwhile
-            elif out.get(where, 0) < ASKS_AT_ONCE:
-                out[where] = out.get(where, 0) + 1
+            agent_place = self._queues.places.get(ask.agent)
+            if agent_place is None:
+                ask.stage = "lost"  # a call of another ask has failed meanwhile
+            elif calls_at.get(agent_place, 0) < ASKS_AT_ONCE:
+                calls_at[agent_place] = calls_at.get(agent_place, 0) + 1
                 request = self._number()
                 ask.stage = "out"
-                self._out[request] = (where, ask.ask)
-                said.append(ev.AskHost(request, *where, ask.ask, min(ATTEMPT_NS, ask.deadline_ns - now_ns)))
-        return [*said, *self._find(now_ns)]
+                self._out[request] = (agent_place, ask.ask)
+                commands.append(ev.AskHost(request, *agent_place, ask.ask, min(ATTEMPT_NS, ask.deadline_ns - now_ns)))
+        return [*commands, *self._find(now_ns)]
 
     def _go(self, ask: _Ask) -> None:
         ask.stage = "ready" if ask.agent in self._queues.places else "lost"
 
     def _rest(self, ask: _Ask, reason: str, now_ns: int) -> None:
-        """Wait, longer each time."""
+        """Wait before the next attempt, longer after each failure."""
         ask.failures += 1
         ask.stage, ask.reason = "resting", reason
         due_ns = now_ns + wait_ns(ask.failures, f"{self._seed}/ask {ask.ask}/{ask.failures}")
@@ -216,7 +216,7 @@ class OpenAsks:
         return [self._asks[ask] for ask in asks if ask in self._asks]
 
     def validate(self) -> None:
-        """Cross-check the tables; AssertionError says which do not agree."""
+        """Cross-check the tables; raise AssertionError if they are inconsistent."""
         out = sorted([ask for _, ask in self._out.values() if ask in self._asks])
         finding = sorted([ask for asks in self._finding.values() for ask in asks if ask in self._asks])
         resting = {ask for _, ask in self._rests}

@@ -1,6 +1,6 @@
-"""`snapline.Client`: the API for programs outside a fleet to talk to its agents. The adapter of `core.py`.
+"""`snapline.Client`: the API for external programs to talk to a fleet's agents. The adapter of `core.py`.
 
-It keeps the payloads and the programs that wait; the core decides what is asked of which host, and when.
+It holds the payloads and the waiting programs; the core decides which host to ask, and when.
 """
 
 import asyncio
@@ -42,14 +42,14 @@ from snapline.messages.views import DESCRIPTION, LIVE, STATE, AgentState, Questi
 from snapline.security.transport import Security
 
 TIMEOUT_S = 30.0
-"""Default time for a send: a fleet that has lost a host is back in some seconds, one whose host has to start again in ten or so."""
+"""Default time limit of a send: a fleet recovers from a lost host in a few seconds, or in about ten if the host has to restart."""
 
 
 class Client:
-    """A connection to a fleet, for programs outside of it; made by `connect`. For one event loop; all methods may be called at the same time.
+    """A connection to a fleet, for external programs; made by `connect`. It belongs to one event loop; all methods may run concurrently.
 
     An input that has a receipt takes effect exactly once (docs/clients.md). Inputs from one client to one agent are consumed in the order of
-    the calls. Inputs are sent again, with the same key, until there is an answer or the time is over.
+    the calls. Each input is sent again, with the same key, until it is answered or the time limit is reached.
     """
 
     def __init__(self, address: str, security: Security, name: str) -> None:
@@ -74,22 +74,22 @@ class Client:
         insecure: bool = False,
         name: str = "client",
     ) -> "Client":
-        """Connect to the fleet whose coordinator listens at `address`, or is that of the local fleet in `data_dir`.
+        """Connect to the fleet whose coordinator listens at `address`, or to the local fleet in `data_dir`.
 
         Args:
-            address: HOST:PORT; of several replicas all, with commas between.
-            tls: our certificate and the authority we trust; without it only connections to this machine are made.
-            insecure: plaintext to other machines: only where no one else can reach them.
-            name: sender of the inputs, for people; a certificate's name takes its place.
+            address: HOST:PORT; for several replicas all of them, separated by commas.
+            tls: our certificate and the authority we trust; without it, only connections to this machine are allowed.
+            insecure: use plaintext to other machines; only for isolated networks.
+            name: sender of the inputs, for display; a certificate's name overrides it.
 
         Raises:
-            UsageError: these contradict each other, or our certificate has no permission.
-            CoordinatorUnavailableError: no coordinator answers there.
+            UsageError: the arguments contradict each other, or our certificate has no permission.
+            CoordinatorUnavailableError: no coordinator answers at the address.
         """
         return await open_client(address_of(address, data_dir), security_of(tls, insecure=insecure), name)
 
     async def start(self) -> None:
-        """Wait for the coordinator's first answer. For `connect`."""
+        """Wait for the coordinator's first answer. Called by `connect`."""
         await patiently(lambda: self._coordinator.locate((), connecting.CONNECT_S_MAX))
         if self._security.is_tls:
             self._reloading = asyncio.create_task(connecting.keep_reloading(self._security, self._renew))
@@ -101,7 +101,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections. Sends under way end: as unknown, if they may have been taken. Waits for answers end too."""
+        """Close the connections. Pending sends end, as unknown if they may have been accepted. Pending asks end too."""
         self._feed(ev.ClientClosed())
         tasks = [*self._tasks, *([self._reloading] if self._reloading is not None else [])]
         for task in tasks:
@@ -113,23 +113,23 @@ class Client:
     # ---- sending ----------------------------------------------------------------------------------------------------
 
     async def send(self, agent: str, message: Any, key: str | None = None, timeout_s: float = TIMEOUT_S) -> Receipt:
-        """Give an agent an input; returns when it is permanently in the fleet's log.
+        """Send an input to an agent; return when it is durable in the fleet's log.
 
         Args:
-            message: as agents send it, a snapline.Message or another struct or dataclass; or `(type, fields)`, its type's name and
+            message: a snapline.Message or another struct or dataclass, as agents send it; or `(type, fields)`: its type's name and
                 its JSON fields, which the host converts.
-            key: of 1 to 128 characters. The same key again is the same input, so an unknown outcome can be repeated; without one a random
-                key is generated, which the receipt and every error name.
-            timeout_s: for everything. It is tried again until then.
+            key: idempotency key of 1 to 128 characters. A send with the same key is the same input, so a send with an unknown outcome can be
+                repeated. The default is a random key, which the receipt and every error contain.
+            timeout_s: time limit for the whole send, including retries.
 
         Raises:
-            InputUnknownError: it may have been taken; `error.key` is the key to repeat it with.
-            InputRejectedError: it was certainly not taken in time.
-            InputRefusedError: it never will be: the agent has no handler for it, it is not as declared, or its key was used for another
-                input.
-            AgentMissingError: there is no such agent, or it has stopped.
+            InputUnknownError: the input may have been accepted; repeat the send with `error.key`.
+            InputRejectedError: the input was not accepted in time.
+            InputRefusedError: the input can never be accepted: the agent has no handler for it, it does not match its declaration, or its
+                key was used for another input.
+            AgentMissingError: the agent does not exist, or has stopped.
             FleetEndedError: the fleet has ended.
-            EncodingError, MessageTooLargeError, UsageError: it cannot be sent.
+            EncodingError, MessageTooLargeError, UsageError: the message cannot be sent.
         """
         (outcome,) = await self._sends.outcomes([input_of(agent, message, key)], timeout_s)
         if isinstance(outcome, SnaplineError):
@@ -137,17 +137,17 @@ class Client:
         return outcome
 
     async def send_many(self, inputs: Iterable[AgentInput], timeout_s: float = TIMEOUT_S) -> list[Receipt]:
-        """Give many inputs, each `(agent, message)` or `(agent, message, key)`; returns their receipts, in order.
+        """Send many inputs, each `(agent, message)` or `(agent, message, key)`; return their receipts, in order.
 
-        Inputs for one host travel together. To one agent they go in this order; one that is refused does not stop the others.
+        Inputs for one host share requests. Inputs to one agent keep their order; a refused input does not stop the others.
 
         Raises:
-            InputsError: some have no receipt; `error.outcomes` has a receipt or an error for each. With keys of your own, giving all
-                of them again is safe.
-            EncodingError, MessageTooLargeError, UsageError: one cannot be sent; nothing was.
+            InputsError: some inputs have no receipt; `error.outcomes` has a receipt or an error for each. If you supplied the keys, it is
+                safe to send all of them again.
+            EncodingError, MessageTooLargeError, UsageError: a message cannot be sent; none was sent.
         """
-        given = [input_of(each[0], each[1], each[2] if len(each) > 2 else None) for each in inputs]
-        outcomes = await self._sends.outcomes(given, timeout_s)
+        checked_inputs = [input_of(each[0], each[1], each[2] if len(each) > 2 else None) for each in inputs]
+        outcomes = await self._sends.outcomes(checked_inputs, timeout_s)
         failed = [each for each in outcomes if isinstance(each, SnaplineError)]
         if failed:
             count = f"{len(failed):,} of {len(outcomes):,} inputs have no receipt"
@@ -166,39 +166,39 @@ class Client:
         *,
         reply_type: Any = None,
     ) -> Reply:
-        """Give an agent an input as `send` does, and wait for the answer of its turn (`ctx.reply`).
+        """Send an agent an input as `send` does, and wait for the answer of its turn (`ctx.reply`).
 
-        The answer is final: it comes when a complete snapshot holds the turn, and the same key gives it again.
+        The answer is final: it is returned when a complete snapshot holds the turn. A repeated ask with the same key returns the same answer.
 
         Args:
-            early: take the answer as soon as the turn has ended. A recovery may undo that turn; its input takes effect again, and
-                the answer may be another one then.
-            timeout_s: for everything.
+            early: return the answer as soon as the turn has ended. A recovery may undo that turn; its input then takes effect again, and
+                the answer may differ.
+            timeout_s: time limit for the whole ask.
             reply_type: class of the answer; without it the reply holds plain values.
 
         Raises:
-            AnswerMissingError: the input was taken, and there was no answer in time, or it is no longer available; ask again with `error.key`.
-            InputDeadLetteredError: it was taken, and became a dead letter.
-            EncodingError: the answer is not of this type.
-            InputUnknownError: and all others that `send` raises.
+            AnswerMissingError: the input was accepted, but its answer was not available in time, or no longer is; ask again with `error.key`.
+            InputDeadLetteredError: the input was accepted, and became a dead letter.
+            EncodingError: the answer does not match `reply_type`.
+            InputUnknownError: as in `send`, like all its other errors.
         """
-        reader, given = ReplyReader(reply_type), input_of(agent, message, key)
+        reader, checked_input = ReplyReader(reply_type), input_of(agent, message, key)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        giving = asyncio.ensure_future(self._sends.outcomes([given], timeout_s))
-        asking = asyncio.ensure_future(self._asking.hear(agent, given.key, deadline_s, is_early=early))
+        giving = asyncio.ensure_future(self._sends.outcomes([checked_input], timeout_s))
+        asking = asyncio.ensure_future(self._asking.hear(agent, checked_input.key, deadline_s, is_early=early))
         try:
             (receipt,) = await giving
             if isinstance(receipt, SnaplineError):
                 raise receipt
-            said = await asking
-            if said.ending == ev.FORGOTTEN:  # asked of a host before the input had come there
-                said = await self._asking.hear_of(receipt, deadline_s, is_early=early)
+            ending = await asking
+            if ending.ending == ev.FORGOTTEN:  # the host was asked before it had received the input
+                ending = await self._asking.hear_of(receipt, deadline_s, is_early=early)
         finally:
             giving.cancel()
             asking.cancel()
-        if said.ending != ev.ANSWERED or said.outcome is None:
-            raise answer_error(said, receipt)
-        return Reply(agent, receipt.number, reader.read(said.outcome), early, given.key)
+        if ending.ending != ev.ANSWERED or ending.outcome is None:
+            raise answer_error(ending, receipt)
+        return Reply(agent, receipt.number, reader.read(ending.outcome), early, checked_input.key)
 
     # ---- outputs ----------------------------------------------------------------------------------------------------
 
@@ -215,33 +215,33 @@ class Client:
         """Yield the external outputs of agents (`ctx.emit`), in order, each once, when a complete snapshot holds it.
 
         Args:
-            topic: only these; empty: all that agents have named themselves. `@effects` is the ledger of effects.
-            after: the cursor of an output: what comes after it; empty: from the oldest that are kept.
-            consumer: instead go on where this consumer has `acknowledge`d; unacknowledged outputs are kept for it, a week at most.
+            topic: only outputs of this topic; empty: all topics that agents have named. `@effects` is the ledger of effects.
+            after: cursor of an output; start after it; empty: start at the oldest stored output.
+            consumer: start at the position that this consumer has `acknowledge`d; unacknowledged outputs are retained for it, for a week at most.
             message_type: class of the messages; without it they are plain values.
-            follow: go on until the fleet ends; otherwise until all is read that is released now.
-            timeout_s: how long the coordinator may be silent.
+            follow: continue until the fleet ends; otherwise until all outputs released so far are read.
+            timeout_s: longest time without a reply from the coordinator.
 
         Raises:
-            NotFoundError: what comes after the cursor was deleted.
-            UsageError: it is no cursor of this fleet, or this client has no permission. EncodingError: a message is not of this type.
-            CoordinatorUnavailableError, UnknownOutcomeError, StoreError: nothing could be read for that long.
-            DamagedDataError: a file is not what was written.
+            NotFoundError: the outputs after the cursor were deleted.
+            UsageError: the cursor does not belong to this fleet, or this client has no permission. EncodingError: a message is not of this type.
+            CoordinatorUnavailableError, UnknownOutcomeError, StoreError: nothing could be read for `timeout_s`.
+            DamagedDataError: a file is damaged.
         """
-        wanted = OutputsRequest(topic, after, consumer, message_type, follow, timeout_s)
-        return wanted_outputs(lambda: self._coordinator, wanted)
+        request = OutputsRequest(topic, after, consumer, message_type, follow, timeout_s)
+        return wanted_outputs(lambda: self._coordinator, request)
 
     async def effects(self) -> list[Effect]:
-        """Return the external effects of agents (`ctx.effect`), and their fates, as far as snapshots hold them. Raises as `outputs`.
+        """Return the external effects of agents (`ctx.effect`) and their outcomes, as far as snapshots hold them. Raises as `outputs`.
 
-        Hosts are asked for the state of unfinished ones, if this client may look at agents; those of a host that does not answer are "open".
+        If this client may inspect agents, hosts supply the state of unfinished effects. If a host does not answer, its effects are "open".
         """
-        standing = await effects.standing(self._coordinator, self._hosts)
-        words = [x async for x in self.outputs(EFFECTS_TOPIC, message_type=EffectRecord, follow=False)]
-        return with_standing(fold(words), standing)
+        open_effects = await effects.standing(self._coordinator, self._hosts)
+        records = [x async for x in self.outputs(EFFECTS_TOPIC, message_type=EffectRecord, follow=False)]
+        return with_standing(fold(records), open_effects)
 
     async def acknowledge(self, consumer: str, had: Output | OutputsReverted | str) -> None:
-        """Record that a named consumer has had all up to this output, or cursor: `outputs` goes on after it. It never goes back."""
+        """Record that a named consumer has processed all outputs up to this output or cursor; `outputs` starts after it. Positions never go back."""
         cursor = had if isinstance(had, str) else had.cursor
         await patiently(lambda: self._coordinator.move_consumer(consumer, cursor))
 
@@ -256,20 +256,20 @@ class Client:
         return list((await patiently(lambda: self._coordinator.locate_all())).agents)
 
     async def waiting(self) -> dict[str, object]:
-        """Return waiting work, as hosts see it: `agents` with an unfinished durable turn, inputs or dead letters, at most 500 of each host.
+        """Return pending work, as hosts see it: `agents` with an unfinished durable turn, inputs or dead letters, at most 500 of each host.
 
-        `more`: agents that are left out; `silent_hosts`: those without an answer in 2 s, as of an older release; `effects`: those agents wait at.
+        `more`: number of agents omitted; `silent_hosts`: hosts without an answer within 2 s, or of an older release; `effects`: effects waited for.
         """
-        found = await waiting_agents(self._coordinator, self._hosts)
-        standing = await effects.standing(self._coordinator, self._hosts)
-        return document("WaitingAgents", **msgspec.to_builtins(found), effects=msgspec.to_builtins(standing))
+        agents = await waiting_agents(self._coordinator, self._hosts)
+        open_effects = await effects.standing(self._coordinator, self._hosts)
+        return document("WaitingAgents", **msgspec.to_builtins(agents), effects=msgspec.to_builtins(open_effects))
 
     async def snapshot(self, timeout_s: float = SNAPSHOT_TIMEOUT_S) -> dict[str, object]:
-        """Take a snapshot now; returns when it is complete: the document that `snapline snapshot create -o json` prints.
+        """Take a snapshot now; return when it is complete. The result is the document that `snapline snapshot create -o json` prints.
 
         Raises:
-            SnapshotAbortedError: its epoch was aborted, or none can begin; the reason says why.
-            UnknownOutcomeError: no answer in time: there may be one now, or later. Asking again is harmless: it is one more.
+            SnapshotAbortedError: its epoch was aborted, or no epoch can begin; the error has the reason.
+            UnknownOutcomeError: no answer in time: the snapshot may exist now or later. It is harmless to repeat the call.
             CoordinatorUnavailableError: no coordinator answers. UsageError: this certificate has neither role `operator` nor `admin`.
         """
         check_timeout(timeout_s)
@@ -278,28 +278,28 @@ class Client:
     async def restore(
         self, snapshot: str | int, *, drop_inputs: bool = False, reason: str = "", timeout_s: float = SNAPSHOT_TIMEOUT_S
     ) -> dict[str, object]:
-        """Take the fleet back to a snapshot (an epoch, a tag, "last") permanently: what happened since is undone (docs/going-back.md).
+        """Restore the fleet permanently to a snapshot (an epoch, a tag, "last"); later work is undone (docs/going-back.md).
 
-        Returns when its plan is committed, what `snapline recovery restore -o json` prints. `drop_inputs`: drop those that it has not consumed.
+        Return when the plan is committed: the document of `snapline recovery restore -o json`. `drop_inputs`: drop unconsumed inputs.
 
         Raises:
-            NotFoundError, UsageError: no such snapshot, the fleet cannot go back to it, or no permission. ExternalFailureError: not now.
+            NotFoundError, UsageError: no such snapshot, it cannot be restored, or no permission. ExternalFailureError: not possible now.
         """
         check_timeout(timeout_s)
         what = str(snapshot), secrets.token_hex(16), reason
         return document_of(await patiently(lambda: self._coordinator.restore(*what, drop_inputs, timeout_s)))
 
     async def recovery_line(self, failed: Iterable[str] = (), timeout_s: float = CALL_S_MAX) -> RecoveryLine:
-        """Return where the fleet would go back to if these failed now: a mapping, the document that `snapline recovery line -o json` prints.
+        """Return the recovery line if these failed now: a mapping, the document that `snapline recovery line -o json` prints.
 
         With certificates it requires the role `viewer`, `operator` or `admin`.
 
         Args:
-            failed: agents; `host:h1` means all of its agents. None of them: all fail.
+            failed: agents; `host:h1` means all agents of that host. Empty: all agents fail.
 
         Raises:
-            NotFoundError: no such agent or host.
-            UnknownOutcomeError: no answer in time. CoordinatorUnavailableError: none answers, or it cannot say just now.
+            NotFoundError: an agent or host does not exist.
+            UnknownOutcomeError: no answer in time. CoordinatorUnavailableError: no coordinator answers, or it cannot compute the line now.
         """
         check_timeout(timeout_s)
         return RecoveryLine(await patiently(lambda: self._coordinator.recovery_line(check_failed(failed), timeout_s)))
@@ -309,40 +309,40 @@ class Client:
     async def state(
         self, agent: str, *, live: bool = False, field: str = "", timeout_s: float = TIMEOUT_S
     ) -> AgentState:
-        """Return the state of an agent in the newest complete snapshot, as plain values, from a host; for any role that may read.
+        """Return the state of an agent in the newest complete snapshot, as plain values, from a host. Requires any role that may read.
 
         Args:
-            live: instead as it is now, between two turns. It waits for the end of the present one. A recovery may undo it.
-            field: only the value at this path, such as `mind.notes[3].text`.
+            live: return the current state instead, between two turns; waits for the end of the present turn. A recovery may undo that state.
+            field: path of the only value to return, such as `mind.notes[3].text`.
 
         Raises:
-            AgentMissingError: there is no such agent, it has stopped, or is not in that snapshot.
+            AgentMissingError: the agent does not exist, has stopped, or is not in that snapshot.
             NotFoundError: there is no snapshot yet, or no such field.
-            UsageError: it takes more than 16 MiB of JSON, or this client has no permission.
-            FleetEndedError: no host is left to answer. UnknownOutcomeError: no host answered in time; asking changes nothing.
-            DamagedDataError, StoreError: what the host has found.
+            UsageError: the state takes more than 16 MiB of JSON, or this client has no permission.
+            FleetEndedError: no host is left to answer. UnknownOutcomeError: no host answered in time; the call changes nothing.
+            DamagedDataError, StoreError: as raised by the host.
         """
         check_timeout(timeout_s)
         question = Question(check_id(agent), LIVE if live else STATE, field)
-        told = await see(lambda: self._coordinator, self._hosts, question, timeout_s)
-        return msgspec.json.decode(told, type=AgentState)
+        reply = await see(lambda: self._coordinator, self._hosts, question, timeout_s)
+        return msgspec.json.decode(reply, type=AgentState)
 
     async def describe(self, agent: str, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
-        """Describe an agent: the document that `snapline agent describe -o json` prints. Raises what `state` does."""
+        """Describe an agent: the document that `snapline agent describe -o json` prints. Raises the errors of `state`."""
         check_timeout(timeout_s)
-        told = await see(lambda: self._coordinator, self._hosts, Question(check_id(agent), DESCRIPTION), timeout_s)
-        return msgspec.json.decode(told, type=dict[str, object])
+        reply = await see(lambda: self._coordinator, self._hosts, Question(check_id(agent), DESCRIPTION), timeout_s)
+        return msgspec.json.decode(reply, type=dict[str, object])
 
     async def retry_dead_letters(
         self, agent: str, numbers: Numbers = None, timeout_s: float = TIMEOUT_S
     ) -> list[DeadLetterResult]:
         """Give dead letters of an agent another turn, once each and in order; None: all current ones.
 
-        Returns when a complete snapshot holds that. With certificates it requires the role `operator` or `admin`.
+        Return when a complete snapshot holds those turns. With certificates it requires the role `operator` or `admin`.
 
         Raises:
-            NotFoundError: a number is none of its dead letters. AgentMissingError: there is no such agent, or it has stopped.
-            InputUnknownError: not all is known in time; repeating it is harmless: settled ones are gone.
+            NotFoundError: the agent has no dead letter of a given number. AgentMissingError: the agent does not exist, or has stopped.
+            InputUnknownError: not all outcomes are known in time; it is harmless to repeat the call, since settled dead letters are gone.
             FleetEndedError: the fleet has ended. UsageError: this client has no permission.
         """
         return await self._settle(agent, RETRY, numbers, timeout_s)
@@ -350,47 +350,48 @@ class Client:
     async def drop_dead_letters(
         self, agent: str, numbers: Numbers = None, timeout_s: float = TIMEOUT_S
     ) -> list[DeadLetterResult]:
-        """Drop dead letters of an agent. They stay counted. Otherwise as `retry_dead_letters`."""
+        """Drop dead letters of an agent. They remain in its count. Otherwise as `retry_dead_letters`."""
         return await self._settle(agent, DROP, numbers, timeout_s)
 
     async def _settle(self, agent: str, verb: str, numbers: Numbers, limit_s: float) -> list[DeadLetterResult]:
         deadline_s = asyncio.get_running_loop().time() + limit_s
-        words = words_for(agent, verb, await self.describe(agent, limit_s), numbers)
+        commands = words_for(agent, verb, await self.describe(agent, limit_s), numbers)
         return await Settling(lambda: self._coordinator, self._hosts, agent).settle(
-            words, deadline_s, self._asking.hear_of
+            commands, deadline_s, self._asking.hear_of
         )
 
     async def resolve_effect(
         self, agent: str, key: str, *, result: Any = None, not_done: bool = False, timeout_s: float = TIMEOUT_S
     ) -> None:
-        """Resolve an effect in doubt at which its agent waits for an operator (docs/effects.md); once. Roles as above.
+        """Resolve, once, an effect in doubt for which its agent waits (docs/effects.md). Requires the roles of `retry_dead_letters`.
 
-        `result`: what its function would have returned, as plain values. `not_done`: it was not; it is called when a complete snapshot holds that.
+        `result`: what its function would have returned, as plain values. `not_done`: it was not done; it is called again once a complete
+        snapshot holds this resolution.
 
         Raises:
-            NotFoundError, UsageError: the agent does not wait at it, it needs no operator, or this client has no permission.
-            AgentMissingError, FleetEndedError: no agent accepts it. InputUnknownError: not known in time; repeating it is harmless.
+            NotFoundError, UsageError: the agent does not wait for it, it needs no resolution, or this client has no permission.
+            AgentMissingError, FleetEndedError: no agent accepts it. InputUnknownError: not known in time; it is harmless to repeat the call.
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        word = effects.word_for(agent, key, await self.describe(agent, timeout_s), result=result, not_done=not_done)
-        await self._say(word, key, deadline_s, is_early=True)
+        command = effects.word_for(agent, key, await self.describe(agent, timeout_s), result=result, not_done=not_done)
+        await self._say(command, key, deadline_s, is_early=True)
 
     async def retry_effect(self, agent: str, key: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Retry a failed effect, by a further turn of the dead letter that its turn has become; a failed compensation; or an effect in
-        doubt that waits for an operator. Returns when that is over, for the last when its call is certain.
-        `key`: as `effects` names it, with `#2` of a second generation.
+        """Retry one of these: a failed effect, in a new turn of the dead letter that its turn became; a failed compensation; or an effect in
+        doubt that waits for an operator. Return when the retry has ended, or, for an effect in doubt, when its call is certain.
+        `key`: as `effects` names it; with `#2` for a second generation.
 
         Raises:
-            UsageError: that makes no sense, as the sentence says, or this client has no permission. NotFoundError: the agent waits at another one.
-            InputDeadLetteredError: it failed again, and is a new dead letter. Others as `resolve_effect`.
+            UsageError: the effect cannot be retried, with the reason, or no permission. NotFoundError: the agent waits for another effect.
+            InputDeadLetteredError: it failed again, and is a new dead letter. Other errors as `resolve_effect`.
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        word = effects.retry_for(agent, key, await self.describe(agent, timeout_s))
-        await self._say(word, key, deadline_s, is_early=not effects.is_wish(word))
+        command = effects.retry_for(agent, key, await self.describe(agent, timeout_s))
+        await self._say(command, key, deadline_s, is_early=not effects.is_wish(command))
 
     async def undo_effect(self, agent: str, key: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Undo an effect by its compensation, even after its turn ended well: the agent is not notified. Requested again, it reruns. Returns when a
-        complete snapshot holds that; one that was undone already stays so. Raises as `retry_effect`."""
+        """Undo an effect with its compensation, even after its turn ended well; the agent is not notified. A later request reruns the effect.
+        Return when a complete snapshot holds the undo. An effect that is already undone remains so. Raises as `retry_effect`."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         await self._say(effects.request_for(check_id(agent), UNDO, key), key, deadline_s)
 
@@ -404,7 +405,7 @@ class Client:
         loop = asyncio.get_running_loop()
         try:
             commands = self._core.handle(round(loop.time() * 1e9), event)
-        except Exception as error:  # one of ours: nobody may wait for ever because of it
+        except Exception as error:  # a bug of ours: no caller may wait forever because of it
             fail_all([*[each.ending for each in self._sends.waiting.values()], *self._asking.endings], error)
             raise
         for command in commands:
@@ -419,8 +420,8 @@ class Client:
                 case ev.FindAgents():
                     self._start(self._hand_back(requests.find(self._coordinator, command)))
                 case ev.OfferInputs():
-                    given = [self._sends.waiting[send].given for send in command.sends]
-                    self._start(self._hand_back(requests.offer(self._hosts, command, given)))
+                    inputs = [self._sends.waiting[send].given for send in command.sends]
+                    self._start(self._hand_back(requests.offer(self._hosts, command, inputs)))
         if self._timer is not None:
             self._timer.cancel()
         wakeup_ns = self._core.wakeup_ns
@@ -435,12 +436,12 @@ class Client:
         self._feed(await request)
 
     def _renew(self) -> None:
-        """Present other certificates on new connections; calls under way go on over the old ones."""
+        """Use new certificates for new connections; pending calls continue on the old ones."""
         self._hosts.renew()
-        older, self._coordinator = self._coordinator, CoordinatorClient(self._address, self._security)
-        self._start(close_later(older))
+        old_coordinator, self._coordinator = self._coordinator, CoordinatorClient(self._address, self._security)
+        self._start(close_later(old_coordinator))
 
 
 async def open_client(address: str, security: Security, name: str) -> Client:
-    """Return a client that the coordinator has answered once; raises what `Client.connect` raises."""
+    """Return a client once the coordinator has answered it; raises what `Client.connect` raises."""
     return await started(Client(address, security, check_id(name, "client")))

@@ -17,10 +17,10 @@ CONNECT_S_MAX = 10.0
 
 
 class Certificates(msgspec.Struct, frozen=True):
-    """The files of a certificate of the role `client` (docs/security.md).
+    """Files of a certificate with the role `client` (docs/security.md).
 
     Attributes:
-        certificate, key: ours, as PEM files.
+        certificate, key: our certificate and key, as PEM files.
         authority: the certificates that we trust.
         domain: the fleet's trust domain.
     """
@@ -32,10 +32,10 @@ class Certificates(msgspec.Struct, frozen=True):
 
 
 def address_of(address: str, data_dir: str | Path | None) -> str:
-    """Return where the coordinator listens, several replicas with commas between.
+    """Return the coordinator's address; several replicas are separated by commas.
 
     Raises:
-        UsageError: neither says it, or both do.
+        UsageError: neither argument is given, or both are.
     """
     if address and data_dir is not None:
         raise UsageError("address and data_dir both name a coordinator: give one of them")
@@ -45,13 +45,13 @@ def address_of(address: str, data_dir: str | Path | None) -> str:
             raise UsageError(
                 f"{Path(data_dir) / ADDRESS_FILE} names no coordinator: is it the folder of a local fleet?"
             )
-    if not [each for each in address.split(",") if each.strip()]:
+    if not [part for part in address.split(",") if part.strip()]:
         raise UsageError("whom to ask? Give the coordinator's address, or data_dir of a local fleet")
     return address
 
 
 def security_of(tls: Certificates | None, *, insecure: bool) -> Security:
-    """Return the security settings that these mean.
+    """Return the security settings for these arguments.
 
     Raises:
         UsageError: they contradict each other.
@@ -64,7 +64,7 @@ def security_of(tls: Certificates | None, *, insecure: bool) -> Security:
 
 
 class Startable(Protocol):
-    """A client that has not been used yet."""
+    """A client before its first use."""
 
     async def start(self) -> None: ...
     async def close(self) -> None: ...
@@ -84,7 +84,7 @@ async def started(client: _Client) -> _Client:
 
 
 async def keep_reloading(security: Security, renew: Callable[[], None]) -> None:
-    """Check certificate files now and then; `renew` when they have changed."""
+    """Check the certificate files periodically; call `renew` when they have changed."""
     generation = security.generation
     while True:
         await asyncio.sleep(RELOAD_S)
@@ -95,7 +95,7 @@ async def keep_reloading(security: Security, renew: Callable[[], None]) -> None:
 
 
 async def close_later(older: CoordinatorClient) -> None:
-    """Close it when the calls that it had under way are over."""
+    """Close a replaced client once its pending calls have ended."""
     try:
         await asyncio.sleep(TIMEOUT_S)
     finally:

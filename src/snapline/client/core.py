@@ -1,38 +1,38 @@
-"""Decisions of a fleet's client: which host to ask, when to try again, and the outcome of a send. No I/O.
+"""Decisions of a fleet's client: which host to ask, when to retry, and the outcome of a send. No I/O.
 
 Problem
 -------
-A program outside a fleet wants an agent to have a message, once. The agent lives on some host, which may die at any moment;
-another one may own the agent then, and only the coordinator knows which. Requests and answers may be lost, late, or doubled.
+An external program wants an agent to receive a message exactly once. The agent lives on some host, which may crash at any moment.
+Another host may then own the agent, and only the coordinator knows which. Requests and answers may be lost, delayed or duplicated.
 
 Model
 -----
-A host that owns the agent answers "accepted" or "repeated" when the input is permanently in its log, and then only. It knows inputs by
-their keys: it does not take one twice. "retry" means that it was not taken by this request, "refused" that it never
-will be; a request that is answered was heard once. A missing answer says nothing: it may have been taken, or may be later, while the request is on
-its way. In one request a host decides the inputs of one agent in order: what comes behind one that it did not take for the moment is
-not taken either.
+A host that owns the agent answers "accepted" or "repeated" if and only if the input is durable in its log. It recognizes inputs by their
+keys and never accepts one twice. "retry" means that this request did not get the input accepted, "refused" that it never will be. An
+answered request was received once. A missing answer proves nothing: the input may have been accepted, or may be accepted later, while
+the request is in transit. Within one request, a host decides the inputs of one agent in order: after a "retry", it accepts none of the
+inputs of that agent that follow.
 
 Rules
 -----
-1. *A receipt is a host's answer.* A send ends as taken upon "accepted" or "repeated", and in no other way.
-2. *The same key again is always safe*, so a send without a final answer is tried again with the same key until its time is over.
-3. *Order.* Per agent one request is under way at most, and what it leaves undecided goes first into the next one. So the inputs
-   that have a receipt have their numbers in the order in which they were given. One that ended as unknown may still be taken at
-   any place after that.
-4. *Doubt stays.* Once a request that held it has ended without an answer, a send that does not end as taken ends as unknown: a later "no" is
-   about the later request only.
+1. *A receipt is a host's answer.* A send ends as accepted upon "accepted" or "repeated", and in no other way.
+2. *Repeating a key is always safe*, so a send without a final answer is retried with the same key until its time limit.
+3. *Order.* At most one request per agent is in flight, and inputs that it leaves undecided come first in the next one. So the inputs
+   that have a receipt are numbered in the order in which they were given. An input that ended as unknown may still be accepted at
+   any later position.
+4. *Doubt stays.* Once a request that contained a send has ended without an answer, that send ends as accepted or as unknown: a later
+   refusal is about the later request only.
 5. *Every send ends*, at its deadline at the latest.
 
-Where an agent lives is remembered until a host does not take its inputs. A host that knows better says where to go; following that costs no
-wait once, then it may be that two hosts send us to each other. Everything else waits: doubled each time, spread by a number that follows from the
-client's seed, so that clients that have lost the same host do not come back all at once.
+The client remembers an agent's place until a host rejects its inputs. A host that knows a newer place names it. The first redirect is
+followed immediately; further ones wait, since two hosts may redirect to each other. All other retries wait, with exponential backoff and
+jitter from the client's seed, so that clients of a lost host do not all return at once.
 
-Sends that gather while requests are under way go into the next ones, in batches of one host; nothing else ever waits for a batch to fill.
+Sends that arrive while requests are in flight are batched into the next request to their host; no other send waits for a batch to fill.
 
 The caller's duties:
-1. Carry out commands in order. Answer each request once, always, and within its limit.
-2. Feed TimerFired at `wakeup_ns`, or after it.
+1. Carry out commands in order. Answer each request exactly once and within its limit.
+2. Feed TimerFired at `wakeup_ns` or later.
 3. Offer a send with the same key and the same payload in every request.
 """
 
@@ -49,24 +49,24 @@ from snapline.messages.answers import LocatedAgent
 from snapline.messages.inputs import ACCEPTED, NOT_PUBLIC, REFUSED, REPEATED, RETRY, InputOutcome
 
 REQUESTS_MAX = 4
-"""Largest number of requests under way to one host: its log writes one batch at a time, and while it does the next ones may travel."""
+"""Largest number of requests in flight to one host: its log writes one batch at a time, while the next ones may travel."""
 
 ATTEMPT_NS = 5_000_000_000
-"""Longest time of one request: keepalive finds a host that is cut off or frozen in about that time, and a store that takes longer is in trouble. Then
+"""Longest time of one request: keepalive detects a dead or frozen host in about that time, and a slower store is in trouble. After that,
 it is better to look up the agent's owner again."""
 
 CLOSED = "the client was closed"
 
 
 class _Request(msgspec.Struct):
-    """A request to a host that is under way."""
+    """A request in flight to a host."""
 
     place: Place
     entries: list[Entry]
 
 
 class ClientCore:
-    """Decides for one client. `handle` is the only entry; `seed`: of its waits."""
+    """Decisions of one client. `handle` is the only entry; `seed`: seed of its backoff."""
 
     def __init__(self, seed: int = 0) -> None:
         self._now = 0
@@ -75,11 +75,11 @@ class ClientCore:
         self._requests_made = 0
         self._queues = AgentQueues(seed)
         self._entries: dict[int, Entry] = {}
-        """Sends that are not over."""
+        """Open sends."""
         self._deadlines: list[tuple[int, int]] = []
         """Heap of deadline and send."""
         self._finding: dict[int, list[AgentQueue]] = {}
-        """The request that looks up agents; one at a time."""
+        """The current request that looks up agents; at most one."""
         self._requests: dict[int, _Request] = {}
         self._under_way: dict[Place, int] = {}
         """Requests to each host."""
@@ -99,7 +99,7 @@ class ClientCore:
         }
 
     def handle(self, now_ns: int, event: ev.Event) -> list[ev.Command]:
-        """Take one event; returns what to do, in order."""
+        """Handle one event; return the commands, in order."""
         self._now = now_ns
         out: list[ev.Command] = []
         self._out = out
@@ -114,7 +114,7 @@ class ClientCore:
 
     @property
     def wakeup_ns(self) -> int | None:
-        """Next time that TimerFired is due, or None."""
+        """Return the next time at which TimerFired is due, or None."""
         while self._deadlines and self._deadlines[0][1] not in self._entries:
             heapq.heappop(self._deadlines)
         times = [self._deadlines[0][0] if self._deadlines else None, self._queues.wakeup_ns, self._asks.wakeup_ns]
@@ -123,12 +123,12 @@ class ClientCore:
     # ---- the program ----------------------------------------------------------------------------------------------
 
     def _on_inputs_given(self, event: ev.InputsGiven) -> None:
-        for given in event.sends:
-            entry = self._entries[given.send] = Entry(given)
+        for send in event.sends:
+            entry = self._entries[send.send] = Entry(send)
             if self._is_closed:
                 self._end(entry, ev.NOT_TAKEN, CLOSED)
             else:
-                heapq.heappush(self._deadlines, (given.deadline_ns, given.send))
+                heapq.heappush(self._deadlines, (send.deadline_ns, send.send))
                 self._queues.add(entry)
 
     def _on_sends_dropped(self, event: ev.SendsDropped) -> None:
@@ -156,12 +156,12 @@ class ClientCore:
             self._out.extend(self._asks.on_agents_found(event, self._now))
             return
         reply = event.reply
-        found = {place.agent: place for place in reply.agents}
+        places = {place.agent: place for place in reply.agents}
         for queue in self._finding.pop(event.request):
             if reply.phase in OVER:
                 self._end_queue(queue, ev.ENDED, f"{OVER[reply.phase]}{f': {reply.reason}' if reply.reason else ''}")
             else:
-                self._settle(queue, found.get(queue.agent), reply.phase)
+                self._settle(queue, places.get(queue.agent), reply.phase)
 
     def _settle(self, queue: AgentQueue, found: LocatedAgent | None, phase: str) -> None:
         """Act on the place found for one agent."""
@@ -173,9 +173,9 @@ class ClientCore:
         elif phase == "forming":
             self._rest(queue, "the fleet is forming")
         else:
-            why = "has stopped" if found.state == "left" else "is not in this fleet"
+            problem = "has stopped" if found.state == "left" else "is not in this fleet"
             self._end_queue(
-                queue, ev.MISSING, f"agent {queue.agent!r} {why}: `snapline agent list` names those that are there"
+                queue, ev.MISSING, f"agent {queue.agent!r} {problem}: `snapline agent list` names those that are there"
             )
 
     def _on_finding_failed(self, event: ev.FindingFailed) -> None:
@@ -203,17 +203,17 @@ class ClientCore:
                 undecided[entry.agent].append((entry, outcome))
             elif not entry.is_over:
                 self._decide(entry, outcome)
-        for agent, left in undecided.items():
+        for agent, pending in undecided.items():
             queue = self._queue_of(agent)
-            self._queues.put_back(queue, [entry for entry, _ in left])
-            if left:
-                self._try_again(queue, left[0][1], request.place)
+            self._queues.put_back(queue, [entry for entry, _ in pending])
+            if pending:
+                self._try_again(queue, pending[0][1], request.place)
             else:
                 queue.failures = 0
                 self._queues.go(queue)
 
     def _decide(self, entry: Entry, outcome: InputOutcome) -> None:
-        """A word that is final."""
+        """End a send with a final outcome."""
         if outcome.status in (ACCEPTED, REPEATED):
             self._over(entry)
             is_repeated = outcome.status == REPEATED
@@ -226,7 +226,7 @@ class ClientCore:
             self._end(entry, ev.UNKNOWN, f"the host answered {outcome.status!r}, which this version does not know")
 
     def _try_again(self, queue: AgentQueue, outcome: InputOutcome, place: Place) -> None:
-        """Send to where the host says, or where the agent is found. The first retry is without a wait."""
+        """Send to the host named in the reply, or look up the agent. The first retry is immediate."""
         queues = self._queues
         queues.places.pop(queue.agent, None)
         is_hint = bool(outcome.address) and (outcome.host, outcome.address) != place
@@ -253,14 +253,14 @@ class ClientCore:
             self._end_queue(self._queue_of(agent), ev.DENIED, event.reason)
 
     def _fail(self, request: _Request, reason: str, *, is_unsent: bool = False) -> None:
-        """Handle a failed request: nothing is known of its sends, unless nothing was sent."""
+        """Handle a failed request: the outcomes of its sends are unknown, unless nothing was sent."""
         entries: dict[str, list[Entry]] = {}
         for entry in request.entries:
             entry.is_in_doubt = entry.is_in_doubt or not is_unsent
             entries.setdefault(entry.agent, []).append(entry)
-        for agent, left in entries.items():
+        for agent, agent_entries in entries.items():
             queue = self._queue_of(agent)
-            self._queues.put_back(queue, left)
+            self._queues.put_back(queue, agent_entries)
             self._queues.places.pop(agent, None)
             self._rest(queue, reason)
 
@@ -271,10 +271,10 @@ class ClientCore:
             del self._under_way[request.place]
         return request
 
-    # ---- what happens by itself -----------------------------------------------------------------------------------
+    # ---- after every event ----------------------------------------------------------------------------------------
 
     def _expire(self) -> None:
-        """Time is over."""
+        """End the sends whose deadline has passed."""
         while self._deadlines and self._deadlines[0][0] <= self._now:
             entry = self._entries.get(heapq.heappop(self._deadlines)[1])
             if entry is not None:
@@ -302,7 +302,7 @@ class ClientCore:
                 self._out.append(ev.OfferInputs(number, *place, sends, self._limit_ns(entries)))
 
     def _limit_ns(self, entries: Iterable[Entry]) -> int:
-        """Return the limit of a request: as long as any of its sends waits."""
+        """Return the time limit of a request: until the last deadline of its sends."""
         return min(ATTEMPT_NS, max([entry.deadline_ns for entry in entries]) - self._now)
 
     def _next_request(self) -> int:
@@ -322,13 +322,13 @@ class ClientCore:
         self._queues.retire(queue)
 
     def _give_up(self, entry: Entry, reason: str) -> None:
-        """End a send without an answer. One in a request may have been taken."""
+        """End a send without an answer. A send in a request may have been accepted."""
         if not self._queues.take_out(entry):
             entry.is_in_doubt = True
         self._end(entry, ev.NOT_TAKEN, reason)
 
     def _end(self, entry: Entry, ending: str, reason: str) -> None:
-        """Anything but taken (rule 4)."""
+        """End a send that was not accepted (rule 4)."""
         self._over(entry)
         self._out.append(ev.FinishSend(entry.send, ev.UNKNOWN if entry.is_in_doubt else ending, reason))
 
@@ -337,7 +337,7 @@ class ClientCore:
         entry.is_over = True
 
     def _queue_of(self, agent: str) -> AgentQueue:
-        """Return the queue of an agent with a send that is not over, or in a request."""
+        """Return the queue of an agent that has an open send, or a send in a request."""
         queue = self._queues.of(agent)
         assert queue is not None, f"no queue for {agent}"
         return queue
@@ -345,13 +345,13 @@ class ClientCore:
     # ---- invariants -----------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Cross-check all invariants; AssertionError says which does not hold."""
+        """Cross-check all invariants; raise AssertionError for the first that does not hold."""
         agents_out = [agent for x in self._requests.values() for agent in dict.fromkeys([y.agent for y in x.entries])]
         assert len(agents_out) == len(dict.fromkeys(agents_out)), "an agent in two requests"
         finding = {queue.agent for queues in self._finding.values() for queue in queues}
         waiting = self._queues.validate(finding=finding, out=set(agents_out))
-        held = [*waiting, *[entry for request in self._requests.values() for entry in request.entries]]
-        unfinished = sorted([entry.send for entry in held if not entry.is_over])
+        all_entries = [*waiting, *[entry for request in self._requests.values() for entry in request.entries]]
+        unfinished = sorted([entry.send for entry in all_entries if not entry.is_over])
         assert unfinished == sorted(self._entries), "a send is nowhere, or twice"
         if not self._is_closed:
             self._asks.validate()
@@ -359,4 +359,4 @@ class ClientCore:
 
 
 def _nothing(_event: ev.Event) -> None:
-    """Do nothing: time has passed, and what follows from that follows from every event."""
+    """Do nothing: the checks after every event also handle the passing of time."""

@@ -1,7 +1,7 @@
-"""Operator commands on dead letters: which ones are meant, the commands, and the outcome of each.
+"""Operator commands on dead letters: selection of the dead letters, the commands, and the outcome of each.
 
-A command names a letter by its number and its identity, so it never hits another one, and repeating it is harmless: a settled letter is gone. All
-commands of a call go to the agent's owner in one request, which is repeated with the same keys until each has an outcome.
+A command names a dead letter by number and identity, so it never affects another one. It may be repeated, since a settled dead letter is
+gone. One request carries all commands of a call to the agent's owner; it is repeated with the same keys until each has an outcome.
 """
 
 import asyncio
@@ -39,10 +39,10 @@ class DeadLetterResult(msgspec.Struct, frozen=True):
     """Outcome of one dead letter.
 
     Attributes:
-        number: of the letter, among those of its agent.
-        outcome: "handled": its turn has ended well; "failed": it failed again, as a new dead letter; "dropped"; "gone": it was not there when
-            its turn came, since another client has settled it, or a recovery has undone it; "refused": `reason` says why.
-        message: the answer of the turn of a letter that came from outside: `{"type": …, "fields": …}`; None: nothing.
+        number: number of the dead letter, among those of its agent.
+        outcome: "handled": its turn has ended well; "failed": it failed again, as a new dead letter; "dropped"; "gone": it did not exist any more
+            at its turn, since another client settled it or a recovery undid it; "refused": `reason` says why.
+        message: answer of the turn, for an input that had become a dead letter: `{"type": …, "fields": …}`; None: no answer.
     """
 
     agent: str
@@ -53,7 +53,7 @@ class DeadLetterResult(msgspec.Struct, frozen=True):
 
 
 class _Told(msgspec.Struct):
-    """A letter, as a description reports it."""
+    """A dead letter, as a description reports it."""
 
     number: int
     identity: str
@@ -64,44 +64,46 @@ class _Description(msgspec.Struct):
 
 
 def chosen(agent: str, description: Mapping[str, object], numbers: Numbers) -> list[_Told]:
-    """Return the letters that are meant; None: all current ones.
+    """Return the selected dead letters; None: all current ones.
 
     Raises:
-        NotFoundError: one is not there; says which are.
-        UsageError: a number is none, or is given twice.
+        NotFoundError: a number does not exist; the error lists the existing ones.
+        UsageError: a number is not valid, or is given twice.
     """
-    found = {each.number: each for each in msgspec.convert(description, _Description).dead_letters}
+    dead_letters = {
+        dead_letter.number: dead_letter for dead_letter in msgspec.convert(description, _Description).dead_letters
+    }
     if numbers is None:
-        return list(found.values())
-    wanted = list(numbers)
-    if len(set(wanted)) < len(wanted):
+        return list(dead_letters.values())
+    chosen_numbers = list(numbers)
+    if len(set(chosen_numbers)) < len(chosen_numbers):
         raise UsageError("a dead letter is named twice: name each once")
-    for number in wanted:
-        if number not in found:
-            known = ", ".join(map(str, found)) or "none"
-            raise NotFoundError(f"agent {agent!r} has no dead letter {number}; those that it has: {known}")
-    return [found[number] for number in wanted]
+    for number in chosen_numbers:
+        if number not in dead_letters:
+            known_numbers = ", ".join(map(str, dead_letters)) or "none"
+            raise NotFoundError(f"agent {agent!r} has no dead letter {number}; those that it has: {known_numbers}")
+    return [dead_letters[number] for number in chosen_numbers]
 
 
 def words_for(agent: str, verb: str, description: Mapping[str, object], numbers: Numbers) -> list[GivenInput]:
-    """Return one command for each letter that is meant, under a key of its own; raises as `chosen`."""
+    """Return one command for each selected dead letter, under a key of its own; raises as `chosen`."""
     stem = secrets.token_hex(12)
     return [
         GivenInput(
             agent,
-            f"{verb}-{each.number}-{stem}",
-            word_payload(DeadLetterCommand(verb, each.number, bytes.fromhex(each.identity))),
+            f"{verb}-{dead_letter.number}-{stem}",
+            word_payload(DeadLetterCommand(verb, dead_letter.number, bytes.fromhex(dead_letter.identity))),
         )
-        for each in chosen(agent, description, numbers)
+        for dead_letter in chosen(agent, description, numbers)
     ]
 
 
 Hear = Callable[[Receipt, float], Awaitable[ev.FinishAsk]]
-"""Waits for the outcome of an input, until a deadline."""
+"""Function that waits for the outcome of an input, until a deadline."""
 
 
 class Settling:
-    """Gives commands to the agent's owner until each has an outcome. `late`: error to raise if that is not in time."""
+    """Repeats commands to the agent's owner until each has an outcome. `late`: creates the error to raise after the deadline."""
 
     def __init__(
         self,
@@ -116,22 +118,22 @@ class Settling:
         self._agent = agent
 
     async def settle(self, words: Sequence[GivenInput], deadline_s: float, hear: Hear) -> list[DeadLetterResult]:
-        """Return the outcome of each; raises as `give`, and InputUnknownError where one is not heard of in time."""
-        given = await self.give(words, deadline_s)
+        """Return the outcome of each; raises as `give`, and InputUnknownError if one is not known in time."""
+        outcomes = await self.give(words, deadline_s)
 
         async def settled(word: GivenInput, outcome: InputOutcome) -> DeadLetterResult:
             if outcome.status == REFUSED:
                 return settled_letter(word, refused=outcome.reason)
             return settled_letter(word, await hear(Receipt(word.agent, outcome.number, word.key), deadline_s))
 
-        return list(await asyncio.gather(*[settled(*pair) for pair in zip(words, given, strict=True)]))
+        return list(await asyncio.gather(*[settled(*pair) for pair in zip(words, outcomes, strict=True)]))
 
     async def give(self, words: Sequence[GivenInput], deadline_s: float) -> list[InputOutcome]:
-        """Return one outcome for each: accepted, repeated or refused.
+        """Return one outcome for each command: accepted, repeated or refused.
 
         Raises:
             InputUnknownError: there was no answer in time.
-            AgentMissingError, FleetEndedError: no agent can take them.
+            AgentMissingError, FleetEndedError: no agent can accept them.
             UsageError: this client has no permission.
         """
         loop, wait_s, reason = asyncio.get_running_loop(), WAIT_LEAST_S, "nobody has answered yet"
@@ -189,7 +191,7 @@ def settled_letter(word: GivenInput, said: ev.FinishAsk | None = None, refused: 
 
 
 def late_of_letters(agent: str, reason: str) -> InputUnknownError:
-    """Return the error for dead letters whose outcome is unknown when the time is over."""
+    """Return the error for dead letters whose outcome is unknown at the deadline."""
     error = InputUnknownError(
         f"whether all of these dead letters of agent {agent!r} are settled, or will be, is not known ({reason}): "
         f"`snapline agent describe {agent}` lists those that are left; doing it again does no harm"

@@ -1,5 +1,5 @@
-"""Operator commands on effects in doubt or ended: which one is meant, the command, and whether it was taken. And the state of those that
-have not ended."""
+"""Operator commands on effects that are in doubt or have ended: selection of the effect, the command, and its outcome. Also the state of
+open effects."""
 
 import asyncio
 import secrets
@@ -46,30 +46,30 @@ class _Description(msgspec.Struct):
 
 
 def word_for(agent: str, key: str, description: Mapping[str, object], *, result: object, not_done: bool) -> GivenInput:
-    """Return the resolution of the effect at which the agent waits, under a key of its own.
+    """Return the resolution of the effect that the agent waits for, under a key of its own.
 
     Raises:
-        NotFoundError: it does not wait at this one.
-        UsageError: it was not done, and has a result.
-        EncodingError, MessageTooLargeError: a journal cannot keep the result.
+        NotFoundError: the agent does not wait for this effect.
+        UsageError: it was not done, but a result is given.
+        EncodingError, MessageTooLargeError: a journal cannot store the result.
     """
     turn = msgspec.convert(description, _Description).durable_turn
     opened = turn.effect if turn is not None else None
     if opened is None or opened.key != key:
-        stands = f"it stands at {opened.key!r}" if opened is not None else "it stands at none"
-        raise NotFoundError(f"agent {agent!r} does not stand at effect {key!r}: {stands}")
+        position = f"it stands at {opened.key!r}" if opened is not None else "it stands at none"
+        raise NotFoundError(f"agent {agent!r} does not stand at effect {key!r}: {position}")
     if not_done and result is not None:
         raise UsageError("what was not done has no result: say one of them")
     encoded = b"" if not_done else encode_result(opened.name, result)
-    word = EffectResolution(opened.key, opened.generation, opened.number, not not_done, encoded)
-    return GivenInput(agent, f"resolve-{secrets.token_hex(12)}", effect_word_payload(word))
+    resolution = EffectResolution(opened.key, opened.generation, opened.number, not not_done, encoded)
+    return GivenInput(agent, f"resolve-{secrets.token_hex(12)}", effect_word_payload(resolution))
 
 
 def retry_for(agent: str, key: str, description: Mapping[str, object]) -> GivenInput:
-    """Return the command that retries an effect, under a key of its own: for one that waits for an operator, that it was not done.
+    """Return the command that retries an effect, under a key of its own. If it waits for an operator, the command declares it not done.
 
     Raises:
-        UsageError: the agent waits at it, and needs no operator.
+        UsageError: the agent waits for it, but it needs no operator.
     """
     turn = msgspec.convert(description, _Description).durable_turn
     opened = turn.effect if turn is not None else None
@@ -82,38 +82,38 @@ def retry_for(agent: str, key: str, description: Mapping[str, object]) -> GivenI
 
 def request_for(agent: str, verb: str, key: str) -> GivenInput:
     """Return a request about an effect that has ended, under a key of its own."""
-    wish = EffectRetry(verb, *key_of(key))
-    return GivenInput(agent, f"{verb}-effect-{secrets.token_hex(12)}", effect_request_payload(wish))
+    request = EffectRetry(verb, *key_of(key))
+    return GivenInput(agent, f"{verb}-effect-{secrets.token_hex(12)}", effect_request_payload(request))
 
 
 def is_wish(word: GivenInput) -> bool:
-    """Return whether it is about an effect that has ended. That has a turn of its own."""
+    """Return whether the command is a request about an effect that has ended. Such a request has its own turn."""
     return is_effect_request(word.payload)
 
 
 async def say(settling: Settling, word: GivenInput, key: str, deadline_s: float, hear: Hear) -> None:
-    """Give the command to the agent, until its turn has taken it, or the turn of its own has ended; raises as `Settling.give`.
+    """Send the command to the agent, until its turn has consumed it or the command's own turn has ended; raises as `Settling.give`.
 
     Raises:
-        UsageError: it is not needed, or another client has sent it before.
+        UsageError: the command is not needed, or another client has sent it before.
         InputDeadLetteredError: its turn has failed.
-        InputUnknownError: it was not heard of in time.
+        InputUnknownError: its outcome was not known in time.
     """
     (outcome,) = await settling.give([word], deadline_s)
     if outcome.status == REFUSED:
         raise UsageError(outcome.reason)
     try:
         async with asyncio.timeout_at(deadline_s):
-            said = await hear(Receipt(word.agent, outcome.number, word.key), deadline_s)
+            ending = await hear(Receipt(word.agent, outcome.number, word.key), deadline_s)
     except TimeoutError:
         raise late(word.agent, "nobody has answered yet") from None
-    if said.ending == ev.BURIED:
+    if ending.ending == ev.BURIED:
         raise InputDeadLetteredError(
             f"effect {key!r} of agent {word.agent!r} has failed again: `snapline agent dead-letters list` shows the error"
         )
-    if said.ending != ev.ANSWERED or said.outcome is None:
-        raise late(word.agent, said.reason)
-    if (said.outcome.type, said.outcome.body) == ("", GONE[1:]):
+    if ending.ending != ev.ANSWERED or ending.outcome is None:
+        raise late(word.agent, ending.reason)
+    if (ending.outcome.type, ending.outcome.body) == ("", GONE[1:]):
         raise UsageError(f"{_too_late(word, key)}: somebody has said what is to become of it")
 
 
@@ -124,7 +124,7 @@ def _too_late(word: GivenInput, key: str) -> str:
 
 
 def late(agent: str, reason: str) -> InputUnknownError:
-    """Return the error for a command whose outcome is unknown when the time is over."""
+    """Return the error for a command whose outcome is unknown at the deadline."""
     error = InputUnknownError(
         f"whether agent {agent!r} has heard what was said of its effect, or will, is not known ({reason}): `snapline agent describe {agent}` shows where it "
         "stands; saying the same again does no harm"
@@ -134,6 +134,6 @@ def late(agent: str, reason: str) -> InputUnknownError:
 
 
 async def standing(coordinator: CoordinatorClient, hosts: HostCalls) -> list[StandingEffect]:
-    """Return the effects at which agents wait now, as their hosts see it; nothing of a host that does not answer."""
-    told = await ask_every_host(coordinator, hosts, lambda _: Question("", EFFECTS), list[StandingEffect])
-    return [effect for some in told.values() for effect in some or ()]
+    """Return the effects that agents wait for now, as their hosts see them; hosts that do not answer are skipped."""
+    replies = await ask_every_host(coordinator, hosts, lambda _: Question("", EFFECTS), list[StandingEffect])
+    return [effect for host_effects in replies.values() for effect in host_effects or ()]

@@ -1,4 +1,4 @@
-"""Outcome of a send or an ask, for the program: a receipt or a reply, or an error that says what is known."""
+"""Outcome of a send or an ask for the program: a receipt, a reply or an error."""
 
 from typing import Any
 
@@ -25,12 +25,12 @@ from snapline.messages.status import SnapshotOutcome
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """An input that is permanently in the fleet's log: its agent consumes it once, despite any crash or rollback.
+    """An input that is durable in the fleet's log: its agent consumes it once, despite any crash or rollback.
 
     Attributes:
-        number: of the input, 1, 2, 3 … among those of its agent, which consumes them in this order.
-        key: distinguishes it from all others of its agent: the same key again is the same input.
-        is_repeated: it had been taken before, under this number.
+        number: its number, 1, 2, 3 …, among the inputs of its agent, which consumes them in this order.
+        key: its idempotency key, unique among the inputs of its agent.
+        is_repeated: it had been accepted before, under this number.
     """
 
     agent: str
@@ -43,12 +43,11 @@ class Reply(msgspec.Struct, frozen=True):
     """Answer of an agent to an input.
 
     Attributes:
-        number: of the input, among those of its agent.
-        message: `{"type": its type's name, "fields": plain values}`, or of the class that the caller gave; None: its turn answered nothing, or
-            the answer is too old to be known.
-        is_early: it was requested as soon as its turn had ended: a recovery may have undone that turn since, or may yet, and then the
-            answer may become another one.
-        key: of the input.
+        number: number of the input, among those of its agent.
+        message: `{"type": its type's name, "fields": plain values}`, or an instance of the class that the caller gave; None: the turn gave no
+            answer, or the answer is too old to be stored.
+        is_early: the answer was requested as soon as its turn had ended: a recovery may undo that turn, and the answer may then differ.
+        key: key of the input.
     """
 
     agent: str
@@ -59,7 +58,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class ReplyReader:
-    """Makes the message of a reply. `kind`: the class that it is to be of; None: plain values."""
+    """Decodes the message of a reply. `kind`: its class; None: plain values."""
 
     def __init__(self, kind: Any) -> None:
         self._reader = MessageReader(kind, "reply_type", "the answer")
@@ -68,13 +67,13 @@ class ReplyReader:
         """Return the message.
 
         Raises:
-            EncodingError: it is of another type.
+            EncodingError: the message is of another type.
         """
         return self._reader.read(outcome.type, outcome.body) if outcome.type else None
 
 
 def snapshot_of(outcome: SnapshotOutcome) -> dict[str, object]:
-    """Return the document of a snapshot that was requested; SnapshotAbortedError: there is none."""
+    """Return the document of a requested snapshot; raise SnapshotAbortedError if there is none."""
     if not outcome.is_complete:
         which = f"epoch {outcome.epoch} was aborted" if outcome.epoch else "no snapshot was taken"
         raise SnapshotAbortedError(f"{which}: {outcome.reason}")
@@ -82,26 +81,26 @@ def snapshot_of(outcome: SnapshotOutcome) -> dict[str, object]:
 
 
 def answer_error(said: ev.FinishAsk, receipt: Receipt) -> SnaplineError:
-    """Return the error that says why there is no reply."""
-    taken = f"it was taken as input {receipt.number} of agent {receipt.agent} under key {receipt.key}"
+    """Return the error that explains why there is no reply."""
+    accepted_text = f"it was taken as input {receipt.number} of agent {receipt.agent} under key {receipt.key}"
     error: InputDeadLetteredError | AnswerMissingError
     if said.ending == ev.BURIED:
         error = InputDeadLetteredError(
-            f"{taken}, and became a dead letter: `snapline agent dead-letters list` shows the error, in the next snapshot; "
+            f"{accepted_text}, and became a dead letter: `snapline agent dead-letters list` shows the error, in the next snapshot; "
             "after `… retry` the same key gets the answer"
         )
     elif said.ending == ev.LATE:
         error = AnswerMissingError(
-            f"{taken}, and its answer did not come in time ({said.reason}): ask again with the same key"
+            f"{accepted_text}, and its answer did not come in time ({said.reason}): ask again with the same key"
         )
     else:
-        error = AnswerMissingError(f"{taken}, and its answer cannot be heard: {said.reason}")
+        error = AnswerMissingError(f"{accepted_text}, and its answer cannot be heard: {said.reason}")
     error.agent, error.key, error.number = receipt.agent, receipt.key, receipt.number
     return error
 
 
 def ending_of(said: ev.FinishSend, agent: str, key: str) -> Receipt | SnaplineError:
-    """Return what the program gets."""
+    """Return the result for the program."""
     if said.ending == ev.TAKEN:
         return Receipt(agent, said.number, key, said.is_repeated)
     error = _error_of(said.ending, said.reason, agent, key)

@@ -1,7 +1,7 @@
 """Events and commands of a client's core.
 
-Sends are numbered by the adapter, requests by the core. Every FindAgents is answered by AgentsFound or FindingFailed, every
-OfferInputs by RequestAnswered or RequestFailed, every AskHost by AnswerHeard or RequestFailed, once.
+The adapter assigns numbers to sends, the core to requests. Each FindAgents is answered exactly once by AgentsFound or FindingFailed, each
+OfferInputs by RequestAnswered or RequestFailed, and each AskHost by AnswerHeard or RequestFailed.
 """
 
 import msgspec
@@ -26,7 +26,7 @@ class Command(msgspec.Struct, frozen=True, gc=False):
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
-    """One input that the program wants an agent to have. Its key and payload are the adapter's."""
+    """One input from the program to an agent. The adapter holds its key and payload."""
 
     send: int
     agent: str
@@ -35,19 +35,19 @@ class Send(msgspec.Struct, frozen=True, gc=False):
 
 
 class InputsGiven(Event, frozen=True, gc=False):
-    """Inputs of the program, in the order that each agent is to get them."""
+    """Inputs of the program, in the order of their delivery to each agent."""
 
     sends: tuple[Send, ...]
 
 
 class SendsDropped(Event, frozen=True, gc=False):
-    """Sends that are no longer waited for."""
+    """Sends that no program waits for any more."""
 
     sends: tuple[int, ...]
 
 
 class AnswerWanted(Event, frozen=True, gc=False):
-    """The program waits for its agent's answer to an input that has been taken. Asks are numbered by the adapter."""
+    """The program waits for the agent's answer to an accepted input. The adapter assigns numbers to asks."""
 
     ask: int
     agent: str
@@ -55,13 +55,13 @@ class AnswerWanted(Event, frozen=True, gc=False):
 
 
 class AskDropped(Event, frozen=True, gc=False):
-    """An ask that is no longer waited for."""
+    """An ask that no program waits for any more."""
 
     ask: int
 
 
 class ClientClosed(Event, frozen=True, gc=False):
-    """Client closed: nothing is tried any more."""
+    """The client is closed: the core starts no more requests."""
 
 
 # ---- from the coordinator, hosts, the clock -----------------------------------------------------------------------
@@ -73,7 +73,7 @@ class AgentsFound(Event, frozen=True, gc=False):
 
 
 class FindingFailed(Event, frozen=True, gc=False):
-    """Agents could not be looked up. `is_final`: it would fail every time."""
+    """Agents could not be looked up. `is_final`: every attempt would fail."""
 
     request: int
     reason: str
@@ -95,7 +95,7 @@ class AnswerHeard(Event, frozen=True, gc=False):
 
 
 class RequestFailed(Event, frozen=True, gc=False):
-    """Request without an answer. `is_unsent`: the host has certainly taken nothing of it. `is_final`: it would fail every time."""
+    """Request without an answer. `is_unsent`: the host has certainly accepted none of it. `is_final`: every attempt would fail."""
 
     request: int
     reason: str
@@ -104,14 +104,14 @@ class RequestFailed(Event, frozen=True, gc=False):
 
 
 class TimerFired(Event, frozen=True, gc=False):
-    """The time of `wakeup_ns` has come."""
+    """The time `wakeup_ns` is reached."""
 
 
 # ---- commands -----------------------------------------------------------------------------------------------------
 
 
 class FindAgents(Command, frozen=True, gc=False):
-    """Ask the coordinator where these live, within the limit."""
+    """Ask the coordinator for the places of these agents, within the limit."""
 
     request: int
     agents: tuple[str, ...]
@@ -119,7 +119,7 @@ class FindAgents(Command, frozen=True, gc=False):
 
 
 class OfferInputs(Command, frozen=True, gc=False):
-    """Offer these to a host, in this order, and wait for its answer within the limit."""
+    """Offer these inputs to a host, in this order, and wait for its answer within the limit."""
 
     request: int
     host: str
@@ -129,7 +129,7 @@ class OfferInputs(Command, frozen=True, gc=False):
 
 
 class AskHost(Command, frozen=True, gc=False):
-    """Wait at a host for the answer, within the limit."""
+    """Wait for the answer from a host, within the limit."""
 
     request: int
     host: str
@@ -139,13 +139,13 @@ class AskHost(Command, frozen=True, gc=False):
 
 
 class FinishAsk(Command, frozen=True, gc=False):
-    """An ask is over.
+    """Outcome of an ask.
 
     Attributes:
-        ending: "answered"; "buried": it is a dead letter; "forgotten": its agent does not know the key, or has stopped; "late": no time was left;
-            "missing", "ended", "denied" as of a send.
-        reason: a sentence without its full stop, for people.
-        outcome: of the first two.
+        ending: "answered"; "buried": the input is a dead letter; "forgotten": its agent does not know the key, or has stopped; "late": the deadline
+            has passed; "missing", "ended", "denied" as for a send.
+        reason: a readable sentence without its full stop.
+        outcome: the host's outcome, for the first two endings.
     """
 
     ask: int
@@ -155,14 +155,14 @@ class FinishAsk(Command, frozen=True, gc=False):
 
 
 class FinishSend(Command, frozen=True, gc=False):
-    """A send is over.
+    """Outcome of a send.
 
     Attributes:
-        ending: "taken"; "refused" permanently; "missing": there is no such agent; "ended": there is no fleet any more; "denied":
-            this client has no permission; "unknown": it may have been taken; "not taken": it certainly was not, in the time there was.
-        reason: a sentence without its full stop, for people.
-        number: of the input, among those of its agent.
-        is_repeated: its key was known.
+        ending: "taken": accepted; "refused" permanently; "missing": the agent does not exist; "ended": the fleet has ended; "denied":
+            this client has no permission; "unknown": the input may have been accepted; "not taken": it was certainly not accepted in time.
+        reason: a readable sentence without its full stop.
+        number: number of the input, among those of its agent.
+        is_repeated: the key was known before.
     """
 
     send: int

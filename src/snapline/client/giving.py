@@ -1,4 +1,4 @@
-"""Inputs from a program, checked: an input as it goes to a host, a time-out."""
+"""Validation of inputs and time-outs from a program."""
 
 import secrets
 import sys
@@ -15,14 +15,14 @@ from snapline.ids import check_id
 from snapline.messages.inputs import KEY_CHARACTERS_MAX, GivenInput
 
 TIMEOUT_S_MAX = 86_400.0
-"""Longest wait of any call: a day."""
+"""Largest time-out of any call: one day."""
 
 AgentInput = tuple[str, Any] | tuple[str, Any, str | None]
-"""An agent, a message for it, and perhaps a key."""
+"""An agent, a message for it, and an optional key."""
 
 
 class OutsideMessage(msgspec.Struct, frozen=True):
-    """A message as an outside program describes it: its type's name, and its JSON. `public_only`: only a public handler may take it."""
+    """A message from an external program: its type's name, and its JSON. `public_only`: only a public handler may accept it."""
 
     type: str
     fields: Any
@@ -30,16 +30,16 @@ class OutsideMessage(msgspec.Struct, frozen=True):
 
 
 def check_timeout(timeout_s: float) -> None:
-    """Raise UsageError if it is no valid time-out."""
+    """Raise UsageError if the time-out is invalid."""
     if not 0 < timeout_s <= TIMEOUT_S_MAX:
         raise UsageError(f"timeout_s must be above 0, and a day at most, it is {timeout_s!r}")
 
 
 def input_of(agent: str, message: Any, key: str | None) -> GivenInput:
-    """Return an input as it goes to a host.
+    """Return an input in the form that is sent to a host.
 
     Raises:
-        UsageError: agent or key are none.
+        UsageError: agent or key is invalid.
         EncodingError, MessageTooLargeError: the message cannot be sent.
     """
     check_id(agent)
@@ -56,19 +56,19 @@ def input_of(agent: str, message: Any, key: str | None) -> GivenInput:
 
 
 TOLD: ContextVar[bytes] = ContextVar("snapline_tail", default=b"")
-"""The trace that a caller has passed, used where the program itself is in none, as in a gateway."""
+"""Trace context passed by a caller; used if the program itself has no current trace, as in a gateway."""
 
 
 def current_tail() -> bytes:
-    """Return a message's reference to the program's current trace; b"": none that is sampled.
+    """Return the reference to the program's current trace that is added to a message; b"": no sampled trace.
 
-    OpenTelemetry is asked if the program uses it; it is not loaded for that.
+    It uses OpenTelemetry only if the program has already imported it.
     """
     api = sys.modules.get("opentelemetry.trace")
-    found = None if api is None else api.get_current_span().get_span_context()
-    if found is None or not found.is_valid:
+    span_context = None if api is None else api.get_current_span().get_span_context()
+    if span_context is None or not span_context.is_valid:
         return TOLD.get()
-    return Traceparent(found.trace_id, found.span_id).tail() if found.trace_flags.sampled else b""
+    return Traceparent(span_context.trace_id, span_context.span_id).tail() if span_context.trace_flags.sampled else b""
 
 
 def _json_of(name: str, fields: object) -> bytes:

@@ -1,9 +1,9 @@
-"""Requests to hosts: one connection to each, and what a failed call says about its inputs.
+"""Requests to hosts: one connection to each, and the meaning of a failed call for its inputs.
 
-A host hands a request on when the last message of its stream is there. So a call that failed before there was a connection, or before
-that message was written, has certainly changed nothing; after it, that is unknown.
+A host processes a request when it has received the last message of its stream. So a call that failed before the connection was made, or before
+that message was written, has certainly changed nothing; after that, its outcome is unknown.
 
-Nearly all requests are one message, and called as such: on the wire it is the same. Where a stream's writing fails since the host
+Most requests are a single message and use a unary call, which is the same on the wire. If writing to a stream fails because the host
 has ended the call, gRPC no longer reports why (`tests/access/world.py` calls it unheard).
 """
 
@@ -22,26 +22,26 @@ from snapline.messages.view_wire import SHOW_PATH, ViewReading
 from snapline.security.transport import Security
 
 CONNECTIONS_MAX = 256
-"""Largest number of connections kept: as many as a fleet may have hosts. Above it, those that were used longest ago are closed."""
+"""Largest number of open connections: as many as a fleet may have hosts. Above it, the least recently used ones are closed."""
 
 CONNECT_S_MAX = 2.0
-"""Longest wait for a connection, as links give it."""
+"""Longest wait for a connection, the same as for links."""
 
 FAILURES_MAX = 20
-"""Failures in a row after which a connection is given up, or a host that is gone would be dialled forever. Until then it is kept: its
-patience with slow handshakes grows."""
+"""Consecutive failures after which a connection is dropped; otherwise a host that is gone would be dialled forever. Until then it is reused,
+since its time limit for slow handshakes grows."""
 
 _FINAL = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
-"""Codes of a host that will never take anything from us."""
+"""Status codes of a host that will never accept a request of ours."""
 
 _NOT_HANDED_ON = (*_FINAL, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED)
-"""Codes with which a host rejects a request before it looks at its inputs."""
+"""Status codes with which a host rejects a request before processing its inputs."""
 
 _BROKEN = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
 
 
 class OfferFailed(Exception):
-    """A call without an answer. `is_unsent`: nothing was taken; `is_final`: it would fail every time."""
+    """A call without an answer. `is_unsent`: no input was accepted; `is_final`: every attempt would fail."""
 
     def __init__(self, reason: str, *, is_unsent: bool, is_final: bool = False) -> None:
         super().__init__(reason)
@@ -51,7 +51,7 @@ class OfferFailed(Exception):
 
 
 class _Connection:
-    """A connection to one host. `users`: calls on it; `failures`: in a row, to connect."""
+    """A connection to one host. `users`: number of calls on it; `failures`: consecutive failures to connect."""
 
     __slots__ = ("channel", "failures", "users")
 
@@ -69,12 +69,12 @@ class HostCalls:
         self._client = client
         self._connections: dict[tuple[str, str], _Connection] = {}
         self._left: list[_Connection] = []
-        """Connections to be closed when their calls are over."""
+        """Connections to close once their calls have ended."""
 
     async def offer(
         self, host: str, address: str, inputs: Sequence[GivenInput], limit_s: float, path: str = OFFER_PATH
     ) -> tuple[InputOutcome, ...]:
-        """Offer these inputs to a host, and wait for the outcome of each. `path`: another one for operator commands.
+        """Offer these inputs to a host, and wait for the outcome of each. `path`: gRPC method, a different one for operator commands.
 
         Raises:
             OfferFailed: there is no answer.
@@ -88,7 +88,7 @@ class HostCalls:
             return await ask(connection.channel, host, messages, max(deadline_s - loop.time(), 0.001), path)
 
     async def ask(self, host: str, address: str, question: bytes, limit_s: float) -> AskOutcome:
-        """Wait at a host for the outcome of an input; `question` is by `encode_ask`.
+        """Wait for the outcome of an input from a host; `question` is made by `encode_ask`.
 
         Raises:
             OfferFailed: there is no answer.
@@ -100,12 +100,12 @@ class HostCalls:
             return await _ask_for_answer(connection.channel, host, question, max(deadline_s - loop.time(), 0.001))
 
     async def show(self, host: str, address: str, question: bytes, limit_s: float) -> bytes:
-        """Ask a host about an agent; `question` is by `encode_question`. Returns the document.
+        """Send a host a question about an agent; `question` is made by `encode_question`. Return the document.
 
         Raises:
-            NotHereError: it cannot say just now.
+            NotHereError: the host cannot answer now.
             OfferFailed: there is no answer.
-            SnaplineError: what the host raised.
+            SnaplineError: the error that the host raised.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + limit_s
@@ -114,12 +114,12 @@ class HostCalls:
             return await _ask_to_show(connection.channel, host, question, max(deadline_s - loop.time(), 0.001))
 
     def renew(self) -> None:
-        """Make connections anew, with other certificates; calls under way go on."""
+        """Use new connections with the new certificates; pending calls continue."""
         self._left += self._connections.values()
         self._connections.clear()
 
     async def close(self) -> None:
-        """Close all connections; calls under way end."""
+        """Close all connections; pending calls end."""
         self.renew()
         for connection in self._left:
             await connection.channel.close()
@@ -127,7 +127,7 @@ class HostCalls:
 
     @asynccontextmanager
     async def _connection(self, host: str, address: str) -> AsyncIterator[_Connection]:
-        """Yield a connection to use, which stays open meanwhile."""
+        """Yield a connection, which stays open until the block ends."""
         place = (host, address)
         connection = self._connections.pop(place, None) or self._open(host, address)
         self._connections[place] = connection
@@ -158,7 +158,7 @@ class HostCalls:
             await connection.channel.close()
 
     async def _connect(self, connection: _Connection, host: str, address: str, deadline_s: float) -> None:
-        """Wait until the host has answered; nothing has been sent to it yet."""
+        """Wait until the connection is established; nothing is sent before."""
         channel, loop = connection.channel, asyncio.get_running_loop()
         while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
             if state not in _BROKEN:
@@ -251,7 +251,7 @@ def _not_understood(host: str, error: ProtocolError) -> OfferFailed:
 
 
 def _failure(code: grpc.StatusCode, details: str, host: str, *, is_sent: bool) -> OfferFailed:
-    """Return what a call means that ended without an answer."""
+    """Return the error for a call that ended without an answer."""
     is_unsent = not is_sent or code in _NOT_HANDED_ON
     match code:
         case grpc.StatusCode.UNAVAILABLE:

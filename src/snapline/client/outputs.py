@@ -1,7 +1,7 @@
-"""Reading outputs at the coordinator: page after page, over every change of leaders, each output once.
+"""Reading outputs from the coordinator: page after page, across changes of the leader, each output once.
 
-`OutputReading` decides without I/O: what to ask next, and what a failure means. A reader's place is its cursor alone. A page that is lost
-on the way is requested again with the cursor of the last one that came: so nothing comes twice, and nothing is left out.
+`OutputReading` decides without I/O what to request next, and what a failure means. The cursor is the only state of a reader. If a page is lost,
+the reader requests it again with the cursor of the last page received, so no output is repeated or skipped.
 """
 
 import asyncio
@@ -21,27 +21,27 @@ from snapline.messages.payloads import split_message
 from snapline.storage.outputs.names import parse_cursor
 
 WAIT_S = 10.0
-"""Longest wait of a call for new outputs, if it is wanted; then the next call is made."""
+"""Longest time that a call waits for new outputs; then the next call is made."""
 
 CALL_S = 10.0
-"""Time limit of a call beyond its wait; then it is made again."""
+"""Time limit of a call beyond that wait; then it is repeated."""
 
 PAUSE_S, PAUSE_S_MAX = 0.05, 1.0
-"""Pause after a failure, doubled after each further one: an election takes a second or two."""
+"""Pause after a failure, doubled after each consecutive one: an election takes a second or two."""
 
 AHEAD_BYTES_MAX = 4 * 1024 * 1024
-"""Size of a page above which a reader holds no other one next to it: such a page holds an output of nearly that size."""
+"""Size of a page above which a reader does not prefetch the next one: such a page holds an output of nearly that size."""
 
 _PASSING = (CoordinatorUnavailableError, UnknownOutcomeError, StoreError)
-"""Errors that may be over in a moment, unless it is damage."""
+"""Transient errors, except damage."""
 
 
 class OutputReading:
     """State of one reader.
 
     Attributes:
-        cursor: where it is.
-        is_over: nothing comes any more.
+        cursor: current position.
+        is_over: no more outputs will come.
     """
 
     def __init__(self, cursor: str, *, is_following: bool, patience_s: float) -> None:
@@ -54,11 +54,11 @@ class OutputReading:
 
     @property
     def wait_s(self) -> float:
-        """Longest time that the next call may wait."""
+        """Longest time that the next call may wait for outputs."""
         return WAIT_S if self._is_following else 0.0
 
     def on_page(self, page: ReadOutputsReply) -> tuple[ReleasedOutputs, ...]:
-        """Take a page; return what is new in it."""
+        """Process a page; return its new outputs."""
         is_end = page.cursor == self.cursor and not page.releases
         self.is_over = page.is_over or (is_end and not self._is_following)
         self.cursor = page.cursor
@@ -66,7 +66,7 @@ class OutputReading:
         return page.releases
 
     def on_failure(self, now_s: float, error: Exception) -> float:
-        """Return how long to wait before the call is made again; raise the error if that is of no use."""
+        """Return the pause before the call is repeated; raise the error if repeating does not help."""
         if not isinstance(error, _PASSING) or isinstance(error, DamagedDataError):
             raise error
         if not self._failures:
@@ -100,39 +100,39 @@ async def wanted_outputs(
     reader = MessageReader(wanted.message_type, "message_type", "the output")
     start = await patiently(lambda: start_of(coordinator(), wanted.after, wanted.consumer))
     reading = OutputReading(start, is_following=wanted.follow, patience_s=wanted.timeout_s)
-    async with contextlib.aclosing(follow_outputs(coordinator, wanted.topic, reading, reader)) as found:
-        async for each in found:
-            yield each
+    async with contextlib.aclosing(follow_outputs(coordinator, wanted.topic, reading, reader)) as outputs:
+        async for output in outputs:
+            yield output
 
 
 async def follow_outputs(
     coordinator: Callable[[], CoordinatorClient], topic: str, reading: OutputReading, reader: MessageReader
 ) -> AsyncGenerator[Output | OutputsReverted, None]:
-    """Yield outputs as they come; `coordinator` is called for each request, for connections are renewed.
+    """Yield outputs as they come. `coordinator` is called for each request, since connections may be renewed.
 
-    The next page is requested while the program takes this one, unless this one is large: so it is there soon, and the end of the fleet is heard.
+    The next page is requested while the program processes this one, unless this one is large. So the end of the fleet is noticed early.
     """
-    coming = asyncio.create_task(_next_page(coordinator, topic, reading))
+    next_page = asyncio.create_task(_next_page(coordinator, topic, reading))
     try:
         while True:
-            releases = reading.on_page(await coming)
+            releases = reading.on_page(await next_page)
             is_over, is_large = reading.is_over, _size_bytes(releases) > AHEAD_BYTES_MAX
             if not is_over and not is_large:
-                coming = asyncio.create_task(_next_page(coordinator, topic, reading))
+                next_page = asyncio.create_task(_next_page(coordinator, topic, reading))
             for release in releases:
-                for found in items_of(release, reader):
-                    yield found
+                for item in items_of(release, reader):
+                    yield item
             if is_over:
                 return
             if is_large:
-                coming = asyncio.create_task(_next_page(coordinator, topic, reading))
+                next_page = asyncio.create_task(_next_page(coordinator, topic, reading))
     finally:
-        coming.cancel()
-        await asyncio.gather(coming, return_exceptions=True)
+        next_page.cancel()
+        await asyncio.gather(next_page, return_exceptions=True)
 
 
 def _size_bytes(releases: Sequence[ReleasedOutputs]) -> int:
-    return sum([len(each.payload) for release in releases for each in release.outputs])
+    return sum([len(output.payload) for release in releases for output in release.outputs])
 
 
 async def _next_page(
@@ -146,10 +146,10 @@ async def _next_page(
 
 
 async def start_of(coordinator: CoordinatorClient, after: str, consumer: str) -> str:
-    """Return the cursor to begin with. A missing consumer is created: from now on its outputs are kept for it.
+    """Return the start cursor. A missing consumer is created; from then on its outputs are retained.
 
     Raises:
-        UsageError: both say it.
+        UsageError: both arguments are given.
     """
     if after and consumer:
         raise UsageError("after and consumer both say where to begin: give one of them")
@@ -157,10 +157,12 @@ async def start_of(coordinator: CoordinatorClient, after: str, consumer: str) ->
 
 
 def items_of(release: ReleasedOutputs, reader: MessageReader) -> "Iterator[Output | OutputsReverted]":
-    """Yield the items of a release for programs, each made on demand: messages take up to 30 times the space of their bytes. EncodingError."""
+    """Yield the items of a release, decoded on demand: a message takes up to 30 times the space of its bytes. May raise EncodingError."""
     if release.undone is not None:
         yield OutputsReverted(release.undone.after, release.undone.epochs, release.undone.cursor)
-    for each in release.outputs:
-        name, body = split_message(each.payload)
+    for output in release.outputs:
+        name, body = split_message(output.payload)
         message = reader.read(name, body)
-        yield Output(each.agent, each.number, each.topic, message, each.cursor, release.epoch, each.emitted_ns)
+        yield Output(
+            output.agent, output.number, output.topic, message, output.cursor, release.epoch, output.emitted_ns
+        )

@@ -1,12 +1,12 @@
 """Waiting sends of each agent, and their progress: the part of a client's core that keeps order.
 
-All sends to one agent are one *queue*. Its stage says where the queue is; each stage but "idle" and "out" has a table here, and a queue is
+All sends to one agent are one *queue*, which is in one of these stages. Each stage except "idle" and "out" has a table here, and a queue is
 in the table of its stage and in no other.
 
-    idle ── a send comes ──► ready, if its place is known; else lost
+    idle ── a send is added ──► ready, if its place is known; else lost
     lost ── the coordinator is asked ──► finding ──► ready, or resting
-    ready ── a request takes from its front ──► out ──► ready or lost for the rest; resting, if something was not taken
-    resting ── the wait is over ──► ready or lost
+    ready ── a request takes sends from its front ──► out ──► ready or lost for the rest; resting, if an input was not accepted
+    resting ── the wait has ended ──► ready or lost
 """
 
 import heapq
@@ -17,33 +17,33 @@ from snapline.client import events as ev
 
 BATCH_INPUTS_MAX = 500
 BATCH_BYTES_MAX = 1024 * 1024
-"""Largest size of one request; a larger input goes alone. Half of what a host takes, and what its log writes at once."""
+"""Largest size of one request, half of what a host accepts and what its log writes at once. A larger input has a request of its own."""
 
 WAIT_LEAST_NS, WAIT_MOST_NS = 50_000_000, 1_000_000_000
-"""Waits before a send is tried again. A recovery takes a second or so: a client that waited much longer would be late after each."""
+"""Shortest and longest wait before a retry. A recovery takes about a second; a client that waited much longer would add delay to each."""
 
 PLACES_MAX = 20_000
-"""Largest number of agents whose place is remembered: as many as a fleet may have. The one found longest ago is forgotten first."""
+"""Largest number of agents whose place is cached: as many as a fleet may have. The oldest entry is evicted first."""
 
 FOUND_MAX = 1000
 """Largest number of agents in one request to the coordinator: half of what it allows."""
 
 FINDING_NS = 2_000_000_000
-"""Longest wait for the coordinator, which reads its memory: an election takes a second or two, and then it is asked again."""
+"""Longest wait for the coordinator, which answers from memory: an election takes a second or two, and then it is asked again."""
 
 OVER = {"finished": "the fleet has ended", "failed": "the fleet has failed"}
-"""Phases in which nothing is taken, or answered, any more."""
+"""Phases in which no input is accepted or answered any more."""
 
 Place = tuple[str, str]
 """A host and its address."""
 
 
 class Entry:
-    """One send on its way.
+    """One open send.
 
     Attributes:
-        is_in_doubt: a request that held it has ended without an answer.
-        is_over: it has ended; while it is in a request it stays there.
+        is_in_doubt: a request that contained it has ended without an answer.
+        is_over: it has ended; if it is in a request, it stays there.
     """
 
     __slots__ = ("agent", "deadline_ns", "is_in_doubt", "is_over", "send", "size_bytes")
@@ -58,14 +58,14 @@ class Entry:
 
 
 class AgentQueue:
-    """The sends to one agent that are not over.
+    """The open sends to one agent.
 
     Attributes:
-        waiting: in order, those that are in no request.
-        stage: see the module.
-        place: where it is ready for.
-        failures: in a row.
-        reason: why the last try came to nothing.
+        waiting: sends that are in no request, in order.
+        stage: stage of the queue; see the module.
+        place: place of the agent in the stage "ready".
+        failures: consecutive failures.
+        reason: reason of the last failure.
     """
 
     __slots__ = ("agent", "due_ns", "failures", "place", "reason", "stage", "waiting")
@@ -84,9 +84,9 @@ class AgentQueues:
     """The queues of one client.
 
     Attributes:
-        places: agent → where it lives, as far as that is known.
-        lost: agents whose place has not been requested yet.
-        ready: place → agents there whose first inputs can go.
+        places: agent → its last known place.
+        lost: agents whose place is still to be requested.
+        ready: place → agents there whose first inputs can be sent.
     """
 
     def __init__(self, seed: int) -> None:
@@ -96,14 +96,14 @@ class AgentQueues:
         self._seed = seed
         self._queues: dict[str, AgentQueue] = {}
         self._rests: list[tuple[int, str]] = []
-        """Heap of due time and agent; a queue that has left its rest early leaves its entry behind."""
+        """Heap of due time and agent; the entry of a queue that has left the stage early is stale."""
 
     def of(self, agent: str) -> AgentQueue | None:
-        """Return the queue of an agent, if something waits for it or is in a request."""
+        """Return the queue of an agent that has waiting sends or a request."""
         return self._queues.get(agent)
 
     def add(self, entry: Entry) -> None:
-        """Add a send, behind those before it."""
+        """Add a send at the end of its queue."""
         queue = self._queues.get(entry.agent)
         if queue is None:
             queue = self._queues[entry.agent] = AgentQueue(entry.agent)
@@ -112,20 +112,20 @@ class AgentQueues:
             self.go(queue)
 
     def remember(self, agent: str, place: Place) -> None:
-        """Remember where an agent lives."""
+        """Cache the place of an agent."""
         self.places.pop(agent, None)
         self.places[agent] = place
         if len(self.places) > PLACES_MAX:
             del self.places[next(iter(self.places))]
 
     def put_back(self, queue: AgentQueue, entries: list[Entry]) -> None:
-        """Put back sends that a request has left undecided: before all that came since."""
+        """Put back sends that a request has left undecided, before all later ones."""
         queue.waiting.extendleft([entry for entry in reversed(entries) if not entry.is_over])
 
     # ---- stages -----------------------------------------------------------------------------------------------------
 
     def go(self, queue: AgentQueue) -> None:
-        """Move a queue as far as it can get now. It is in no table."""
+        """Move a queue that is in no table to its next stage: ready if its place is known, else lost."""
         place = self.places.get(queue.agent)
         if not queue.waiting:
             self.retire(queue)
@@ -137,7 +137,7 @@ class AgentQueues:
             self.lost[queue.agent] = None
 
     def rest(self, queue: AgentQueue, now_ns: int, reason: str) -> None:
-        """Wait, longer each time. It is in no table."""
+        """Let a queue that is in no table wait, longer after each failure."""
         queue.failures += 1
         queue.reason = reason
         if not queue.waiting:
@@ -148,12 +148,12 @@ class AgentQueues:
         heapq.heappush(self._rests, (queue.due_ns, queue.agent))
 
     def retire(self, queue: AgentQueue) -> None:
-        """Remove a queue in which nothing waits: the next send begins anew. It is in no table."""
+        """Remove an empty queue that is in no table; the next send creates a new one."""
         queue.stage = "idle"
         del self._queues[queue.agent]
 
     def take_out(self, entry: Entry) -> bool:
-        """Remove a send that is no longer waited for; False if it is in a request, and not here."""
+        """Remove a send that no program waits for; return False if it is in a request, and not here."""
         queue = self._queues[entry.agent]
         if entry not in queue.waiting:
             return False
@@ -166,7 +166,7 @@ class AgentQueues:
         return True
 
     def take_lost(self, most: int) -> list[AgentQueue]:
-        """Take the agents to look up now."""
+        """Take the agents to look up now from the table of lost ones."""
         agents = list(self.lost)[:most]
         for agent in agents:
             del self.lost[agent]
@@ -174,7 +174,7 @@ class AgentQueues:
         return [self._queues[agent] for agent in agents]
 
     def take_batch(self, place: Place) -> list[Entry]:
-        """Take one batch of what is ready for a host. Of an agent it takes the first ones, so what stays comes behind them."""
+        """Take one batch of ready sends for a host. For each agent it takes the first ones, so the order is kept."""
         batch: list[Entry] = []
         size_bytes = 0
         for agent in list(self.ready[place]):
@@ -198,7 +198,7 @@ class AgentQueues:
     # ---- time -------------------------------------------------------------------------------------------------------
 
     def wake(self, now_ns: int) -> None:
-        """Wake the queues whose rests are over."""
+        """Move on the queues whose wait has ended."""
         while self._rests and self._rests[0][0] <= now_ns:
             due_ns, agent = heapq.heappop(self._rests)
             queue = self._queues.get(agent)
@@ -207,13 +207,13 @@ class AgentQueues:
 
     @property
     def wakeup_ns(self) -> int | None:
-        """Return when a rest is over next."""
+        """Return the next time at which a wait ends."""
         return self._rests[0][0] if self._rests else None
 
     # ---- invariants -------------------------------------------------------------------------------------------------
 
     def validate(self, *, finding: set[str], out: set[str]) -> list[Entry]:
-        """Cross-check the tables with the agents being looked up and those in requests; returns all that wait."""
+        """Cross-check the tables with the agents being looked up and those in requests; return all waiting sends."""
         ready = {agent for agents in self.ready.values() for agent in agents}
         for agent, queue in self._queues.items():
             assert queue.waiting or queue.stage in ("out", "finding"), (
@@ -229,11 +229,11 @@ class AgentQueues:
 
 
 def wait_ns(failures: int, text: str) -> int:
-    """Return how long to wait after this many failures in a row; spread by the text."""
+    """Return the wait after this many consecutive failures, with jitter derived from `text`."""
     full_ns = min(WAIT_LEAST_NS << min(failures - 1, 10), WAIT_MOST_NS)
     return full_ns // 2 + _spread(text, full_ns // 2)
 
 
 def _spread(text: str, below: int) -> int:
-    """A number below `below` that follows from the text."""
+    """Return a number less than `below` that is derived from `text`."""
     return zlib.crc32(text.encode()) % below

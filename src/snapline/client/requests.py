@@ -1,4 +1,4 @@
-"""A client's requests: each is carried out, and comes back as one event for the core, in every case."""
+"""A client's requests: each is carried out and always returns one event for the core."""
 
 from snapline.client import events as ev
 from snapline.client.hosts import HostCalls, OfferFailed
@@ -8,10 +8,10 @@ from snapline.messages.inputs import GivenInput
 
 
 async def find(coordinator: CoordinatorClient, command: ev.FindAgents) -> ev.Event:
-    """Ask the coordinator where agents live."""
+    """Ask the coordinator for the places of agents."""
     try:
         return ev.AgentsFound(command.request, await coordinator.locate(command.agents, command.limit_ns / 1e9))
-    except Exception as error:  # every request is answered, or its agents would wait for ever
+    except Exception as error:  # every request must return an event, or its agents would wait forever
         return ev.FindingFailed(command.request, str(error), is_final=isinstance(error, UsageError))
 
 
@@ -25,7 +25,7 @@ async def offer(hosts: HostCalls, command: ev.OfferInputs, inputs: list[GivenInp
 
 
 async def ask(hosts: HostCalls, command: ev.AskHost, question: bytes) -> ev.Event:
-    """Wait at a host for an answer."""
+    """Wait for an answer from a host."""
     try:
         outcome = await hosts.ask(command.host, command.address, question, command.limit_ns / 1e9)
         return ev.AnswerHeard(command.request, outcome)

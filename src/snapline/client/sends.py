@@ -1,4 +1,4 @@
-"""Inputs that a client has under way: as many as there is room for, in the order of the calls, each with the program that waits for its receipt."""
+"""Open inputs of a client, up to a limit and in the order of the calls, each with the program that waits for its receipt."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -12,11 +12,11 @@ from snapline.messages.inputs import GivenInput
 
 SENDS_MAX = 10_000
 SENDS_BYTES_MAX = 64 * 1024 * 1024
-"""Largest size of inputs that a client holds at once; beyond either limit, further ones wait for room. Several requests' worth for many hosts."""
+"""Largest size of inputs that a client holds at once, several requests for many hosts. Beyond either limit, further inputs wait."""
 
 
 class Sends:
-    """Sends of one client. `feed` hands events to its core; `waiting`: by their numbers."""
+    """Open sends of one client. `feed` hands events to its core; `waiting`: number → send."""
 
     def __init__(self, feed: Callable[[ev.Event], None]) -> None:
         self._feed = feed
@@ -27,20 +27,20 @@ class Sends:
         self._room = asyncio.Event()
 
     async def outcomes(self, inputs: Sequence[GivenInput], timeout_s: float) -> list[Receipt | SnaplineError]:
-        """Return the outcome of each, in order."""
+        """Return the outcome of each input, in order."""
         check_timeout(timeout_s)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         entered: dict[int, WaitingSend] = {}
         try:
             await self._enter(inputs, deadline_s, entered)
-            found = [await waiting.ending for waiting in entered.values()]
+            endings = [await waiting.ending for waiting in entered.values()]
         except asyncio.CancelledError:
             self._drop(entered)
             raise
-        return [*found, *[late(given) for given in inputs[len(found) :]]]
+        return [*endings, *[late(given) for given in inputs[len(endings) :]]]
 
     async def _enter(self, inputs: Sequence[GivenInput], deadline_s: float, entered: dict[int, WaitingSend]) -> None:
-        """Hand them to the core as far as there is room, in the order of the calls."""
+        """Hand the inputs to the core in the order of the calls, within the limits."""
         try:
             async with asyncio.timeout_at(deadline_s), self._gate:
                 at = 0
@@ -56,25 +56,25 @@ class Sends:
             await self._room.wait()
 
     def _enter_some(self, inputs: Sequence[GivenInput], deadline_s: float, entered: dict[int, WaitingSend]) -> int:
-        """Enter as many as there is room for, one at least; returns how many."""
+        """Enter as many inputs as the limits allow, at least one; return their number."""
         sends: list[ev.Send] = []
-        for given in inputs:
+        for item in inputs:
             if sends and (len(self.waiting) >= SENDS_MAX or self._bytes >= SENDS_BYTES_MAX):
                 break
             self._count += 1
-            size_bytes = len(given.payload)
-            entered[self._count] = self.waiting[self._count] = WaitingSend(given)
+            size_bytes = len(item.payload)
+            entered[self._count] = self.waiting[self._count] = WaitingSend(item)
             self._bytes += size_bytes
-            sends.append(ev.Send(self._count, given.agent, size_bytes, round(deadline_s * 1e9)))
+            sends.append(ev.Send(self._count, item.agent, size_bytes, round(deadline_s * 1e9)))
         self._feed(ev.InputsGiven(tuple(sends)))
         return len(sends)
 
     def _drop(self, entered: dict[int, WaitingSend]) -> None:
-        """Drop sends that are no longer waited for. Those under way may be taken all the same."""
-        left = tuple([send for send in entered if send in self.waiting])
-        for send in left:
+        """Drop sends that no program waits for any more. Sends in a request may still be accepted."""
+        dropped = tuple([send for send in entered if send in self.waiting])
+        for send in dropped:
             self._forget(send)
-        self._feed(ev.SendsDropped(left))
+        self._feed(ev.SendsDropped(dropped))
 
     def _forget(self, send: int) -> WaitingSend:
         waiting = self.waiting.pop(send)

@@ -1,6 +1,6 @@
-"""`snapline.SyncClient`: the same for programs without an event loop. A thread of its own has one.
+"""`snapline.SyncClient`: the client for programs without an event loop. It runs an event loop in its own thread.
 
-gRPC misbehaves when several event loops of a process use it: one SyncClient is enough for a program with all its threads.
+gRPC misbehaves if several event loops of a process use it. One SyncClient serves all threads of a program.
 """
 
 import asyncio
@@ -99,16 +99,16 @@ class SyncClient:
         follow: bool = True,
         timeout_s: float = TIMEOUT_S,
     ) -> Iterator[Output | OutputsReverted]:
-        """Yield outputs, as `Client.outputs`; each step blocks until there is something."""
-        found = self._open.outputs(
+        """Yield outputs, as `Client.outputs`; each step blocks until an output is available."""
+        outputs = self._open.outputs(
             topic, after=after, consumer=consumer, message_type=message_type, follow=follow, timeout_s=timeout_s
         )
         try:
-            while (each := self._run(_next(found))) is not None:
-                yield each
+            while (output := self._run(_next(outputs))) is not None:
+                yield output
         finally:
             if self._client is not None:
-                self._run(found.aclose())
+                self._run(outputs.aclose())
 
     def waiting(self) -> dict[str, object]:
         """Return waiting work, as `Client.waiting`."""
@@ -185,12 +185,12 @@ class SyncClient:
         return self._client
 
     def _run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Run it on the thread; an interrupt here cancels it."""
-        done = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run the coroutine on the loop's thread; an interrupt here cancels it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return done.result()
+            return future.result()
         except BaseException:
-            done.cancel()
+            future.cancel()
             raise
 
     def _stop(self) -> None:
@@ -204,6 +204,6 @@ async def _next(found: AsyncGenerator[Output | OutputsReverted, None]) -> Output
 
 
 async def _close(client: Client) -> None:
-    """Close the client and leave nothing on the loop: other threads may wait for it."""
+    """Close the client and finish all tasks of the loop, since other threads may wait for them."""
     await client.close()
     await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Files that hosts have traced into, or that were written in the same format (docs/protocols.md): one, or a folder of them."""
+"""Trace files written by hosts or in the same format (docs/protocols.md): a single file, or a folder of them."""
 
 import contextlib
 import gzip
@@ -17,17 +17,17 @@ from snapline.recovery.trace import read_items, read_trace
 
 STANDARD_INPUT = "-"
 SUFFIX = ".jsonl"
-"""Suffix of the files that hosts trace into."""
+"""Suffix of the trace files that hosts write."""
 
 GZIP_MAGIC = b"\x1f\x8b"
 
 
 def read_file(place: str) -> Events:
-    """Read the trace at `place`, a path or "-" for standard input; perhaps compressed with gzip.
+    """Read the trace at `place`, a path or "-" for standard input; possibly compressed with gzip.
 
     Raises:
-        UsageError: it cannot be opened.
-        TraceError: it cannot be read, or contradicts itself.
+        UsageError: the trace cannot be opened.
+        TraceError: the trace cannot be read, or contradicts itself.
     """
     with _lines(place) as lines:
         try:
@@ -40,7 +40,7 @@ def merge_folder(folder: Path) -> Merged:
     """Merge the traces that hosts have written into `folder`.
 
     Raises:
-        UsageError: there are none, or a file cannot be opened.
+        UsageError: there are no traces, or a file cannot be opened.
         TraceError: a file cannot be read, or they contradict each other.
     """
     files = {path.name: _lines_of(path) for path in _files_of(folder)}
@@ -54,7 +54,7 @@ def read_merged(merged: Merged, folder: Path) -> Events:
     """Read the merged traces of `folder`.
 
     Raises:
-        TraceError: it contradicts itself.
+        TraceError: the trace contradicts itself.
     """
     try:
         return read_trace(merged.lines())
@@ -63,11 +63,11 @@ def read_merged(merged: Merged, folder: Path) -> Events:
 
 
 def read_happened(place: Path) -> list[TracedEvent]:
-    """Return all events: of a file its content, of a folder what its hosts have traced, with hosts, times and markers.
+    """Return all events of a file or of the traces in a folder, with hosts, times and markers.
 
     Raises:
-        UsageError: it cannot be opened, or the folder has no traces.
-        TraceError: it cannot be read, or contradicts itself.
+        UsageError: `place` cannot be opened, or the folder has no traces.
+        TraceError: a trace cannot be read, or contradicts itself.
     """
     if not place.is_dir():
         with _lines(str(place)) as lines:
@@ -95,21 +95,21 @@ def name_of(place: str) -> str:
 
 
 def _lines_of(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file that is opened on demand, and not before."""
+    """Yield the lines of a file; the file is opened at the first line."""
     with _lines(str(path)) as lines:
         yield from lines
 
 
 @contextlib.contextmanager
 def _lines(place: str) -> Iterator[Iterable[bytes]]:
-    """Yield the lines at `place`, unpacked if need be; failures on the way become our errors."""
+    """Yield the lines at `place`, uncompressed; failures are translated into snapline's errors."""
     with contextlib.ExitStack() as stack:
         try:
             stream = sys.stdin.buffer if place == STANDARD_INPUT else stack.enter_context(open(place, "rb"))
-            first = stream.readline()
-            lines: Iterable[bytes] = itertools.chain([first], stream)
-            if first.startswith(GZIP_MAGIC):
-                lines = gzip.GzipFile(fileobj=io.BytesIO(first + stream.read()))
+            first_line = stream.readline()
+            lines: Iterable[bytes] = itertools.chain([first_line], stream)
+            if first_line.startswith(GZIP_MAGIC):
+                lines = gzip.GzipFile(fileobj=io.BytesIO(first_line + stream.read()))
             yield lines
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise TraceError(f"{name_of(place)} cannot be unpacked: {error}") from error

@@ -1,7 +1,7 @@
-"""Questions of a client about one agent: which host can answer, and asking until one has.
+"""Questions of a client about one agent: selection of a host that can answer, and retries until one has.
 
-Only the agent's owner knows its live state and its description. Any host can read a saved state, so the owner is asked first, for its store is warm,
-and others while it is lost. Asking changes nothing, so failed questions are repeated until the time is over.
+Only the agent's owner knows its live state and its description. Any host can read a saved state, but the owner is asked first, since its
+cache is warm; other hosts are asked while the owner is lost. Questions change nothing, so failed ones are repeated until the time limit.
 """
 
 import asyncio
@@ -29,24 +29,24 @@ from snapline.messages.views import STATE, WAITING, NotHereError, Question, Rece
 Told = TypeVar("Told")
 
 FIND_S_MAX = 2.0
-"""Longest wait for the coordinator, which reads its memory: an election takes a second or two, and then it is asked again."""
+"""Longest wait for the coordinator, which answers from memory: an election takes a second or two, and then it is asked again."""
 
 WAIT_LEAST_S, WAIT_MOST_S = 0.05, 1.0
-"""Wait before a host is asked again; doubled each time."""
+"""Shortest and longest wait before a host is asked again; doubled each time."""
 
 ASK_S_MAX = 2.0
-"""Longest wait for a host that is asked about all its agents: it reads its memory, and the others are reported without it."""
+"""Longest wait for a host that is asked about all its agents: it answers from memory, and the result is returned without a slow host."""
 
 
 async def see(
     coordinator: Callable[[], CoordinatorClient], hosts: HostCalls, question: Question, limit_s: float
 ) -> bytes:
-    """Ask until a host has answered; returns the document.
+    """Repeat a question until a host has answered; return the document.
 
     Raises:
-        UnknownOutcomeError: no host has, in time.
-        AgentMissingError, FleetEndedError: no host will.
-        UsageError: this client has no permission, or the question has no answer. Other errors of the host come as they are.
+        UnknownOutcomeError: no host has answered in time.
+        AgentMissingError, FleetEndedError: no host can answer.
+        UsageError: this client has no permission, or the question has no answer. Other errors of the host are passed on.
     """
     loop, wait_s, tries = asyncio.get_running_loop(), WAIT_LEAST_S, 0
     deadline_s, reason = loop.time() + limit_s, "nobody has answered yet"
@@ -71,7 +71,7 @@ async def see(
 async def ask_every_host(
     coordinator: CoordinatorClient, hosts: HostCalls, question: Callable[[str], Question], kind: type[Told]
 ) -> dict[str, Told | None]:
-    """Return the answer of each host that is alive; None: none in time, or its release cannot answer. Nothing if the hosts are unknown."""
+    """Return the answer of each live host; None: no answer in time, or from an older release. Empty if the hosts are unknown."""
     try:
         status = await coordinator.status(ASK_S_MAX)
     except SnaplineError:
@@ -79,30 +79,30 @@ async def ask_every_host(
 
     async def ask(host: HostStatus) -> Told | None:
         try:
-            told = await hosts.show(host.host, host.address, encode_question(question(host.host)), ASK_S_MAX)
-            return msgspec.json.decode(told, type=kind)
+            reply = await hosts.show(host.host, host.address, encode_question(question(host.host)), ASK_S_MAX)
+            return msgspec.json.decode(reply, type=kind)
         except (OfferFailed, NotHereError, SnaplineError, msgspec.MsgspecError):
             return None
 
     alive = [host for host in status.hosts if host.state == "alive" and status.phase not in OVER]
-    found = await asyncio.gather(*[ask(host) for host in alive])
-    return {host.host: told for host, told in zip(alive, found, strict=True)}
+    replies = await asyncio.gather(*[ask(host) for host in alive])
+    return {host.host: told for host, told in zip(alive, replies, strict=True)}
 
 
 async def waiting_agents(coordinator: CoordinatorClient, hosts: HostCalls) -> WaitingAgents:
-    """Return the agents of the fleet with waiting work, as its hosts see it now."""
-    told = await ask_every_host(coordinator, hosts, lambda _: Question("", WAITING), WaitingAgents)
-    some = [each for each in told.values() if each is not None]
-    silent = tuple([host for host, each in told.items() if each is None])
+    """Return the agents of the fleet with pending work, as its hosts see it now."""
+    replies = await ask_every_host(coordinator, hosts, lambda _: Question("", WAITING), WaitingAgents)
+    received = [each for each in replies.values() if each is not None]
+    silent = tuple([host for host, each in replies.items() if each is None])
     return WaitingAgents(
-        tuple([agent for each in some for agent in each.agents]), sum([each.more for each in some]), silent
+        tuple([agent for each in received for agent in each.agents]), sum([each.more for each in received]), silent
     )
 
 
 async def recent_traces(
     coordinator: CoordinatorClient, hosts: HostCalls, after: Mapping[str, str], *, every: int, most: int
 ) -> dict[str, RecentTrace | None]:
-    """Return what has happened on each host since the cursor in `after`; `most`: lines of one host."""
+    """Return the events on each host after its cursor in `after`; `most`: largest number of lines of one host."""
 
     def question(host: str) -> Question:
         return trace_question(TraceWanted(after.get(host, ""), every, most))
@@ -117,34 +117,36 @@ async def _place(coordinator: CoordinatorClient, question: Question, limit_s: fl
 
 
 def owner_of(reply: LocateReply, question: Question) -> Place | None:
-    """The host to ask; None: any.
+    """Return the host to ask; None: any.
 
     Raises:
-        NotHereError: none can say just now. AgentMissingError, FleetEndedError: none will.
+        NotHereError: no host can answer now. AgentMissingError, FleetEndedError: no host will.
     """
-    (found,) = reply.agents
+    (location,) = reply.agents
     agent = question.agent
     if reply.phase in OVER:
-        why = f": {reply.reason}" if reply.reason else ""
-        raise FleetEndedError(f"{OVER[reply.phase]}{why}; its store is read with `--store`, or snapline.open_store")
-    if found.state == "alive":
-        return found.host, found.address
-    if found.state == "unknown" and reply.phase != "forming":
+        reason_text = f": {reply.reason}" if reply.reason else ""
+        raise FleetEndedError(
+            f"{OVER[reply.phase]}{reason_text}; its store is read with `--store`, or snapline.open_store"
+        )
+    if location.state == "alive":
+        return location.host, location.address
+    if location.state == "unknown" and reply.phase != "forming":
         raise AgentMissingError(
             f"agent {agent!r} is not in this fleet: `snapline agent list` names those that are there"
         )
     if question.what == STATE:
         return None
-    if found.state == "left":
+    if location.state == "left":
         raise AgentMissingError(f"agent {agent!r} has stopped: `snapline agent list` names those that are there")
     raise NotHereError(f"the fleet is {reply.phase}, and agent {agent} has no host just now")
 
 
 def any_of(status: FleetStatus, tries: int) -> Place:
-    """A host that is alive; another one each time.
+    """Return a live host, a different one for each try.
 
     Raises:
-        NotHereError: none is.
+        NotHereError: no host is alive.
     """
     alive = [host for host in status.hosts if host.state == "alive"]
     if not alive:

@@ -1,4 +1,4 @@
-"""Waiting sends of a client: the bytes of each, and the program that waits."""
+"""Waiting sends of a client: the input of each, and the future of the waiting program."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,16 +21,18 @@ class WaitingSend:
 
 
 def fail_all(endings: Sequence[asyncio.Future[Any]], error: Exception) -> None:
-    """Fail all waits with an error: no program may wait forever because of an error of ours."""
+    """Fail all futures with an error: a bug of ours must not make a program wait forever."""
     for ending in endings:
         if not ending.done():
             ending.set_exception(error)
-            ending.exception()  # who still waits gets it; nobody need
+            ending.exception()  # marks it as retrieved: a program that still waits gets it, but there may be none
 
 
 def late(given: GivenInput) -> SnaplineError:
-    """Return the outcome of a send for which there was no room."""
-    said = ev.FinishSend(0, ev.NOT_TAKEN, "this client has too many under way: wait for receipts before you send more")
-    outcome = ending_of(said, given.agent, given.key)
+    """Return the outcome of a send that was never entered because of the limits."""
+    finish = ev.FinishSend(
+        0, ev.NOT_TAKEN, "this client has too many under way: wait for receipts before you send more"
+    )
+    outcome = ending_of(finish, given.agent, given.key)
     assert isinstance(outcome, SnaplineError), "it was not taken"
     return outcome

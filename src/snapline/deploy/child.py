@@ -1,12 +1,12 @@
 """One child process of a launcher: its own session, its own log file, and never longer alive than the launcher.
 
 Each child leads a session of its own, so a Ctrl-C at the terminal reaches the launcher alone, and a signal to the child's
-process group reaches whatever the child has started as well; what is left of the group when the child has ended is killed.
-`deploy/parent_watch.py` ties its life to the launcher's.
+process group also reaches the processes that the child started. When the child ends, the rest of its group is killed.
+`deploy/parent_watch.py` makes sure that a child dies with its launcher.
 
-Starting is one short blocking call, so that no cancellation can fall between a process and our knowledge of it: a fork of a process
-that has imported everything (`deploy/fork_server.py`), if there is one, or a new program, whose end is seen through a pidfd, which needs no
-thread and no signal handler, and Linux.
+Starting is one short blocking call, so that a cancellation cannot leave a process running that we do not know of. If a fork server
+(`deploy/fork_server.py`) runs, the child is forked from it. Otherwise a new program is started; a pidfd reports its exit, which needs
+Linux, but neither a thread nor a signal handler.
 """
 
 import asyncio
@@ -23,18 +23,18 @@ from snapline.deploy.starting import environment_of, leash
 from snapline.folders import make_private
 
 LOG_BYTES_MAX = 16 << 20
-"""A log above this is set aside as `*.log.1` when its child starts again: two files of a child that fails in a loop
-stay small, and the text of its first failures is still there for a while."""
+"""A larger log is renamed to `*.log.1` when its child starts again. So the logs of a child that fails in a loop stay small,
+and its first failures can still be read for a while."""
 
 TAIL_BYTES = 4096
-"""Length of the part of a log that is read to explain an exit: the last sentence of a child is well inside."""
+"""Size of the end of a log that is read to explain an exit. A child's last line is much shorter."""
 
 
 class SpawnedProcess:
     """A new program, a child of this process.
 
     Attributes:
-        returncode: None while it runs; minus the signal's number if a signal ended it.
+        returncode: None while the process runs; the negative signal number if a signal ended it.
     """
 
     def __init__(self, command: Sequence[str], log: int, environment: Mapping[str, str]) -> None:
@@ -53,7 +53,7 @@ class SpawnedProcess:
         return self._process.returncode
 
     def when_ended(self, then: Callable[[], None]) -> None:
-        """Call it once, when the process has ended."""
+        """Call `then` once, when the process has ended."""
         loop, pidfd = asyncio.get_running_loop(), os.pidfd_open(self.pid)
 
         def ended() -> None:
@@ -70,14 +70,14 @@ class Child:
     """A running (or ended) child process.
 
     Attributes:
-        name: what messages call it, such as `h1` or `coordinator`.
-        log_path: where its stdout and stderr go, appended.
+        name: name in messages, such as `h1` or `coordinator`.
+        log_path: file to which its stdout and stderr are appended.
     """
 
     def __init__(self, name: str, log_path: Path, log_start: int, process: "SpawnedProcess | ForkedProcess") -> None:
         self.name = name
         self.log_path = log_path
-        self._log_start = log_start  # where its own output begins in the log
+        self._log_start = log_start  # offset in the log where this run's output begins
         self._process = process
         self._has_ended = asyncio.Event()
         process.when_ended(self._has_ended.set)
@@ -94,14 +94,14 @@ class Child:
     ) -> Self:
         """Start `command` (first item: absolute path of the program) with `environment` added to ours, by `forks` if that can.
 
-        Call it inside the event loop that will wait for the child.
+        The caller must run in the event loop that will wait for the child.
         """
         _set_aside(log_path)
-        its_own = environment_of(environment)
+        environ = environment_of(environment)
         with log_path.open("ab") as log:
             log_start = log.tell()
-            forked = None if forks is None else forks.fork(command, log.fileno(), its_own)
-            return cls(name, log_path, log_start, forked or SpawnedProcess(command, log.fileno(), its_own))
+            forked = None if forks is None else forks.fork(command, log.fileno(), environ)
+            return cls(name, log_path, log_start, forked or SpawnedProcess(command, log.fileno(), environ))
 
     @property
     def pid(self) -> int:
@@ -110,12 +110,12 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; minus the signal's number if a signal ended it."""
+        """None while it runs; the negative signal number if a signal ended it."""
         return self._process.returncode
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the child's whole process group; nothing happens if it has ended."""
-        if self.exit_code is None:  # not reaped: its id cannot have become another process's
+        if self.exit_code is None:  # not reaped yet, so its id has not been reused
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
 

@@ -9,21 +9,23 @@ from snapline.deploy.data_directory import COORDINATOR_FOLDER, METRICS_FOLDER, S
 from snapline.deploy.launching import Kind
 
 MOVE_GRACE_S, RESTART_GRACE_S = 0.3, 10.0
-"""Time that the coordinator waits for a lost host before its agents move: when it will not be started again, for the launcher's report of what it
-died of; otherwise longer than a process takes to start on a busy machine, since moving agents costs more than waiting."""
+"""Time that the coordinator waits for a lost host before its agents move.
+
+`MOVE_GRACE_S` applies when the host is not restarted: long enough for the launcher to report the cause of the exit. `RESTART_GRACE_S` is
+longer than a process start on a busy machine, because moving agents costs more than waiting."""
 
 
 class Commands(Protocol):
     """Builds the children's command lines; tests put other programs here."""
 
     def coordinator(self, address: str, name: str, members: Mapping[str, str]) -> list[str]:
-        """The coordinator's replica `name`, to listen at `address`; `members`: id → address of all, empty if it is alone."""
+        """Command line of coordinator replica `name`, which listens at `address`; `members`: id → address of all replicas, empty for one."""
         ...
 
     def host(self, address: str, host: str, instance: str) -> list[str]:
-        """A host that joins the coordinator at `address` (of several replicas: all, with commas between).
+        """Command line of a host that joins the coordinator at `address` (comma-separated for several replicas).
 
-        `instance` names this one run of it.
+        `instance` identifies this run of the host.
         """
         ...
 
@@ -50,9 +52,20 @@ class SnaplineCommands:
     ) -> None:
         """Create the command lines of a fleet.
 
-        `store`: a URL or path; empty: a folder in `data_dir`. `listen`: where hosts do. `metrics`: where each process serves them; "": nowhere.
-        `log`: `--log-…` and `--otel`. `last_snapshot_s`: how long each process waits for one when it is stopped. `begin_anew`: coordinators get
-        `--begin-anew`. `trust`: `--tls-…` or `--insecure`.
+        Args:
+            data_dir: folder for the files of all processes.
+            fleet: `MODULE:FLEET`.
+            hosts: number of hosts.
+            arguments: arguments for a FLEET that is a function.
+            on_failure: "move" or "restart": what happens to a lost host's agents.
+            trace_every: trace every N-th message of each channel; 0: no trace.
+            store: URL or path; empty: a folder in `data_dir`.
+            listen: address where hosts listen.
+            metrics: address where each process serves metrics; empty: none.
+            log: `--log-…` and `--otel` options.
+            last_snapshot_s: time limit for the last snapshot when a process is stopped.
+            begin_anew: whether coordinators get `--begin-anew`.
+            trust: returns the `--tls-…` or `--insecure` options of a process.
         """
         self._data_dir = data_dir
         self._store = store or str(data_dir / STORE_FOLDER)

@@ -1,12 +1,12 @@
 """The folder of a local fleet, the `--data-dir` of the command line.
 
 DIR/store               snapshots
-DIR/coordinator         the coordinator's log; of several replicas DIR/coordinator/c1, c2 …
-DIR/coordinator.json    where the coordinator listens: one address, or those of c1, c2 … with commas between
-DIR/logs/*.log          what each process printed
-DIR/marks/*.marks      in which turn each host is, for the case that its process dies in it
-DIR/metrics/*.json      where each process serves its metrics, if it does
-DIR/launcher.lock       held while a launcher runs here: two fleets in one folder would be one fleet twice
+DIR/coordinator         the coordinator's log; with several replicas: DIR/coordinator/c1, c2 …
+DIR/coordinator.json    address of the coordinator; with several replicas: those of c1, c2 …, separated by commas
+DIR/logs/*.log          output of each process
+DIR/marks/*.marks       the turn that each host is running, to explain the exit of a process that dies in a turn
+DIR/metrics/*.json      address where each process serves its metrics, if it does
+DIR/launcher.lock       held while a launcher runs here, so that only one fleet uses the folder
 """
 
 import contextlib
@@ -27,28 +27,28 @@ METRICS_FOLDER, MARKS_FOLDER = "metrics", "marks"
 ADDRESS_FILE, LOCK_FILE = "coordinator.json", "launcher.lock"
 
 PORTS, PORT_ATTEMPTS_MAX = range(20_000, 32_000), 200
-"""A coordinator's port is kept across its restarts. It is taken from below Linux's ephemeral ports (32768 and up), where
-an outgoing connection could occupy it while the coordinator is down. 200 attempts: more say that something else is wrong."""
+"""A coordinator keeps its port across restarts. The port is below Linux's ephemeral ports (32768 and up), because an outgoing connection
+could occupy one of those while the coordinator is down. If 200 attempts fail, something else is wrong."""
 
 
 def is_same_folder(one: str | Path, other: str | Path) -> bool:
-    """Return whether two paths lead to the same place: also through symbolic links, and where nothing is there."""
+    """Return whether two paths lead to the same place, also through symbolic links and if nothing exists there."""
     return os.path.realpath(one) == os.path.realpath(other)
 
 
 def marks_of(data_dir: Path, host: str) -> Path:
-    """Return the path where a host marks the turn that it is in."""
+    """Return the path of the file where a host marks the turn that it is running."""
     return data_dir / MARKS_FOLDER / f"{host}.marks"
 
 
 class DirectoryInUseError(UsageError):
-    """Launcher conflict: a second one runs on this folder."""
+    """Another launcher runs on this folder."""
 
     exit_code = 11
 
 
 def lock(data_dir: Path) -> int:
-    """Take the folder for this launcher. The kernel lets go when the process ends, however it ends."""
+    """Lock the folder for this launcher. The kernel releases the lock when the process ends, in any way."""
     try:
         return lock_file(data_dir / LOCK_FILE)
     except LockHeldError as error:
@@ -60,10 +60,10 @@ def lock(data_dir: Path) -> int:
 
 @contextlib.contextmanager
 def folder_of_fork(folder: Path) -> Iterator[Path]:
-    """Yield the path for a fork's store; meanwhile no fleet starts in the folder, and no other fork is made there.
+    """Yield the path for a fork's store; meanwhile no fleet can start in the folder, and no other fork can be made there.
 
     Raises:
-        UsageError: it is the folder of a fleet.
+        UsageError: the folder belongs to a fleet.
         DirectoryInUseError: a fleet runs there, or a fork is being made.
     """
     with contextlib.ExitStack() as held:
@@ -78,11 +78,11 @@ def folder_of_fork(folder: Path) -> Iterator[Path]:
 
 
 def choose_addresses(data_dir: Path, count: int) -> list[str]:
-    """Return the addresses of the run before, if they are still free, so that noted addresses stay valid; else new ones.
+    """Return the addresses of the previous run if their ports are free, so that clients can still use them; otherwise new ones.
 
     Raises:
-        UsageError: the fleet in this folder has another number of coordinators: a member that forgot its votes, or never
-            had any, must not take part.
+        UsageError: the fleet in this folder has another number of coordinators. A member without its recorded votes must not
+            take part.
     """
     earlier = read_addresses(data_dir)
     if earlier and len(earlier) != count and (data_dir / COORDINATOR_FOLDER).is_dir():
@@ -106,7 +106,7 @@ def choose_addresses(data_dir: Path, count: int) -> list[str]:
 
 
 def write_address(data_dir: Path, address: str) -> None:
-    """Note where the coordinator listens; several addresses with commas between."""
+    """Write the coordinator's address, or several separated by commas."""
     content = {"apiVersion": "snapline/v1", "kind": "CoordinatorAddress", "address": address}
     path = data_dir / ADDRESS_FILE
     scratch = path.with_name(path.name + ".new")
@@ -115,12 +115,12 @@ def write_address(data_dir: Path, address: str) -> None:
 
 
 def read_address(data_dir: Path) -> str | None:
-    """Return where the folder's coordinator listens, or listened, several addresses with commas between; None if unknown."""
+    """Return the last address of the folder's coordinator, or several separated by commas; None if unknown."""
     return ",".join(read_addresses(data_dir)) or None
 
 
 def read_addresses(data_dir: Path) -> list[str]:
-    """The same as a list, in the order c1, c2 …; empty if the file is not there or holds no address."""
+    """Return the addresses as a list, in the order c1, c2 …; empty if the file is missing or has no address."""
     try:
         content = msgspec.json.decode((data_dir / ADDRESS_FILE).read_bytes(), type=dict[str, str])
         addresses = content["address"].split(",")

@@ -1,13 +1,16 @@
-"""Children of a launcher that are forked from one process that has imported everything: most of a start is imports.
+"""Forks a launcher's children from one process that has imported everything, because imports take most of a start.
 
-A launcher starts one *fork server* (`cli/fork_server.py`) and sends it requests over a socket pair; with the request goes the log
-that the child writes to. The server stays alone with its one thread and nothing of gRPC but its code, so that a fork of it is safe.
+A launcher starts one *fork server* (`cli/fork_server.py`) and sends it requests over a socket pair. Each request carries the descriptor of
+the child's log. The server has one thread, and of gRPC it has only the imported code, so that forking it is safe.
 
-The children are the server's, and die with it, as the server dies with its launcher (`deploy/parent_watch.py`). It reports how each has ended and
-reaps it on command: until then the child's id is not reused, and a signal to it meets it or nothing.
+The children belong to the server and die with it, as the server dies with its launcher (`deploy/parent_watch.py`). The server reports each
+exit and reaps the child on command. Until then the child's id is not reused, so a signal never reaches another process.
 
-A server refuses when the code that it has imported is no longer what lies on the disk. Then, and for every other program, and where a variable is
-needed that counts when a program starts, a child is started in the usual way: a launcher never needs the server.
+The launcher never depends on the server. It starts a child in the usual way:
+
+- if the imported code has changed on disk: then the server refuses;
+- for every other program;
+- if the child needs an environment variable that is read at program start.
 """
 
 import asyncio
@@ -29,13 +32,13 @@ FORKABLE = (sys.executable, "-m", "snapline")
 """Prefix of the command lines that a server can run."""
 
 READ_AT_EXEC = ("LD_", "PYTHON", "GRPC_", "MALLOC_", "GLIBC_")
-"""Variables that begin so are read when a program starts or is imported."""
+"""Prefixes of environment variables that are read at program start or at import."""
 
 REPLY_S = 10.0
-"""A fork takes milliseconds. Who has not answered by then does not fork any more."""
+"""Time limit for an answer. A fork takes milliseconds; a server that is slower than this hangs."""
 
 CLOSE_S = 2.0
-"""Time to read the last messages, and end: milliseconds, unless it hangs."""
+"""Time limit for the server to read the last messages and end. It takes milliseconds, unless the server hangs."""
 
 READY_S = 20.0
 """Time limit for all imports, on a busy machine."""
@@ -44,7 +47,7 @@ MESSAGE_BYTES = 1 << 17
 
 
 class StartFork(msgspec.Struct, frozen=True, tag=True):
-    """Start `snapline WORDS`; `changes` to the server's environment, None: without it."""
+    """Start `snapline WORDS`; `changes`: differences from the server's environment, None for a variable to remove."""
 
     words: list[str]
     changes: dict[str, str | None]
@@ -52,13 +55,13 @@ class StartFork(msgspec.Struct, frozen=True, tag=True):
 
 
 class Reap(msgspec.Struct, frozen=True, tag=True):
-    """The launcher knows of this end."""
+    """Reap this child: the launcher has recorded its exit."""
 
     pid: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """All is imported."""
+    """The server has imported everything."""
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
@@ -68,13 +71,13 @@ class Forked(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForkRefused(msgspec.Struct, frozen=True, tag=True):
-    """None was: start it otherwise."""
+    """No child was started: the launcher has to start it in another way."""
 
     reason: str
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """A child has ended; `code` is minus the signal's number if a signal ended it."""
+    """A child has ended; `code` is the negative signal number if a signal ended it."""
 
     pid: int
     code: int
@@ -87,7 +90,7 @@ WORDS: msgspec.msgpack.Decoder[Word] = msgspec.msgpack.Decoder(Word)
 
 
 def end_group(pid: int) -> None:
-    """Kill what a process that has ended, and is not reaped yet, has left of its group: its children must not work on for a run that is over."""
+    """Kill the rest of the process group of an ended, not yet reaped process: its children must not continue a run that is over."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
@@ -101,29 +104,29 @@ class ForkedProcess:
     """A child of a fork server.
 
     Attributes:
-        returncode: None while it runs; minus the signal's number if a signal ended it.
+        returncode: None while the process runs; the negative signal number if a signal ended it.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        self._pidfd = os.pidfd_open(pid)  # not reaped yet: it is this child
+        self._pidfd = os.pidfd_open(pid)  # not reaped yet, so the id is still this child's
         self._on_end: Callable[[], None] = lambda: None
 
     def when_ended(self, then: Callable[[], None]) -> None:
-        """Call it once, when the process has ended."""
+        """Call `then` once, when the process has ended."""
         self._on_end = then
         if self.returncode is not None:
             then()
 
     def end(self, code: int) -> None:
-        """Record the child's exit code and its end."""
+        """Record the exit code and report the end."""
         self.returncode = code
         os.close(self._pidfd)
         self._on_end()
 
     def await_kill(self) -> None:
-        """Await the end of a child whose server is gone: the kernel kills it."""
+        """Wait for the kernel to kill this child, whose server is gone."""
         loop = asyncio.get_running_loop()
 
         def killed() -> None:
@@ -134,10 +137,10 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The launcher's end. Call everything in the event loop in which it was started.
+    """The launcher's side of a fork server. Call all methods in the event loop in which it was started.
 
     Attributes:
-        is_open: children can be forked.
+        is_open: whether children can be forked.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], door: socket.socket, environment: Mapping[str, str]) -> None:
@@ -149,19 +152,19 @@ class ForkServer:
 
     @classmethod
     async def start(cls, environment: Mapping[str, str]) -> Self | None:
-        """Start it with this environment, tied to this process; None if it does not come up."""
+        """Start a fork server with this environment, tied to this process; None if it does not start."""
         begun = take_begun() or begin(environment)
         server, door = cls(*begun), begun.door
         try:
             door.setblocking(False)
             async with asyncio.timeout(READY_S):
-                said = await asyncio.get_running_loop().sock_recv(door, MESSAGE_BYTES)
+                greeting = await asyncio.get_running_loop().sock_recv(door, MESSAGE_BYTES)
         except (TimeoutError, OSError):
-            said = b""
+            greeting = b""
         except BaseException:
             server.close()
             raise
-        if not said:
+        if not greeting:
             server.close()
             return None
         server.is_open = True
@@ -169,9 +172,9 @@ class ForkServer:
         return server
 
     def fork(self, command: Sequence[str], log: int, environment: Mapping[str, str]) -> ForkedProcess | None:
-        """Start a child with this environment, its output to the descriptor `log`; None: start it otherwise.
+        """Start a child with this environment and its output to descriptor `log`; None: the caller has to start it in another way.
 
-        It blocks for some milliseconds, so that no cancellation falls between a process and our knowledge of it.
+        The call blocks for some milliseconds, so that a cancellation cannot leave a process running that we do not know of.
         """
         changes = self._changes(environment)
         if not self.is_open or not is_forkable(command) or changes is None:
@@ -179,7 +182,7 @@ class ForkServer:
         request = msgspec.msgpack.encode(StartFork(list(command[len(FORKABLE) :]), changes, os.getcwd()))
         try:
             socket.send_fds(self._door, [request], [log])
-        except OSError:  # too large, or it is gone
+        except OSError:  # the request is too large, or the server is gone
             return None
         answer = self._await_answer()
         if not isinstance(answer, Forked):
@@ -191,40 +194,40 @@ class ForkServer:
         return child
 
     def _changes(self, environment: Mapping[str, str]) -> dict[str, str | None] | None:
-        """Return the differences from the server's environment; None: some variable only counts when a program starts."""
+        """Return the differences from the server's environment; None if one of them is only read at program start."""
         names = {*environment, *self._environment}
         changes = {x: environment.get(x) for x in names if environment.get(x) != self._environment.get(x)}
         return None if any(name.startswith(READ_AT_EXEC) for name in changes) else changes
 
     def _await_answer(self) -> Word | None:
-        """None: there will be none, and no child is left of which we do not know."""
+        """Return the server's answer; None if there will be none. Then no unknown child is left either."""
         while self.is_open:
             readable, _, _ = select.select([self._door], [], [], REPLY_S)
             if not readable:
-                self._process.kill()  # and read what it had said, to its end
+                self._process.kill()  # then read its remaining messages
                 continue
-            word = self._receive()
-            if isinstance(word, Ended):
-                self._note_end(word)
-            elif word is not None:
-                return word
+            message = self._receive()
+            if isinstance(message, Ended):
+                self._note_end(message)
+            elif message is not None:
+                return message
         return None
 
     def _listen(self) -> None:
-        word = self._receive()
-        if isinstance(word, Ended):
-            self._note_end(word)
+        message = self._receive()
+        if isinstance(message, Ended):
+            self._note_end(message)
 
     def _receive(self) -> Word | None:
-        """Return the next message. None: the server is gone, or has sent no more than was read while a child was started."""
+        """Return the next message; None if the server is gone, or if its messages were already read while a child was started."""
         try:
-            said = self._door.recv(MESSAGE_BYTES)
+            received = self._door.recv(MESSAGE_BYTES)
         except BlockingIOError:
             return None
         except OSError:
-            said = b""
-        if said:
-            return WORDS.decode(said)
+            received = b""
+        if received:
+            return WORDS.decode(received)
         self._lose()
         return None
 
@@ -239,7 +242,7 @@ class ForkServer:
             self._lose()
 
     def _lose(self) -> None:
-        """Close: the server is gone, and so are its children in a moment."""
+        """Stop listening: the server is gone, and the kernel kills its children."""
         if self.is_open:
             self.is_open = False
             asyncio.get_running_loop().remove_reader(self._door)
@@ -248,7 +251,7 @@ class ForkServer:
             self._children.clear()
 
     def close(self) -> None:
-        """End it, and all that it has started. It has reaped what has ended when this returns."""
+        """End the server and its children. On return, the server has reaped all ended children."""
         limit_s = CLOSE_S if self.is_open else 0.0
         self._lose()
         self._door.close()

@@ -1,8 +1,8 @@
-"""A fleet on other machines or in containers, kept by a process in the background of this machine.
+"""A fleet on other machines or in containers, supervised by a background process on this machine.
 
-`snapline up` starts the process and returns. What it must know is in `plan.json` of the fleet's folder here, which holds no secrets; it writes the
-coordinator's address next to it, as a fleet on this machine does. Killed, it leaves everything running: a second one, started by
-`up` again, takes over what it finds. It runs where the launcher's programs are: `ssh`, podman, or those of Slurm, on a machine of the cluster.
+`snapline up` starts the process and returns. The process reads `plan.json` in the fleet's local folder, which holds no secrets, and writes the
+coordinator's address next to it, as a local fleet does. If the process is killed, the fleet keeps running; the next `up` starts a new process
+that takes over the running fleet. The process needs the launcher's programs: `ssh`, podman, or Slurm's on a machine of the cluster.
 """
 
 import asyncio
@@ -36,25 +36,26 @@ from snapline.security.transport import RELOAD_S, Security
 PLAN_FILE = "plan.json"
 
 LAUNCHER, OPERATOR = "launcher-launcher", "operator-operator"
-"""Names of the certificates that we use. The operator's requests the last snapshot before a time limit."""
+"""Names of the certificates that this process uses. The operator certificate requests the last snapshot before a time limit."""
 
 KeptPlace = Literal["ssh", "podman", "slurm", "ray"]
-"""Places of a kept fleet. Of a Ray cluster only chaos has a plan: what `snapline up` starts there is kept by an actor (`deploy/ray_fleet.py`)."""
+"""Places of a supervised fleet. Only chaos uses "ray" here: an actor supervises what `snapline up` starts on Ray (`deploy/ray_fleet.py`)."""
 
 
 class DetachedPlan(msgspec.Struct, frozen=True):
     """Plan of a fleet to run: its contents and its place.
 
     Attributes:
+        place: the kind of place.
         what: the fleet, its hosts and coordinators.
-        address: of the Ray cluster.
-        machines: what `ssh` calls them.
-        ssh: the program and its options.
+        address: address of the Ray cluster.
+        machines: names of the machines for `ssh`.
+        ssh: the ssh program and its options.
         sbatch: options of `sbatch`.
-        python: the interpreter there; empty: the usual one.
-        image: of containers.
-        code: the folder there with the fleet's module; for containers the one here.
-        tls: a folder that `snapline auth init` has made, here, and for Slurm on all nodes too; empty: none.
+        python: the Python interpreter there; empty: the default.
+        image: image of the containers.
+        code: the remote folder with the fleet's module; for containers the local one.
+        tls: a local folder made by `snapline auth init`, on Slurm shared by all nodes; empty: no TLS.
     """
 
     place: KeptPlace
@@ -70,40 +71,40 @@ class DetachedPlan(msgspec.Struct, frozen=True):
 
 
 def write_plan(folder: Path, plan: DetachedPlan) -> None:
-    """Write the plan for the process in the background."""
+    """Write the plan for the background process."""
     make_private(folder)
     (folder / ADDRESS_FILE).unlink(missing_ok=True)
     (folder / PLAN_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(plan)) + b"\n")
 
 
 def read_plan(folder: Path) -> DetachedPlan | None:
-    """Return the plan that `write_plan` has written; None if there is none."""
+    """Return the plan written by `write_plan`; None if there is none."""
     if not (folder / PLAN_FILE).exists():
         return None
     return msgspec.json.decode((folder / PLAN_FILE).read_bytes(), type=DetachedPlan)
 
 
 def certificates_of(plan: DetachedPlan) -> Mapping[str, bytes]:
-    """Return the certificates of all its processes.
+    """Return the certificates of all processes of the fleet.
 
     Raises:
-        UsageError: one is not there; explains how it is made.
+        UsageError: a certificate is missing; the message says how to make it.
     """
     if not plan.tls:
         return {}
     if plan.place == "slurm" and not (Path(plan.tls) / f"{OPERATOR}.key").is_file():
-        made = f"`snapline auth issue {plan.tls} operator operator`"
+        command = f"`snapline auth issue {plan.tls} operator operator`"
         raise UsageError(
-            f"{plan.tls}/{OPERATOR}.key is not there, for the last snapshot before a time limit: {made} makes it"
+            f"{plan.tls}/{OPERATOR}.key is not there, for the last snapshot before a time limit: {command} makes it"
         )
     return read_certificates(Path(plan.tls), plan.what.hosts, plan.what.coordinators)
 
 
 def files_of(plan: DetachedPlan, kind: Kind, name: str) -> Mapping[str, bytes]:
-    """Return the current files that one process needs to be trusted: they may have been renewed, or its host have come later.
+    """Return the current certificate files of one process, read again because they may have been renewed or added.
 
     Raises:
-        ExternalFailureError: it is not there; a later start may find it.
+        ExternalFailureError: a file is missing; a later start may find it.
     """
     if not plan.tls:
         return {}
@@ -117,12 +118,12 @@ class DetachedLauncher(Launcher, Protocol):
     """A launcher whose processes outlive it."""
 
     async def sweep(self) -> list[str]:
-        """End what earlier launchers of this fleet have left; return in words where there was something."""
+        """End everything that earlier launchers of this fleet left; return descriptions of it."""
         ...
 
 
 def launcher_of(plan: DetachedPlan, on_note: Callable[[str], None] = lambda note: None) -> DetachedLauncher:
-    """The launcher of such a fleet."""
+    """Return the launcher for this plan."""
     if plan.place == "slurm":
         return SlurmLauncher(
             plan.what.name,
@@ -163,10 +164,10 @@ def launcher_of(plan: DetachedPlan, on_note: Callable[[str], None] = lambda note
 
 
 async def check_place(plan: DetachedPlan) -> None:
-    """Check its place before anything is started, in seconds.
+    """Check the place before anything is started; takes seconds.
 
     Raises:
-        UsageError: the fleet can never run there as requested; explains what helps.
+        UsageError: the fleet can never run there as requested; the message says what to change.
         ExternalFailureError: the place does not answer.
     """
     launcher = launcher_of(plan)
@@ -175,28 +176,28 @@ async def check_place(plan: DetachedPlan) -> None:
 
 
 def _folders(store: str) -> list[Path]:
-    """Return the folder of a store that is a folder here and not in a bucket."""
+    """Return the folder of a local store; an empty list for a store in a bucket."""
     scheme, separator, path = store.rpartition("://")
     return [Path(path)] if path and (not separator or scheme == "file") else []
 
 
 def commands_for(plan: DetachedPlan) -> Commands:
-    """Command lines of its processes. On Slurm they read the certificates where the user has put them, by a path that all nodes share."""
-    what = plan.what
+    """Return the command lines of the fleet's processes. On Slurm they read the user's certificates from a path that all nodes share."""
+    fleet_plan = plan.what
     if plan.place != "slurm":
-        return commands_of(what, is_tls=bool(plan.tls))
+        return commands_of(fleet_plan, is_tls=bool(plan.tls))
     return SnaplineCommands(
-        data_dir=Path(what.data_dir),
-        fleet=what.fleet,
-        hosts=what.hosts,
-        arguments=what.arguments,
-        on_failure=what.on_failure,
-        store=what.store,
+        data_dir=Path(fleet_plan.data_dir),
+        fleet=fleet_plan.fleet,
+        hosts=fleet_plan.hosts,
+        arguments=fleet_plan.arguments,
+        on_failure=fleet_plan.on_failure,
+        store=fleet_plan.store,
         listen=f"{NODE}:0",
-        metrics=f"{NODE}:0" if what.has_metrics else "",
-        log=what.log,
-        last_snapshot_s=what.last_snapshot_s,
-        begin_anew=what.begin_anew,
+        metrics=f"{NODE}:0" if fleet_plan.has_metrics else "",
+        log=fleet_plan.log,
+        last_snapshot_s=fleet_plan.last_snapshot_s,
+        begin_anew=fleet_plan.begin_anew,
         trust=lambda kind, name: _trust(plan, f"{kind}-{'c1' if name == ALONE else name}"),
     )
 
@@ -204,13 +205,13 @@ def commands_for(plan: DetachedPlan) -> Commands:
 def _trust(plan: DetachedPlan, owner: str) -> tuple[str, ...]:
     if not plan.tls:
         return ("--insecure",) if plan.what.is_insecure else ()
-    own = (("--tls-cert", f"{owner}.crt"), ("--tls-key", f"{owner}.key"), ("--tls-ca", AUTHORITY))
-    files = tuple(part for option, file in own for part in (option, f"{plan.tls}/{file}"))
+    options = (("--tls-cert", f"{owner}.crt"), ("--tls-key", f"{owner}.key"), ("--tls-ca", AUTHORITY))
+    files = tuple(part for option, file in options for part in (option, f"{plan.tls}/{file}"))
     return (*files, "--tls-domain", plan.what.domain)
 
 
 def connect(plan: DetachedPlan, address: str, owner: str = LAUNCHER) -> CoordinatorClient:
-    """A client with the rights of this owner of a certificate."""
+    """Return a client with the rights of this certificate owner."""
     if not plan.tls:
         return CoordinatorClient(address, Security.insecure() if plan.what.is_insecure else Security.loopback())
     folder = Path(plan.tls)
@@ -220,16 +221,16 @@ def connect(plan: DetachedPlan, address: str, owner: str = LAUNCHER) -> Coordina
 
 
 async def keep(folder: Path, *, on_note: Callable[[str], None], on_status: Callable[[FleetReading], None]) -> Ending:
-    """Keep the fleet of this folder until it ends; cancelled, it takes the fleet down.
+    """Run the fleet of this folder until it ends; if cancelled, take the fleet down.
 
     Raises:
-        SnaplineError: it cannot be kept, or some of it could not be taken down.
+        SnaplineError: the fleet cannot be supervised, or a part of it could not be taken down.
     """
     plan = read_plan(folder)
     if plan is None:
         raise UsageError(f"{folder / PLAN_FILE} is not there: `snapline up` writes it")
     certificates = certificates_of(plan)
-    held = lock(folder)
+    lock_fd = lock(folder)
     fleet = LaunchedFleet(
         launcher_of(plan, on_note),
         commands_for(plan),
@@ -243,30 +244,30 @@ async def keep(folder: Path, *, on_note: Callable[[str], None], on_status: Calla
     try:
         async with fleet:
             write_address(folder, fleet.address)
-            beside = (follow(fleet, folder), _renew_again_and_again(fleet, plan, certificates, on_note))
-            tasks = [asyncio.create_task(work) for work in beside]
+            background = (follow(fleet, folder), _renew_again_and_again(fleet, plan, certificates, on_note))
+            tasks = [asyncio.create_task(work) for work in background]
             try:
                 return await fleet.wait()
             finally:
                 for task in tasks:
                     task.cancel()
     finally:
-        os.close(held)
+        os.close(lock_fd)
 
 
 async def _renew_again_and_again(
     fleet: LaunchedFleet, plan: DetachedPlan, known: Mapping[str, bytes], on_note: Callable[[str], None]
 ) -> None:
-    """Bring processes the certificates of the folder whenever they are others, until cancelled.
+    """Send changed certificates of the folder to the processes, until cancelled.
 
-    Files are renewed one after the other: what is read between two does not fit together, is refused by who reads it, and comes again.
-    On Slurm processes read the folder themselves.
+    Files are renewed one after the other. A process rejects a set of files that do not match yet, and gets the complete set at the next check.
+    On Slurm the processes read the folder themselves.
     """
     while plan.tls and plan.place != "slurm":
         await asyncio.sleep(RELOAD_S)
-        with contextlib.suppress(UsageError):  # one is just being replaced
-            found = await asyncio.to_thread(certificates_of, plan)
-            if found != known:
-                known = found
+        with contextlib.suppress(UsageError):  # a file is just being replaced
+            certificates = await asyncio.to_thread(certificates_of, plan)
+            if certificates != known:
+                known = certificates
                 await fleet.renew()
                 on_note("the certificates were renewed: every process has its own")

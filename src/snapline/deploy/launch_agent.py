@@ -1,17 +1,16 @@
-"""A launcher's post on another machine: starts processes there, as its children, and watches them.
+"""Launch agent: starts a launcher's processes on another machine, as its children, and watches them.
 
-    python -m snapline.deploy.launch_agent bridge FOLDER     joins the standard streams to the post of FOLDER, and starts it if need be
-    python -m snapline.deploy.launch_agent serve FOLDER      is the post, until it is closed or has had nothing to do for a while
+    python -m snapline.deploy.launch_agent bridge FOLDER     connects the standard streams to FOLDER's launch agent; starts it if necessary
+    python -m snapline.deploy.launch_agent serve FOLDER      runs the launch agent until it is closed or idle for a while
 
-The launcher reaches a post through a program that runs something elsewhere, such as `ssh`. What that runs is the bridge; the post itself is
-of no connection. So a connection that breaks ends nothing, and the next one, from any launcher, finds everything as it is. The children are
-tied to the post (`deploy/parent_watch.py`): where its process ends, however that is, they end. A post without children and without
-a connection ends by itself.
+The launcher reaches a launch agent through a program that runs a command elsewhere, such as `ssh`. That command is the *bridge*. The launch agent
+itself does not depend on a connection: if one breaks, the processes run on, and the next connection, from any launcher, finds them. The children
+die with the launch agent (`deploy/parent_watch.py`). A launch agent without children and connections ends by itself.
 
-One launcher *holds* a post, the last one that has opened it: commands of an earlier one are refused, so two never start and end processes against
-each other, and nothing sent before a close can start something after it.
+One launcher *holds* a launch agent: the last one that opened it. Commands of an earlier launcher are refused. So two launchers never work
+against each other, and a command sent before a close cannot start a process after it.
 
-The post's socket and the keys of its processes are in a folder in memory (`runtime_folder`), which only its user can read.
+The socket and the keys of the processes are in a folder in memory (`runtime_folder`), which only its user can read.
 """
 
 import argparse
@@ -52,38 +51,38 @@ from snapline.folders import make_private
 from snapline.security.printable import printable
 
 IDLE_S = 60.0
-"""A post with nothing to do stays so long: a launcher opens it a moment before it starts something."""
+"""Time after which an idle launch agent ends. A launcher opens it a moment before it starts a process."""
 
 LOOK_S = 1.0
-"""Between two looks whether it has something to do."""
+"""Interval between two checks for idleness."""
 
 START_LIMIT_S, START_LOOK_S = 60.0, 0.02
-"""Time limit for a post to listen after it was started: half a second, on a busy machine ten times as long."""
+"""Time limit for a started launch agent to listen, and the polling interval. It takes half a second, or ten times as long on a busy machine."""
 
 SHUTDOWN_GRACE_S = 10.0
-"""Time for messages in transit when the post ends."""
+"""Time limit for open requests and connections when the launch agent ends."""
 
 END_GRACE_S = LAST_SNAPSHOT_S + STOP_GRACE_S
-"""Between SIGTERM and SIGKILL when the place's time is up, or it ends this post: hosts take a last snapshot."""
+"""Time between SIGTERM and SIGKILL when the place's time is up or it ends this launch agent: hosts take a last snapshot."""
 
 NOT_RUNNING = 69
-"""Exit code of a bridge that must not start a post, and found none (EX_UNAVAILABLE of sysexits.h)."""
+"""Exit code of a bridge with `--must-run` that found no launch agent (EX_UNAVAILABLE of sysexits.h)."""
 
 MEMORY = Path("/dev/shm")
 SOCKET, KEYS = "post.sock", "keys"
 
 
 def runtime_folder(key: str) -> Path:
-    """Return the folder of this key's post for its socket and its processes' keys: in memory, where Linux has such a file system.
+    """Return the folder of this key's launch agent for its socket and its processes' keys; in memory if Linux has such a file system.
 
     Raises:
-        UsageError: somebody else has made the folder.
+        UsageError: the parent folder belongs to another user, or others can access it.
     """
     parent = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
     root = parent / f"snapline-posts-{os.getuid()}"
     root.mkdir(mode=0o700, exist_ok=True)
-    found = root.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    status = root.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise UsageError(f"{root} is not a folder of this user alone: remove it")
     return root / hashlib.sha256(key.encode()).hexdigest()[:16]
 
@@ -92,24 +91,24 @@ class LaunchAgent:
     """The processes of one launcher on this machine."""
 
     def __init__(self, runtime: Path, data_dir: Path) -> None:
-        """`data_dir`: logs go there."""
+        """Create the launch agent; `data_dir`: folder for logs."""
         self._runtime = runtime
         self._launcher = LocalLauncher(data_dir)
         self._holder = ""
-        self._ports: dict[str, int] = {}  # of coordinators: they keep them
+        self._ports: dict[str, int] = {}  # by coordinator, which keeps its port
         self._latest: dict[str, Handle] = {}  # by name
         self._farewells: dict[str, tuple[str, ...]] = {}  # by name
-        self._evicted: set[Handle] = set()  # ended from here, because the place has ended
+        self._evicted: set[Handle] = set()  # ended by this launch agent, because its place ends
         self._conversations: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_over = asyncio.Event()
 
     async def serve(self, idle_s: float) -> None:
-        """Listen until it is closed, or idle; then leave nothing."""
+        """Listen until closed or idle; then end all processes and remove all files."""
         make_private(self._runtime)
-        shutil.rmtree(self._runtime / KEYS, ignore_errors=True)  # of a post that was killed
+        shutil.rmtree(self._runtime / KEYS, ignore_errors=True)  # left by a launch agent that was killed
         (self._runtime / SOCKET).unlink(missing_ok=True)
-        scratch = self._runtime / f"{SOCKET}.new"  # whoever finds the socket finds somebody listening
+        scratch = self._runtime / f"{SOCKET}.new"  # renamed once it listens, so that connecting to it never fails
         scratch.unlink(missing_ok=True)
         server = await asyncio.start_unix_server(self._converse, scratch, limit=LINE_BYTES_MAX)
         scratch.rename(self._runtime / SOCKET)
@@ -131,20 +130,20 @@ class LaunchAgent:
             shutil.rmtree(self._runtime, ignore_errors=True)
 
     def end(self) -> None:
-        """End everything here, without a command of the launcher."""
+        """End all processes here, without a command of the launcher."""
         self._evicted |= set(self._latest.values())
         self._is_over.set()
 
     async def shut_down(self) -> bool:
-        """Run the shutdown commands, all at the same time, as the place's time is up, and end the processes that have one; False: none has."""
+        """Run all shutdown commands concurrently because the place's time is up, then end their processes; False if there are none."""
         await asyncio.gather(*(self._part(name, command) for name, command in self._farewells.items()))
         return bool(self._farewells)
 
     async def _part(self, name: str, command: tuple[str, ...]) -> None:
         handle = self._latest[name]
         if await self._launcher.status(handle) is None:
-            said = await asyncio.create_subprocess_exec(*self._filled(name, command), stdin=subprocess.DEVNULL)
-            await said.wait()
+            process = await asyncio.create_subprocess_exec(*self._filled(name, command), stdin=subprocess.DEVNULL)
+            await process.wait()
             self._evicted.add(handle)
             await self._launcher.stop(handle, END_GRACE_S)
 
@@ -157,7 +156,7 @@ class LaunchAgent:
                 since_s = time.monotonic()
         self._is_over.set()
 
-    # -- words ----------------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------------------------------
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -169,7 +168,7 @@ class LaunchAgent:
                 reply = asyncio.create_task(self._reply(request, writer))
                 self._tasks.add(reply)
                 reply.add_done_callback(self._tasks.discard)
-        except (OSError, ValueError):  # it has gone in the middle of a line
+        except (OSError, ValueError):  # the connection broke in the middle of a line
             pass
         finally:
             del self._conversations[task]
@@ -184,7 +183,7 @@ class LaunchAgent:
             self._is_over.set()
 
     async def answer(self, request: LaunchAgentRequest) -> LaunchAgentReply:
-        """Do what is asked, if its holder asks."""
+        """Carry the request out if its sender holds this launch agent."""
         if request.word == "hold":
             self._holder = request.holder
         if request.holder != self._holder:
@@ -228,13 +227,13 @@ class LaunchAgent:
         return LaunchAgentReply(request.id)
 
     def _told(self, handle: Handle, found: Exit | None) -> Exit | None:
-        """Return the exit. A host that was asked to leave ends with 0, which would mean that its fleet is over."""
+        """Return the exit to report. An evicted host exits with 0, which would mean that its fleet is over, so its code is hidden."""
         if found is None or handle not in self._evicted:
             return found
         return Exit(None, "ended by its place", found.last_words, found.log)
 
     async def _start(self, spec: ProcessSpec, files: Mapping[str, bytes], shutdown: tuple[str, ...]) -> Handle:
-        """Start a process. A command repeated because its answer was lost starts nothing again."""
+        """Start a process. A request repeated because its answer was lost does not start a second one."""
         latest = self._latest.get(spec.name)
         if latest is not None and latest.instance == spec.instance:
             return latest
@@ -252,8 +251,8 @@ class LaunchAgent:
 
     def _write_keys(self, name: str, files: Mapping[str, bytes]) -> None:
         folder = self._runtime / KEYS / name
-        for each in (folder.parent, folder):
-            each.mkdir(mode=0o700, exist_ok=True)
+        for parent in (folder.parent, folder):
+            parent.mkdir(mode=0o700, exist_ok=True)
         for file, content in files.items():
             (folder / file).touch(mode=0o600)
             (folder / file).write_bytes(content)
@@ -286,7 +285,10 @@ def _is_free(address: str, port: int) -> bool:
 def serve(
     key: str, data_dir: Path, *, idle_s: float, when_time_is_up: Callable[[], Awaitable[bool]] | None = None
 ) -> None:
-    """Be the post. SIGTERM ends it in order; on SIGUSR1 shutdown commands run, then `when_time_is_up` is asked whether it may stay."""
+    """Run the launch agent until it ends.
+
+    SIGTERM ends it cleanly. SIGUSR1 runs the shutdown commands; then the launch agent ends, unless `when_time_is_up` returns True.
+    """
 
     async def run() -> None:
         post = LaunchAgent(runtime_folder(key), data_dir)
@@ -306,7 +308,7 @@ def serve(
 
 
 def bridge(key: str, data_dir: Path, code: str, *, must_run: bool) -> None:
-    """Join the standard streams to the post, which is started if it does not run, unless it `must_run` already."""
+    """Connect the standard streams to the launch agent; start it if it does not run, unless it `must_run` already."""
     import snapline
 
     runtime = runtime_folder(key)
@@ -319,14 +321,14 @@ def bridge(key: str, data_dir: Path, code: str, *, must_run: bool) -> None:
         while received := joined.recv(65_536):
             _write_all(received)
     sys.stdout.flush()
-    os._exit(0)  # the other thread waits for input that need not come
+    os._exit(0)  # the other thread waits for input that may never come
 
 
 def _pump_in(joined: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        while said := os.read(sys.stdin.fileno(), 65_536):
-            joined.sendall(said)
-    os._exit(0)  # whoever called has gone; what waits for answers waits in the post
+        while chunk := os.read(sys.stdin.fileno(), 65_536):
+            joined.sendall(chunk)
+    os._exit(0)  # the caller has gone; waiting requests stay in the launch agent
 
 
 def _write_all(content: bytes) -> None:
@@ -335,13 +337,13 @@ def _write_all(content: bytes) -> None:
 
 
 def _join(runtime: Path) -> socket.socket:
-    joined = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        joined.connect(str(runtime / SOCKET))
+        connection.connect(str(runtime / SOCKET))
     except OSError:
-        joined.close()
+        connection.close()
         raise
-    return joined
+    return connection
 
 
 def _join_or_start(key: str, runtime: Path, data_dir: Path, code: str) -> socket.socket:
@@ -349,7 +351,7 @@ def _join_or_start(key: str, runtime: Path, data_dir: Path, code: str) -> socket
         return _join(runtime)
     lock = os.open(runtime.parent, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two bridges start one post
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two bridges must start only one launch agent
         with contextlib.suppress(OSError):
             return _join(runtime)
         logs = data_dir / LOGS_FOLDER
@@ -386,7 +388,7 @@ def _await_post(started: "subprocess.Popen[bytes]", runtime: Path, logs: Path) -
 
 
 def main() -> None:
-    """Either of the two."""
+    """Run one of the two programs."""
     parser = argparse.ArgumentParser(prog="python -m snapline.deploy.launch_agent")
     parser.add_argument("what", choices=("bridge", "serve"))
     parser.add_argument("key")
@@ -394,15 +396,15 @@ def main() -> None:
     parser.add_argument("--code", default="")
     parser.add_argument("--idle", type=float, default=IDLE_S)
     parser.add_argument("--must-run", action="store_true")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        if given.what == "serve":
-            serve(given.key, given.data_dir, idle_s=given.idle)
+        if arguments.what == "serve":
+            serve(arguments.key, arguments.data_dir, idle_s=arguments.idle)
         else:
-            bridge(given.key, given.data_dir.expanduser(), given.code, must_run=given.must_run)
+            bridge(arguments.key, arguments.data_dir.expanduser(), arguments.code, must_run=arguments.must_run)
     except (SnaplineError, OSError) as error:
         print(printable(f"snapline: {error}"), file=sys.stderr)
-        sys.exit(NOT_RUNNING if given.must_run else 1)
+        sys.exit(NOT_RUNNING if arguments.must_run else 1)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A launcher's side of one connection to a post, over the standard streams of a program such as `ssh`."""
+"""A launcher's side of one connection to a launch agent, over the standard streams of a program such as `ssh`."""
 
 import asyncio
 import contextlib
@@ -20,22 +20,22 @@ from snapline.deploy.post_wire import (
 from snapline.errors import ExternalFailureError
 
 SAID_BYTES_MAX = 4096
-"""Largest part of the program's stderr that is kept to explain its end."""
+"""Size of the end of the program's stderr that is kept to explain its exit."""
 
 END_S = 5.0
-"""Time for the program to end once its input is closed; then it is killed."""
+"""Time limit for the program to end once its input is closed; after that it is killed."""
 
 
 class ConnectionLostError(ExternalFailureError):
-    """The connection is gone; what was asked may have been done."""
+    """The connection is gone; the request may have been carried out."""
 
 
 class LaunchAgentMissingError(ExternalFailureError):
-    """The program ended before a post answered.
+    """The program ended before a launch agent answered.
 
     Attributes:
-        code: its exit code.
-        said: the last it wrote to stderr.
+        code: the program's exit code.
+        said: the end of its stderr.
     """
 
     def __init__(self, code: int, said: str) -> None:
@@ -45,10 +45,10 @@ class LaunchAgentMissingError(ExternalFailureError):
 
 
 class LaunchAgentConnection:
-    """One connection.
+    """One connection to a launch agent.
 
     Attributes:
-        greeting: the post's first message.
+        greeting: the launch agent's first message.
     """
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
@@ -62,11 +62,11 @@ class LaunchAgentConnection:
 
     @classmethod
     async def open(cls, command: Sequence[str]) -> Self:
-        """Run the program, and wait for the post's greeting.
+        """Run the program, and wait for the launch agent's greeting.
 
         Raises:
-            LaunchAgentMissingError: there is none.
-            ExternalFailureError: the program cannot be run, or the post is of another version of snapline.
+            LaunchAgentMissingError: the program ended without a greeting.
+            ExternalFailureError: the program cannot be run, or the launch agent has another version of snapline.
         """
         try:
             process = await asyncio.create_subprocess_exec(
@@ -75,23 +75,23 @@ class LaunchAgentConnection:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 limit=LINE_BYTES_MAX,
-                start_new_session=True,  # a Ctrl-C at the terminal is for the launcher
+                start_new_session=True,  # a Ctrl-C at the terminal must reach the launcher only
             )
         except OSError as error:
             raise ExternalFailureError(f"{command[0]} cannot be run: {error.strerror}") from error
-        line = cls(process)
+        connection = cls(process)
         try:
-            await line._greet()
+            await connection._greet()
         except BaseException:
-            await line.close()
+            await connection.close()
             raise
-        return line
+        return connection
 
     async def call(self, request: LaunchAgentRequest) -> LaunchAgentReply:
-        """Say it, and wait for the answer.
+        """Send the request, and wait for the answer.
 
         Raises:
-            ConnectionLostError: the connection has gone.
+            ConnectionLostError: the connection is gone.
         """
         if self._reading is None or self._reading.done():
             raise ConnectionLostError("the connection is closed")
@@ -100,7 +100,7 @@ class LaunchAgentConnection:
         self._waiting[number] = future
         assert self._process.stdin is not None
         try:
-            with contextlib.suppress(OSError):  # the reader sees the end
+            with contextlib.suppress(OSError):  # the reading task reports the end
                 self._process.stdin.write(encode_line(msgspec.structs.replace(request, id=number)))
                 await self._process.stdin.drain()
             return await future
@@ -162,5 +162,5 @@ class LaunchAgentConnection:
 
     async def _keep_errors(self) -> None:
         assert self._process.stderr is not None
-        while said := await self._process.stderr.read(SAID_BYTES_MAX):
-            self._said = (self._said + said)[-SAID_BYTES_MAX:]
+        while chunk := await self._process.stderr.read(SAID_BYTES_MAX):
+            self._said = (self._said + chunk)[-SAID_BYTES_MAX:]

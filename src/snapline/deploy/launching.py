@@ -1,12 +1,13 @@
 """Launcher interface: a launcher starts and ends a fleet's processes at some place, and sees their ends. It decides nothing.
 
-A *place* is this machine, a Ray cluster, a batch system: wherever processes can be had. What to start, when to start it again
-and when it is over is decided by `deploy/supervisor.py`, the same for every launcher; what becomes of the fleet is decided by the
-coordinator, which knows no launcher. A launcher's report that a host is gone is only one more reason to suspect it (`ReportHostExit`): without it
-its broken stream shows this a second or two later. No launcher invents an incarnation or a host start: Raft does, when the process registers.
-`instance` merely names one run, so that a report of its end cannot hit the next one.
+A *place* is where processes can run: this machine, a Ray cluster, a batch system. `deploy/supervisor.py` decides what to start and restart, and
+when the fleet is over; it is the same for every launcher. The coordinator decides about the fleet's state, and knows no launcher.
 
-`snapline.deploy.conformance` tests launchers, ours and other people's.
+A launcher's report of a lost host is only a hint for the coordinator's failure detector (`ReportHostExit`). Without it, the broken stream shows
+the loss a second or two later. Launchers assign no incarnation or host generation: Raft does, when the process registers. `instance` only
+identifies one run, so that a report of its exit is not applied to the next run.
+
+`snapline.deploy.conformance` tests launchers, built-in and third-party.
 """
 
 from collections.abc import Sequence
@@ -23,10 +24,10 @@ class ProcessSpec(msgspec.Struct, frozen=True):
     """One process to start.
 
     Attributes:
-        name: `h1`, `c1`, `coordinator` …; of two specs with one name the launcher runs one at a time.
-        kind: which of a fleet's two sorts of processes it is: launchers spread each over what they have.
-        instance: names this one run of it.
-        command: program and arguments. A launcher on other machines puts its own interpreter in the place of the first.
+        name: `h1`, `c1`, `coordinator` …; the launcher runs one process of a name at a time.
+        kind: host or coordinator; launchers spread the processes of each kind over their machines.
+        instance: identifies this run of the process.
+        command: program and arguments. A launcher on other machines replaces the program with its own interpreter.
     """
 
     name: str
@@ -39,9 +40,9 @@ class Handle(msgspec.Struct, frozen=True):
     """A process that was started.
 
     Attributes:
-        name, instance: as in its spec; another instance if the place had started it again by itself.
-        where: the machine or node, as its launcher calls it.
-        pid: its process id on that machine.
+        name, instance: from its spec; the instance differs if the place had restarted the process by itself.
+        where: the launcher's name of the machine or node.
+        pid: the process id on that machine.
     """
 
     name: str
@@ -54,11 +55,11 @@ class Exit(msgspec.Struct, frozen=True):
     """Exit of a process.
 
     Attributes:
-        code: minus the signal's number if a signal ended it; None if the end was not seen, such as when its machine died.
-        text: the same in words, such as `exit code 3` or `its node died`.
-        last_words: the last line that it wrote, by house rule the reason why it ended; `""` if unknown.
-        log: where the rest can be read.
-        died_in: turns in whose middle a host's process died, where the launcher knows.
+        code: the exit code, or the negative signal number; None if the exit was not observed, for example because the machine died.
+        text: description, such as `exit code 3` or `its node died`.
+        last_words: the last line of its output, by convention the reason for its exit; `""` if unknown.
+        log: location of its log.
+        died_in: the turns that the host was running when it died, if the launcher knows.
     """
 
     code: int | None
@@ -73,7 +74,7 @@ class Launcher(Protocol):
 
     @property
     def where(self) -> str:
-        """The place in words, for messages: a folder, a cluster."""
+        """Description of the place for messages: a folder, a cluster."""
         ...
 
     @property
@@ -82,50 +83,50 @@ class Launcher(Protocol):
         ...
 
     async def open(self, coordinators: Sequence[str]) -> dict[str, str]:
-        """Take the place for this fleet, and say at which address each coordinator shall listen: name → HOST:PORT.
+        """Reserve the place for this fleet, and return the address where each coordinator shall listen: name → HOST:PORT.
 
-        For a fleet that ran here before, with the addresses of then if they can be had.
+        A fleet that ran here before gets its previous addresses if they are free.
 
         Raises:
-            UsageError: another launcher has the place, or its fleet is another one.
+            UsageError: another launcher uses the place, or it belongs to another fleet.
         """
         ...
 
     async def start(self, spec: ProcessSpec) -> Handle:
-        """Start a process; returns once it runs, not when it has formed anything.
+        """Start a process; return as soon as it runs, without waiting for the fleet to form.
 
-        Twice the same name is one process: if one of this name runs, its handle is returned. If it is cancelled, `close`
-        ends what may have been started.
+        If a process of this name runs, its handle is returned. If the call is cancelled, `close` ends the process that may
+        have been started.
 
         Raises:
-            ExternalFailureError: it cannot be started now; a later call may do.
+            ExternalFailureError: the process cannot be started now; a later call may succeed.
         """
         ...
 
     async def watch(self, handle: Handle) -> Exit:
-        """Return when the process has ended, or is permanently out of the launcher's sight. Any number may watch."""
+        """Return when the process has ended, or when the launcher has permanently lost it. Any number of tasks may watch."""
         ...
 
     async def status(self, handle: Handle) -> Exit | None:
-        """Return how it ended; None while it runs."""
+        """Return the exit of the process; None while it runs."""
         ...
 
     async def stop(self, handle: Handle, grace_s: float) -> Exit:
-        """Ask it to end (SIGTERM), and end it (SIGKILL) after `grace_s` seconds. Nothing happens if it has ended."""
+        """Send SIGTERM, and SIGKILL after `grace_s` seconds. Nothing happens if the process has ended."""
         ...
 
     async def kill(self, handle: Handle) -> None:
-        """Send SIGKILL; `watch` reports the end. Nothing happens if it has ended."""
+        """Send SIGKILL; `watch` reports the exit. Nothing happens if the process has ended."""
         ...
 
     async def freeze(self, handle: Handle) -> None:
-        """Freeze it, as if its machine were too busy, until `thaw` or its end (SIGSTOP). Used by tests of fleets only."""
+        """Freeze the process (SIGSTOP), as if its machine were too busy, until `thaw` or its end. Only tests use this."""
         ...
 
     async def thaw(self, handle: Handle) -> None:
-        """Let a frozen process go on. Nothing happens if it is not frozen, or has ended."""
+        """Resume a frozen process (SIGCONT). Nothing happens if it is not frozen, or has ended."""
         ...
 
     async def close(self) -> None:
-        """End everything that was started here and give the place back: no process, port or temporary file remains."""
+        """End all started processes and release the place: no process, port or temporary file remains."""
         ...

@@ -1,9 +1,8 @@
 """A whole fleet on this machine: the coordinator's processes (one, three or five) and N host processes, watched and restarted.
 
-`LocalLauncher` starts them as child processes (`deploy/child.py`); what comes back, and when, is in `deploy/supervisor.py`. A
-coordinator keeps its port. Everything a fleet writes lies under one folder (`deploy/data_directory.py`). Starting again on the
-same folder, with as many coordinators, continues from the last complete epoch. Nothing outlives the launcher, whatever kills it
-(`deploy/parent_watch.py`).
+`LocalLauncher` starts them as child processes (`deploy/child.py`); `deploy/supervisor.py` decides about restarts. A coordinator keeps its
+port. A fleet writes only into its folder (`deploy/data_directory.py`). A fleet started again in the same folder, with the same number of
+coordinators, continues from the last complete epoch. All processes die with the launcher, even if it is killed (`deploy/parent_watch.py`).
 """
 
 import asyncio
@@ -31,13 +30,13 @@ HERE = "this machine"
 
 
 class LocalLauncher:
-    """Processes of this machine, children of this one; their logs, and the coordinator's addresses, are in `data_dir`."""
+    """Starts processes as children of this one; logs and the coordinators' addresses are in `data_dir`."""
 
     def __init__(self, data_dir: Path, *, environment: Mapping[str, str] | None = None) -> None:
-        """`environment` is added to the children's."""
+        """Create the launcher; `environment` is added to the children's environment."""
         self._data_dir = data_dir
         self._environment = dict(environment or {})
-        self._children: dict[str, tuple[Handle, Child]] = {}  # by name; the last one of each
+        self._children: dict[str, tuple[Handle, Child]] = {}  # by name; only the latest run
         self._forks: ForkServer | None = None
         self._forks_lock = asyncio.Lock()
         self._lock_fd: int | None = None
@@ -51,7 +50,7 @@ class LocalLauncher:
         return str(self._data_dir / LOGS_FOLDER)
 
     async def open(self, coordinators: Sequence[str]) -> dict[str, str]:
-        """Lock the folder, and choose ports: those of the run before, if they are free.
+        """Lock the folder, and choose ports: those of the previous run if they are free.
 
         Raises:
             DirectoryInUseError: another launcher runs on this folder.
@@ -62,7 +61,7 @@ class LocalLauncher:
         return dict(zip(coordinators, choose_addresses(self._data_dir, len(coordinators)), strict=True))
 
     async def start(self, spec: ProcessSpec) -> Handle:
-        """Start a process. Nothing is awaited after the first line: no cancellation falls between a process and our knowledge of it."""
+        """Start a process. The code after the first line awaits nothing, so a cancellation cannot leave an unknown process running."""
         forks = await self._forks_for(spec.command)
         if spec.name in self._children:
             handle, child = self._children[spec.name]
@@ -75,7 +74,7 @@ class LocalLauncher:
         return handle
 
     async def _forks_for(self, command: Sequence[str]) -> ForkServer | None:
-        """Return the fork server, if it can run this; it is started for the first, and again if it was killed."""
+        """Return the fork server if it can run this command. Start it for the first command, and again if it was killed."""
         if not is_forkable(command):
             return None
         async with self._forks_lock:
@@ -132,7 +131,7 @@ class LocalLauncher:
         return Exit(child.exit_code, text, child.last_line(), str(child.log_path), died_in)
 
     def _died_in(self, name: str) -> tuple[TurnDeath, ...]:
-        """Return the turns that the last run of the host has marked; a host that has left no marks has no file."""
+        """Return the turns that the last run of the host marked. A host without marks has no file."""
         path = marks_of(self._data_dir, name)
         if not path.exists():
             return ()
@@ -142,7 +141,7 @@ class LocalLauncher:
         return died_in if instance == self._children[name][0].instance else ()
 
     def _forget_marks(self, handle: Handle) -> None:
-        """Remove the marks of a process that we kill: it has not died of a turn."""
+        """Remove the marks of a process that the launcher kills: no turn is the cause of its death."""
         if self._child(handle) is not None:
             marks_of(self._data_dir, handle.name).unlink(missing_ok=True)
 
@@ -152,7 +151,7 @@ class LocalLauncher:
             child.signal(number)
 
     def _child(self, handle: Handle) -> Child | None:
-        """None: a later run has taken the place of this one."""
+        """Return the child of this handle; None if a later run has replaced it."""
         latest, child = self._children.get(handle.name, (None, None))
         return child if latest == handle else None
 
@@ -184,26 +183,26 @@ class LocalFleet(LaunchedFleet):
         """Describe a fleet; `start()` does the work.
 
         Args:
-            commands: builds the children's command lines; default: snapline itself.
-            data_dir: folder for everything the fleet writes; made if it is not there.
+            commands: builds the children's command lines; default: snapline's own.
+            data_dir: folder for everything the fleet writes; created if missing.
             fleet: `MODULE:FLEET`.
             hosts: number of host processes, named `h1` to `hN`.
             coordinators: 1, 3 or 5. One is named `coordinator`, more are replicas named `c1`, `c2` …
-            arguments: for a FLEET that is a function.
-            on_failure: what becomes of a dead host.
-            trace_every: of each channel, every N-th message goes into `DIR/traces`; 0: hosts do not trace.
+            arguments: arguments for a FLEET that is a function.
+            on_failure: "restart" or "move": what happens to a dead host's agents.
+            trace_every: every N-th message of each channel is written to `DIR/traces`; 0: no trace.
             store: URL or path of the checkpoint store; empty: `DIR/store`.
-            metrics: where each process serves metrics, with port 0; `DIR/metrics` holds the addresses. Empty: nowhere.
-            log: `--log-format`, `--log-level` and `--otel` of each process; empty: as in the environment, else text and info.
-            environment: added to the children's environment.
-            connect: makes a client for the coordinator's address, or addresses with commas; default: `CoordinatorClient`.
-            on_note: gets a sentence whenever the launcher does something.
-            on_status: gets every status read from the coordinator.
-            last_snapshot_s: how long `stop` waits for a last snapshot; 0: none is taken.
-            begin_anew: if all snapshots of the fleet are damaged it begins from its initial states.
+            metrics: address with port 0 where each process serves metrics; `DIR/metrics` holds the real ones. Empty: none.
+            log: `--log-format`, `--log-level` and `--otel` of each process; empty: from the environment, else text and info.
+            environment: variables added to the children's environment.
+            connect: makes a client for the coordinator's comma-separated addresses; default: `CoordinatorClient`.
+            on_note: receives a sentence whenever the launcher does something.
+            on_status: receives every status read from the coordinator.
+            last_snapshot_s: time limit in seconds for a last snapshot in `stop`; 0: no snapshot.
+            begin_anew: if all snapshots of the fleet are damaged, start from the initial states.
         """
         self.data_dir = data_dir
-        own = SnaplineCommands(
+        default_commands = SnaplineCommands(
             data_dir=data_dir.absolute(),
             fleet=fleet,
             hosts=hosts,
@@ -218,7 +217,7 @@ class LocalFleet(LaunchedFleet):
         )
         super().__init__(
             LocalLauncher(data_dir, environment=environment),
-            commands or own,
+            commands or default_commands,
             hosts=hosts,
             coordinators=coordinators,
             on_failure=on_failure,

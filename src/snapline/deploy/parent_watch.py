@@ -1,9 +1,8 @@
-"""Runs a command that the kernel kills as soon as its launcher has died.
+"""Runs a command that the kernel kills as soon as its launcher dies.
 
-Used as `python -I -S parent_watch.py LAUNCHER_PID PROGRAM ARGUMENT…`. The process requests SIGKILL from Linux on its parent's death
-(PR_SET_PDEATHSIG) and then becomes PROGRAM; the request survives `execv`. It is a program of its own, not a function
-run between fork and exec, because the launcher has threads (gRPC's), and after a fork only async-signal-safe code may
-run there.
+Usage: `python -I -S parent_watch.py LAUNCHER_PID PROGRAM ARGUMENT…`. The process asks Linux for a SIGKILL on its parent's death
+(PR_SET_PDEATHSIG) and then becomes PROGRAM; the request survives `execv`. It is a separate program, not a function that runs between fork and
+exec: the launcher has gRPC's threads, and after a fork of such a process only async-signal-safe code may run.
 
 The kernel watches the *thread* that started the child: start children from a thread that lives as long as the launcher.
 """
@@ -17,7 +16,7 @@ PR_SET_PDEATHSIG = 1
 """Request number from <linux/prctl.h>."""
 
 ORPHANED = 70
-"""Exit code when the launcher died before the request reached the kernel (EX_SOFTWARE of sysexits.h; nothing is left to read it)."""
+"""Exit code if the launcher died before the request reached the kernel (EX_SOFTWARE of sysexits.h; no process is left to read it)."""
 
 
 def main() -> None:
@@ -28,10 +27,10 @@ def main() -> None:
 
 
 def tie_to(parent: int) -> None:
-    """End with this process, which is the parent."""
+    """Make this process die with `parent`, which is its parent process."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died in between: no signal will come any more
+    if os.getppid() != parent:  # the parent died before the request: no signal will come
         os._exit(ORPHANED)
 
 

@@ -1,4 +1,4 @@
-"""Plan of what runs elsewhere, the same for all launchers: a plan, the certificates of its processes, and their command lines."""
+"""Plan of a fleet on other machines, the same for all launchers: its contents, certificates and command lines."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ from snapline.deploy.supervisor import OnFailure
 from snapline.errors import UsageError
 
 NODE, PRIVATE = "@node", "@private"
-"""Placeholders in command lines: the address of the machine that a process comes to, and the folder with its certificates there."""
+"""Placeholders in command lines: the address of the machine that runs the process, and the folder with its certificates there."""
 
 Files = Callable[[Kind, str], Mapping[str, bytes]]
 """Certificates and keys for the process of this kind and name: file name → content."""
@@ -24,18 +24,19 @@ class FleetPlan(msgspec.Struct, frozen=True):
     """Plan of a fleet: what runs, and where.
 
     Attributes:
-        name: of the fleet at its place.
-        fleet, arguments: `MODULE:FLEET`, and what it is called with.
-        data_dir: a path on every node for logs and the coordinators' own; it need not be shared.
+        name: name of the fleet at its place.
+        fleet, arguments: `MODULE:FLEET`, and its arguments.
+        data_dir: a path on every node for logs and the coordinators' files; it need not be shared.
+        hosts, coordinators: numbers of processes.
         store: URL, or a path that all nodes share; empty: `store` in `data_dir`, which must then be shared.
         node: on Ray: resources that each host reserves on its node.
-        on_failure: whether a lost host's agents move at once, or wait for it for a while; it comes back in both cases.
-        is_insecure: plaintext between nodes, at the user's request.
+        on_failure: whether a lost host's agents move at once, or wait a while for the host; the host is restarted in both cases.
+        is_insecure: whether the user allows plaintext between nodes.
         domain: trust domain of the certificates.
-        log: options of each process for its logs and its export to OpenTelemetry.
-        last_snapshot_s: how long a last snapshot may take when the fleet is taken down; 0: none is taken.
-        begin_anew: if all snapshots of the fleet are damaged it begins from its initial states.
-        has_metrics: each process serves metrics on its machine, at a port of its own; `metrics/` in `data_dir` holds the addresses.
+        log: options of each process for logs and OpenTelemetry.
+        last_snapshot_s: time limit in seconds for a last snapshot when the fleet is taken down; 0: no snapshot.
+        begin_anew: if all snapshots of the fleet are damaged, start from the initial states.
+        has_metrics: whether each process serves metrics, at a port of its own; `metrics/` in `data_dir` holds the addresses.
     """
 
     name: str
@@ -56,10 +57,13 @@ class FleetPlan(msgspec.Struct, frozen=True):
 
 
 def check_exposure(address: str) -> None:
-    """Refuse processes without certificates, if `--insecure` was not given: `address` is one beyond this machine, or empty.
+    """Refuse processes without certificates that are reachable from other machines; call it unless `--insecure` was given.
+
+    Args:
+        address: the address of a process on another machine; empty if there is none.
 
     Raises:
-        UsageError: there is one.
+        UsageError: `address` is not empty.
     """
     if address:
         raise UsageError(
@@ -69,10 +73,10 @@ def check_exposure(address: str) -> None:
 
 
 def read_certificates(folder: Path, hosts: int, coordinators: int) -> dict[str, bytes]:
-    """Return what the processes of such a fleet need of a folder made by `snapline auth init`: never the authority's key.
+    """Return the processes' files from a folder made by `snapline auth init`, without the authority's key.
 
     Raises:
-        UsageError: one is not there; explains how it is made.
+        UsageError: a file is missing; the message says how to make it.
     """
     owners = [("host", f"h{number}") for number in range(1, hosts + 1)]
     owners += [("coordinator", f"c{number}") for number in range(1, coordinators + 1)]
@@ -80,23 +84,23 @@ def read_certificates(folder: Path, hosts: int, coordinators: int) -> dict[str, 
 
 
 def read_of(folder: Path, owners: Iterable[tuple[str, str]]) -> dict[str, bytes]:
-    """Certificates and keys of these roles and names, and the authority's certificate; raises as `read_certificates` does."""
-    found: dict[str, bytes] = {}
+    """Return certificates and keys of these roles and names, and the authority's certificate; raises like `read_certificates`."""
+    contents: dict[str, bytes] = {}
     for role, name in owners:
         for file in (f"{role}-{name}.crt", f"{role}-{name}.key"):
             try:
-                found[file] = (folder / file).read_bytes()
+                contents[file] = (folder / file).read_bytes()
             except OSError as error:
-                made = f"`snapline auth issue {folder} {role} {name}`"
-                raise UsageError(f"{folder / file} cannot be read: {made} makes it") from error
+                command = f"`snapline auth issue {folder} {role} {name}`"
+                raise UsageError(f"{folder / file} cannot be read: {command} makes it") from error
     try:
-        return {**found, AUTHORITY: (folder / AUTHORITY).read_bytes()}
+        return {**contents, AUTHORITY: (folder / AUTHORITY).read_bytes()}
     except OSError as error:
         raise UsageError(f"{folder / AUTHORITY} cannot be read: `snapline auth init {folder}` makes it") from error
 
 
 def own_files(certificates: Mapping[str, bytes], role: str, name: str) -> dict[str, bytes]:
-    """Return those certificates that one process needs: its own, and the authority's."""
+    """Return the certificates that one process needs: its own, and the authority's."""
     if not certificates:
         return {}
     owner = f"{role}-{'c1' if name == ALONE else name}"
@@ -108,7 +112,7 @@ def own_files(certificates: Mapping[str, bytes], role: str, name: str) -> dict[s
 
 
 def commands_of(plan: FleetPlan, *, is_tls: bool) -> SnaplineCommands:
-    """Command lines for nodes."""
+    """Return the command lines of the plan's processes, with placeholders for each node."""
     files = (
         "--tls-cert",
         f"{PRIVATE}/own.crt",

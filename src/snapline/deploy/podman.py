@@ -9,7 +9,7 @@ import msgspec
 from snapline.errors import ExternalFailureError, UsageError
 
 CALL_S = 120.0
-"""Time limit for one call: seconds, and a machine that starts many containers at once takes longer."""
+"""Time limit for one call. A call takes seconds, and longer on a machine that starts many containers at once."""
 
 FLEET_LABEL, FOLDER_LABEL, INSTANCE_LABEL = "snapline.fleet", "snapline.folder", "snapline.instance"
 
@@ -24,7 +24,7 @@ class ContainerState(msgspec.Struct, rename="pascal", frozen=True):
 
     @property
     def is_over(self) -> bool:
-        """Return whether it does not run, and never will: one that is only created was left by a failed start."""
+        """Return whether the container will never run again. A container that is only "created" was left by a failed start."""
         return self.status not in ("running", "paused", "stopping")
 
 
@@ -41,12 +41,12 @@ class Container(msgspec.Struct, rename="pascal", frozen=True):
     config: _Configuration
 
     def label(self, name: str) -> str:
-        """Return the label; `""` if it has none of this name."""
+        """Return the value of a label; `""` if there is none of this name."""
         return (self.config.labels or {}).get(name, "")
 
 
 class PodmanError(ExternalFailureError):
-    """podman refused; the message is its own last line."""
+    """podman failed; the message is the last line of its output."""
 
 
 async def podman(
@@ -55,8 +55,8 @@ async def podman(
     """Run podman and return what it printed.
 
     Raises:
-        PodmanError: it failed, or took longer than `limit_s`.
-        UsageError: it is not installed.
+        PodmanError: podman failed, or took longer than `limit_s`.
+        UsageError: podman is not installed.
     """
     code, out, err = await _run(program, arguments, given, limit_s)
     if code:
@@ -66,7 +66,7 @@ async def podman(
 
 
 async def last_line(program: Sequence[str], name: str) -> str:
-    """Return the last line of a container, in either stream; `""` if nothing or unknown."""
+    """Return the last line of a container's output, from either stream; `""` if empty or unknown."""
     code, out, err = await _run(program, ("logs", "--tail", "1", name), None, CALL_S)
     return "" if code else f"{out}{err}".strip()
 
@@ -74,7 +74,7 @@ async def last_line(program: Sequence[str], name: str) -> str:
 async def _run(
     program: Sequence[str], arguments: Sequence[str], given: bytes | None, limit_s: float | None
 ) -> tuple[int, str, str]:
-    """Run podman in a session of its own, so that Ctrl-C does not reach it in the middle."""
+    """Run podman in its own session, so that Ctrl-C does not interrupt it."""
     pipe = asyncio.subprocess.PIPE
     try:
         process = await asyncio.create_subprocess_exec(
@@ -102,22 +102,22 @@ async def _run(
 
 
 async def inspect(program: Sequence[str], name: str) -> Container | None:
-    """The container of this name or id; None if there is none.
+    """Return the container of this name or id; None if there is none.
 
     Raises:
         PodmanError: podman does not work.
     """
     try:
-        found = await podman(program, "container", "inspect", name)
+        output = await podman(program, "container", "inspect", name)
     except PodmanError as error:
         if "no such container" in str(error).lower():
             return None
         raise
-    return msgspec.json.decode(found, type=list[Container])[0]
+    return msgspec.json.decode(output, type=list[Container])[0]
 
 
 async def containers_of(program: Sequence[str], fleet: str) -> list[Container]:
     """Return all containers of this fleet, whether they run or not."""
     listed = await podman(program, "ps", "--all", "--quiet", "--no-trunc", "--filter", f"label={FLEET_LABEL}={fleet}")
-    found = await asyncio.gather(*(inspect(program, each) for each in listed.split()))
-    return [each for each in found if each is not None]
+    inspected = await asyncio.gather(*(inspect(program, container) for container in listed.split()))
+    return [container for container in inspected if container is not None]

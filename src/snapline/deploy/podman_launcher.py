@@ -1,10 +1,13 @@
-"""Processes in containers of this machine, by podman: one for each host and coordinator, named FLEET-h1, FLEET-c1 …
+"""Processes in podman containers on this machine: one for each host and coordinator, named FLEET-h1, FLEET-c1 …
 
-Containers live without their launcher. A new launcher finds them by name and takes them over; `close` ends them all. They have the
-machine's own network, and listen on loopback; the fleet's data and code are volumes at the paths that they have outside, certificates are
-podman's secrets. They run as the user who starts the fleet, without any of root's capabilities, on a file system that cannot be written.
+Containers survive their launcher. A new launcher finds them by name and takes them over; `close` ends them all. Containers:
 
-The first process of a container is a small init (`--init`): a first process that has no handler for SIGTERM would ignore it.
+- use the machine's network, and listen on loopback;
+- have the fleet's data and code as volumes, at the same paths as outside;
+- get certificates as podman secrets;
+- run as the user who starts the fleet, without capabilities, on a read-only file system.
+
+The first process of a container is a small init (`--init`): a first process without a handler for SIGTERM would ignore it.
 """
 
 import asyncio
@@ -35,7 +38,7 @@ IMAGE = "snapline"
 """Name of the image that docs/deploy.md builds."""
 
 SECRETS = "/run/secrets"
-"""Folder of podman's secrets; a file system of its own, since they could not be mounted where nothing can be written."""
+"""Folder of podman's secrets; a separate file system, because secrets cannot be mounted on a read-only one."""
 
 CONFINED = (
     "--cap-drop",
@@ -46,10 +49,10 @@ CONFINED = (
     "label=disable",
     "--read-only",
 )
-"""No capability, no set-user-id, and nothing but volumes and `/tmp` to write to. Volumes are the user's folders: they are not relabelled."""
+"""No capabilities and no set-user-id; only volumes and `/tmp` are writable. Volumes are the user's folders and are not relabelled."""
 
 SIGNALLED = 128
-"""A container ends with this and a signal's number, if a signal ended its process."""
+"""Exit code of a container whose process was ended by a signal: this plus the signal's number."""
 
 
 class PodmanLauncher:
@@ -69,13 +72,13 @@ class PodmanLauncher:
         """Describe a place; `open` takes it.
 
         Args:
-            fleet: its name; containers, secrets and labels bear it.
-            data_dir: where the coordinators' own and the logs are; a volume, as the path that it is here.
-            image: has snapline, and what the agents need.
-            folder: with the fleet's code; a volume that is read only, and the current folder of the processes.
-            volumes: what else they need, such as the store's folder.
-            files: what each process needs to be trusted; made podman's secrets.
-            program: podman, with options if need be.
+            fleet: name of the fleet; part of the names of containers and secrets.
+            data_dir: folder for the coordinators' files and logs; a volume with the same path inside.
+            image: image with snapline and the agents' dependencies.
+            folder: folder with the fleet's code; a read-only volume, and the working directory of the processes.
+            volumes: further folders that the processes need, such as the store's.
+            files: certificates and keys of each process; passed as podman secrets.
+            program: the podman program, with options if necessary.
         """
         self._fleet = fleet
         self._data_dir = data_dir.absolute()
@@ -96,44 +99,44 @@ class PodmanLauncher:
         return str(self._data_dir / LOGS_FOLDER)
 
     async def open(self, coordinators: Sequence[str]) -> dict[str, str]:
-        """Lock the folder, and choose ports: those of the run before, if they are free or its coordinators run.
+        """Lock the folder, and choose ports: those of the previous run if they are free or its coordinators still run.
 
         Raises:
             DirectoryInUseError: another launcher runs on this folder.
-            UsageError: a fleet of this name has another folder, or this folder another number of coordinators; podman is not there.
+            UsageError: a fleet of this name has another folder, this folder has another number of coordinators, or podman is missing.
         """
         for path in self._volumes:
             make_private(path)
         make_private(self._data_dir / LOGS_FOLDER)
         self._lock_fd = lock(self._data_dir)
-        left = await containers_of(self._program, self._fleet)
-        for container in left:
+        existing = await containers_of(self._program, self._fleet)
+        for container in existing:
             if not is_same_folder(container.label(FOLDER_LABEL), self._data_dir):
                 raise UsageError(
                     f"container {container.name} is of a fleet in {container.label(FOLDER_LABEL)}: give another --name"
                 )
         earlier = read_addresses(self._data_dir)
-        if len(earlier) == len(coordinators) and any(not each.state.is_over for each in left):
+        if len(earlier) == len(coordinators) and any(not container.state.is_over for container in existing):
             return dict(zip(coordinators, earlier, strict=True))
         return dict(zip(coordinators, choose_addresses(self._data_dir, len(coordinators)), strict=True))
 
     async def start(self, spec: ProcessSpec) -> Handle:
-        """Start a process. A start that is cancelled goes on, for `close` to find what it has made."""
+        """Start a process. A cancelled start continues in the background, so that `close` finds its container."""
         task = asyncio.create_task(self._start(spec))
         self._starting.add(task)
         task.add_done_callback(self._started)
         return await asyncio.shield(task)
 
     async def watch(self, handle: Handle) -> Exit:
-        with contextlib.suppress(PodmanError):  # it is gone: looking again says so
+        with contextlib.suppress(PodmanError):  # it is gone, which `status` reports
             await podman(self._program, "wait", handle.where, limit_s=None)
         return await self.status(handle) or Exit(None, "podman does not say how it ended", log=self.logs)
 
     async def status(self, handle: Handle) -> Exit | None:
-        found = await inspect(self._program, handle.where)
-        if found is None:
+        container = await inspect(self._program, handle.where)
+        if container is None:
             return Exit(None, "its container is gone", log=self.logs)
-        return await self._exit_of(handle, found) if found.state.is_over else None
+        return await self._exit_of(handle, container) if container.state.is_over else None
 
     async def stop(self, handle: Handle, grace_s: float) -> Exit:
         await self._signal(handle, "TERM")
@@ -145,10 +148,10 @@ class PodmanLauncher:
 
     async def kill(self, handle: Handle) -> None:
         await self._signal(handle, "KILL")
-        await self.thaw(handle)  # who is frozen does not hear it
+        await self.thaw(handle)  # a frozen container does not react to the signal
 
     async def freeze(self, handle: Handle) -> None:
-        """Freeze all of the container, by its control group: a signal would reach its small init alone."""
+        """Freeze the whole container by its control group: a signal would only reach its init process."""
         await self._tell("pause", handle)
 
     async def thaw(self, handle: Handle) -> None:
@@ -165,41 +168,41 @@ class PodmanLauncher:
     async def sweep(self) -> list[str]:
         """Remove all containers and secrets of this fleet, of any launcher; return the containers' names.
 
-        Those of a fleet of the same name in another folder stay.
+        Containers of a fleet of the same name in another folder stay.
         """
-        found = await containers_of(self._program, self._fleet)
-        left = [each for each in found if is_same_folder(each.label(FOLDER_LABEL), self._data_dir)]
-        if left:
-            await podman(self._program, "rm", "--force", "--volumes", "--time", "2", "--ignore", *(x.id for x in left))
-        if len(left) < len(found):
-            return [each.name for each in left]
+        containers = await containers_of(self._program, self._fleet)
+        ours = [container for container in containers if is_same_folder(container.label(FOLDER_LABEL), self._data_dir)]
+        if ours:
+            await podman(self._program, "rm", "--force", "--volumes", "--time", "2", "--ignore", *(x.id for x in ours))
+        if len(ours) < len(containers):
+            return [container.name for container in ours]
         secrets = await podman(self._program, "secret", "ls", "--quiet", "--filter", f"name=^{self._fleet}\\.")
         if secrets.split():
             await podman(self._program, "secret", "rm", *secrets.split())
-        return [each.name for each in left]
+        return [container.name for container in ours]
 
     # -- one container ------------------------------------------------------------------------------------------------------
 
     async def _start(self, spec: ProcessSpec) -> Handle:
         name = f"{self._fleet}-{spec.name}"
-        found = await inspect(self._program, name)
-        if found is not None and found.state.is_over:
+        container = await inspect(self._program, name)
+        if container is not None and container.state.is_over:
             await podman(self._program, "rm", "--force", "--volumes", name)
-            found = None
-        if found is None:
+            container = None
+        if container is None:
             files = self._files(spec.kind, spec.name)
             await self._keep_secrets(spec.name, files)
             await podman(self._program, *self._arguments(spec, files))
-            found = await inspect(self._program, name)
-        if found is None:
+            container = await inspect(self._program, name)
+        if container is None:
             raise PodmanError(f"container {name} was started, and is gone")
-        return Handle(spec.name, found.label(INSTANCE_LABEL), found.id, found.state.pid)
+        return Handle(spec.name, container.label(INSTANCE_LABEL), container.id, container.state.pid)
 
     def _arguments(self, spec: ProcessSpec, files: Mapping[str, bytes]) -> list[str]:
         labels = {FLEET_LABEL: self._fleet, FOLDER_LABEL: str(self._data_dir), INSTANCE_LABEL: spec.instance}
         owner = f"{os.getuid()}:{os.getgid()}"
         log = self._data_dir / LOGS_FOLDER / f"{spec.name}.log"
-        words = [
+        arguments = [
             "run",
             "--detach",
             "--name",
@@ -209,24 +212,24 @@ class PodmanLauncher:
             "--init",
             "--no-healthcheck",
         ]
-        words += [*CONFINED, "--user", owner, *(("--userns", "keep-id") if os.getuid() else ())]
-        words += [part for key, value in labels.items() for part in ("--label", f"{key}={value}")]
-        words += ["--log-driver", "k8s-file", "--log-opt", f"path={log}", "--log-opt", f"max-size={LOG_BYTES_MAX}"]
-        words += [part for path in (self._data_dir, *self._volumes) for part in ("--volume", f"{path}:{path}")]
+        arguments += [*CONFINED, "--user", owner, *(("--userns", "keep-id") if os.getuid() else ())]
+        arguments += [part for key, value in labels.items() for part in ("--label", f"{key}={value}")]
+        arguments += ["--log-driver", "k8s-file", "--log-opt", f"path={log}", "--log-opt", f"max-size={LOG_BYTES_MAX}"]
+        arguments += [part for path in (self._data_dir, *self._volumes) for part in ("--volume", f"{path}:{path}")]
         if self._folder is not None:
-            words += ["--volume", f"{self._folder}:{self._folder}:ro", "--workdir", str(self._folder)]
-        words += ["--tmpfs", SECRETS] if files else []
+            arguments += ["--volume", f"{self._folder}:{self._folder}:ro", "--workdir", str(self._folder)]
+        arguments += ["--tmpfs", SECRETS] if files else []
         for file in files:
             secret = f"{self._fleet}.{spec.name}.{file}"
-            words += ["--secret", f"{secret},target={file},uid={os.getuid()},gid={os.getgid()},mode=0400"]
+            arguments += ["--secret", f"{secret},target={file},uid={os.getuid()},gid={os.getgid()},mode=0400"]
         command = [word.replace(NODE, "127.0.0.1").replace(PRIVATE, SECRETS) for word in spec.command[1:]]
-        return [*words, "--entrypoint", "python3", self._image, *command]
+        return [*arguments, "--entrypoint", "python3", self._image, *command]
 
     async def _keep_secrets(self, name: str, files: Mapping[str, bytes]) -> None:
-        """Keep the current files as secrets: certificates may have been renewed since the last start."""
+        """Replace the process's secrets by the current files: certificates may have been renewed since the last start."""
         for file, content in files.items():
             secret = f"{self._fleet}.{name}.{file}"
-            with contextlib.suppress(PodmanError):  # there was none
+            with contextlib.suppress(PodmanError):  # the secret does not exist yet
                 await podman(self._program, "secret", "rm", secret)
             await podman(self._program, "secret", "create", secret, "-", given=content)
 
@@ -234,17 +237,17 @@ class PodmanLauncher:
         await self._tell("kill", handle, "--signal", signal)
 
     async def _tell(self, word: str, handle: Handle, *more: str) -> None:
-        with contextlib.suppress(PodmanError):  # it has ended, or is as it should be
+        with contextlib.suppress(PodmanError):  # the container has ended, or is already in the wanted state
             await podman(self._program, word, *more, handle.where)
 
     async def _exit_of(self, handle: Handle, container: Container) -> Exit:
         state = container.state
         code = SIGNALLED - state.exit_code if state.exit_code > SIGNALLED else state.exit_code
         text = "out of memory" if state.o_o_m_killed else describe_exit(code)
-        said = await last_line(self._program, container.id)
-        return Exit(code, text, said, str(self._data_dir / LOGS_FOLDER / f"{handle.name}.log"))
+        last_words = await last_line(self._program, container.id)
+        return Exit(code, text, last_words, str(self._data_dir / LOGS_FOLDER / f"{handle.name}.log"))
 
     def _started(self, task: asyncio.Task[Handle]) -> None:
         self._starting.discard(task)
         if not task.cancelled():
-            task.exception()  # told to whoever waits, if anybody does
+            task.exception()  # mark the error as retrieved; a waiting caller gets it as well

@@ -1,7 +1,7 @@
-"""A launcher's commands to one post, over as many connections as it takes.
+"""A launcher's requests to one launch agent, over as many connections as necessary.
 
-A broken connection shows nothing about the processes: it is made again, and requests are repeated. All commands to a post may be repeated. A wait
-for an end lasts until the post reports it, or until the dialler reports that the post is gone permanently.
+A broken connection proves nothing about the processes, so the client reconnects and repeats its requests. All requests to a launch agent may be
+repeated. Waiting for an exit lasts until the launch agent reports it, or until dialling shows that the launch agent is gone permanently.
 """
 
 import asyncio
@@ -17,39 +17,39 @@ from snapline.deploy.post_wire import LaunchAgentReply, LaunchAgentRequest, Word
 from snapline.errors import ExternalFailureError, SnaplineError, UsageError
 
 PAUSE_S, PAUSE_S_MAX = 0.2, 5.0
-"""Between two attempts to reach a post again, doubled each time, up to the second number."""
+"""Pause between two attempts to reconnect to a launch agent; doubled each time, up to the maximum."""
 
 DIAL_LIMIT_S = 60.0
-"""Time limit for one attempt: a busy machine takes a while to start Python."""
+"""Time limit for one attempt to connect: a busy machine takes a while to start Python."""
 
 UNREACHED_S = 10.0
-"""Time beyond its grace that a stop waits for a post that cannot be reached."""
+"""Time in addition to the grace period that a stop waits for an unreachable launch agent."""
 
 CLOSE_S = 30.0
-"""Time for a post to end what it has: two seconds of grace, and the time of a busy machine."""
+"""Time limit for a launch agent to end its processes: two seconds of grace, and a margin for a busy machine."""
 
 Dial = Callable[[], Awaitable[LaunchAgentConnection]]
 
 
 class LaunchAgentGoneError(ExternalFailureError):
-    """The post has ended, and its processes with it."""
+    """The launch agent has ended, and its processes with it."""
 
 
 class ReplacedError(UsageError):
-    """Post lost: a second launcher has taken it over."""
+    """A second launcher has taken the launch agent over."""
 
 
 class LaunchAgentClient:
-    """Caller of one launcher to one post.
+    """One launcher's client of one launch agent.
 
     Attributes:
-        where: the post's machine, as the launcher calls it.
-        address: of that machine, as sent by the post; empty before.
-        is_replaced: another launcher has taken the post over.
+        where: the launcher's name of the machine.
+        address: address of the machine, from the greeting; empty before the first connection.
+        is_replaced: whether another launcher has taken the launch agent over.
     """
 
     def __init__(self, where: str, holder: str, dial: Dial, on_note: Callable[[str], None] = lambda note: None) -> None:
-        """Create the caller. `dial` makes a connection; it raises LaunchAgentGoneError when the post is gone."""
+        """Create the client. `dial` opens a connection; it raises LaunchAgentGoneError if the launch agent is gone permanently."""
         self.where = where
         self.address = ""
         self.is_replaced = False
@@ -61,10 +61,10 @@ class LaunchAgentClient:
         self._is_held = self._is_closed = False
 
     async def hold(self) -> None:
-        """Take the post for this launcher. Here a connection that cannot be made is an error at once.
+        """Take the launch agent over for this launcher. Unlike other calls, this one does not retry a failed connection.
 
         Raises:
-            SnaplineError: it cannot be reached.
+            SnaplineError: the launch agent cannot be reached.
         """
         async with self._dialling:
             self._line = await self._connect()
@@ -72,11 +72,11 @@ class LaunchAgentClient:
         await self._call(LaunchAgentRequest(self._holder, "hold"))
 
     async def port(self, name: str, address: str) -> int:
-        """A free port there for this coordinator; the same each time."""
+        """Return a free port on that machine for this coordinator; the same one each time."""
         return (await self._call(LaunchAgentRequest(self._holder, "port", name=name, address=address))).port
 
     async def start(self, spec: ProcessSpec, files: Mapping[str, bytes], shutdown: tuple[str, ...] = ()) -> Handle:
-        """Start like `Launcher.start`; `shutdown` is run before the process is ended because the place's time is up."""
+        """Start like `Launcher.start`. The command `shutdown` runs before the process is ended because the place's time is up."""
         request = LaunchAgentRequest(self._holder, "start", spec=spec, files=dict(files), shutdown=shutdown)
         handle = (await self._call(request)).handle
         assert handle is not None
@@ -91,7 +91,7 @@ class LaunchAgentClient:
         return await self._exit("status", handle)
 
     async def stop(self, handle: Handle, grace_s: float) -> Exit:
-        """Stop like `Launcher.stop`; a post that cannot be reached is left after a while."""
+        """Stop like `Launcher.stop`; give up on an unreachable launch agent after `grace_s` and `UNREACHED_S`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s + UNREACHED_S):
                 return await self._exit("stop", handle, grace_s) or self._gone("gone")
@@ -110,10 +110,10 @@ class LaunchAgentClient:
         await self._tell("thaw", handle)
 
     async def close(self) -> None:
-        """End all processes there, and the post; nothing if it was never held, or another launcher has it.
+        """End the launch agent and its processes, unless it was never held or another launcher holds it.
 
         Raises:
-            ExternalFailureError: it cannot be reached.
+            ExternalFailureError: the launch agent cannot be reached.
         """
         try:
             if self._is_held:
@@ -127,7 +127,7 @@ class LaunchAgentClient:
             await self.leave()
 
     async def leave(self) -> None:
-        """End the connection, and make no other; what runs there runs on."""
+        """Close the connection and open no other; the processes there keep running."""
         self._is_closed = True
         line, self._line = self._line, None
         if line is not None:
@@ -140,10 +140,10 @@ class LaunchAgentClient:
     async def _exit(self, word: Word, handle: Handle, grace_s: float = 0.0) -> Exit | None:
         try:
             request = LaunchAgentRequest(self._holder, word, handle=_as_there(handle), grace_s=grace_s)
-            found = (await self._call(request)).exit
+            exit_ = (await self._call(request)).exit
         except (LaunchAgentGoneError, ReplacedError) as error:
             return self._gone(str(error))
-        return found and msgspec.structs.replace(found, log=f"{self.where}:{found.log}")
+        return exit_ and msgspec.structs.replace(exit_, log=f"{self.where}:{exit_.log}")
 
     def _gone(self, text: str) -> Exit:
         return Exit(None, text, log=self.where)
@@ -153,7 +153,7 @@ class LaunchAgentClient:
             line = await self._connected()
             try:
                 answer = await line.call(request)
-                if answer.fault == "unheld":  # it was started anew: what it had is gone, as it will say
+                if answer.fault == "unheld":  # it was restarted: its processes are gone, as it will report
                     await line.call(LaunchAgentRequest(self._holder, "hold"))
                     continue
             except ConnectionLostError:
@@ -172,7 +172,7 @@ class LaunchAgentClient:
             await line.close()
 
     async def _connected(self) -> LaunchAgentConnection:
-        """Return the connection, made again as often as it takes."""
+        """Return the connection; reconnect as often as necessary."""
         async with self._dialling:
             pause_s = PAUSE_S
             while self._line is None:
@@ -200,5 +200,5 @@ class LaunchAgentClient:
 
 
 def _as_there(handle: Handle) -> Handle:
-    """Return the handle as the post's own launcher knows it."""
+    """Return the handle as the launch agent's local launcher knows it."""
     return msgspec.structs.replace(handle, where=HERE)

@@ -1,6 +1,6 @@
-"""Messages between a launcher and a post: one line of JSON for each, and a line of the post's before all others.
+"""Messages between a launcher and a launch agent: one line of JSON each. The launch agent's first line is a greeting.
 
-A login shell may print what it likes before the post's own first line, so a launcher passes over what is no greeting.
+A login shell may print anything before the greeting, so the launcher skips lines that are no greeting.
 """
 
 from typing import Literal
@@ -10,23 +10,23 @@ import msgspec
 from snapline.deploy.launching import Exit, Handle, ProcessSpec
 
 GREETING_LINES_MAX = 200
-"""Largest number of lines that a login may print before the post's greeting: a message of the day is shorter."""
+"""Largest number of lines that a login may print before the greeting; a message of the day is shorter."""
 
 LINE_BYTES_MAX = 4 << 20
-"""Largest size of one request or answer: a command line and some certificates."""
+"""Largest size of one request or answer; the largest holds a command line and some certificates."""
 
 Word = Literal["hold", "port", "start", "watch", "status", "stop", "kill", "freeze", "thaw", "close"]
 
 Fault = Literal["", "unheld", "replaced", "failed"]
-"""Fault of a request. `unheld`: no launcher has this post, such as after a restart; `replaced`: another launcher has taken it over."""
+"""Fault of a request. `unheld`: no launcher holds this launch agent, such as after its restart; `replaced`: another launcher took it over."""
 
 
 class LaunchAgentGreeting(msgspec.Struct, frozen=True):
-    """The first line of a post.
+    """The first line that a launch agent sends.
 
     Attributes:
-        snapline: its version.
-        address: of its machine, as the caller has reached it; empty if that cannot be known there.
+        snapline: version of snapline.
+        address: the machine's address under which the caller reached it; empty if unknown there.
     """
 
     snapline: str
@@ -34,14 +34,18 @@ class LaunchAgentGreeting(msgspec.Struct, frozen=True):
 
 
 class LaunchAgentRequest(msgspec.Struct, frozen=True):
-    """A launcher's request to a post.
+    """A launcher's request to a launch agent.
 
     Attributes:
-        holder: its sender.
-        id: names it on this connection.
-        name, address: of the coordinator that needs a port there.
+        holder: id of the launcher that sends it.
+        word: the command.
+        id: number of the request on this connection.
+        name, address: name and address of a coordinator that needs a port there.
+        spec: the process to start.
+        handle: the process that the command is for.
         files: certificates and keys: file name → content.
-        farewell: what is run before the process is ended because the place's time is up.
+        shutdown: command that runs before the process is ended because the place's time is up.
+        grace_s: for `stop`: time between SIGTERM and SIGKILL.
     """
 
     holder: str
@@ -68,5 +72,5 @@ class LaunchAgentReply(msgspec.Struct, frozen=True):
 
 
 def encode_line(said: msgspec.Struct) -> bytes:
-    """One line."""
+    """Encode a message as one line."""
     return msgspec.json.encode(said) + b"\n"

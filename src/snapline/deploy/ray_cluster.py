@@ -1,6 +1,6 @@
-"""Adapter for Ray, in one place: the extra `snapline[ray]`, imported when it is needed and not before.
+"""Adapter for Ray (extra `snapline[ray]`), the only module that uses it; Ray is imported on first use.
 
-Ray's own types are only there where it is installed, so what comes from it is `Any` here, and nowhere else.
+Ray's types exist only where Ray is installed, so its objects are `Any` here, and nowhere else.
 """
 
 import asyncio
@@ -16,27 +16,26 @@ from snapline.channels.listening import PORT_LOOK_S, PORT_WAIT_S
 from snapline.errors import ExternalFailureError, UsageError
 
 CONNECT_TIMEOUT_S = 10.0
-"""Time limit to connect. Ray itself tries for minutes where nothing listens."""
+"""Time limit to connect. Ray itself tries for minutes if nothing listens."""
 
 PLACE_TIMEOUT_S = 60.0
-"""Time limit for a cluster to find nodes for all hosts: one that has them takes a second; one that scales up may need `up` again."""
+"""Time limit to reserve nodes for all hosts. It takes a second on a cluster that has them; a cluster that scales up may need a second `up`."""
 
 ROOM_TIMEOUT_S = 10.0
-"""Time limit where no more nodes have what hosts need, whatever runs there: for a node that just joins, and for a cluster to learn that more are
-needed."""
+"""Time limit if too few nodes have the resources that hosts need: a node may just be joining, and the cluster learns that it needs more."""
 
 NAMESPACE_PREFIX = "snapline-"
 
 
 class WorkerLostError(ExternalFailureError):
-    """An actor, or its node, is gone or cannot be reached: by Ray's word."""
+    """Ray reports that an actor or its node is gone or unreachable."""
 
 
 def load_ray() -> Any:
-    """Ray's module.
+    """Import and return Ray's module.
 
     Raises:
-        UsageError: it is not installed.
+        UsageError: Ray is not installed.
     """
     try:
         return import_module("ray")
@@ -48,16 +47,16 @@ class RayCluster:
     """A connection to a Ray cluster, in the namespace of one fleet."""
 
     def __init__(self, fleet: str, address: str, runtime: Mapping[str, object] | None = None) -> None:
-        """Join the cluster, unless this process is in one already; then that is taken.
+        """Connect to the cluster, or use the connection that this process already has.
 
         Args:
-            fleet: its name on this cluster; the namespace of its actors.
-            address: HOST:PORT, or "auto" for that of this machine or of RAY_ADDRESS.
-            runtime: Ray's runtime environment, such as the folder with the fleet's code; all that is made here has it.
+            fleet: name of the fleet on this cluster; part of the namespace of its actors.
+            address: HOST:PORT, or "auto" for this machine's cluster or RAY_ADDRESS.
+            runtime: Ray's runtime environment for all actors, such as the folder with the fleet's code.
 
         Raises:
             UsageError: Ray is not installed, or there is no cluster on this machine.
-            ExternalFailureError: no cluster answers at `address`, for some seconds.
+            ExternalFailureError: no cluster answers at `address` within some seconds.
         """
         self.namespace = NAMESPACE_PREFIX + fleet
         self._ray = load_ray()
@@ -79,16 +78,17 @@ class RayCluster:
     def nodes_for(self, node: Mapping[str, float]) -> list[str]:
         """Return addresses of the nodes with the resources of `node`, in use or not."""
         return [
-            str(each["NodeManagerAddress"])
-            for each in self._ray.nodes()
-            if each["Alive"] and all(each["Resources"].get(what, 0.0) >= amount for what, amount in node.items())
+            str(ray_node["NodeManagerAddress"])
+            for ray_node in self._ray.nodes()
+            if ray_node["Alive"]
+            and all(ray_node["Resources"].get(resource, 0.0) >= amount for resource, amount in node.items())
         ]
 
     async def spread(self, count: int, node: Mapping[str, float]) -> None:
-        """Take `count` places on as many nodes, each with the resources of `node`; those of before, if they are still there.
+        """Reserve the resources of `node` on each of `count` nodes; keep an existing reservation.
 
         Raises:
-            ExternalFailureError: the cluster has not so many nodes with that to spare.
+            ExternalFailureError: the cluster has fewer nodes with these resources free.
         """
         util = import_module("ray.util")
         try:
@@ -105,25 +105,25 @@ class RayCluster:
         except TimeoutError:
             util.remove_placement_group(group)
             self._group = None
-            alive = sum(bool(each["Alive"]) for each in self._ray.nodes())
-            suited = len(self.nodes_for(node))
-            wanted = ", ".join(f"{amount:g} {what}" for what, amount in node.items())
+            alive = sum(bool(ray_node["Alive"]) for ray_node in self._ray.nodes())
+            suitable = len(self.nodes_for(node))
+            wanted = ", ".join(f"{amount:g} {resource}" for resource, amount in node.items())
             raise ExternalFailureError(
-                f"the Ray cluster has not {count} nodes with {wanted} to spare (it has {alive} nodes, {suited} of them with as much in all): "
+                f"the Ray cluster has not {count} nodes with {wanted} to spare (it has {alive} nodes, {suitable} of them with as much in all): "
                 f"add nodes, or ask for fewer --hosts or --cpus"
             ) from None
 
     def actor(self, name: str) -> Any | None:
-        """The fleet's actor of this name; None if there is none."""
+        """Return the fleet's actor of this name; None if there is none."""
         try:
             return self._ray.get_actor(name, namespace=self.namespace)
         except ValueError:
             return None
 
     def names(self) -> list[str]:
-        """Names of all of the fleet's actors, sorted."""
-        found = import_module("ray.util").list_named_actors(all_namespaces=True)
-        return sorted(str(each["name"]) for each in found if each["namespace"] == self.namespace)
+        """Return the names of all actors of the fleet, sorted."""
+        actors = import_module("ray.util").list_named_actors(all_namespaces=True)
+        return sorted(str(actor["name"]) for actor in actors if actor["namespace"] == self.namespace)
 
     def make_actor(
         self,
@@ -133,10 +133,10 @@ class RayCluster:
         *arguments: object,
         runtime: Mapping[str, object] | None = None,
     ) -> Any:
-        """Make an actor that stays when we go, and that Ray starts again, here or on another node, when it or its node dies.
+        """Create a detached actor: it survives this process, and Ray restarts it, on any suitable node, when it or its node dies.
 
-        Its calls are never repeated by Ray. `bundle`: which of the places it sits on; None: on any node. `runtime`: its runtime
-        environment, if that is not ours.
+        Ray never repeats its calls. `bundle`: number of the reserved place to run on; None: any node. `runtime`: its runtime
+        environment, if it differs from this process's.
         """
         options: dict[str, Any] = {
             "name": name,
@@ -153,29 +153,29 @@ class RayCluster:
             options["scheduling_strategy"] = strategies.PlacementGroupSchedulingStrategy(
                 self._group, placement_group_bundle_index=bundle
             )
-        quiet = logging.getLogger("ray.actor")
-        quiet.addFilter(_is_no_advice)
+        ray_logger = logging.getLogger("ray.actor")
+        ray_logger.addFilter(_is_no_advice)
         try:
             return self._ray.remote(kind).options(**options).remote(*arguments)
         finally:
-            quiet.removeFilter(_is_no_advice)
+            ray_logger.removeFilter(_is_no_advice)
 
     def end_actor(self, actor: Any) -> None:
         """End an actor permanently."""
         self._ray.kill(actor, no_restart=True)
 
     def leave(self, *, is_over: bool) -> None:
-        """Go; `is_over`: the fleet's places are given back."""
+        """Disconnect; `is_over`: also release the reserved places."""
         if is_over:
             util = import_module("ray.util")
-            with contextlib.suppress(ValueError):  # there is none
+            with contextlib.suppress(ValueError):  # no reservation exists
                 util.remove_placement_group(self._group or util.get_placement_group(self.namespace))
         if self._is_ours:
             self._ray.shutdown()
 
 
 def _is_no_advice(record: logging.LogRecord) -> bool:
-    """Ray warns that an actor ends with its placement group: here both end together, and on purpose."""
+    """Drop Ray's warning that an actor ends with its placement group: here both end together on purpose."""
     return "placement group is not recommended" not in record.getMessage()
 
 
@@ -186,15 +186,15 @@ def node_here() -> tuple[str, str]:
 
 
 def runtime_here() -> dict[str, Any]:
-    """Return the runtime environment of the calling actor, such as the folder with the fleet's code as Ray has kept it."""
+    """Return the runtime environment of the calling actor, such as Ray's copy of the folder with the fleet's code."""
     return dict(import_module("ray").get_runtime_context().runtime_env)
 
 
 async def answer(reference: Any) -> Any:
-    """Return the answer of an actor.
+    """Wait for the result of an actor's call.
 
     Raises:
-        WorkerLostError: it is gone, or cannot be reached; whether the call was made is unknown.
+        WorkerLostError: the actor is gone or cannot be reached; the call may have run.
     """
     errors = import_module("ray.exceptions")
     try:
@@ -221,7 +221,7 @@ def _check_reachable(address: str) -> None:
         try:
             socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
             return
-        except OSError as error:  # also a name that DNS does not know yet
+        except OSError as error:  # also raised for a name that DNS does not know yet
             if time.monotonic() > deadline_s:
                 reason = error.strerror or error
                 raise ExternalFailureError(

@@ -1,11 +1,11 @@
-"""A fleet on a Ray cluster that goes on when the program that started it has gone.
+"""A fleet on a Ray cluster that keeps running when the program that started it has ended.
 
-An actor, the *keeper*, runs what `snapline run` runs on one machine: the same `LaunchedFleet`, with the Ray launcher. Ray starts it again, on
-any node, with the same plan; it then finds the seats and the processes that run, by name, and adopts them. While it is away
-nothing comes back that dies, and the coordinator learns of ends by heartbeats only.
+A *supervisor* actor runs the same `LaunchedFleet` as `snapline run`, with the Ray launcher. If the actor dies, Ray restarts it on any node
+with the same plan. It then finds the workers and running processes by name, and adopts them. Meanwhile, no dead process is restarted, and the
+coordinator notices lost hosts by heartbeats only.
 
-A keeper holds the certificates that it was made with, since with these Ray starts it again. So renewed ones come with a new keeper, in the
-place of the old one (`renew`): it asks every seat for its process, which runs, and the seat takes the files.
+Ray restarts a supervisor with the certificates that it was created with. So renewed certificates need a new supervisor (`renew`). It starts
+every process again by name; the processes run already, so their workers only store the new files.
 """
 
 import asyncio
@@ -37,24 +37,24 @@ from snapline.errors import (
 from snapline.security.transport import is_loopback
 
 NOTES_MAX = 20
-"""Number of the keeper's last notes that are kept for readers."""
+"""Number of the supervisor's latest notes that are kept for readers."""
 
 LOOK_S = 0.5
-"""Between two questions to the keeper while a fleet comes up."""
+"""Interval between two status requests to the supervisor while a fleet comes up."""
 
 DOWN_TIMEOUT_S = 60.0
-"""Time for the keeper to end everything; then it is done from here."""
+"""Time limit for the supervisor to end everything; after that the caller does it."""
 
 
 class RayStatus(msgspec.Struct, frozen=True):
-    """Status of a fleet, as its keeper knows it.
+    """Status of a fleet, as its supervisor knows it.
 
     Attributes:
-        address: the coordinator's, several replicas with commas between.
-        phase: from the coordinator's last answer; `starting` before.
+        address: address of the coordinator; several replicas separated by commas.
+        phase: from the coordinator's last answer; `starting` before the first.
         nodes: process → Ray's node id.
-        notes: of the keeper, newest last.
-        outcome: empty while it goes on; `given up` with the exit code that it would be elsewhere.
+        notes: the supervisor's notes, newest last.
+        outcome: empty while the fleet runs; for `given up`, `exit_code` is that of the corresponding error.
     """
 
     address: str = ""
@@ -69,7 +69,7 @@ class RayStatus(msgspec.Struct, frozen=True):
 
 
 class RaySupervisor:
-    """The actor. It works in a thread of its own, so that it begins by itself when Ray has started it again."""
+    """Actor that supervises a fleet. It works in its own thread, so that it starts without a call when Ray has restarted it."""
 
     def __init__(self, plan: bytes, certificates: Mapping[str, bytes]) -> None:
         self._plan = msgspec.msgpack.decode(plan, type=FleetPlan)
@@ -94,11 +94,11 @@ class RaySupervisor:
         return msgspec.msgpack.encode(msgspec.structs.replace(self._standing, notes=notes, nodes=nodes))
 
     def making(self) -> tuple[bytes, bool, dict[str, Any]]:
-        """Return what it was made of: the plan, whether with certificates, and Ray's runtime environment."""
+        """Return the plan, whether the fleet has certificates, and Ray's runtime environment."""
         return msgspec.msgpack.encode(self._plan), bool(self._certificates), runtime_here()
 
     def stop(self) -> None:
-        """End everything but this actor; returns when that is done."""
+        """End all processes but this actor; return when they have ended."""
         self._loop.call_soon_threadsafe(self._told_to_stop.set)
         self._thread.join()
 
@@ -138,13 +138,16 @@ class RaySupervisor:
         async with fleet:
             self._fleet = fleet
             self._standing = msgspec.structs.replace(self._standing, address=fleet.address)
-            over, told = asyncio.ensure_future(fleet.wait()), asyncio.ensure_future(self._told_to_stop.wait())
+            ended, stop_requested = (
+                asyncio.ensure_future(fleet.wait()),
+                asyncio.ensure_future(self._told_to_stop.wait()),
+            )
             try:
-                await asyncio.wait({over, told}, return_when=asyncio.FIRST_COMPLETED)
-                return await over if over.done() else None
+                await asyncio.wait({ended, stop_requested}, return_when=asyncio.FIRST_COMPLETED)
+                return await ended if ended.done() else None
             finally:
-                over.cancel()
-                told.cancel()
+                ended.cancel()
+                stop_requested.cancel()
 
     def _files(self, kind: Kind, name: str) -> Mapping[str, bytes]:
         return own_files(self._certificates, kind, name)
@@ -171,8 +174,8 @@ class RaySupervisor:
         )
 
     def _end(self, last: RayStatus) -> None:
-        was = self._standing
-        self._standing = msgspec.structs.replace(last, address=was.address, epochs=was.epochs)
+        before = self._standing
+        self._standing = msgspec.structs.replace(last, address=before.address, epochs=before.epochs)
 
 
 async def up(
@@ -186,33 +189,35 @@ async def up(
     """Start a fleet; return when all of its hosts take part.
 
     Raises:
-        UsageError: a fleet of this name is up, or would speak in plaintext between nodes.
-        ExternalFailureError: the cluster has not so many nodes.
-        SnaplineError: the keeper has given up; nothing is left but its status, which `down` removes.
-        UnknownOutcomeError: it is not all there in time; it goes on coming up.
+        UsageError: a fleet of this name is up, or would use plaintext between nodes.
+        ExternalFailureError: the cluster has too few nodes.
+        SnaplineError: the supervisor has given up; the fleet was taken down.
+        UnknownOutcomeError: not all hosts take part in time; the fleet keeps starting.
     """
     if cluster.names():
         raise UsageError(f"a fleet named {plan.name} is on this cluster: `snapline down` first, or give another --name")
     places = max(plan.hosts, plan.coordinators)
-    suited = cluster.nodes_for(plan.node)
+    suitable = cluster.nodes_for(plan.node)
     if not certificates and not plan.is_insecure:
-        check_exposure(next((each for each in suited if not is_loopback(f"{each}:0")), ""))
-    if len(suited) < places:
-        await cluster.spread(places, plan.node)  # fails in seconds, unless a node joins; the keeper finds these places
+        check_exposure(next((node_address for node_address in suitable if not is_loopback(f"{node_address}:0")), ""))
+    if len(suitable) < places:
+        await cluster.spread(
+            places, plan.node
+        )  # fails in seconds unless a node joins; the supervisor uses these places
     _make_keeper(cluster, plan, certificates)
-    told = 0
+    shown = 0
     try:
         async with asyncio.timeout(timeout_s):
             while True:
-                now = await standing(cluster, plan.name)
-                for sentence in now.notes[told:]:
+                status = await standing(cluster, plan.name)
+                for sentence in status.notes[shown:]:
                     on_note(sentence)
-                told = len(now.notes) if len(now.notes) < NOTES_MAX else told
-                if now.outcome == "given up":
+                shown = len(status.notes) if len(status.notes) < NOTES_MAX else shown
+                if status.outcome == "given up":
                     await down(cluster, plan.name)
-                    raise _error_of(now)
-                if now.outcome or (now.phase == "running" and now.hosts == plan.hosts):
-                    return now
+                    raise _error_of(status)
+                if status.outcome or (status.phase == "running" and status.hosts == plan.hosts):
+                    return status
                 await asyncio.sleep(LOOK_S)
     except TimeoutError:
         raise UnknownOutcomeError(
@@ -221,7 +226,7 @@ async def up(
 
 
 async def standing(cluster: RayCluster, name: str) -> RayStatus:
-    """Return the status of a fleet; wait for a keeper that Ray starts again.
+    """Return the status of a fleet; wait if Ray is restarting its supervisor.
 
     Raises:
         NotFoundError: no fleet of this name is on the cluster.
@@ -237,14 +242,14 @@ async def standing(cluster: RayCluster, name: str) -> RayStatus:
 
 
 async def renew(cluster: RayCluster, name: str, folder: Path, *, timeout_s: float) -> RayStatus:
-    """Bring a fleet that is up the certificates that are in `folder` by now; returns when every process has its own.
+    """Send a running fleet the current certificates in `folder`; return when every process has its own.
 
-    Processes read their files again every few seconds and go on as they are.
+    Processes re-read their files every few seconds, and do not restart.
 
     Raises:
         NotFoundError: no fleet of this name is on the cluster.
-        UsageError: it was taken up without certificates, or `folder` lacks one that it needs.
-        UnknownOutcomeError: some processes do not run just now; they get theirs when they start.
+        UsageError: the fleet has no certificates, or `folder` lacks one that it needs.
+        UnknownOutcomeError: some processes are not running; they get their certificates when they start.
     """
     keeper = cluster.actor(KEEPER)
     if keeper is None:
@@ -261,9 +266,9 @@ async def renew(cluster: RayCluster, name: str, folder: Path, *, timeout_s: floa
             while cluster.actor(KEEPER) is not None:
                 await asyncio.sleep(LOOK_S)
             _make_keeper(cluster, plan, certificates, runtime)
-            while len((now := await standing(cluster, name)).nodes) < processes and not now.outcome:
+            while len((status := await standing(cluster, name)).nodes) < processes and not status.outcome:
                 await asyncio.sleep(LOOK_S)
-            return now
+            return status
     except TimeoutError:
         raise UnknownOutcomeError(
             f"not all {processes} processes of fleet {name} run after {timeout_s:g} s: they get their certificates when they start"
@@ -279,20 +284,20 @@ def _make_keeper(
 
 
 async def check_folder(cluster: RayCluster, name: str, data_dir: str) -> None:
-    """See that the fleet of this name is that of this folder; a fleet without a keeper has lost its plan, and is known by its name alone.
+    """Check that the fleet of this name belongs to this folder. Without a supervisor its plan is lost, and only the name is checked.
 
     Raises:
-        NotFoundError: it is another one's.
+        NotFoundError: the fleet belongs to another folder.
     """
     keeper = cluster.actor(KEEPER)
     if keeper is None:
         return
     with contextlib.suppress(WorkerLostError):
         encoded, _, _ = await answer(keeper.making.remote())
-        has = msgspec.msgpack.decode(encoded, type=FleetPlan).data_dir
-        if not is_same_folder(has, data_dir):
+        fleet_dir = msgspec.msgpack.decode(encoded, type=FleetPlan).data_dir
+        if not is_same_folder(fleet_dir, data_dir):
             raise NotFoundError(
-                f"fleet {name} on this cluster has the folder {has}, not {data_dir}: give its --data-dir, or another --name"
+                f"fleet {name} on this cluster has the folder {fleet_dir}, not {data_dir}: give its --data-dir, or another --name"
             )
 
 
@@ -302,7 +307,7 @@ def _error_of(last: RayStatus) -> SnaplineError:
 
 
 async def down(cluster: RayCluster, name: str) -> None:
-    """Take a fleet down: its processes, its actors, its places on the cluster. What it has written stays.
+    """Take a fleet down: end its processes and actors, and release its places on the cluster. Its files stay.
 
     Raises:
         NotFoundError: no fleet of this name is on the cluster.
@@ -311,7 +316,7 @@ async def down(cluster: RayCluster, name: str) -> None:
         raise NotFoundError(f"no fleet named {name} is on this cluster")
     keeper = cluster.actor(KEEPER)
     if keeper is not None:
-        with contextlib.suppress(WorkerLostError, TimeoutError):  # its node died, or it hangs: we end all from here
+        with contextlib.suppress(WorkerLostError, TimeoutError):  # it hangs or its node died: end everything from here
             async with asyncio.timeout(DOWN_TIMEOUT_S):
                 await answer(keeper.stop.remote())
         cluster.end_actor(keeper)

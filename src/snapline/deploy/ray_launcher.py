@@ -1,14 +1,13 @@
-"""Processes on a Ray cluster: a seat (`deploy/ray_worker.py`) for each, spread so that no two hosts and no two coordinators share a node.
+"""Processes on a Ray cluster: one worker actor (`deploy/ray_worker.py`) each. Two hosts, or two coordinators, never share a node.
 
-Ray's report that an actor or a node is gone ends the watch of its process, which the keeper reports to the coordinator. Heartbeats may be quicker;
-whichever comes first. The report may also be wrong: an actor on a node that Ray has given up can live on and answer, and so can its process.
-Neither does harm: the process is of a host start that has been replaced, and is refused (G9).
+When Ray reports that an actor or a node is gone, the watch of its process ends, and the supervisor reports the loss to the coordinator.
+Heartbeats may detect it earlier. Ray's report may be wrong: an actor on a node that Ray has given up, and its process, can still run. This is
+harmless: the host has been replaced, so the process's messages are rejected (G9).
 
-A start waits for its seat as long as it takes: a cluster without a spare node gets one later, or does not, and the fleet goes on with the
-hosts that it has.
+A start waits for its worker without a limit: the cluster may get another node later. Meanwhile the fleet continues with the hosts that it has.
 
-A coordinator keeps the address that it was given first. Its seat may move to another node of the same address only; on another one
-the process cannot listen, and is given up while a majority goes on without it.
+A coordinator keeps its first address. Its worker can only move to a node with the same address; elsewhere the process cannot listen and is
+given up, while the majority continues without it.
 """
 
 import asyncio
@@ -25,13 +24,13 @@ from snapline.deploy.ray_cluster import RayCluster, WorkerLostError, answer
 from snapline.deploy.ray_worker import NodeWorker, exit_from
 
 SEAT_PAUSE_S = 0.2
-"""Time between two checks whether a seat is there again: Ray takes seconds to find it a node."""
+"""Interval between two checks whether a worker is back: Ray takes seconds to find it a node."""
 
 CLOSE_S = 10.0
-"""Time for a seat to end what it has started; one that does not answer is ended by Ray."""
+"""Time limit for a worker to end its processes; Ray ends a worker that does not answer."""
 
 KEEPER = "keeper"
-"""The actor that keeps a fleet that was taken up by `snapline up`; it outlives its launcher, to say how the fleet ended."""
+"""Name of the actor that supervises a fleet started by `snapline up`; it outlives the launcher, to report how the fleet ended."""
 
 NODE_NEEDS = {"CPU": 1.0}
 """Resources that a host reserves on its node by default."""
@@ -52,11 +51,11 @@ class RayLauncher:
         """Describe a place; `open` takes it.
 
         Args:
-            cluster: it is left when the launcher is closed.
-            data_dir: a path on every node: logs, and the coordinators' own. It need not be shared.
-            hosts: how many nodes are wanted at least.
+            cluster: the connection; closing the launcher closes it.
+            data_dir: a path on every node for logs and the coordinators' files; it need not be shared.
+            hosts: smallest number of nodes to reserve.
             node: Ray's resources that each host reserves on its node.
-            files: what each process needs to be trusted; written where only its user can read.
+            files: certificates and keys of each process; readable by its user only.
         """
         self._cluster = cluster
         self._data_dir = data_dir
@@ -74,15 +73,15 @@ class RayLauncher:
         return f"{self._data_dir}/logs on its nodes"
 
     async def open(self, coordinators: Sequence[str]) -> dict[str, str]:
-        """Reserve nodes and ask the coordinators' seats for addresses.
+        """Reserve nodes, and ask the coordinators' workers for addresses.
 
         Raises:
-            ExternalFailureError: the cluster has not so many nodes to spare.
+            ExternalFailureError: the cluster has too few free nodes.
         """
         self._places = max(self._places, len(coordinators))
         await self._cluster.spread(self._places, self._node)
-        found = await asyncio.gather(*(self._ask(name, "address") for name in coordinators))
-        return {name: str(address) for name, address in zip(coordinators, found, strict=True)}
+        addresses = await asyncio.gather(*(self._ask(name, "address") for name in coordinators))
+        return {name: str(address) for name, address in zip(coordinators, addresses, strict=True)}
 
     async def start(self, spec: ProcessSpec) -> Handle:
         encoded, files = msgspec.msgpack.encode(spec), dict(self._files(spec.kind, spec.name))
@@ -108,16 +107,16 @@ class RayLauncher:
         await self._tell(handle, "thaw")
 
     async def close(self) -> None:
-        """Close; also end seats of this fleet that an earlier launcher left behind."""
+        """Close; also end workers of this fleet that an earlier launcher left behind."""
         await self.sweep()
         self._cluster.leave(is_over=True)
 
     async def sweep(self) -> list[str]:
-        """End all seats of this fleet, of any launcher; return the names of their processes."""
-        seats = {name: self._cluster.actor(name) for name in self._cluster.names() if name != KEEPER}
-        await asyncio.gather(*(self._end(seat) for seat in seats.values() if seat is not None))
+        """End all workers of this fleet, of any launcher; return the names of their processes."""
+        workers = {name: self._cluster.actor(name) for name in self._cluster.names() if name != KEEPER}
+        await asyncio.gather(*(self._end(seat) for seat in workers.values() if seat is not None))
         self._seats.clear()
-        return sorted(seats)
+        return sorted(workers)
 
     async def _tell(self, handle: Handle, word: str) -> None:
         with contextlib.suppress(WorkerLostError):
@@ -130,29 +129,31 @@ class RayLauncher:
         self._cluster.end_actor(seat)
 
     async def _exit(self, handle: Handle, word: str, *arguments: object) -> Exit | None:
-        """Return how a process ended, from its seat; a seat that is gone has taken it along."""
+        """Ask the worker how its process ended. If the worker is gone, so is the process."""
         try:
-            seat = self._seat(handle.name)
-            return exit_from(await answer(getattr(seat, word).remote(msgspec.msgpack.encode(handle), *arguments)))
+            worker = self._seat(handle.name)
+            return exit_from(await answer(getattr(worker, word).remote(msgspec.msgpack.encode(handle), *arguments)))
         except WorkerLostError as error:
             return Exit(None, str(error), log=self.logs)
 
     async def _ask(self, name: str, word: str, *arguments: object) -> Any:
-        """Call a seat, and wait for it as long as it takes."""
+        """Call a worker, and wait for it without a limit."""
         while True:
             try:
                 return await answer(getattr(self._seat(name), word).remote(*arguments))
             except WorkerLostError:
-                self._seats.pop(name, None)  # Ray starts it again; or it is gone for good, and a new one is made
+                self._seats.pop(name, None)  # Ray restarts it, or it is gone permanently and is created again
                 await asyncio.sleep(SEAT_PAUSE_S)
 
     def _seat(self, name: str) -> Any:
         if name not in self._seats:
-            found = self._cluster.actor(name)
-            self._seats[name] = found or self._cluster.make_actor(NodeWorker, name, self._bundle(name), self._data_dir)
+            existing = self._cluster.actor(name)
+            self._seats[name] = existing or self._cluster.make_actor(
+                NodeWorker, name, self._bundle(name), self._data_dir
+            )
         return self._seats[name]
 
     def _bundle(self, name: str) -> int:
-        """h1 and c1 sit on the first node, h2 and c2 on the second …"""
+        """Return the number of the reserved place: h1 and c1 run on the first node, h2 and c2 on the second …"""
         number = re.search(r"\d+", name)
         return (int(number[0]) - 1 if number else 0) % self._places

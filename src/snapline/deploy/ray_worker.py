@@ -1,11 +1,11 @@
 """Actor of a Ray launcher on each node: it starts processes there, as children, and watches them.
 
-A seat starts nothing by itself. If Ray starts it again, on this node or another, it is empty until the launcher starts its process; that process
-registers with the coordinator, which assigns what to run. So Ray's restart of an actor is never a recovery.
+A worker starts nothing by itself. If Ray restarts it, on this or another node, it has no process until the launcher starts one. That process
+registers with the coordinator, which assigns its agents. So Ray's restart of an actor never takes the place of a recovery.
 
-The children are tied to the seat (`deploy/parent_watch.py`): where its process ends, however that is, they end.
+The children die with the worker, in any way (`deploy/parent_watch.py`).
 
-Two words of a command line are the node's to fill in: `@node`, its address, and `@private/NAME`, a file of certificates or a key.
+The node fills in two placeholders of a command line: `@node`, its address, and `@private/NAME`, a certificate or key file.
 """
 
 import asyncio
@@ -27,54 +27,54 @@ from snapline.errors import ExternalFailureError
 
 
 class PrivateFiles:
-    """Certificates and keys for processes started here: in memory, readable by this process's user alone, gone when it ends.
+    """Certificates and keys for processes started here: in memory, readable by this process's user only, gone when it ends.
 
-    They lie in no file system, so nothing of them stays where a node is killed.
+    They are in no file system, so they do not stay behind when a node is killed.
     """
 
     def __init__(self) -> None:
         self._descriptors: dict[str, int] = {}
 
     def write(self, files: Mapping[str, bytes]) -> None:
-        """Write these files over older ones of the same names: a reader has an old one or a new one, whole."""
+        """Replace files of the same names. The replacement is atomic: a reader sees the old file or the new one."""
         for name, content in files.items():
-            made = os.memfd_create(name)
-            with open(made, "wb", closefd=False) as file:
+            descriptor = os.memfd_create(name)
+            with open(descriptor, "wb", closefd=False) as file:
                 file.write(content)
             if name in self._descriptors:
-                os.dup2(made, self._descriptors[name], inheritable=False)
-                os.close(made)
+                os.dup2(descriptor, self._descriptors[name], inheritable=False)
+                os.close(descriptor)
             else:
-                self._descriptors[name] = made
+                self._descriptors[name] = descriptor
 
     def path(self, name: str) -> Path:
-        """Return the path where processes of this user read it, while this process lives."""
+        """Return the path of a file for processes of this user; valid while this process lives."""
         return Path(f"/proc/{os.getpid()}/fd/{self._descriptors[name]}")
 
     def fill_in(self, word: str) -> str:
-        """A word of a command line, with its `@private/NAME` as a path."""
+        """Return a word of a command line with `@private/NAME` replaced by a path."""
         name = word.removeprefix(f"{PRIVATE}/")
         return str(self.path(name)) if name in self._descriptors and name != word else word
 
     def remove(self) -> None:
-        """Leave nothing."""
+        """Remove all files."""
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()
 
 
 class NodeWorker:
-    """The processes of one name on one node. Its methods are called by the launcher, through Ray; structs travel as bytes."""
+    """The processes of one name on one node. The launcher calls its methods through Ray; structs are passed as bytes."""
 
     def __init__(self, data_dir: str) -> None:
-        """Create the seat. It looks up its node here: Ray starts it again elsewhere with the same arguments."""
+        """Create the worker. It looks up its own node, because Ray may restart it elsewhere with the same arguments."""
         self._launcher = LocalLauncher(Path(data_dir))
         self._node_id, self._node_address = node_here()
         self._coordinator_address = ""
         self._private = PrivateFiles()
 
     async def address(self) -> str:
-        """A free address of this node for a coordinator; the same one each time."""
+        """Return a free address of this node for a coordinator; the same one each time."""
         if not self._coordinator_address:
             port = next((port for port in random.sample(PORTS, PORT_ATTEMPTS_MAX) if self._is_free(port)), None)
             if port is None:
@@ -85,7 +85,7 @@ class NodeWorker:
         return self._coordinator_address
 
     async def start(self, spec: bytes, files: Mapping[str, bytes]) -> bytes:
-        """Start like `Launcher.start`; store `files` first, also where the process runs already: so renewed certificates come to it."""
+        """Start like `Launcher.start`. Store `files` first, even if the process runs already, so that it gets renewed certificates."""
         wanted = msgspec.msgpack.decode(spec, type=ProcessSpec)
         if files:
             await asyncio.to_thread(self._private.write, files)
@@ -133,5 +133,5 @@ class NodeWorker:
 
 
 def exit_from(encoded: bytes) -> Exit | None:
-    """Return the decoded answer of a seat's `watch`, `status` or `stop`."""
+    """Decode the answer of a worker's `watch`, `status` or `stop`."""
     return msgspec.msgpack.decode(encoded, type=Exit | None)

@@ -1,12 +1,13 @@
 """A whole fleet at some launcher's place: the coordinator's processes (one, three or five) and N host processes, watched and restarted.
 
-This is the adapter around `deploy/supervisor.py`: it carries the keeper's commands out through a `Launcher`, reads the fleet's status from the
-coordinator, and reports to it at once when a host has died (quicker than its broken stream, and only a reason to suspect: the coordinator decides).
+This is the driver of the core in `deploy/supervisor.py`: it carries the supervisor's commands out through a `Launcher`, and reads the fleet's
+status from the coordinator. It reports a dead host to the coordinator at once, faster than the broken stream. The report is a hint for the
+failure detector; the coordinator decides.
 
-Limits of time are `asyncio.timeout`: `wait_for` of Python 3.11 swallows a cancellation that meets a finished call, and a
-watcher that outlived `stop()` would start processes that are never ended.
+Time limits use `asyncio.timeout`: `wait_for` of Python 3.11 swallows a cancellation that coincides with the end of the call, and a
+watcher that outlived `stop()` would start processes that nobody ends.
 
-Duties of the caller: use one event loop, in a thread that lives as long as the fleet, and leave by `stop()` or `async with`.
+Duties of the caller: use one event loop, in a thread that lives as long as the fleet, and end with `stop()` or `async with`.
 """
 
 import asyncio
@@ -53,32 +54,32 @@ from snapline.errors import (
 from snapline.ids import check_id
 
 HOSTS_MAX = 1_000
-"""More than this no coordinator takes."""
+"""Largest number of hosts that a coordinator accepts."""
 
 COORDINATORS = (1, 3, 5)
-"""A majority of four is three: as many as four would need more processes than three, and bear no more losses."""
+"""Allowed numbers of replicas. An even number is no use: four replicas tolerate as many losses as three."""
 
 ALONE = "coordinator"
-"""Name of the process of a coordinator without replicas."""
+"""Name of the only coordinator process of a fleet without replicas."""
 
 POLL_S = 0.2
-"""Time between status requests to the coordinator: short enough for a progress line, long enough to cost nothing."""
+"""Interval between status requests to the coordinator: short enough for a progress line, long enough to be cheap."""
 
 CALL_TIMEOUT_S = 2.0
-"""Limit for one call to the coordinator: it is near, and the next poll comes anyway."""
+"""Time limit for one call to the coordinator: it is close by, and the next poll follows anyway."""
 
 SHUTDOWN_S = 10.0
-"""Time for hosts to end by themselves once the coordinator reports that the fleet has ended."""
+"""Time limit for hosts to end by themselves once the coordinator reports that the fleet has ended."""
 
 STOP_GRACE_S = 2.0
-"""Time between SIGTERM and SIGKILL when we end a process, in addition to the time for a last snapshot. Killing is always safe, waiting only
-tidier."""
+"""Time between SIGTERM and SIGKILL when a process is ended, in addition to the time for a last snapshot. Killing is always safe; waiting is
+only cleaner."""
 
 LAST_SNAPSHOT_S = 20.0
-"""Time limit for a last snapshot when users take a fleet down: some tens of milliseconds, but effects that are being called end first."""
+"""Time limit for a last snapshot when users take a fleet down. It takes tens of milliseconds, plus the time for running effects to end."""
 
 ERRORS: dict[int, type[SnaplineError]] = {error.exit_code: error for error in (UsageError, DamagedDataError)}
-"""Errors raised for the keeper's `GiveUp`, by exit code; any other is an `ExternalFailureError`."""
+"""Errors raised for the supervisor's `GiveUp`, by exit code; the default is `ExternalFailureError`."""
 
 
 class LaunchedFleet:
@@ -100,15 +101,15 @@ class LaunchedFleet:
         """Describe a fleet; `start()` does the work.
 
         Args:
-            launcher: starts the processes; it is closed with the fleet.
-            commands: builds their command lines.
+            launcher: starts the processes; closed with the fleet.
+            commands: builds the processes' command lines.
             hosts: number of host processes, named `h1` to `hN`.
             coordinators: 1, 3 or 5. One is named `coordinator`, more are replicas named `c1`, `c2` …
-            on_failure: what becomes of a dead host.
-            connect: makes a client for the coordinator's address, or addresses with commas; default: `CoordinatorClient`.
-            on_note: gets a sentence whenever the launcher does something.
-            on_status: gets every status read from the coordinator.
-            last_snapshot_s: how long `stop` waits for a last snapshot, as its `commands` say; 0: none is taken.
+            on_failure: "restart" or "move": what happens to a dead host's agents.
+            connect: makes a client for the coordinator's comma-separated addresses; default: `CoordinatorClient`.
+            on_note: receives a sentence whenever the fleet's processes change.
+            on_status: receives every status read from the coordinator.
+            last_snapshot_s: time limit in seconds for a last snapshot in `stop`, as in `commands`; 0: no snapshot.
         """
         self.hosts = host_names(hosts)
         if coordinators not in COORDINATORS:
@@ -125,7 +126,7 @@ class LaunchedFleet:
         self._addresses: dict[str, str] = {}
         self._client: CoordinatorReader | None = None
         self._handles: dict[str, Handle] = {}
-        self._lives: dict[str, asyncio.Task[None]] = {}  # of each process, the task that starts and watches it
+        self._lives: dict[str, asyncio.Task[None]] = {}  # by process: the task that starts and watches it
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[Ending] | None = None
 
@@ -143,10 +144,10 @@ class LaunchedFleet:
     # -- life -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start all processes; returns at once, before the fleet has formed.
+        """Start all processes; return at once, before the fleet has formed.
 
         Raises:
-            UsageError: the launcher's place is taken, or its fleet has another number of coordinators.
+            UsageError: the launcher's place is in use, or its fleet has another number of coordinators.
         """
         assert self._ended is None, "start() runs once"
         self._addresses = await self._launcher.open(self.coordinators)
@@ -157,11 +158,11 @@ class LaunchedFleet:
         self._spawn(self._poll(), "poll")
 
     async def wait(self, timeout_s: float | None = None) -> Ending:
-        """Wait until the fleet has ended and its hosts have gone.
+        """Wait until the fleet and its host processes have ended.
 
         Raises:
-            UnknownOutcomeError: it has not ended after `timeout_s` seconds; it runs on.
-            SnaplineError: the keeper gave a process up; the message carries that process's last words.
+            UnknownOutcomeError: the fleet still runs after `timeout_s` seconds.
+            SnaplineError: the supervisor gave up on a process; the message has the last line of its output.
         """
         assert self._ended is not None, "start() first"
         try:
@@ -174,15 +175,15 @@ class LaunchedFleet:
         leaving = [self._lives[name] for name in self.hosts if name in self._handles]
         if leaving:
             await asyncio.wait(leaving, timeout=SHUTDOWN_S)
-        mistake = self._keeper.mistake()
-        if mistake is not None:
-            raise _error_of(mistake)
+        failure = self._keeper.mistake()
+        if failure is not None:
+            raise _error_of(failure)
         return ending
 
     async def stop(self) -> None:
-        """End every process. A fleet that runs takes a last snapshot before, if it is to; cancelled meanwhile, this ends it without.
+        """End every process. A running fleet first takes a last snapshot, if `last_snapshot_s` is set; a cancellation skips it.
 
-        The coordinators end first then: they must not take our stopping for a failure worth a recovery.
+        The coordinators end before the hosts, so that they do not take the hosts' end for a failure and start a recovery.
         """
         for task in list(self._tasks):
             task.cancel()
@@ -192,7 +193,7 @@ class LaunchedFleet:
         if self._last_snapshot_s and others and not (self._ended is None or self._ended.done()):
             try:
                 await self._stop_hosts_saved(others)
-            except asyncio.CancelledError:  # a second signal; who cancelled us the first time hears of that
+            except asyncio.CancelledError:  # a second signal; the first cancellation is already reported to its sender
                 grace_s = 0.0
         for names in (self.coordinators, others):
             handles = [self._handles[name] for name in names if name in self._handles]
@@ -203,10 +204,10 @@ class LaunchedFleet:
             self._client = None
         await self._launcher.close()
         if self._ended is not None and self._ended.done() and not self._ended.cancelled():
-            self._ended.exception()  # whoever wanted it has called wait()
+            self._ended.exception()  # mark the error as retrieved; wait() reports it
 
     async def _stop_hosts_saved(self, hosts: Sequence[str]) -> None:
-        """Have the hosts take a last snapshot and leave; say what came of it."""
+        """Have the hosts take a last snapshot and leave; report the result as a note."""
         limit_s, clock = self._last_snapshot_s, asyncio.get_running_loop().time
         before = await self._ask_status()
         if before is None:
@@ -225,29 +226,33 @@ class LaunchedFleet:
             self._on_note(f"no last snapshot: what the fleet has done since epoch {epoch} is lost")
             raise
         epoch = (await self._ask_status() or before).last_complete_epoch
-        if epoch > before.last_complete_epoch or clock() < began_s + limit_s:  # who has nothing new leaves without
+        if (
+            epoch > before.last_complete_epoch or clock() < began_s + limit_s
+        ):  # hosts without new work leave without a snapshot
             self._on_note(f"epoch {epoch} is the last snapshot")
         else:
             lost = f"what the fleet has done since epoch {epoch} is lost"
             self._on_note(f"no last snapshot: {lost}; the hosts' logs say why")
 
     async def renew(self) -> None:
-        """Certificates are others by now: speak with ours, and start every process that runs once more.
+        """Use renewed certificates: reconnect with ours, and call `start` again for every running process.
 
-        A name is one process, so nothing is started; but a launcher whose `start` brings certificates brings them.
+        No second process starts for a name, but launchers that deliver certificates in `start` deliver the new ones.
         """
         if self._client is not None:
             self._spawn(_close_later(self._client), "close")
             self._client = self._connect(self.address)
         for name in list(self._handles):
-            with contextlib.suppress(ExternalFailureError):  # it ends, or cannot be reached: it has them when it starts
+            with contextlib.suppress(
+                ExternalFailureError
+            ):  # it is ending or unreachable: it gets them at its next start
                 await self._launcher.start(self._spec(name))
 
     def scale(self, hosts: int) -> None:
-        """Have so many hosts, named `h1` to `hN`: more are started, and those above `hN` end. Drain them before.
+        """Set the number of hosts: missing ones of `h1` to `hN` are started, those above `hN` are ended. Drain those first.
 
         Raises:
-            UsageError: no fleet has so many.
+            UsageError: the number is out of range.
         """
         self.hosts = host_names(hosts)
         self._feed(HostsWanted(self.hosts))
@@ -255,30 +260,30 @@ class LaunchedFleet:
     async def _stop(self, handle: Handle) -> None:
         await self._launcher.stop(handle, STOP_GRACE_S)
 
-    # -- what tests and demonstrations do to it -----------------------------------------------------------------------
+    # -- for tests and demonstrations -----------------------------------------------------------------------
 
     async def leader(self) -> str:
-        """Name of the coordinator that leads; `""` while none answers as the leader."""
+        """Return the name of the leading coordinator; `""` while none answers as the leader."""
         status = await self._ask_status()
         if status is None or len(self.coordinators) == 1:
             return "" if status is None else ALONE
         return status.leader
 
     def handle(self, name: str) -> Handle | None:
-        """A host or a coordinator that runs; None while it is down."""
+        """Return the handle of a host or coordinator; None while it is down."""
         return self._handles.get(self._check_name(name))
 
     def pid(self, name: str) -> int | None:
-        """Process id of a host or a coordinator; None while it is down."""
+        """Return the process id of a host or coordinator; None while it is down."""
         handle = self.handle(name)
         return None if handle is None else handle.pid
 
     def kill(self, name: str, *, is_kept_down: bool = False) -> None:
-        """SIGKILL a host or a coordinator, as a crash would. It is restarted as ever, or by `restart()` only."""
+        """Send SIGKILL to a host or coordinator, like a crash. It is restarted as usual; `is_kept_down`: only by `restart()`."""
         self._feed(KillAsked(self._check_name(name), is_kept_down))
 
     async def end(self, name: str, grace_s: float) -> None:
-        """SIGTERM, and SIGKILL after so many seconds; it stays down until `restart()`."""
+        """Send SIGTERM, and SIGKILL after `grace_s` seconds; the process stays down until `restart()`."""
         handle = self.handle(name)
         if handle is not None:
             await self._launcher.stop(handle, grace_s)
@@ -291,13 +296,13 @@ class LaunchedFleet:
             await self._launcher.freeze(handle)
 
     async def thaw(self, name: str) -> None:
-        """Let it go on."""
+        """Resume a frozen process."""
         handle = self.handle(name)
         if handle is not None:
             await self._launcher.thaw(handle)
 
     def restart(self, name: str) -> None:
-        """Start a dead host or coordinator now, without the pause; one that runs is left alone."""
+        """Start a dead host or coordinator now, without the pause; nothing happens if it runs."""
         self._feed(RestartAsked(self._check_name(name)))
 
     def _check_name(self, name: str) -> str:
@@ -306,7 +311,7 @@ class LaunchedFleet:
             raise NotFoundError(f"no host {name!r} here; there are {', '.join(names)}")
         return name
 
-    # -- the keeper's commands ------------------------------------------------------------------------------------------
+    # -- the supervisor's commands ------------------------------------------------------------------------------------------
 
     def _feed(self, event: KeeperEvent) -> None:
         now_ns = int(asyncio.get_running_loop().time() * 1e9)
@@ -348,7 +353,7 @@ class LaunchedFleet:
         return ProcessSpec(name, "coordinator", instance, tuple(command))
 
     async def _live(self, spec: ProcessSpec) -> None:
-        """One life of a process, from its start to its end."""
+        """Start a process and watch it until it ends."""
         try:
             handle = await self._launcher.start(spec)
         except ExternalFailureError as error:
@@ -361,7 +366,7 @@ class LaunchedFleet:
         self._feed(ProcessEnded(spec.name, handle.instance, ended))
 
     async def _report(self, command: ReportExit) -> None:
-        """Report to the coordinator at once. If it cannot be reached, its own failure detector will find out."""
+        """Report an exit to the coordinator. If that is unreachable, its own failure detector will notice the loss."""
         assert self._client is not None
         with contextlib.suppress(SnaplineError, TimeoutError):
             async with asyncio.timeout(CALL_TIMEOUT_S):
@@ -384,7 +389,7 @@ class LaunchedFleet:
             await asyncio.sleep(POLL_S)
 
     async def _read_status(self) -> None:
-        """Read the fleet's status, and whether it has ended. If that is not the latest, the next read shows it."""
+        """Read the fleet's status, and whether it has ended. The status may be stale; then the next read corrects it."""
         status = await self._ask_status(unconfirmed=True)
         if status is None:
             self._feed(CoordinatorMissed())
@@ -393,7 +398,7 @@ class LaunchedFleet:
         self._feed(FleetSeen(status.phase, status.reason, status.last_complete_epoch))
 
     async def _ask_status(self, *, unconfirmed: bool = False) -> FleetReading | None:
-        """None: an unreachable coordinator is no news here, the keeper starts it again."""
+        """Return the status; None if the coordinator is unreachable, which is no error here: the supervisor restarts it."""
         assert self._client is not None
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
@@ -408,7 +413,7 @@ class LaunchedFleet:
         return task
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        """End the fleet with the error of a task that has a bug, or met an error not expected here."""
+        """End the fleet with the error of a task that failed unexpectedly."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None and self._ended is not None and not self._ended.done():
@@ -416,10 +421,10 @@ class LaunchedFleet:
 
 
 def host_names(hosts: int) -> tuple[str, ...]:
-    """`h1` to `hN`.
+    """Return the names `h1` to `hN`.
 
     Raises:
-        UsageError: no fleet has so many.
+        UsageError: the number is out of range.
     """
     if not 1 <= hosts <= HOSTS_MAX:
         raise UsageError(f"a fleet has 1 to {HOSTS_MAX} hosts, not {hosts}")
@@ -431,7 +436,7 @@ def _error_of(word: GiveUp) -> SnaplineError:
 
 
 async def _close_later(client: CoordinatorReader) -> None:
-    """Close the client when its open calls are over."""
+    """Close the client after the time limit of its open calls."""
     try:
         await asyncio.sleep(CALL_TIMEOUT_S)
     finally:

@@ -1,6 +1,6 @@
-"""Wanted number of hosts of a fleet: a number in its folder, which the process that keeps the fleet follows.
+"""Target number of hosts of a fleet: a number in a file of its folder, which the supervising process applies.
 
-The number is there for as long as that process: the next start of the fleet sets it again.
+The file exists only while that process runs; the next start of the fleet writes it again.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ LOOK_S = 0.2
 
 
 def check_kept(folder: Path) -> None:
-    """Raises UsageError unless a process on this machine keeps the fleet in `folder`, or was killed there."""
+    """Raise UsageError unless a process on this machine supervises the fleet in `folder`, or did so until it was killed."""
     if not (folder / WANTED_FILE).exists():
         raise UsageError(
             f"no process on this machine keeps a fleet in {folder}: scale a fleet where it was taken up; on Ray by `down` and `up`"
@@ -23,19 +23,19 @@ def check_kept(folder: Path) -> None:
 
 
 def want_hosts(folder: Path, hosts: int) -> None:
-    """Say how many hosts the fleet in `folder` is to have."""
+    """Write the target number of hosts of the fleet in `folder`."""
     new = folder / f"{WANTED_FILE}.new"
     new.write_text(f"{hosts}\n")
     new.replace(folder / WANTED_FILE)
 
 
 async def follow(fleet: LaunchedFleet, folder: Path) -> None:
-    """Give the fleet as many hosts as is wanted, until cancelled."""
+    """Scale the fleet to the target number of hosts whenever it changes, until cancelled."""
     file = folder / WANTED_FILE
     want_hosts(folder, len(fleet.hosts))
     try:
         while True:
-            with contextlib.suppress(OSError, ValueError, UsageError):  # what stands there is no number of hosts
+            with contextlib.suppress(OSError, ValueError, UsageError):  # the file holds no valid number of hosts
                 hosts = int(file.read_text())
                 if hosts != len(fleet.hosts):
                     fleet.scale(hosts)

@@ -1,13 +1,13 @@
-"""Processes on a Slurm cluster: hosts are elements of a job array, one each, and coordinators of another.
+"""Processes on a Slurm cluster: each host is an element of one job array, each coordinator an element of another.
 
-An element runs a seat (`deploy/slurm_worker.py`), and `srun` joins the launcher to it, inside the element's own allocation. All requests to Slurm
+An element runs a worker (`deploy/slurm_worker.py`). `srun` connects the launcher to it inside the element's allocation. All requests to Slurm
 go through its programs (`deploy/slurm.py`).
 
-- *A node that fails*: Slurm gives the element up when it misses the node, and requeues it. The launcher's connection ends with it, which it reports
-  at once; the next start waits until the element runs again, and finds it empty. What runs on on the old node, if anything does, is of a
-  host start that has been replaced, and is refused (G9).
-- *The time limit*: hosts are warned before it; the seat has a last snapshot taken, ends its process and is requeued.
-- A *coordinator* keeps its address, and so its node: its element is not requeued, and the next one asks for that node.
+- *Node failure*: when Slurm misses a node, it ends the element and requeues it. The launcher's connection breaks, and the launcher reports the
+  loss at once. The next start waits until the element runs again, without a process. A process that survives on the old node belongs to a
+  replaced host, and its messages are rejected (G9).
+- *Time limit*: Slurm warns hosts in advance. The worker requests a last snapshot, ends its process and is requeued.
+- *Coordinators* keep their address, and so their node: their elements are not requeued, and a new element requests the same node.
 """
 
 import asyncio
@@ -31,25 +31,25 @@ from snapline.errors import ExternalFailureError, UsageError
 from snapline.folders import make_private
 
 NOTICE_S = 120
-"""Time of the hosts' warning before the time limit. Slurm may be a minute early, and ends them at the limit."""
+"""How long before the time limit hosts are warned. Slurm may warn a minute early; it ends them at the limit."""
 
 SNAPSHOT_LIMIT_S = 60
-"""Part of it for the last snapshot."""
+"""Part of the notice period that the last snapshot may take."""
 
 GATHER_S = 0.1
-"""Time in which requested starts are gathered into one array."""
+"""Time in which start requests are collected into one array."""
 
 LOOK_S, LOOK_S_MAX = 0.3, 5.0
-"""Between two looks at the queue, doubled each time, up to the second number."""
+"""Interval between two queries of the queue; doubled each time, up to the maximum."""
 
 CLOSE_S = 90.0
-"""Time for cancelled elements to leave the queue: Slurm gives them half a minute before it kills."""
+"""Time limit for cancelled elements to leave the queue: Slurm waits half a minute before it kills them."""
 
 WAITING_S = 30.0
-"""An element that has waited so long is worth a sentence."""
+"""Waiting time after which an element is reported in a note."""
 
 SUBMITTED, SUBMISSIONS_MAX = "it was submitted", 3
-"""Largest number of submissions: a process whose jobs have ended so often before any connection to them is given up for now."""
+"""Largest number of submissions: if this many jobs of a process end before the launcher can connect, the start fails."""
 
 
 class SlurmLauncher:
@@ -71,14 +71,15 @@ class SlurmLauncher:
         """Describe a place; `open` takes it.
 
         Args:
-            name: of the fleet.
-            data_dir: a path that all nodes share: logs, and the coordinators' own.
-            python: the interpreter on the nodes that has snapline.
-            code: the folder there in which the fleet's module lies; empty: the current one.
-            options: for `sbatch`, of all jobs: partition, time, account …
+            name: name of the fleet.
+            data_dir: a path that all nodes share for logs and the coordinators' files.
+            python: the nodes' Python interpreter with snapline.
+            code: folder on the nodes with the fleet's module; empty: the current one.
+            options: options of `sbatch` for all jobs: partition, time, account …
             notice_s: how long before the time limit hosts are warned.
-            trust: `--tls-…` or `--insecure`, for the command that asks for the last snapshot.
-            on_note: gets a sentence when an element waits for long.
+            trust: `--tls-…` or `--insecure`, for the command that requests the last snapshot.
+            slurm: adapter of the cluster; default: a new one.
+            on_note: receives a sentence when an element waits for a long time.
         """
         self._name = name
         self._data_dir = data_dir
@@ -90,10 +91,10 @@ class SlurmLauncher:
         self._slurm = slurm or Slurm(name, folder=data_dir)
         self._on_note = on_note
         self._holder = secrets.token_hex(8)
-        self._seats: dict[str, LaunchAgentClient] = {}  # by name of the process; the last one of each
+        self._seats: dict[str, LaunchAgentClient] = {}  # by process name; only the latest
         self._finding: dict[str, asyncio.Lock] = {}
         self._addresses: dict[str, str] = {}  # of coordinators
-        self._nodes: dict[str, str] = {}  # of coordinators: those that their addresses are on
+        self._nodes: dict[str, str] = {}  # of coordinators: the nodes of their addresses
         self._wanted: dict[str, Kind] = {}  # processes that need an element
         self._flushing: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -107,10 +108,10 @@ class SlurmLauncher:
         return f"{self._data_dir}/{LOGS_FOLDER}"
 
     async def check(self, processes: int) -> None:
-        """Check that so many can run at once, and that nothing would be in plaintext between machines that need not be.
+        """Check that `processes` can run at once, and that plaintext between machines is allowed if it would be used.
 
         Raises:
-            UsageError: it cannot be; explains what helps.
+            UsageError: a check fails; the message says what to change.
             ExternalFailureError: Slurm does not answer.
         """
         await self._slurm.check(processes, self._options)
@@ -118,59 +119,59 @@ class SlurmLauncher:
             check_exposure(await self._slurm.open_address())
 
     async def open(self, coordinators: Sequence[str]) -> dict[str, str]:
-        """Have the coordinators' elements run, and ask their seats for ports.
+        """Start the coordinators' elements, and ask their workers for ports.
 
         Raises:
-            UsageError: `sbatch` refuses the options, or is not there.
+            UsageError: `sbatch` refuses the options, or is missing.
         """
         make_private(Path(self.logs))
-        await self._slurm.elements()  # a cluster that does not answer is an error here, and waited for later
-        found = await asyncio.gather(*(self._take_place(name) for name in coordinators))
-        self._addresses = dict(zip(coordinators, found, strict=True))
+        await self._slurm.elements()  # an unreachable cluster is an error here; later calls wait for it
+        addresses = await asyncio.gather(*(self._take_place(name) for name in coordinators))
+        self._addresses = dict(zip(coordinators, addresses, strict=True))
         return dict(self._addresses)
 
     async def start(self, spec: ProcessSpec) -> Handle:
-        """Waits for an element as long as it takes."""
+        """Start a process; wait for its element without a limit."""
         while True:
-            seat = await self._seat(spec.name, spec.kind)
-            command = tuple(word.replace(NODE, _bracketed(seat.address)) for word in spec.command)
+            worker = await self._seat(spec.name, spec.kind)
+            command = tuple(word.replace(NODE, _bracketed(worker.address)) for word in spec.command)
             shutdown = self._farewell() if spec.kind == "host" else ()
             with contextlib.suppress(LaunchAgentGoneError):
-                return await seat.start(msgspec.structs.replace(spec, command=command), {}, shutdown)
-            self._forget(spec.name, seat)
+                return await worker.start(msgspec.structs.replace(spec, command=command), {}, shutdown)
+            self._forget(spec.name, worker)
 
     async def watch(self, handle: Handle) -> Exit:
-        seat = self._seat_of(handle)
-        return await seat.watch(handle) if seat else _gone(handle)
+        worker = self._seat_of(handle)
+        return await worker.watch(handle) if worker else _gone(handle)
 
     async def status(self, handle: Handle) -> Exit | None:
-        seat = self._seat_of(handle)
-        return await seat.status(handle) if seat else _gone(handle)
+        worker = self._seat_of(handle)
+        return await worker.status(handle) if worker else _gone(handle)
 
     async def stop(self, handle: Handle, grace_s: float) -> Exit:
-        seat = self._seat_of(handle)
-        return await seat.stop(handle, grace_s) if seat else _gone(handle)
+        worker = self._seat_of(handle)
+        return await worker.stop(handle, grace_s) if worker else _gone(handle)
 
     async def kill(self, handle: Handle) -> None:
-        seat = self._seat_of(handle)
-        if seat is not None:
-            await seat.kill(handle)
+        worker = self._seat_of(handle)
+        if worker is not None:
+            await worker.kill(handle)
 
     async def freeze(self, handle: Handle) -> None:
-        seat = self._seat_of(handle)
-        if seat is not None:
-            await seat.freeze(handle)
+        worker = self._seat_of(handle)
+        if worker is not None:
+            await worker.freeze(handle)
 
     async def thaw(self, handle: Handle) -> None:
-        seat = self._seat_of(handle)
-        if seat is not None:
-            await seat.thaw(handle)
+        worker = self._seat_of(handle)
+        if worker is not None:
+            await worker.thaw(handle)
 
     async def close(self) -> None:
-        """Close; also end elements of this fleet that an earlier launcher has left; none, if another launcher has taken it over.
+        """Close; cancel all elements of this fleet, also an earlier launcher's, unless another launcher has taken the fleet over.
 
         Raises:
-            ExternalFailureError: Slurm does not end them.
+            ExternalFailureError: Slurm does not end the elements.
         """
         self._is_closed = True
         if self._flushing is not None:
@@ -180,57 +181,57 @@ class SlurmLauncher:
             await self.sweep()
 
     async def sweep(self) -> list[str]:
-        """Cancel all elements of this fleet, and wait until they have gone; return the names of its processes."""
-        first = left = await self._slurm.elements()
-        await self._slurm.cancel(list(first.values()))
+        """Cancel all elements of this fleet, and wait until they are gone; return the names of their processes."""
+        cancelled = left = await self._slurm.elements()
+        await self._slurm.cancel(list(cancelled.values()))
         deadline_s = asyncio.get_running_loop().time() + CLOSE_S
         while left:
             if asyncio.get_running_loop().time() > deadline_s:
-                told = ", ".join(element.run for element in left.values())
-                raise ExternalFailureError(f"Slurm does not end {told}: `scancel` and `squeue` say more")
+                runs = ", ".join(element.run for element in left.values())
+                raise ExternalFailureError(f"Slurm does not end {runs}: `scancel` and `squeue` say more")
             await asyncio.sleep(LOOK_S)
             left = await self._slurm.elements()
-        return sorted(first)
+        return sorted(cancelled)
 
-    # -- seats ------------------------------------------------------------------------------------------------------------
+    # -- workers ------------------------------------------------------------------------------------------------------------
 
     async def _take_place(self, name: str) -> str:
-        seat = await self._seat(name, "coordinator")
-        return f"{_bracketed(seat.address)}:{await seat.port(name, seat.address)}"
+        worker = await self._seat(name, "coordinator")
+        return f"{_bracketed(worker.address)}:{await worker.port(name, worker.address)}"
 
     def _seat_of(self, handle: Handle) -> LaunchAgentClient | None:
-        seat = self._seats.get(handle.name)
-        return seat if seat is not None and seat.where == handle.where else None
+        worker = self._seats.get(handle.name)
+        return worker if worker is not None and worker.where == handle.where else None
 
     def _forget(self, name: str, seat: LaunchAgentClient) -> None:
         if self._seats.get(name) is seat:
             del self._seats[name]
 
     async def _seat(self, name: str, kind: Kind) -> LaunchAgentClient:
-        """Return the seat of this process: that of before, or of an element that runs, or of a new one."""
+        """Return the client of this process's worker: a known one, or that of a running or a new element."""
         async with self._finding.setdefault(name, asyncio.Lock()):
-            pause_s, waiting_s, told, submitted = LOOK_S, 0.0, False, 0
+            pause_s, waiting_s, is_reported, submitted = LOOK_S, 0.0, False, 0
             while True:
                 try:
-                    seat, reason = await self._found(name, kind)
+                    worker, reason = await self._found(name, kind)
                 except ExternalFailureError as error:
-                    seat, reason = None, str(error)
-                if seat is not None:
-                    return seat
+                    worker, reason = None, str(error)
+                if worker is not None:
+                    return worker
                 submitted += reason == SUBMITTED
                 if submitted > SUBMISSIONS_MAX:
                     raise ExternalFailureError(
                         f"jobs for {name} end as soon as they begin: {self.logs} and `scontrol show job` say why"
                     )
-                if waiting_s > WAITING_S and not told:
+                if waiting_s > WAITING_S and not is_reported:
                     self._on_note(f"{name} waits for Slurm: {reason}")
-                    told = True
+                    is_reported = True
                 await asyncio.sleep(pause_s)
                 waiting_s += pause_s
                 pause_s = min(2 * pause_s, LOOK_S_MAX)
 
     async def _found(self, name: str, kind: Kind) -> tuple[LaunchAgentClient | None, str]:
-        """Return the seat, or the reason why there is none yet."""
+        """Return the worker's client, or the reason why there is none yet."""
         if self._is_closed:
             raise UsageError(f"{self.where} are ended")
         element = (await self._slurm.elements()).get(name)
@@ -239,30 +240,30 @@ class SlurmLauncher:
             return None, SUBMITTED
         if not element.is_running:
             return None, element.reason
-        seat = self._seats.get(name)
-        if seat is None or seat.where != element.run:
-            seat = await self._take(name, element)
+        worker = self._seats.get(name)
+        if worker is None or worker.where != element.run:
+            worker = await self._take(name, element)
             self._nodes |= {name: element.node} if kind == "coordinator" else {}
-        return seat, "its seat does not answer"
+        return worker, "its seat does not answer"
 
     async def _take(self, name: str, element: Element) -> LaunchAgentClient:
-        """Join the seat of an element that runs.
+        """Connect to the worker of a running element.
 
         Raises:
-            ExternalFailureError: that does not work yet, or any more.
+            ExternalFailureError: the worker does not answer yet, or has ended.
         """
-        seat = LaunchAgentClient(element.run, self._holder, self._dialler(name, element), self._on_note)
-        seat.address = await self._slurm.address(element.node)
+        worker = LaunchAgentClient(element.run, self._holder, self._dialler(name, element), self._on_note)
+        worker.address = await self._slurm.address(element.node)
         try:
-            await seat.hold()
+            await worker.hold()
         except BaseException:
-            await seat.leave()
+            await worker.leave()
             raise
         old = self._seats.get(name)
         if old is not None:
             await old.leave()
-        self._seats[name] = seat
-        return seat
+        self._seats[name] = worker
+        return worker
 
     def _dialler(self, name: str, element: Element) -> Dial:
         key = key_of(element.job, element.restarts, element.node)
@@ -282,7 +283,7 @@ class SlurmLauncher:
     # -- jobs -------------------------------------------------------------------------------------------------------------
 
     async def _submit(self, name: str, kind: Kind) -> None:
-        """Have an element made, in one array with those that are wanted at the same time."""
+        """Submit an element for this process, in one array with those requested at the same time."""
         self._wanted[name] = kind
         if self._flushing is None:
             self._flushing = asyncio.create_task(self._flush())
@@ -300,13 +301,13 @@ class SlurmLauncher:
             await self._slurm.submit(stem, indices, self._sbatch_options(stem, kind, node), command)
 
     def _sbatch_options(self, stem: str, kind: Kind, node: str) -> list[str]:
-        ours = ["--ntasks=1", "--open-mode=append", f"--output={self.logs}/slurm-{stem}-%A_%a.log"]
-        ours += [f"--chdir={self._code}"] if self._code else []
-        ours += ["--requeue", f"--signal=B:USR1@{self._notice_s}"] if kind == "host" else ["--no-requeue"]
-        return [*ours, *([f"--nodelist={node}"] if node else []), *self._options]
+        options = ["--ntasks=1", "--open-mode=append", f"--output={self.logs}/slurm-{stem}-%A_%a.log"]
+        options += [f"--chdir={self._code}"] if self._code else []
+        options += ["--requeue", f"--signal=B:USR1@{self._notice_s}"] if kind == "host" else ["--no-requeue"]
+        return [*options, *([f"--nodelist={node}"] if node else []), *self._options]
 
     def _farewell(self) -> tuple[str, ...]:
-        """A last snapshot."""
+        """Return the command that requests a last snapshot."""
         where = ("--coordinator", ",".join(self._addresses.values()), "--timeout", str(SNAPSHOT_LIMIT_S))
         return (self._python, "-m", "snapline", "snapshot", "create", *where, *self._trust)
 

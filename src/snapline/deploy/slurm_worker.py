@@ -1,12 +1,12 @@
-"""Program of an element of a Slurm array: a post (`deploy/launch_agent.py`) that lives as long as the element.
+"""Program of an element of a Slurm array: a launch agent (`deploy/launch_agent.py`) that lives as long as the element.
 
     python -m snapline.deploy.slurm_worker DATA_DIR
 
-A seat starts nothing by itself. One that Slurm has requeued, on this node or another, is empty until the launcher starts its process; that process
-registers with the coordinator, which assigns what to run. So a requeue is never a recovery.
+A worker starts nothing by itself. If Slurm requeues it, on this or another node, it has no process until the launcher starts one. That process
+registers with the coordinator, which assigns its agents. So a requeue never takes the place of a recovery.
 
-Slurm sends SIGUSR1 some time before the time limit (`--signal=B:USR1@…`). The seat of a host then has the last snapshot taken, ends its process,
-and requests a requeue; if that is not allowed, it ends, and the launcher submits another element. A coordinator's stays until the limit.
+Slurm sends SIGUSR1 some time before the time limit (`--signal=B:USR1@…`). A host's worker then requests a last snapshot, ends its process, and
+requests a requeue. If Slurm refuses, the worker ends, and the launcher submits another element. A coordinator's worker stays until the limit.
 """
 
 import asyncio
@@ -18,25 +18,25 @@ from pathlib import Path
 from snapline.deploy.launch_agent import serve
 
 IDLE_S = 600.0
-"""Time after which a seat without a launcher gives its node back: a keeper that was killed may be replaced until then."""
+"""Time after which a worker without a launcher releases its node; until then a killed supervisor can be replaced."""
 
 BRIDGE = "snapline.deploy.launch_agent"
 
 
 def key_of(job: str, restarts: int, node: str) -> str:
-    """Return the key of one run of one element: two nodes may be one machine, where somebody tries this out."""
+    """Return the key of one run of one element. It includes the node, because in a test two nodes may be one machine."""
     return f"slurm {job} {restarts} {node}"
 
 
 async def requeue() -> bool:
-    """Ask for another run, later; False if that is not allowed."""
+    """Request a later run from Slurm; False if Slurm refuses."""
     job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"  # the id alone may mean the whole array
-    asked = await asyncio.create_subprocess_exec("scontrol", "requeue", job, stdin=subprocess.DEVNULL)
-    return await asked.wait() == 0
+    process = await asyncio.create_subprocess_exec("scontrol", "requeue", job, stdin=subprocess.DEVNULL)
+    return await process.wait() == 0
 
 
 def main() -> None:
-    """Be the seat of this element."""
+    """Run the worker of this element."""
     job, node = os.environ["SLURM_JOB_ID"], os.environ["SLURMD_NODENAME"]
     restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
     serve(key_of(job, restarts, node), Path(sys.argv[1]), idle_s=IDLE_S, when_time_is_up=requeue)

@@ -1,11 +1,11 @@
-"""Processes on machines that `ssh` reaches: a post (`deploy/launch_agent.py`) on each, hosts and coordinators spread over them.
+"""Processes on machines that `ssh` reaches: a launch agent (`deploy/launch_agent.py`) on each, with hosts and coordinators spread over them.
 
-The user's own `ssh` is run, with the user's configuration, and asks no questions (BatchMode). One connection to each machine carries all commands
-and all certificates; no secret is on a command line.
+The launcher runs the user's `ssh` with the user's configuration and without prompts (BatchMode). One connection to each machine carries all
+commands and certificates; no secret is on a command line.
 
-A broken connection shows nothing about the processes behind it: it is made again, for as long as it takes, and no unseen end is reported. The
-coordinator decides whether the fleet goes on without such a machine, by the hosts' streams. A name keeps its machine: a host
-whose machine is down comes back with it, and its agents are with the others meanwhile.
+A broken connection proves nothing about the processes behind it. The launcher reconnects without a limit, and never reports an exit that it has
+not observed. The coordinator decides by the hosts' streams whether the fleet continues without such a machine. Each process name belongs to one
+machine: a host whose machine is down returns with it, and meanwhile its agents run on other hosts.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from snapline.deploy.post_caller import LaunchAgentClient, LaunchAgentGoneError
 from snapline.errors import ExternalFailureError, SnaplineError, UsageError
 
 OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3")
-"""Options of `ssh`: a connection through which nothing has come for 15 seconds is closed; a new one is made."""
+"""Options of `ssh`: a connection without traffic for 15 seconds is closed; then the launcher reconnects."""
 
 PYTHON = "python3"
 
@@ -50,14 +50,14 @@ class SshLauncher:
         """Describe a place; `open` takes it.
 
         Args:
-            name: of the fleet.
-            machines: what `ssh` calls them: `user@host`, `ssh://user@host:port`, or a name of its configuration.
-            data_dir: a path on every machine: logs, and the coordinators' own. It need not be shared.
-            ssh: the program, with options if need be.
-            python: the interpreter there that has snapline.
-            code: the folder there in which the fleet's module lies, if it is not installed.
-            files: what each process needs to be trusted; written there where only its user can read.
-            on_note: gets a sentence when a machine cannot be reached.
+            name: name of the fleet.
+            machines: destinations for `ssh`: `user@host`, `ssh://user@host:port`, or a name from its configuration.
+            data_dir: a path on every machine for logs and the coordinators' files; it need not be shared.
+            ssh: the ssh program, with options if necessary.
+            python: the machines' Python interpreter with snapline.
+            code: folder on the machines with the fleet's module, if it is not installed.
+            files: certificates and keys of each process; readable by its user only.
+            on_note: receives a sentence when a machine cannot be reached.
         """
         if not machines:
             raise UsageError('which machines? Give --address HOST,HOST… or machines = ["HOST", …] in snapline.toml')
@@ -82,22 +82,24 @@ class SshLauncher:
         return f"{self._data_dir}/logs on {self.where}"
 
     async def open(self, coordinators: Sequence[str]) -> dict[str, str]:
-        """Take the posts over, and get ports from those of the coordinators.
+        """Take the launch agents over, and get ports from those of the coordinators.
 
         Raises:
-            UsageError: a machine cannot be used as it is; explains what to do.
+            UsageError: a machine cannot be used as it is; the message says what to do.
             ExternalFailureError: a machine does not answer.
         """
         await _all(post.hold() for post in self._posts.values())
-        posts = [self._post(name) for name in coordinators]
-        found = await _all(post.port(name, post.address) for name, post in zip(coordinators, posts, strict=True))
-        return {name: _joined(post.address, port) for name, post, port in zip(coordinators, posts, found, strict=True)}
+        clients = [self._post(name) for name in coordinators]
+        ports = await _all(post.port(name, post.address) for name, post in zip(coordinators, clients, strict=True))
+        return {
+            name: _joined(post.address, port) for name, post, port in zip(coordinators, clients, ports, strict=True)
+        }
 
     async def start(self, spec: ProcessSpec) -> Handle:
-        post = self._post(spec.name)
-        command = tuple(word.replace(NODE, _bracketed(post.address)) for word in spec.command)
+        client = self._post(spec.name)
+        command = tuple(word.replace(NODE, _bracketed(client.address)) for word in spec.command)
         files = self._files(spec.kind, spec.name)
-        return await post.start(msgspec.structs.replace(spec, command=command), files)
+        return await client.start(msgspec.structs.replace(spec, command=command), files)
 
     async def watch(self, handle: Handle) -> Exit:
         return await self._post(handle.name).watch(handle)
@@ -118,34 +120,34 @@ class SshLauncher:
         await self._post(handle.name).thaw(handle)
 
     async def close(self) -> None:
-        """Close; also end what an earlier launcher has left behind.
+        """Close; also end the processes that an earlier launcher left behind.
 
         Raises:
-            ExternalFailureError: some machines do not answer: what runs there runs on.
+            ExternalFailureError: some machines do not answer: the processes there keep running.
         """
-        found = await asyncio.gather(*(post.close() for post in self._posts.values()), return_exceptions=True)
-        errors = [error for error in found if isinstance(error, BaseException)]
+        results = await asyncio.gather(*(post.close() for post in self._posts.values()), return_exceptions=True)
+        errors = [error for error in results if isinstance(error, BaseException)]
         if errors:
-            told = "; ".join(str(error) for error in errors)
-            raise ExternalFailureError(f"{told}: what runs there runs on until `snapline down` reaches it")
+            messages = "; ".join(str(error) for error in errors)
+            raise ExternalFailureError(f"{messages}: what runs there runs on until `snapline down` reaches it")
 
     async def sweep(self) -> list[str]:
-        """End what launchers have left on machines where no launcher keeps it any more; return those machines.
+        """End the launch agents that earlier launchers left on these machines; return the machines that had one.
 
         Raises:
-            SnaplineError: some machines cannot be reached; the others are swept.
+            SnaplineError: some machines cannot be reached; the others were swept.
         """
-        posts = [
+        clients = [
             LaunchAgentClient(machine, self._holder, self._dialler(machine, "--must-run"), lambda note: None)
             for machine in self._posts
         ]
-        return [machine for machine in await _all(_sweep(post) for post in posts) if machine]
+        return [machine for machine in await _all(_sweep(post) for post in clients) if machine]
 
     def _post(self, name: str) -> LaunchAgentClient:
-        """h1 and c1 are on the first machine, h2 and c2 on the second …"""
+        """Return the client of the process's machine: h1 and c1 run on the first machine, h2 and c2 on the second …"""
         number = re.search(r"\d+", name)
-        posts = list(self._posts.values())
-        return posts[(int(number[0]) - 1 if number else 0) % len(posts)]
+        clients = list(self._posts.values())
+        return clients[(int(number[0]) - 1 if number else 0) % len(clients)]
 
     def _dialler(self, machine: str, *more: str) -> Callable[[], Awaitable[LaunchAgentConnection]]:
         async def dial() -> LaunchAgentConnection:
@@ -157,20 +159,20 @@ class SshLauncher:
         return dial
 
     def key(self, machine: str) -> str:
-        """Return the name of the post there: machines may share their disks, and names of one machine may be several."""
+        """Return the key of the launch agent there. It names the machine, because machines may share disks."""
         return f"{self._name} {self._data_dir} {machine}"
 
     def command(self, machine: str, *more: str) -> list[str]:
-        """Return the command that joins us to the post of this machine."""
+        """Return the command that connects to the launch agent of this machine."""
         options = [part for option in OPTIONS for part in ("-o", option)]
-        what = ("bridge", self.key(machine), "--data-dir", self._data_dir, "--code", self._code, *more)
-        there = ("-m", "snapline.deploy.launch_agent", *what)
-        words = " ".join(shlex.quote(word) for word in there)
-        return [*self._ssh, "-T", *options, machine, f"exec {_path(self._python)} {words}"]
+        bridge_arguments = ("bridge", self.key(machine), "--data-dir", self._data_dir, "--code", self._code, *more)
+        arguments = ("-m", "snapline.deploy.launch_agent", *bridge_arguments)
+        quoted = " ".join(shlex.quote(word) for word in arguments)
+        return [*self._ssh, "-T", *options, machine, f"exec {_path(self._python)} {quoted}"]
 
 
 def explain(machine: str, code: int, said: str, python: str) -> SnaplineError:
-    """Return an error with advice on a machine on which no post has answered."""
+    """Return an error with advice for a machine on which no launch agent answered."""
     if code == NOT_RUNNING:
         return LaunchAgentGoneError(f"nothing of this fleet runs on {machine}")
     last = said.splitlines()[-1] if said else f"exit code {code}"
@@ -201,12 +203,12 @@ async def _sweep(post: LaunchAgentClient) -> str:
 
 
 async def _all(work: Iterable[Awaitable[T]]) -> list[T]:
-    """Await all of them to their ends; then raise the first error, if there is one."""
-    found = await asyncio.gather(*work, return_exceptions=True)
-    for each in found:
-        if isinstance(each, BaseException):
-            raise each
-    return [each for each in found if not isinstance(each, BaseException)]
+    """Await all of them; then raise the first error, if there is one."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]
 
 
 def _bracketed(address: str) -> str:
@@ -218,6 +220,6 @@ def _joined(address: str, port: int) -> str:
 
 
 def _path(path: str) -> str:
-    """Quote a path for a shell: `~/` keeps its meaning there."""
+    """Quote a path for a shell, but let the shell expand `~/`."""
     home = "~/" if path.startswith("~/") else ""
     return home + shlex.quote(path.removeprefix(home))

@@ -1,7 +1,7 @@
 """Start of a launcher's children: the parent watch, their environment, and the process that they are forked from.
 
-Nothing large of the standard library is imported here: a program that knows at once that it will start children begins that process before it
-imports anything else, and both import in parallel.
+This module imports only small modules. A program that will certainly start children starts the fork server before it imports anything else,
+and both import in parallel.
 """
 
 import os
@@ -14,17 +14,17 @@ from typing import NamedTuple
 FORK_SERVER = "snapline.cli.fork_server"
 
 TITLE_BYTES = 1024
-"""Room for the command line that `ps` shows of a forked child."""
+"""Space reserved for the command line that `ps` shows for a forked child."""
 
 ONE_DOOR = "SNAPLINE_HEALTH"
-"""Variable that is not inherited. An image names one health endpoint for its process; inherited, all children of a launcher in a container would
-use it."""
+"""Variable that children do not inherit. A container image sets one health endpoint for its process; a launcher in that container would pass
+it on to all its children."""
 
 _LEASH = os.path.join(os.path.dirname(__file__), "parent_watch.py")
 
 
 class BegunServer(NamedTuple):
-    """A fork server that imports, and our end of its socket pair."""
+    """A fork server that is still importing, and our end of its socket pair."""
 
     process: subprocess.Popen[bytes]
     door: socket.socket
@@ -35,18 +35,18 @@ _begun: list[BegunServer] = []
 
 
 def leash() -> list[str]:
-    """Return the prefix of a command that ends with this process."""
+    """Return the command prefix that makes a child die with this process."""
     return [sys.executable, "-I", "-S", _LEASH, str(os.getpid())]
 
 
 def environment_of(added: Mapping[str, str] | None) -> dict[str, str]:
-    """A child's."""
+    """Return a child's environment: ours, and the `added` variables."""
     inherited = {name: value for name, value in os.environ.items() if name != ONE_DOOR}
     return {**inherited, "PYTHONUNBUFFERED": "1", **(added or {})}
 
 
 def begin(environment: Mapping[str, str]) -> BegunServer:
-    """Start a fork server with this environment. It ties itself to this process: another program in between would be a start of Python more."""
+    """Start a fork server with this environment. It ties its own life to this process, because `parent_watch.py` would start Python twice."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
@@ -62,10 +62,10 @@ def begin(environment: Mapping[str, str]) -> BegunServer:
 
 
 def begin_early() -> None:
-    """Start one now; this process's next launcher has it."""
+    """Start a fork server now; this process's next launcher uses it."""
     _begun.append(begin(environment_of(None)))
 
 
 def take_begun() -> BegunServer | None:
-    """Take the server that was started early, if it is not taken yet."""
+    """Return the server that was started early; None if there is none or it is already in use."""
     return _begun.pop() if _begun else None

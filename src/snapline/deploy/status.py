@@ -1,4 +1,4 @@
-"""Status fields of a fleet that a launcher reads, as `CoordinatorClient` answers them."""
+"""Status fields of a fleet that a launcher reads from `CoordinatorClient`."""
 
 from collections.abc import Awaitable, Sequence
 from typing import Protocol

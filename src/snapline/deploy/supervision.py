@@ -1,4 +1,4 @@
-"""Events and commands of a fleet's keeper: those of `deploy/supervisor.py`."""
+"""Events and commands of the fleet's supervisor (`deploy/supervisor.py`)."""
 
 from typing import Literal
 
@@ -15,7 +15,7 @@ class Ending(msgspec.Struct, frozen=True):
 
     Attributes:
         outcome: `stopped` (its predicate held) or `failed`.
-        reason: in the coordinator's words, or the launcher's when it gave up.
+        reason: the coordinator's reason, or the supervisor's if it gave up.
         epoch: last complete epoch, 0 if there is none.
     """
 
@@ -25,7 +25,7 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class KeepingBegan(msgspec.Struct, frozen=True, gc=False):
-    """The place is ours: everything may start."""
+    """The place is open: all processes may start."""
 
 
 class ProcessStarted(msgspec.Struct, frozen=True, gc=False):
@@ -35,7 +35,7 @@ class ProcessStarted(msgspec.Struct, frozen=True, gc=False):
 
 
 class ProcessEnded(msgspec.Struct, frozen=True, gc=False):
-    """A process has ended, or could not be started: then `instance` is empty."""
+    """A process has ended, or could not be started; then `instance` is empty."""
 
     name: str
     instance: str
@@ -43,7 +43,7 @@ class ProcessEnded(msgspec.Struct, frozen=True, gc=False):
 
 
 class ExitReported(msgspec.Struct, frozen=True, gc=False):
-    """A host's end was reported to the coordinator, or could not be, and the fleet's status was read."""
+    """The driver has tried to report a host's exit to the coordinator, and has read the fleet's status."""
 
     name: str
 
@@ -56,7 +56,7 @@ class PauseEnded(msgspec.Struct, frozen=True, gc=False):
 
 
 class FleetSeen(msgspec.Struct, frozen=True, gc=False):
-    """The coordinator has answered how the fleet is."""
+    """The coordinator has answered a status request."""
 
     phase: str
     reason: str
@@ -64,18 +64,18 @@ class FleetSeen(msgspec.Struct, frozen=True, gc=False):
 
 
 class CoordinatorMissed(msgspec.Struct, frozen=True, gc=False):
-    """The coordinator was asked, and did not answer."""
+    """The coordinator has not answered a status request."""
 
 
 class KillAsked(msgspec.Struct, frozen=True, gc=False):
-    """A request to kill a process, and perhaps to keep it down until its restart is requested."""
+    """A request to kill a process; `is_kept_down`: until a restart is requested."""
 
     name: str
     is_kept_down: bool
 
 
 class RestartAsked(msgspec.Struct, frozen=True, gc=False):
-    """A request to start a dead process again, now."""
+    """A request to restart a dead process now."""
 
     name: str
 
@@ -101,25 +101,25 @@ KeeperEvent = (
 
 
 class StartProcess(msgspec.Struct, frozen=True, gc=False):
-    """Start a process; `ProcessStarted` or `ProcessEnded` answers."""
+    """Start a process; answered by `ProcessStarted` or `ProcessEnded`."""
 
     name: str
 
 
 class KillProcess(msgspec.Struct, frozen=True, gc=False):
-    """Kill a process; `ProcessEnded` answers."""
+    """Kill a process; answered by `ProcessEnded`."""
 
     name: str
 
 
 class StopProcess(msgspec.Struct, frozen=True, gc=False):
-    """Ask a process to end, and end it if it does not; `ProcessEnded` answers."""
+    """Send SIGTERM to a process, and SIGKILL if it does not end; answered by `ProcessEnded`."""
 
     name: str
 
 
 class ReportExit(msgspec.Struct, frozen=True, gc=False):
-    """Tell the coordinator of the end of this run of a host, then ask it how the fleet is; `ExitReported` answers."""
+    """Report the exit of this run of a host to the coordinator, then read the fleet's status; answered by `ExitReported`."""
 
     name: str
     instance: str
@@ -128,7 +128,7 @@ class ReportExit(msgspec.Struct, frozen=True, gc=False):
 
 
 class SetPause(msgspec.Struct, frozen=True, gc=False):
-    """Say `PauseEnded` with this number after so many seconds."""
+    """Send `PauseEnded` with this number after `pause_s` seconds."""
 
     name: str
     number: int
@@ -148,7 +148,7 @@ class EndKeeping(msgspec.Struct, frozen=True, gc=False):
 
 
 class GiveUp(msgspec.Struct, frozen=True, gc=False):
-    """The fleet cannot be kept: end with this exit code and sentence."""
+    """The fleet cannot be kept running: end with this exit code and sentence."""
 
     exit_code: int
     sentence: str

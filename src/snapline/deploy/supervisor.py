@@ -1,16 +1,19 @@
-"""Supervisor: decides what to start, when to start it again, and when it is over. A core, the same for every launcher.
+"""Supervisor: decides which processes to start and restart, and when the fleet is over. A core, the same for every launcher.
 
-Nothing is decided about the fleet here. Dead processes come back, with growing pauses and a bound on failures in a row:
+It decides nothing about the agents. Dead processes are restarted after growing pauses, up to a number of failures in a row:
 
-- a dead *coordinator* always comes back and continues from its log; with three or five of them the fleet goes on meanwhile, as
-  long as a majority is there, and also without one that fails again and again;
-- a *host* that has ended comes back as a new instance (`on_failure="restart"`), or stays away and leaves its agents to the others
-  (`on_failure="move"`), whatever its exit code. The end is first reported to the coordinator, and the fleet's status read: hosts of a fleet that
-  has ended end too, and that is no reason to start them again.
+- A dead *coordinator* is restarted and continues from its log. With three or five replicas, the fleet continues as long as a majority
+  runs, even if one replica fails permanently.
+- A dead *host* is restarted as a new instance (`on_failure="restart"`), or stays down and leaves its agents to the others
+  (`on_failure="move"`), with any exit code. First its exit is reported to the coordinator, and the fleet's status is read: when the fleet has
+  ended, its hosts end too and are not restarted.
 
-The caller's duties: (1) carry commands out in their order; (2) answer every `StartProcess` by `ProcessStarted`, then `ProcessEnded` when
-it has ended, or by `ProcessEnded` alone; (3) answer every `ReportExit` by `ExitReported`, whether or not the report arrived;
-(4) bring every `PauseEnded` back, late ones too: those of another number are no longer meant.
+The caller's duties:
+
+1. Carry commands out in order.
+2. Answer every `StartProcess` with `ProcessStarted` and, at its exit, `ProcessEnded`, or with `ProcessEnded` alone.
+3. Answer every `ReportExit` with `ExitReported`, whether or not the report arrived.
+4. Answer every `SetPause` with `PauseEnded`, even if late; events with an outdated number are ignored.
 """
 
 from collections.abc import Iterable, Sequence
@@ -44,31 +47,31 @@ from snapline.errors import DamagedDataError, ExternalFailureError, UsageError
 from snapline.messages.turn_deaths import CAPTURE, STOP_WHEN
 
 RESTARTS_MAX = 10
-"""Largest number of failures in a row, after which a process is given up: with the pauses below, about half a minute of trying."""
+"""Number of failures in a row after which the supervisor gives up on a process; with the pauses below, about half a minute."""
 
 RESTART_PAUSE_S, RESTART_PAUSE_S_MAX = 0.1, 5.0
-"""Pause before the first restart, doubled for each further one, up to the second number."""
+"""Pause before the first restart; doubled for each further one, up to the maximum."""
 
 HEALTHY_S = 30.0
-"""A process that has lived this long has started well: its failures are counted from zero again."""
+"""A process that has run this long counts as healthy: its failure count restarts at zero."""
 
 SILENCE_S = 5.0
-"""A coordinator that has not answered for so long is worth a sentence: an election, or its restart, takes a second or two."""
+"""Silence of the coordinator after which the supervisor reports it; an election or a restart takes a second or two."""
 
 FINAL_CODES = (UsageError.exit_code, DamagedDataError.exit_code)
-"""The child was called wrongly, or the store's identity is damaged. Starting it again would not help."""
+"""Exit codes after which a restart would not help: the child was called wrongly, or the store's identity is damaged."""
 
 OnFailure = Literal["restart", "move"]
 
 Stage = Literal["down", "starting", "up", "reporting"]
-"""Stage of a process. `reporting`: a host has ended, and its end is being reported to the coordinator."""
+"""Stage of a process. `reporting`: a host has ended, and its exit is being reported to the coordinator."""
 
 
 class Supervisor:
-    """Keeps the processes of one fleet.
+    """Supervises the processes of one fleet.
 
     Attributes:
-        is_over: the fleet has ended or was given up; nothing is started any more except on request.
+        is_over: whether the fleet has ended or was given up; then a process is only started on request.
     """
 
     def __init__(self, *, hosts: Sequence[str], coordinators: Sequence[str], on_failure: OnFailure) -> None:
@@ -77,12 +80,12 @@ class Supervisor:
         self._hosts = {name: _Place(name, is_host=True) for name in hosts}
         self._coordinators = {name: _Place(name, is_host=False) for name in coordinators}
         self._last_epoch = 0
-        self._silent_ns: int | None = None  # since when the coordinator has not answered
+        self._silent_ns: int | None = None  # time of the first unanswered status request
         self._is_silence_told = False
         self._commands: list[KeeperCommand] = []
 
     def handle(self, now_ns: int, event: KeeperEvent) -> list[KeeperCommand]:
-        """Take one event; returns what is to be done, in order."""
+        """Handle one event; return the commands to carry out, in order."""
         match event:
             case KeepingBegan():
                 for place in self._places():
@@ -112,7 +115,7 @@ class Supervisor:
         return commands
 
     def validate(self) -> None:
-        """Cross-check what is known of every process."""
+        """Check the invariants of every process."""
         for place in self._places():
             assert place.stage != "reporting" or place.is_host, f"{place.name}: only hosts' ends are reported"
             assert not (place.is_kept_down and place.is_reported), f"{place.name} is told to start and kept down"
@@ -120,9 +123,9 @@ class Supervisor:
             assert place.exit is not None or not place.pauses, f"{place.name} rests and has never ended"
 
     def mistake(self) -> GiveUp | None:
-        """Return the error of the first host that ended with a final code: such as one of another fleet than that which had ended here."""
-        found = (self._final(place) for place in self._hosts.values())
-        return next((word for word in found if word is not None), None)
+        """Return the error of the first host that ended with a final code, for example one of a different fleet than the folder's."""
+        errors = (self._final(place) for place in self._hosts.values())
+        return next((error for error in errors if error is not None), None)
 
     # -- processes ------------------------------------------------------------------------------------------------------
 
@@ -166,7 +169,7 @@ class Supervisor:
         self._rest(place, pause_s)
 
     def _rest(self, place: "_Place", pause_s: float | None) -> None:
-        """Down until `RestartAsked`, or for so many seconds if given."""
+        """Keep the process down for `pause_s` seconds; None: until `RestartAsked`."""
         place.pauses += 1
         if place.is_reported:
             self._start(place)
@@ -192,14 +195,14 @@ class Supervisor:
         place.is_reported = place.stage == "reporting"
 
     def _on_hosts_wanted(self, names: Sequence[str]) -> None:
-        """Start and stop hosts to match. One that is not in `names` ends in its own time, and stays down until it is wanted again."""
+        """Start and stop hosts to match `names`. Other hosts are stopped gracefully, and stay down until they are wanted again."""
         if self.is_over:
             return
         for name in names:
-            known = self._hosts.setdefault(name, _Place(name, is_host=True))
-            if known.is_unwanted or (known.exit is None and known.stage == "down"):
-                known.is_unwanted = False
-                self._on_restart_asked(known)
+            host = self._hosts.setdefault(name, _Place(name, is_host=True))
+            if host.is_unwanted or (host.exit is None and host.stage == "down"):
+                host.is_unwanted = False
+                self._on_restart_asked(host)
         for name, place in self._hosts.items():
             if name not in names and not place.is_unwanted:
                 place.is_unwanted = place.is_kept_down = True
@@ -207,10 +210,10 @@ class Supervisor:
                 if place.stage == "up":
                     self._commands.append(StopProcess(name))
 
-    # -- what an end means ----------------------------------------------------------------------------------------------
+    # -- reaction to an exit ----------------------------------------------------------------------------------------------
 
     def _coordinator_pause(self, place: "_Place") -> float | None:
-        """Return the pause of a coordinator. A replica that is given up ends the fleet only if those that are left are no majority."""
+        """Return the pause before a coordinator's restart. Giving up on a replica ends the fleet only if no majority is left."""
         pause_s = self._restart_pause(place, must_return=True)
         if not isinstance(pause_s, GiveUp):
             return pause_s
@@ -223,7 +226,7 @@ class Supervisor:
         return None
 
     def _restart_pause(self, place: "_Place", *, must_return: bool) -> float | GiveUp | None:
-        """Return the seconds until a dead process is started again; None: only on request."""
+        """Return the seconds until the restart of a dead process; None: only on request."""
         assert place.exit is not None
         final = self._final(place)
         if final is not None:
@@ -232,8 +235,8 @@ class Supervisor:
             self._say(f"{place.name} ended ({place.exit.text})")
             return None
         if place.failures - place.excused > RESTARTS_MAX:
-            words = describe_end(place.exit)
-            sentence = f"{place.name} ended {place.failures} times in a row, the last time with {words}"
+            description = describe_end(place.exit)
+            sentence = f"{place.name} ended {place.failures} times in a row, the last time with {description}"
             return GiveUp(ExternalFailureError.exit_code, sentence)
         pause_s = restart_pause_s(place.failures)
         self._say(f"{place.name} ended ({place.exit.text}), starting it again in {pause_s:g} s")
@@ -241,14 +244,14 @@ class Supervisor:
 
     @staticmethod
     def _final(place: "_Place") -> GiveUp | None:
-        """Return the process's last words, if its exit code means that starting it again would not help."""
+        """Return the process's error if its exit code means that a restart would not help."""
         code = None if place.exit is None or place.stage not in ("down", "reporting") else place.exit.code
         if place.exit is None or code is None or code not in FINAL_CODES:
             return None
         return GiveUp(code, describe_end(place.exit))
 
     def _check_anyone_left(self) -> None:
-        """Fail the fleet when, with `move`, its last host has died: none is there to take the agents."""
+        """With `move`, fail the fleet when its last host has died: no host is left to take the agents."""
         hosts = self._hosts.values()
         if self._on_failure != "move" or any(host.is_running or host.is_kept_down for host in hosts):
             return
@@ -304,7 +307,7 @@ class Supervisor:
 
 
 def is_of_a_message(end: Exit) -> bool:
-    """Return whether the process died in the turn of a message: that is set aside when it has killed a few, and may be one of many."""
+    """Return whether the process died in the turn of a message. Such a message is dead-lettered after a few deaths; many may follow."""
     return any(death.what not in (STOP_WHEN, CAPTURE) for death in end.died_in)
 
 
@@ -314,7 +317,7 @@ def restart_pause_s(failures: int) -> float:
 
 
 def describe_end(ended: Exit) -> str:
-    """Return the sentence that a process ended with, or how it ended."""
+    """Return the last line of the process's output, or its exit in words."""
     if ended.code in FINAL_CODES and ended.last_words:
         return ended.last_words.removeprefix("snapline: ")
     return f"{ended.text}: {ended.last_words}" if ended.last_words else f"{ended.text}; see {ended.log}"
@@ -324,15 +327,15 @@ class _Place:
     """State of one process.
 
     Attributes:
-        exit: how it ended the last time.
-        started_ns: since when it runs; None before it does.
-        failures: ends in a row; `excused`: how many of them count for the pauses only.
-        pauses: how many there were; only the end of the last pause counts.
-        is_kept_down: started again by `RestartAsked` only.
-        is_given_up: failed too often; a replica that the others go on without.
-        is_reported: to be started as soon as its end is reported.
-        is_doomed: to be killed as soon as it runs.
-        is_unwanted: a host that the fleet goes on without, until it is wanted again.
+        exit: its last exit.
+        started_ns: time of its start; None before.
+        failures: exits in a row; `excused`: how many of them only count for the pauses, not for giving up.
+        pauses: number of pauses so far; only the end of the last one counts.
+        is_kept_down: only `RestartAsked` restarts it.
+        is_given_up: a replica that failed too often; the others continue without it.
+        is_reported: start it as soon as its exit is reported.
+        is_doomed: kill it as soon as it runs.
+        is_unwanted: a host that was scaled away; it may be wanted again later.
     """
 
     def __init__(self, name: str, *, is_host: bool) -> None:

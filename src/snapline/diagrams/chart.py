@@ -7,15 +7,15 @@ from snapline.diagrams.strip import ROW_HEIGHT, packed
 from snapline.diagrams.style import shortened
 
 WIDTH = 1200
-"""Width of a picture; wider only where a unit of places has a least width."""
+"""Width of a picture; it is wider only if a unit of places has a minimum width."""
 
 TOP = 76
 MARGIN = 40
-"""Room on the right, for the signs at the agents' ends."""
+"""Space on the right for the signs at the end of agents."""
 
 
 class Plot(msgspec.Struct, frozen=True):
-    """Layout of a scene. `tracks`: packed, one row each; `notes`: omissions. `step`: of a unit of places. `top`, `bottom`, `spacing`: of lanes."""
+    """Layout of a scene. `tracks`: packed, one row each. `notes`: omissions. `step`: width of a unit. `top`, `bottom`, `spacing`: of the lanes."""
 
     first: Place
     left: int
@@ -46,7 +46,7 @@ class Plot(msgspec.Struct, frozen=True):
             right=right,
             top=TOP + (ROW_HEIGHT * len(tracks) + 16 * bool(scene.agents) if tracks else 0),
             step=step,
-            # Few agents get air; sixty still fit on a page.
+            # Few agents get more space; sixty still fit on a page.
             spacing=max(16, min(56, 640 // max(len(scene.agents), 1))),
             row={agent: index for index, agent in enumerate(scene.agents)},
             tracks=tracks,

@@ -1,7 +1,7 @@
 "use strict";
 
-// The domino in rounds: {moved: [[agent, checkpoint], ...], orphans: [message, ...]}; round 0 sets the failed back.
-// Agents and messages are ordinals. Every send is looked at once, when it is undone: only then can it make an orphan.
+// The domino in rounds: {moved: [[agent, checkpoint], ...], orphans: [message, ...]}; round 0 sets the failed agents back.
+// Agents and messages are ordinals. Every send is visited once, when it is undone: only then can it make an orphan.
 function domino(trace, failed) {
   const sends = trace.agents.map(() => []);
   trace.sender.forEach((agent, message) => sends[agent].push(message));
@@ -29,7 +29,7 @@ function domino(trace, failed) {
   return rounds;
 }
 
-// The index of the last of the rising `positions` before `position`.
+// Index of the last of the ascending `positions` before `position`.
 function lastBefore(positions, position) {
   let low = 0;
   let high = positions.length - 1;
@@ -40,7 +40,7 @@ function lastBefore(positions, position) {
   return low;
 }
 
-// What one sees after round `count`: by agent `line` (checkpoint or null), `at` (its position) and `before` (its
+// State shown after round `count`: by agent `line` (checkpoint or null), `at` (its position) and `before` (its
 // position ahead of this round); `orphans` (message to "now" or "past"); the agents `moved`.
 function after(trace, rounds, count) {
   const line = trace.agents.map(() => null);
@@ -81,7 +81,7 @@ function lost(trace, view) {
 
 function plural(count, word) { return `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`; }
 
-// The first few of `items`, in words.
+// The first few of `items`, as text.
 function few(items, limit) {
   const more = items.length - limit;
   return items.slice(0, limit).join(", ") + (more > 0 ? ` and ${more.toLocaleString("en")} more` : "");
@@ -226,7 +226,7 @@ function page({ trace, plot, arrows, marks }) {
     const hash = `#failed=${failed.length === all.length ? "all" : failed.join(",")}&round=${count}`;
     if (location.hash !== hash) history.replaceState(null, "", hash);
   };
-  // Scroll to where agents go back, if that is out of sight.
+  // Scroll to where agents go back, if they are not visible.
   const follow = (view) => {
     const left = Math.min(...view.moved.map((agent) => x(view.at[agent])));
     const isSeen = left >= box.scrollLeft + plot.left && left <= box.scrollLeft + box.clientWidth;

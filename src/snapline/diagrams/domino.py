@@ -1,8 +1,8 @@
 """One page about a trace: click the agents that fail, and step through the domino round by round. It needs no network.
 
-The page holds the picture when all agents fail, the trace as columns of numbers, and a script (`domino.js`) that computes the
-rounds of any failure, as `lines.rounds` does in Python, and redraws; a test lets both answer the same questions. The domino is
-that of the whole trace, also where the picture shows a window. The same trace gives the same bytes.
+The page holds the picture for the failure of all agents, the trace as columns of numbers, and a script (`domino.js`). The script
+computes the rounds of any failure like `lines.rounds` in Python, and redraws; a test compares both. The domino is that of
+the whole trace, even if the picture shows a window. The same trace gives the same bytes.
 """
 
 import json
@@ -22,13 +22,13 @@ from snapline.recovery.decide import redecide
 from snapline.recovery.trace import Trace
 
 EVENTS_MAX = 2_000
-"""Columns of the picture, which scrolls: more would make the browser slow."""
+"""Largest number of columns of the picture, which scrolls: more would make the browser slow."""
 
 STEP_MIN, STEP_MAX = 3, 10
-"""Least width of a column in pixels, for many agents and for few: each agent has an event every thirty pixels or so."""
+"""Least width of a column in pixels, for many and for few agents: each agent has an event about every thirty pixels."""
 
 NOT_HERE = ("up", "crash", "complete", "aborted", "open", "fault", "point", "healed", "coordinated", "violation")
-"""Legend entries that a trace knows nothing of; all else may come to be shown."""
+"""Legend entries that a trace never contains; all others may appear."""
 
 STYLE = """button { font: inherit; padding: 2px 12px; } #status { min-height: 3em; } table { margin-top: 16px; }
 .controls { display: flex; flex-wrap: wrap; gap: 8px; align-items: center; margin: 12px 0; }
@@ -67,12 +67,12 @@ def analysis_html(trace: Trace, *, protocol: str | None = None) -> str:
     """Return the page as the text of one HTML file.
 
     Args:
-        trace: what happened.
+        trace: the execution.
         protocol: show the execution that this protocol would have made of it (`decide.redecide`); applying it to its
             own execution changes nothing.
 
     Raises:
-        UsageError: no such protocol.
+        UsageError: the protocol does not exist.
     """
     if protocol is not None:
         trace, _ = redecide(trace, protocol)
@@ -118,6 +118,6 @@ def _data(traced: Traced, scene: Scene, plot: Plot) -> dict[str, object]:
 
 
 def _json(value: object) -> str:
-    """Return JSON that is safe in a script element: it cannot end it, and is plain ASCII."""
+    """Return JSON that is safe in a script element: plain ASCII that cannot close the element."""
     written = json.dumps(value, separators=(",", ":"))
     return written.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

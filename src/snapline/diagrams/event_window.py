@@ -1,11 +1,11 @@
-"""Events of a fleet, for its space-time diagram: rows, windows, words, and which event happened before which.
+"""Events of a fleet for its space-time diagram: rows, windows, descriptions, and the happened-before relation.
 
-An event's *position* is its place in the order of all (`recovery/gathered.py`), which respects causality. A *row* is an agent's or, where there
-are too many agents, a host's. Markers go from host to host, so hosts have rows of their own above their agents. A picture with rows for
-hosts alone omits messages that stay on their host, and the records that a host's agents make for one epoch are one mark, at the last.
+An event's *position* is its index in the order of all events (`recovery/gathered.py`), which respects causality. A *row* belongs to an agent
+or, if there are too many agents, to a host. Markers go from host to host, so hosts have rows of their own above their agents. A picture with
+rows for hosts alone omits messages within a host, and shows the records of a host's agents for one epoch as one mark, at the last record.
 
-A row is a process in the sense of vector clocks. A recovery makes another one of each that it sets back: `a#3` goes on from the checkpoint of `a`
-that the line of plan 3 names, so what was undone is not in its past.
+A row is a process in the sense of vector clocks. A recovery starts a new process for each row that goes back: `a#3` continues from the
+checkpoint of `a` on the line of plan 3, so undone events are not in its past.
 """
 
 import re
@@ -28,20 +28,20 @@ from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSen
 Rows = Literal["agents", "hosts"]
 
 ROWS_MAX = 24
-"""Largest number of rows of agents, or of hosts, by default: the busiest. They fit on a screen, and arrows can be followed."""
+"""Default for the largest number of rows of agents, or of hosts; the busiest are shown. They fit on a screen with readable arrows."""
 
 CHOSEN_MAX = 60
 """Largest number of chosen rows."""
 
 KEPT_MAX = 8
-"""Largest number of cached choices of rows: those that a few people view."""
+"""Largest number of cached choices of rows: enough for a few viewers."""
 
 _NUMBERED = re.compile(r"[^>]*>[^>]*:(\d+)")
 _DIGITS = re.compile(r"(\d+)")
 
 
 class Window(msgspec.Struct, frozen=True):
-    """Shown part of the events: rows from top to bottom, events from position `first` up to, but without, `end`."""
+    """Shown part of the events: rows from top to bottom, events from position `first` up to but excluding `end`."""
 
     rows: Rows
     lanes: tuple[str, ...]
@@ -50,7 +50,7 @@ class Window(msgspec.Struct, frozen=True):
 
 
 class ChosenEvent(msgspec.Struct, frozen=True):
-    """One event: its clock, by rows, and which of the events before it are in its past."""
+    """One event with its vector clock, by rows, and the events in its past."""
 
     position: int
     clock: Clock
@@ -58,13 +58,13 @@ class ChosenEvent(msgspec.Struct, frozen=True):
 
 
 class EventLog:
-    """All known events. Reads only; for several threads.
+    """All known events. Read only; thread-safe.
 
     Attributes:
-        events: in their order. is_whole: they begin with the fleet.
-        homes: agent → its last host, as far as known. hosts: all of them.
-        busy: agent → how many events it has.
-        past: what recoveries undid and what cuts hold.
+        events: events in their order. is_whole: they begin with the start of the fleet.
+        homes: agent → its last known host. hosts: all hosts.
+        busy: agent → number of its events.
+        past: undone events and cuts.
     """
 
     def __init__(self, events: Sequence[TracedEvent], *, is_whole: bool) -> None:
@@ -74,13 +74,13 @@ class EventLog:
         self.busy: Counter[str] = Counter()
         self._partner = partners(events)
         self._kept: dict[tuple[Rows, tuple[str, ...]], list[int]] = {}
-        hosts = dict.fromkeys(each.host for each in events if each.host)
+        hosts = dict.fromkeys(traced.host for traced in events if traced.host)
         self.hosts = sorted(hosts, key=natural)
-        for each in events:
-            if isinstance(each.event, CheckpointTaken | MessageSent | MessageReceived):
-                self.busy[each.event.agent] += 1
-                if each.host:
-                    self.homes[each.event.agent] = each.host
+        for traced in events:
+            if isinstance(traced.event, CheckpointTaken | MessageSent | MessageReceived):
+                self.busy[traced.event.agent] += 1
+                if traced.host:
+                    self.homes[traced.event.agent] = traced.host
 
     @cached_property
     def past(self) -> PastEvents:
@@ -93,7 +93,7 @@ class EventLog:
     # ---- rows and windows -------------------------------------------------------------------------------------------
 
     def rows_of(self, rows: Rows, wanted: Sequence[str] = ()) -> tuple[str, ...]:
-        """Return the rows. `wanted`: names of agents, or parts of names; without any the busiest agents.
+        """Return the rows. `wanted`: names of agents, or parts of names; empty: the busiest agents.
 
         Agents are below their host.
         """
@@ -111,7 +111,7 @@ class EventLog:
         return tuple(lanes)
 
     def found(self, wanted: Sequence[str]) -> list[str]:
-        """Return the agents of these names; for other texts, those whose names contain it. The busiest first."""
+        """Return the agents with these names, and those whose names contain one of the other texts; the busiest first."""
         exact = {name for name in wanted if name in self.busy}
         parts = [name.casefold() for name in wanted if name not in exact]
         return [
@@ -122,15 +122,15 @@ class EventLog:
 
     def window(self, rows: Rows, lanes: tuple[str, ...], *, count: int) -> Window:
         """The last `count` events of these rows."""
-        found: dict[Hashable, None] = {}
+        shown: dict[Hashable, None] = {}
         for position in reversed(self._positions(rows, lanes)):
-            if len(found) == count:
+            if len(shown) == count:
                 return Window(rows, lanes, position + 1, len(self.events))
-            found[(self._record(position) if rows == "hosts" else None) or position] = None
+            shown[(self._record(position) if rows == "hosts" else None) or position] = None
         return Window(rows, lanes, 0, len(self.events))
 
     def moved(self, window: Window, *, first: int, end: int) -> Window:
-        """Return the window with its edges moved by this many events of its rows, within what is known; it keeps one event at least."""
+        """Return the window with its edges moved by these numbers of events of its rows. It stays within the known events and keeps at least one."""
         positions = self._positions(window.rows, window.lanes)
 
         def walked(edge: int, count: int) -> int:
@@ -141,8 +141,8 @@ class EventLog:
                 return positions[index - 1] + 1 if index <= len(positions) else len(self.events)
             return edge
 
-        begun, ended = walked(window.first, first), walked(window.end, end)
-        return replace(window, first=begun, end=ended) if begun < ended else window
+        start, stop = walked(window.first, first), walked(window.end, end)
+        return replace(window, first=start, end=stop) if start < stop else window
 
     def shown(self, window: Window) -> list[int]:
         """Positions of the events that the picture has."""
@@ -159,19 +159,19 @@ class EventLog:
 
     def _positions(self, rows: Rows, lanes: tuple[str, ...]) -> list[int]:
         """Return the positions of all events of these rows; a page needs them often, and there may be 10,000 other agents."""
-        found = self._kept.get((rows, lanes))
-        if found is None:
+        positions = self._kept.get((rows, lanes))
+        if positions is None:
             shows = self._shows(rows, frozenset(lanes))
-            found = [position for position in range(len(self.events)) if shows(position)]
+            positions = [position for position in range(len(self.events)) if shows(position)]
             if len(self._kept) >= KEPT_MAX:
                 self._kept.clear()
-            self._kept[rows, lanes] = found
-        return found
+            self._kept[rows, lanes] = positions
+        return positions
 
     def _record(self, position: int) -> Hashable:
         """Return the key of the events that a host shows as one mark."""
-        each = self.events[position]
-        return (each.host, each.epochs) if each.epochs and isinstance(each.event, CheckpointTaken) else None
+        traced = self.events[position]
+        return (traced.host, traced.epochs) if traced.epochs and isinstance(traced.event, CheckpointTaken) else None
 
     def _shows(self, rows: Rows, lanes: frozenset[str]) -> Callable[[int], bool]:
         def shows(position: int) -> bool:
@@ -188,16 +188,16 @@ class EventLog:
 
     def row_at(self, position: int, rows: Rows) -> str:
         """Return the row of an event that is no recovery."""
-        each = self.events[position]
-        event = each.event
+        traced = self.events[position]
+        event = traced.event
         if isinstance(event, MarkerLeft | MarkerCame):
             return HOST_PREFIX + event.host
-        return HOST_PREFIX + each.host if rows == "hosts" or isinstance(event, Recovery) else event.agent
+        return HOST_PREFIX + traced.host if rows == "hosts" or isinstance(event, Recovery) else event.agent
 
     def leaves_host(self, position: int) -> bool:
         """Return whether the other end of a message is on another host; False if unknown."""
-        here, other = self.events[position].host, self.host_of_other(position)
-        return bool(here) and bool(other) and here != other
+        own_host, other_host = self.events[position].host, self.host_of_other(position)
+        return bool(own_host) and bool(other_host) and own_host != other_host
 
     def host_of_other(self, position: int) -> str:
         """Return the host of the other end of a message; "" if unknown."""
@@ -213,22 +213,22 @@ class EventLog:
 
     def partner(self, position: int) -> int | None:
         """The event at the other end of a message or a marker."""
-        found = self._partner[position]
-        return found if found >= 0 else None
+        other_end = self._partner[position]
+        return other_end if other_end >= 0 else None
 
     @staticmethod
     def sender_of(event: object) -> str:
-        """Return the sender of a received message: from its name, where hosts have named it."""
+        """Return the sender of a received message, from the name that hosts give to messages."""
         message = getattr(event, "message", "")
         return message.partition(">")[0].partition("/")[0] if _NUMBERED.fullmatch(message) else ""
 
     # ---- clocks -----------------------------------------------------------------------------------------------------
 
     def chosen(self, window: Window, position: int) -> ChosenEvent:
-        """An event with its clock, which counts all events of the rows of `window` from the first that is known."""
+        """Return an event with its clock, which counts all known events of the rows of `window`."""
         lanes = frozenset(window.lanes)
         steps: list[ClockStep] = []
-        for step in self._steps(window.rows, lambda each: self.row_at(each, window.rows) in lanes):
+        for step in self._steps(window.rows, lambda candidate: self.row_at(candidate, window.rows) in lanes):
             steps.append(step)
             if step.words == str(position):
                 break
@@ -248,10 +248,10 @@ class EventLog:
         """Yield all events, as steps whose words are their positions."""
         lives: dict[str, str] = {}
         recoveries = 1
-        for position, each in enumerate(self.events):
-            event = each.event
+        for position, traced in enumerate(self.events):
+            event = traced.event
             if isinstance(event, Recovery):
-                recoveries = each.plan or recoveries + 1
+                recoveries = traced.plan or recoveries + 1
                 yield from self._begun_again(event.line, rows, lives, recoveries)
                 continue
             row = self.row_at(position, rows)
@@ -270,29 +270,31 @@ class EventLog:
     def _begun_again(
         self, line: Mapping[str, int | None], rows: Rows, lives: dict[str, str], life: int
     ) -> Iterator[ClockStep]:
-        """Yield the first steps of rows set back: each is a new process that knows what its checkpoint knew; a host, what all of the line did."""
-        back = {agent: (agent, number) for agent, number in line.items() if number is not None}
-        begun: dict[str, tuple[Hashable, ...]] = {agent: (checkpoint,) for agent, checkpoint in back.items()}
+        """Yield the first steps of rows that go back: each is a new process with the past of its checkpoint, or of all checkpoints for a host."""
+        checkpoints = {agent: (agent, number) for agent, number in line.items() if number is not None}
+        first_takes: dict[str, tuple[Hashable, ...]] = {
+            agent: (checkpoint,) for agent, checkpoint in checkpoints.items()
+        }
         if rows == "hosts":
-            begun = dict.fromkeys(self._rows_back(back), tuple(back.values()))
-        for row, takes in begun.items():
+            first_takes = dict.fromkeys(self._rows_back(checkpoints), tuple(checkpoints.values()))
+        for row, takes in first_takes.items():
             lives[row] = f"{row}#{life}"
             yield ClockStep(lives[row], "", None, takes, is_counted=False)
 
     def _rows_back(self, back: Container[str]) -> list[str]:
-        """Return the hosts of which all agents go back. A host of which some go on has forgotten nothing."""
+        """Return the hosts whose agents all go back. The other hosts keep their past."""
         goes_on = {home for agent, home in self.homes.items() if agent not in back}
         return [HOST_PREFIX + host for host in self.hosts if host not in goes_on]
 
-    # ---- words ------------------------------------------------------------------------------------------------------
+    # ---- texts ------------------------------------------------------------------------------------------------------
 
     def told(self, position: int) -> str:
-        """An event in words."""
-        each = self.events[position]
-        event = each.event
+        """Describe an event."""
+        traced = self.events[position]
+        event = traced.event
         match event:
             case CheckpointTaken():
-                epochs = ", ".join([f"epoch {epoch}" for epoch in each.epochs])
+                epochs = ", ".join([f"epoch {epoch}" for epoch in traced.epochs])
                 return f"{event.agent} takes checkpoint {event.number} ({epochs or event.kind})"
             case MessageSent():
                 return f"{event.agent} sends {message_name(event.message)} to {event.to}"
@@ -304,8 +306,8 @@ class EventLog:
             case MarkerCame():
                 return f"host {event.host} receives the marker of epoch {event.epoch} from host {event.sender}"
             case Recovery():
-                back = sum(number is not None for number in event.line.values())
-                return f"recovery{f', plan {each.plan}' if each.plan else ''}: {back:,} agents go back"
+                rolled_back = sum(number is not None for number in event.line.values())
+                return f"recovery{f', plan {traced.plan}' if traced.plan else ''}: {rolled_back:,} agents go back"
         assert_never(event)
 
     def _sent_by(self, position: int) -> str:
@@ -314,7 +316,7 @@ class EventLog:
         return event.agent if isinstance(event, MessageSent) else ""
 
     def when(self, position: int) -> str:
-        """The time of day, UTC, or the place in the order."""
+        """Return the time of day in UTC, or the position if the time is unknown."""
         time_ns = self.events[position].time_ns
         return time_of_day(time_ns) if time_ns else f"event {position:,}"
 
@@ -328,9 +330,9 @@ def time_of_day(time_ns: int, digits: int = 6) -> str:
 
 
 def message_name(message: str) -> str:
-    """`message 17` for the name that hosts give; others as they are."""
-    found = _NUMBERED.fullmatch(message)
-    return f"message {found[1]}" if found is not None else message
+    """Return `message 17` for a name given by hosts; other names unchanged."""
+    match = _NUMBERED.fullmatch(message)
+    return f"message {match[1]}" if match is not None else message
 
 
 def natural(name: str) -> list[tuple[bool, int, str]]:
@@ -339,17 +341,17 @@ def natural(name: str) -> list[tuple[bool, int, str]]:
 
 
 def partners(events: Sequence[TracedEvent]) -> list[int]:
-    """Return, by position, that of the other end of a message or a marker; -1: there is none. A name that is used again means its last send."""
-    found = [-1] * len(events)
+    """Return, by position, that of the other end of a message or a marker; -1: there is none. A reused name means its last send."""
+    partner_of = [-1] * len(events)
     sent: dict[str, int] = {}
-    for position, each in enumerate(events):
-        event = each.event
+    for position, traced in enumerate(events):
+        event = traced.event
         if isinstance(event, MessageSent | MarkerLeft):
             sent[event.message] = position
         elif isinstance(event, MessageReceived | MarkerCame) and event.message in sent:
-            found[position] = sent[event.message]
-            found[sent[event.message]] = position
-    return found
+            partner_of[position] = sent[event.message]
+            partner_of[sent[event.message]] = position
+    return partner_of
 
 
 # -- cuts ---------------------------------------------------------------------------------------------------------------
@@ -361,39 +363,41 @@ Records = dict[int, dict[str, tuple[int, int]]]
 def _past_of(happened: EventLog) -> PastEvents:
     past = PastEvents(happened.when)
     records: Records = {}
-    seen: dict[str, tuple[int, int]] = {}
-    taken: set[str] = set()
-    for position, each in enumerate(happened.events):
-        event = each.event
+    extents: dict[str, tuple[int, int]] = {}
+    checkpointed: set[str] = set()
+    for position, traced in enumerate(happened.events):
+        event = traced.event
         if isinstance(event, Recovery):
-            _add_cuts(past, records, seen)
-            past.add(event if happened.is_whole else _back(event, taken))
+            _add_cuts(past, records, extents)
+            past.add(event if happened.is_whole else _back(event, checkpointed))
         elif isinstance(event, MarkerLeft | MarkerCame):
             past.pass_by()
         else:
             past.add(event)
-            seen[event.agent] = (seen.get(event.agent, (position, 0))[0], position)
+            extents[event.agent] = (extents.get(event.agent, (position, 0))[0], position)
             if isinstance(event, CheckpointTaken):
-                taken.add(event.agent)
-                for epoch in each.epochs:
+                checkpointed.add(event.agent)
+                for epoch in traced.epochs:
                     records.setdefault(epoch, {})[event.agent] = (event.number, position)
-    _add_cuts(past, records, seen)
+    _add_cuts(past, records, extents)
     return past
 
 
 def _back(recovery: Recovery, taken: Container[str]) -> Recovery:
-    """Return the recovery for a trace that begins in the middle: agents without their checkpoint in it go back to before its first event."""
+    """Return the recovery for a trace that begins in the middle: agents without a checkpoint in it go back to before their first event."""
     return Recovery({a: 0 if number is not None and a not in taken else number for a, number in recovery.line.items()})
 
 
 def _add_cuts(past: PastEvents, records: Records, seen: Mapping[str, tuple[int, int]]) -> None:
-    """Add a cut for each epoch that all have recorded. `seen`: agent → its first and its last event.
+    """Add a cut for each epoch that all agents have recorded. `seen`: agent → its first and its last event.
 
-    An agent without events after an epoch's last record may have left before it; but of the newest epoch all records may not be there yet.
+    An agent without events after an epoch's last record may have left before it. The newest epoch may still lack records.
     """
-    for epoch, found in sorted(records.items()):
-        end = max(position for _, position in found.values())
+    for epoch, epoch_records in sorted(records.items()):
+        end = max(position for _, position in epoch_records.values())
         is_newest = epoch == max(records)
-        if all(agent in found for agent, (first, last) in seen.items() if first < end and (last > end or is_newest)):
-            past.add_cut(f"epoch {epoch}", {agent: number for agent, (number, _) in found.items()})
+        if all(
+            agent in epoch_records for agent, (first, last) in seen.items() if first < end and (last > end or is_newest)
+        ):
+            past.add_cut(f"epoch {epoch}", {agent: number for agent, (number, _) in epoch_records.items()})
     records.clear()

@@ -2,18 +2,18 @@
 
 Theory of operation
 -------------------
-An event's *position* is its place in an order that respects each agent's own and causality. Events are added one by one, and
-with them is found:
+An event's *position* is its index in an order that respects causality and each agent's own order. While events are added one
+by one, this module computes:
 
-- what a recovery undid: everything of an agent after the checkpoint that the recovery's line names;
+- events undone by a recovery: all events of an agent after its checkpoint on the recovery's line;
 - the cuts: a cut names checkpoints by number; numbers are used again after a recovery, so a number means the last
   checkpoint of that number when the cut is added;
 - messages: one arrow for each send. After a recovery a message may be received again: the arrow then has two ends.
 
-An event is *inside* a cut if it lies before the cut's checkpoint of its agent and was not undone by then. So for some
-cuts a message is an *orphan* if one of them holds its receive but not its send (G1), *in transit* if one holds its send but
-not its receive (G2), else *undone* if a recovery undid its send, else *ordinary*. Those that the maker names orphans are
-too. A message from or to an agent that a cut does not hold says nothing about that cut.
+An event is *inside* a cut if it lies before the cut's checkpoint of its agent and was not undone by then. For a
+set of cuts a message is an *orphan* if a cut holds its receive but not its send (G1), *in transit* if a cut holds its send but
+not its receive (G2), else *undone* if a recovery undid its send, else *ordinary*. The caller may name additional orphans.
+A cut without the sender or the receiver does not affect the state of a message.
 """
 
 from array import array
@@ -30,21 +30,21 @@ INITIAL = -1
 
 
 class PastEvents:
-    """All events: places in a scene's parts are positions here.
+    """All events with their positions, which are the places in the scene.
 
     Attributes:
-        undone: stretches of agents.
+        undone: undone stretches of lanes.
         fronts: cuts and recovery lines, in their order.
         known: agents in the order in which events name them.
-        _told: when a position was, in words.
+        _told: function that returns the time of a position as text.
         _events: by position.
-        _undone_at: by position, that of the recovery which undid the event; 0 if none did. No recovery that undoes
-            anything is at 0.
+        _undone_at: by position, the position of the recovery that undid the event; 0 if none did. No recovery that
+            undoes an event is at 0.
         _histories: agent → positions of its events that survive so far.
-        _starts: agent → (number, how many of these come until it, itself included) of each checkpoint, ascending. Anything before the first
-            known one is number 0: a trace may begin in the middle.
-        _latest: (agent, number) → position of the last checkpoint so numbered.
-        _sent: message → its last send. _messages: all of them, in send order.
+        _starts: agent → (number, surviving events up to and including it) of each checkpoint, ascending. Events before the first
+            known one belong to number 0: a trace may begin in the middle.
+        _latest: (agent, number) → position of the last checkpoint with this number.
+        _sent: message → its last send. _messages: all messages, in send order.
     """
 
     def __init__(self, told: Callable[[int], str]) -> None:
@@ -80,7 +80,7 @@ class PastEvents:
             self._receive(position, event)
 
     def pass_by(self) -> None:
-        """Add a position for an event of no agent: it changes nothing."""
+        """Add a position for an event without an agent, which changes nothing."""
         self._events.append(None)
         self._undone_at.append(0)
 
@@ -99,7 +99,7 @@ class PastEvents:
     def _receive(self, position: int, event: MessageReceived) -> None:
         sent = self._sent.get(event.message)
         if sent is None or sent.receiver != event.agent:
-            # Received by somebody, and never sent to it: an arrow from nowhere.
+            # Received but never sent to this agent: an arrow without a start.
             sent = _Message(event.message, "", event.agent, None)
             self._sent.setdefault(event.message, sent)
             self._messages.append(sent)
@@ -128,20 +128,22 @@ class PastEvents:
                 self._undone_at[undone] = position
             del history[start:], starts[index + 1 :]
         if positions:
-            back = sum(number is not None for number in line.values())
-            words = f"of {back:,} agent{'s' * (back != 1)}" if back else "in which no agent goes back"
-            self.fronts.append(Front("line", f"recovery {words}", positions))
+            rolled_back = sum(number is not None for number in line.values())
+            extent = (
+                f"of {rolled_back:,} agent{'s' * (rolled_back != 1)}" if rolled_back else "in which no agent goes back"
+            )
+            self.fronts.append(Front("line", f"recovery {extent}", positions))
 
     def marks(self, first: int, last: int, cuts: Sequence[Front] = ()) -> Iterator[Mark]:
         """The checkpoints from position `first` to `last`."""
-        held: dict[float, list[str]] = {}
+        cut_names: dict[float, list[str]] = {}
         for cut in cuts:
             for place in cut.places.values():
-                held.setdefault(place, []).append(cut.name)
+                cut_names.setdefault(place, []).append(cut.name)
         for position in range(first, last + 1):
             event = self._events[position]
             if isinstance(event, CheckpointTaken):
-                cut_words = f"in the cut of {', '.join(held[position])}" if position in held else ""
+                cut_words = f"in the cut of {', '.join(cut_names[position])}" if position in cut_names else ""
                 yield Mark(
                     agent=event.agent,
                     place=position,
@@ -152,16 +154,18 @@ class PastEvents:
                 )
 
     def arrows(self, first: int, last: int, cuts: Sequence[Front], orphans: Mapping[str, str]) -> Iterator[Arrow]:
-        """The messages of which some part lies from `first` to `last`, each once. `orphans`: message → why it is one."""
+        """Yield the messages with a part between `first` and `last`, each once. `orphans`: message → reason."""
         for message in self._messages:
             ends = message.received if message.position is None else (message.position, *message.received)
             if ends[0] <= last and ends[-1] >= first:
-                state, words = self._state(message, cuts, orphans)
+                state, reason = self._state(message, cuts, orphans)
                 sent = "never sent" if message.position is None else f"sent {self._told(message.position)}"
                 times = ", again ".join(map(self._told, message.received))
-                said = (words, sent, f"received {times}" if times else "never received")
+                descriptions = (reason, sent, f"received {times}" if times else "never received")
                 received = tuple(message.received)
-                yield Arrow(message.id, message.sender, message.receiver, message.position, received, state, said)
+                yield Arrow(
+                    message.id, message.sender, message.receiver, message.position, received, state, descriptions
+                )
 
     def _state(self, sent: "_Message", cuts: Sequence[Front], orphans: Mapping[str, str]) -> tuple[State, str]:
         """Return the state of a message, and why."""

@@ -1,4 +1,4 @@
-"""Legends: samples with words, row by row."""
+"""Legends: samples with their meanings, row by row."""
 
 from collections.abc import Iterable, Iterator
 
@@ -9,11 +9,11 @@ from snapline.diagrams.style import alive, cross, shape, strike, text
 def legend(
     entries: Iterable[tuple[str, str]], *, left: int, right: int, top: int, notes: Iterable[str] = ()
 ) -> tuple[list[str], int]:
-    """Return samples with words, row by row, and notes under them, and where the picture ends.
+    """Return samples with their meanings, row by row, with notes under them; and the height of the picture.
 
     Args:
         entries: a sample, 24 pixels wide around y = 0, and its meaning.
-        left: of the first entry in a row; none goes beyond `right`, if it is not alone there.
+        left: position of the first entry in a row. right: limit of a row with more than one entry.
         top: the middle of the first row.
     """
     x, y = left, top
@@ -42,7 +42,7 @@ def _occurring(scene: Scene, arrows: Iterable[Arrow]) -> Iterator[str]:
     yield from (bar.kind for track in scene.tracks for bar in track.bars)
     yield from (mark.kind for mark in scene.marks)
     yield from ("useless" for mark in scene.marks if mark.is_useless)
-    yield from (f"message {one.state}" for one in arrows)
+    yield from (f"message {arrow.state}" for arrow in arrows)
     yield from (front.kind for front in scene.fronts)
     yield from (f"band {band.kind}" for band in scene.bands)
     yield from (sign.kind for sign in scene.signs)

@@ -1,6 +1,6 @@
-"""The frame of every page around pictures: one file that needs no network, in the reader's light or dark scheme.
+"""Frame of every page around pictures: one file that needs no network, in the reader's light or dark scheme.
 
-Its policy forbids the network, and scripts too where there is none. The caller escapes all that is not markup.
+The page's policy forbids the network, and scripts too unless one is given. The caller escapes all text.
 """
 
 STYLE = """:root { color-scheme: light dark; --ink: #1f2328; --paper: #ffffff; --quiet: #59636e; --edge: #d1d9e0;
@@ -33,9 +33,9 @@ def page(*, title: str, body: str, style: str = "", script: str = "") -> str:
     """Return the text of one HTML file.
 
     Args:
-        title: markup, as `body`.
+        title: title as markup, like `body`.
         body: content of the page.
-        style: rules after the common ones.
+        style: additional style rules.
         script: runs after the body; without it the page's policy forbids scripts.
     """
     policy = "default-src 'none'; style-src 'unsafe-inline'" + ("; script-src 'unsafe-inline'" if script else "")

@@ -1,7 +1,7 @@
 """Content of a space-time diagram, independent of its source: a trace from outside, a simulator's recording, hosts' traces.
 
-One lane for each agent, what it did from left to right, messages as arrows, checkpoints as marks, lines through records.
-Everything is at a *place*, a number that never falls along a lane, nor from a send to its receive: a position in an
+One lane for each agent, its events from left to right, messages as arrows, checkpoints as marks, lines through records.
+Every part is at a *place*, a number that never falls along a lane or from a send to its receive: a position in an
 order of events, a column, or a time in nanoseconds. Makers turn their data into a `Scene`; `svg` draws it. For
 a cut a message is one of three things (Chandy and Lamport 1985, section 2):
 
@@ -9,7 +9,7 @@ a cut a message is one of three things (Chandy and Lamport 1985, section 2):
 - *orphan*: sent after the sender's record and received before the receiver's; a consistent cut has none (G1);
 - *ordinary*: on one side of the cut at both ends.
 
-A fourth is not seen from one cut: *undone*, sent after the record that a recovery took its sender back to.
+A fourth state does not depend on a cut: *undone*, sent after the record that the sender went back to in a recovery.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ State = Literal["marker", "undone", "ordinary", "in-transit", "orphan"]
 BarKind = Literal["up", "crash", "complete", "aborted", "open", "fault", "point", "healed"]
 
 STATES: tuple[State, ...] = ("marker", "undone", "ordinary", "in-transit", "orphan")
-"""Message states, from the least to the most telling: later ones lie on top. A marker is no message of an agent."""
+"""Message states, from the least to the most important: later ones are drawn on top. A marker is not a message of an agent."""
 
 Ticks = Callable[[float], Iterable[tuple[Place, str]]]
 """Positions and texts of the axis's marks, with at least the given distance between marks, in places."""
@@ -36,7 +36,7 @@ class Mark(msgspec.Struct, frozen=True, gc=False):
     """A checkpoint.
 
     Attributes:
-        number: None if it has none that a reader knows.
+        number: number of the checkpoint; None if readers do not know it.
         is_useless: on a Z-cycle. is_obsolete: no later line can contain it.
         words: more about it.
         href: where a click leads.
@@ -58,8 +58,8 @@ class Arrow(msgspec.Struct, frozen=True, gc=False):
     """A message.
 
     Attributes:
-        sender: empty if it was never sent. sent: None then.
-        received: where, ascending; after a recovery a message may be received again.
+        sender: sending agent; empty if the message was never sent. sent: place of the send; None if never sent.
+        received: places of receives, ascending; after a recovery a message may be received again.
         words: more about it.
     """
 
@@ -76,8 +76,8 @@ class Spot(msgspec.Struct, frozen=True, gc=False):
     """An event of its own: a dot on its lane.
 
     Attributes:
-        event: names it.
-        is_chosen: the description is about it. is_past: it happened before that.
+        event: id of the event.
+        is_chosen: it is the described event. is_past: it happened before the described event.
         href: where a click leads.
     """
 
@@ -91,7 +91,7 @@ class Spot(msgspec.Struct, frozen=True, gc=False):
 
 
 class Front(msgspec.Struct, frozen=True):
-    """A line down through one place of each agent: a cut, or a recovery line. `name` is written above it."""
+    """A vertical line through one place of each agent: a cut, or a recovery line. `name` is written above it."""
 
     kind: Literal["cut", "line"]
     label: str
@@ -102,7 +102,7 @@ class Front(msgspec.Struct, frozen=True):
 class Band(msgspec.Struct, frozen=True):
     """A stretch of one agent's lane, or of all lanes if `agent` is None.
 
-    A band that is undone or a recovery is shaded; a lane that is undone or down is broken.
+    The bands of undone events and recoveries are shaded; the lane of an undone or down agent is a broken line.
     """
 
     start: Place
@@ -150,17 +150,17 @@ class Scene(msgspec.Struct, frozen=True):
     """One picture.
 
     Attributes:
-        heading: its name. words: what it says, in one line.
-        agents: from top to bottom; all other parts name agents from here. hosts: those lanes that are not of agents.
-        first, last: the places at the left and at the right edge. What lies outside is not drawn, or is cut off.
+        heading: name of the picture. words: summary in one line.
+        agents: lanes from top to bottom; all other parts refer to them. hosts: the lanes that belong to hosts.
+        first, last: the places at the left and at the right edge. Parts outside are omitted or cut off.
         axis: what the ticks count.
-        notes: what is left out.
-        meanings: words for the legend instead of the common ones, by its names (`svg.LEGEND`).
-        legend: names that the legend has; None: of what occurs.
+        notes: omissions.
+        meanings: texts of the legend that replace the common ones, by name (`legend.LEGEND`).
+        legend: names in the legend; None: those that occur in the scene.
         values: for `data-*` attributes of the picture.
 
     Raises:
-        UsageError: a part is on an unknown lane, or one is named twice.
+        UsageError: a part is on an unknown lane, or a lane occurs twice.
     """
 
     heading: str
@@ -199,7 +199,7 @@ class Scene(msgspec.Struct, frozen=True):
 
 
 def beside(cut: Mapping[str, Place], arrow: Arrow) -> State:
-    """Return the state of a message in relation to a cut; ordinary if the cut lacks one of its agents. A place equal to the record's is before it."""
+    """Return the state of a message for a cut; ordinary if the cut lacks one of its agents. An event at the place of a record is before it."""
     of, to = cut.get(arrow.sender), cut.get(arrow.receiver)
     if of is None or to is None or arrow.sent is None:
         return "ordinary"

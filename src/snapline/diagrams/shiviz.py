@@ -1,11 +1,11 @@
 """Vector clocks, and logs of events for ShiViz.
 
-The clocks are Fidge and Mattern's (1988): an event raises its lane's own entry by one, and takes over the greatest entries of what it
-*takes*: a receive takes the clock that its send *left*. Events that are not counted carry clocks on and raise nothing, so events
-left out of a picture still join the shown ones; the entries of the others are then 1, 2, 3 … without gaps, as ShiViz requires.
+The clocks are Fidge and Mattern's (1988): an event raises its lane's own entry by one, and takes the entrywise maximum with the clocks that it
+*takes*: a receive takes the clock that its send *left*. Events that are not counted pass clocks on without raising them. So events
+omitted from a picture still connect the shown ones, whose entries are 1, 2, 3 … without gaps, as ShiViz requires.
 
-A log has two lines for each event: its lane with the clock as JSON, and the event in words. The first line of the file is the expression
-that takes events apart, the second would separate several executions and is empty.
+A log has two lines for each event: its lane with the clock as JSON, and the description of the event. The first line of the file is
+the regular expression that parses events; the second could separate several executions and is empty.
 """
 
 import json
@@ -25,9 +25,9 @@ class ClockStep(msgspec.Struct, frozen=True):
     """One event of one lane.
 
     Attributes:
-        leaves: its clock can be taken under this name from now on.
-        takes: names of clocks that it takes over, if they were left.
-        is_counted: False: it carries clocks on and is no event of its own.
+        leaves: name under which later steps can take its clock.
+        takes: names of the clocks that it takes, if they were left.
+        is_counted: False: it passes clocks on and is not an event of its own.
     """
 
     lane: str
@@ -38,14 +38,14 @@ class ClockStep(msgspec.Struct, frozen=True):
 
 
 def clocked(steps: Iterable[ClockStep]) -> Iterator[tuple[ClockStep, Clock]]:
-    """Each step that counts, with its clock."""
+    """Yield each counted step with its clock."""
     clocks: dict[str, Clock] = {}
     left: dict[Hashable, Clock] = {}
     for step in steps:
         clock = clocks.setdefault(step.lane, {})
         for name in step.takes:
-            for other, entry in left.get(name, {}).items():
-                clock[other] = max(clock.get(other, 0), entry)
+            for lane, entry in left.get(name, {}).items():
+                clock[lane] = max(clock.get(lane, 0), entry)
         if step.is_counted:
             clock[step.lane] = clock.get(step.lane, 0) + 1
         if step.leaves is not None:
@@ -55,7 +55,7 @@ def clocked(steps: Iterable[ClockStep]) -> Iterator[tuple[ClockStep, Clock]]:
 
 
 def known_to_last(steps: Sequence[ClockStep]) -> list[int]:
-    """Return the indices of the steps in the past of the last one, and itself: those that its clock would count. Costs one walk, not a clock each."""
+    """Return the indices of the last step and of the steps in its past, which its clock would count. One pass, without clocks for each step."""
     latest: dict[str, int] = {}
     left: dict[Hashable, int] = {}
     causes: list[list[int]] = []
@@ -77,7 +77,7 @@ def known_to_last(steps: Sequence[ClockStep]) -> list[int]:
 
 
 def shiviz_log(steps: Iterable[ClockStep]) -> str:
-    """The steps that count as a log of ShiViz."""
+    """Return the counted steps as a log for ShiViz."""
     names = _Names()
     lines = [SHIVIZ_PARSER, ""]
     for step, clock in clocked(steps):
@@ -87,20 +87,20 @@ def shiviz_log(steps: Iterable[ClockStep]) -> str:
 
 
 class _Names:
-    """Lanes by names without blanks, each its own."""
+    """Unique names without blanks for lanes."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
         self._taken: dict[str, None] = {}
 
     def of(self, lane: str) -> str:
-        """The name of a lane; the same one every time."""
-        found = self._names.get(lane)
-        if found is None:
+        """Return the name of a lane, always the same one."""
+        unique = self._names.get(lane)
+        if unique is None:
             plain = re.sub(r"[\s{}\"\\]", "_", clean(lane)) or "_"
-            found = plain
-            while found in self._taken:
-                found = f"{found}_"
-            self._names[lane] = found
-            self._taken[found] = None
-        return found
+            unique = plain
+            while unique in self._taken:
+                unique = f"{unique}_"
+            self._names[lane] = unique
+            self._taken[unique] = None
+        return unique

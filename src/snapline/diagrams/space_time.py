@@ -1,8 +1,8 @@
 """Space-time diagram of events: a window of them in columns.
 
-Every event has a column of its own, regardless of the time between two: a burst can be read, and a pause takes no room. The axis has the times.
-An event is a dot or a checkpoint's mark on its row; messages and markers are arrows between rows. A message whose other end has no row here has
-its dot alone. Where a trace begins in the middle, a message that was sent before comes from nowhere.
+Every event has a column of its own, regardless of the time between events: bursts are readable, and pauses take no space. The axis shows the
+times. An event is a dot or a checkpoint's mark on its row; messages and markers are arrows between rows. A message whose other end has no row
+is only a dot. If a trace begins in the middle, the arrow of a message that was sent earlier has no start.
 """
 
 from bisect import bisect_left
@@ -19,10 +19,10 @@ from snapline.recovery.gathered import MarkerCame, MarkerLeft
 from snapline.recovery.trace import CheckpointTaken, Recovery
 
 STEP_MIN = 9
-"""Smallest distance between two events, in pixels: their dots can be distinguished, and hit."""
+"""Smallest distance between two events, in pixels: their dots can be distinguished and clicked."""
 
 MILLISECONDS_FROM_NS = 50_000_000
-"""Shortest window whose axis is in milliseconds: in a shorter one several ticks would say the same."""
+"""Shortest window whose axis is in milliseconds: in a shorter one several ticks would be equal."""
 
 Href = Callable[[int], str]
 """Returns the target of a click on the event at a position."""
@@ -31,7 +31,7 @@ Href = Callable[[int], str]
 def draw_window(
     happened: EventLog, window: Window, chosen: ChosenEvent | None = None, *, href: Href | None = None
 ) -> str:
-    """The picture as the text of an SVG file; with `href` as a part of a page, whose events are links and whose script keeps names in sight."""
+    """Return the picture as the text of an SVG file; with `href`, as a part of a page in which events are links and a script keeps names visible."""
     scene = scene_of(happened, window, chosen, href=href)
     is_part = href is not None
     return draw(scene, step_min=STEP_MIN, is_part=is_part, is_live=is_part)
@@ -49,7 +49,7 @@ def _nowhere(_position: int) -> str:
 
 
 class _Maker:
-    """Maker of one picture. Places are columns; `shown`: their positions."""
+    """Maker of one picture. Places are columns; `shown` has the position of each column."""
 
     def __init__(self, happened: EventLog, window: Window, chosen: ChosenEvent | None, href: Href) -> None:
         self._happened = happened
@@ -75,16 +75,16 @@ class _Maker:
             marks=marks,
             arrows=arrows,
             spots=list(self._spots()),
-            fronts=[found for front in self._happened.past.fronts if (found := self._front(front)) is not None],
+            fronts=[converted for front in self._happened.past.fronts if (converted := self._front(front)) is not None],
             bands=list(self._bands()),
             meanings={"cut": "cut of an epoch", "band undone": "undone by a recovery", "line": "recovery"},
             values={"first": window.first, "end": window.end, "events": len(self._happened)},
         )
 
-    # ---- where ------------------------------------------------------------------------------------------------------
+    # ---- places -----------------------------------------------------------------------------------------------------
 
     def _column(self, position: float) -> Place:
-        """Return the column of a position: hidden events lie between the shown ones; those outside of the window beyond the edges."""
+        """Return the column of a position. Hidden events lie between the shown ones; events outside the window lie beyond the edges."""
         if position < self._window.first:
             return -2.0
         if position >= self._window.end:
@@ -110,9 +110,11 @@ class _Maker:
             is_chosen = self._chosen is not None and self._chosen.position == position
             if isinstance(event, Recovery) or (isinstance(event, CheckpointTaken) and not is_chosen):
                 continue
-            words = f"{self._happened.told(position)}, {self._happened.when(position)}"
+            description = f"{self._happened.told(position)}, {self._happened.when(position)}"
             is_past = self._chosen is not None and position in self._chosen.past
-            yield Spot(self._row(position), column, str(position), words, is_chosen, is_past, self._href(position))
+            yield Spot(
+                self._row(position), column, str(position), description, is_chosen, is_past, self._href(position)
+            )
 
     def _marks(self, cuts: Sequence[Front]) -> Iterator[Mark]:
         window = self._window
@@ -120,13 +122,19 @@ class _Maker:
         for mark in self._happened.past.marks(window.first, window.end - 1, cuts):
             position = int(mark.place)
             if position in shown:
-                each = self._happened.events[position]
-                kind = "coordinated" if each.epochs else mark.kind
-                words = self._mark_words(mark, position)
+                traced = self._happened.events[position]
+                kind = "coordinated" if traced.epochs else mark.kind
+                descriptions = self._mark_words(mark, position)
                 lane, href = self._row(position), self._href(position)
                 number = mark.number if window.rows == "agents" else None
                 yield replace(
-                    mark, agent=lane, place=self._column(position), kind=kind, number=number, words=words, href=href
+                    mark,
+                    agent=lane,
+                    place=self._column(position),
+                    kind=kind,
+                    number=number,
+                    words=descriptions,
+                    href=href,
                 )
 
     def _mark_words(self, mark: Mark, position: int) -> tuple[str, ...]:
@@ -147,7 +155,7 @@ class _Maker:
             ends = [end for end in (arrow.sent, *arrow.received) if end is not None]
             if not any(window.first <= end < window.end for end in ends):
                 continue
-            # Of a message that was received again only what lies here: the rest would be a stroke along the edge.
+            # Keep only the receives inside the window: others would be a stroke along the edge.
             is_from_before = arrow.sent is None or arrow.sent < window.first
             received = [end for end in arrow.received if end >= window.first or not is_from_before]
             bare = replace(
@@ -161,11 +169,11 @@ class _Maker:
 
     @staticmethod
     def _from_before(arrow: Arrow) -> Arrow:
-        words = ("sent before all that is known", *arrow.words[2:])
-        return replace(arrow, state="ordinary", words=words)
+        descriptions = ("sent before all that is known", *arrow.words[2:])
+        return replace(arrow, state="ordinary", words=descriptions)
 
     def _markers(self) -> Iterator[Arrow]:
-        """Yield each marker once: from the end that is in the window."""
+        """Yield each marker once, from its end inside the window."""
         for position in self._shown:
             event = self._happened.events[position].event
             partner = self._happened.partner(position)
@@ -185,7 +193,7 @@ class _Maker:
             yield Arrow(message, start, end, sent, came, "marker", (f"the marker of epoch {epoch}",))
 
     def _front(self, front: Front) -> Front | None:
-        """Return the front in columns; in rows for hosts, through their last records."""
+        """Return the front in columns; for rows of hosts, through their last records."""
         places: dict[str, float] = {}
         for agent, position in front.places.items():
             lane = self._lane_of(agent)
@@ -203,10 +211,10 @@ class _Maker:
                 yield replace(band, start=self._column(band.start), end=self._column(band.end))
         for position in self._shown:
             if isinstance(self._happened.events[position].event, Recovery):
-                column, words = self._column(position), self._happened.told(position)
-                yield Band(column - 0.4, column + 0.4, "recovery", label=words)
+                column, description = self._column(position), self._happened.told(position)
+                yield Band(column - 0.4, column + 0.4, "recovery", label=description)
 
-    # ---- words ------------------------------------------------------------------------------------------------------
+    # ---- texts ------------------------------------------------------------------------------------------------------
 
     @property
     def _is_timed(self) -> bool:
@@ -225,11 +233,11 @@ class _Maker:
     def _words(self, arrows: Iterable[Arrow], marks: Sequence[Mark]) -> str:
         states = [arrow.state for arrow in arrows]
         agents = sum(not lane.startswith(HOST_PREFIX) for lane in self._window.lanes)
-        who = (agents, "agent") if self._window.rows == "agents" else (len(self._window.lanes), "host")
+        rows = (agents, "agent") if self._window.rows == "agents" else (len(self._window.lanes), "host")
         markers = states.count("marker")
-        parts = [who, (len(self._shown), "event"), (len(states) - markers, "message"), (markers, "marker")]
-        told = [f"{number:,} {one}{'s' * (number != 1)}" for number, one in (*parts, (len(marks), "checkpoint"))]
-        return ", ".join(told)
+        parts = [rows, (len(self._shown), "event"), (len(states) - markers, "message"), (markers, "marker")]
+        counts = [f"{number:,} {noun}{'s' * (number != 1)}" for number, noun in (*parts, (len(marks), "checkpoint"))]
+        return ", ".join(counts)
 
     def _ticks(self) -> Ticks:
         events, shown = self._happened.events, self._shown

@@ -1,8 +1,8 @@
 """The tracks above the lanes of a picture: hosts up and down, epochs with their outcome, faults, the healed end.
 
-Epochs and faults overlap: a track's bars are packed into as many rows as they need, first fit by their begin, with room for
-their labels. Nothing is shown by colour alone: a complete epoch is filled, an aborted one is crossed out, an open one has
-a broken border; a crash is a cross.
+Epochs and faults overlap: the bars of a track are packed into as many rows as needed, first fit by their start, with space
+for labels. Colour is never the only sign: a complete epoch is filled, an aborted one is crossed out, an open one has a
+broken border, and a crash is a cross.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,16 +16,16 @@ PACKED_MAX = 12
 """Largest number of rows of one track; further bars are counted in a note."""
 
 BARS_MAX = 500
-"""Largest number of bars of one track; the last ones are drawn, which are nearest to what ended the run."""
+"""Largest number of bars of one track. The last ones are drawn, which are nearest to the end of the run."""
 
 CHARACTER_PX = 6.6
-"""Approximate width of a character at 11 pixels; too much rather than too little."""
+"""Approximate width of a character at 11 pixels; an overestimate."""
 
 X = Callable[[Place], float]
 
 
 def packed(tracks: Iterable[Track], x: X) -> tuple[list[Track], list[str]]:
-    """Return the tracks with one row each, and what was left out, in words. Only a track's first row has its label."""
+    """Return the tracks with one row each, and texts about omissions. Only the first row of a track has its label."""
     rows: list[Track] = []
     notes: list[str] = []
     for track in tracks:
@@ -45,7 +45,7 @@ def _packed(bars: Sequence[Bar], x: X) -> tuple[list[list[Bar]], int]:
         left = x(bar.start)
         free = next((index for index, end in enumerate(ends) if end <= left), len(ends))
         if bar.kind == "crash":
-            free = 0  # it stands where its host's bar ends
+            free = 0  # it is at the end of its host's bar
         elif free == PACKED_MAX:
             dropped += 1
             continue
@@ -88,7 +88,7 @@ def _bar(bar: Bar, x: X, y: float, right: float) -> Iterator[str]:
     if bar.kind == "aborted":
         yield f'<path class="crossed" d="M{px(start)} {px(y + 6)}L{px(start + width)} {px(y - 6)}"/>'
     if bar.label:
-        # Near the right edge words end there: they may hide the bar, but are not cut off.
+        # Near the right edge a label ends at the edge: it may cover the bar, but is not cut off.
         at = min(start + 4, right - CHARACTER_PX * len(_label(bar)))
         yield f'<text x="{px(at)}" y="{px(y + 4)}">{text(_label(bar))}</text>'
     yield "</g>"

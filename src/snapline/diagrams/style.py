@@ -1,7 +1,7 @@
-"""Common parts of all pictures: one look, marks, the paths of arrows, legends, and text that cannot break out of SVG.
+"""Common parts of all pictures: style, marks, the paths of arrows, and escaped text.
 
-Colours are CSS variables with a light and a dark value; a page around a picture may set the `--snapline-*` ones. Before each is
-the light value as a plain colour, for viewers that know no variables. Every function is pure and gives the same text for the same arguments.
+Colours are CSS variables with a light and a dark value; a page around a picture may set the `--snapline-*` ones. The light value precedes
+each variable as a plain colour, for viewers without variables. Every function is pure and deterministic.
 """
 
 import html
@@ -23,7 +23,7 @@ COLORS = {
     "recovery": ("#ddf4ff", "#10304f"),
     "undone": ("#f0e8dc", "#37301f"),
 }
-"""Name → on light and on dark paper."""
+"""Name → colour on light and on dark paper."""
 
 RULES = """text { fill: var(--ink); } .paper { fill: var(--paper); } .heading { font-size: 15px; font-weight: 600; } .faint { fill: var(--faint); }
 .line { stroke: var(--ink); stroke-opacity: .7; } .past { stroke: var(--faint); stroke-dasharray: 3 4; }
@@ -53,20 +53,20 @@ RULES = """text { fill: var(--ink); } .paper { fill: var(--paper); } .heading { 
 .instant { stroke: var(--fault); stroke-opacity: .7; stroke-dasharray: 1 3; }
 .violation { stroke: var(--orphan); stroke-width: 2; } text.alarm { fill: var(--orphan); font-weight: 600; }
 """
-"""Rules for what is in every picture."""
+"""Rules for the parts of every picture."""
 
 EVENT_RULES = """.message.marker { stroke: var(--cut); stroke-opacity: .8; stroke-dasharray: 1 3; stroke-linecap: round; }
 .head-marker { fill: var(--cut); } .spot { fill: var(--message); } .spot.past { fill: var(--line); }
 .spot.chosen { fill: var(--line); } .ring { fill: none; stroke: var(--line); stroke-width: 2; }
 .hit { fill: none; pointer-events: all; } .agent.host { font-weight: 600; }
 """
-"""Rules for what is in pictures that show single events, too."""
+"""Additional rules for pictures that show single events."""
 
 Point = tuple[float, float]
 
 
 def style(rules: str) -> str:
-    """Return the style sheet of a picture; `rules` apply to its content only."""
+    """Return the style sheet of a picture; `rules` apply only to its content."""
 
     def variables(scheme: int) -> str:
         return " ".join(f"--{name}: var(--snapline-{name}, {both[scheme]});" for name, both in COLORS.items())
@@ -78,7 +78,9 @@ def style(rules: str) -> str:
     lines.append(f"@media (prefers-color-scheme: dark) {{ {root} {{ {variables(1)} }} }}")
     for rule in rules.split("}")[:-1]:
         selectors, body = rule.split("{")
-        lines.append(f"{', '.join(f'{root} {one.strip()}' for one in selectors.split(','))} {{{_with_plain(body)}}}")
+        lines.append(
+            f"{', '.join(f'{root} {selector.strip()}' for selector in selectors.split(','))} {{{_with_plain(body)}}}"
+        )
     return "\n".join(lines)
 
 
@@ -86,7 +88,7 @@ _COLORED = re.compile(r"([\w-]+): var\(--([\w-]+)\);")
 
 
 def _with_plain(declarations: str) -> str:
-    """Add each colour plainly: viewers that know no variables keep that one."""
+    """Precede each variable with its plain colour, for viewers without variables."""
     return _COLORED.sub(lambda found: f"{found[1]}: {COLORS[found[2]][0]}; {found[0]}", declarations)
 
 
@@ -104,13 +106,13 @@ def head(
     """Yield the beginning of a picture: root, title, style, the heads of arrows, paper and heading.
 
     Args:
-        heading: the title, for readers and for machines.
-        width: in pixels, as `height`.
+        heading: title of the picture.
+        width: width in pixels, like `height`.
         values: for `data-*` attributes of the root.
-        states: of messages; each has an arrow's head `snapline-head-…` of its own.
-        description: of the picture in words, for those who do not see it.
-        rules: for the style, after the common ones.
-        is_part: of a page that has the style, and where the picture's parts are links.
+        states: states of messages; each has its own arrow head `snapline-head-…`.
+        description: text for readers who do not see the picture.
+        rules: additional style rules.
+        is_part: the picture is part of a page that has the style, and in which its parts are links.
     """
     kind = f'role="group" aria-label="{html.escape(clean(heading))}"' if is_part else 'role="img"'
     namespace = "" if is_part else 'xmlns="http://www.w3.org/2000/svg" '
@@ -135,7 +137,7 @@ def head(
 
 
 def shape(kind: str, x: float, y: float, size: float) -> str:
-    """A checkpoint's mark. Initial: an open circle. Basic: a square. Forced: a diamond. Others: an upright bar."""
+    """Return the path of a checkpoint's mark. Initial: an open circle. Basic: a square. Forced: a diamond. Others: an upright bar."""
     if kind == "initial":
         radius, across = px(size), px(2 * size)
         arc = f"a{radius} {radius} 0 1 0"
@@ -161,15 +163,15 @@ def alive(x: float, y: float) -> str:
 
 
 def strike(x: float, y: float, size: float) -> str:
-    """A stroke through a mark; a cross would look like a failure."""
+    """Return a stroke through a mark; a cross would look like a failure."""
     reach = size * 1.7
     return f"M{px(x - reach)} {px(y + reach)}L{px(x + reach)} {px(y - reach)}"
 
 
 def arrow(start: Point, end: Point, *, left: float, right: float, bend: float = 0) -> tuple[str, bool]:
-    """The path from `start` to `end`, cut off at `left` and `right`, and whether its end was kept.
+    """Return the path from `start` to `end`, cut off at `left` and `right`, and whether its end is inside.
 
-    An arrow on one line is bent upwards by `bend` pixels; without, it would be hidden by the line.
+    An arrow on one lane is bent upwards by `bend` pixels; otherwise the lane would hide it.
     """
     x1, y1 = _clip(start, end, left, right)
     x2, y2 = _clip(end, start, left, right)
@@ -215,7 +217,7 @@ def text(words: str) -> str:
 
 
 def clean(words: str) -> str:
-    """`words` without control characters: XML knows no way to write them, and a terminal would obey them."""
+    """Return `words` without control characters: XML cannot represent them, and a terminal would interpret them."""
     return "".join(character if character.isprintable() else "\ufffd" for character in words)
 
 
@@ -225,6 +227,6 @@ def shortened(words: str, length: int = 30) -> str:
 
 
 def px(value: float) -> str:
-    """Return one digit after the point: deterministic, short, and finer than a screen shows."""
+    """Format a coordinate with one decimal: deterministic, short, and finer than a pixel."""
     rounded = f"{value:.1f}".removesuffix(".0")
     return "0" if rounded == "-0" else rounded

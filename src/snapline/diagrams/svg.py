@@ -1,10 +1,14 @@
 """Draw a scene as the text of an SVG file.
 
-One lane per agent, places from left to right, tracks above the lanes. Nothing is shown by colour alone: anything past the
-line is shaded and its lane broken; messages in transit are thick, orphans thick and broken, undone ones dotted; an initial
-checkpoint is an open circle, a basic one a square, a forced one a diamond, and a useless one is struck through; cuts are full
-lines, recovery lines broken ones. Elements for parts of the scene have `data-*` attributes, and nearly all of it a
-`<title>` that browsers show as a tooltip. There is no script. The same scene gives the same bytes.
+One lane per agent, places from left to right, tracks above the lanes. Colour is never the only sign:
+
+- the area past the line is shaded, and lanes there are broken;
+- messages in transit are thick, orphans thick and broken, undone ones dotted;
+- an initial checkpoint is an open circle, a basic one a square, a forced one a diamond, and a useless one is struck through;
+- cuts are full lines, recovery lines broken ones.
+
+Elements for parts of the scene have `data-*` attributes, and most have a `<title>`, which browsers show as a tooltip. There is no
+script. The same scene gives the same bytes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,13 +35,13 @@ from snapline.diagrams.style import (
 )
 
 SCREEN = 1120
-"""Pixels of a legend. In a wide picture names are repeated in about this distance: the first are far away."""
+"""Width of a legend in pixels, and distance at which a wide picture repeats the names."""
 
 ARROWS_MAX = 10_000
-"""Largest number of arrows: more are a grey wall and a file of megabytes; the most telling ones are drawn."""
+"""Largest number of arrows: more are unreadable and a file of megabytes. The most important ones are drawn."""
 
 NUMBERED_MAX = 150
-"""Largest number of events for checkpoints to have numbers; up to `LABELLED_MAX` events messages have ids."""
+"""Largest number of events at which checkpoints show numbers; up to `LABELLED_MAX` events messages show ids."""
 
 LABELLED_MAX = 60
 
@@ -45,16 +49,16 @@ LABEL_MAX = 8
 """Longest message id, in characters, next to its arrow; longer ones only have a tooltip."""
 
 TICK_MIN = 96
-"""Pixels between ticks: room for `1.234567 s`."""
+"""Pixels between ticks: space for `1.234567 s`."""
 
 BEND = 0.6
-"""Upward bend of a message to oneself, in lanes."""
+"""Upward bend of an agent's message to itself, in lanes."""
 
 NAMES_GAP = 12
 """Pixels between the names' paper and the first place."""
 
 SPOT, SPOT_HIT = 2.5, 9
-"""Pixels from the middle of an event's dot to its rim, and to where a click still counts."""
+"""Radius of an event's dot, and of its clickable area, in pixels."""
 
 
 def draw(
@@ -70,18 +74,18 @@ def draw(
 
     Args:
         scene: what to draw.
-        plot: of this scene; made if None.
-        step_min: pixels of a unit of places, at least.
-        is_read_from_end: a wide picture is first seen at its right end, so the legend is there.
-        is_live: a script keeps names and legend in sight.
-        is_part: of a page that has the rules (`style`): it has neither a style nor a namespace of its own, and its parts may be links.
+        plot: layout of this scene; None: computed.
+        step_min: smallest width of a unit of places, in pixels.
+        is_read_from_end: a page first shows the right end of a wide picture, so the legend is there.
+        is_live: a script keeps names and legend visible.
+        is_part: the picture is part of a page with the rules (`style`): it has no style or namespace of its own, and its parts may be links.
     """
     plot = plot or Plot.of(scene, step_min=step_min)
-    found = telling(scene)
-    arrows = found[-ARROWS_MAX:]
+    candidates = telling(scene)
+    arrows = candidates[-ARROWS_MAX:]
     notes = [*scene.notes, *plot.notes]
-    if len(arrows) < len(found):
-        notes.append(f"{len(arrows):,} of {len(found):,} messages drawn.")
+    if len(arrows) < len(candidates):
+        notes.append(f"{len(arrows):,} of {len(candidates):,} messages drawn.")
     left = max(plot.left, round(plot.right) - SCREEN) if is_read_from_end else plot.left
     right = min(left + SCREEN, round(plot.right))
     samples, height = legend(entries_of(scene, arrows), left=left, right=right, top=plot.bottom + 48, notes=notes)
@@ -103,7 +107,7 @@ def draw(
         *draw_tracks(plot.tracks, plot.x, **x_edges, top=TOP, bottom=plot.bottom),
         *_group("axis", _axis(scene, plot)),
         *_group("lanes", _lanes(scene, plot)),
-        *_group("arrows", (_arrow(one, plot) for one in arrows)),
+        *_group("arrows", (_arrow(shown_arrow, plot) for shown_arrow in arrows)),
         *_group("labels", _labels(scene, arrows, plot)),
         *_group("fronts", (line for front in scene.fronts for line in _front(front, plot))),
         *(_group("spots", _spots(scene, plot)) if scene.spots else ()),
@@ -119,14 +123,14 @@ def draw(
 
 def _heads(scene: Scene) -> Sequence[State]:
     """Return the states of arrows that may occur."""
-    has_markers = any(one.state == "marker" for one in scene.arrows)
+    has_markers = any(message.state == "marker" for message in scene.arrows)
     return [state for state in STATES if state != "marker" or has_markers] if scene.agents else ()
 
 
 def telling(scene: Scene) -> list[Arrow]:
-    """The arrows between the edges, from the least to the most telling; the last `ARROWS_MAX` are drawn."""
-    found = [one for one in scene.arrows if scene.shows(*_reach(one))]
-    return sorted(found, key=lambda one: STATES.index(one.state))
+    """Return the arrows between the edges, from the least to the most important; the last `ARROWS_MAX` are drawn."""
+    shown = [message for message in scene.arrows if scene.shows(*_reach(message))]
+    return sorted(shown, key=lambda message: STATES.index(message.state))
 
 
 def _reach(one: Arrow) -> tuple[Place, Place]:
@@ -136,8 +140,8 @@ def _reach(one: Arrow) -> tuple[Place, Place]:
 
 
 def _events(scene: Scene) -> int:
-    """Return the number of events shown: they decide whether there is room for words."""
-    ends = [end for one in scene.arrows for end in (*_reach(one)[:1], *one.received)]
+    """Return the number of shown events, which decides whether there is space for texts."""
+    ends = [end for message in scene.arrows for end in (*_reach(message)[:1], *message.received)]
     return sum(scene.shows(end, end) for end in ends) + len(scene.marks)
 
 
@@ -172,7 +176,7 @@ def _axis(scene: Scene, plot: Plot) -> Iterator[str]:
         if scene.first <= place <= scene.last:
             x = plot.x(place)
             yield f'<path class="tick" d="M{px(x)} {plot.top}V{plot.bottom + 4}"/>'
-            # Clear of the names, also at the left edge.
+            # Do not cover the names at the left edge.
             middle = max(x, plot.left - 2 * NAMES_GAP + 4 * len(words))
             yield f'<text class="faint" x="{px(middle)}" y="{plot.bottom + 18}" text-anchor="middle">{words}</text>'
 
@@ -211,14 +215,14 @@ def _route(one: Arrow, plot: Plot) -> tuple[Point, list[Point]]:
     start = (plot.beyond(one.sent), plot.y(one.sender))
     if ends:
         return start, ends
-    # It never came: short, so that it does not look like a message to somebody in between.
+    # Never received: a short arrow, which does not look like a message to an agent in between.
     down = y - start[1] or -plot.spacing / 2
     reach = min(abs(down) / 2, plot.spacing * 0.6)
     return start, [(start[0] + 14, start[1] + (reach if down > 0 else -reach))]
 
 
 def _arrow(one: Arrow, plot: Plot) -> str:
-    """Draw all ends of a message as one path; its head is at the last one, if that lies inside the edges."""
+    """Draw all ends of a message as one path, with the head at the last one if that lies inside the edges."""
     start, ends = _route(one, plot)
     bend = plot.spacing * BEND if one.sender == one.receiver and one.received else 0.0
     paths = [arrow(start, end, left=plot.left, right=plot.right, bend=bend) for end in ends]
@@ -235,14 +239,14 @@ def _labels(scene: Scene, arrows: Sequence[Arrow], plot: Plot) -> Iterator[str]:
     """Yield ids next to the arrows, if there is room."""
     if _events(scene) > LABELLED_MAX:
         return
-    for one in arrows:
-        (x1, y1), ((x2, y2), *_) = _route(one, plot)
-        if len(one.message) <= LABEL_MAX and x1 >= plot.left:
-            share = min(0.5, 20 / max(abs(y2 - y1), 1)) if one.received else 0.5
+    for message in arrows:
+        (x1, y1), ((x2, y2), *_) = _route(message, plot)
+        if len(message.message) <= LABEL_MAX and x1 >= plot.left:
+            share = min(0.5, 20 / max(abs(y2 - y1), 1)) if message.received else 0.5
             x, y = x1 + (x2 - x1) * share + 4, y1 + (y2 - y1) * share + (4 if y2 < y1 else 2)
             if y1 == y2:
                 y -= plot.spacing * BEND / 2
-            yield f'<text class="label" x="{px(x)}" y="{px(y)}">{text(one.message)}</text>'
+            yield f'<text class="label" x="{px(x)}" y="{px(y)}">{text(message.message)}</text>'
 
 
 # -- checkpoints, cuts and ends -----------------------------------------------------------------------------------------
@@ -274,12 +278,12 @@ def _marks(scene: Scene, plot: Plot) -> Iterator[str]:
             yield f'<path class="strike" d="{strike(x, y, plot.size)}"/>'
         if has_room and mark.number is not None and x - last_numbered.get(mark.agent, -99) >= 14:
             last_numbered[mark.agent] = x
-            place = f'x="{px(x)}" y="{px(y - plot.size - 5)}" text-anchor="middle"'
-            yield f'<text class="number" {place}>{mark.number}</text>'
+            position = f'x="{px(x)}" y="{px(y - plot.size - 5)}" text-anchor="middle"'
+            yield f'<text class="number" {position}>{mark.number}</text>'
 
 
 def _spots(scene: Scene, plot: Plot) -> Iterator[str]:
-    """Yield dots, each with a ground that is large enough for a finger."""
+    """Yield dots, each with a clickable area that is large enough for a finger."""
     for spot in scene.spots:
         if scene.shows(spot.place, spot.place):
             yield _spot(spot, px(plot.x(spot.place)), px(plot.y(spot.agent)))
@@ -305,11 +309,11 @@ def _mark(mark: Mark, x: float, y: float, size: float) -> str:
     values = data(kind=mark.kind, agent=mark.agent, number=mark.number, position=mark.place)
     values += data(**{name: "true" for name, holds in flags.items() if holds})
     number = "" if mark.number is None else f" {mark.number}"
-    said = [words for words, holds in zip(meanings, flags.values(), strict=True) if holds]
-    tooltip = title(f"{mark.agent}{number}: {mark.kind} checkpoint", *said, *mark.words)
+    states = [words for words, holds in zip(meanings, flags.values(), strict=True) if holds]
+    tooltip = title(f"{mark.agent}{number}: {mark.kind} checkpoint", *states, *mark.words)
     kind = f"{mark.kind} undone" if mark.is_undone else mark.kind
-    drawn = f'<path class="checkpoint {kind}" d="{shape(mark.kind, x, y, size)}"{values}>{tooltip}</path>'
-    return link(drawn, mark.href, f"{mark.agent}{number}: {mark.kind} checkpoint")
+    element = f'<path class="checkpoint {kind}" d="{shape(mark.kind, x, y, size)}"{values}>{tooltip}</path>'
+    return link(element, mark.href, f"{mark.agent}{number}: {mark.kind} checkpoint")
 
 
 def _signs(scene: Scene, plot: Plot) -> Iterator[str]:
@@ -332,9 +336,9 @@ def _names(scene: Scene, plot: Plot, *, is_live: bool) -> Iterator[str]:
         size = f'width="{plot.left - NAMES_GAP}" height="{plot.bottom - plot.top + 24}"'
         yield f'<rect x="0" y="{plot.top}" {size} class="paper"/>'
     for agent in scene.agents:
-        place = f'x="16" y="{px(plot.y(agent) + 4)}"'
+        position = f'x="16" y="{px(plot.y(agent) + 4)}"'
         kind = "agent host" if agent in scene.hosts else "agent"
-        yield f'<text class="{kind}" {place}{data(agent=agent)}>{title(agent)}{text(shortened(agent))}</text>'
+        yield f'<text class="{kind}" {position}{data(agent=agent)}>{title(agent)}{text(shortened(agent))}</text>'
     yield f'<text class="faint" x="16" y="{plot.bottom + 18}">{text(scene.axis)}</text>'
 
 
@@ -344,8 +348,8 @@ def _names_again(plot: Plot) -> Iterator[str]:
     heights += [(agent, plot.y(agent) - 3) for agent in plot.row]
     x = plot.right - SCREEN
     while x > plot.left + SCREEN / 4:
-        for words, height in heights:
-            if words:
-                place = f'x="{px(x)}" y="{px(height)}" aria-hidden="true"'
-                yield f'<text class="again" {place}>{text(shortened(words, 20))}</text>'
+        for name, height in heights:
+            if name:
+                position = f'x="{px(x)}" y="{px(height)}" aria-hidden="true"'
+                yield f'<text class="again" {position}>{text(shortened(name, 20))}</text>'
         x -= SCREEN

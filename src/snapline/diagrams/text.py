@@ -3,8 +3,8 @@
     a [0]-[1]|..2>..............X
     b [0]-----------[1]--!>2....X
 
-One row per agent, logical time to the right: a receive is right of its send, and no event is left of an earlier
-one; events that share a column do not depend on each other. `|` is the line, undone events are dotted. The same input
+One row per agent, logical time to the right. A receive is to the right of its send, and no event is to the left of an
+earlier one; events in one column do not depend on each other. `|` is the line, undone events are dotted. The same input
 gives the same text.
 """
 
@@ -22,7 +22,7 @@ from snapline.recovery.analysis import Analysis
 from snapline.recovery.trace import Trace
 
 WIDTH_MIN = 40
-"""Smallest width: with less there would be room for a few events only."""
+"""Smallest width in characters: less would show only a few events."""
 
 NAME_MAX = 16
 
@@ -30,7 +30,7 @@ LABEL_MAX = 3
 """Longest message id, in characters; longer ones are replaced by numbers."""
 
 LISTED_MAX = 12
-"""Messages named under the picture, of each kind."""
+"""Largest number of messages of each kind listed under the picture."""
 
 NO_BREAK = "\u00a0"
 
@@ -47,7 +47,7 @@ class _Step(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Cell(msgspec.Struct, frozen=True, gc=False):
-    """An event's characters and the column of the first one."""
+    """Characters of an event, and the column of the first one."""
 
     step: _Step
     column: int
@@ -58,8 +58,8 @@ class _Layout(msgspec.Struct, frozen=True):
     """Positions of the events of a window.
 
     Attributes:
-        cells: by agent, from left to right.
-        width: columns in all.
+        cells: cells by agent, from left to right.
+        width: number of columns.
         labels: message → its short name.
         has_start: the initial checkpoints are shown.
     """
@@ -77,9 +77,9 @@ def analysis_text(trace: Trace, analysis: Analysis, *, width: int = 100, agents_
 
     Args:
         trace: the execution.
-        analysis: of this very trace.
+        analysis: analysis of this trace.
         width: characters in a row, at least `WIDTH_MIN`.
-        agents_max: rows; agents that go back come first.
+        agents_max: largest number of rows; agents that go back come first.
     """
     traced = Traced(trace, analysis)
     agents = _choose(traced, agents_max)
@@ -110,9 +110,10 @@ def _name(agent: str) -> str:
 
 
 def _width_of(name: str) -> int:
-    """Columns of a terminal: some characters take two, accents none."""
+    """Return the number of terminal columns: some characters take two, accents none."""
     return sum(
-        0 if unicodedata.combining(one) else 2 if unicodedata.east_asian_width(one) in "WF" else 1 for one in name
+        0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1
+        for character in name
     )
 
 
@@ -122,11 +123,11 @@ def _width_of(name: str) -> int:
 def _fit(traced: Traced, agents: Sequence[str], columns: int) -> tuple[_Layout, Window]:
     """The layout of as many events as fit into `columns`, and the window they make."""
     positions = traced.positions(agents)
-    # A row has room for an event in every third column at most.
+    # A row can have an event in every third column at most.
     reach = max(1, len(agents)) * columns // 3
     steps = _steps(traced, positions[-reach:])
-    if len(steps) == len(positions) and (whole := _arrange(agents, steps, has_start=True)).width <= columns:
-        return whole, (0, traced.events - 1)
+    if len(steps) == len(positions) and (complete := _arrange(agents, steps, has_start=True)).width <= columns:
+        return complete, (0, traced.events - 1)
     count = _most(len(steps), lambda count: _arrange(agents, steps[-count:]).width <= columns)
     first = steps[-count].position
     latest = max((traced.line_position[agent] for agent in agents if traced.line[agent] is not None), default=first)
@@ -141,7 +142,7 @@ def _fit(traced: Traced, agents: Sequence[str], columns: int) -> tuple[_Layout, 
 
 
 def _most(limit: int, fits: Callable[[int], bool]) -> int:
-    """The greatest number from 1 to `limit` that fits, if fitting only gets harder; 1 always does."""
+    """Return the greatest number from 1 to `limit` that fits; `fits` must be monotone, and 1 always fits."""
     low, high = 1, limit
     while low < high:
         middle = (low + high + 1) // 2
@@ -157,21 +158,24 @@ def _steps(traced: Traced, positions: Sequence[int]) -> list[_Step]:
     if not positions:
         return []
     window = (positions[0], positions[-1])
-    found = {int(mark.place): _Step(mark.agent, int(mark.place), mark=mark) for mark in traced.marks(window)}
+    steps = {int(mark.place): _Step(mark.agent, int(mark.place), mark=mark) for mark in traced.marks(window)}
     for arrow in traced.arrows(window):
-        for agent, position in ((arrow.sender, arrow.sent), *((arrow.receiver, one) for one in arrow.received)):
+        for agent, position in (
+            (arrow.sender, arrow.sent),
+            *((arrow.receiver, received) for received in arrow.received),
+        ):
             if position is not None:
-                found[int(position)] = _Step(agent, int(position), arrow=arrow)
-    return [found[position] for position in positions]
+                steps[int(position)] = _Step(agent, int(position), arrow=arrow)
+    return [steps[position] for position in positions]
 
 
-# -- where they stand --------------------------------------------------------------------------------------------------
+# -- layout -----------------------------------------------------------------------------------------------------------
 
 
 def _arrange(agents: Sequence[str], steps: Sequence[_Step], *, has_start: bool = False) -> _Layout:
     """Each event as far left as the module's rules allow, after the initial checkpoints with `has_start`."""
     labels = _labels(steps)
-    # Room for the initial checkpoint, or for a line that lies further left.
+    # Space for the initial checkpoint, or for a line further to the left.
     free = dict.fromkeys(agents, 4 if has_start else 1)
     sent: dict[str, int] = {}
     cells: dict[str, list[_Cell]] = {agent: [] for agent in agents}
@@ -180,12 +184,12 @@ def _arrange(agents: Sequence[str], steps: Sequence[_Step], *, has_start: bool =
         column = max(column, free[step.agent])
         if step.arrow is not None and step.position in step.arrow.received:
             column = max(column, sent.get(step.arrow.message, -1) + 1)
-        words = _words(step, labels)
-        cells[step.agent].append(_Cell(step, column, words))
-        # One character between two events, in which the line has room.
-        free[step.agent] = column + len(words) + 1
+        label = _words(step, labels)
+        cells[step.agent].append(_Cell(step, column, label))
+        # One character between two events, with space for the line.
+        free[step.agent] = column + len(label) + 1
         if step.arrow is not None and step.position == step.arrow.sent:
-            sent[step.arrow.message] = column + len(words) - 1
+            sent[step.arrow.message] = column + len(label) - 1
     return _Layout(cells=cells, width=max(free.values(), default=0), labels=labels, has_start=has_start)
 
 
@@ -223,7 +227,7 @@ def _row(traced: Traced, agent: str, layout: _Layout, window: Window) -> str:
     return row + ("X" if agent in traced.failed else "|" if turn == traced.events else "")
 
 
-# -- what is said about it ---------------------------------------------------------------------------------------------
+# -- notes and legend --------------------------------------------------------------------------------------------------
 
 
 def _notes(traced: Traced, agents: Sequence[str], layout: _Layout, window: Window) -> list[str]:

@@ -1,9 +1,9 @@
-"""An analysed trace as a scene: the place of every event, and the line's effects.
+"""Convert an analysed trace to a scene: the place of every event, and the effects of the line.
 
 Time is logical: an event is at its *position* in `trace.events`, counted from 0. That order respects causality, so
 every arrow goes to the right. Initial checkpoints are at -1, before all events, and live states at the number of
-events, after all of them. In relation to the line a message is what `scene` says, but an *orphan* is one whose send, in some round of
-the domino, was undone when its receive was not yet: it forced its receiver back.
+events, after all of them. Message states relative to the line are those of `scene`, except for orphans: an *orphan* is
+a message whose send was undone in a round of the domino before its receive, so that it forced its receiver back.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -22,7 +22,7 @@ EVENTS_MAX = 400
 """Largest number of columns without a window: more than this are too narrow to distinguish on a screen."""
 
 Window = tuple[int, int]
-"""The first and the last position shown, both inside; (0, -1) of a trace without events."""
+"""The first and the last shown position, both inclusive; (0, -1) for a trace without events."""
 
 
 def analysis_svg(trace: Trace, analysis: Analysis, *, window: tuple[int, int] | None = None) -> str:
@@ -30,12 +30,12 @@ def analysis_svg(trace: Trace, analysis: Analysis, *, window: tuple[int, int] | 
 
     Args:
         trace: the execution.
-        analysis: of this very trace.
-        window: the first position in `trace.events` to show and the one it ends before, cut to the trace; the last
-            `EVENTS_MAX` events if None.
+        analysis: analysis of this trace.
+        window: first and end position in `trace.events`, the end exclusive, cut to the trace; None: the last
+            `EVENTS_MAX` events.
 
     Raises:
-        UsageError: the window holds no event of the trace.
+        UsageError: the window contains no event of the trace.
     """
     traced = Traced(trace, analysis)
     return draw(traced.scene(traced.window_of(window, events_max=EVENTS_MAX)))
@@ -45,11 +45,11 @@ class Traced:
     """A trace and its analysis; made in one pass over the events.
 
     Attributes:
-        agents: from top to bottom.
-        failed: those the analysis fails, in the order of `agents`.
-        events: how many there are.
-        depth: rounds of the domino after the failed were set back.
-        checkpoints: agent → position of each, by number.
+        agents: agents from top to bottom.
+        failed: the failed agents of the analysis, in the order of `agents`.
+        events: number of events.
+        depth: rounds of the domino after the failed agents went back.
+        checkpoints: agent → positions of its checkpoints, by number.
         line: agent → number of its checkpoint on the line; None for its live state.
     """
 
@@ -64,7 +64,7 @@ class Traced:
         self.line = {agent: analysis.recovery_line[agent] for agent in self.agents}
         rounds = domino_rounds(trace, self.failed)
         self.depth = max(len(rounds) - 1, 0)
-        self._orphans = {message: "it forced a rollback" for one in rounds for message in one.orphans}
+        self._orphans = {message: "it forced a rollback" for orphan in rounds for message in orphan.orphans}
         self._past = PastEvents("at event {}".format)
         for event in (*trace.events, Recovery(self.line)):
             self._past.add(event)
@@ -80,10 +80,10 @@ class Traced:
         return [agent for agent, number in self.line.items() if number is not None]
 
     def window_of(self, wanted: tuple[int, int] | None, *, events_max: int) -> Window:
-        """Return the window: from `wanted[0]` up to, but without, `wanted[1]`; or the last `events_max` events.
+        """Return the window from `wanted[0]` up to but excluding `wanted[1]`; or the last `events_max` events.
 
         Raises:
-            UsageError: `wanted` holds no event of the trace.
+            UsageError: `wanted` contains no event of the trace.
         """
         if wanted is None:
             return max(0, self.events - events_max), self.events - 1
@@ -105,7 +105,7 @@ class Traced:
         return self._front.places
 
     def marks(self, window: Window) -> Iterator[Mark]:
-        """The checkpoints in the window by position; the initial ones too if it starts at 0."""
+        """Return the checkpoints in the window by position, with the initial ones if it starts at 0."""
         initial = (Mark(agent, INITIAL, "initial", 0) for agent in (self.agents if window[0] == 0 else ()))
         for mark in (*initial, *self._past.marks(*window)):
             on_line, number = self.line[mark.agent], mark.number
@@ -143,7 +143,7 @@ class Traced:
         )
 
     def _signs(self) -> Iterator[Sign]:
-        """Yield signs at the ends: agents that fail, and agents that keep their live state."""
+        """Yield signs at the end of lanes: agents that fail, and agents that keep their live state."""
         for agent in self.agents:
             if agent in self.failed:
                 yield Sign(agent, self.events, "kill", "fails")
@@ -152,10 +152,10 @@ class Traced:
 
     def words(self) -> str:
         """Return the result in one line, for headings and for readers who do not see the picture."""
-        back = len(self.rolled_back)
+        rolled_back = len(self.rolled_back)
         initial = sum(number == 0 for number in self.line.values())
-        goes = "goes" if back == 1 else "go"
-        parts = [f"{back:,} of {_agents(len(self.agents))} {goes} back" if back else "no agent goes back"]
+        goes = "goes" if rolled_back == 1 else "go"
+        parts = [f"{rolled_back:,} of {_agents(len(self.agents))} {goes} back" if rolled_back else "no agent goes back"]
         if initial:
             parts.append(f"{initial:,} to the initial state")
         parts.append(f"domino of {self.depth:,} round{'s' * (self.depth != 1)}" if self.depth else "no domino")
@@ -178,7 +178,7 @@ class Traced:
         return f"Window: events {window[0]:,} to {window[1]:,}; the trace has {self.events:,}, counted from 0."
 
     def line_outside(self, window: Window) -> str:
-        """Says whose part of the line a window does not show; empty if it shows all of it."""
+        """Return a text about agents whose part of the line is outside the window; empty if there are none."""
         first, last = window
         before = [agent for agent in self.agents if self.line_position[agent] < (first if first else INITIAL)]
         after = [agent for agent in self.agents if last < self.line_position[agent] < self.events]

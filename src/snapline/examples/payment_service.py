@@ -1,15 +1,15 @@
-"""A payment service for the examples: a program of its own, which knows nothing of fleets. HTTP on this machine, standard library only.
+"""A payment service for the examples: a separate program that is independent of fleets. HTTP on this machine, standard library only.
 
     python -m snapline.examples.payment_service payments.jsonl --port 8401
     python -m snapline.examples.payment_service payments.jsonl -- sh -c 'snapline run … --arg service=$PAYMENTS'
 
-The second form lends the service to a command, and ends with it. Each payment is one line of the ledger, on disk before it is answered, so
-a kill loses nothing that was answered. What a caller must be able to rely on is the *key*: the same `Idempotency-Key` again is the same
-payment, with the same answer, despite kills in between. With `--ignore-keys` it is a service that does not keep this promise.
+The second form runs the service as long as the command. Each payment is one line of the ledger, written to disk before the answer, so a kill loses
+no answered payment. A caller relies on the *key*: a request with the same `Idempotency-Key` is the same payment, with the same answer,
+even after a kill. With `--ignore-keys` the service does not guarantee this.
 
-    POST /payments {"order", "amount"}   pays; 402 above the limit, 409 if the key was used for something else
+    POST /payments {"order", "amount"}   pays; 402 above the limit, 409 if the key was used for another request
     GET  /payments/KEY                   the payment with this key, or 404
-    POST /undo {"order"}                 gives back the order's last payment not yet undone; if there is none, that is noted
+    POST /undo {"order"}                 refunds the order's last payment not yet refunded; if there is none, records that
 """
 
 import argparse
@@ -29,7 +29,7 @@ import msgspec
 from snapline.examples.payments import MISSING, REFUSED, Book, Entry, Receipt, read_entries
 
 AMOUNT_MOST = 100
-"""Largest payment: more is refused."""
+"""Largest payment; larger ones are refused."""
 
 CONFLICT, MALFORMED = 409, 400
 
@@ -37,14 +37,14 @@ BODY_BYTES_MAX = 64 * 1024
 
 
 class Asked(msgspec.Struct):
-    """A request's body; `amount` of a payment."""
+    """Body of a request; `amount`: only for payments."""
 
     order: str
     amount: int = 0
 
 
 class NotDoneError(Exception):
-    """A request that is answered with this status."""
+    """A request that fails with this HTTP status."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -52,7 +52,7 @@ class NotDoneError(Exception):
 
 
 class Ledger:
-    """All payments: in memory, and one line each on disk."""
+    """All payments: in memory, and as one line each on disk."""
 
     def __init__(self, path: Path, *, ignores_keys: bool = False) -> None:
         path.touch()
@@ -60,7 +60,7 @@ class Ledger:
         self.book = Book(whole)
         self._ignores_keys = ignores_keys
         self._file = path.open("r+b", buffering=0)
-        self._file.truncate(sum([len(_line(entry)) for entry in whole]))  # what a kill has cut was never answered
+        self._file.truncate(sum([len(_line(entry)) for entry in whole]))  # a line cut off by a kill was never answered
         self._file.seek(0, os.SEEK_END)
         self._lock = threading.Lock()
 
@@ -68,33 +68,33 @@ class Ledger:
         if amount > AMOUNT_MOST:
             raise NotDoneError(REFUSED, f"{amount} is more than {AMOUNT_MOST}")
         with self._lock:
-            known = self._known(key, order, amount=amount)
-            entry = known or self._add(Entry(self.book.count + 1, order, amount, key))
-            return Receipt(entry.number, is_first=known is None and len(self.book.standing[order]) == 1)
+            earlier = self._known(key, order, amount=amount)
+            entry = earlier or self._add(Entry(self.book.count + 1, order, amount, key))
+            return Receipt(entry.number, is_first=earlier is None and len(self.book.standing[order]) == 1)
 
     def undo(self, key: str, order: str) -> Receipt:
         with self._lock:
-            known = self._known(key, order, is_undoing=True)
-            return Receipt((known or self._add(self._undoing(key, order))).number)
+            earlier = self._known(key, order, is_undoing=True)
+            return Receipt((earlier or self._add(self._undoing(key, order))).number)
 
     def find(self, key: str) -> Receipt:
         with self._lock:
-            if (known := self.book.by_key.get(key)) is None:
+            if (entry := self.book.by_key.get(key)) is None:
                 raise NotDoneError(MISSING, "there is no entry with this key")
-            return Receipt(known.number)
+            return Receipt(entry.number)
 
     def _known(self, key: str, order: str, *, amount: int | None = None, is_undoing: bool = False) -> Entry | None:
-        known = None if self._ignores_keys else self.book.by_key.get(key)
-        if known is None:
+        entry = None if self._ignores_keys else self.book.by_key.get(key)
+        if entry is None:
             return None
-        if (known.order, known.is_undoing) != (order, is_undoing) or amount not in (None, known.amount):
-            raise NotDoneError(CONFLICT, f"this key was used for something else: {known}")
-        return known
+        if (entry.order, entry.is_undoing) != (order, is_undoing) or amount not in (None, entry.amount):
+            raise NotDoneError(CONFLICT, f"this key was used for something else: {entry}")
+        return entry
 
     def _undoing(self, key: str, order: str) -> Entry:
         paid = self.book.standing.get(order)
-        last = paid[-1] if paid else Entry(0, order, 0)
-        return Entry(self.book.count + 1, order, -last.amount, key, undoes=last.number, is_undoing=True)
+        last_payment = paid[-1] if paid else Entry(0, order, 0)
+        return Entry(self.book.count + 1, order, -last_payment.amount, key, undoes=last_payment.number, is_undoing=True)
 
     def _add(self, entry: Entry) -> Entry:
         self._file.write(_line(entry))
@@ -108,7 +108,7 @@ def _line(entry: Entry) -> bytes:
 
 
 class Service(ThreadingHTTPServer):
-    """The ledger behind HTTP; `delay_s` before and after each entry: where kills hurt."""
+    """The ledger behind HTTP; `delay_s`: wait before and after each entry, so that kills hit critical moments."""
 
     daemon_threads = True
 
@@ -135,16 +135,16 @@ class Handler(BaseHTTPRequestHandler):
 
     def _post(self) -> Receipt:
         size, key = int(self.headers.get("Content-Length", 0)), self.headers.get("Idempotency-Key", "")
-        asked = msgspec.json.decode(self.rfile.read(min(size, BODY_BYTES_MAX)), type=Asked)
+        request = msgspec.json.decode(self.rfile.read(min(size, BODY_BYTES_MAX)), type=Asked)
         time.sleep(self.server.delay_s)
         if self.path == "/payments":
-            done = self.server.ledger.pay(key, asked.order, asked.amount)
+            receipt = self.server.ledger.pay(key, request.order, request.amount)
         elif self.path == "/undo":
-            done = self.server.ledger.undo(key, asked.order)
+            receipt = self.server.ledger.undo(key, request.order)
         else:
             raise NotDoneError(MISSING, f"there is nothing at {self.path}")
         time.sleep(self.server.delay_s)
-        return done
+        return receipt
 
     def _get(self) -> Receipt:
         name, _, key = self.path[1:].partition("/")
@@ -159,14 +159,14 @@ class Handler(BaseHTTPRequestHandler):
             status, body = error.status, str(error).encode()
         except (msgspec.MsgspecError, ValueError) as error:
             status, body = MALFORMED, str(error).encode()
-        with contextlib.suppress(ConnectionError):  # who asked was killed
+        with contextlib.suppress(ConnectionError):  # the caller was killed
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: the ledger records it all."""
+        """Log nothing: the ledger records all requests."""
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
-"""Requests of the examples to the payment service (`payment_service.py`), and counting of its ledger.
+"""The examples' requests to the payment service (`payment_service.py`), and evaluation of its ledger.
 
-The functions are meant for `ctx.effect`: each takes the effect's key. A service that is down raises, and is asked again; a payment that
-it refuses is an answer, which no repetition changes.
+The functions are meant for `ctx.effect`: each takes the effect's key. If the service is down they raise, and the effect is retried; a refused
+payment is a final answer.
 """
 
 import json
@@ -24,8 +24,8 @@ class Entry(msgspec.Struct, frozen=True):
 
     Attributes:
         number: 1, 2, 3 …
-        key: under which it was requested; "" if without one.
-        amount: the payment; of an undoing, the negative amount of the payment `undoes`; 0, with `undoes` 0, if there was none.
+        key: idempotency key of the request; "" without one.
+        amount: the payment; for a refund, the negative amount of the payment `undoes`; 0, with `undoes` 0, if there was none.
     """
 
     number: int
@@ -37,18 +37,18 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """Answer of the service: its entry's number, 0 if it has refused; and whether this request made the order's first payment."""
+    """Answer of the service: its entry's number, 0 if refused; and whether this request made the order's first payment."""
 
     number: int
     is_first: bool = False
 
 
 class Book:
-    """The lines of a ledger, as they are counted.
+    """The entries of a ledger, indexed.
 
     Attributes:
         by_key: the first entry with each key.
-        standing: order → its payments that were not given back.
+        standing: order → its payments that were not refunded.
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
@@ -64,7 +64,7 @@ class Book:
             self.by_key.setdefault(entry.key, entry)
         paid = self.standing.setdefault(entry.order, [])
         if entry.is_undoing:
-            paid[:] = [each for each in paid if each.number != entry.undoes]
+            paid[:] = [payment for payment in paid if payment.number != entry.undoes]
         else:
             paid.append(entry)
 
@@ -74,7 +74,7 @@ class Book:
 
 
 def pay(service: str, order: str, amount: int, *, key: str = "") -> Receipt:
-    """Pay `amount` for `order`; with a key, once."""
+    """Pay `amount` for `order`; once, if a key is given."""
     try:
         return _ask(f"{service}/payments", key, {"order": order, "amount": amount})
     except urllib.error.HTTPError as error:
@@ -84,7 +84,7 @@ def pay(service: str, order: str, amount: int, *, key: str = "") -> Receipt:
 
 
 def find(service: str, order: str, amount: int, *, key: str) -> Receipt | None:
-    """The payment with this key, if there is one: whether an effect that is in doubt has happened."""
+    """Return the payment with this key, if there is one: the probe of an effect in doubt."""
     try:
         return _ask(f"{service}/payments/{urllib.parse.quote(key, safe='')}", "", None)
     except urllib.error.HTTPError as error:
@@ -94,7 +94,7 @@ def find(service: str, order: str, amount: int, *, key: str) -> Receipt | None:
 
 
 def undo(service: str, order: str, *, key: str) -> Receipt:
-    """Refund what was paid for `order` and not refunded yet."""
+    """Refund the last payment for `order` that was not refunded."""
     return _ask(f"{service}/undo", key, {"order": order})
 
 
@@ -106,7 +106,7 @@ def _ask(url: str, key: str, body: dict[str, object] | None) -> Receipt:
 
 
 def read_entries(ledger: Path) -> Iterator[Entry]:
-    """Yield all whole lines of a file. A kill may have left a part of the last one."""
+    """Yield all complete lines of a file. A kill may have left the last one incomplete."""
     for line in ledger.read_bytes().splitlines(keepends=True):
         if line.endswith(b"\n"):
             yield msgspec.json.decode(line, type=Entry)

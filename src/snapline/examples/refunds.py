@@ -1,16 +1,16 @@
-"""Refunds: agents with a tool that pays money back, and processes that die while they use it. How many refunds arrive twice, or never?
+"""Refunds: agents with a tool that refunds money, and processes that crash while they use it. How many refunds are made twice, or never?
 
-A clerk pays by an effect: it is called only after its request is durable, always with the same key, and the service
-(`payment_service.py`) pays once for a key. With `unsafe` the same clerks call the same service as one calls a tool: a payment made before
-a crash is made again after it.
+A clerk pays with an effect: it is called only after its request is durable, always with the same key, and the service
+(`payment_service.py`) pays once per key. With `unsafe` the clerks call the service like an ordinary tool: a payment made before
+a crash is repeated after it.
 
-Customers inside the fleet request `orders` refunds, and the fleet ends; `crash_every` kills the clerk's host right after the first payment for every
+Customers inside the fleet request `orders` refunds, then the fleet ends. `crash_every` kills the clerk's host right after the first payment for every
 N-th order, before its outcome is known:
 
     python -m snapline.examples.payment_service payments.jsonl -- \\
       sh -c 'snapline run snapline.examples.refunds:fleet --arg service=$PAYMENTS --arg orders=40 --arg crash_every=20'
 
-With `orders=0` the fleet waits for requests from outside; this program sends them:
+With `orders=0` the fleet waits for external requests, which this program sends:
 
     python -m snapline.examples.refunds --data-dir DIR --orders 209
 """
@@ -30,10 +30,10 @@ from snapline.examples.payments import Receipt, pay
 CLERKS = 4
 
 CALL_S = 600.0
-"""Time-out of a customer's call, longer than any recovery takes."""
+"""Time-out of a customer's call, longer than any recovery."""
 
 RETRIES_S = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
-"""Waits before the service is asked again: it may be starting."""
+"""Waits before the service is called again: it may be starting."""
 
 ASKED_AT_ONCE = 8
 
@@ -44,14 +44,14 @@ class Refund(snapline.Message):
 
 
 class Refunded(snapline.Message):
-    """`receipt`: the number of the service's entry."""
+    """`receipt`: number of the service's entry."""
 
     order: int
     receipt: int
 
 
 class Go(snapline.Message):
-    """A message to itself: begin."""
+    """A message of the agent to itself: begin."""
 
 
 class Desk(msgspec.Struct):
@@ -63,14 +63,14 @@ class Desk(msgspec.Struct):
 
 
 class Wishes(msgspec.Struct):
-    """`orders`: those that are to be refunded, and `refunded` those that were."""
+    """`orders`: orders to refund; `refunded`: orders that were refunded."""
 
     orders: list[int]
     refunded: list[int] = []
 
 
 def refund(service: str, order: int, amount: int, crash_every: int, *, key: str = "") -> Receipt:
-    """The tool. The crash is part of the experiment."""
+    """Refund an order; the tool of the agents. The crash is part of the experiment."""
     receipt = pay(service, f"order-{order}", amount, key=key)
     if crash_every and order % crash_every == 0 and receipt.is_first:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -85,22 +85,22 @@ class Clerk(snapline.Agent):
     @snapline.handler(durable=True)
     async def on_refund(self, message: Refund, ctx: snapline.Context) -> None:
         state, order = self.state, message.order
-        asked = (state.service, order, message.amount, state.crash_every)
-        receipt = await ctx.effect("refund", refund, *asked, key=f"refund-{order}", retries=RETRIES_S)
+        arguments = (state.service, order, message.amount, state.crash_every)
+        receipt = await ctx.effect("refund", refund, *arguments, key=f"refund-{order}", retries=RETRIES_S)
         state.refunded[order] = receipt.number
         ctx.reply(Refunded(order, receipt.number))
 
 
 class UnsafeClerk(snapline.Agent):
-    """A clerk without effects: it calls the tool, and that is all."""
+    """A clerk without effects: it just calls the tool."""
 
     state: Desk
 
     @snapline.handler
     async def on_refund(self, message: Refund, ctx: snapline.Context) -> None:
         state, order = self.state, message.order
-        asked = (state.service, order, message.amount, state.crash_every)
-        receipt = await ctx.step("refund", refund, *asked, retries=RETRIES_S)
+        arguments = (state.service, order, message.amount, state.crash_every)
+        receipt = await ctx.step("refund", refund, *arguments, retries=RETRIES_S)
         state.refunded[order] = receipt.number
         ctx.reply(Refunded(order, receipt.number))
 
@@ -129,7 +129,7 @@ def amount_of(order: int) -> int:
 
 
 def is_over(cut: snapline.Cut) -> bool:
-    """Return whether every customer has all refunds."""
+    """Return whether every customer has received all refunds."""
     customers = [state for state in cut.states.values() if isinstance(state, Wishes)]
     return cut.is_quiet and all(customer.refunded == customer.orders for customer in customers)
 
@@ -142,7 +142,7 @@ def fleet(
     period: str = "0.2",
     protocol: str = "chandy-lamport",
 ) -> snapline.Fleet:
-    """`service`: the URL of the payment service. `orders`: 0 = customers are outside. `unsafe`: "yes" = without effects."""
+    """`service`: URL of the payment service. `orders`: 0 = customers are external. `unsafe`: "yes" = without effects."""
     asked = int(orders)
     desk, kind = Desk(service, int(crash_every)), UnsafeClerk if unsafe == "yes" else Clerk
     agents: dict[str, snapline.Agent] = {f"clerk-{number}": kind(desk) for number in range(CLERKS)}
@@ -158,8 +158,8 @@ def fleet(
 
 
 async def ask_for_all(data_dir: Path, orders: int) -> int:
-    """Request each order's refund, from outside, until there is an answer; returns how many there are. It may be killed and run again: the key of
-    a request says that it is the same."""
+    """Request each order's refund, from outside, until it is answered; return the number of refunds. The program may be killed and restarted: a
+    repeated request has the same key."""
     at_once = asyncio.Semaphore(ASKED_AT_ONCE)
 
     async def ask(client: snapline.Client, order: int) -> None:

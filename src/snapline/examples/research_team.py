@@ -1,8 +1,7 @@
-"""A research team: a planner reads its way through a dictionary, searchers look up what it asks for, a writer sums up.
+"""A research team: a planner explores a dictionary, searchers look up its terms, a writer summarizes.
 
-The planner's plan is one durable turn of twenty steps (and more): for each term it calls a searcher, has a language model say in one
-sentence what was found, and takes the references of the article as further terms. A crash in the middle costs none of the answers so
-far.
+The planner's plan is one durable turn of at least twenty steps. For each term it calls a searcher, has a language model summarize the result in one
+sentence, and adds the references in the article to its terms. A crash in the middle loses no answer received so far.
 
     snapline run snapline.examples.research_team:fleet --hosts 2 --arg topics=checkpoint
     snapline run snapline.examples.research_team:fleet --arg dictionary=foldoc --arg model=smollm2 --arg topics='checkpoint,deadlock'
@@ -19,7 +18,7 @@ from snapline.examples.language_model import ask
 SEARCHERS = 2
 
 DRAFT_NOTES = 5
-"""Number of notes that the writer reads: a small model forgets longer ones."""
+"""Number of notes that the writer reads; a small model cannot use more."""
 
 
 class Question(snapline.Message):
@@ -42,7 +41,7 @@ class Written(snapline.Message):
 
 
 class Report(snapline.Message):
-    """`read`: the terms that were looked up, in order."""
+    """`read`: terms that were looked up, in order."""
 
     topic: str
     text: str
@@ -50,7 +49,7 @@ class Report(snapline.Message):
 
 
 class Plans(msgspec.Struct):
-    """`pause_s`: between two steps of the plan, as the small example is over at once otherwise."""
+    """`pause_s`: pause between two steps of the plan; without it the small example would be over at once."""
 
     topics: list[str]
     steps: int
@@ -72,7 +71,7 @@ class Desk(msgspec.Struct):
 
 
 class Planner(snapline.Agent):
-    """Reads about its topics, one after the other, and about topics that people ask for."""
+    """Researches its own topics, one after the other, and topics that clients ask for."""
 
     state: Plans
 
@@ -86,9 +85,9 @@ class Planner(snapline.Agent):
         for number in range(state.steps):
             if number == len(terms):
                 break
-            found = await ctx.call(f"searcher-{number % SEARCHERS}", Look(terms[number]), Article)
-            terms += [link for link in found.links if link not in terms]
-            notes.append(await ctx.step("note", ask, state.model, note_on(message.topic, found), state.calls))
+            article = await ctx.call(f"searcher-{number % SEARCHERS}", Look(terms[number]), Article)
+            terms += [link for link in article.links if link not in terms]
+            notes.append(await ctx.step("note", ask, state.model, note_on(message.topic, article), state.calls))
             await ctx.sleep(state.pause_s)
         written = await ctx.call("writer", Draft(message.topic, notes), Written)
         report = Report(message.topic, written.text, terms[: len(notes)])
@@ -109,7 +108,7 @@ class Searcher(snapline.Agent):
 
 
 class Writer(snapline.Agent):
-    """Makes one text of many notes."""
+    """Summarizes many notes in one text."""
 
     state: Desk
 
@@ -147,9 +146,9 @@ def fleet(
     period: str = "0.3",
     protocol: str = "chandy-lamport",
 ) -> snapline.Fleet:
-    """`topics`: with commas between; "": it runs on, and answers questions. `dictionary`: "foldoc", a file, or "" for the small one.
+    """`topics`: separated by commas; "": the fleet runs on and answers questions. `dictionary`: "foldoc", a file, or "" for the small one.
 
-    `model`: "smollm2", or "" for recorded answers. `calls`: a file in which each call of the model is noted. `pause`: seconds.
+    `model`: "smollm2", or "" for recorded answers. `calls`: a file that records each call of the model. `pause`: seconds.
     """
     asked = [topic.strip() for topic in topics.split(",") if topic.strip()]
     book, notes = FOLDOC if dictionary == "foldoc" else dictionary, str(Path(calls).absolute()) if calls else ""

@@ -1,12 +1,12 @@
-"""Agents train one small network together: each on data of its own, and in step, by the mean of their gradients.
+"""Agents train one small network together: each on its own data, synchronized by the mean of their gradients.
 
-A checkpoint of a training is more than weights: momentum, the random numbers of dropout, the gradients under way. All of it
-is in a cut of the fleet, so a fleet that was killed ends with the weights of one that was not, bit for bit.
+A training checkpoint is more than weights: it contains momentum, the random state of dropout, and the gradients in transit. A cut of the fleet
+contains all of it, so a fleet that was killed ends with exactly the same weights as one that was not.
 
     pip install 'snapline[torch]'
     snapline run snapline.examples.training:fleet --hosts 2 --arg steps=100
 
-In step: a worker sends its gradient to all, waits for theirs, and takes the mean in the order of the workers' names. So the
+Synchronization: a worker sends its gradient to all others, waits for theirs, and takes the mean in the order of the workers' names. So the
 result does not depend on the order in which messages arrive. A worker is at most one step ahead of another.
 """
 
@@ -32,11 +32,11 @@ class Gradient(snapline.Message):
 
 
 class NextStep(snapline.Message):
-    """A message to itself, by a timer."""
+    """A timer message of the agent to itself."""
 
 
 class Work(msgspec.Struct):
-    """`gradients`: of this step, by worker; `early`: of the next one, from workers that are ahead."""
+    """`gradients`: gradients of this step, by worker; `early`: those of the next step, from workers that are ahead."""
 
     training: snapline.TorchState
     workers: list[str]
@@ -48,7 +48,7 @@ class Work(msgspec.Struct):
 
 
 def build() -> tuple[Any, Any]:
-    """A new network and its optimizer: the same each time, which a restored training requires of names and shapes only."""
+    """Return a new network and its optimizer. To restore a training, only names and shapes must be the same each time."""
     torch.set_num_threads(1)  # agents share the cores
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -58,25 +58,25 @@ def build() -> tuple[Any, Any]:
 
 
 def batch(worker: int, step: int) -> tuple[Any, Any]:
-    """A worker's data for a step: inputs (BATCH, INPUTS) and wanted outputs (BATCH, 1), float32."""
+    """Return a worker's data for a step: inputs (BATCH, INPUTS) and target outputs (BATCH, 1), float32."""
     inputs = np.random.default_rng([worker, step]).standard_normal((BATCH, INPUTS), np.float32)
     return torch.from_numpy(inputs), torch.from_numpy(np.sin(inputs.sum(axis=1, keepdims=True)))
 
 
 def gradient_of(model: Any, worker: int, step: int) -> Array:
-    """The gradient on a worker's data, flat. Dropout draws from torch's generator."""
-    inputs, wanted = batch(worker, step)
+    """Return the gradient on a worker's data, flat. Dropout draws from torch's generator."""
+    inputs, targets = batch(worker, step)
     model.zero_grad()
-    ((model(inputs) - wanted) ** 2).mean().backward()
+    ((model(inputs) - targets) ** 2).mean().backward()
     return np.concatenate([parameter.grad.numpy().ravel() for parameter in model.parameters()])
 
 
 def apply_gradient(model: Any, optimizer: Any, gradient: Array) -> None:
     """Take one step of the optimizer along a flat gradient."""
-    rest = torch.from_numpy(gradient)
+    remaining = torch.from_numpy(gradient)
     for parameter in model.parameters():
-        mine, rest = rest[: parameter.numel()], rest[parameter.numel() :]
-        parameter.grad = mine.reshape(parameter.shape).clone()
+        own_part, remaining = remaining[: parameter.numel()], remaining[parameter.numel() :]
+        parameter.grad = own_part.reshape(parameter.shape).clone()
     optimizer.step()
 
 
@@ -102,7 +102,7 @@ class Worker(snapline.Agent):
         self._step_if_complete(ctx)
 
     def _live(self) -> snapline.TorchState:
-        """The training; after a recovery its network is not there yet."""
+        """Return the training; after a recovery its network must be created first."""
         training = self.state.training
         if not training.is_live:
             training.load_into(*build())
@@ -111,11 +111,11 @@ class Worker(snapline.Agent):
     def _compute(self, ctx: snapline.Context) -> None:
         state, training = self.state, self._live()
         with training.randomness():
-            mine = gradient_of(training.model, state.workers.index(ctx.agent), state.step)
-        state.gradients[ctx.agent] = mine
+            gradient = gradient_of(training.model, state.workers.index(ctx.agent), state.step)
+        state.gradients[ctx.agent] = gradient
         for worker in state.workers:
             if worker != ctx.agent:
-                ctx.send(worker, Gradient(step=state.step, values=mine))
+                ctx.send(worker, Gradient(step=state.step, values=gradient))
 
     def _step_if_complete(self, ctx: snapline.Context) -> None:
         state = self.state
@@ -131,7 +131,7 @@ class Worker(snapline.Agent):
 
 
 def fleet(workers: str = "3", steps: str = "200", pause: str = "0", period: str = "0.3") -> snapline.Fleet:
-    """`pause`: seconds between two steps; `period`: between two checkpoints, 0 = none."""
+    """`pause`: seconds between two steps; `period`: seconds between two checkpoints, 0 = none."""
     names = [f"worker-{index}" for index in range(int(workers))]
     return snapline.Fleet(
         "training",

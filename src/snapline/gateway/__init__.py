@@ -1,1 +1,1 @@
-"""A fleet behind HTTP: requests with keys go in and are answered, outputs come out. One process next to the fleet, a client like any other."""
+"""HTTP gateway of a fleet: clients send inputs with keys, get answers, and read outputs. It is one process and an ordinary client of the fleet."""

@@ -1,13 +1,14 @@
-"""The gateway's requests: inputs to agents, and their answers and outputs. An adapter: the client decides.
+"""HTTP requests to the gateway: inputs to agents, their answers, and outputs. An adapter: the client decides.
 
     POST /agents/{agent}/{message}     JSON by the message's type; `Idempotency-Key`; ?answer=none|early|final&timeout_s=
     GET  /outputs, /outputs/{topic}    server-sent events, from ?after= or `Last-Event-ID` on
-    GET  /openapi.json                 what it accepts
+    GET  /openapi.json                 OpenAPI document
     GET  /health                       200 while the coordinator answers
 
-Everyone who can reach it may give inputs to public handlers, and to those it was started to serve; hosts check the first (`GivenInput.public_only`).
-So it listens on loopback, or requires a token (`check_exposure`). Without one pages of other sites are refused (`browsers.py`); with one no page can
-carry it. A body must say that it is JSON: no page of another site can send such a body without a question that is not answered here (CORS preflight).
+Everyone who can reach the gateway may send inputs to public handlers, which hosts check (`GivenInput.public_only`), and to the handlers that it is
+configured to serve. So it listens on loopback, or requires a token (`check_exposure`). Without a token it rejects pages of other sites
+(`browsers.py`); with a token no such page can send it. A body must be declared as JSON: a page of another site can send such a body only after
+a CORS preflight, which the gateway does not answer.
 """
 
 import asyncio
@@ -41,15 +42,15 @@ KEY = "Idempotency-Key"
 
 TIMEOUT_S_MAX = 600.0
 QUIET_S = 15.0
-"""Time between keep-alives of a stream of outputs: proxies close silent connections."""
+"""Time between keep-alives of an output stream: proxies close silent connections."""
 
 PART_BYTES = 64 * 1024
-"""Size of the parts of an output that are sent at once; the next part waits until a reader has taken most of it."""
+"""Size of the chunks in which an output is sent; the next chunk waits until the reader has received most of the current one."""
 
 HEALTH_S = 2.0
 
 HEALTH_PERIOD_S = 1.0
-"""Time between two questions to the coordinator, however many requests: they need no token."""
+"""Shortest time between two checks of the coordinator, for any number of requests: health checks need no token."""
 
 JSON = "application/json"
 
@@ -59,7 +60,7 @@ _PLAIN = MessageReader(None, "message_type", "the output")
 
 
 class Gateway:
-    """Answers requests with one client. `token`: what they have to carry, or ""; `openapi`: the document; `served`: handlers besides public ones."""
+    """Serves requests with one client. `token`: required token, or ""; `openapi`: the document; `served`: handlers to serve besides public ones."""
 
     def __init__(self, client: Client, *, token: str, openapi: dict[str, Any], served: Served = NOTHING) -> None:
         self._client = client
@@ -70,7 +71,7 @@ class Gateway:
         self._health_lock, self._health_s, self._phase = asyncio.Lock(), float("-inf"), ""
 
     def app(self) -> Starlette:
-        """The application."""
+        """Return the application."""
         routes = [
             Route("/agents/{agent}/{message}", self._guarded(self._give), methods=["POST"]),
             Route("/outputs", self._guarded(self._outputs)),
@@ -94,7 +95,7 @@ class Gateway:
         return self._of_own_site(guarded)
 
     def _of_own_site(self, handler: Handler) -> Handler:
-        """Return a handler that, without a token, answers this machine alone, and no page of another site."""
+        """Return a handler that, without a token, answers only this machine, and no page of another site."""
         if self._token:
             return handler
 
@@ -108,16 +109,16 @@ class Gateway:
         return checked
 
     def _may(self, request: Request) -> bool:
-        scheme, _, told = request.headers.get("Authorization", "").partition(" ")
-        is_right = secrets.compare_digest(told.encode(), self._token)
+        scheme, _, given_token = request.headers.get("Authorization", "").partition(" ")
+        is_right = secrets.compare_digest(given_token.encode(), self._token)
         return not self._token or (is_right and scheme.lower() == "bearer")
 
-    # ---- in -------------------------------------------------------------------------------------------------------
+    # ---- inputs ---------------------------------------------------------------------------------------------------
 
     async def _give(self, request: Request) -> Response:
         answer, timeout_s = _answer_of(request), _timeout_of(request)
         traceparent = read_header(request.headers.get("traceparent", ""))
-        TOLD.set(b"" if traceparent is None else traceparent.tail())  # each request has a task of its own
+        TOLD.set(b"" if traceparent is None else traceparent.tail())  # safe: each request runs in its own task
         key = request.headers.get(KEY) or f"http-{secrets.token_hex(16)}"
         agent, name = request.path_params["agent"], request.path_params["message"]
         with self._limits.request(agent) as take:
@@ -125,14 +126,14 @@ class Gateway:
             message = OutsideMessage(name, fields, public_only=not self._served.has(agent, name))
             if answer == "none":
                 receipt = await _while_there(request, self._client.send(agent, message, key, timeout_s))
-                told = {"agent": agent, "number": receipt.number, "key": key, "is_repeated": receipt.is_repeated}
-                return JSONResponse(told, 202, {KEY: key})
+                result = {"agent": agent, "number": receipt.number, "key": key, "is_repeated": receipt.is_repeated}
+                return JSONResponse(result, 202, {KEY: key})
             asking = self._client.ask(agent, message, key, answer == "early", timeout_s)
             reply = await _while_there(request, asking)
-        told = {"agent": agent, "number": reply.number, "key": key, "is_early": answer == "early"}
-        return JSONResponse({**told, "message": msgspec.to_builtins(reply.message)}, 200, {KEY: key})
+        result = {"agent": agent, "number": reply.number, "key": key, "is_early": answer == "early"}
+        return JSONResponse({**result, "message": msgspec.to_builtins(reply.message)}, 200, {KEY: key})
 
-    # ---- out ------------------------------------------------------------------------------------------------------
+    # ---- outputs --------------------------------------------------------------------------------------------------
 
     async def _outputs(self, request: Request) -> Response:
         after = request.headers.get("Last-Event-ID") or request.query_params.get("after", "")
@@ -141,11 +142,13 @@ class Gateway:
             topic = request.path_params.get("topic", "")
             reader = _Reader(self._client.outputs(topic, after=after, message_type=msgspec.Raw))
             opened.push_async_callback(reader.close)
-            with contextlib.suppress(TimeoutError):  # what is wrong with the cursor is known at once, and is no stream
+            with contextlib.suppress(
+                TimeoutError
+            ):  # an invalid cursor fails at once, so it gets an error response, not a stream
                 await asyncio.wait_for(asyncio.shield(reader.coming), HEALTH_S)
             return _OutputStream(reader, opened.pop_all())
 
-    # ---- about itself ---------------------------------------------------------------------------------------------
+    # ---- the gateway itself ---------------------------------------------------------------------------------------
 
     async def _describe(self, request: Request) -> Response:
         return JSONResponse(self._openapi)
@@ -167,14 +170,14 @@ class Gateway:
 
 
 class _Reader:
-    """Reader of outputs. `coming`: the next one."""
+    """Reader of outputs. `coming`: future of the next one."""
 
     def __init__(self, found: AsyncGenerator[Output | OutputsReverted, None]) -> None:
         self._found = found
         self.coming = asyncio.ensure_future(anext(found, None))
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yield server-sent events: the cursor is the id, so a reconnecting browser goes on behind it. Requests the next one when this is taken."""
+        """Yield server-sent events. The cursor is the id, so a browser that reconnects continues after it. The next output is requested on demand."""
         try:
             while True:
                 done, _ = await asyncio.wait([self.coming], timeout=QUIET_S)
@@ -192,14 +195,14 @@ class _Reader:
             yield b"event: failure\ndata: %b\n\n" % msgspec.json.encode({"detail": str(error)})
 
     async def close(self) -> None:
-        """Request no more."""
+        """Stop reading."""
         self.coming.cancel()
         await asyncio.wait([self.coming])
         await self._found.aclose()
 
 
 class _OutputStream(StreamingResponse):
-    """Response to a reader; `opened` is closed when that is over, also if it never begins."""
+    """Response to a reader; closes `opened` when it ends, even if it never begins."""
 
     def __init__(self, reader: _Reader, opened: AsyncExitStack) -> None:
         headers = {"Cache-Control": "no-store"}
@@ -213,27 +216,27 @@ class _OutputStream(StreamingResponse):
 
 
 def _event(each: Output | OutputsReverted | None) -> tuple[bytes, bytes, bytes]:
-    """Return its head, its data and its end. The values of an output's message, which may take 30 times the space, exist only here."""
+    """Return head, data and end of an event. The decoded message, which may take 30 times its bytes, exists only in this function."""
     assert each is not None, "that is the end"
     kind = "undone" if isinstance(each, OutputsReverted) else "output"
     if isinstance(each, Output):
         message = _PLAIN.read(each.message["type"], each.message["fields"])
         each = msgspec.structs.replace(each, message=message)
-    data = bytes(memoryview(msgspec.json.encode(each)))  # of its own, the encoder's takes half as much again
+    data = bytes(memoryview(msgspec.json.encode(each)))  # copied, since the encoder's own buffer is half as large again
     return f"id: {each.cursor}\nevent: {kind}\ndata: ".encode(), data, b"\n\n"
 
 
 async def _while_there(request: Request, asked: Coroutine[Any, Any, _Found]) -> _Found:
-    """Return the result; ends when the requester has disconnected, whose place others may need."""
-    finding, leaving = asyncio.ensure_future(asked), asyncio.ensure_future(_end_of(request))
+    """Return the result; stop when the requester has disconnected, to free its slot."""
+    result_task, disconnect_task = asyncio.ensure_future(asked), asyncio.ensure_future(_end_of(request))
     try:
-        await asyncio.wait([finding, leaving], return_when=asyncio.FIRST_COMPLETED)
-        if not finding.done():
+        await asyncio.wait([result_task, disconnect_task], return_when=asyncio.FIRST_COMPLETED)
+        if not result_task.done():
             raise UsageError("the request ended before there was an answer")
-        return finding.result()
+        return result_task.result()
     finally:
-        finding.cancel()
-        leaving.cancel()
+        result_task.cancel()
+        disconnect_task.cancel()
 
 
 async def _end_of(request: Request) -> None:
@@ -261,7 +264,7 @@ async def _body_of(request: Request, take: Callable[[int], None]) -> msgspec.Raw
     try:
         text = bytes(body) or b"{}"
         read_json(text)
-        return msgspec.Raw(text)  # its values take up to 30 times the space, and are gone again
+        return msgspec.Raw(text)  # only the bytes are stored: decoded values take up to 30 times the space
     except UsageError as error:
         raise UsageError(f"the body is no JSON: {error}") from error
 
@@ -274,11 +277,11 @@ def _answer_of(request: Request) -> str:
 
 
 def _timeout_of(request: Request) -> float:
-    given = request.query_params.get("timeout_s", str(TIMEOUT_S))
+    text = request.query_params.get("timeout_s", str(TIMEOUT_S))
     try:
-        timeout_s = float(given)
+        timeout_s = float(text)
     except ValueError:
         timeout_s = 0.0
     if not 0 < timeout_s <= TIMEOUT_S_MAX:
-        raise UsageError(f"timeout_s={given} is no number of seconds up to {TIMEOUT_S_MAX:g}")
+        raise UsageError(f"timeout_s={text} is no number of seconds up to {TIMEOUT_S_MAX:g}")
     return timeout_s

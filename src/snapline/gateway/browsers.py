@@ -1,8 +1,8 @@
-"""Browser headers of a request: which machine it is for, and which site's page it comes from.
+"""Browser headers of a request: the machine that it addresses, and the site of the page that made it.
 
-Programs on other web sites must not act or read through a user's browser. A page of theirs that makes its name point to 127.0.0.1 (DNS rebinding)
-is known by the name it requests, `Host`. Any other request is known by `Sec-Fetch-Site` and `Origin`, about which no page can make a browser
-lie. Programs that are no browsers send neither.
+Pages of other web sites must not act or read through a user's browser. If such a page points its name at 127.0.0.1 (DNS rebinding), the
+`Host` header shows that name. All other requests are recognized by `Sec-Fetch-Site` and `Origin`, which a page cannot forge in a
+browser. Programs other than browsers send neither header.
 """
 
 import ipaddress
@@ -10,11 +10,11 @@ import ipaddress
 from starlette.requests import Request
 
 OWN_SITE, TYPED = "same-origin", "none"
-"""`Sec-Fetch-Site` of a request by a page from here, and of one that a person typed or opened from a bookmark."""
+"""`Sec-Fetch-Site` of a request by a page of ours, and of one that a user typed or opened from a bookmark."""
 
 
 def is_this_machine(host: str) -> bool:
-    """Return whether a browser that requests this name means this machine, whichever resolver answers for names."""
+    """Return whether a browser that requests this name means this machine, regardless of its name resolver."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -22,7 +22,7 @@ def is_this_machine(host: str) -> bool:
 
 
 def is_from_other_site(request: Request) -> bool:
-    """Return whether the browser says that a page of another site makes this request."""
+    """Return whether a page of another site made this request, according to the browser."""
     site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
     if site not in (None, OWN_SITE, TYPED):
         return True
@@ -30,5 +30,5 @@ def is_from_other_site(request: Request) -> bool:
 
 
 def says_no_site(request: Request) -> bool:
-    """Return whether the request does not say which page it comes from: it is of no browser, of an old one, or was typed."""
+    """Return whether the request does not name its page: it comes from no browser or an old one, or was typed."""
     return request.headers.get("Sec-Fetch-Site") in (None, TYPED) and "Origin" not in request.headers

@@ -1,7 +1,8 @@
-"""Connections of people and programs outside: limits for each before its request is complete, and when it takes no answers.
+"""Limits on external connections: time to complete a request, time to read the answer, and their number.
 
-uvicorn waits forever for the rest of a request, and for a client that takes no answer. Here a connection whose request is never completed, or whose
-answer is not taken, is cut. If too many are open, the one that has waited longest for the end of its request is cut: silent ones lock out no one.
+uvicorn waits forever for the rest of a request, and for a client that does not read the answer. This module closes a connection whose request is
+never completed, or whose answer is not read. If too many are open, it closes the one that has waited longest for the end of its request, so silent
+connections lock nobody out.
 """
 
 import asyncio
@@ -14,11 +15,11 @@ REQUEST_S_MAX = 30.0
 """Longest time for a request to arrive completely: 16 MiB over 5 Mbit/s."""
 
 READER_S_MAX = 60.0
-"""Longest time for a reader to take what was sent to it, 128 KiB at most and one part of an answer: above that it is not slow, but gone."""
+"""Longest time for a reader to receive what was sent, at most 128 KiB and one part of an answer; after that the reader counts as gone."""
 
 CONNECTIONS_MAX = 800
-"""Below the 1,024 open files that many systems allow, and no more than half of those that this process may have. One whose request is not whole takes
-some 30 KiB."""
+"""Largest number of connections: below the 1,024 open files that many systems allow; also at most half of this process's limit. A connection with
+an incomplete request takes about 30 KiB."""
 
 HEAD_BYTES_MAX = 16 * 1024
 """Largest size of a request without its body: twice what browsers send with many cookies."""
@@ -33,7 +34,7 @@ class BoundedConnection(H11Protocol):
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether the end of a request is still to come."""
+        """Return whether the request is still incomplete."""
         cycle = self.cycle
         return cycle is None or cycle.response_complete or cycle.more_body
 
@@ -44,7 +45,7 @@ class BoundedConnection(H11Protocol):
         if len(self.connections) > min(CONNECTIONS_MAX, files_max() // 2):
             open_ones = [each for each in self.connections if isinstance(each, BoundedConnection)]
             waiting = [each for each in open_ones if each.is_waiting and not each.transport.is_closing()]
-            min(waiting, key=lambda each: each.waiting_since_s).cut()  # perhaps this one
+            min(waiting, key=lambda each: each.waiting_since_s).cut()  # possibly this connection
 
     def data_received(self, data: bytes) -> None:
         """Called by asyncio."""
@@ -54,7 +55,7 @@ class BoundedConnection(H11Protocol):
             self._stop_waiting()
 
     def on_response_complete(self) -> None:
-        """Called by uvicorn at the end of an answer; it may begin with the next request here."""
+        """Called by uvicorn at the end of an answer; the next request may begin here."""
         super().on_response_complete()
         self._stop_waiting()
         if self.is_waiting:
@@ -77,7 +78,7 @@ class BoundedConnection(H11Protocol):
         super().resume_writing()
 
     def cut(self) -> None:
-        """End the connection, regardless of what it has not said or taken."""
+        """Close the connection, even with an incomplete request or answer."""
         self.transport.abort()
 
     def _wait_for_request(self) -> None:

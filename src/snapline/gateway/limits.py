@@ -1,4 +1,4 @@
-"""Requests that a gateway has under way: how many, and how large, of one agent and together. Those above are rejected at once, others are served."""
+"""Limits on the number and size of a gateway's requests, for one agent and in total. Requests above the limits are rejected at once."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -8,23 +8,23 @@ from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.gateway.problems import BusyError
 
 AGENT_REQUESTS_MAX = 100
-"""Largest number of requests to one agent, which takes them one after the other: a queue of seconds. Others wait for none of it."""
+"""Largest number of requests to one agent, which handles them one after the other: a queue of a few seconds. Other agents are not affected."""
 
 REQUESTS_MAX = 600
-"""Largest number of requests together: below the open connections, so that there is room for those whose request is still to come."""
+"""Largest number of requests in total: below the number of connections, so that incomplete requests have room."""
 
 AGENT_BYTES_MAX = MESSAGE_BYTES_MAX
-"""Largest size of requests to one agent: one of the largest."""
+"""Largest size of requests to one agent: one message of the largest size."""
 
 BYTES_MAX = 2 * MESSAGE_BYTES_MAX
-"""Largest size of requests together: a client holds twice that, and makes all wait for room above."""
+"""Largest size of requests in total: a client holds twice that, and makes further sends wait."""
 
 STREAMS_MAX = 64
-"""Largest number of streams of outputs at once: each may hold two pages of outputs, some MiB."""
+"""Largest number of concurrent output streams: each may hold two pages of outputs, some MiB."""
 
 
 class RequestLimits:
-    """Counts the requests that one gateway has under way."""
+    """Counts the open requests of one gateway."""
 
     def __init__(self) -> None:
         self._requests: Counter[str] = Counter()
@@ -33,10 +33,10 @@ class RequestLimits:
 
     @contextmanager
     def request(self, agent: str) -> Iterator[Callable[[int], None]]:
-        """Count a request for an agent, until the block ends. The function counts bytes of its body.
+        """Count a request for an agent until the block ends. The yielded function counts bytes of its body.
 
         Raises:
-            BusyError: there are too many, or too large ones; so does the function.
+            BusyError: a limit is exceeded; the yielded function raises it too.
         """
         if self._requests[agent] >= AGENT_REQUESTS_MAX:
             raise BusyError(f"agent {agent} has {AGENT_REQUESTS_MAX} requests of this gateway under way")
@@ -68,10 +68,10 @@ class RequestLimits:
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """Count a reader of outputs, until the block ends.
+        """Count a reader of outputs until the block ends.
 
         Raises:
-            BusyError: there are too many.
+            BusyError: there are too many readers.
         """
         if self._streams >= STREAMS_MAX:
             raise BusyError(f"this gateway has {STREAMS_MAX} readers of outputs")

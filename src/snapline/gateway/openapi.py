@@ -1,4 +1,4 @@
-"""OpenAPI document of the gateway's requests and answers: in general, and of one fleet by its classes' message types."""
+"""OpenAPI document of the gateway's requests and answers: generic, or with the message types of one fleet's classes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ from snapline.gateway.served import NOTHING, Served
 REFERENCE = "#/components/schemas/{name}"
 
 _Json = dict[str, Any]
-"""An object of JSON."""
+"""A JSON object."""
 
 _KEY: _Json = {
     "name": "Idempotency-Key",
@@ -31,7 +31,7 @@ _TIMEOUT: _Json = {"name": "timeout_s", "in": "query", "schema": {"type": "numbe
 
 
 def openapi_of(fleet: Fleet | None, served: Served = NOTHING) -> _Json:
-    """The document. Without a fleet's classes it names no types; else those of public handlers, and of `served` ones."""
+    """Return the document. With a fleet's classes it contains the types of public handlers and of `served` ones; otherwise no types."""
     paths: _Json = {"/outputs/{topic}": {"get": _outputs()}}
     schemas: _Json = {}
     if fleet is None:
@@ -51,7 +51,7 @@ def openapi_of(fleet: Fleet | None, served: Served = NOTHING) -> _Json:
 
 
 def _types_of(fleet: Fleet, served: Served) -> Mapping[str, type]:
-    """Return the message types that the gateway may give to the fleet's agents, by name."""
+    """Return the message types that the gateway may send to the fleet's agents, by name."""
     found: dict[str, type] = {}
     for agent in fleet.agents:
         for name, handler in agent_type(type(fleet.make(agent))).handlers.items():

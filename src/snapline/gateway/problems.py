@@ -1,4 +1,4 @@
-"""Errors in HTTP: a status, and a body of RFC 9457 (problem details)."""
+"""Errors in HTTP: a status, and a body as in RFC 9457 (problem details)."""
 
 from collections.abc import Mapping
 
@@ -8,11 +8,11 @@ from snapline import errors
 
 
 class NotJsonError(errors.UsageError):
-    """A body that does not say that it is JSON."""
+    """A body that is not declared as JSON."""
 
 
 class BusyError(errors.ExternalFailureError):
-    """Too many requests or readers already: nothing has happened."""
+    """Too many requests or readers; the request had no effect."""
 
 
 STATUSES: tuple[tuple[type[Exception], int], ...] = (
@@ -33,20 +33,20 @@ STATUSES: tuple[tuple[type[Exception], int], ...] = (
     (NotJsonError, 415),
     (errors.UsageError, 400),
 )
-"""Status of each error; the first that fits. 504 says: it may have happened, or has; give it again with the same key."""
+"""Status of each error; the first match counts. 504: the request may have had an effect; repeat it with the same key."""
 
 OTHERWISE = 500
 
 
 def problem_of(error: Exception) -> JSONResponse:
-    """Return the answer to a failed request: what the error says, with the input's agent, key and number where it has them."""
+    """Return the response to a failed request: the error's text, with the input's agent, key and number if known."""
     status = next((status for kind, status in STATUSES if isinstance(error, kind)), OTHERWISE)
     about = {name: value for name in ("agent", "key", "number") if (value := getattr(error, name, None))}
     return problem(status, str(error), {"error": type(error).__name__, **about})
 
 
 def problem(status: int, detail: str, more: Mapping[str, object] | None = None) -> JSONResponse:
-    """Return one sentence, and the fields that a program needs."""
+    """Return a response with one sentence, and the fields that a program needs."""
     headers = {"Retry-After": "1"} if status == 503 else {}
     if status == 401:
         headers = {"WWW-Authenticate": "Bearer"}

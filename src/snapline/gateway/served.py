@@ -7,10 +7,10 @@ from snapline.errors import UsageError
 
 
 class Served:
-    """`patterns`: each AGENT/TYPE, with `*` for any characters, such as `desk-*/Order`.
+    """`patterns`: patterns AGENT/TYPE, with `*` for any characters, such as `desk-*/Order`.
 
     Raises:
-        UsageError: one of them is no such pattern.
+        UsageError: a pattern is invalid.
     """
 
     def __init__(self, patterns: Sequence[str] = ()) -> None:
@@ -20,7 +20,7 @@ class Served:
                 raise UsageError(f"--serve {pattern}: use AGENT/TYPE, such as 'desk-*/Order'")
 
     def has(self, agent: str, message_type: str) -> bool:
-        """Return whether one of them names messages of this type for this agent."""
+        """Return whether a pattern matches messages of this type for this agent."""
         return any(fnmatchcase(agent, of) and fnmatchcase(message_type, name) for of, name in self._patterns)
 
 

@@ -14,11 +14,11 @@ CLIENT_NAME = "gateway"
 async def serve(
     address: str, security: Security, listen: tuple[str, int], *, token: str, fleet: Fleet | None, served: Served
 ) -> None:
-    """Serve until SIGINT or SIGTERM; prints the address.
+    """Serve until SIGINT or SIGTERM; print the address.
 
     Raises:
         UsageError: the address cannot be listened on.
-        CoordinatorUnavailableError: no coordinator answers there.
+        CoordinatorUnavailableError: no coordinator answers at the address.
     """
     async with await open_client(address, security, CLIENT_NAME) as client:
         gateway = Gateway(client, token=token, openapi=openapi_of(fleet, served), served=served)

@@ -1,4 +1,4 @@
-"""HTTP server for people and programs outside: who may reach it, where it listens, and how it ends."""
+"""HTTP server for external users and programs: access, listening address, and shutdown."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from snapline.security.transport import is_loopback
 TOKEN_CHARACTERS_MIN = 16
 
 GRACE_S = 5
-"""Time for requests that are under way when it is stopped; streams of events end then."""
+"""Time for open requests to end at shutdown; event streams end then."""
 
 _Message = MutableMapping[str, Any]
 AsgiApp = Callable[
@@ -26,10 +26,10 @@ AsgiApp = Callable[
 
 
 def check_exposure(host: str, token: str) -> None:
-    """Refuse to listen without a token beyond this machine: everyone who can reach it may talk to the fleet.
+    """Refuse to listen beyond this machine without a token, since everyone who can reach the server may use the fleet.
 
     Raises:
-        UsageError: it would listen beyond this machine, and require no token; or one that can be guessed.
+        UsageError: it would listen beyond this machine without a token, or with one that can be guessed.
     """
     if not token and not is_loopback(f"{host}:0"):
         raise UsageError(
@@ -40,7 +40,7 @@ def check_exposure(host: str, token: str) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Ends at a signal, and leaves the process its own exit code: uvicorn's would raise the signal once more."""
+    """Ends at a signal and leaves the exit code to the process; uvicorn would raise the signal again."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -54,11 +54,11 @@ class _Server(uvicorn.Server):
 
 
 async def serve_app(app: AsgiApp, listen: tuple[str, int]) -> None:
-    """Serve until SIGINT or SIGTERM; prints the address.
+    """Serve until SIGINT or SIGTERM; print the address.
 
     Raises:
-        AddressError: it is no address of this machine.
-        AddressBusyError: the port stays in use, or the name unknown.
+        AddressError: the address does not belong to this machine.
+        AddressBusyError: the port remains in use, or the name unknown.
     """
     with listening(*listen) as server_socket:
         print(address_of(server_socket), flush=True)
@@ -80,17 +80,17 @@ def server_of(app: AsgiApp) -> uvicorn.Server:
 
 
 def address_of(server_socket: socket.socket) -> str:
-    """Return where a browser finds it."""
+    """Return the server's URL for a browser."""
     host, port = server_socket.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket that listens there; port 0: any.
+    """Return a listening socket; port 0: any free port.
 
     Raises:
-        AddressError: it is no address of this machine.
-        AddressBusyError: the port stays in use, or the name unknown.
+        AddressError: the address does not belong to this machine.
+        AddressBusyError: the port remains in use, or the name unknown.
     """
     wait_until_free(f"{host}:{port}")
     try:

@@ -1,52 +1,52 @@
-"""What hosts, tools and the coordinator say to each other: one word for one exchange, from the caller to the wire.
+"""Messages between hosts, tools and the coordinator.
 
-Structs are in `messages.py` (hosts and the coordinator), `status.py`, `answers.py` and `outputs.py` (what tools are answered). They bear the
-names of the messages in `coordinator.proto`, field by field; `codec.py` turns one into the other, and only `wire.py` knows
-protobuf beside it, and the servicer. The cores of host and leader take them and give them as they are; but for a `Plan`, which
-is columns on the wire and becomes names before the host core hears it.
+`messages.py` holds the structs of hosts and the coordinator; `status.py`, `answers.py` and `outputs.py` hold the replies to tools. Structs
+and fields have the names of `coordinator.proto`. `codec.py` converts between structs and protobuf messages; apart from it, only `wire.py`
+and the servicer know protobuf. The host core and the leader core handle the structs directly. The one exception is `Plan`: it is columns on
+the wire, and its indices become names before the host core gets it.
 
 A host's stream
 ---------------
-A host says `Join` and is answered; from then on both sides speak when they have something to say. What must be heard is said
-again on every new stream, until it has been answered: everything here may come twice, and nothing comes in another order than
-it was said on one stream. Who a line of the table is from stands in its first column: H a host, C the coordinator.
+A host sends `Join` and gets a reply; afterwards both sides send whenever they have a message. A message that needs a reply is sent again on
+every new stream until the reply arrives. Therefore every message may arrive twice, but messages of one stream arrive in the order in which
+they were sent. The first column of the table names the sender: H for a host, C for the coordinator.
 
-    | says                   | when                                             | answered by                                 |
+    | message                | sent when                                        | answered by                                 |
     |------------------------|--------------------------------------------------|---------------------------------------------|
     | H Join                 | first on every stream                            | Welcome, ReadProbe or TurnedAway            |
     | C ReadProbe            | before a run of a host is admitted               | ProbeRead                                   |
-    | C Welcome              | the run is admitted                              | FleetDefinition, if it asks for one         |
-    | C TurnedAway           | the run is not, or no more                       |                                             |
-    | C Roster               | who lives has changed                            |                                             |
-    | H Heartbeat            | at the pace that Welcome names                   |                                             |
+    | C Welcome              | the run is admitted                              | FleetDefinition, if requested               |
+    | C TurnedAway           | the run is rejected, or no longer admitted       |                                             |
+    | C Roster               | the set of live hosts has changed                |                                             |
+    | H Heartbeat            | at the interval given in Welcome                 |                                             |
     | H PeerSuspected        | a link is silent                                 |                                             |
     | H AgentFailed          | an agent cannot go on                            |                                             |
     | C Plan                 | the fleet (re)starts from a line                 | PlanApplied or PlanRefused                  |
-    | C BeginEpoch           | an epoch is committed, or is to be told whole    | EpochReport or EpochRefused                 |
-    | C EndEpoch             | it is complete, or aborted; and again: released  |                                             |
+    | C BeginEpoch           | an epoch is committed, or needs a full report    | EpochReport or EpochRefused                 |
+    | C EndEpoch             | it is complete or aborted; again on release      |                                             |
     | H CheckpointsStored    | checkpoints of single agents are durable         | CheckpointsKnown                            |
     | C RequestCheckpoints   | a round asks agents (koo-toueg)                  | CheckpointsAnswered                         |
-    | C FreezeAgents         | before a plan, where agents checkpoint alone     | AgentsFrozen                                |
+    | C FreezeAgents         | before a plan, if agents checkpoint on their own | AgentsFrozen                                |
     | C ThawAgents           | the freeze has ended                             |                                             |
     | C ReportNumbers        | a tool asks for a recovery line                  | NumbersReported                             |
     | H ReserveAgents        | a turn spawns                                    | AgentsReserved                              |
     | H RetireAgent          | an agent has stopped                             | AgentRetired                                |
-    | H LocateAgents         | somebody sends to an agent that the plan lacks   | AgentsLocated                               |
+    | H LocateAgents         | an agent sends to an agent that the plan lacks   | AgentsLocated                               |
     | H OpenLog              | a plan's host log is to be written, or was       | LogOpened                                   |
-    | H WantEpoch            | somebody outside waits for a complete epoch      |                                             |
-    | H WantRollback         | a turn asks that the fleet goes back             | Plan or RollbackRefused                     |
-    | H TurnSurvived         | a turn ends well in which processes have died    |                                             |
-    | C OutputsWatched       | somebody reads outputs live, or nobody any more  |                                             |
+    | H WantEpoch            | a client waits for a complete epoch              |                                             |
+    | H WantRollback         | a turn requests a rollback of the fleet          | Plan or RollbackRefused                     |
+    | H TurnSurvived         | a turn that had killed processes ends well       |                                             |
+    | C OutputsWatched       | a client starts or stops reading outputs live    |                                             |
     | C EvaluateStop         | an epoch is complete, and the fleet may stop     | StopEvaluated                               |
     | C Finish               | the fleet has ended                              |                                             |
-    | C Quiesce              | the fleet, a host or agents are to end or move   | Quiesced, when no effect is being called    |
+    | C Quiesce              | the fleet, a host or agents are to end or move   | Quiesced, when no effect call is running    |
     | H WantLeave            | a host is to stop                                | MayLeave, when a snapshot holds its agents  |
-    | H Leave                | a host goes on its own account                   |                                             |
-    | H MessagePart          | a piece of any of these that is too large        |                                             |
+    | H Leave                | a host leaves on its own initiative              |                                             |
+    | H MessagePart          | a part of a message above the size limit         |                                             |
 
 Calls of tools
 --------------
-One question, one answer, to the replica that leads (`coordinator_client.py`); `documents.py` makes of it what `-o json` prints.
+Each call is one request to the leading replica and one reply (`coordinator_client.py`); `documents.py` converts the reply to `-o json`.
 
     | command                                | call             | answer                                                     |
     |----------------------------------------|------------------|------------------------------------------------------------|
@@ -58,26 +58,26 @@ One question, one answer, to the replica that leads (`coordinator_client.py`); `
     | `recovery history`                     | RecoveryHistory  | RecoveryHistoryReply                                       |
     | `recovery restore`                     | PreviewRestore   | RestorePreview                                             |
     | the same, and `snapline.Client`        | Restore          | RestoreReply, when the plan is committed                   |
-    | `output tail`, and `snapline.Client`   | ReadOutputs      | ReadOutputsReply: a page, as soon as there is something    |
+    | `output tail`, and `snapline.Client`   | ReadOutputs      | ReadOutputsReply: a page, as soon as there is an output    |
     | `output consumers list`                | ReadConsumers    | ReadConsumersReply                                         |
     | `snapline.Client`                      | MoveConsumer     | MoveConsumerReply                                          |
-    | `output consumers forget`              | ForgetConsumer   | nothing but that it is done                                |
-    | `host forget`                          | ForgetHost       | nothing but that it is done                                |
-    | `host drain`, `resume`, `spread`       | MoveAgents       | nothing but that hosts are marked                          |
-    | `host kill`                            | EndHost          | nothing but that it is told                                |
-    | `restart`                              | EndReplica       | nothing but that it ends                                   |
+    | `output consumers forget`              | ForgetConsumer   | acknowledgement                                            |
+    | `host forget`                          | ForgetHost       | acknowledgement                                            |
+    | `host drain`, `resume`, `spread`       | MoveAgents       | acknowledgement: hosts are marked                          |
+    | `host kill`                            | EndHost          | acknowledgement: the host is notified                      |
+    | `restart`                              | EndReplica       | acknowledgement: the replica is about to end               |
     | `agent list`, and `snapline.Client`    | Locate           | LocateReply                                                |
-    | `auth token create`                    | MakeToken        | MakeTokenReply: until when it is good                      |
-    | `auth token revoke`                    | RevokeToken      | nothing but that it is done                                |
+    | `auth token create`                    | MakeToken        | MakeTokenReply: when the token expires                     |
+    | `auth token revoke`                    | RevokeToken      | acknowledgement                                            |
     | `auth token list`                      | ReadTokens       | ReadTokensReply                                            |
     | `audit`                                | ReadAudit        | ReadAuditReply                                             |
-    | a host that a person has called        | CheckToken       | CheckTokenReply: who bears the token                       |
-    | the same, if it changes something      | RecordCall       | nothing but that it is written down                        |
+    | a host that a user has called          | CheckToken       | CheckTokenReply: the bearer of the token                   |
+    | the same, if the call changes state    | RecordCall       | acknowledgement: the call is recorded                      |
     | a launcher                             | ReportHostExit   | whether the run was known                                  |
-    | a host whose event loop is held        | ReportHostBusy   | nothing but that it was heard                              |
+    | a host whose event loop is blocked     | ReportHostBusy   | acknowledgement                                            |
     | `coordinator status`, `members`        | ReadReplica      | Document                                                   |
     | `coordinator transfer-leader`          | TransferLeader   | LeaderTransferred                                          |
     | `coordinator backup`                   | Backup           | the state's image                                          |
 
-A `Document` is JSON where the shape is not ours: a fleet's own states and messages, and the figures of the log's library.
+A `Document` is JSON whose shape snapline does not define: a fleet's own states and messages, and metrics of the Raft library.
 """

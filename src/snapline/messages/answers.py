@@ -8,27 +8,27 @@ from snapline.storage.store.damage import Finding
 
 
 class SnapshotsReply(msgspec.Struct, frozen=True, gc=False):
-    """Base of what ReadSnapshots answers."""
+    """Base of the replies to ReadSnapshots."""
 
 
 class RecoveryLineReply(msgspec.Struct, frozen=True, gc=False):
-    """Base of what RecoveryLine answers."""
+    """Base of the replies to RecoveryLine."""
 
 
 class Document(SnapshotsReply, frozen=True, gc=False):
-    """A document by nature: its shape is that of the fleet's own states and messages."""
+    """JSON document whose shape is defined by the fleet's own states and messages."""
 
     json: bytes
 
 
 class SnapshotList(SnapshotsReply, frozen=True, gc=False):
-    """All snapshots, oldest first; one that cannot be read has the reason under `damage`.
+    """All snapshots, oldest first; for an unreadable one, `damage` holds the reason.
 
     Attributes:
         pins: epochs that are pinned.
         tags: name → epoch.
-        tags_damage: why tags cannot be read; empty if they can.
-        fork: what the store's fleet was forked from.
+        tags_damage: reason why the tags cannot be read; empty if they can.
+        fork: origin of the store's fleet if it is a fork.
     """
 
     store: str
@@ -52,11 +52,11 @@ class StoreVerification(SnapshotsReply, frozen=True, gc=False):
 
 
 class CoordinatedLine(RecoveryLineReply, frozen=True, gc=False):
-    """Recovery line of a fleet where one epoch answers for all failures.
+    """Recovery line of a fleet where one epoch serves all failures.
 
     Attributes:
         recovery_line: agent → epoch.
-        unborn: agents not created yet in it.
+        unborn: agents not yet created in that epoch.
         rolled_back: number of agents.
     """
 
@@ -70,7 +70,7 @@ class CoordinatedLine(RecoveryLineReply, frozen=True, gc=False):
 
 
 class CoordinatedLines(RecoveryLineReply, frozen=True, gc=False):
-    """The same line for every single failure: all agents go back, whichever fails."""
+    """Recovery line for every single failure: all agents roll back, whichever fails."""
 
     epoch: int
     failures: tuple[str, ...]
@@ -81,9 +81,9 @@ class AgentOnLine(msgspec.Struct, frozen=True, gc=False):
     """Rollback target of one agent, and its cost.
 
     Attributes:
-        to: number of its checkpoint; None: it keeps its live state.
-        checkpoints: durable ones passed over.
-        turns: undone ones, as far as they are known.
+        to: number of the checkpoint that the agent returns to; None: it keeps its live state.
+        checkpoints: number of durable checkpoints that are skipped.
+        turns: number of turns undone, as far as known.
     """
 
     agent: str
@@ -96,10 +96,10 @@ class AutonomousLine(RecoveryLineReply, frozen=True, gc=False):
     """Recovery line of a fleet whose agents checkpoint on their own.
 
     Attributes:
-        epoch: the newest complete one, which no line of this plan falls below; its channel states are not counted here.
-        agents: all, sorted.
-        in_transit: messages to be delivered again.
-        silent_hosts: their agents' live states are not known.
+        epoch: newest complete epoch; no line of this plan falls below it. Its channel states are not counted here.
+        agents: all agents, sorted.
+        in_transit: number of messages to be delivered again.
+        silent_hosts: hosts that did not answer; the live states of their agents are unknown.
     """
 
     failed: tuple[str, ...]
@@ -111,21 +111,21 @@ class AutonomousLine(RecoveryLineReply, frozen=True, gc=False):
 
 
 class FailureCost(msgspec.Struct, frozen=True, gc=False):
-    """Cost of one failure. `failed`: an agent, or `host:h1`; `agents`: those that roll back, sorted."""
+    """Cost of one failure. `failed`: an agent, or `host:h1`; `agents`: the agents that roll back, sorted."""
 
     failed: str
     agents: tuple[AgentOnLine, ...]
 
 
 class AutonomousLines(RecoveryLineReply, frozen=True, gc=False):
-    """The same for every single failure, agents first, then hosts."""
+    """Recovery lines for every single failure, agents first, then hosts."""
 
     lines: tuple[FailureCost, ...]
     silent_hosts: tuple[str, ...]
 
 
 class PastRecovery(msgspec.Struct, frozen=True, gc=False):
-    """Past recovery. Times are RFC 3339 in UTC; `done` and `duration_s` are None while it lasts."""
+    """Past recovery. Times are RFC 3339 in UTC; `done` and `duration_s` are None while it is in progress."""
 
     plan: int
     line_epoch: int
@@ -151,8 +151,8 @@ class InputsAgain(msgspec.Struct, frozen=True, gc=False):
     """An agent's inputs that an older epoch has not consumed.
 
     Attributes:
-        first, count: number of the first one, and how many there are.
-        missing: numbers of the first and the last that no log holds any more; empty: none is missing.
+        first, count: number of the first input, and how many there are.
+        missing: numbers of the first and last input that no log holds any more; empty if none is missing.
     """
 
     agent: str
@@ -173,10 +173,10 @@ class RestorePreview(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         created: when the snapshot was taken; RFC 3339 in UTC.
-        void_epochs: complete ones after it.
-        agents_gone, agents_back: those born later, and those that have left since.
-        inputs: of each agent that has any beyond the snapshot; delivered again or, `is_dropping_inputs`, dropped.
-        effects: external ones since then; they remain.
+        void_epochs: complete epochs after the snapshot.
+        agents_gone, agents_back: agents created after the snapshot, and agents that have left since.
+        inputs: for each agent, its inputs beyond the snapshot; they are delivered again, or dropped if `is_dropping_inputs`.
+        effects: external effects since the snapshot; a restore does not undo them.
     """
 
     epoch: int
@@ -193,7 +193,7 @@ class RestorePreview(msgspec.Struct, frozen=True, gc=False):
 
 
 class RestoreReply(msgspec.Struct, frozen=True, gc=False):
-    """The plan that takes the fleet back, and the epochs that are void from it on."""
+    """The plan that restores the fleet, and the epochs that it discards."""
 
     plan: int
     epoch: int
@@ -201,7 +201,7 @@ class RestoreReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class CondemnedEpoch(msgspec.Struct, frozen=True, gc=False):
-    """An epoch that was found damaged, and is not used any more."""
+    """A damaged epoch that is not used any more."""
 
     epoch: int
     path: str
@@ -209,7 +209,7 @@ class CondemnedEpoch(msgspec.Struct, frozen=True, gc=False):
 
 
 class RecoveryHistoryReply(msgspec.Struct, frozen=True, gc=False):
-    """The recoveries so far, oldest first; the fleet's start is no recovery."""
+    """The recoveries so far, oldest first; the fleet's start is not one of them."""
 
     recoveries: tuple[PastRecovery, ...]
     condemned_epochs: tuple[CondemnedEpoch, ...]
@@ -219,8 +219,8 @@ class LocatedAgent(msgspec.Struct, frozen=True, gc=False):
     """Location of one agent.
 
     Attributes:
-        state: "alive"; "lost", as its host is, until a recovery; "unplaced": the fleet forms; "left"; "unknown".
-        address: of its host's services.
+        state: "alive"; "lost": its host is lost, until a recovery; "unplaced": the fleet is forming; "left"; "unknown".
+        address: address of its host's services.
     """
 
     agent: str
@@ -245,14 +245,14 @@ class LeaderTransferred(msgspec.Struct, frozen=True, gc=False):
 
 
 class BackupReply(msgspec.Struct, frozen=True, gc=False):
-    """The whole replicated state, compressed, and the name of its cluster."""
+    """The whole replicated state, compressed, and the cluster name."""
 
     image: bytes
     cluster: str
 
 
 class ReportHostExitReply(msgspec.Struct, frozen=True, gc=False):
-    """Answer: whether the fleet counted that run of a host as alive."""
+    """Whether the fleet counted that run of a host as alive."""
 
     is_known: bool
 
@@ -266,7 +266,7 @@ class ForgetHostReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class MoveAgentsReply(msgspec.Struct, frozen=True, gc=False):
-    """The hosts are marked. `is_moving`: by the plan after `plan` agents move."""
+    """Acknowledgement: the hosts are marked. `is_moving`: the plan after `plan` moves agents."""
 
     plan: int
     is_moving: bool

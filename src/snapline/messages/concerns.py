@@ -1,7 +1,7 @@
-"""Concerns: what a fleet waits for or goes without, since when, and what people can do about it.
+"""Concerns: conditions that need attention, such as a wait or a missing resource, with their age and remedy.
 
-The leader derives them (`coordinator/leader/concerns.py`). Everything that shows a concern, counts it or has an alert on it goes by `KINDS`:
-a kind that is missing in docs/cli.md, in an alert or in the runbook fails `tests/deploy/test_alerts.py`.
+The leader derives them (`coordinator/leader/concerns.py`). Everything that shows, counts or alerts on concerns uses `KINDS`.
+`tests/deploy/test_alerts.py` fails if a kind is missing in docs/cli.md, in the alerts or in the runbook.
 """
 
 import msgspec
@@ -29,24 +29,24 @@ KINDS: dict[str, str] = {
     "store": "bring the store back, as `snapline doctor --store STORE` finds it; the recovery goes on by itself",
     "turn": "`snapline agent describe {agent}` shows its journal; run the code that began the turn, or `snapline recovery restore ID` to before it",
 }
-"""Kind → what to do, in a sentence without its full stop. `{host}` and `{agent}` are the first that the concern is about."""
+"""Kind → remedy, a sentence without its full stop. `{host}` and `{agent}` are the first host and agent concerned."""
 
 URGENT = frozenset(
     ("certificate", "epochs", "hosts", "in_doubt", "killer", "log", "memory", "rollback", "rpo", "store", "turn")
 )
-"""Kinds that need people now: those whose alert is critical, and effects in doubt, which may wait for people alone."""
+"""Kinds that need an operator now: those whose alert is critical, and effects in doubt, which may wait for an operator alone."""
 
 
 class Concern(msgspec.Struct, frozen=True):
-    """Something that the fleet waits for, or lacks.
+    """A condition that the fleet waits for, or a resource that it lacks.
 
     Attributes:
         kind: one of `KINDS`.
-        hosts: those concerned.
-        since_ns: for how long, as far as this leader has seen.
-        text: a sentence without its full stop.
-        agents: those concerned.
-        remedy: what to do, another such sentence.
+        hosts: hosts concerned.
+        since_ns: duration so far, as seen by this leader.
+        text: description, a sentence without its full stop.
+        agents: agents concerned.
+        remedy: remedy, also a sentence without its full stop.
     """
 
     kind: str

@@ -49,25 +49,25 @@ READ_TIMEOUT_S = 600.0
 """Time limit for calls that read the store: `verify` reads every byte of it."""
 
 SNAPSHOT_TIMEOUT_S = 120.0
-"""Time limit for a snapshot or a restore; the fleet's own time-out is 60 s unless it says otherwise."""
+"""Time limit for a snapshot or a restore; the fleet's own default time-out is 60 s."""
 
 LOCATED_MAX = 2000
-"""Agents that one call may ask for: with the longest names they fit into its request."""
+"""Largest number of agents in one call: with the longest names they fit into its request."""
 
 LEADER_KEY = "snapline-leader"
-"""Trailing metadata of a replica that does not lead: the leader's address, or empty if it knows none."""
+"""Trailing metadata of a replica that does not lead: the leader's address, or empty if unknown."""
 
 TROUBLE_S = 2.5
-"""Wait after which a caller learns why: an election takes a second or two."""
+"""Time after which a call that is still retrying reports why: an election takes a second or two."""
 
 RETRY_S = 0.05
-"""Time between two replicas: an election takes a second or two."""
+"""Pause before trying the next replica: an election takes a second or two."""
 
 AGAIN_S = 0.25
-"""Least time left for another attempt: a call cut short would report an unknown outcome, where we know which replica is silent."""
+"""Least remaining time for another attempt: a call cut short would report an unknown outcome instead of the silent replica."""
 
 PATIENCE_S, PAUSE_S = 2.0, 0.1
-"""An unreachable coordinator is asked again for so long: it may be starting, or its machine too busy to answer in time."""
+"""Time for retrying an unreachable coordinator, and the pause between attempts: it may be starting, or its machine overloaded."""
 
 _Reply = TypeVar("_Reply")
 
@@ -75,13 +75,13 @@ _Ask = grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]
 
 
 class CoordinatorClient:
-    """Calls to the coordinator; make it inside a running event loop. All methods may be called at the same time.
+    """Calls to the coordinator; create it inside a running event loop. All methods may run concurrently.
 
-    `address` is one, or those of several replicas with commas between. A call goes to the replica that answered last; one that
-    does not lead names the leader; if one does not answer the next is tried, until the call's time is over (`replica_turns.py`).
-    So a call may be made twice: what changes something is numbered by what it is about.
+    `address` is one address, or those of several replicas separated by commas. A call goes first to the replica that answered last. A replica
+    that does not lead names the leader; if a replica does not answer, the client tries the next until the call's time limit
+    (`replica_turns.py`). A call may therefore be made twice; calls that change state are idempotent by their subject.
 
-    All raise CoordinatorUnavailableError if nobody answers (AuthenticationError, if it is the certificates that keep us apart),
+    All methods raise CoordinatorUnavailableError if no replica answers (AuthenticationError if certificates are the cause),
     UnknownOutcomeError if no reply came in time, and otherwise the error that the coordinator raised.
     """
 
@@ -92,44 +92,44 @@ class CoordinatorClient:
         *,
         on_trouble: Callable[[str], None] = lambda trouble: None,
     ) -> None:
-        """Create a client. `on_trouble` gets a sentence when a call has been trying for a while: no replica answers, or none leads."""
+        """Create a client. `on_trouble` gets a sentence when a call has been retrying for a while: no replica answers, or none leads."""
         self.address = address
         self._on_trouble = on_trouble
         self._security = security or Security.loopback()
         self._turns = ReplicaTurns(
-            [each.strip() for each in address.split(",") if each.strip()], self._security.may_dial
+            [part.strip() for part in address.split(",") if part.strip()], self._security.may_dial
         )
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._channel(self._turns.current)  # an address that must not be used is refused here
+        self._channel(self._turns.current)  # raises early if the address must not be used
 
     async def close(self) -> None:
-        """Close the connections; calls under way are cancelled."""
+        """Close the connections; pending calls are cancelled."""
         for channel in self._channels.values():
             await channel.close()
 
     async def status(
         self, timeout_s: float = TIMEOUT_S, *, stale: bool = False, unconfirmed: bool = False
     ) -> FleetStatus:
-        """Return the fleet's status. `stale`: any replica may answer, from what it has applied.
+        """Return the fleet's status. `stale`: any replica may answer, from its applied state.
 
-        `unconfirmed`: the leader answers so, for callers that ask again soon: a leader that was replaced may do so for a moment, but nothing is
-        written to the log for it.
+        `unconfirmed`: the leader answers without confirming its leadership, which saves a write to the log. A replaced leader may answer briefly;
+        only callers that poll should use this.
         """
         status: FleetStatus = await self._call("Status", timeout_s, stale=stale, unconfirmed=unconfirmed)
         return status
 
     async def create_snapshot(self, timeout_s: float = SNAPSHOT_TIMEOUT_S) -> SnapshotOutcome:
-        """Take a snapshot now; returns when its epoch has ended."""
+        """Take a snapshot now; return when its epoch has ended."""
         outcome: SnapshotOutcome = await self._call("CreateSnapshot", timeout_s)
         return outcome
 
     async def read_snapshots(
         self, verb: str, snapshot: str = "", agent: str = "", timeout_s: float = READ_TIMEOUT_S
     ) -> dict[str, object]:
-        """The document for `verb`: "list", "show", "verify" or "history".
+        """Return the document for `verb`: "list", "show", "verify" or "history".
 
         Raises:
-            NotFoundError: no such snapshot or agent.
+            NotFoundError: the snapshot or agent does not exist.
         """
         return document_of(await self._call("ReadSnapshots", timeout_s, verb=verb, snapshot=snapshot, agent=agent))
 
@@ -137,60 +137,61 @@ class CoordinatorClient:
         """Return the recovery line if these agents (or `host:h1`; none: all) fail.
 
         Raises:
-            NotFoundError: no such agent or host.
+            NotFoundError: an agent or host does not exist.
         """
         return document_of(await self._call("RecoveryLine", timeout_s, failed=list(failed)))
 
     async def recovery_lines(self, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
-        """The same for every single agent and every single host."""
+        """Return the recovery line for every single agent and every single host."""
         return document_of(await self._call("RecoveryLine", timeout_s, each=True))
 
     async def recovery_history(self, timeout_s: float = TIMEOUT_S, *, stale: bool = False) -> dict[str, object]:
-        """The recoveries so far, oldest first."""
+        """Return the recoveries so far, oldest first."""
         return document_of(await self._call("RecoveryHistory", timeout_s, stale=stale))
 
     async def preview_restore(
         self, snapshot: str, timeout_s: float = READ_TIMEOUT_S, *, drop_inputs: bool = False
     ) -> RestorePreview:
-        """Return what a restore of a snapshot would undo; raise what `restore` raises because of the snapshot."""
-        found: RestorePreview = await self._call(
+        """Return what a restore of a snapshot would undo; raise what `restore` raises for that snapshot."""
+        reply: RestorePreview = await self._call(
             "PreviewRestore", timeout_s, snapshot=snapshot, drop_inputs=drop_inputs
         )
-        return found
+        return reply
 
     async def restore(
         self, snapshot: str, token: str, reason: str, is_dropping: bool, timeout_s: float = SNAPSHOT_TIMEOUT_S
     ) -> RestoreReply:
-        """Take the fleet back to a snapshot; returns when the plan is committed. The same `token` again is the same restore.
+        """Restore the fleet to a snapshot; return when the plan is committed. Calls with the same `token` are the same restore.
 
         Raises:
-            NotFoundError: no such snapshot. UsageError: the fleet cannot go back to it, and why.
-            ExternalFailureError: no plan could be made in time, or somebody else's restore is under way.
+            NotFoundError: the snapshot does not exist.
+            UsageError: the fleet cannot be restored to it, with the reason.
+            ExternalFailureError: no plan could be made in time, or another restore is in progress.
         """
-        done: RestoreReply = await self._call(
+        reply: RestoreReply = await self._call(
             "Restore", timeout_s, snapshot=snapshot, token=token, reason=reason, drop_inputs=is_dropping
         )
-        return done
+        return reply
 
     async def locate(self, agents: Iterable[str], timeout_s: float = TIMEOUT_S) -> LocateReply:
         """Return the locations of these agents, in their order; `LOCATED_MAX` at most."""
-        found: LocateReply = await self._call("Locate", timeout_s, agents=list(agents))
-        return found
+        reply: LocateReply = await self._call("Locate", timeout_s, agents=list(agents))
+        return reply
 
     async def locate_all(self, timeout_s: float = TIMEOUT_S) -> LocateReply:
         """Return the locations of all agents that take turns, sorted."""
-        found: LocateReply = await self._call("Locate", timeout_s, all=True)
-        return found
+        reply: LocateReply = await self._call("Locate", timeout_s, all=True)
+        return reply
 
     async def read_outputs(
         self, after: str = "", topic: str = "", wait_s: float = 0.0, timeout_s: float = TIMEOUT_S
     ) -> ReadOutputsReply:
-        """Return released outputs beyond a cursor, as many as one page holds; wait for one if there is none.
+        """Return one page of released outputs after a cursor; wait for an output if there is none.
 
         Raises:
-            UsageError: the cursor is not of this fleet's store.
-            NotFoundError: the outputs after it were deleted.
-            DamagedDataError, StoreError: found by the coordinator.
+            UsageError: the cursor does not belong to this fleet's store.
+            NotFoundError: the outputs after the cursor were deleted.
+            DamagedDataError, StoreError: as found by the coordinator.
         """
         wait_ms = round(wait_s * 1000)
         page: ReadOutputsReply = await self._call(
@@ -199,43 +200,43 @@ class CoordinatorClient:
         return page
 
     async def read_consumers(self, timeout_s: float = TIMEOUT_S) -> ReadConsumersReply:
-        """The named consumers of outputs, and how far each is."""
-        found: ReadConsumersReply = await self._call("ReadConsumers", timeout_s)
-        return found
+        """Return the named consumers of outputs, and their positions."""
+        reply: ReadConsumersReply = await self._call("ReadConsumers", timeout_s)
+        return reply
 
     async def move_consumer(self, name: str, cursor: str = "", timeout_s: float = TIMEOUT_S) -> str:
-        """Say that a consumer has had all up to `cursor`; returns where it is. The first time makes it; it never goes back.
+        """Acknowledge all outputs up to `cursor` for a consumer; return its position. The first call creates the consumer; positions never go back.
 
         Raises:
-            UsageError: none can be called so, or it is no cursor of this fleet's store.
+            UsageError: the name is not valid, or the cursor does not belong to this fleet's store.
         """
         reply: MoveConsumerReply = await self._call("MoveConsumer", timeout_s, name=name, cursor=cursor)
         return reply.cursor
 
     async def forget_consumer(self, name: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Keep nothing for a consumer any more; NotFoundError if there is none."""
+        """Delete a consumer and its position; raise NotFoundError if it does not exist."""
         await self._call("ForgetConsumer", timeout_s, name=name)
 
     async def read_replica(self, verb: str, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
-        """Read the replica that is called, leader or not: "status", "members" or "metrics"."""
+        """Read "status", "members" or "metrics" of the replica that is called, leader or not."""
         return document_of(await self._call("ReadReplica", timeout_s, verb=verb))
 
     async def transfer_leader(
         self, to: str = "", timeout_s: float = TIMEOUT_S, *, only_from: str = ""
     ) -> dict[str, object]:
-        """Have replica `to` lead, or whichever is most up to date; nothing happens unless `only_from` leads, if it is given."""
+        """Make replica `to` the leader, or else the most up-to-date one. If `only_from` is given, act only while that replica leads."""
         return document_of(await self._call("TransferLeader", timeout_s, to=to, only_from=only_from))
 
     async def end_replica(self, name: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Have a replica end. Who keeps it starts it again.
+        """Have a replica end. Its supervisor starts it again.
 
         Raises:
-            NotFoundError: there is none of this name.
+            NotFoundError: no replica has this name.
         """
         await self._call("EndReplica", timeout_s, name=name)
 
     async def backup(self, timeout_s: float = TIMEOUT_S) -> tuple[bytes, str]:
-        """The whole replicated state and the name of its cluster."""
+        """Return the whole replicated state and the cluster name."""
         reply: BackupReply = await self._call("Backup", timeout_s)
         try:
             return zlib.decompress(reply.image), reply.cluster
@@ -253,18 +254,18 @@ class CoordinatorClient:
         *,
         died_in: Sequence[TurnDeath] = (),
     ) -> bool:
-        """A launcher's word that this run of a host is over, in the middle of these turns; returns whether the fleet counted it as alive."""
+        """Report for a launcher that this run of a host ended during these turns; return whether the fleet counted it as alive."""
         turns = [msgspec.structs.asdict(death) for death in died_in]
         fields = {"host": host, "instance": instance, "reason": reason, "died_in": turns}
         reply: ReportHostExitReply = await self._call("ReportHostExit", timeout_s, **fields)
         return reply.is_known
 
     async def forget_host(self, host: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Have the record of a host dropped that does not come back.
+        """Delete the record of a host that does not come back.
 
         Raises:
-            NotFoundError: there is none.
-            UsageError: it is alive, or agents are placed there until the next plan.
+            NotFoundError: the host does not exist.
+            UsageError: the host is alive, or agents are placed there until the next plan.
         """
         await self._call("ForgetHost", timeout_s, host=host)
 
@@ -276,66 +277,66 @@ class CoordinatorClient:
         is_even: bool = False,
         timeout_s: float = TIMEOUT_S,
     ) -> MoveAgentsReply:
-        """Have agents leave hosts, or come back, or be spread evenly. They move by the next plan: `status` shows where they are.
+        """Drain hosts, resume them, or spread agents evenly. Agents move by the next plan; `status` shows their placement.
 
         Raises:
-            NotFoundError: there is no such host.
+            NotFoundError: a host does not exist.
             UsageError: no host would be left.
         """
         fields = {"drained": list(drained), "resumed": list(resumed), "is_even": is_even}
-        told: MoveAgentsReply = await self._call("MoveAgents", timeout_s, **fields)
-        return told
+        reply: MoveAgentsReply = await self._call("MoveAgents", timeout_s, **fields)
+        return reply
 
     async def end_host(self, host: str, timeout_s: float = TIMEOUT_S, *, host_start: int = 0) -> None:
-        """Have a host's process end: nothing of it counts from now on, whether it hears this or not.
+        """End a host's process and fence it: its later messages are rejected even if it does not receive this request.
 
-        `host_start`: this run of it and no later one, so that asking again ends nothing else; 0: whichever runs.
+        `host_start`: end this run only, so that repeated calls end no later run; 0: the current run.
 
         Raises:
-            NotFoundError: there is no such host.
-            UsageError: it is not alive, or runs anew.
+            NotFoundError: the host does not exist.
+            UsageError: the host is not alive, or runs anew.
         """
         await self._call("EndHost", timeout_s, host=host, host_start=host_start)
 
-    # ---- people -----------------------------------------------------------------------------------------------------
+    # ---- users ------------------------------------------------------------------------------------------------------
 
     async def make_token(
         self, name: str, role: str, digest: bytes, valid_s: int, timeout_s: float = TIMEOUT_S
     ) -> MakeTokenReply:
-        """Register a token by its digest; for this many seconds it proves that its bearer is `name`, of `role`.
+        """Register a token by its digest; for this many seconds it authenticates its bearer as `name` with `role`.
 
         Raises:
-            UsageError: there is one of this name, there are too many, or the role is not one of people.
+            UsageError: a token of this name exists, there are too many tokens, or the role is not a user role.
         """
         fields = {"name": name, "role": role, "digest": digest, "valid_s": valid_s}
         made: MakeTokenReply = await self._call("MakeToken", timeout_s, **fields)
         return made
 
     async def revoke_token(self, name: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Revoke a token; NotFoundError: no token has this name."""
+        """Revoke a token; raise NotFoundError if no token has this name."""
         await self._call("RevokeToken", timeout_s, name=name)
 
     async def read_tokens(self, timeout_s: float = TIMEOUT_S) -> ReadTokensReply:
-        """All tokens."""
-        found: ReadTokensReply = await self._call("ReadTokens", timeout_s)
-        return found
+        """Return all tokens."""
+        reply: ReadTokensReply = await self._call("ReadTokens", timeout_s)
+        return reply
 
     async def check_token(self, digest: bytes, timeout_s: float = TIMEOUT_S) -> CheckTokenReply:
-        """Return the bearer of the token with this digest: for hosts."""
-        found: CheckTokenReply = await self._call("CheckToken", timeout_s, digest=digest)
-        return found
+        """Return the bearer of the token with this digest (called by hosts)."""
+        reply: CheckTokenReply = await self._call("CheckToken", timeout_s, digest=digest)
+        return reply
 
     async def record_call(self, timeout_s: float = TIMEOUT_S, **fields: object) -> None:
-        """Have a person's call to a host written down, before it is made; UsageError: their token or certificate is not good (any more)."""
+        """Record a user's call to a host before it is made; raise UsageError if their token or certificate is not valid (any more)."""
         await self._call("RecordCall", timeout_s, **fields)
 
     async def read_audit(self, count: int, timeout_s: float = TIMEOUT_S) -> ReadAuditReply:
-        """The last calls of people that change something."""
-        found: ReadAuditReply = await self._call("ReadAudit", timeout_s, count=count)
-        return found
+        """Return the last calls of users that changed state."""
+        reply: ReadAuditReply = await self._call("ReadAudit", timeout_s, count=count)
+        return reply
 
     async def _call(self, call: str, timeout_s: float, /, **fields: object) -> Any:  # the call's own answer
-        """Call one replica after the other until one answers for the fleet."""
+        """Call one replica after the other until one answers on behalf of the fleet."""
         loop, request = asyncio.get_running_loop(), encode_request(call, **fields)
         deadline_s, trouble_s = loop.time() + timeout_s, loop.time() + TROUBLE_S
         silent: dict[str, None] = {}
@@ -352,11 +353,11 @@ class CoordinatorClient:
                 if error.code() == grpc.StatusCode.CANCELLED and left_s > RETRY_S:
                     await asyncio.sleep(
                         RETRY_S
-                    )  # not by us: gRPC's server had too many calls waiting, and has not begun this one
+                    )  # raised by gRPC's server, not by us: too many calls were queued, and this one has not begun
                     continue
                 failure = self._failure(error, address, silent)
                 failure.__cause__ = error
-                if not is_transport_checked and all(each in silent for each in self._turns.given):
+                if not is_transport_checked and all(given_address in silent for given_address in self._turns.given):
                     is_transport_checked = True
                     await self._check_transport()
                 is_alone = len(self._turns.given) == 1 and self._turns.given[0] in silent
@@ -370,48 +371,52 @@ class CoordinatorClient:
             await asyncio.sleep(RETRY_S)
 
     def _failure(self, error: grpc.aio.AioRpcError, address: str, silent: dict[str, None]) -> SnaplineError:
-        """Return the failed call's error, and choose the replica to ask next; note in `silent` those that do not answer at all."""
+        """Return the failed call's error, and choose the replica to ask next; record unreachable replicas in `silent`."""
         if error.code() != grpc.StatusCode.UNAVAILABLE:
             return _error_of(error, self.address)
-        told = dict(error.trailing_metadata() or ())
-        if LEADER_KEY in told:
+        metadata = dict(error.trailing_metadata() or ())
+        if LEADER_KEY in metadata:
             silent.pop(address, None)
-            self._turns.leads_elsewhere(address, str(told[LEADER_KEY]))
+            self._turns.leads_elsewhere(address, str(metadata[LEADER_KEY]))
         else:
             silent[address] = None
             self._turns.is_silent(address)
-        lost, count = [each for each in self._turns.given if each in silent], len(self._turns.given)
-        unreached = [each for each in silent if each not in self._turns.given]
-        if unreached and not lost:
+        silent_given, count = [replica for replica in self._turns.given if replica in silent], len(self._turns.given)
+        unreached = [replica for replica in silent if replica not in self._turns.given]
+        if unreached and not silent_given:
             return CoordinatorUnavailableError(
                 f"the coordinator's leader is said to be at {', '.join(unreached)}, where nobody answers us, and does not answer "
                 f"at {self.address}: give the addresses of all replicas as they are reached from here"
             )
-        if count == 1 or not lost:
+        if count == 1 or not silent_given:
             return _error_of(error, self.address)
         quorum = count // 2 + 1
-        why = f"and it takes {quorum} to decide" if count - len(lost) < quorum else "and none of the others leads yet"
+        reason = (
+            f"and it takes {quorum} to decide"
+            if count - len(silent_given) < quorum
+            else "and none of the others leads yet"
+        )
         return CoordinatorUnavailableError(
-            f"{len(lost)} of {count} replicas of the coordinator do not answer ({', '.join(lost)}), {why}"
+            f"{len(silent_given)} of {count} replicas of the coordinator do not answer ({', '.join(silent_given)}), {reason}"
         )
 
     async def _check_transport(self) -> None:
-        """Raise UsageError if a replica speaks TLS where we speak plaintext, or the other way round."""
+        """Raise UsageError if a replica uses TLS while we use plaintext, or the other way round."""
         for address in self._turns.given:
-            why = await why_other_transport(self._security, address)
-            if why is not None:
-                raise UsageError(why)
+            mismatch = await why_other_transport(self._security, address)
+            if mismatch is not None:
+                raise UsageError(mismatch)
 
     async def _distrust(self) -> AuthenticationError | None:
         """Return the error if certificates keep us from every replica."""
-        last = ("", "")
+        last_failure = ("", "")
         for address in self._turns.given:
-            why = await why_distrusted(self._security, address, role="coordinator", name="coordinator")
-            if why is None:
+            reason = await why_distrusted(self._security, address, role="coordinator", name="coordinator")
+            if reason is None:
                 return None
-            last = address, why
+            last_failure = address, reason
         return AuthenticationError(
-            f"the coordinator at {last[0]} and we do not trust each other ({last[1]}): {trust_advice(last[1])}"
+            f"the coordinator at {last_failure[0]} and we do not trust each other ({last_failure[1]}): {trust_advice(last_failure[1])}"
         )
 
     def _channel(self, address: str) -> grpc.aio.Channel:
@@ -421,9 +426,9 @@ class CoordinatorClient:
 
 
 async def patiently(call: Callable[[], Awaitable[_Reply]]) -> _Reply:
-    """Make a call until the coordinator answers, or has had its time.
+    """Retry a call until the coordinator answers or the time limit is reached.
 
-    The call may be made more than once. Nothing that tools ask for does harm twice: a second snapshot is one more.
+    The call may be made more than once. No tool request does harm if repeated: a second snapshot is one snapshot more.
     """
     deadline_s = time.monotonic() + PATIENCE_S
     while True:
@@ -436,14 +441,18 @@ async def patiently(call: Callable[[], Awaitable[_Reply]]) -> _Reply:
 
 
 def named_error(error: grpc.aio.AioRpcError) -> SnaplineError | None:
-    """The error that the server raised, if it says which."""
-    named = dict(error.trailing_metadata() or ()).get(ERROR_KEY)
-    known = getattr(errors, named, None) if isinstance(named, str) else None
-    return known(error.details() or "") if isinstance(known, type) and issubclass(known, SnaplineError) else None
+    """Return the error that the server raised, if the reply names it."""
+    name = dict(error.trailing_metadata() or ()).get(ERROR_KEY)
+    error_class = getattr(errors, name, None) if isinstance(name, str) else None
+    return (
+        error_class(error.details() or "")
+        if isinstance(error_class, type) and issubclass(error_class, SnaplineError)
+        else None
+    )
 
 
 def _error_of(error: grpc.aio.AioRpcError, address: str) -> SnaplineError:
-    """The error the coordinator raised, or what the failed call means."""
+    """Return the error that the coordinator raised, or else the meaning of the failed call."""
     details, named = error.details() or "", named_error(error)
     if named is not None:
         return named

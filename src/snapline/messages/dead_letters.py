@@ -1,7 +1,7 @@
-"""Operator commands to an agent about its dead letters: one input each, which only its payload tells from others.
+"""Operator commands to an agent about its dead letters. Each command is one input, recognized only by its payload.
 
-A command is logged, numbered, consumed in its turn and found again by recoveries as every input is. No message has an empty type name, so no
-message is taken for one.
+A command is logged, numbered, consumed in its turn and recovered like every input. No message type has an empty name, so a
+message cannot be mistaken for a command.
 """
 
 import msgspec
@@ -11,10 +11,10 @@ from snapline.errors import ProtocolError
 RETRY, DROP = "retry", "drop"
 
 WORD = b"\x00"
-"""First byte of a word's payload."""
+"""First byte of an operator command's payload."""
 
 GONE = b"\x00gone"
-"""Answer if there was no such letter any more when the command's turn came."""
+"""Answer if the dead letter did not exist any more when the command's turn came."""
 
 
 class DeadLetterCommand(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -22,8 +22,8 @@ class DeadLetterCommand(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     Attributes:
         verb: "retry" or "drop".
-        number: of the letter, among those of its agent.
-        identity: of its sender and payload. A recovery may undo a letter, and another one may have its number then.
+        number: number of the dead letter, among those of its agent.
+        identity: digest of its sender and payload. A recovery may undo a dead letter, and its number may be reused for another one.
     """
 
     verb: str
@@ -35,7 +35,7 @@ _read = msgspec.msgpack.Decoder(DeadLetterCommand)
 
 
 def word_payload(word: DeadLetterCommand) -> bytes:
-    """The payload of the input."""
+    """Return the command as the payload of an input."""
     return WORD + msgspec.msgpack.encode(word)
 
 
@@ -43,12 +43,12 @@ def read_word(payload: bytes) -> DeadLetterCommand:
     """Decode an operator command.
 
     Raises:
-        ProtocolError: it is no operator command.
+        ProtocolError: the payload is no operator command.
     """
     try:
-        word = _read.decode(payload[len(WORD) :]) if payload[: len(WORD)] == WORD else None
+        command = _read.decode(payload[len(WORD) :]) if payload[: len(WORD)] == WORD else None
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"an operator's word that cannot be read: {error}") from error
-    if word is None or word.verb not in (RETRY, DROP):
+    if command is None or command.verb not in (RETRY, DROP):
         raise ProtocolError(f"an operator's word says {RETRY} or {DROP}, and a number")
-    return word
+    return command

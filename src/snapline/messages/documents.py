@@ -1,4 +1,4 @@
-"""JSON documents that tools show for an answer. Their names and order are a contract with those who read `-o json`."""
+"""JSON documents that tools print for an answer. Their names and order are a contract with readers of `-o json`."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ Rows = dict[str, object]
 
 
 def document(kind: str, **fields: object) -> Rows:
-    """Return a document with the two fields that all have."""
+    """Return a document with the two fields common to all."""
     return {"apiVersion": "snapline/v1", "kind": kind, **fields}
 
 
@@ -66,24 +66,24 @@ def document_of(answer: answers.Answer | FleetStatus | SnapshotOutcome | ReadCon
 
 
 def _plain(answer: msgspec.Struct) -> Rows:
-    """Lists instead of tuples: as it would come out of JSON."""
+    """Return the struct as JSON would decode it, with lists instead of tuples."""
     return msgspec.json.decode(msgspec.json.encode(answer), type=dict[str, object])
 
 
 IN_SECONDS = {"store": 3, "concerns": 3, "loss": 6, "interval": 6}
-"""Parts of a fleet's status with times in seconds, for people → number of digits: the pause of an agent is a matter of microseconds."""
+"""Parts of a fleet's status whose times are printed in seconds → number of digits: an agent's pause takes microseconds."""
 
 
 def _status(answer: FleetStatus) -> Rows:
-    shown = _plain(answer)
-    shown |= {name: _in_seconds(shown[name], digits) for name, digits in IN_SECONDS.items()}
+    fields = _plain(answer)
+    fields |= {name: _in_seconds(fields[name], digits) for name, digits in IN_SECONDS.items()}
     if answer.fork is None:
-        del shown["fork"]
-    return document("FleetStatus", **shown)
+        del fields["fork"]
+    return document("FleetStatus", **fields)
 
 
 def _in_seconds(value: object, digits: int) -> object:
-    """The same with its times in seconds, however deep they are."""
+    """Return the value with its times in seconds, at any depth."""
     match value:
         case dict():
             return {_in_s(name): _time(name, inner, digits) for name, inner in value.items()}
@@ -104,16 +104,18 @@ def _time(name: str, value: object, digits: int) -> object:
 
 def _list(answer: answers.SnapshotList) -> Rows:
     snapshots: list[Rows] = []
-    for found in answer.snapshots:
-        row = {"epoch": found.epoch, "damage": found.damage} if found.damage else _plain(found)
-        if not found.damage:
+    for snapshot in answer.snapshots:
+        row = {"epoch": snapshot.epoch, "damage": snapshot.damage} if snapshot.damage else _plain(snapshot)
+        if not snapshot.damage:
             del row["damage"], row["pack_count"]
         snapshots.append(row)
-    more: Rows = {"tags_damage": answer.tags_damage} if answer.tags_damage else {}
+    optional_fields: Rows = {"tags_damage": answer.tags_damage} if answer.tags_damage else {}
     if answer.fork is not None:
-        more["fork"] = _plain(answer.fork)
+        optional_fields["fork"] = _plain(answer.fork)
     pins = list(answer.pins)
-    return document("SnapshotList", store=answer.store, snapshots=snapshots, pins=pins, tags=answer.tags, **more)
+    return document(
+        "SnapshotList", store=answer.store, snapshots=snapshots, pins=pins, tags=answer.tags, **optional_fields
+    )
 
 
 def _line(answer: answers.AutonomousLine) -> Rows:

@@ -1,7 +1,7 @@
 """Records of the topic `@effects`: a fleet's ledger of its external effects. No I/O.
 
-Each record is an output of the agent whose effect it is (`host/effects.py`): so it is released with its epoch, once, in order, and a restore
-reverts it as any other.
+Each record is an output of the agent that owns the effect (`host/effects.py`). So it is released with its epoch, once and in order, and a
+restore reverts it like any other output.
 """
 
 from typing import Any, Literal
@@ -9,38 +9,38 @@ from typing import Any, Literal
 import msgspec
 
 EFFECTS_TOPIC = "@effects"
-"""Topic that no agent can emit under: a topic of theirs has no "@"."""
+"""Topic of the ledger. Agents cannot emit under it: their topics contain no "@"."""
 
 INTENT, DONE, FAILED, LEFT = "intent", "done", "failed", "left"
-"""Stages: it may be called as soon as this is released; how it has ended; and that its turn has failed since, and it is not undone."""
+"""Stages: the effect may be called once this record is released; it succeeded; it failed; its turn failed later and it is not undone."""
 
 NOT_DONE = "not-done"
-"""A stage: people say of an effect in doubt that it was not done; it may be called as soon as this is released."""
+"""Stage: an operator has declared that an effect in doubt was not done; it may be called once this record is released."""
 
 UNDO = "/undo"
 """Suffix of a compensation's key."""
 
 TEXT_CHARACTERS_MAX = 400
-"""Largest length of arguments and results for people: a ledger is no archive."""
+"""Largest length of readable arguments and results: the ledger is no archive."""
 
 
 class EffectRecord(msgspec.Struct, frozen=True):
-    """Record of the ledger, by the agent that emits it.
+    """Record of the ledger, emitted by the agent that owns the effect.
 
     Attributes:
         stage: "intent", "done", "failed", "left" or "not-done".
-        key: within the agent; one that begins with `@` was made up for its turn.
+        key: key within the agent; a key that begins with `@` was generated for its turn.
         generation: 1, and one more after each compensation.
-        name: of the effect.
-        outside_key: what the service was, or will be, given.
-        arguments: for people.
-        result: for people; of "failed" the error.
+        name: name of the effect.
+        outside_key: idempotency key given to the external service.
+        arguments: readable arguments.
+        result: readable result; for "failed", the error.
         undo: its compensation, `"module:function"`, or "".
-        undo_arguments: of that, each encoded.
-        undoes, undoes_generation: of a compensation: what it undoes.
-        saga: the block that contains it, or "".
-        timeout_s: how long each call of it may take.
-        has_probe, is_repeatable: how to find out after a crash whether it was done.
+        undo_arguments: arguments of the compensation, each encoded.
+        undoes, undoes_generation: for a compensation, the effect that it undoes.
+        saga: the saga that contains the effect, or "".
+        timeout_s: time limit of one call.
+        has_probe, is_repeatable: how to find out after a crash whether the effect was done.
     """
 
     stage: str
@@ -61,18 +61,18 @@ class EffectRecord(msgspec.Struct, frozen=True):
 
 
 Stands = Literal["waiting", "in doubt", "needs people", "open"]
-"""State of an effect that has not ended: its intent is not released; an earlier life may have called it; nobody calls it until people have
-said what came of that; or it is being called."""
+"""State of an effect that has not ended: its intent is not released; an earlier incarnation may have called it; it is not called until an operator
+resolves it; it is being called."""
 
 NEEDS_PEOPLE: Literal["needs people"] = "needs people"
 
 
 class StandingEffect(msgspec.Struct, frozen=True):
-    """An effect at which an agent waits, as its host sees it.
+    """An effect that an agent waits for, as its host sees it.
 
     Attributes:
-        intent: if it is not released yet, so that no ledger has it.
-        asked_ns: of that: wall-clock time since 1970.
+        intent: its intent if that is not released yet and so not in the ledger.
+        asked_ns: wall-clock time of that intent since 1970.
     """
 
     agent: str
@@ -87,26 +87,26 @@ _decoder = msgspec.msgpack.Decoder(EffectRecord)
 
 
 def read_record(payload: bytes) -> EffectRecord:
-    """Return the word that an output under `@effects` is, from its payload: the name of its type, and its body."""
+    """Decode the record in an output under `@effects` from its payload: the name of its type, and its body."""
     return _decoder.decode(memoryview(payload)[1 + payload[0] :])
 
 
 def readable(value: Any) -> str:
-    """A value for people, in one line, cut off where it is long."""
+    """Return a value as readable text in one line, truncated if long."""
     try:
         text = msgspec.json.encode(value, enc_hook=repr).decode()
-    except Exception:  # of a key that is no text, or the value's own class
+    except Exception:  # raised for a key that is not text, or by the value's own class
         text = repr(type(value))
     return text if len(text) <= TEXT_CHARACTERS_MAX else text[: TEXT_CHARACTERS_MAX - 1] + "…"
 
 
 def undo_key(key: str, generation: int) -> str:
-    """Return the key of this generation's compensation: each is an effect of its own."""
+    """Return the key of this generation's compensation; each compensation is an effect of its own."""
     return key + UNDO if generation == 1 else f"{key}#{generation}{UNDO}"
 
 
 def undone_of(key: str) -> tuple[str, int] | None:
-    """Return the effect, and its generation, that the compensation with this key undoes; None: it is none."""
+    """Return the effect and generation that the compensation with this key undoes; None if the key is no compensation's."""
     if not key.endswith(UNDO):
         return None
     undone, _, generation = key.removesuffix(UNDO).partition("#")
@@ -114,5 +114,5 @@ def undone_of(key: str) -> tuple[str, int] | None:
 
 
 def outside_key(cluster: str, agent: str, key: str, generation: int) -> str:
-    """Return the key given to the service: the same for every call of one effect, whatever dies."""
+    """Return the idempotency key given to the service: the same for every call of one effect, across all crashes."""
     return f"{cluster}/{agent}/{key}" if generation == 1 else f"{cluster}/{agent}/{key}#{generation}"

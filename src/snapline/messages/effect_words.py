@@ -1,8 +1,8 @@
-"""Operator commands to an agent about its effects. One input each, which only its payload tells from others: it is logged, numbered and found again
-by recoveries as every input is.
+"""Operator commands to an agent about its effects. Each command is one input, recognized only by its payload; it is logged, numbered and recovered
+like every input.
 
-For an effect at which the agent waits, a command gives its result, or says that it was not done: the turn itself takes that command. For one that
-has ended, a command requests a retry or an undo: that has a turn of its own, as a command about a dead letter has.
+If the agent waits for the effect, a command gives its result or declares that it was not done; the waiting turn consumes the command. If the
+effect has ended, a command requests a retry or an undo; it has its own turn, like a command about a dead letter.
 """
 
 import msgspec
@@ -11,7 +11,7 @@ from snapline.errors import ProtocolError
 from snapline.messages.dead_letters import RETRY, WORD
 
 EFFECT_WORD = WORD + b"effect"
-"""Prefix of such a command's payload. A command about a dead letter goes on with an array."""
+"""Prefix of a resolution's payload. In a command about a dead letter, an array follows the first byte instead."""
 
 
 EFFECT_WISH = WORD + b"wish"
@@ -23,10 +23,10 @@ class EffectResolution(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Operator command that resolves an effect.
 
     Attributes:
-        key, generation: of the effect, within its agent.
-        number: of the agent's output that let it be called. Each command that lets it be called again emits another one: so a command is about
-            one doubt, and never about a later one.
-        is_done: with `result`, encoded; else it was not done, and is to be called.
+        key, generation: the effect, within its agent.
+        number: number of the agent's output that permitted the call. Each command that permits another call emits a new output, so a command
+            applies to one doubt and never to a later one.
+        is_done: the effect was done, with `result` (encoded); else it was not done and is to be called.
     """
 
     key: str
@@ -41,7 +41,7 @@ class EffectRetry(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     Attributes:
         verb: "retry" or "undo".
-        key, generation: of the effect, within its agent.
+        key, generation: the effect, within its agent.
     """
 
     verb: str
@@ -59,7 +59,7 @@ def is_effect_word(payload: bytes) -> bool:
 
 
 def effect_word_payload(word: EffectResolution) -> bytes:
-    """The payload of the input."""
+    """Return the resolution as the payload of an input."""
     return EFFECT_WORD + msgspec.msgpack.encode(word)
 
 
@@ -67,15 +67,15 @@ def read_effect_word(payload: bytes) -> EffectResolution:
     """Decode an effect's resolution.
 
     Raises:
-        ProtocolError: it is no such command.
+        ProtocolError: the payload is no resolution.
     """
     try:
-        word = _read.decode(payload[len(EFFECT_WORD) :]) if is_effect_word(payload) else None
+        command = _read.decode(payload[len(EFFECT_WORD) :]) if is_effect_word(payload) else None
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"a word about an effect that cannot be read: {error}") from error
-    if word is None:
+    if command is None:
         raise ProtocolError("a word about an effect names the effect and says what came of it")
-    return word
+    return command
 
 
 def is_effect_request(payload: bytes) -> bool:
@@ -84,7 +84,7 @@ def is_effect_request(payload: bytes) -> bool:
 
 
 def effect_request_payload(wish: EffectRetry) -> bytes:
-    """The payload of the input."""
+    """Return the request as the payload of an input."""
     return EFFECT_WISH + msgspec.msgpack.encode(wish)
 
 
@@ -92,18 +92,18 @@ def read_effect_request(payload: bytes) -> EffectRetry:
     """Decode a retry or undo request.
 
     Raises:
-        ProtocolError: it is no such request.
+        ProtocolError: the payload is no such request.
     """
     try:
-        wish = _read_wish.decode(payload[len(EFFECT_WISH) :]) if is_effect_request(payload) else None
+        request = _read_wish.decode(payload[len(EFFECT_WISH) :]) if is_effect_request(payload) else None
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"a wish about an effect that cannot be read: {error}") from error
-    if wish is None or wish.verb not in (RETRY, UNDO):
+    if request is None or request.verb not in (RETRY, UNDO):
         raise ProtocolError(f"a wish about an effect says {RETRY} or {UNDO}, and names the effect")
-    return wish
+    return request
 
 
 def key_of(shown: str) -> tuple[str, int]:
-    """Key and generation of an effect as `snapline effect list` shows them: `refund-17`, or `refund-17#2`."""
-    key, mark, generation = shown.rpartition("#")
-    return (key, int(generation)) if mark and generation.isdecimal() else (shown, 1)
+    """Return key and generation of an effect as `snapline effect list` shows it: `refund-17`, or `refund-17#2`."""
+    key, separator, generation = shown.rpartition("#")
+    return (key, int(generation)) if separator and generation.isdecimal() else (shown, 1)

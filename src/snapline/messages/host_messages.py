@@ -1,6 +1,6 @@
-"""Messages between hosts and the coordinator, as structs; the proto comments say what each means.
+"""Messages between hosts and the coordinator, as structs. The comments in `coordinator.proto` explain the fields.
 
-The codec goes by names: they are those of `coordinator.proto`.
+The codec maps structs and fields by name, so their names are those of `coordinator.proto`.
 """
 
 import msgspec
@@ -10,11 +10,11 @@ from snapline.messages.unreached import UnreachedPeer
 
 
 class HostMessage(msgspec.Struct, frozen=True, gc=False):
-    """Base of what a host says."""
+    """Base of messages from a host to the coordinator."""
 
 
 class Directive(msgspec.Struct, frozen=True, gc=False):
-    """Base of what the coordinator sends to hosts. All are idempotent and sent again on every new stream."""
+    """Base of messages from the coordinator to hosts. All are idempotent and sent again on every new stream."""
 
 
 class AgentKind(msgspec.Struct, frozen=True, gc=False):
@@ -25,7 +25,7 @@ class AgentKind(msgspec.Struct, frozen=True, gc=False):
 
 
 class PlaceRule(msgspec.Struct, frozen=True, gc=False):
-    """Placement of some agents: on one of these hosts, as long as one of them is there. `agents`: an id, or the beginning of ids and `*`."""
+    """Placement of some agents on one of these hosts, as long as one is present. `agents`: an id, or a prefix of ids followed by `*`."""
 
     agents: str
     hosts: tuple[str, ...]
@@ -43,7 +43,7 @@ class OpenTurn(msgspec.Struct, frozen=True, gc=False):
 
 
 class StandingAgent(msgspec.Struct, frozen=True, gc=False):
-    """An agent that waits in the middle of a durable turn until people do something. `kind`: of the concern."""
+    """An agent that waits for an operator in the middle of a durable turn. `kind`: kind of the concern."""
 
     agent: str
     kind: str
@@ -52,7 +52,7 @@ class StandingAgent(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReportedPack(msgspec.Struct, frozen=True, gc=False):
-    """A pack that its writer has made durable: its report to the coordinator."""
+    """A pack that a host has made durable, as reported to the coordinator."""
 
     path: str
     size_bytes: int
@@ -127,8 +127,8 @@ class Heartbeat(HostMessage, frozen=True, gc=False):
 class EpochReport(HostMessage, frozen=True, gc=False):
     """A host's part of an epoch is durable. Columns; indices point into `names`.
 
-    `slowest`, `start_delay_ns` … `store_ns`: the agent here that recorded last, and its way, in `PartTimes`'s words; `new_bytes`: written.
-    `since`: channels that are left out are as in this host's report of that epoch; 0: none is left out.
+    `slowest`, `start_delay_ns` … `store_ns`: the agent of this host that recorded last; phases as in `PartTimes`. `new_bytes`: bytes written.
+    `since`: omitted channels are unchanged since this host's report of that epoch; 0: no channel is omitted.
     """
 
     epoch: int
@@ -197,11 +197,11 @@ class RetireAgent(HostMessage, frozen=True, gc=False):
 
 
 class OpenLog(HostMessage, frozen=True, gc=False):
-    """The host wants to log inputs under this plan; or it does so, and reports what it has written.
+    """Request to log inputs under this plan, or a later report of what was written.
 
     Attributes:
-        key: the public key that it signs batches with; empty where they are not signed.
-        newest: number of the last batch that is durable, where the store is signed or encrypted; else 0.
+        key: public key with which the host signs batches; empty if they are not signed.
+        newest: number of the last durable batch if the store is signed or encrypted; else 0.
     """
 
     plan: int
@@ -210,7 +210,7 @@ class OpenLog(HostMessage, frozen=True, gc=False):
 
 
 class WantEpoch(HostMessage, frozen=True, gc=False):
-    """Epoch request: somebody outside waits for one that holds what agents here have done."""
+    """Epoch request: a client waits for an epoch that holds what agents here have done."""
 
     plan: int
 
@@ -233,7 +233,7 @@ class AgentFailed(HostMessage, frozen=True, gc=False):
 
 
 class WantRollback(HostMessage, frozen=True, gc=False):
-    """A turn requested a rollback of the fleet to a snapshot ("last", a tag or an epoch). Its agent waits. `place`: in its code."""
+    """A turn requested a rollback of the fleet to a snapshot ("last", a tag or an epoch). Its agent waits. `place`: location in the agent's code."""
 
     agent: str
     incarnation: int
@@ -243,14 +243,14 @@ class WantRollback(HostMessage, frozen=True, gc=False):
 
 
 class TurnSurvived(HostMessage, frozen=True, gc=False):
-    """A turn in which processes had died has ended well."""
+    """A turn that had killed processes before has ended well."""
 
     agent: str
     digest: bytes
 
 
 class StopEvaluated(HostMessage, frozen=True, gc=False):
-    # open_effects: what is to end before; if `reached`, turns that have done something outside and go on
+    # open_effects: effects that must end first; if `reached`, turns with external effects that are still running
     epoch: int
     reached: bool
     error: str = ""
@@ -262,7 +262,7 @@ class Leave(HostMessage, frozen=True, gc=False):
 
 
 class CheckpointsStored(HostMessage, frozen=True, gc=False):
-    """Checkpoints that agents took on their own, or for a round, are durable. Columns; see the proto."""
+    """Checkpoints of single agents, taken on their own or for a round, are durable. Columns; see the proto."""
 
     host_start: int
     plan: int
@@ -288,7 +288,7 @@ class CheckpointsStored(HostMessage, frozen=True, gc=False):
 
 
 class AgentsFrozen(HostMessage, frozen=True, gc=False):
-    """Agents frozen: no agent of the host takes a turn; each but `running` has a durable checkpoint of its live state."""
+    """Agents frozen: no agent of the host takes a turn; each agent except `running` has a durable checkpoint of its live state."""
 
     plan: int
     number: int
@@ -297,8 +297,8 @@ class AgentsFrozen(HostMessage, frozen=True, gc=False):
 
 
 class CheckpointsAnswered(HostMessage, frozen=True, gc=False):
-    """Answers of agents to a round's requests. Columns; `request_of` is an index into `agents`, `askers` says which
-    question each of them answers."""
+    """Answers of agents to a round's requests. Columns; `request_of` is an index into `agents`; `askers` names the
+    question that each of them answers."""
 
     epoch: int
     plan: int
@@ -314,7 +314,7 @@ class CheckpointsAnswered(HostMessage, frozen=True, gc=False):
 
 
 class NumbersReported(HostMessage, frozen=True, gc=False):
-    """Current numbers of a host's agents; those without a turn since their checkpoint are left out."""
+    """Current numbers of a host's agents; agents without a turn since their checkpoint are omitted."""
 
     request: int
     plan: int
@@ -327,7 +327,7 @@ class NumbersReported(HostMessage, frozen=True, gc=False):
 
 
 class MessagePart(HostMessage, frozen=True, gc=False):
-    """A piece of a message that is too large for one."""
+    """A part of a message that exceeds the size of one."""
 
     data: bytes
     is_last: bool
@@ -337,7 +337,7 @@ class MessagePart(HostMessage, frozen=True, gc=False):
 
 
 class Welcome(Directive, frozen=True, gc=False):
-    """`refuses_effects`: the fleet is a fork that may not touch the world outside."""
+    """`refuses_effects`: the fleet is a fork that must not perform external effects."""
 
     host_start: int
     cluster: str
@@ -347,7 +347,7 @@ class Welcome(Directive, frozen=True, gc=False):
 
 
 class ReadProbe(Directive, frozen=True, gc=False):
-    """Read this file in the store and say what is in it."""
+    """Read this file in the store and return its content."""
 
     path: str
 
@@ -376,7 +376,7 @@ class PlacedAgent(msgspec.Struct, frozen=True, gc=False):
 
 
 class HostLog(msgspec.Struct, frozen=True, gc=False):
-    """The log of inputs of one run of a host under one plan. `newest`: number of a batch that is in it, as far as the coordinator knows."""
+    """Input log of one run of a host under one plan. `newest`: number of a batch that the coordinator knows to be in it."""
 
     plan: int
     host: str
@@ -385,9 +385,9 @@ class HostLog(msgspec.Struct, frozen=True, gc=False):
 
 
 class Plan(Directive, frozen=True, gc=False):
-    """Recovery plan. `logs`: of earlier plans, which may be written still, or whose newest batch is known.
+    """Recovery plan. `logs`: logs of earlier plans that may still be written, or whose newest batch is known.
 
-    `drop_before`: inputs beyond the line in logs of plans below this one are dropped.
+    `drop_before`: inputs beyond the line are dropped if they are in logs of plans below this number.
     """
 
     number: int
@@ -402,10 +402,10 @@ class Plan(Directive, frozen=True, gc=False):
 
 
 class BeginEpoch(Directive, frozen=True, gc=False):
-    """`base`: the newest complete epoch. A host that refers to a newer one refers to one that was condemned since.
+    """`base`: the newest complete epoch. If a host refers to a newer epoch, that epoch was condemned in the meantime.
 
-    `told`: an epoch whose reports this leader has all: channels that have not changed since may be left out; 0: none. `again`: what the
-    host has reported of this epoch does not suffice.
+    `told`: an epoch of which this leader has all reports, so channels unchanged since then may be omitted; 0: none.
+    `again`: the host's report of this epoch was not sufficient.
     """
 
     epoch: int
@@ -417,10 +417,10 @@ class BeginEpoch(Directive, frozen=True, gc=False):
 
 
 class EndEpoch(Directive, frozen=True, gc=False):
-    """`agents`, `inputs`: of a complete one, perhaps, agents and the numbers of the last inputs that they had consumed in it.
+    """`agents`, `inputs`: of a complete epoch, agents and the numbers of the last inputs that they had consumed in it; optional.
 
-    `emitters`, `outputs`: once its outputs are released, agents and the numbers of the last ones that they had emitted in it. Then
-    it is said again.
+    `emitters`, `outputs`: agents and the numbers of the last outputs that they had emitted in the epoch. They are sent in a second
+    EndEpoch, once the outputs of the epoch are released.
     """
 
     epoch: int
@@ -433,13 +433,13 @@ class EndEpoch(Directive, frozen=True, gc=False):
 
 
 class OutputsWatched(Directive, frozen=True, gc=False):
-    """Notice whether a consumer reads outputs as they come: then hosts want an epoch for each that is pending."""
+    """Notice whether a consumer reads outputs live: if so, hosts request an epoch for each pending output."""
 
     is_watched: bool
 
 
 class RollbackRefused(Directive, frozen=True, gc=False):
-    """Rollback refused: the agent waits until there is a plan for another reason."""
+    """Rollback refused: the agent waits until a plan is made for another reason."""
 
     agent: str
     incarnation: int
@@ -456,10 +456,10 @@ class AgentsReserved(Directive, frozen=True, gc=False):
 
 
 class LogOpened(Directive, frozen=True, gc=False):
-    """Log opened: every holder of a later plan will know of it.
+    """Log opened: every host that gets a later plan learns of this log.
 
     Attributes:
-        certificate: the coordinator's signature of the host's key for this log; empty where batches are not signed.
+        certificate: the coordinator's signature of the host's key for this log; empty if batches are not signed.
         newest: number of a batch known to be in the log from now on.
     """
 
@@ -500,27 +500,27 @@ class TurnedAway(Directive, frozen=True, gc=False):
 
 
 class CheckpointsKnown(Directive, frozen=True, gc=False):
-    """The host need not repeat its reports up to this one."""
+    """The host need not repeat its reports up to this number."""
 
     sequence: int
 
 
 class FreezeAgents(Directive, frozen=True, gc=False):
-    """Start no more turns, checkpoint what has moved, and say AgentsFrozen."""
+    """Start no more turns, checkpoint every agent that has changed, and send AgentsFrozen."""
 
     plan: int
     number: int
 
 
 class ThawAgents(Directive, frozen=True, gc=False):
-    """Go on; `number` 0: whatever freeze it is, for a host that came back without learning of its end."""
+    """End the freeze with this number; 0: end any freeze, for a host that missed the end of one."""
 
     plan: int
     number: int
 
 
 class RequestCheckpoints(Directive, frozen=True, gc=False):
-    """A round asks these agents; asker "" makes one an initiator."""
+    """A round sends requests to these agents; an empty asker makes the agent an initiator."""
 
     epoch: int
     plan: int
@@ -530,7 +530,7 @@ class RequestCheckpoints(Directive, frozen=True, gc=False):
 
 
 class ReportNumbers(Directive, frozen=True, gc=False):
-    """A tool requests the agents' numbers."""
+    """Request for the agents' numbers, on behalf of a tool."""
 
     request: int
     plan: int

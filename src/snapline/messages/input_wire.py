@@ -1,6 +1,6 @@
-"""Client requests to a host, as bytes: one request is one stream of messages of about a MiB, and an input above that goes in parts.
+"""Client requests to a host, as bytes. A request is one stream of messages of about 1 MiB; a larger input is split into parts.
 
-A reader counts a request before building it, and knows its largest cost: `INPUTS_MAX` inputs whose payloads together are no
+A reader counts the inputs of a request before building it. The cost is bounded: `INPUTS_MAX` inputs, whose payloads together are no
 larger than one message between agents.
 """
 
@@ -26,7 +26,7 @@ STREAM_MESSAGES_MAX = 64
 """Largest number of messages in one request: the parts of 16 MiB, and some that are not full."""
 
 UNCOUNTED_BYTES_MAX = 64 * 1024
-"""A message up to this is parsed uncounted: its shortest entries become a few MiB."""
+"""Messages up to this size are parsed without counting entries: even with the shortest entries the result is a few MiB."""
 
 _ENTRIES_MAX = 2 + INPUTS_MAX * (1 + len(inputs_pb2.GivenInput.DESCRIPTOR.fields))
 
@@ -35,18 +35,18 @@ _read_outcome = reader_of(InputOutcome)
 
 
 def offer_messages(client: str, inputs: Sequence[GivenInput]) -> Iterator[bytes]:
-    """The messages of one request."""
+    """Yield the messages of one request."""
     entries: list[inputs_pb2.GivenInput] = []
     size = 0
-    sayer = client
-    for given in inputs:
-        for entry in _entries_of(given):
+    sender = client
+    for item in inputs:
+        for entry in _entries_of(item):
             if size and size + len(entry.payload) > PART_BYTES:
-                yield inputs_pb2.OfferRequest(client=sayer, inputs=entries, more=True).SerializeToString()
-                entries, size, sayer = [], 0, ""
+                yield inputs_pb2.OfferRequest(client=sender, inputs=entries, more=True).SerializeToString()
+                entries, size, sender = [], 0, ""
             entries.append(entry)
             size += len(entry.payload)
-    yield inputs_pb2.OfferRequest(client=sayer, inputs=entries).SerializeToString()
+    yield inputs_pb2.OfferRequest(client=sender, inputs=entries).SerializeToString()
 
 
 def _entries_of(given: GivenInput) -> Iterator[inputs_pb2.GivenInput]:
@@ -69,9 +69,9 @@ class OfferReading:
     """Request put together from the messages of its stream.
 
     Attributes:
-        client: sender's name, by its own claim.
-        inputs: those that are there as a whole.
-        size_bytes: of all payloads so far.
+        client: sender's name, as the sender claims it.
+        inputs: inputs received completely.
+        size_bytes: size of all payloads so far.
     """
 
     def __init__(self) -> None:
@@ -83,10 +83,10 @@ class OfferReading:
         self._parts: list[bytes] = []
 
     def take(self, data: bytes) -> bool:
-        """Take a message; returns whether more are to come.
+        """Add a message; return whether more are to come.
 
         Raises:
-            ProtocolError: it is none, or the request has more than any may have.
+            ProtocolError: the message is invalid, or the request exceeds a limit.
         """
         if len(data) > UNCOUNTED_BYTES_MAX:
             check_counts(data, inputs_pb2.OfferRequest.DESCRIPTOR, entries_max=_ENTRIES_MAX, numbers_max=0)
@@ -118,39 +118,39 @@ class OfferReading:
 
 
 def _given(first: inputs_pb2.GivenInput, payload: bytes) -> GivenInput:
-    """The input whose first, or only, entry this is."""
+    """Return the input whose first, or only, entry this is."""
     return GivenInput(first.agent, first.key, payload, first.type, first.public_only)
 
 
 def encode_outcomes(outcomes: Iterable[InputOutcome]) -> bytes:
-    """The answer to a request."""
-    return inputs_pb2.OfferReply(outcomes=[_write_outcome(each) for each in outcomes]).SerializeToString()  # type: ignore[misc]  # each is one
+    """Encode the answer to a request."""
+    return inputs_pb2.OfferReply(outcomes=[_write_outcome(outcome) for outcome in outcomes]).SerializeToString()  # type: ignore[misc]  # each is one
 
 
 def decode_outcomes(data: bytes) -> tuple[InputOutcome, ...]:
     """Decode a host's answer.
 
     Raises:
-        ProtocolError: it is no answer.
+        ProtocolError: the bytes are no answer.
     """
     reply = parsed(inputs_pb2.OfferReply, data)
     assert isinstance(reply, inputs_pb2.OfferReply)
-    return tuple([_read_outcome(each) for each in reply.outcomes])
+    return tuple([_read_outcome(outcome) for outcome in reply.outcomes])
 
 
 # ---- answers ----------------------------------------------------------------------------------------------------------
 
 
 def encode_ask(agent: str, key: str, *, is_early: bool) -> bytes:
-    """A question for the answer to one input."""
+    """Encode a request for the answer to one input."""
     return inputs_pb2.AskRequest(agent=agent, key=key, early=is_early).SerializeToString()
 
 
 def decode_ask(data: bytes) -> tuple[str, str, bool]:
-    """Agent, key, and whether an early answer will do.
+    """Return the agent, the key, and whether an early answer is acceptable.
 
     Raises:
-        ProtocolError: it is no question.
+        ProtocolError: the bytes are no such request.
     """
     request = parsed(inputs_pb2.AskRequest, data)
     assert isinstance(request, inputs_pb2.AskRequest)
@@ -158,7 +158,7 @@ def decode_ask(data: bytes) -> tuple[str, str, bool]:
 
 
 def answer_messages(answer: AskOutcome) -> Iterator[bytes]:
-    """The messages of one answer."""
+    """Yield the messages of one answer."""
     size = len(answer.body)
     yield inputs_pb2.AskReply(
         status=answer.status,
@@ -184,10 +184,10 @@ class AnswerReading:
         self._size_bytes = 0
 
     def take(self, data: bytes) -> AskOutcome | None:
-        """Take a message; returns the answer with the last one.
+        """Add a message; return the answer with the last one.
 
         Raises:
-            ProtocolError: it is none, or the answer is larger than a message may be.
+            ProtocolError: the message is invalid, or the answer exceeds the size limit of a message.
         """
         message = parsed(inputs_pb2.AskReply, data)
         assert isinstance(message, inputs_pb2.AskReply)

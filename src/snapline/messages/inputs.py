@@ -1,32 +1,32 @@
 """Client requests to a host, and its answers: inputs for its agents, and the outcome of each.
 
-Names are those of `inputs.proto`; `input_wire.py` makes bytes of them. Bounds of one request: `INPUTS_MAX` inputs, their payloads
-together no larger than one message between agents may be. So its reader knows the largest cost, and a client with
-more inputs makes several requests.
+Names are those of `inputs.proto`; `input_wire.py` encodes them. A request holds at most `INPUTS_MAX` inputs, and their payloads
+together are no larger than one message between agents. Therefore the cost of a request is bounded, and a client with more inputs
+makes several requests.
 """
 
 import msgspec
 
 INPUTS_MAX = 1000
-"""Largest number in one request: answering it is then a matter of milliseconds, and encoding its batch too."""
+"""Largest number of inputs in one request: encoding its batch and answering it then take milliseconds."""
 
 PART_BYTES = 1024 * 1024
-"""A request goes in messages of about this size, and an input above it in parts: a server takes no more than 2 MiB at once."""
+"""Size of a message of a request; a larger input is split into parts. A server accepts at most 2 MiB at once."""
 
 KEY_CHARACTERS_MAX = 128
-"""Largest length of a key, as of an id. Keys of the last inputs are in their agent's checkpoints."""
+"""Largest length of a key, the same as of an id. An agent's checkpoints hold the keys of its last inputs."""
 
 ACCEPTED, REPEATED, RETRY, REFUSED, NOT_PUBLIC = "accepted", "repeated", "retry", "refused", "not public"
-"""Outcomes of an input: durable now, or before; not taken just now, or permanently, the last since no public handler takes it."""
+"""Outcomes of an input: durable now; durable before; retry later; rejected permanently; rejected because no public handler accepts it."""
 
 
 class GivenInput(msgspec.Struct, frozen=True, gc=False):
     """Input from a client.
 
     Attributes:
-        key: the same key twice is one input.
-        payload: MessagePack behind its type's name, as `encode_message` makes it; if there is a `type`, JSON of that type.
-        public_only: a handler that is not marked public does not take it.
+        key: idempotency key; two inputs with the same key are one input.
+        payload: MessagePack behind its type's name, as `encode_message` makes it; if `type` is set, JSON of that type.
+        public_only: deliver only to a handler that is marked public.
     """
 
     agent: str
@@ -41,9 +41,9 @@ class InputOutcome(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         status: "accepted", "repeated", "retry", "refused" or "not public".
-        number: among the inputs of its agent; 0: it has none.
-        reason: why it was not taken.
-        host, address: where the agent lives, if it is not here and that is known.
+        number: its number among the inputs of its agent; 0: none.
+        reason: why it was not accepted.
+        host, address: location of the agent, if it is not here and its location is known.
     """
 
     status: str
@@ -54,7 +54,7 @@ class InputOutcome(msgspec.Struct, frozen=True, gc=False):
 
 
 REPLIED, BURIED, UNKNOWN = "replied", "buried", "unknown"
-"""Outcomes of an accepted input: it had its turn, or is a dead letter; or its key is not known. "retry": ask again."""
+"""Outcomes of an accepted input: its turn has run; it is a dead letter; its key is unknown. "retry": ask again."""
 
 
 class AskOutcome(msgspec.Struct, frozen=True, gc=False):
@@ -62,11 +62,11 @@ class AskOutcome(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         status: "replied", "buried", "retry" or "unknown".
-        number: among the inputs of its agent; 0: it has none.
+        number: its number among the inputs of its agent; 0: none.
         type: name of the answer's type; empty: the turn gave no answer.
         body: the answer as MessagePack.
-        reason: of "retry" and "unknown".
-        host, address: where the agent lives, if it is not here and that is known.
+        reason: reason for "retry" and "unknown".
+        host, address: location of the agent, if it is not here and its location is known.
     """
 
     status: str

@@ -1,7 +1,7 @@
-"""JSON of strangers: requests over HTTP, and arguments of the command line.
+"""Validation of untrusted JSON: HTTP request bodies and command-line arguments.
 
-Parsers differ in what they let pass, and what they let pass fails later, elsewhere. So it is refused at the border, with one sentence: what is not
-UTF-8, a number that JSON does not know (NaN, an infinity) or that a message cannot hold, a key that occurs twice in an object, nesting without end.
+Parsers differ in what they accept, and accepted oddities fail later, elsewhere. Therefore this module rejects at the border, with one sentence:
+text that is not UTF-8, numbers that JSON (NaN, infinity) or a message cannot represent, duplicate keys in an object, and unbounded nesting.
 """
 
 import json
@@ -16,15 +16,15 @@ NESTED = "it is nested too deep"
 
 
 def read_json(given: bytes | str) -> Any:  # whatever it is
-    """The value of a JSON text.
+    """Return the value of a JSON text.
 
     Raises:
-        UsageError: it is none; says why, to be put into a sentence.
+        UsageError: the text is invalid; the error's text is a clause to be put into a sentence.
     """
     try:
         text = given.decode() if isinstance(given, bytes) else given
-        found = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_finite)
-        msgspec.msgpack.encode(found)  # integers that are too large, and halves of surrogate pairs
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_finite)
+        msgspec.msgpack.encode(value)  # integers that are too large, and halves of surrogate pairs
     except RecursionError:
         raise UsageError(NESTED) from None
     except UnicodeError:
@@ -33,16 +33,16 @@ def read_json(given: bytes | str) -> Any:  # whatever it is
         raise UsageError("an integer has more than 64 bits") from None
     except ValueError as error:
         raise UsageError(str(error)) from error
-    return found
+    return value
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice[:40]!r} stands twice in one object")
-    return found
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{duplicate[:40]!r} stands twice in one object")
+    return value
 
 
 def _constant(name: str) -> float:

@@ -4,7 +4,7 @@ import msgspec
 
 
 class ReleasedOutput(msgspec.Struct, frozen=True, gc=False):
-    """Released output; `payload` as `encode_message` gives it, `cursor`: to read on after it, `emitted_ns`: wall clock."""
+    """Released output; `payload`: as `encode_message` gives it; `cursor`: position to read on after it; `emitted_ns`: wall-clock time."""
 
     agent: str
     number: int
@@ -15,7 +15,7 @@ class ReleasedOutput(msgspec.Struct, frozen=True, gc=False):
 
 
 class UndoneOutputs(msgspec.Struct, frozen=True, gc=False):
-    """Outputs of epochs above `after` are taken back; `epochs`: those, as far as their files are left."""
+    """Outputs of epochs above `after` are reverted; `epochs`: those epochs, as far as their files still exist."""
 
     after: int
     epochs: tuple[int, ...]
@@ -23,7 +23,7 @@ class UndoneOutputs(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReleasedOutputs(msgspec.Struct, frozen=True, gc=False):
-    """Outputs of one epoch, or of a part of it. Reverted ones come before them."""
+    """Outputs of one epoch, or of a part of it. Reverted outputs come before them."""
 
     epoch: int
     undone: UndoneOutputs | None
@@ -34,9 +34,9 @@ class ReadOutputsReply(msgspec.Struct, frozen=True, gc=False):
     """Outputs after a cursor.
 
     Attributes:
-        releases: in order; empty: nothing was released in time.
+        releases: released outputs in order; empty: nothing was released in time.
         cursor: position to read on after; beyond the last output if those that follow have other topics.
-        is_over: the fleet has ended, and nothing comes after it.
+        is_over: the fleet has ended, and no output follows.
     """
 
     releases: tuple[ReleasedOutputs, ...]
@@ -45,7 +45,7 @@ class ReadOutputsReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class Consumer(msgspec.Struct, frozen=True, gc=False):
-    """Position of a named consumer (empty: it has had nothing), and when it acknowledged it (wall clock)."""
+    """Position of a named consumer (empty: nothing consumed), and the wall-clock time of its last acknowledgement."""
 
     name: str
     cursor: str
@@ -53,7 +53,7 @@ class Consumer(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReadConsumersReply(msgspec.Struct, frozen=True, gc=False):
-    """All named consumers, by name."""
+    """All named consumers, sorted by name."""
 
     consumers: tuple[Consumer, ...]
 

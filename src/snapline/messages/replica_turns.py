@@ -1,8 +1,8 @@
 """Choice of the next coordinator replica to ask: pure, for tools and hosts alike.
 
-A replica that does not lead names the leader by the address that the replicas have for one another. From elsewhere it may be unreachable (a
-forwarded port, another network, a name that only they know), while the address that we were given for it is not: so the named one is asked first.
-If nobody answers there, the given addresses are asked in turn, and the name is passed over until each has had its turn.
+A replica that does not lead names the leader by its internal address. That address may be unreachable from elsewhere (a forwarded port,
+another network, an internal name), while the configured address of the leader is reachable. So the named address is asked first. If it does
+not answer, the configured addresses are asked in turn, and the named address is skipped until each of them was asked.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,22 +10,22 @@ from collections.abc import Callable, Sequence
 
 class ReplicaTurns:
     """Attributes:
-    given: all addresses that we were given, in their order; never empty.
-    current: whom to ask now.
+    given: all configured addresses, in their order; never empty.
+    current: address to ask now.
     """
 
     def __init__(self, given: Sequence[str], may_ask: Callable[[str], bool]) -> None:
-        """`may_ask`: whether an address named by a replica may be used at all; with one given address any is tried, and fails with its reason."""
+        """`may_ask`: whether an address named by a replica may be used. With a single configured address, any named address is tried."""
         self.given = tuple(given)
         self.current = self.given[0]
         self._may_ask = may_ask if len(self.given) > 1 else lambda address: True
         self._place = 0
-        """Index in `given` of the last one asked."""
+        """Index in `given` of the last address asked."""
         self._unreached: dict[str, None] = {}
-        """Addresses named by replicas at which nobody has answered since the last round began."""
+        """Addresses named by replicas that have not answered since the last round began."""
 
     def leads_elsewhere(self, address: str, leader: str) -> None:
-        """A replica has answered that it does not lead; `leader`: whom it names, or empty."""
+        """Note that the replica at `address` does not lead; `leader`: the address that it names, or empty."""
         self._unreached.pop(address, None)
         self._asked(address)
         if leader and leader not in self._unreached and self._may_ask(leader):
@@ -34,7 +34,7 @@ class ReplicaTurns:
             self._go_on()
 
     def is_silent(self, address: str) -> None:
-        """Note that nobody answered there."""
+        """Note that the replica at `address` did not answer."""
         if address not in self.given:
             self._unreached[address] = None
         self._asked(address)

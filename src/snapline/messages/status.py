@@ -10,11 +10,11 @@ class HostStatus(msgspec.Struct, frozen=True):
     """Status of a host; `state` is "alive", "lost" or "left".
 
     Attributes:
-        inputs_waiting: from outside, that no turn has consumed.
-        outputs_waiting, output_bytes_waiting: that are not known to be released.
-        agents_full: take nothing from outside, and no turns that they give themselves, until some of these are released.
-        is_drained: an operator wants it without agents.
-        agents_standing: those that cannot go on until people do something; the fleet's concerns name them.
+        inputs_waiting: inputs from clients that no turn has consumed.
+        outputs_waiting, output_bytes_waiting: outputs that are not known to be released.
+        agents_full: agents that accept no inputs, and run no turns of their own, until some of their outputs are released.
+        is_drained: an operator keeps the host free of agents.
+        agents_standing: agents that wait for an operator; the fleet's concerns name them.
     """
 
     host: str
@@ -44,11 +44,11 @@ class StoreStatus(msgspec.Struct, frozen=True):
     """Location and state of the store.
 
     Attributes:
-        state: "ok"; "degraded": epochs, or checkpoints of agents, cannot be stored; "": only the leader knows.
+        state: "ok"; "degraded": epochs, or checkpoints of agents, cannot be stored; "": unknown, since only the leader knows.
         since_ns: how long it has been degraded.
-        reason: the latest failure; "" if it is not degraded.
-        next_try_ns: until the next regular epoch; 0: now, or there are none.
-        skipped: triggers and basic checkpoints deferred because of the store.
+        reason: latest failure; "" if it is not degraded.
+        next_try_ns: time until the next regular epoch; 0: now, or there are no regular epochs.
+        skipped: number of triggers and basic checkpoints deferred because of the store.
     """
 
     location: str
@@ -63,10 +63,10 @@ class ForkedFrom(msgspec.Struct, frozen=True):
     """Origin of a fork.
 
     Attributes:
-        name: of the fork.
-        parent, parent_name: cluster of the other fleet, and its name.
-        epoch: of the snapshot, in both.
-        is_live: it may do effects.
+        name: name of the fork.
+        parent, parent_name: cluster and name of the fleet that it was forked from.
+        epoch: epoch of the snapshot, in both fleets.
+        is_live: it may perform effects.
     """
 
     name: str
@@ -77,15 +77,15 @@ class ForkedFrom(msgspec.Struct, frozen=True):
 
 
 class RecoveryTime(msgspec.Struct, frozen=True):
-    """Duration of a recovery that is over, and what it undid.
+    """Duration of a finished recovery, and what it undid.
 
     Attributes:
         is_failure: a host or an agent had failed; otherwise agents moved, or the fleet was restored.
-        plan_ns: from the first suspicion until its plan was committed.
-        load_ns: from there until all hosts had applied it.
-        rolled_back: agents, of `agents`, that did not keep their live state.
-        lost_ns: work; None: nobody knows, since agents checkpoint on their own.
-        checkpoints_lost: durable ones past the line, summed over the agents.
+        plan_ns: time from the first suspicion until the plan was committed.
+        load_ns: time from there until all hosts had applied it.
+        rolled_back: how many of `agents` did not keep their live state.
+        lost_ns: work lost; None: unknown, since agents checkpoint on their own.
+        checkpoints_lost: number of durable checkpoints past the line, over all agents.
     """
 
     plan: int
@@ -99,14 +99,14 @@ class RecoveryTime(msgspec.Struct, frozen=True):
 
 
 class LossStatus(msgspec.Struct, frozen=True):
-    """Cost of failures: of one now, and of earlier ones.
+    """Cost of failures: now, and of earlier ones.
 
     Attributes:
-        at_risk_ns: work that would be lost if all hosts failed now, at most where agents checkpoint on their own; None: the fleet does not run.
-        failures: in the last `observed_ns`, which go back to the oldest plan that is kept.
-        recoveries: the last ones that are over, oldest first.
-        rpo_ns, rto_ns: what the fleet's definition allows; 0: not set.
-        missed: "rpo", "rto"; only the leader knows.
+        at_risk_ns: work lost if all hosts failed now, an upper bound where agents checkpoint on their own; None: the fleet does not run.
+        failures: number of failures in the last `observed_ns`, which reach back to the oldest plan kept.
+        recoveries: last finished recoveries, oldest first.
+        rpo_ns, rto_ns: objectives of the fleet's definition; 0: not set.
+        missed: missed objectives, "rpo" and "rto"; only the leader knows them.
     """
 
     at_risk_ns: int | None = None
@@ -119,17 +119,17 @@ class LossStatus(msgspec.Struct, frozen=True):
 
 
 class IntervalStatus(msgspec.Struct, frozen=True):
-    """Cost of epochs. None: a figure of the newest epoch that the leading process completed itself, where there is none yet.
+    """Cost of epochs, measured on the newest epoch that the leading process completed itself; None: there is no such epoch yet.
 
     Attributes:
-        period_ns: between two; 0: they are requested by hand.
-        policy: when agents checkpoint on their own; "": they do not.
-        epochs: complete ones that are kept, of which the next three are.
-        duration_ns, duration_max_ns: from begin to decision; the mean, and the longest.
-        gap_ns: the mean time from one's begin to the next one's under the same plan; 0: not known.
+        period_ns: time between two epochs; 0: they are requested by hand.
+        policy: policy if agents checkpoint on their own; "": they do not.
+        epochs: number of complete epochs kept, over which the next three are measured.
+        duration_ns, duration_max_ns: time from begin to decision; the mean, and the longest.
+        gap_ns: mean time between the begins of two epochs under one plan; 0: unknown.
         pause_ns: longest wait of one agent.
-        capture_ns: total wait of a host's agents, one after another; of the host where it is longest.
-        new_bytes: written for it. state_bytes: states in it, as if written whole. channel_state_bytes: messages in it.
+        capture_ns: total wait of a host's agents, one after another; the largest among the hosts.
+        new_bytes: bytes written for the epoch. state_bytes: size of its states, as if written whole. channel_state_bytes: size of its messages.
     """
 
     period_ns: int = 0
@@ -148,7 +148,7 @@ class IntervalStatus(msgspec.Struct, frozen=True):
 class FleetStatus(msgspec.Struct, frozen=True):
     """The fleet; `phase` is "forming", "running", "recovering", "finished" or "failed".
 
-    `caller_role`: the caller's role, such as "operator"; "" without certificates, where everybody may do everything.
+    `caller_role`: the caller's role, such as "operator"; "" without certificates, where everybody has all rights.
     """
 
     fleet: str
@@ -186,12 +186,12 @@ class FleetStatus(msgspec.Struct, frozen=True):
 
 
 class Standing(msgspec.Struct, frozen=True, gc=False):
-    """Leadership as one replica sees it; another may know better already.
+    """Leadership as one replica sees it; another replica may have newer information.
 
     Attributes:
-        term: Raft's term; 0 before anything happened.
-        leader: id of the leader; empty if there is none known.
-        is_leader: whether it is this replica.
+        term: Raft term; 0 before the first election.
+        leader: id of the leader; empty if unknown.
+        is_leader: whether this replica leads.
     """
 
     term: int = 0
@@ -203,15 +203,15 @@ class ReplicaStatus(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Status of one replica at one instant.
 
     Attributes:
-        node: its id.
+        node: id of the replica.
         standing: see Standing.
-        is_learner: whether it lost its log, and may not vote before it has caught up.
-        has_quorum: whether it is connected to a majority, itself counted.
-        connected: ids of the others it can send to, sorted.
+        is_learner: whether the replica lost its log and may not vote before it has caught up.
+        has_quorum: whether it is connected to a majority, including itself.
+        connected: ids of the other replicas it can send to, sorted.
         commit_index: last entry known to be committed.
         applied: last entry applied here.
         first_index, last_index: bounds of its journal.
-        journal_bytes: length of these entries.
+        journal_bytes: size of these entries.
     """
 
     node: str
@@ -227,12 +227,12 @@ class ReplicaStatus(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
 
 class AskedReplica(msgspec.Struct, frozen=True):
-    """A replica of the coordinator, and what it says of itself.
+    """A replica of the coordinator, and its own report.
 
     Attributes:
         id, address: as the replicas know it.
-        status: None: it has not answered.
-        problem: why not.
+        status: None if the replica has not answered.
+        problem: reason why it has not answered.
     """
 
     id: str
@@ -244,7 +244,7 @@ class AskedReplica(msgspec.Struct, frozen=True):
 class SnapshotOutcome(msgspec.Struct, frozen=True):
     """Outcome of an epoch requested by hand; epoch 0: it did not even begin.
 
-    A `reason` next to `is_complete`: the epoch is not new, since the recovery line has not advanced.
+    If both `reason` and `is_complete` are set, the epoch is not new, since the recovery line has not advanced.
     """
 
     epoch: int

@@ -3,13 +3,13 @@
 import msgspec
 
 CAPTURE, STOP_WHEN = "capture", "stop_when"
-"""Names of turns: an agent's state is saved, and the fleet's predicate is evaluated, of no agent."""
+"""Names of special turns: an agent's state is captured; the fleet's predicate is evaluated, which belongs to no agent."""
 
 
 class TurnDeath(msgspec.Struct, frozen=True, gc=False):
-    """A turn in which a host's process has died; `times`: how many have, in plans.
+    """A turn during which a host's process died; `times`: number of such deaths, in plans.
 
-    `limit`: number of deaths tolerated. `is_beside`: it ran in a thread, next to the event loop.
+    `limit`: number of deaths tolerated. `is_beside`: the turn ran in a thread, next to the event loop.
     """
 
     agent: str
@@ -22,7 +22,7 @@ class TurnDeath(msgspec.Struct, frozen=True, gc=False):
     times: int = 0
 
     def describe(self) -> str:
-        """Describe what the process did, for people."""
+        """Return a readable description of what the process did."""
         if self.what == STOP_WHEN:
             return "stop_when was asked"
         if self.what == CAPTURE:
@@ -31,5 +31,5 @@ class TurnDeath(msgspec.Struct, frozen=True, gc=False):
         return f"agent {self.agent} handled {of}"
 
     def sentence(self) -> str:
-        """Return how often that was, for people."""
+        """Return a readable sentence with the number of deaths."""
         return f"{self.times} process{'es' * (self.times > 1)} died while {self.describe()}"

@@ -1,4 +1,4 @@
-"""Structs of what tools and hosts hear of people: their tokens, and the book of their calls."""
+"""Replies to tools and hosts about users: their tokens, and the audit log of their calls."""
 
 import msgspec
 
@@ -41,7 +41,7 @@ class RecordCallReply(msgspec.Struct, frozen=True, gc=False):
 
 
 class RecordedCall(msgspec.Struct, frozen=True, gc=False):
-    """A call of a person that changes something, as `fleet_records.CallRecord` has it."""
+    """A user's call that changed state, as in `fleet_records.CallRecord`."""
 
     number: int
     made_ns: int
@@ -55,7 +55,7 @@ class RecordedCall(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReadAuditReply(msgspec.Struct, frozen=True, gc=False):
-    """The last calls, oldest first; `dropped`: how many before them, and between them, are not there any more."""
+    """The last calls, oldest first; `dropped`: number of calls before or between them that are no longer stored."""
 
     calls: tuple[RecordedCall, ...]
     dropped: int

@@ -1,4 +1,4 @@
-"""Questions to a host about one agent, and its answers, as bytes: a document in JSON goes in parts of a MiB."""
+"""Questions to a host about one agent, and its answers, as bytes: a JSON document is split into parts of 1 MiB."""
 
 from collections.abc import Iterator
 
@@ -32,7 +32,7 @@ _PARTS_MAX = VIEW_BYTES_MAX // PART_BYTES + 1
 
 
 def encode_question(question: Question) -> bytes:
-    """A question as bytes."""
+    """Encode a question."""
     return agents_pb2.ShowRequest(agent=question.agent, what=question.what, field=question.field).SerializeToString()
 
 
@@ -40,7 +40,7 @@ def decode_question(data: bytes) -> Question:
     """Decode a question.
 
     Raises:
-        ProtocolError: it is no question.
+        ProtocolError: the bytes are no question.
     """
     request = parsed(agents_pb2.ShowRequest, data)
     assert isinstance(request, agents_pb2.ShowRequest)
@@ -50,7 +50,7 @@ def decode_question(data: bytes) -> Question:
 
 
 def trace_question(wanted: TraceWanted) -> Question:
-    """The question for a part of a host's trace."""
+    """Return the question for a part of a host's trace."""
     return Question("", TRACE, msgspec.json.encode(wanted).decode())
 
 
@@ -58,7 +58,7 @@ def trace_wanted(question: Question) -> TraceWanted:
     """Return the part of the trace that is requested.
 
     Raises:
-        ProtocolError: it names none.
+        ProtocolError: the question names no part of a trace.
     """
     try:
         return msgspec.json.decode(question.field or "{}", type=TraceWanted)
@@ -67,12 +67,12 @@ def trace_wanted(question: Question) -> TraceWanted:
 
 
 def retry_message(reason: str) -> bytes:
-    """The answer of a host that cannot say."""
+    """Encode the answer of a host that cannot answer now."""
     return agents_pb2.ShowReply(retry=reason).SerializeToString()
 
 
 def view_messages(json: bytes) -> Iterator[bytes]:
-    """The messages of one answer."""
+    """Yield the messages of one answer."""
     for start in range(0, max(1, len(json)), PART_BYTES):
         end = start + PART_BYTES
         yield agents_pb2.ShowReply(json=json[start:end], more=end < len(json)).SerializeToString()
@@ -85,11 +85,11 @@ class ViewReading:
         self._parts: list[bytes] = []
 
     def take(self, data: bytes) -> bytes | None:
-        """Take a message; returns the document with the last one.
+        """Add a message; return the document with the last one.
 
         Raises:
-            ProtocolError: it is none, or the document is larger than one may be.
-            NotHereError: the host cannot say.
+            ProtocolError: the message is invalid, or the document exceeds the size limit.
+            NotHereError: the host cannot answer now.
         """
         message = parsed(agents_pb2.ShowReply, data)
         assert isinstance(message, agents_pb2.ShowReply)

@@ -1,4 +1,4 @@
-"""Questions to a host about one agent, or all that it has, and its answers; `view_wire.py` makes bytes of them."""
+"""Questions to a host about one agent or all its agents, and the answers; `view_wire.py` encodes them."""
 
 from typing import Annotated
 
@@ -7,17 +7,17 @@ import msgspec
 STATE, LIVE, DESCRIPTION, EFFECTS, WAITING, TRACE = "state", "live", "description", "effects", "waiting", "trace"
 
 VIEW_BYTES_MAX = 16 * 1024 * 1024
-"""Largest size of one document, as of a message. More is read from the store itself."""
+"""Largest size of one document, the same as of a message. Larger states are read from the store itself."""
 
 
 class Question(msgspec.Struct, frozen=True, gc=False):
     """Question to a host.
 
     Attributes:
-        what: "state": of the newest snapshot; "live": now, between two turns; "description": the agent's condition; "effects": those at which
-            agents of this host wait, "waiting": its agents with which something waits, "trace": events here in the last seconds;
-            these whatever `agent` is.
-        field: of a state only the value at this path; of a trace, which part (`TraceWanted`).
+        what: "state": state in the newest snapshot; "live": state now, between two turns; "description": the agent's condition. For all agents of
+            the host, whatever `agent` is: "effects": effects that agents wait for; "waiting": agents with pending work; "trace": events of the
+            last seconds.
+        field: for a state, the path of the only value to return; for a trace, the part requested (`TraceWanted`).
     """
 
     agent: str
@@ -30,13 +30,13 @@ class AgentState(msgspec.Struct, frozen=True):
 
     Attributes:
         agent, kind: its id; its class, "module:Class".
-        host, incarnation: where it ran, or runs, and in which of its lives.
-        epoch: of the snapshot; None of a live state.
-        time: when the snapshot was begun, or the live state looked at, UTC.
-        is_live: it is of the agent as it was between two turns just then: a recovery may undo it.
-        is_unborn: the message that creates the agent is on its way: it has no state yet.
-        field: the path that was requested; empty: none.
-        state: plain values, as JSON has them; of a field, its value.
+        host, incarnation: where it ran, or runs, and in which incarnation.
+        epoch: epoch of the snapshot; None for a live state.
+        time: when the snapshot was begun, or the live state was read; UTC.
+        is_live: the state is the agent's state between two turns just now; a recovery may undo it.
+        is_unborn: the message that creates the agent is in transit, so the agent has no state yet.
+        field: path that was requested; empty: none.
+        state: plain JSON values; with `field`, the value at that path.
     """
 
     agent: str
@@ -52,18 +52,18 @@ class AgentState(msgspec.Struct, frozen=True):
 
 
 class WaitingAgent(msgspec.Struct, frozen=True):
-    """An agent with which something waits, as its host sees it just now; a recovery may undo it.
+    """An agent with pending work, as its host sees it now; a recovery may undo it.
 
     Attributes:
-        host: where it is.
-        turn: what its durable turn was begun for: "message", "input", "timer", "start", "create", "letter"; "": it is in none.
-        sender: of that.
+        host: host of the agent.
+        turn: cause of its durable turn: "message", "input", "timer", "start", "create", "letter"; "": no durable turn is open.
+        sender: sender of that message or input.
         steps: entries of the turn's journal.
-        waits_for: what the turn waits for, as in `snapline agent describe`; "": it goes on. waits_s: for so long.
+        waits_for: what the turn waits for, as in `snapline agent describe`; "": it is running. waits_s: how long it has waited.
         problem: why the turn cannot go on, or "".
-        put_off: messages that the turn has passed by.
-        inputs: from outside, that no turn has consumed.
-        dead_letters: how many it has.
+        put_off: number of messages that the turn has deferred.
+        inputs: number of inputs from clients that no turn has consumed.
+        dead_letters: number of its dead letters.
     """
 
     agent: str
@@ -80,7 +80,7 @@ class WaitingAgent(msgspec.Struct, frozen=True):
 
 
 class WaitingAgents(msgspec.Struct, frozen=True):
-    """Waiting agents of some hosts. `more`: agents that were left out; `silent_hosts`: those that have not answered."""
+    """Waiting agents of some hosts. `more`: number of agents omitted; `silent_hosts`: hosts that have not answered."""
 
     agents: tuple[WaitingAgent, ...] = ()
     more: int = 0
@@ -88,12 +88,12 @@ class WaitingAgents(msgspec.Struct, frozen=True):
 
 
 class TraceWanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Part of a host's trace that is requested. Asking makes the host trace, for some seconds.
+    """Part of a host's trace that is requested. Each request makes the host trace for some seconds.
 
     Attributes:
-        after: cursor of the last answer; "": all that the host has, which is nothing if nobody has asked before.
-        every: of each channel, every N-th message is traced from now on: both ends trace the same ones.
-        most: lines; of more the newest are returned.
+        after: cursor of the last answer; "": everything that the host has, which is nothing before the first request.
+        every: sampling interval: every N-th message of each channel is traced from now on, the same ones at both ends.
+        most: largest number of lines; if there are more, the newest are returned.
     """
 
     after: str = ""
@@ -102,14 +102,14 @@ class TraceWanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RecentTrace(msgspec.Struct, frozen=True):
-    """Events on a host since an earlier question.
+    """Events on a host since an earlier request.
 
     Attributes:
-        cursor: for the next question.
-        every: of each channel, every N-th message is traced from now on.
-        missed: lines that were lost or left out since the cursor that was given.
-        time_ns: of the answer, since 1970, by the host's clock.
-        lines: as `snapline run --trace` writes them (`recovery/host_trace.py`), the first of them a plan line.
+        cursor: cursor for the next request.
+        every: sampling interval: every N-th message of each channel is traced from now on.
+        missed: number of lines lost or omitted since the given cursor.
+        time_ns: time of the answer since 1970, by the host's clock.
+        lines: lines as `snapline run --trace` writes them (`recovery/host_trace.py`), the first of them a plan line.
     """
 
     host: str
@@ -121,4 +121,4 @@ class RecentTrace(msgspec.Struct, frozen=True):
 
 
 class NotHereError(Exception):
-    """The host does not know just now, and says why."""
+    """The host cannot answer now; the text says why."""

@@ -46,10 +46,10 @@ from snapline.protos.v1 import coordinator_pb2
 _services: Any = coordinator_pb2.DESCRIPTOR.services_by_name
 _CALLS: dict[str, Any] = {call.name: call for name in ("Coordinator", "People") for call in _services[name].methods}
 ATTEND = f"/{_services['Coordinator'].full_name}/Attend"
-"""The call of a host's stream."""
+"""Full name of the call that opens a host's stream."""
 
 PART_BYTES = 1024 * 1024
-"""Larger messages, reports of many thousand agents, go in parts of this size: a server takes no more than 2 MiB at once."""
+"""Larger messages, such as reports of many thousand agents, are split into parts of this size: a server accepts at most 2 MiB at once."""
 
 host_messages: OneofCodec[HostMessage] = OneofCodec(
     coordinator_pb2.HostMessage, structs_of(coordinator_pb2.HostMessage, HostMessage)
@@ -102,7 +102,7 @@ decode_directive: Callable[[bytes], Directive] = directives.decode
 
 
 def path_of(call: str) -> str:
-    """The full name of a tool's call."""
+    """Return the full name of a tool's call."""
     return f"/{_CALLS[call].containing_service.full_name}/{call}"
 
 
@@ -113,10 +113,10 @@ def encode_request(call: str, /, **fields: object) -> bytes:
 
 
 def decode_reply(call: str, data: bytes) -> Any:  # each call has an answer of its own
-    """Decode the coordinator's reply to it.
+    """Decode the coordinator's reply to this call.
 
     Raises:
-        ProtocolError: it is no reply to this call, or one of a later version.
+        ProtocolError: the bytes are no reply to this call, or one of a later version.
     """
     kind = _CALLS[call].output_type
     if kind.name in _envelopes:
@@ -125,7 +125,7 @@ def decode_reply(call: str, data: bytes) -> Any:  # each call has an answer of i
 
 
 def in_parts(data: bytes) -> Iterator[bytes]:
-    """A host's message, as the messages that go on the wire."""
+    """Split a host's message into the messages that go on the wire."""
     if len(data) <= PART_BYTES:
         yield data
         return

@@ -2,25 +2,25 @@
 
 Theory of operation
 -------------------
-What is measured: the *price* C of the checkpoints of one interval (the time that the agents of a host wait for them, one after another, on the host
-where that is most), the time D until an epoch is complete, the time R that recoveries took, and failures. From them
+The fleet measures the *price* C of the checkpoints of one interval, the time D until an epoch is complete, the time R of recoveries, and failures.
+C is the time that the agents of one host wait for their checkpoints, on the host where this time is longest. From these values follow
 
-- the mean time M between failures, with its limits, or its limit when no failure was seen so far (`costs.py`);
-- the interval: Daly's for C and M (`interval.py`), not below D nor `LEAST_S`, and so that the oldest work that can be lost, interval + D, keeps
-  within the RPO. Daly's optimum is flat, so limits of M a factor apart make a factor's root for the interval;
-- what an hour costs (`costs.py`): overhead C/T, and for each failure T/2 + D of work done again, plus R. Under koo-toueg participants are blocked
+- the mean time M between failures, with confidence limits, or a lower limit if no failure was seen (`costs.py`);
+- the interval: Daly's for C and M (`interval.py`), but not below D or `LEAST_S`, and short enough that the oldest work that can be lost,
+  interval + D, stays within the RPO. Daly's interval grows with the square root of M, so uncertainty of M matters less;
+- the cost of an hour (`costs.py`): overhead C/T, and for each failure T/2 + D of repeated work, plus R. Under koo-toueg participants are blocked
   until the round is decided, so C is D there.
 
-*Other protocols* are not running, so their costs are bounds. Where agents checkpoint on their own, a failure takes back a share s of them, each
-half its own interval: the optimum is Daly's for C and M/s. For `bcs` s is what the measured patterns of docs/protocols.md span; what sender logs
-cost is unknown before they are written, so the upper bound is none, and such a protocol is advised only for what can be seen:
+*Other protocols* are not running, so their costs are bounds. If agents checkpoint on their own, a failure rolls back a share s of them, each by
+half its own interval: the optimum is Daly's for C and M/s. For `bcs` the measured patterns of docs/protocols.md give the range of s. The cost of
+sender logs is unknown before they are written, so there is no upper bound. Such a protocol is advised only on visible evidence:
 
-- epochs take as long as their interval, or are aborted: the longest turn of any agent holds all up, and under `bcs` it holds up no other agent;
+- epochs take as long as their interval, or are aborted: the longest turn of any agent delays all agents, but under `bcs` only its own agent;
 - under `uncoordinated` the recovery line stays behind by intervals: the domino effect;
 - under a communication-induced protocol more checkpoints are forced for each basic one than `bcs` forced in any pattern.
 
-Otherwise the fleet keeps its protocol, which is fixed for its life, unless another one is clearly cheaper; and the advice states what could be
-saved at most, and how to measure it: `snapline sim compare` runs the same agents under both.
+Otherwise the fleet keeps its protocol, which is fixed for its life, unless another one is clearly cheaper. The advice then states the largest
+possible saving and how to measure it: `snapline sim compare` runs the same agents under both.
 """
 
 import math
@@ -34,35 +34,35 @@ from snapline.protocols.names import BCS, CHANDY_LAMPORT, KOO_TOUEG, UNCOORDINAT
 from snapline.protocols.policy import COST_LEAST_S, LEAST_S
 
 MOVED = (0.22, 0.91)
-"""Share of the agents that one failure takes back under `bcs`: the least and the most of all patterns in docs/protocols.md."""
+"""Share of the agents that one failure rolls back under `bcs`: least and largest of all patterns in docs/protocols.md."""
 
 FORCED_MOST = 4.1
-"""Forced checkpoints for each basic one under `bcs`, in the same table: the most."""
+"""Largest number of forced checkpoints for each basic one under `bcs`, in the same table."""
 
 WORTH_S = 1.0
-"""Seconds an hour: what saves less is not worth a change."""
+"""Smallest saving that is worth a change, in seconds of each hour."""
 
 ASK_FOR_S = (3_600.0, 86_400.0, 7 * 86_400.0, 30 * 86_400.0)
-"""Mean times between failures for which intervals are given where it is unknown."""
+"""Mean times between failures for which the advice gives intervals if the real one is unknown."""
 
 BEHIND = 3
-"""Intervals that a recovery line may be behind before that counts as a domino: one to be made, one to be stored, one by chance."""
+"""Number of intervals that the recovery line may be behind before it counts as a domino: one in progress, one being stored, one by chance."""
 
 ABORTED_SHARE = 0.1
-"""Share of epochs: more aborted ones than these are no accident."""
+"""Share of aborted epochs above which aborts are not accidental."""
 
 
 class RunningFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of a running fleet; times in seconds. None: unknown.
 
     Attributes:
-        interval_s: from one checkpoint of an agent to its next one, forced ones too; None: by hand, or not seen yet.
-        price_s: what the agents of a host wait for the checkpoints of one interval.
-        duration_s: of an epoch, the mean; None: none is complete.
+        interval_s: time between two checkpoints of an agent, including forced ones; None: manual, or not measured yet.
+        price_s: time that the agents of a host wait for the checkpoints of one interval.
+        duration_s: mean duration of an epoch; None: no epoch is complete.
         behind_s: age of the newest line.
-        recoveries_s: how long those after failures took. moved: share of the agents that they took back; depth: checkpoints that each of these lost.
-        checkpoints, forced: so far. aborted, completed: epochs.
-        rpo_s, rto_s: what the definition allows.
+        recoveries_s: durations of recoveries after failures. moved: share of the agents rolled back; depth: checkpoints that each of them lost.
+        checkpoints, forced: numbers so far. aborted, completed: numbers of epochs.
+        rpo_s, rto_s: limits in the fleet's definition.
     """
 
     protocol: str
@@ -83,7 +83,7 @@ class RunningFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def recovery_s(self) -> float:
-        """The mean; 0 if none was seen."""
+        """Mean duration of a recovery; 0 if there was none."""
         return math.fsum(self.recoveries_s) / len(self.recoveries_s) if self.recoveries_s else 0.0
 
     @property
@@ -98,9 +98,9 @@ class BestInterval(msgspec.Struct, frozen=True):
 
     Attributes:
         interval_s: from one checkpoint of an agent to its next one.
-        every_s: the trigger's value for that; more than the interval where messages force checkpoints between the trigger's.
-        formula_s: Daly's. bound: what kept the interval from being that: "", "duration", "least" or "rpo".
-        cost_s: of an hour.
+        every_s: the trigger's value for this interval; longer than the interval if messages force additional checkpoints.
+        formula_s: Daly's interval. bound: reason for another interval: "", "duration", "least" or "rpo".
+        cost_s: cost of an hour.
     """
 
     mtbf_s: float
@@ -112,7 +112,7 @@ class BestInterval(msgspec.Struct, frozen=True):
 
 
 class ProtocolCost(msgspec.Struct, frozen=True):
-    """Cost of an hour at a protocol's best interval: between two bounds; `high_s` None: unknown. `how`: where the figures come from."""
+    """Cost of an hour at a protocol's best interval: between two bounds; `high_s` None: unknown. `how`: source of the figures."""
 
     protocol: str
     low_s: float
@@ -124,14 +124,14 @@ class FleetAdvice(msgspec.Struct, frozen=True):
     """Advice for a fleet.
 
     Attributes:
-        protocol: that suits; the fleet's own unless the evidence is against it.
+        protocol: the advised protocol; the fleet's own unless the evidence is against it.
         is_other_protocol, is_other_interval: a change is worth it.
-        interval: at the likeliest mean time between failures; None: that is unknown, or the price.
-        cost_now_s: of an hour, as the fleet runs; None: not known.
-        interval_low_s, interval_high_s: the best for the limits of the mean time between failures.
-        intervals: the best for some mean times, where it is not known.
-        costs: of the protocols that were weighed.
-        why: sentences with the numbers. missing: what is not known, and how to know it.
+        interval: best interval for the likeliest mean time between failures; None: this time or the price is unknown.
+        cost_now_s: cost of an hour with the current settings; None: unknown.
+        interval_low_s, interval_high_s: best intervals for the limits of the mean time between failures.
+        intervals: best intervals for some mean times between failures, if the real one is unknown.
+        costs: costs of the compared protocols.
+        why: reasons, as sentences with numbers. missing: unknown figures, and how to obtain them.
     """
 
     protocol: str
@@ -151,8 +151,8 @@ class FleetAdvice(msgspec.Struct, frozen=True):
 def advise(figures: RunningFigures, mtbf: Mtbf) -> FleetAdvice:
     """Return what suits the fleet with these figures."""
     known_s = [mtbf.mean_s] if mtbf.mean_s is not None else sorted({mtbf.low_s, *ASK_FOR_S} - {0.0})
-    found = [] if figures.price_s is None else [best_interval(figures, mtbf_s) for mtbf_s in known_s]
-    best = found[0] if found and mtbf.mean_s is not None else None
+    intervals = [] if figures.price_s is None else [best_interval(figures, mtbf_s) for mtbf_s in known_s]
+    best = intervals[0] if intervals and mtbf.mean_s is not None else None
     now_s = None if mtbf.mean_s is None else _cost_now_s(figures, mtbf.mean_s)
     costs = [] if best is None else protocol_costs(figures, best)
     held = evidence_against(figures)
@@ -168,7 +168,7 @@ def advise(figures: RunningFigures, mtbf: Mtbf) -> FleetAdvice:
         cost_now_s=now_s,
         interval_low_s=_interval_at(figures, mtbf.low_s) if best else None,
         interval_high_s=_interval_at(figures, mtbf.high_s) if best else None,
-        intervals=found if best is None else [],
+        intervals=intervals if best is None else [],
         costs=costs,
         why=why,
         missing=_missing(figures, mtbf),
@@ -231,8 +231,10 @@ def _cost_now_s(figures: RunningFigures, mtbf_s: float) -> float | None:
 def protocol_costs(figures: RunningFigures, best: BestInterval) -> list[ProtocolCost]:
     """Return the cost of the fleet's own protocol, and bounds for the usual others, the fleet's first."""
     own = ProtocolCost(figures.protocol, best.cost_s, best.cost_s, "from the fleet's own figures")
-    others = [_other(figures, best, protocol) for protocol in (CHANDY_LAMPORT, BCS) if protocol != figures.protocol]
-    return [own, *others]
+    other_costs = [
+        _other(figures, best, protocol) for protocol in (CHANDY_LAMPORT, BCS) if protocol != figures.protocol
+    ]
+    return [own, *other_costs]
 
 
 def _other(figures: RunningFigures, best: BestInterval, protocol: str) -> ProtocolCost:
@@ -255,8 +257,8 @@ def _other(figures: RunningFigures, best: BestInterval, protocol: str) -> Protoc
 def _suitable(own: str, costs: Sequence[ProtocolCost], *, is_refuted: bool) -> str:
     if is_refuted:
         return BCS
-    clearly = [one for one in costs[1:] if one.high_s is not None and one.high_s + WORTH_S <= costs[0].low_s]
-    return simplest([one.protocol for one in clearly]) if clearly else own
+    clearly = [cost for cost in costs[1:] if cost.high_s is not None and cost.high_s + WORTH_S <= costs[0].low_s]
+    return simplest([cost.protocol for cost in clearly]) if clearly else own
 
 
 def evidence_against(figures: RunningFigures) -> list[str]:
@@ -311,10 +313,14 @@ def _held_up(figures: RunningFigures) -> list[str]:
 
 def _of_protocols(figures: RunningFigures, costs: Sequence[ProtocolCost], protocol: str) -> list[str]:
     if not costs or protocol != figures.protocol:
-        own, other = (costs[0], next((x for x in costs if x.protocol == protocol), None)) if costs else (None, None)
-        if own is None or other is None or other.high_s is None:
+        own, advised_cost = (
+            (costs[0], next((x for x in costs if x.protocol == protocol), None)) if costs else (None, None)
+        )
+        if own is None or advised_cost is None or advised_cost.high_s is None:
             return []
-        return [f"{protocol} costs {_cost(other.high_s)}, {figures.protocol} {_cost(own.low_s)}: {other.how}."]
+        return [
+            f"{protocol} costs {_cost(advised_cost.high_s)}, {figures.protocol} {_cost(own.low_s)}: {advised_cost.how}."
+        ]
     least = min(costs[1:], key=lambda one: one.low_s)
     saved_s = costs[0].low_s - least.low_s
     if saved_s < WORTH_S:
@@ -331,7 +337,7 @@ def _of_interval(figures: RunningFigures, best: BestInterval | None, now_s: floa
     if best is None:
         return []
     price = "participants stand until a round is decided" if figures.protocol == KOO_TOUEG else "agents of a host wait"
-    words = [
+    sentences = [
         f"For the checkpoints of one interval {price} {time_text(_price_s(figures))}; Daly's formula says {time_text(best.formula_s)}."
     ]
     lost_s = best.interval_s + (figures.duration_s or 0.0)
@@ -340,17 +346,19 @@ def _of_interval(figures: RunningFigures, best: BestInterval | None, now_s: floa
         "duration": f"An interval is not shorter than the {time_text(figures.duration_s or 0.0)} that an epoch takes.",
         "rpo": f"Its rpo_s of {time_text(figures.rpo_s or 0.0)} asks for a shorter one: with {time_text(best.interval_s)} at most {time_text(lost_s)} of work can be lost.",
     }
-    words += [bounds[best.bound]] if best.bound else []
+    sentences += [bounds[best.bound]] if best.bound else []
     if figures.rpo_s is not None and lost_s > figures.rpo_s:
-        words.append(
+        sentences.append(
             f"Even so rpo_s={figures.rpo_s:g} cannot be kept: an epoch takes {time_text(figures.duration_s or 0.0)}."
         )
     if best.every_s > best.interval_s:
-        words.append(
+        sentences.append(
             f"For each basic checkpoint {figures.forced_ratio or 0:.1f} are forced, so a trigger every {time_text(best.every_s)} makes one every {time_text(best.interval_s)}."
         )
-    words.append(f"That costs {_cost(best.cost_s)}" + (f"; now it is {_cost(now_s)}." if now_s is not None else "."))
-    return words
+    sentences.append(
+        f"That costs {_cost(best.cost_s)}" + (f"; now it is {_cost(now_s)}." if now_s is not None else ".")
+    )
+    return sentences
 
 
 def _of_recovery(figures: RunningFigures) -> list[str]:
@@ -367,24 +375,24 @@ def _of_recovery(figures: RunningFigures) -> list[str]:
 
 
 def _missing(figures: RunningFigures, mtbf: Mtbf) -> list[str]:
-    words = []
+    sentences = []
     if mtbf.mean_s is None:
         least = f": with 95 % confidence they are more than {time_text(mtbf.low_s)} apart" if mtbf.low_s else ""
-        words.append(
+        sentences.append(
             f"No failure in {time_text(mtbf.observed_s)}{least}. Say how far apart they are with --mtbf, such as --mtbf 24h; "
             "the fleet's, which is that of one host divided by the number of hosts."
         )
     if figures.price_s is None:
-        words.append(
+        sentences.append(
             "What a checkpoint costs is not known: no epoch is complete under this leader. Take one with `snapline snapshot create`, and ask again."
         )
     if figures.interval_s is None:
-        words.append("How often checkpoints come is not known: they are made by hand, or too few have come yet.")
+        sentences.append("How often checkpoints come is not known: they are made by hand, or too few have come yet.")
     if not figures.recoveries_s:
-        words.append(
+        sentences.append(
             "How long a recovery takes is not known, so it is not in these costs; `snapline chaos run` makes one."
         )
-    return words
+    return sentences
 
 
 def _cost(time_s: float) -> str:

@@ -5,17 +5,17 @@ Theory of operation
 Every checkpoint bears an index: a basic one the agent's last index plus one, a forced one the index of the message that
 forces it. Messages carry the sender's index; one with a higher index than the receiver's forces a checkpoint before its
 turn. So no message goes from behind index k to before index k, and for every k the first checkpoints with an index >= k,
-one per agent (the live state where there is none), are a consistent cut: no checkpoint is useless (G6). "The last ones
-with index <= k" are none.
+one per agent (the live state where there is none), are a consistent cut: no checkpoint is useless (G6). The last
+checkpoints with index <= k are not a consistent cut.
 
-The index is Lamport's clock over checkpoints; neither FIFO nor a fixed fleet is needed. Z-paths are not tracked by
+The index is Lamport's clock over checkpoints. The protocol needs neither FIFO nor a fixed fleet. Z-paths are not tracked by
 vectors (RDT does not hold; no scalar clock can ensure it).
 
 Source: D. Briatico, A. Ciuffoletti and L. Simoncini, "A Distributed Domino-Effect Free Recovery Algorithm", IEEE
 Symposium on Reliability in Distributed Software and Database Systems, 1984. Departures: none.
 
-Piggyback: the index, one number. It is one to three bytes for the first two million checkpoints, so no delta is worth
-its bookkeeping.
+Piggyback: the index, one number. It takes one to three bytes for the first two million checkpoints, so deltas are not
+worth their bookkeeping.
 """
 
 from typing import ClassVar
@@ -29,7 +29,7 @@ class BcsRule(CheckpointRule):
     """One agent's part of BCS.
 
     Attributes:
-        index: that of the last checkpoint, 0 for the initial one. Never falls while the agent runs.
+        index: index of the last checkpoint, 0 for the initial one. Never falls while the agent runs.
         _piggyback: the index, encoded.
     """
 
@@ -53,7 +53,7 @@ class BcsRule(CheckpointRule):
 
     def receive(self, sender: int, piggyback: bytes) -> None:
         index = self._read(piggyback)
-        if index > self.index:  # only where the caller did not take the forced checkpoint
+        if index > self.index:  # only if the caller did not take the forced checkpoint
             self._set_index(index)
 
     def freeze(self) -> bytes:

@@ -3,12 +3,12 @@
 Theory of operation
 -------------------
 FDAS forces where a message brings news after a send. That send may be harmless: if a causal path already joins what the
-Z-path would join, vectors show the dependency and nothing need be forced. To know this, each agent keeps, in addition to the
+Z-path would join, vectors show the dependency, and no checkpoint is needed. To know this, each agent keeps, in addition to the
 dependency vector,
 
 - simple[k]: every causal path from k's last known checkpoint to here is without a checkpoint in between;
 - causal[k][l]: there is a causal path from k's last known interval to agent l, as far as this agent knows;
-- sent_to[l]: it sent to l since its last checkpoint.
+- sent_to[l]: the agent sent to l since its last checkpoint.
 
 A message forces a checkpoint if
 
@@ -26,10 +26,10 @@ Form: vectors as in `dependency_vector`, one more than the interval's index. Ent
 k, vector[k] with simple[k] below it, and row k of `causal` as a mask.
 
 Why deltas are right (`piggyback` has the frame). Entry k is left out if vector[k], simple[k] and row k have not changed
-since the last message to this receiver i. At a given vector[k], simple[k] only becomes false and row k only gains bits,
-and so they are merged: the same again changes nothing. The first test looks at entries above the receiver's, which
-those left out are not. The second looks at entry i. Left out, it is as it was in an earlier message: if it met
-the test then, a checkpoint was forced and vector[i] has grown beyond it; if it did not, it still does not.
+since the last message to this receiver i. At a given vector[k], simple[k] only becomes false and row k only gains bits. The
+merge follows the same order, so merging the same entry again changes nothing. The first test looks at entries above the
+receiver's; omitted entries are not above it. The second test looks at entry i. If it is omitted, it equals that of an earlier
+message: if it met the test then, a checkpoint was forced and vector[i] has grown beyond it; if not, it still does not.
 """
 
 from typing import ClassVar
@@ -39,7 +39,7 @@ from snapline.protocols.piggyback import ORDINALS_MAX, Entries, EntryChanges, Im
 from snapline.protocols.rule import CheckpointRule
 
 _Received = dict[int, tuple[int, bool, int]]
-"""Entry by agent: vector entry, simple, row of causal."""
+"""Received entries by agent: vector entry, simple, row of causal."""
 
 
 class BhmrRule(CheckpointRule):
@@ -49,8 +49,8 @@ class BhmrRule(CheckpointRule):
         _vector: by agent, its checkpoints in the causal past. No entry: 0.
         _simple: a subset of the agents in `_vector`, always with the own bit.
         _causal: by agent of `_vector`, its row; bit k and the own bit are always in row k.
-        _sent_to: cleared by checkpoints.
-        _changes: what the next message to each receiver must carry.
+        _sent_to: agents that received messages since the last checkpoint.
+        _changes: entries that the next message to each receiver must carry.
     """
 
     __slots__ = ("_causal", "_changes", "_own", "_sent_to", "_simple", "_vector")

@@ -4,13 +4,13 @@ The expected cost of an hour is
 
     3600 s × (overhead without failures + loss per failure / mean time between failures)
 
-where the overhead is what checkpoints alone make the work longer, as a part, and the loss per failure all that one failure costs: work done
-again and the recovery (J. T. Daly, FGCS 22(3), 2006, section 2, to first order). Of protocols that cannot be distinguished from the cheapest the
-simplest is taken: coordinated before uncoordinated before communication-induced.
+where the overhead is the share of time that checkpoints add, and the loss per failure is the repeated work plus the recovery (J. T. Daly,
+FGCS 22(3), 2006, section 2, to first order). Among protocols that cannot be distinguished from the cheapest one, the simplest wins:
+coordinated before uncoordinated before communication-induced.
 
 *Mean time between failures.* Failures without memory make a Poisson process, so the number seen gives the rate with the exact limits of F. Garwood
-(Biometrika 28, 1936): rates at which so many, or so few, would be seen with 2.5 % chance. None seen in a time t shows, with 95 % confidence, only
-that the mean is above t / 3.0 (the rule of three: e^-3 = 5 %).
+(Biometrika 28, 1936): rates at which this number or more, or this number or fewer, would be seen with 2.5 % probability. If no failure was seen
+in a time t, the mean is above t / 3.0 with 95 % confidence (the rule of three: e^-3 = 5 %).
 """
 
 import math
@@ -24,16 +24,16 @@ from snapline.protocols.names import PROTOCOLS
 HOUR_S = 3600.0
 
 SIMPLEST_FIRST = PROTOCOLS
-"""Coordinated first: its recovery is one known epoch. The order of the others is that of the page on protocols."""
+"""Protocols from simple to complex. Coordinated ones come first, since they recover from one known epoch; the rest follows docs/protocols.md."""
 
 TAIL = 0.025
 """Probability on each side of the limits."""
 
 NONE_SEEN = -math.log(2 * TAIL)
-"""Expected number of failures in a time in which, with 95 % chance, one at least comes."""
+"""Expected number of failures in a time that has at least one with 95 % probability."""
 
 STEPS = 80
-"""Halvings until a limit is known to the last bit."""
+"""Number of bisection steps until a limit is exact to the last bit."""
 
 
 def hourly_cost_s(overhead: float, *, loss_s: float, mtbf_s: float) -> float:
@@ -51,8 +51,8 @@ class Mtbf(msgspec.Struct, frozen=True):
 
     Attributes:
         mean_s: None: nothing has failed yet.
-        low_s, high_s: with 95 % confidence; infinite where nothing is known.
-        failures, observed_s: its source; both 0: it was declared.
+        low_s, high_s: limits with 95 % confidence; infinite if unknown.
+        failures, observed_s: observations behind the mean; both 0: the mean was declared.
     """
 
     mean_s: float | None
@@ -63,10 +63,10 @@ class Mtbf(msgspec.Struct, frozen=True):
 
 
 def mtbf_said(mtbf_s: float) -> Mtbf:
-    """Somebody knows it.
+    """Return a declared mean time between failures.
 
     Raises:
-        UsageError: it is no time.
+        UsageError: the value is not a positive, finite time.
     """
     if not (math.isfinite(mtbf_s) and mtbf_s > 0):
         raise UsageError(f"mtbf_s is {mtbf_s}: give the fleet's mean time between failures in seconds")
@@ -74,7 +74,7 @@ def mtbf_said(mtbf_s: float) -> Mtbf:
 
 
 def mtbf_seen(failures: int, observed_s: float) -> Mtbf:
-    """Return the mean time between failures from what was seen.
+    """Return the mean time between failures, estimated from observed failures.
 
     Raises:
         UsageError: a negative number, or failures in no time.
@@ -88,13 +88,13 @@ def mtbf_seen(failures: int, observed_s: float) -> Mtbf:
 
 
 def poisson_limits(count: int) -> tuple[float, float]:
-    """The means of a Poisson distribution between which 95 % of confidence lie, `count` having been seen (Garwood 1936)."""
+    """Return the 95 % confidence limits of the mean of a Poisson distribution of which `count` was observed (Garwood 1936)."""
     high = _mean_where(count, TAIL)
     return (_mean_where(count - 1, 1 - TAIL) if count else 0.0), high
 
 
 def _mean_where(count: int, chance: float) -> float:
-    """Return the mean at which at most `count` come with this chance: it falls as the mean grows."""
+    """Return the mean at which at most `count` events come with this probability, which falls as the mean grows."""
     low, high = 0.0, 10.0 + 4.0 * count
     for _ in range(STEPS):
         middle = (low + high) / 2
@@ -103,7 +103,7 @@ def _mean_where(count: int, chance: float) -> float:
 
 
 def _at_most(count: int, mean: float) -> float:
-    """Return the chance of at most so many; logarithms, since the terms may be too large and too small for floats."""
+    """Return the probability of at most `count` events. Uses logarithms: the terms may be too large or too small for floats."""
     if mean == 0:
         return 1.0
     return math.fsum(math.exp(k * math.log(mean) - mean - math.lgamma(k + 1)) for k in range(count + 1))

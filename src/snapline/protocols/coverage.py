@@ -1,23 +1,23 @@
-"""Completeness of an epoch: it is whole when every channel that a sender reported is covered by its receiver's report.
+"""Completeness of an epoch: it is complete when every channel that a sender reported is covered by its receiver's report.
 
 Theory of operation
 -------------------
 Every agent of an epoch reports, for its record: per outgoing channel the last number sent, per incoming channel the
-last number received, and how many messages its channel state holds by now. The channel i -> j is covered when
+last number received, and the current number of messages in its channel state. The channel i -> j is covered when
 received_j + recorded_j = sent_i (F. Mattern, JPDC 18, 1993: balanced counts; here numbers, since channels are FIFO).
 received_j > sent_i is an orphan (G1), and received_j + recorded_j > sent_i a channel state with a message from outside
-the cut (G2): both mean that a peer broke the protocol, so the epoch is aborted and the alarm raised.
+the cut (G2): both mean that a peer broke the protocol, so the epoch is aborted and an alarm is raised.
 
 *Senders* decide which channels exist: the receiver may not know a channel yet. So an epoch waits for every agent
 that a reported sender names, in addition to the members it began with (those the caller checks, by name). Sent numbers are fixed
-at the record and recorded counts only grow, so an older report delays and never deceives.
+at the record and recorded counts only grow, so an outdated report delays completion but is never wrong.
 
 The caller's duties:
 
 1. Hand in the latest report of each agent in this epoch, unborn agents included.
 2. An agent whose leave was committed before the epoch began is `gone`, and its committed numbers are its report here,
-   until all it sent is received. What is sent to it is a dead letter: channels towards it are not checked.
-3. The epoch is whole when every member has reported and `Coverage.is_whole`.
+   until all its messages are received. Messages to it become dead letters: channels towards it are not checked.
+3. The epoch is complete when every member has reported and `Coverage.is_whole`.
 """
 
 from collections.abc import Collection, Mapping
@@ -46,9 +46,9 @@ class Coverage(msgspec.Struct, frozen=True, gc=False):
     """Open channels of an epoch, and what makes it invalid.
 
     Attributes:
-        missing: (sender, receiver, why), one for each channel that is not covered yet.
+        missing: (sender, receiver, reason), one for each channel that is not covered yet.
         orphans: (sender, receiver, sent, received): the receiver has more than was sent inside the cut; `received`
-            counts the channel state too where that is what is too long.
+            includes the channel state if that is too long.
     """
 
     missing: list[tuple[str, str, str]]
@@ -61,7 +61,7 @@ class Coverage(msgspec.Struct, frozen=True, gc=False):
 
 
 def uncovered(reports: Mapping[str, AgentReport], gone: Collection[str]) -> Coverage:
-    """Compare all reported channels; linear in their number. `gone` should be a set or a dictionary.
+    """Compare all reported channels, in linear time. `gone` should be a set or a dictionary.
 
     Args:
         reports: by agent.
@@ -95,12 +95,12 @@ def _check_channel(coverage: Coverage, sender: str, receiver: str, sent: int, re
 def _check_claims(
     coverage: Coverage, receiver: str, report: AgentReport, reports: Mapping[str, AgentReport], gone: Collection[str]
 ) -> None:
-    """Channels that only the receiver knows: a sender that is silent about one has sent nothing inside the cut."""
+    """Check channels that only the receiver reported: their sender has sent nothing on them inside the cut."""
     claims = {**report.received, **report.recorded} if report.recorded else report.received
     for sender in claims:
         sender_report = reports.get(sender)
         if sender in gone or (sender_report is not None and receiver in sender_report.sent):
-            continue  # its numbers are settled, or the first pass has compared them
+            continue  # checked by the first pass, or not to be checked
         arrived = report.received.get(sender, 0) + report.recorded.get(sender, 0)
         if arrived and sender_report is None:
             coverage.missing.append((sender, receiver, f"{sender} has not reported"))

@@ -14,17 +14,17 @@ So each protocol closes the interval between certain sends and receives:
 - FDI, fixed dependency interval: before a receive that changes the vector, if the interval has sent or received.
 - FDAS, fixed dependency after send: before a receive that changes the vector, if the interval has sent.
 
-In the same state, where FDAS forces so do FDI and NRAS, and where one of these does, CBR. CAS, CBR and NRAS are
-yardsticks: their vector would only serve to read cuts, so in a live fleet it is not sent.
+In the same state, FDI and NRAS force whenever FDAS does, and CBR whenever one of these does. CAS, CBR and NRAS are
+baselines: their vector would only serve to find cuts, so a live fleet does not send it.
 
 Sources: D. L. Russell, "State Restoration in Systems of Communicating Processes", IEEE TSE 6(2), 1980 (NRAS); Y.-M.
 Wang, "Consistent Global Checkpoints that Contain a Given Set of Local Checkpoints", IEEE Transactions on Computers
 46(4), 1997 (FDAS and the family).
 
 Form: entry k of the vector is the number of k's checkpoints in the causal past, the initial one counted. That is one more
-than the index of k's current interval, and 0 means that nothing of k is known. No comparison is changed by it.
+than the index of k's current interval, and 0 means that k is unknown. Comparisons have the same result.
 
-Why deltas are right (`piggyback` has the frame): the merge is the entrywise maximum; an entry left out was in an earlier
+Why deltas are right (`piggyback` has the frame): the merge is the entrywise maximum. An omitted entry was in an earlier
 message of the channel, so it is not above the receiver's and neither forces nor changes anything.
 """
 
@@ -48,8 +48,8 @@ class _VectorRule(CheckpointRule):
 
     Attributes:
         _vector: by agent, its checkpoints in the causal past. No entry: 0.
-        _is_fixed: the rest of the interval may not raise the vector. Cleared by checkpoints.
-        _changes: what the next message to each receiver must carry.
+        _is_fixed: the vector may not rise in the rest of the interval. Cleared by checkpoints.
+        _changes: entries that the next message to each receiver must carry.
     """
 
     __slots__ = ("_changes", "_is_fixed", "_vector")
@@ -78,8 +78,8 @@ class _VectorRule(CheckpointRule):
         return self._is_fixed and self._raises_the_vector(sender, self._read(piggyback))
 
     def _raises_the_vector(self, sender: int, entries: Entries) -> bool:
-        """Return whether a message raises the vector. For FDAS the sender's entry alone would decide the same; deltas are short enough to look at
-        all."""
+        """Return whether a message raises the vector. For FDAS the sender's entry alone would give the same result, but deltas are
+        short enough to check all entries."""
         vector = self._vector
         return any(value > vector.get(ordinal, 0) for ordinal, value in entries.items())
 

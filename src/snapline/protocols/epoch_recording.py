@@ -1,4 +1,4 @@
-"""One open epoch at one agent: its numbers, and the channel states that grow until every channel is through.
+"""One open epoch at one agent: its numbers, and the channel states that grow until every channel is closed.
 
 The part of the epoch-stamped protocol (see `epoch_stamped`, rules 3 to 5) that is the same for every open epoch. A
 channel state is the run of numbers directly after the last one received before the record, all stamped below the epoch;
@@ -15,7 +15,7 @@ Numbers = tuple[tuple[str, int], ...]
 
 
 class WaitingMessage(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A message that has arrived and that no turn has consumed. `channel` is its sender."""
+    """A message that has arrived and has not been consumed by a turn. `channel` is its sender."""
 
     channel: str
     number: int
@@ -46,12 +46,12 @@ class EpochRecordingImage(msgspec.Struct, frozen=True):
 
 
 class EpochRecording:
-    """An epoch that is recorded at `agent` (or in which the agent is unborn) and that has not ended.
+    """An open epoch that `agent` has recorded, or in which the agent is unborn.
 
     Attributes:
-        sent, received: the agent's numbers at the record; empty when unborn. Never changed.
+        sent, received: the agent's numbers at the record; empty if it is unborn. Never changed.
         in_transit: by sender, the channel state so far; a sender without messages has no entry.
-        markers: by sender, the number that its marker named; the channel is closed.
+        markers: by sender whose channel is closed, the number in its marker.
     """
 
     __slots__ = ("agent", "epoch", "in_transit", "is_unborn", "markers", "received", "sent")

@@ -8,26 +8,26 @@ The problem: take one consistent cut per epoch of a running fleet whose channels
 leave, and whose turns may last minutes. Model: crash-stop agents, reliable FIFO channels numbered 1, 2, 3 …, atomic
 turns, no clocks; epochs are numbered 1, 2, 3 … in the order in which the coordinator begins them, several may be open.
 
-*Received* means consumed by a turn. What waits in the mailbox is still in its channel. Below, r is `recorded`, the last
+*Received* means consumed by a turn. Messages in the mailbox are still in their channel. Below, r is `recorded`, the last
 epoch this agent recorded.
 
 1. A message is stamped with r as of when it leaves the outbox, never with an epoch owed but not recorded.
-2. The host's word, a marker or a message naming an epoch e > r: the agent owes e and records before its next turn. The
-   message that brought the news waits in the mailbox.
+2. An announcement of the host, a marker or a message names an epoch e > r: the agent owes e and records before its next
+   turn. The message that named e waits in the mailbox.
 3. Recording up to e: one image serves the epochs r + 1 … e. The channel state of each such epoch x begins with the
    mailbox messages stamped < x. Then r = e.
 4. A message stamped s that arrives later joins the channel state of every open epoch x with s < x <= r.
 5. A marker (e, last number sent before the record) goes on each channel ever used. It follows every message stamped < e
    and may follow later ones. On arrival, or at the record if that is later, received + recorded must be its number.
-6. An agent created in the middle of open epochs counts there as unborn: nothing sent, nothing received; what reaches it
-   with a lower stamp, the message that creates it too, is channel state.
+6. An agent created during open epochs is unborn in them: nothing sent, nothing received. Messages that reach it with a
+   lower stamp, including the message that creates it, are channel state.
 7. An agent whose leave is committed owes nothing of the epochs begun after it.
 
 Why it is right. G1: a message stamped s >= x was sent after its sender recorded x, or by an agent unborn in x, and is
 consumed only after the receiver has recorded x (rule 2). G2: a message stamped s < x was sent before the sender recorded
 x. Its receiver consumed it before its own record of x, or it waited in the mailbox then (rule 3), or it came later
-(rule 4). Nothing here needs a marker; the marker shows early that a channel is through, and is a check. Whether an epoch
-is whole is decided by the balance of the reported numbers (`coverage`).
+(rule 4). The proof needs no markers; a marker closes a channel early, and is a check. The balance of the reported numbers
+decides whether an epoch is complete (`coverage`).
 
 Sources: T. H. Lai and T. H. Yang, "On Distributed Snapshots", Information Processing Letters 25, 1987: the sender's
 colour on each message; our colour is the epoch. F. Mattern, "Efficient Algorithms for Distributed Snapshots and Global
@@ -35,20 +35,20 @@ Virtual Time Approximation", JPDC 18, 1993: completeness by balancing counts. K.
 marker. Departures: several epochs open at once, one image for all that are owed, agents that come and go. Since FIFO
 holds, numbers replace the counts, and every gap is detected (`epoch_recording`).
 
-An epoch that ends before it is recorded here is remembered as ended, so that nothing records it later. A message stamped with it requires only the
-smaller epochs that are still open: what an ended epoch recorded is never used.
+An epoch that ends before this agent records it is kept as ended, so that the agent does not record it later. A message stamped with it requires
+only the smaller epochs that are still open: records of an ended epoch are never used.
 
 Invariants (see `validate`): `recorded <= owed`; every open epoch is <= `recorded`; each channel state holds consecutive
 numbers, directly after the last one received before the record, with stamps below the epoch.
 
 The caller's duties:
 
-1. *The rule safety hangs on:* while `owed > recorded`, start no turn. When none is running, hand in
+1. *The rule that safety depends on:* while `owed > recorded`, start no turn. When none is running, hand in
    `TurnBoundaryReached`, and carry `RecordState` out before the next event.
-2. Stamp what leaves the outbox with `recorded`, and number it per channel. What is parked in the outbox is not sent: it
-   belongs to the agent's image.
+2. Stamp messages that leave the outbox with `recorded`, and number them per channel. Messages held in the outbox are not
+   sent: they belong to the agent's image.
 3. Deliver `MessageArrived` for every arrival whose stamp differs from `recorded`, before the message enters the mailbox,
-   in the channel's order, each message once. For equal stamps it may be left out: nothing would change.
+   in the channel's order, each message once. For equal stamps the event may be omitted: it would change nothing.
 4. Send the markers of `SendMarkers` behind everything that left earlier; later messages may overtake them.
 5. Deliver `EpochEnded` for every epoch, complete or aborted, that began while the agent lived or in which it is unborn.
 """
@@ -88,11 +88,11 @@ __all__ = [
 
 EPOCHS_AHEAD_MAX = 1_024
 """Largest distance of a named epoch above the oldest one that is neither recorded nor ended here. Few epochs are open at
-once, and a host learns of their ends within a heartbeat or is declared failed; a thousand ahead is a damaged number."""
+once, and a host learns of their ends within a heartbeat or is declared failed. A number a thousand ahead is damaged."""
 
 
 class EpochAnnounced(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The host's word that `epoch` has begun. Known, recorded and ended epochs are no-ops."""
+    """The host announces that `epoch` has begun. Known, recorded and ended epochs are no-ops."""
 
     epoch: int
 
@@ -108,7 +108,7 @@ class MessageArrived(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class TurnBoundaryReached(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """No turn is running: the agent can be recorded. A no-op if nothing is owed.
+    """No turn is running: the agent can be recorded. A no-op if no epoch is owed.
 
     Attributes:
         sent: by receiver, the last number that left the outbox.
@@ -130,20 +130,20 @@ class MarkerReceived(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class MarkersReceived(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Markers of one epoch from several agents at once, as a link brings them: sender → last number. Do not change it."""
+    """Markers of one epoch from several agents at once, as a link delivers them: sender → last number. Read only."""
 
     epoch: int
     last_numbers: dict[str, int]
 
 
 class EpochEnded(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """`epoch` is complete or aborted: forget it. May come before this agent has recorded it, or twice."""
+    """`epoch` is complete or aborted: discard its state. The event may come before this agent has recorded it, or twice."""
 
     epoch: int
 
 
 class LeaveCommitted(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The agent's leave is committed; `last_epoch` is the latest epoch begun by then, and the last it is in."""
+    """The agent's leave is committed; `last_epoch` is the latest epoch begun before that, and the last with this agent."""
 
     last_epoch: int
 
@@ -155,7 +155,7 @@ class RecordState(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class SendMarkers(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Tell every receiver the last number sent to it before the record of `epoch`. Perhaps empty; do not change it."""
+    """Send every receiver the last number sent to it before the record of `epoch`. May be empty. Read only."""
 
     epoch: int
     last_numbers: dict[str, int]
@@ -191,10 +191,10 @@ class EpochStampedCore:
 
     Attributes:
         agent: this agent's id, for evidence in errors.
-        recorded: r, the stamp of what leaves now. In no case does it fall.
-        owed: the largest known epoch to be recorded; equal to `recorded` when nothing is owed.
+        recorded: r, the stamp of messages that leave now. Never falls.
+        owed: the largest known epoch to be recorded; equal to `recorded` if none is owed.
         _settled: every epoch up to it is recorded or has ended; at least `recorded`.
-        _ended: the epochs above `_settled` that have ended. Short: what follows `_settled` directly moves into it.
+        _ended: the epochs above `_settled` that have ended. Stays short: `_settled` advances over epochs that directly follow it.
         _last_epoch: after a committed leave, the last epoch that may be owed.
         _open: the open epochs by number, ascending, all <= `recorded`.
         _early_markers: by epoch above `recorded`, then by sender: markers that came before the record.
@@ -219,7 +219,7 @@ class EpochStampedCore:
             raise ProtocolError(f"{agent} cannot be unborn in {tuple(self._open)}: it starts at epoch {recorded}")
 
     def handle(self, now_ns: int, event: Event) -> list[Command]:
-        """Take one event in and return what is to be done, in order.
+        """Handle one event; return the commands, in order.
 
         Raises:
             ProtocolError: a gap in a channel's numbers, a marker whose number does not match, a message stamped
@@ -249,7 +249,7 @@ class EpochStampedCore:
         return tuple(self._open)
 
     def record_of(self, epoch: int) -> RecordedPart:
-        """Copy what is recorded of `epoch` so far; channel states may still grow.
+        """Return a copy of the record of `epoch` so far; channel states may still grow.
 
         Raises:
             KeyError: `epoch` is not recorded here, or has ended.
@@ -333,7 +333,7 @@ class EpochStampedCore:
         return []
 
     def _owe(self, epoch: int) -> list[Command]:
-        """Owe what a word, marker or stamp naming `epoch` asks for: the largest epoch up to it still to be recorded."""
+        """Owe the largest epoch up to `epoch` that is still to be recorded, after an announcement, marker or stamp."""
         if self._last_epoch is not None:
             epoch = min(epoch, self._last_epoch)
         if epoch > self.owed:
@@ -420,6 +420,8 @@ class EpochStampedCore:
         core._settled = image.settled
         core._ended = dict.fromkeys(image.ended)
         core._last_epoch = image.last_epoch
-        core._open = {found.epoch: EpochRecording.restore(image.agent, found) for found in image.open_epochs}
+        core._open = {
+            open_image.epoch: EpochRecording.restore(image.agent, open_image) for open_image in image.open_epochs
+        }
         core._early_markers = {epoch: dict(markers) for epoch, markers in image.early_markers}
         return core

@@ -6,16 +6,16 @@ A checkpoint is useless iff it lies on a Z-cycle. BCS prevents all that let a cl
 the causal past and lets many of them pass. Each agent keeps a Lamport clock over its checkpoints, and
 
 - count[k]: the number of k's checkpoints that it knows of;
-- taken[k]: a causal path from the last of these to here contains a checkpoint;
-- greater[k]: its clock exceeds k's, as far as it knows;
-- sent_to[k]: it sent to k since its last checkpoint.
+- taken[k]: a causal path from the last of these to this agent contains a checkpoint;
+- greater[k]: this agent's clock exceeds k's, as far as it knows;
+- sent_to[k]: the agent sent to k since its last checkpoint.
 
 A message forces a checkpoint if
 
 - C1: it raises the clock, and since the last checkpoint the agent sent to some k that the sender believes behind the new
   clock: a Z-path would lead from the higher clock to the lower; or
-- C2: it closes a causal path from the own current interval to itself that contains a checkpoint: that one would be on a
-  Z-cycle.
+- C2: it closes a causal path from the own current interval to itself that contains a checkpoint: this checkpoint would be on
+  a Z-cycle.
 
 Then clocks rise along every Z-path, so there is no Z-cycle (G6). RDT does not hold.
 
@@ -31,7 +31,7 @@ last message to this receiver i, and k has not become not-greater since.
 
 - count and taken: at a given count, taken only becomes true. The merge takes the higher count and, for equal ones, the
   disjunction: monotone, so merging the same again changes nothing.
-- C2 looks at entry i. Left out, it is as it was in an earlier message: if it met C2 then, a checkpoint was forced
+- C2 looks at entry i. If omitted, it equals that of an earlier message: if it met C2 then, a checkpoint was forced
   and count[i] has grown beyond it; if it did not, it still does not, as count[i] only grows.
 - not_greater belongs to a clock; at a given clock its bits are only added. If the clocks are equal, adding the new ones
   is enough. If the message's clock is higher than the receiver's, no message of this clock went this way before (the
@@ -67,8 +67,8 @@ class HmnrRule(CheckpointRule):
         _count: by agent, its checkpoints known here (the initial one counts). No entry: 0.
         _not_taken: a subset of the agents in `_count`, always with the own bit.
         _not_greater: likewise.
-        _sent_to: cleared by checkpoints.
-        _changes: what the next message to each receiver must carry.
+        _sent_to: agents that received messages since the last checkpoint.
+        _changes: entries that the next message to each receiver must carry.
     """
 
     __slots__ = ("_changes", "_clock", "_count", "_not_greater", "_not_taken", "_own", "_sent_to")

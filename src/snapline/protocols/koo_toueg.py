@@ -11,12 +11,12 @@ Each agent keeps two tables about the time since its own last checkpoint, perman
 `received_from[j]`, the last number received from j, and `first_sent[j]`, the first number sent to j.
 
 1. An agent takes a *tentative* checkpoint when it is an initiator, or when p asks it with v and 0 < first_sent[p] <= v:
-   p has received something that was sent after our last checkpoint. Asked again in the same round it answers yes; asked
-   without need it answers yes and takes none.
+   p has received a message that was sent after our last checkpoint. If asked again in the same round it answers yes; if
+   asked without need it answers yes and takes none.
 2. A tentative checkpoint saves both tables and empties them. The agent asks every j of the saved `received_from`, with
    the saved number.
-3. From there to the decision it starts no turn, and nothing leaves its outbox.
-4. All answered yes: the tentative checkpoints become permanent. Otherwise they are discarded, and the saved tables merged
+3. From then until the decision the agent starts no turn, and no message leaves its outbox.
+4. If all answered yes, the tentative checkpoints become permanent. Otherwise they are discarded, and the saved tables merged
    back: the newer `received_from`, the older `first_sent`.
 
 Why it is right. Suppose that after a commit j has received v from i inside the cut, and i sent it outside. The cut
@@ -30,7 +30,7 @@ Recovery with survivors. Let P be the permanent checkpoints and L the line of a 
 permanent checkpoint (or an older one, if that cannot be read), for a survivor its live state. *No survivor's table
 needs to change:* a table speaks only of its agent's own numbers, between its own permanent checkpoint and its own
 present state. A survivor keeps both; for an agent set back both are the same checkpoint, so its tables are empty (`restart`).
-What a number means is safe too, since numbers are used again only past the line: L is consistent, so what a survivor
+Reused numbers are unambiguous too, since numbers are reused only past the line: L is consistent, so what a survivor
 has received from an agent set back was sent inside L, and what it has sent there since its own permanent checkpoint is
 delivered again under its old number. The new permanent checkpoints are the entrywise minimum of P and L, and the
 minimum of two consistent cuts is consistent.
@@ -49,13 +49,13 @@ saved tables.
 
 The caller's duties:
 
-1. *The rule safety hangs on:* while `is_blocked`, start no turn and let nothing leave the outbox. Hand
+1. *The rule that safety depends on:* while `is_blocked`, start no turn and send nothing from the outbox. Hand
    `CheckpointRequested` in only while no turn is running, and carry `TakeTentative` out before the next event.
 2. The tentative checkpoint holds what `freeze` returns right after `TakeTentative`. An `Answer` leaves when the
    checkpoint is durable. If that fails, hand in `TentativeFailed` and send its answer instead.
 3. Report every message as it leaves the outbox, with its number, and as a turn consumes it, in the channel's order.
 4. Deliver the decision of a round to every agent asked in it, before any request of a later round. Requests and
-   decisions may come twice, or late.
+   decisions may arrive twice, or late.
 5. A recovery plan aborts the open round. A survivor learns of every decision before it reports its live state.
 """
 
@@ -81,12 +81,12 @@ class MessageConsumed(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class CheckpointRequested(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The coordinator asks for a checkpoint in `round`. May come twice, or late.
+    """The coordinator requests a checkpoint in `round`. May arrive twice, or late.
 
     Attributes:
-        by: the agent in whose name it asks; None: this agent is an initiator.
-        number: the last number that `by` has received from this agent; without meaning for an initiator.
-        is_willing: the caller can take a checkpoint now (it has room, the agent is not leaving).
+        by: the agent on whose behalf it asks; None: this agent is an initiator.
+        number: the last number that `by` has received from this agent; meaningless for an initiator.
+        is_willing: the caller can take a checkpoint now (it has space, the agent is not leaving).
     """
 
     round: int
@@ -102,7 +102,7 @@ class TentativeFailed(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class RoundDecided(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The outcome of `round`. A no-op if it is known, or if this agent took no part."""
+    """The outcome of `round`. A no-op if the outcome is known, or if this agent took no part."""
 
     round: int
     is_committed: bool
@@ -115,13 +115,13 @@ class TakeTentative(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class Answer(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Answer to the coordinator. The same question, (`round`, `by`), gets the same answer.
+    """Answer to the coordinator. The same question (`round`, `by`) always gets the same answer.
 
     Attributes:
-        by: as in the request that is answered.
-        is_willing: yes or no; one no aborts the round.
+        by: the value in the request.
+        is_willing: yes or no; a single no aborts the round.
         is_participant: the agent has taken a tentative checkpoint in this round.
-        requests: by agent to be asked, the last number received from it. Empty unless a participant. Do not change it.
+        requests: by agent to be asked, the last number received from it. Empty unless a participant. Read only.
     """
 
     round: int
@@ -148,7 +148,7 @@ Command = TakeTentative | Answer | MakePermanent | Discard
 
 
 class ChannelTables(msgspec.Struct, frozen=True, array_like=True):
-    """Both tables, as a tentative checkpoint saves them. Never changed."""
+    """Both tables, as saved by a tentative checkpoint. Never changed."""
 
     received_from: dict[str, int]
     first_sent: dict[str, int]
@@ -178,9 +178,9 @@ class KooTouegCore:
         round: the latest round known here, 0 before the first. Never falls; older requests are ignored.
         received_from: by sender, the last number received since the last checkpoint.
         first_sent: by receiver, the first number sent since then.
-        _is_decided: the decision of `round` is known, so nothing more of it is answered.
-        _is_refused: this agent has answered no in `round`; it repeats that.
-        _asked_by: in whose name the tentative checkpoint was requested.
+        _is_decided: the decision of `round` is known, so its requests are ignored.
+        _is_refused: this agent has answered no in `round`, and repeats that.
+        _asked_by: the agent on whose behalf the tentative checkpoint was requested.
         _saved: the tables as of before the tentative checkpoint; None when there is no tentative checkpoint.
     """
 
@@ -191,7 +191,7 @@ class KooTouegCore:
 
         Args:
             agent: its id.
-            latest_round: the last round that has been decided; what comes of it and of older ones is ignored.
+            latest_round: the last decided round; its messages and those of older rounds are ignored.
         """
         self.agent = agent
         self.round = latest_round
@@ -204,7 +204,7 @@ class KooTouegCore:
 
     @property
     def is_blocked(self) -> bool:
-        """Return whether there is an undecided tentative checkpoint: start no turn, let nothing leave the outbox."""
+        """Return whether a tentative checkpoint is undecided: then start no turn, and send nothing from the outbox."""
         return self._saved is not None
 
     def sent(self, to: str, number: int) -> None:
@@ -229,7 +229,7 @@ class KooTouegCore:
         self.received_from[sender] = number
 
     def handle(self, now_ns: int, event: Event) -> list[Command]:
-        """Take one event in and return what is to be done, in order.
+        """Handle one event; return the commands, in order.
 
         Raises:
             ProtocolError: a request of a new round while an older one is undecided here, a request without a number, or
@@ -278,7 +278,7 @@ class KooTouegCore:
         self.round, self._is_decided, self._is_refused = number, False, False
 
     def _is_needed(self, event: CheckpointRequested) -> bool:
-        """Rule 1: has the other received anything that was sent after the last checkpoint?"""
+        """Apply rule 1: return whether the other agent has received a message that was sent after the last checkpoint."""
         return event.by is None or 0 < self.first_sent.get(event.by, 0) <= event.number
 
     def _take_tentative(self, by: str | None) -> None:
@@ -292,7 +292,7 @@ class KooTouegCore:
         return Answer(self.round, by, not self._is_refused, self.is_blocked, requests)
 
     def _requests(self) -> dict[str, int]:
-        """Return the requests of rule 2: the numbers from before the emptying. What the agent sent to itself needs no other agent."""
+        """Return the requests of rule 2, from the saved tables. Messages of the agent to itself need no other agent."""
         if self._saved is None:
             return {}
         return {agent: number for agent, number in self._saved.received_from.items() if agent != self.agent}
@@ -320,13 +320,13 @@ class KooTouegCore:
         return [Discard(event.round)]
 
     def _skip(self, number: int) -> list[Command]:
-        """A round in which this agent took no part: a late request of it would block the agent for ever."""
+        """Skip a round in which this agent took no part: a late request of it would block the agent for ever."""
         if self._saved is None:
             self.round, self._is_decided, self._is_refused = number, True, False
         return []
 
     def _merge_back(self, saved: ChannelTables) -> None:
-        """Rule 4: the newer `received_from`, the older `first_sent`."""
+        """Apply rule 4: keep the newer `received_from` and the older `first_sent`."""
         self.received_from = {**saved.received_from, **self.received_from}
         self.first_sent = {**self.first_sent, **saved.first_sent}
 
@@ -360,32 +360,32 @@ class KooTouegCore:
 
     @classmethod
     def restore(cls, image: bytes) -> Self:
-        """Build a core that goes on exactly where the frozen one stood: blocked, if it was. See also `restart`.
+        """Build a core in exactly the frozen state, blocked if that was. See also `restart`.
 
         Raises:
             ProtocolError: `image` is not what `freeze` returned.
         """
-        found = _decode(image)
-        core = cls(found.agent, latest_round=found.round)
-        core.received_from, core.first_sent = found.live.received_from, found.live.first_sent
-        core._is_decided, core._is_refused = found.is_decided, found.is_refused
-        core._asked_by, core._saved = found.asked_by, found.saved
+        decoded = _decode(image)
+        core = cls(decoded.agent, latest_round=decoded.round)
+        core.received_from, core.first_sent = decoded.live.received_from, decoded.live.first_sent
+        core._is_decided, core._is_refused = decoded.is_decided, decoded.is_refused
+        core._asked_by, core._saved = decoded.asked_by, decoded.saved
         return core
 
     @classmethod
     def restart(cls, image: bytes, *, latest_round: int = 0) -> Self:
-        """Build the core of an agent that starts from the permanent checkpoint in which `image` is.
+        """Build the core of an agent that starts from the permanent checkpoint that contains `image`.
 
-        The image was taken right after the checkpoint, so the tables are empty; that the round was undecided then no
+        The image was taken right after the checkpoint, so the tables are empty. The round was undecided then; this no
         longer matters. Pass the plan's `latest_round`, so that requests from before the recovery are ignored.
 
         Raises:
             ProtocolError: `image` is not what `freeze` returned right after a checkpoint.
         """
-        found = _decode(image)
-        if found.live.received_from or found.live.first_sent:
-            raise ProtocolError(f"the image of {found.agent} was not taken right after a checkpoint; take it there")
-        return cls(found.agent, latest_round=max(found.round, latest_round))
+        decoded = _decode(image)
+        if decoded.live.received_from or decoded.live.first_sent:
+            raise ProtocolError(f"the image of {decoded.agent} was not taken right after a checkpoint; take it there")
+        return cls(decoded.agent, latest_round=max(decoded.round, latest_round))
 
 
 def _decode(image: bytes) -> _Image:

@@ -1,20 +1,20 @@
-"""The coordinator's part of one Koo-Toueg round: ask, ask on, collect the answers, decide.
+"""The coordinator's part of one Koo-Toueg round: ask, forward requests, collect the answers, decide.
 
 Theory of operation
 -------------------
-`koo_toueg` has the rules, the proof and the source. In the paper each agent asks on by itself and answers when all
-below it have answered. Here the coordinator does that for all of them: an answer carries the agent's own requests, and
-the round is through when no question is open. A *question* is (agent, by): the agent is asked in the name of `by`, or of none, as an initiator.
-Each has one number, since it comes from the one tentative checkpoint of `by`.
+`koo_toueg` has the rules, the proof and the source. In the paper each agent forwards requests itself and answers when all
+agents below it have answered. Here the coordinator does that for all of them: an answer carries the agent's own requests, and
+the round ends when no question is open. A *question* is (agent, by): the agent is asked on behalf of `by`; None: as an initiator.
+Each question has one number, since it comes from the one tentative checkpoint of `by`.
 
 - All answers are yes and no question is open: commit.
 - A no, the loss of an agent that was asked, or the timeout: abort.
 
-A question is left out when its answer is known to be yes: the agent has a tentative checkpoint in this round already,
-or has left the fleet after a last checkpoint that holds all it ever sent. An agent that had no need to take part for
-one asker may have it for the next, so an earlier yes answers only its own question.
+A question is omitted if its answer is known to be yes: the agent already has a tentative checkpoint in this round, or has
+left the fleet after a last checkpoint that holds all its messages. An agent that need not take part for one asker may need
+to for the next, so an earlier yes answers only its own question.
 
-The state is not kept: a new leader knows the round's number from the log, and aborts it.
+The state is not durable: a new leader reads the round's number from the log, and aborts the round.
 
 Invariants (see `validate`): every answered question was asked; a committed round has no open question; participants are
 among those asked.
@@ -41,20 +41,20 @@ class RoundStarted(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class AnswerReceived(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """`agent` has answered. Answers of other rounds, repeats and what comes after the decision are no-ops."""
+    """`agent` has answered. Answers of other rounds, repeats and late answers are no-ops."""
 
     agent: str
     answer: Answer
 
 
 class AgentLost(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """`agent` has failed. Ends the round if it was asked, or as soon as it would have to be."""
+    """`agent` has failed. Aborts the round if the agent was asked, or as soon as it would have to be."""
 
     agent: str
 
 
 class TimedOut(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The round has lasted too long. Ends it, unless it is decided."""
+    """The round has lasted too long. Aborts it unless it is decided."""
 
 
 class AskAgent(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -66,7 +66,7 @@ class AskAgent(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class Decide(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Commit the round's outcome to the log. Comes once, and last."""
+    """Commit the round's outcome to the log. The last command, returned once."""
 
     is_committed: bool
 
@@ -132,12 +132,12 @@ class KooTouegRound:
 
     @property
     def participants(self) -> tuple[str, ...]:
-        """The agents known to have a tentative checkpoint, ascending; after a commit those with a new permanent one."""
+        """Agents known to have a tentative checkpoint, ascending; after a commit, those with a new permanent one."""
         return tuple(sorted(self._participants))
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """Return every agent that was asked, ascending: each must learn of the decision."""
+        """Return every agent that was asked, ascending: each must receive the decision."""
         return tuple(sorted({agent for agent, _ in self._questions}))
 
     @property
@@ -152,7 +152,7 @@ class KooTouegRound:
         ]
 
     def handle(self, now_ns: int, event: Event) -> list[Command]:
-        """Take one event in and return what is to be done, in order.
+        """Handle one event; return the commands, in order.
 
         Raises:
             ProtocolError: an answer to a question of this round that was never asked.

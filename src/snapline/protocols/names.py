@@ -1,14 +1,14 @@
-"""The names of the checkpointing protocols, and what follows from a name alone.
+"""Names of the checkpointing protocols, and the properties of each.
 
-A fleet has one protocol, fixed for one run. Its *mode* defines who decides when an agent takes a checkpoint:
+A fleet has one protocol, fixed for one run. Its *mode* defines which component decides when an agent takes a checkpoint:
 
-- coordinated: the coordinator, for the whole fleet (`chandy-lamport`) or for those who must (`koo-toueg`);
+- coordinated: the coordinator, for the whole fleet (`chandy-lamport`) or for the agents that must (`koo-toueg`);
 - uncoordinated: each agent for itself;
 - communication-induced: each agent for itself, and the piggyback of a message may force one more.
 
-In *logged* protocols, all but `chandy-lamport`, agents store checkpoints of their own with the log of what they sent, and the
-coordinator makes epochs of them. In *autonomous* ones no agent is asked for a checkpoint, and the recovery line is
-computed.
+In *logged* protocols, all but `chandy-lamport`, agents store their own checkpoints with a log of sent messages, and the
+coordinator groups them into epochs. In *autonomous* protocols the coordinator requests no checkpoints, and computes the
+recovery line.
 """
 
 from snapline.errors import UsageError
@@ -20,7 +20,7 @@ UNCOORDINATED = "uncoordinated"
 BCS = "bcs"
 
 CIC_PROTOCOLS = (BCS, "hmnr", "fdas", "fdi", "bhmr", "nras", "cbr", "cas")
-"""Communication-induced; the last three are yardsticks."""
+"""Communication-induced protocols; the last three are baselines."""
 
 PROTOCOLS = (CHANDY_LAMPORT, KOO_TOUEG, UNCOORDINATED, *CIC_PROTOCOLS)
 
@@ -50,5 +50,5 @@ def is_logged(protocol: str) -> bool:
 
 
 def is_autonomous(protocol: str) -> bool:
-    """Return whether agents checkpoint without being asked: the recovery line is computed."""
+    """Return whether agents checkpoint without a request, so that the recovery line must be computed."""
     return is_logged(protocol) and protocol != KOO_TOUEG

@@ -2,26 +2,26 @@
 
 Theory of operation
 -------------------
-A piggyback is a sequence of numbers, each a varint: seven bits a byte, the lowest first, the high bit set on all bytes
+A piggyback is a sequence of numbers, each a varint: seven bits a byte, the lowest first, with the high bit set on all bytes
 but the last. A vector has an entry per agent; a message carries only the entries that changed since the last message
 to the same receiver (M. Singhal and A. Kshemkalyani, "An Efficient Implementation of Vector Clocks", Information
 Processing Letters 43, 1992). The receiver needs no state for it. On a FIFO channel without loss it has merged the
 channel's earlier messages, and every merge here is monotone and idempotent: merging an unchanged entry again would
-change nothing, and no test of a protocol can be met by it (each rule explains why for its own fields).
+change nothing, and cannot force a checkpoint (each rule explains why for its own fields).
 
-The sender remembers when each entry changed last and when it last sent to whom: O(agents) + O(destinations). `EntryChanges`
+The sender stores when each entry changed last and when it last sent to each receiver: O(agents) + O(destinations). `EntryChanges`
 keeps the entries in the order of their last change, so a send looks at the entries it carries and one more.
 
 Rollbacks. The bookkeeping is part of the rule's image, hence of every checkpoint. On a consistent cut the receiver's
 state has merged the channel's messages up to its received number r, the sender's bookkeeping is at its sent number s >= r, and the messages r + 1 …
 s are delivered again, in order, with the piggybacks they had. So the next message, s + 1, finds a receiver that has merged 1 … s, as without the
-rollback. This holds whichever side went back, both or neither. It does not hold if an undone send is taken as sent: the image must be restored
-whole.
+rollback. This holds if either side, both or neither went back. It does not hold if an undone send counts as sent: restore the complete
+image.
 
-Masks cost some time: with 100 agents a send and its merge by `hmnr` take 8.6 µs where they took 7.4 with pairs and dense values alone,
-and carry 7.3 bytes where they carried 25.4 (`benchmarks/piggyback.py`).
+Masks take some time and save bytes: with 100 agents a send and its merge by `hmnr` take 8.6 µs and 7.3 bytes, against 7.4 µs and 25.4 bytes
+with pairs and dense values alone (`benchmarks/piggyback.py`).
 
-Channels that are not FIFO need absolute piggybacks, with every known entry. They leave the bookkeeping as it was.
+Channels that are not FIFO need absolute piggybacks with every known entry. These do not change the bookkeeping.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,22 +31,22 @@ from operator import itemgetter
 from snapline.errors import DamagedDataError, ProtocolError
 
 ORDINALS_MAX = 65_536
-"""Ordinals of agents lie below this. The coordinator admits 20,000 agents at a time; ids are never used again, so a
-fleet that spawns and stops has more. It keeps a damaged number from being taken for a vector of that length."""
+"""Upper bound of agents' ordinals. The coordinator admits 20,000 agents at a time; ids are never reused, so a fleet that
+spawns and stops agents has more. The bound keeps a damaged number from being read as the length of a vector."""
 
 _SPARSE, _DENSE, _GROUPED = 0, 1, 2
-"""First number of packed entries: pairs of ordinal and value; or the values of the ordinals 0, 1, 2 …; or pairs of a value and a mask
-of all who have it (bit k: ordinal k). Agents that checkpoint at about the same pace have few different values."""
+"""First number of packed entries, which selects the form: pairs of ordinal and value; the values of the ordinals 0, 1, 2 …; or pairs of
+a value and a mask of its agents (bit k: ordinal k). Agents that checkpoint at about the same pace have few different values."""
 
 _MASK_MAX = (1 << ORDINALS_MAX) - 1
 
 SPARSE_BITS = 16
-"""A set bit among more than so many costs less to find by arithmetic than by looking at all of them."""
+"""Number of bits above which finding the set bits by arithmetic is faster than testing every bit."""
 
 _TRUTHS = bytes.maketrans(b"01", b"\x00\x01")
 
 Entries = dict[int, int]
-"""Entries of a vector: by ordinal, a value above 0. No entry means 0: nothing is known of that agent."""
+"""Entries of a vector: by ordinal, a value above 0. No entry means 0: the agent is unknown."""
 
 
 def encode(numbers: Sequence[int]) -> bytes:
@@ -63,10 +63,10 @@ def encode(numbers: Sequence[int]) -> bytes:
 
 
 def decode(data: bytes) -> list[int]:
-    """The numbers of `encode`.
+    """Return the numbers that `encode` was given.
 
     Raises:
-        ProtocolError: the last number has no end.
+        ProtocolError: the last number is incomplete.
     """
     if data.isascii():
         return list(data)
@@ -85,11 +85,11 @@ def decode(data: bytes) -> list[int]:
 
 
 def pack_entries(entries: Sequence[tuple[int, int]], size: int) -> list[int]:
-    """Numbers for these (ordinal, value) pairs; none for none. The shorter form is taken.
+    """Pack (ordinal, value) pairs as numbers, in the shortest form; none for no pairs.
 
     Args:
         entries: the pairs, in any order; the values of entries that are left out must not matter.
-        size: above every ordinal in them.
+        size: greater than every ordinal in them.
     """
     if not entries:
         return []
@@ -108,7 +108,7 @@ def pack_entries(entries: Sequence[tuple[int, int]], size: int) -> list[int]:
 
 
 def _masks(entries: Sequence[tuple[int, int]], size: int) -> dict[int, int]:
-    """Return, by value, who has it; none if there are so many values that the other forms are shorter."""
+    """Return the mask of agents by value; empty if there are so many values that the other forms are shorter."""
     values = dict.fromkeys(value for _, value in entries)
     if len(values) * (size // 7 + 2) >= min(2 * len(entries), size):
         return {}
@@ -119,7 +119,7 @@ def _masks(entries: Sequence[tuple[int, int]], size: int) -> dict[int, int]:
 
 
 def unpack_entries(numbers: Sequence[int], *, least: int = 1) -> Entries:
-    """The entries of `pack_entries`; what is 0 in the dense form is left out.
+    """Return the entries packed by `pack_entries`, without zeros of the dense form.
 
     Args:
         numbers: as packed.
@@ -151,11 +151,11 @@ def unpack_entries(numbers: Sequence[int], *, least: int = 1) -> Entries:
 
 def _is_apart(groups: Iterable[tuple[int, int]]) -> bool:
     """Nobody is in two masks, or beyond the last ordinal."""
-    seen = 0
+    union = 0
     for _, mask in groups:
-        if mask & seen or mask > _MASK_MAX:
+        if mask & union or mask > _MASK_MAX:
             return False
-        seen |= mask
+        union |= mask
     return True
 
 
@@ -163,7 +163,7 @@ class EntryChanges:
     """Entries of a vector that changed since the last message to each receiver.
 
     Attributes:
-        size: above the ordinal of every entry that ever changed.
+        size: greater than the ordinal of every entry that ever changed.
         _now: the number of messages noted so far.
         _changed: by ordinal, `_now` at the last change of its entry; the latest change comes last.
         _sent: by receiver, `_now` before the last message to it; the latest comes last.
@@ -203,10 +203,10 @@ class EntryChanges:
         return iter(self._changed)
 
     def freeze(self) -> list[int]:
-        """Changes and messages in their order, which is all that matters: even for an entry, odd for a receiver."""
+        """Return changes and messages in their order, which is the whole state: even numbers for entries, odd ones for receivers."""
         order = [(stamp, 2 * ordinal) for ordinal, stamp in self._changed.items()]
         order += [(stamp, 2 * receiver + 1) for receiver, stamp in self._sent.items()]
-        order.sort(key=itemgetter(0))  # stable: what changed before a message stays before it
+        order.sort(key=itemgetter(0))  # stable: a change before a message stays before it
         return [token for _, token in order]
 
     @classmethod
@@ -222,7 +222,7 @@ class EntryChanges:
 
 
 class ImageReader:
-    """Reads the numbers of a rule's image in order; what is not there makes the image damaged."""
+    """Reads the numbers of a rule's image in order. A missing number means that the image is damaged."""
 
     __slots__ = ("_numbers", "_position")
 
@@ -239,24 +239,24 @@ class ImageReader:
 
     def take_many(self, count: int) -> list[int]:
         """The next `count` numbers."""
-        taken = self._numbers[self._position : self._position + count]
+        values = self._numbers[self._position : self._position + count]
         self._position += count
-        if len(taken) < count:
+        if len(values) < count:
             raise DamagedDataError(f"a rule's image has {len(self._numbers)} numbers, fewer than it says")
-        return taken
+        return values
 
     def take_changes(self, agent: int) -> "EntryChanges":
-        """Take what `EntryChanges.freeze` gave, with its length in front; the entry of `agent` itself must be there."""
+        """Read the result of `EntryChanges.freeze`, preceded by its length; it must contain the entry of `agent` itself."""
         tokens = self.take_many(self.take())
         if 2 * agent not in tokens or max(tokens) >= 2 * ORDINALS_MAX:
             raise DamagedDataError(f"a rule's image is not one of agent {agent}; take an older checkpoint")
         return EntryChanges.restore(tokens)
 
     def end(self) -> None:
-        """Check that all numbers have been taken.
+        """Check that all numbers have been read.
 
         Raises:
-            DamagedDataError: there are more.
+            DamagedDataError: some are left.
         """
         if self._position < len(self._numbers):
             raise DamagedDataError("a rule's image is longer than it says; was it written by another protocol?")

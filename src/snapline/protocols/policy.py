@@ -3,25 +3,25 @@
 Theory of operation
 -------------------
 A *policy* is declared with the fleet, as a value or as text, and travels in its definition. Each agent has a
-`PolicyClock`, which receives what happens and decides when a checkpoint is due. It reads no time and draws no random
+`PolicyClock`, which receives events and decides when a checkpoint is due. It reads no clock and draws no random
 number.
 
-- `Every`: so long after the last checkpoint, give or take the jitter.
-- `EveryMessages`: after so many messages consumed.
-- `Adaptive`: so long after the last checkpoint as loses the least work on average, by Daly's formula
+- `Every`: a fixed time after the last checkpoint, plus or minus the jitter.
+- `EveryMessages`: after a number of consumed messages.
+- `Adaptive`: after the time that loses the least work on average, by Daly's formula
   (`interval`) from the measured cost of a checkpoint and the mean time between failures.
-- `Manual`: never by itself.
+- `Manual`: never automatically.
 - `AnyOf`: as soon as one of several is due.
 
 Under each of them the agent may request a checkpoint, and forced ones count: all times and counts run from the last
-checkpoint, whatever its cause. If nothing has happened since, nothing is due: a checkpoint would equal the last one. A
-time that passes meanwhile makes a checkpoint due at the next event.
+checkpoint, whatever its cause. If no message was consumed since, no checkpoint is due: it would equal the last one. If
+the time passes meanwhile, a checkpoint is due at the next message.
 
-The jitter keeps agents that start together from always saving together. It comes from a hash of the agent, the
+The jitter keeps agents that start together from always checkpointing together. It comes from a hash of the agent, the
 checkpoint's ordinal and the seed: spread among agents and among checkpoints, and the same in a replay.
 
 The mean time between failures is the fleet's, since any failure may set this agent back. Where it is not declared it is
-estimated as (time observed + one hour) / (failures + 1): before anything is known, one failure an hour. That is the
+estimated as (time observed + one hour) / (failures + 1): one failure an hour before the first observation. That is the
 mean of a gamma posterior for the rate, whose prior is worth one failure in one hour of observation.
 
 The caller's duties:
@@ -41,27 +41,27 @@ from snapline.errors import UsageError
 from snapline.protocols.interval import daly
 
 JITTER = 0.1
-"""Jitter of adaptive intervals, and of periodic ones unless declared: enough to spread agents within a few checkpoints."""
+"""Jitter of adaptive intervals, and default of periodic ones: enough to spread agents within a few checkpoints."""
 
 MTBF_PRIOR_S = 3_600.0
-"""One failure in this time is assumed before anything is observed. At 10 ms a checkpoint that is one every 8 s."""
+"""Time in which one failure is assumed before the first observation. With checkpoints of 10 ms this gives one every 8 s."""
 
 COST_LEAST_S = 1e-6
-"""A checkpoint costs at least this: a measured 0 is the clock's resolution, and would mean to save all the time."""
+"""Smallest cost of a checkpoint: a measured 0 is the clock's resolution, and would mean continuous checkpoints."""
 
 PERIOD_MOST_S = 1e9
 """Longest time in a policy, some thirty years: in nanoseconds it still fits 64 bits."""
 
 LEAST_S = 1.0
 MOST_S = 600.0
-"""Bounds of an adaptive interval unless declared: saving more often than each second is a load of its own, and ten
-minutes of work are as much as most people like to lose, however rare failures are."""
+"""Default bounds of an adaptive interval: checkpoints more than once a second are a load of their own, and ten minutes
+of work are as much as most users want to lose, however rare failures are."""
 
 MESSAGES_MOST = 10**12
 """Most messages in a policy: more than an agent handles in a year."""
 
 POLICIES_MOST = 16
-"""Policies in one `AnyOf`. One of each kind makes sense; sixteen leave room for oddities, and bound the text."""
+"""Largest number of policies in one `AnyOf`. One of each kind makes sense; sixteen leave room, and bound the text."""
 
 _NS = 1_000_000_000
 
@@ -120,7 +120,7 @@ class Adaptive(msgspec.Struct, frozen=True, gc=False, tag="adaptive"):
 
 
 class Manual(msgspec.Struct, frozen=True, gc=False, tag="by hand"):
-    """No checkpoint by itself, only those that the agent or an operator asks for."""
+    """No automatic checkpoint, only those that the agent or an operator requests."""
 
 
 Single = Every | EveryMessages | Adaptive | Manual
@@ -165,19 +165,19 @@ class PolicyClockImage(msgspec.Struct, frozen=True):
 
 
 class PolicyClock:
-    """Says when one agent's next basic checkpoint is due. Not thread-safe; no I/O.
+    """Decides when one agent's next basic checkpoint is due. Not thread-safe; no I/O.
 
     Attributes:
-        policy: what was declared.
+        policy: the declared policy.
         agent: this agent's id; with `seed` and `number` it decides the jitter.
         number: the agent's last checkpoint.
-        cost_ns: what a checkpoint costs, a moving mean; None before the first was measured.
+        cost_ns: moving mean of the cost of a checkpoint; None before the first measurement.
         _last_ns: when the last checkpoint was taken.
-        _messages: consumed since then.
-        _is_asked: the agent or an operator has asked since then.
+        _messages: number of messages consumed since then.
+        _is_asked: the agent or an operator has requested a checkpoint since then.
         _mtbf_s: the estimate of the fleet's mean time between failures.
         _timer_ns: when the earliest of the timed policies is due; None if there is none.
-        _messages_due: the least count of the message policies; None if there is none.
+        _messages_due: the smallest count of the message policies; None if there is none.
     """
 
     __slots__ = (
@@ -202,7 +202,7 @@ class PolicyClock:
 
     @property
     def due_ns(self) -> int | None:
-        """Return when time alone will make a checkpoint due, perhaps in the past; None: never, or nothing has happened yet."""
+        """Return when time alone will make a checkpoint due, possibly in the past; None: never, or no message was consumed yet."""
         return self._timer_ns if self._messages else None
 
     @property
@@ -241,7 +241,7 @@ class PolicyClock:
         self._timer_ns = self._next_timer_ns()
 
     def measured(self, cost_ns: int) -> None:
-        """Turns waited `cost_ns` for the last checkpoint.
+        """Record that turns waited `cost_ns` for the last checkpoint.
 
         Raises:
             UsageError: a negative cost.
@@ -252,7 +252,7 @@ class PolicyClock:
         self._timer_ns = self._next_timer_ns()
 
     def failure_rate(self, failures: int, observed_ns: int) -> None:
-        """Set the number of failures of the fleet and the time observed, since it began. Replaces earlier values.
+        """Set the number of failures and the observed time since the fleet began. Replaces earlier values.
 
         Raises:
             UsageError: a negative number.
@@ -278,7 +278,7 @@ class PolicyClock:
                 assert_never(part)
 
     def _best_s(self, part: Adaptive) -> float:
-        """Before the first checkpoint is measured the shortest time: it is soon known then what one costs."""
+        """Return the best time; before the first measurement the shortest one, so that the cost is soon known."""
         if self.cost_ns is None:
             return part.least_s
         mtbf_s = self._mtbf_s if part.mtbf_s is None else part.mtbf_s
@@ -311,7 +311,7 @@ class PolicyClock:
 
     @classmethod
     def restore(cls, policy: Policy, image: PolicyClockImage) -> Self:
-        """Build a clock that goes on exactly where the frozen one stood. A recovery makes a new clock instead."""
+        """Build a clock in exactly the frozen state. A recovery makes a new clock instead."""
         clock = cls(policy, image.agent, image.seed, now_ns=image.last_ns, number=image.number)
         clock._messages, clock._is_asked = image.messages, image.is_asked
         clock.cost_ns, clock._mtbf_s = image.cost_ns, image.mtbf_s
@@ -344,7 +344,7 @@ def parse_policy(text: str) -> Policy:
     """Read a policy as users write it: "every 2s", "100 messages", "adaptive", "by hand", joined by "or".
 
     Raises:
-        UsageError: it is not one; the message shows the part and the choices.
+        UsageError: the text is not a policy; the message shows the invalid part and the choices.
     """
     parts = tuple(_parse_single(" ".join(part.split())) for part in re.split(r"\sor\s", text.strip()))
     return parts[0] if len(parts) == 1 else AnyOf(parts)
@@ -352,9 +352,9 @@ def parse_policy(text: str) -> Policy:
 
 def _parse_single(text: str) -> Single:
     for form in _FORMS:
-        found = form.fullmatch(text)
-        if found is not None:
-            return _single_from(found.groupdict())
+        match = form.fullmatch(text)
+        if match is not None:
+            return _single_from(match.groupdict())
     raise UsageError(f"{text!r} is no policy: write {_CHOICES}")
 
 
@@ -399,7 +399,7 @@ def _seconds(text: str) -> float:
 
 
 def _period(seconds: float) -> str:
-    """Return the period in the largest unit in which it is a whole number; else seconds, all digits."""
+    """Return the period in the largest unit that gives a whole number, else in seconds with all digits."""
     for unit, (times, over) in _UNITS.items():
         text = f"{round(seconds * over / times)}{unit}"
         if _seconds(text) == seconds:

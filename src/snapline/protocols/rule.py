@@ -7,18 +7,18 @@ piggyback and, before a message's turn, decides whether a checkpoint must be tak
 waiting. A rule is the protocol's state of one agent; it knows ordinals, not ids, and reads bytes, not messages.
 
 A rule is part of the agent's state: every checkpoint holds its image, and a rollback restores it. Survivors keep theirs.
-On a consistent cut the rules are then as they could have been in an execution that never failed, so no protocol needs to handle recoveries. The
+On a consistent cut the rules are then in a state that an execution without failures could have, so no protocol needs to handle recoveries. The
 image of a checkpoint is the rule *after* the checkpoint action, and the constructor takes the action of the initial checkpoint. A checkpoint
-counts for the rule at once, for recovery when it is durable: that costs distance, never consistency.
+counts for the rule at once, but for recovery only when it is durable: rollbacks may go further, but stay consistent.
 
 The caller's duties, per message that waits for its turn:
 
 1. `forces(sender, piggyback)`. If so, `checkpoint(piggyback)`, and save the agent's state together with `freeze()`.
-   *This is the rule safety hangs on:* test, checkpoint, and merge only then. A merge before the test hides the news
+   *This is the rule that safety depends on:* test, checkpoint, then merge. A merge before the test hides the change
    that the test looks for; a merge before the checkpoint puts it into the wrong interval.
 2. `receive(sender, piggyback)`, then the turn.
 3. `send(to)` once for every message, in the order of each channel. The message keeps that piggyback for life: it is
-   logged with it and delivered again with it.
+   logged and delivered again with it.
 4. A basic checkpoint between turns is `checkpoint()`.
 5. If `checkpoints_after_sends`, a checkpoint after all sends of a turn (in a trace, where turns are not known: after each
    send).
@@ -53,7 +53,7 @@ class CheckpointRule(ABC):
 
         Args:
             agent: the own ordinal.
-            agents: how many there are, where known; more may join. No decision depends on it.
+            agents: number of agents, if known; more may join. No decision depends on it.
 
         Raises:
             UsageError: the ordinal is out of range.
@@ -67,15 +67,15 @@ class CheckpointRule(ABC):
         """The checkpoint action.
 
         Args:
-            cause: piggyback of the message that forces it, as it came; None for a basic checkpoint.
+            cause: received piggyback of the message that forces it; None for a basic checkpoint.
         """
 
     @abstractmethod
     def send(self, to: int) -> bytes:
-        """The piggyback of the next message to `to`. Called once per message, in the order of the channel."""
+        """Return the piggyback of the next message to `to`. Call it once per message, in the order of the channel."""
 
     def send_full(self, to: int) -> bytes:
-        """Send like `send`, but with all that is known, so that the channel need not be FIFO. Longer; read in the same way."""
+        """Return a piggyback with all entries, so that the channel need not be FIFO. Longer than that of `send`, read in the same way."""
         return self.send(to)
 
     @abstractmethod
@@ -100,10 +100,10 @@ class CheckpointRule(ABC):
 
     @classmethod
     def restore(cls, agent: int, image: bytes) -> Self:
-        """The rule of `agent` as it stood when frozen.
+        """Return the rule of `agent` in the frozen state.
 
         Raises:
-            DamagedDataError: no image of this protocol's rule.
+            DamagedDataError: the image is not one of this protocol.
         """
         rule = cls(agent)
         rule._thaw(ImageReader(image))

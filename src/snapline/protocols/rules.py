@@ -1,6 +1,6 @@
-"""All protocols in which agents checkpoint by themselves, by the name they have in a fleet's configuration.
+"""All protocols in which agents checkpoint by themselves, by their name in a fleet's configuration.
 
-FINE and Lazy-FINE are left out on purpose: both admit useless checkpoints (I. C. Garcia, G. M. D. Vieira and
+FINE and Lazy-FINE are omitted on purpose: both admit useless checkpoints (I. C. Garcia, G. M. D. Vieira and
 L. E. Buzato, arXiv 1702.06167).
 """
 
@@ -20,12 +20,12 @@ RULES: dict[str, type[CheckpointRule]] = {
 
 
 def make_rule(name: str, agent: int, agents: int = 1) -> CheckpointRule:
-    """The rule of the agent with this ordinal, after its initial checkpoint.
+    """Create the rule of the agent with this ordinal, after its initial checkpoint.
 
     Args:
         name: a key of `RULES`.
         agent: the own ordinal, from 0.
-        agents: how many agents are known now; more may join.
+        agents: number of known agents; more may join.
 
     Raises:
         UsageError: no such protocol, or an impossible ordinal.
@@ -38,7 +38,7 @@ def restore_rule(name: str, agent: int, image: bytes) -> CheckpointRule:
 
     Raises:
         UsageError: no such protocol, or an impossible ordinal.
-        DamagedDataError: the image is none of this protocol's.
+        DamagedDataError: the image is not one of this protocol.
     """
     return _rule_type(name).restore(agent, image)
 

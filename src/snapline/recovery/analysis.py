@@ -1,7 +1,7 @@
-"""Analysis of a trace: what a failure would cost, and all else that `snapline analyze` reports, in one object.
+"""Analysis of a trace: cost of a failure, and everything else that `snapline analyze` reports, in one object.
 
-The parts are computed elsewhere in this package: the line and the domino (`lines`), useless checkpoints (`zigzag`),
-obsolete ones (`garbage`), a protocol's decisions (`decide`). Here they get their names back. Linear in the events.
+Other modules of this package compute the parts: the line and the domino (`lines`), useless checkpoints (`zigzag`),
+obsolete ones (`garbage`), a protocol's decisions (`decide`). This one replaces ordinals by names. Linear in the events.
 """
 
 from collections.abc import Collection, Sequence
@@ -30,8 +30,8 @@ class Domino(msgspec.Struct, frozen=True):
     """Spread of the failure.
 
     Attributes:
-        rolled_back: how many agents go back to a checkpoint, the failed included.
-        depth: synchronous rounds, after the failed were set back, in which some agent moved.
+        rolled_back: number of agents that go back to a checkpoint, including the failed ones.
+        depth: number of synchronous rounds in which some agent moved, after the failed ones went back.
         reached_initial: the agents that go back to checkpoint 0.
     """
 
@@ -41,25 +41,25 @@ class Domino(msgspec.Struct, frozen=True):
 
 
 class Checkpoints(msgspec.Struct, frozen=True, gc=False):
-    """Numbers of checkpoints, the initial ones left out."""
+    """Numbers of checkpoints, without the initial ones."""
 
     basic: int
     forced: int
 
 
 class Analysis(msgspec.Struct, frozen=True):
-    """The answer, with the fields of `snapline analyze -o json` in their order.
+    """Result of an analysis, with the fields of `snapline analyze -o json` in their order.
 
     Attributes:
-        agents: all, in the order of the trace.
-        failed: those that fail, in the same order.
+        agents: all agents, in the order of the trace.
+        failed: the failed agents, in the same order.
         recovery_line: agent → the checkpoint it goes back to, or None if it keeps its live state.
-        rollback: for the agents whose entry of the line is not None.
+        rollback: losses of the agents whose entry of the line is not None.
         in_transit: messages sent inside the line and not received inside it, in send order.
-        domino: how far it spreads.
+        domino: spread of the failure.
         useless: agent → checkpoints on a Z-cycle; agents without any have no entry. Does not depend on `failed`.
-        obsolete: agent → checkpoints that no later recovery line contains; likewise.
-        checkpoints: basic and forced.
+        obsolete: agent → checkpoints that no later recovery line contains; does not depend on `failed` either.
+        checkpoints: numbers of basic and forced checkpoints.
         forced: only with a protocol: agent → ordinals of the events that forced (`decide.redecide`).
     """
 
@@ -79,12 +79,12 @@ def analyze(trace: Trace, failed: Collection[str] | None = None, protocol: str |
     """Analyse `trace`, or the execution that `protocol` would have made of it.
 
     Args:
-        trace: what happened.
+        trace: the execution.
         failed: the agents that fail; None: all.
         protocol: drop forced checkpoints and let this protocol decide; "none" just drops them.
 
     Raises:
-        UsageError: an agent that is not in the trace, or no such protocol.
+        UsageError: an agent is not in the trace, or the protocol does not exist.
     """
     return decide_and_analyze(trace, failed, protocol)[1]
 
@@ -132,12 +132,12 @@ def _analyze(
 
 
 def _rollback(execution: Execution, line: Line) -> dict[str, Rollback]:
-    found = {}
+    losses = {}
     for name, number, nodes in zip(execution.agents, line, execution.intervals, strict=True):
         if number < len(nodes):
             events = sum(execution.events[node] for node in nodes[number:])
-            found[name] = Rollback(checkpoints=len(nodes) - 1 - number, events=events)
-    return found
+            losses[name] = Rollback(checkpoints=len(nodes) - 1 - number, events=events)
+    return losses
 
 
 def _named(agents: Sequence[str], lists: Sequence[list[_Item]]) -> dict[str, list[_Item]]:

@@ -1,4 +1,4 @@
-"""Cuts by numbers: which messages a set of checkpoints makes orphans, and which are in transit.
+"""Cuts by numbers: messages that a set of checkpoints makes orphans, and messages in transit.
 
 Theory of operation
 -------------------
@@ -7,9 +7,9 @@ number received. Channels are FIFO and numbered 1, 2, 3 …, so both describe pr
 
 - the channel i -> j has orphans iff received_j > sent_i: the numbers sent_i + 1 … received_j were consumed inside the
   cut and sent outside it. A cut is consistent iff no channel has one (G1);
-- in transit are exactly the numbers received_j + 1 … sent_i (G2).
+- the messages in transit are exactly the numbers received_j + 1 … sent_i (G2).
 
-This holds whatever the cause of the checkpoints. Pure functions; every argument is only read.
+This holds for checkpoints of any cause. Pure functions that do not change their arguments.
 """
 
 from collections.abc import Collection, Mapping
@@ -34,13 +34,13 @@ class Orphans(msgspec.Struct, frozen=True, gc=False):
 
 
 def orphans(cut: Mapping[str, DependencyRecord], *, gone: Collection[str] = ()) -> list[Orphans]:
-    """The channels that make `cut` inconsistent, in the order of the cut.
+    """Return the channels that make `cut` inconsistent, in the order of the cut.
 
     Args:
-        cut: by agent. An agent that is not in it has sent nothing and received nothing inside it.
-        gone: agents outside the cut that had left before; their numbers are no longer known and not checked.
+        cut: records by agent. An agent without a record has sent and received nothing inside the cut.
+        gone: agents outside the cut that had left before; their numbers are unknown and not checked.
     """
-    found = []
+    violations = []
     for receiver, record in cut.items():
         for sender, received in record.received.items():
             if sender in cut:
@@ -50,8 +50,8 @@ def orphans(cut: Mapping[str, DependencyRecord], *, gone: Collection[str] = ()) 
             else:
                 sent = 0
             if received > sent:
-                found.append(Orphans(sender, receiver, sent, received))
-    return found
+                violations.append(Orphans(sender, receiver, sent, received))
+    return violations
 
 
 def is_consistent(cut: Mapping[str, DependencyRecord], *, gone: Collection[str] = ()) -> bool:
@@ -65,14 +65,14 @@ def in_transit_numbers(
     """Return, by (sender, receiver), the numbers sent and not received inside `cut`; channels without any have no entry.
 
     A receiver outside the cut has received nothing: the first message to an agent yet to be created is in transit.
-    What was sent to an agent of `gone` is a dead letter.
+    Messages to an agent in `gone` are dead letters.
     """
-    found = {}
+    in_transit = {}
     for sender, record in cut.items():
         for receiver, sent in record.sent.items():
             if receiver in gone and receiver not in cut:
                 continue
             received = cut[receiver].received.get(sender, 0) if receiver in cut else 0
             if sent > received:
-                found[sender, receiver] = range(received + 1, sent + 1)
-    return found
+                in_transit[sender, receiver] = range(received + 1, sent + 1)
+    return in_transit

@@ -1,12 +1,12 @@
 """Replays a trace under a protocol: drops its forced checkpoints and decides them again.
 
-The messages, their order, and the basic checkpoints stay; in front of each receive the protocol's rule decides whether a checkpoint is taken first
-(`cas`: after each send, whatever comes). It is the same rule that runs in a live fleet, one per agent, fed with the trace's events. Live, `cas`
-takes one checkpoint after all sends of a turn; a trace does not know turns.
+The messages, their order, and the basic checkpoints stay; before each receive the protocol's rule decides whether a checkpoint is taken first
+(`cas`: always after each send). Each agent has the same rule as in a live fleet, fed with the trace's events. In a live fleet `cas`
+takes one checkpoint after all sends of a turn; a trace has no turns.
 
-Rules may send deltas against the last message on a channel, which only FIFO channels carry. In a trace anything may
-overtake anything: on a channel whose receives are not a gapless prefix of its sends, in order, each message gets its
-full piggyback. (A gap is a message lost, and its delta with it.)
+Rules may send deltas against the last message on a channel, which only FIFO channels carry. In a trace messages
+may overtake each other. If the receives on a channel are not a gapless prefix of its sends, in order, each message gets
+its full piggyback. (A gap is a lost message, whose delta is lost too.)
 """
 
 from collections import defaultdict
@@ -17,13 +17,13 @@ from snapline.protocols.rules import RULES, make_rule
 from snapline.recovery.trace import CheckpointTaken, Event, Kind, MessageReceived, MessageSent, Trace
 
 NONE = "none"
-"""Drop the forced checkpoints, decide nothing."""
+"""Name that drops the forced checkpoints and adds none."""
 
 UNCOORDINATED = "uncoordinated"
 
 
 def redecide(trace: Trace, protocol: str) -> tuple[Trace, dict[str, list[int]]]:
-    """Return the execution as it would have been under `protocol`, and which events forced checkpoints.
+    """Return the execution as it would have been under `protocol`, and the events that forced checkpoints.
 
     Args:
         trace: its forced checkpoints are ignored, those that remain are renumbered.
@@ -34,7 +34,7 @@ def redecide(trace: Trace, protocol: str) -> tuple[Trace, dict[str, list[int]]]:
         sends. Ordinals count the agent's sends, receives and basic checkpoints from 0.
 
     Raises:
-        UsageError: no such protocol.
+        UsageError: the protocol does not exist.
     """
     decision = _Decision(trace, check_protocol(protocol))
     for event in trace.events:
@@ -51,10 +51,10 @@ def redecide(trace: Trace, protocol: str) -> tuple[Trace, dict[str, list[int]]]:
 
 
 def check_protocol(protocol: str) -> str:
-    """The name of a rule.
+    """Check the name of a protocol.
 
     Raises:
-        UsageError: `protocol` is neither that nor "none".
+        UsageError: `protocol` is neither a rule nor "none".
     """
     name = UNCOORDINATED if protocol == NONE else protocol
     if name not in RULES:
@@ -63,12 +63,12 @@ def check_protocol(protocol: str) -> str:
 
 
 class _Decision:
-    """One rule per agent, and the execution they make.
+    """Replays a trace with one rule per agent, and collects the new execution.
 
     Attributes:
-        events: of the new trace, so far.
+        events: events of the new trace so far.
         forced: by agent, the ordinals of events that forced.
-        _seen: by agent, its events so far, forced checkpoints aside.
+        _seen: by agent, the number of its events so far, without forced checkpoints.
         _numbers: by agent, its last checkpoint in the new trace.
         _carried: by message that will be received, its sender and piggyback.
     """
@@ -127,16 +127,16 @@ def _reordering_channels(trace: Trace) -> set[tuple[str, str]]:
     """Return the channels on which the nth receive is not that of the nth send."""
     sent: defaultdict[tuple[str, str], int] = defaultdict(int)
     received: defaultdict[tuple[str, str], int] = defaultdict(int)
-    places: dict[str, tuple[tuple[str, str], int]] = {}
-    found = set()
+    sent_at: dict[str, tuple[tuple[str, str], int]] = {}
+    reordering = set()
     for event in trace.events:
         if isinstance(event, MessageSent):
             channel = (event.agent, event.to)
-            places[event.message] = (channel, sent[channel])
+            sent_at[event.message] = (channel, sent[channel])
             sent[channel] += 1
         elif isinstance(event, MessageReceived):
-            channel, place = places[event.message]
-            if place != received[channel]:
-                found.add(channel)
+            channel, index = sent_at[event.message]
+            if index != received[channel]:
+                reordering.add(channel)
             received[channel] += 1
-    return found
+    return reordering

@@ -1,4 +1,4 @@
-"""An execution as plain numbers: what every analysis of a trace works on.
+"""An execution as plain numbers: input of every analysis of a trace.
 
 Theory of operation
 -------------------
@@ -31,13 +31,13 @@ class Execution(msgspec.Struct, frozen=True):
     Attributes:
         agents: names; an agent is its index here.
         intervals: by agent, the nodes of its intervals 0, 1, 2 …; the last one is live.
-        agent_of, number_of: by node, which interval of which agent it is.
-        events: by node, how many sends and receives it holds.
+        agent_of, number_of: by node, its agent and the number of the interval.
+        events: by node, the number of its sends and receives.
         messages: ids in send order; a message is its index here.
         sent: by message, the node of its send.
         received: by message, the node of its receive, or LOST.
         sends: by node, its messages in send order.
-        forced: how many of the checkpoints are forced.
+        forced: number of forced checkpoints.
     """
 
     agents: list[str]
@@ -76,7 +76,7 @@ class Execution(msgspec.Struct, frozen=True):
                 intervals[agent].append(node)
                 events.append(0)
                 sends.append([])
-                forced += event.kind == "forced"  # type: ignore[union-attr]  # its type is known, isinstance is slow
+                forced += event.kind == "forced"  # type: ignore[union-attr]  # the type is known, and isinstance is slow
                 continue
             node = live[agent]
             events[node] += 1
@@ -117,10 +117,10 @@ class Execution(msgspec.Struct, frozen=True):
         ]
 
     def ordinals(self, failed: Collection[str] | None) -> list[int]:
-        """The agents named, ascending; all if None.
+        """Return the ordinals of these agents, ascending; of all if None.
 
         Raises:
-            UsageError: one of them is not in the trace.
+            UsageError: an agent is not in the trace.
         """
         if failed is None:
             return list(range(len(self.agents)))

@@ -10,11 +10,11 @@ entrywise minimum of their single lines, so its entries are among theirs. At mos
 On the R-graph (`zigzag`): the failure of i undoes what is reachable from i's live interval. Give every interval the set
 of agents whose live interval reaches it. Along one agent's intervals the set only grows, and c(j,x) is on the line of
 i iff I(j,x) is the first of j's intervals whose set has i. So c(j,x) stays iff the set grows at I(j,x). The sets are
-the bits of integers and flow once along each edge between components: all N lines together cost a pass over the
-messages, and not N.
+bits of integers and are passed once along each edge between components: all N lines together cost one pass over the
+messages instead of N.
 
-This is for a trace, in which all live states are known. Reports that arrive at different times need the greatest
-consistent cut of what is known first: without it, a needed checkpoint can be lost.
+This applies to a trace, in which all live states are known. For reports that arrive at different times, find the greatest
+consistent cut of the known states first: otherwise a needed checkpoint can be lost.
 """
 
 from snapline.recovery.execution import Execution
@@ -24,7 +24,7 @@ def failures_undoing(execution: Execution, edges: list[list[int]], component: li
     """Return, by node, the agents whose single failure undoes it: bit i is agent i.
 
     Args:
-        execution: what happened.
+        execution: the execution.
         edges: `zigzag.edges_of(execution)`.
         component: `zigzag.components_of(edges)`.
     """
@@ -40,8 +40,8 @@ def failures_undoing(execution: Execution, edges: list[list[int]], component: li
 
 
 def obsolete(execution: Execution, undone_by: list[int]) -> list[list[int]]:
-    """Return, by agent, the numbers of its obsolete checkpoints, ascending. `undone_by`: of `failures_undoing`."""
-    found: list[list[int]] = []
+    """Return, by agent, the numbers of its obsolete checkpoints, ascending. `undone_by`: result of `failures_undoing`."""
+    by_agent: list[list[int]] = []
     for nodes in execution.intervals:
         numbers = []
         before = 0
@@ -49,5 +49,5 @@ def obsolete(execution: Execution, undone_by: list[int]) -> list[list[int]]:
             if undone_by[node] == before:
                 numbers.append(number)
             before = undone_by[node]
-        found.append(numbers)
-    return found
+        by_agent.append(numbers)
+    return by_agent

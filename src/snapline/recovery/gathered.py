@@ -1,9 +1,9 @@
-"""Traces of hosts, as they are and in one order: for readers of what happened, markers and undone events among it.
+"""Traces of hosts merged into one order, unchanged: with markers and undone events.
 
-`merge.py` makes of the same lines one execution that can be analysed, and needs all of it. Here a part is enough: traces that begin in
-the middle, such as the last seconds of a fleet that runs, and files whose ends are lost. What is missing is not guessed: a message whose send was
-not traced has none. Plans come one after the other as there, with a `Recovery` between them: the union of the hosts' lines.
-Messages keep the names that hosts gave them; after a rollback a name is used again, and then means the last send so named.
+`merge.py` merges the same lines into one execution for analysis, and needs complete traces. This module accepts parts: traces that begin in
+the middle, such as the last seconds of a running fleet, and files whose ends are lost. Missing events are not guessed: a message whose send was
+not traced has no send. As in `merge.py`, plans follow each other with a `Recovery` between them, the union of the hosts' lines.
+Messages keep the names that hosts gave them. After a rollback a name is used again, and then means the last send with this name.
 """
 
 from collections import deque
@@ -51,9 +51,9 @@ class TracedEvent(msgspec.Struct, frozen=True, gc=False):
     """A traced event.
 
     Attributes:
-        host: where, of a host's trace; "" if unknown, and of a recovery.
-        time_ns: since 1970, by the clock of that host; 0 if unknown.
-        epochs: of a checkpoint: those that it is a record of. `plan`: of a recovery, its number.
+        host: host of the event; "" if unknown, and for a recovery.
+        time_ns: time since 1970 by the clock of that host; 0 if unknown.
+        epochs: epochs that a checkpoint records. plan: number of a recovery's plan.
     """
 
     event: Event | Marker | Recovery
@@ -64,23 +64,23 @@ class TracedEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class HostPart(msgspec.Struct, frozen=True):
-    """Trace of one run of a host, in its order; plan lines precede what happened under them."""
+    """Trace of one run of a host, in its order; plan lines precede the events under them."""
 
     host: str
     lines: Sequence[PlanLine | HostLine]
 
 
 def read_part(name: str, host: str, lines: Iterable[bytes]) -> HostPart:
-    """Read the file of a host. `name`: of the file, for errors.
+    """Read the file of a host. `name`: name of the file, for errors.
 
     Raises:
-        TraceError: a line is none. The last one may be torn.
+        TraceError: a line is invalid. The last line may be incomplete.
     """
     return HostPart(host, [line for _, line in lines_in(name, lines)])
 
 
 def gather(parts: Iterable[HostPart]) -> list[TracedEvent]:
-    """All that happened, in one order.
+    """Return all events, in one order.
 
     Raises:
         TraceError: the parts contradict each other.
@@ -93,7 +93,7 @@ def gather(parts: Iterable[HostPart]) -> list[TracedEvent]:
 
 
 class _Section:
-    """Events of one host under one plan. `line`: None: it was under it already when its trace began."""
+    """Events of one host under one plan. `line` None: the trace began under this plan."""
 
     __slots__ = ("host", "line", "lines", "time_ns")
 
@@ -105,19 +105,19 @@ class _Section:
 
 
 def _sections(part: HostPart) -> dict[int, _Section]:
-    """Return the sections by plan, in their order. Lines before the first plan line are of the plan before it, whichever that was."""
-    found: dict[int, _Section] = {}
+    """Return the sections by plan, in their order. Lines before the first plan line belong to the plan before it."""
+    sections: dict[int, _Section] = {}
     here = _Section(part.host)
     for line in part.lines:
         if not isinstance(line, PlanLine):
             here.lines.append(line)
             continue
-        if not found and here.lines:
-            found[line.plan - 1] = here
-        here = found.setdefault(line.plan, _Section(part.host))
+        if not sections and here.lines:
+            sections[line.plan - 1] = here
+        here = sections.setdefault(line.plan, _Section(part.host))
         if line.line:
             here.line, here.time_ns = {**(here.line or {}), **line.line}, line.time_ns
-    return found or {0: here}
+    return sections or {0: here}
 
 
 def _events(plans: Mapping[int, Sequence[_Section]]) -> Iterator[TracedEvent]:
@@ -143,7 +143,7 @@ def _under_plan(sections: Sequence[_Section]) -> Iterator[TracedEvent]:
 
 
 class _Missing:
-    """Messages that a receive need not wait for: those that were sent, and those whose send was not traced."""
+    """Messages that a receive need not wait for: sent messages, and messages whose send was not traced."""
 
     def __init__(self, queues: Iterable[Iterable[HostLine]]) -> None:
         self._waiting = {
@@ -161,8 +161,8 @@ class _Missing:
 def _traced(line: HostLine, host: str) -> TracedEvent:
     match line:
         case CheckpointLine():
-            taken = CheckpointTaken(line.agent, line.index, "forced" if line.kind == "forced" else "basic")
-            return TracedEvent(taken, host, line.time_ns, line.epochs)
+            checkpoint = CheckpointTaken(line.agent, line.index, "forced" if line.kind == "forced" else "basic")
+            return TracedEvent(checkpoint, host, line.time_ns, line.epochs)
         case SendLine():
             event: Event | Marker = MessageSent(line.agent, line.message, line.to)
         case ReceiveLine():

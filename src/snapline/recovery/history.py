@@ -2,29 +2,30 @@
 
 Theory of operation
 -------------------
-Hosts report one record per durable checkpoint, and now and then (always when they freeze for a recovery) the counts of
-an agent's live state. Channels are FIFO and numbered 1, 2, 3 …, so a count describes a prefix. From these follow
+Hosts report one record per durable checkpoint, and from time to time (always when they freeze for a recovery) the counts
+of an agent's live state. Channels are FIFO and numbered 1, 2, 3 …, so a count describes a prefix. From these follow
 
 - `line`, the recovery line (protocols.md, section 6; G5): failed agents start at their last durable checkpoint,
-  survivors at their live state. A survivor never makes orphans: all that it ever sent was sent, so of its live state
-  only what it received matters. With reports of frozen survivors the line is exact. Without, or with old ones, it is an
-  estimate: that of an execution in which they have received no more than we know;
+  survivors at their live state. A survivor never makes orphans, since its sends are never undone: only the
+  receives of its live state matter. With reports of frozen survivors the line is exact. Without reports, or with old
+  ones, it is an estimate: the line of an execution in which survivors have received no more than reported;
 - `total_line`, the line if all fail, which bounds every other from below; kept up to date with each checkpoint;
-- `obsolete`, by the exact rule of section 7 (G7). What we know of different agents is of different age and need not be
-  a state the fleet was ever in. So the greatest consistent cut of what is known is taken first; what each *single*
-  failure would need there is kept; nothing above it is touched. Whatever happens later is a continuation of that
-  cut and needs nothing else, as long as every checkpoint inside the cut is known: a live state that lies behind a
-  checkpoint still being written does not count there;
-- `received_on_total_line`, up to where senders may drop their logs (section 3).
+- `obsolete`, by the exact rule of section 7 (G7). Reports of different agents are of different age, and together need
+  not be a state that the fleet was ever in. So this takes the greatest consistent cut of the known states, keeps the
+  checkpoints that each *single* failure would need there, and touches nothing above the cut. Later events continue
+  that cut and need nothing else if every checkpoint inside the cut is known. So a live state behind a checkpoint
+  that is still being written does not count there;
+- `received_on_total_line`, the numbers up to which senders may drop their logs (section 3).
 
-A recovery ends history: `roll_back` removes what lies past its line, and numbers are used again from there on.
+A recovery truncates the history: `roll_back` removes everything past its line, and numbers are used again from there.
 
 The caller's duties:
 
-1. Report each agent's checkpoints in order, only durable ones, and hand in nothing of a replaced incarnation: numbers
-   alone cannot distinguish a late report from a new one.
-2. Call `roll_back` when a plan is committed, before anything of the new incarnations is reported.
-3. Delete from the store only what `obsolete` names, then call `forget`; a list got before a `roll_back` is invalid.
+1. Report each agent's checkpoints in order, only durable ones, and no reports of a replaced incarnation: numbers alone
+   cannot distinguish a late report from a new one.
+2. Call `roll_back` when a plan is committed, before any report of the new incarnations.
+3. Delete from the store only checkpoints that `obsolete` returns, then call `forget`; a list from before a `roll_back`
+   is invalid.
 
 `history_lines` finds the line, `history_total` keeps the total line.
 """
@@ -53,8 +54,8 @@ class LineCost(msgspec.Struct, frozen=True, gc=False):
     """Cost of a line, for the agents that do not keep their live state.
 
     Attributes:
-        checkpoints: by agent, how many durable checkpoints it goes back beyond; 0: to its last.
-        turns: by agent, turns undone, as far as they have been reported. Agents that never reported any are left out.
+        checkpoints: by agent, the number of durable checkpoints that it passes over; 0: it goes back to its last one.
+        turns: by agent, the reported turns undone. Agents without reports have no entry.
     """
 
     checkpoints: dict[str, int]
@@ -62,36 +63,34 @@ class LineCost(msgspec.Struct, frozen=True, gc=False):
 
 
 class FleetHistory:
-    """The records of one fleet's agents and what follows from them. Pure; nothing is ever waited for."""
+    """Records of one fleet's agents, and the lines that follow from them. Pure; never blocks."""
 
     def __init__(self, agents: Iterable[str] = ()) -> None:
         """Create a history in which every one of `agents` has its checkpoint 0, with nothing sent and nothing received."""
         self._records = Records()
         self._total = TotalLine(self._records)
-        self._live: dict[
-            int, LiveReport
-        ] = {}  # by ordinal; none: the live state is the last checkpoint, as far as known
+        self._live: dict[int, LiveReport] = {}  # by ordinal; no entry: the last checkpoint
         for agent in agents:
             self.join(agent)
 
     # -- reports ------------------------------------------------------------------------------------------------------
 
     def join(self, agent: str) -> None:
-        """`agent` is there, with its checkpoint 0. Once more is a no-op."""
+        """Add `agent` with its checkpoint 0. Adding it again is a no-op."""
         self._records.members[self._records.ordinal(agent)] = True
         self._total.grow()
 
     def add(
         self, agent: str, number: int, sent: Mapping[str, int], received: Mapping[str, int], turns: int = 0
     ) -> None:
-        """Add a checkpoint that has become durable. One that is known, or was, is passed over.
+        """Add a checkpoint that has become durable. Ignore one that is or was known.
 
         Args:
             agent: its agent.
             number: the one after the agent's last.
-            sent: by receiver the last number sent, of the channels on which that changed since the one before.
-            received: likewise, by sender.
-            turns: the agent's turns up to it, counted from its start; 0 if not counted.
+            sent: by receiver, the last number sent, for channels that changed since the checkpoint before.
+            received: by sender, the last number received, for such channels.
+            turns: the agent's turns up to the checkpoint, counted from its start; 0 if not counted.
 
         Raises:
             NotFoundError: `agent` has not joined.
@@ -120,17 +119,17 @@ class FleetHistory:
     ) -> None:
         """Report what the live state of `agent` has received and sent.
 
-        Cumulative counts of the channels that changed since the last checkpoint *reported* (`add`): while one is still
-        being written, since the one before it. Counts only rise in an incarnation, so an older report or checkpoint that
-        comes late changes nothing.
+        The counts are cumulative, for the channels that changed since the last *reported* checkpoint (`add`); a checkpoint
+        that is still being written does not count. Counts only rise in an incarnation, so an outdated report or
+        checkpoint changes nothing.
 
         Args:
             agent: whose state.
             received: by sender the last number received.
             sent: by receiver the last number sent.
             turns: the agent's turns so far, counted from its start; 0 if not counted.
-            taken: the agent's newest checkpoint at that moment, be it written or not; None: the last one reported.
-                Until that one is reported, `obsolete` does not look at this live state (G7).
+            taken: the agent's newest checkpoint at that moment, durable or not; None: the last reported one.
+                Until it is reported, `obsolete` ignores this live state (G7).
 
         Raises:
             NotFoundError: `agent` has not joined.
@@ -149,7 +148,7 @@ class FleetHistory:
     # -- lines --------------------------------------------------------------------------------------------------------
 
     def line(self, failed: Collection[str]) -> Line:
-        """Return the recovery line if the agents `failed` fail at once, by the orphan fix-point.
+        """Return the recovery line for a simultaneous failure of the agents `failed`, by the orphan fix-point.
 
         Raises:
             NotFoundError: one of them has not joined.
@@ -162,27 +161,27 @@ class FleetHistory:
         return self._as_line(places)
 
     def lines(self, failures: Iterable[Collection[str]]) -> list[Line]:
-        """`line` of each of `failures`; all single failures are worked out at once, by the graph.
+        """Return `line` for each of `failures`; the graph gives all single failures at once.
 
         Raises:
-            NotFoundError: one of the agents has not joined.
+            NotFoundError: an agent has not joined.
         """
         rows = single_failures(self._records, self._records.last, self._live_received())
-        found = []
+        by_failure = []
         for failed in failures:
             places = [LIVE] * len(self._records.names)
             for agent in failed:
                 places = list(map(min, places, rows[self._member(agent)]))
-            found.append(self._as_line(places))
-        return found
+            by_failure.append(self._as_line(places))
+        return by_failure
 
     def total_line(self) -> dict[str, int]:
-        """The line if all agents fail. It only rises, but for a `roll_back` to below it. O(agents)."""
+        """Return the line if all agents fail. It only rises, except by a `roll_back` below it. O(agents)."""
         places = self._total.places
         return {agent: places[ordinal] for ordinal, agent in self._members()}
 
     def cost(self, line: Line) -> LineCost:
-        """Return the cost of `line` by agent. Turns of a failed agent since its last report are not known and not counted."""
+        """Return the cost of `line` by agent. Turns of a failed agent since its last report are unknown and not counted."""
         checkpoints, turns = {}, {}
         for agent, number in line.checkpoints.items():
             if number is None:
@@ -200,11 +199,11 @@ class FleetHistory:
     def in_transit(self, line: Line) -> dict[tuple[str, str], range]:
         """Return, by (sender, receiver), the numbers sent and not received inside `line`; only channels with any.
 
-        Only channels with an end that goes back: between two agents that keep their live state, the link still holds
-        them. What a live sender has sent is what it last reported.
+        Only channels with an end that goes back: the link still holds messages between two agents that keep their live
+        state. The sends of a live sender are those of its last report.
         """
         places = self._places_of(line)
-        found = {}
+        in_transit = {}
         for sender, agent in self._members():
             for peer, channel in self._records.outgoing[sender].items():
                 if places[sender] == LIVE and places[channel.receiver] == LIVE:
@@ -216,17 +215,17 @@ class FleetHistory:
                 if places[channel.receiver] == LIVE and (live := self._live.get(channel.receiver)) is not None:
                     received = max(received, live.received.get(channel, 0))
                 if sent > received:
-                    found[agent, peer] = range(received + 1, sent + 1)
-        return found
+                    in_transit[agent, peer] = range(received + 1, sent + 1)
+        return in_transit
 
     # -- garbage ------------------------------------------------------------------------------------------------------
 
     def obsolete(self) -> dict[str, list[int]]:
         """Return the kept checkpoints that no later line can need, also after recoveries; only agents that have any.
 
-        Of the checkpoints at or below the cut looked at, at most N(N+1)/2 can be needed, for N agents (Wang, Chung, Lin
-        and Fuchs 1995). An agent's newest checkpoint is not named even if it is useless: the next record holds what changed since, also for a
-        leader that has the records from the store. It is named when there is a newer one.
+        Of the checkpoints at or below the cut, at most N(N+1)/2 can be needed, for N agents (Wang, Chung, Lin and
+        Fuchs 1995). An agent's newest checkpoint is not returned even if it is useless: the next record holds only
+        changes since that one. It is returned when there is a newer one.
         """
         records = self._records
         cut = list(records.last)
@@ -245,18 +244,18 @@ class FleetHistory:
         for places in single_failures(records, ends, received):
             for ordinal, place in enumerate(places):
                 needed[ordinal].add(place)
-        found = {}
+        by_agent = {}
         for ordinal, agent in self._members():
             end = min(ends[ordinal], records.last[ordinal] - 1)
             numbers = [n for n in records.between(ordinal, -1, end) if n not in needed[ordinal]]
             if numbers:
-                found[agent] = numbers
-        return found
+                by_agent[agent] = numbers
+        return by_agent
 
     def received_on_total_line(self, receiver: str) -> Mapping[str, int]:
         """Return, by sender, the last number that `receiver` has received at its checkpoint on the total-failure line.
 
-        Senders may drop these messages and the ones before them from their logs; any later one can still be needed.
+        Senders may drop these messages and earlier ones from their logs; later ones can still be needed.
 
         Raises:
             NotFoundError: `receiver` has not joined.
@@ -265,11 +264,11 @@ class FleetHistory:
         return {sender: channel.received.on_line for sender, channel in channels.items() if channel.received.on_line}
 
     def forget(self, agent: str, numbers: Collection[int]) -> None:
-        """Forget obsolete checkpoints that are deleted; those forgotten before are passed over.
+        """Forget obsolete checkpoints that have been deleted. Ignores checkpoints forgotten before.
 
         Raises:
             NotFoundError: `agent` has not joined.
-            UsageError: one of them is the last, is on the total-failure line or has never been reported.
+            UsageError: a checkpoint is the agent's last, is on the total-failure line, or has never been reported.
         """
         ordinal = self._member(agent)
         place, last = self._total.places[ordinal], self._records.last[ordinal]
@@ -288,10 +287,10 @@ class FleetHistory:
     # -- recoveries ---------------------------------------------------------------------------------------------------
 
     def roll_back(self, line: Line) -> None:
-        """Roll back to the line of a committed plan: what lies past it never happened.
+        """Roll back to the line of a committed plan: remove everything past it.
 
-        Agents set back go on with the number after the line's; their live reports are discarded. Agents that `line` does
-        not name keep their live state.
+        Agents that go back continue with the number after the line's; their live reports are discarded. Agents without an
+        entry in `line` keep their live state.
 
         Raises:
             NotFoundError: an agent has not joined, or has no such checkpoint; nothing is changed.
@@ -302,10 +301,10 @@ class FleetHistory:
                 self._live.pop(ordinal, None)
         self._total.recompute()
 
-    # -- looking at it ------------------------------------------------------------------------------------------------
+    # -- inspection ---------------------------------------------------------------------------------------------------
 
     def record_of(self, agent: str, number: int) -> DependencyRecord:
-        """The full dependency record of a kept checkpoint.
+        """Return the full dependency record of a kept checkpoint.
 
         Raises:
             NotFoundError: `agent` has not joined, or has no such checkpoint.
@@ -320,10 +319,10 @@ class FleetHistory:
         )
 
     def checkpoints_of(self, agent: str) -> list[int]:
-        """The kept checkpoints of `agent`, ascending.
+        """Return the kept checkpoints of `agent`, ascending.
 
         Raises:
-            NotFoundError: it has not joined.
+            NotFoundError: the agent has not joined.
         """
         return list(self._records.numbers[self._member(agent)])
 
@@ -355,10 +354,10 @@ class FleetHistory:
 
     @classmethod
     def restore(cls, image: HistoryImage) -> Self:
-        """Build what was frozen, or what a store still holds: each kept checkpoint with its full record.
+        """Build a history from a frozen image, or from the content of a store: each kept checkpoint with its full record.
 
         Raises:
-            ProtocolError: of an agent's checkpoints, numbers do not rise or counts fall.
+            ProtocolError: an agent's checkpoint numbers do not rise, or its counts fall.
         """
         restored = cls(agent.agent for agent in image.agents)
         for agent in image.agents:
@@ -400,7 +399,7 @@ class FleetHistory:
         return Line({agent: None if places[ordinal] == LIVE else places[ordinal] for ordinal, agent in self._members()})
 
     def _live_received(self) -> dict[Channel, int]:
-        found: dict[Channel, int] = {}
+        received: dict[Channel, int] = {}
         for live in self._live.values():
-            found |= live.received
-        return found
+            received |= live.received
+        return received

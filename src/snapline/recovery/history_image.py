@@ -1,4 +1,4 @@
-"""Images of a `History`: for tests, for debugging, and for building one again from what a store still holds."""
+"""Images of a `History`: for tests, for debugging, and for rebuilding one from the content of a store."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ Numbers = tuple[tuple[str, int], ...]
 
 
 class CheckpointImage(msgspec.Struct, frozen=True, gc=False):
-    """One kept checkpoint: cumulative counts by peer. Those that the one before had too may be left out."""
+    """One kept checkpoint: cumulative counts by peer. Counts equal to those of the checkpoint before may be omitted."""
 
     number: int
     sent: Numbers = ()
@@ -28,7 +28,7 @@ class AgentImage(msgspec.Struct, frozen=True, gc=False):
 
 
 class HistoryImage(msgspec.Struct, frozen=True, gc=False):
-    """All that is known, by agent, in the order in which they first became known."""
+    """Complete history by agent, in the order in which agents became known."""
 
     agents: tuple[AgentImage, ...] = ()
 
@@ -46,7 +46,7 @@ class LiveReport:
 
 
 def newest_of(one: LiveReport, other: LiveReport) -> LiveReport:
-    """Return the later of two reports of one incarnation, whichever it is: its counts are the greater ones throughout."""
+    """Return the later of two reports of one incarnation: all its counts are greater or equal."""
     sent = {channel: max(count, other.sent.get(channel, 0)) for channel, count in one.sent.items()}
     received = {channel: max(count, other.received.get(channel, 0)) for channel, count in one.received.items()}
     return LiveReport(
@@ -66,7 +66,7 @@ def beyond_last(records: Records, agent: int, live: LiveReport) -> LiveReport:
 
 
 def image_of(records: Records, agent: int, live: LiveReport | None) -> AgentImage:
-    """The image of one agent; of each checkpoint what changed since the one before."""
+    """Return the image of one agent, with the changes at each checkpoint."""
     checkpoints = []
     for number in records.numbers[agent]:
         known = records.checkpoints[agent][number]
@@ -89,7 +89,7 @@ def received_numbers(records: Records, counts: Iterable[tuple[Channel, int]]) ->
 
 
 def load_checkpoints(records: Records, image: AgentImage) -> None:
-    """Give an agent that has no checkpoints but 0 those of its image.
+    """Add the checkpoints of an image to an agent that has only checkpoint 0.
 
     Raises:
         ProtocolError: numbers do not rise, or counts fall.

@@ -1,20 +1,20 @@
-"""Recovery lines from the records of running agents: one by the orphan fix-point, those of every single failure at once.
+"""Recovery lines from the records of running agents: one line by the orphan fix-point, or the lines of all single failures at once.
 
 Theory of operation
 -------------------
-A *place* is what an agent is set to: a checkpoint number, or LIVE, its live state. What LIVE has received is from the live report, else what the
-last checkpoint had. `reported` holds, by channel, the counts of live reports.
+The *place* of an agent is the state that it goes back to: a checkpoint number, or LIVE, its live state. The counts received at LIVE come from
+the live report, else from the last checkpoint. `reported` holds the counts of live reports, by channel.
 
 `descend` is the orphan fix-point of protocols.md, section 6: while a channel has received > sent, its receiver goes
 back to its last checkpoint with received <= sent. Consistent cuts are closed under entrywise maximum, so the greatest
-one at or below the start is unique and every order of steps ends there. An agent that moved from place q to p can only
-have made orphans on channels on which it sent something in between; the work list looks at those alone, hence at each
-recorded change at most once.
+one at or below the start is unique and every order of steps ends there. An agent that moved from place q to p can have
+made orphans only on channels on which it sent messages in between. The work list visits only those, hence each recorded
+change at most once.
 
 `single_failures` answers for every agent at once by the rollback-dependency graph (Bhargava and Lian): nodes are
 intervals, named by the checkpoint that opens them; edges lead from each to the next one of the same agent and, per
-channel, from an interval in which something was sent to the one in which the first message of it was received (FIFO:
-the later ones of it were received there or later, which the edges to the next intervals cover). If `failed` fails, an
+channel, from an interval with sends to the interval that received the first of these messages (FIFO: the later messages
+were received there or later, which the edges to the next intervals cover). If `failed` fails, an
 agent restarts from the checkpoint that opens its first interval reachable from the live interval of `failed`, and
 keeps its live state if there is none. All reachable sets come from one pass over the strongly connected components
 (Tarjan), as bits of integers. The line of several failures is the entrywise minimum of those of the single ones.
@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from snapline.recovery.history_records import Channel, Records
 
 LIVE = 1 << 62
-"""The place of an agent that keeps its live state: above every checkpoint number, so that minima come out right."""
+"""Place of an agent that keeps its live state: above every checkpoint number, so that minima are correct."""
 
 Reported = Mapping[Channel, int]
 
@@ -36,11 +36,11 @@ def descend(records: Records, places: list[int], received: Reported, sent: Repor
 
     Args:
         places: by ordinal; changed in place.
-        received: of the agents at LIVE, counts beyond their last checkpoints.
-        sent: likewise. None: agents at LIVE sent all that was received from them, since all that they ever sent was
-            sent. Otherwise they sent just that and what their last checkpoints had.
+        received: counts of agents at LIVE beyond their last checkpoints.
+        sent: counts sent by agents at LIVE, likewise. None: they sent everything that was received from them, since
+            sends of live states are never undone. Otherwise they sent only these counts and those of their last checkpoints.
     """
-    examined: list[int | None] = [None] * len(places)  # sends made after this place are known to be in order
+    examined: list[int | None] = [None] * len(places)  # sends after this place have been checked
     waiting = deque(agent for agent, place in enumerate(places) if place != LIVE or sent is not None)
     is_waiting = [place != LIVE or sent is not None for place in places]
     while waiting:
@@ -63,17 +63,17 @@ def descend(records: Records, places: list[int], received: Reported, sent: Repor
 
 def undone_channels(records: Records, sender: int, place: int, examined: int | None) -> list[Channel]:
     """Return the channels on which `sender` may have sent after `place`, up to `examined`."""
-    if examined is None or examined == LIVE:  # what its live state has sent is not known: all of them
+    if examined is None or examined == LIVE:  # the sends of its live state are unknown: check all channels
         return list(records.outgoing[sender].values())
     checkpoints = records.checkpoints[sender]
-    found: dict[Channel, None] = {}
+    channels: dict[Channel, None] = {}
     for number in records.between(sender, place, examined):
-        found.update(dict.fromkeys(checkpoints[number].sent.channels))
-    return list(found)
+        channels.update(dict.fromkeys(checkpoints[number].sent.channels))
+    return list(channels)
 
 
 def limit_of(records: Records, channel: Channel, sent: int, place: int, received: Reported) -> int:
-    """Return the last place of the channel's receiver, not above `place`, that has received at most `sent` on it."""
+    """Return the last place of the receiver, not above `place`, at which it has received at most `sent` on the channel."""
     first = channel.received.first_beyond(sent)
     if first is not None and first <= place:
         return records.before(channel.receiver, first)
@@ -87,7 +87,7 @@ def single_failures(records: Records, ends: Sequence[int], received: Reported) -
 
     Args:
         ends: by ordinal, the newest checkpoint that counts: where the agent's live interval begins.
-        received: counts beyond `ends` of live states.
+        received: counts of live states beyond `ends`.
     """
     graph = IntervalGraph(records, ends, received)
     return [graph.line_of(reachable) for reachable in graph.reachable_from_ends()]
@@ -99,7 +99,7 @@ class IntervalGraph:
     Attributes:
         numbers: by ordinal, the checkpoints that open the intervals.
         base: by ordinal, the node of its first interval; the others follow.
-        next_nodes: by node, where its edges lead.
+        next_nodes: by node, the targets of its edges.
     """
 
     def __init__(self, records: Records, ends: Sequence[int], received: Reported) -> None:
@@ -123,7 +123,7 @@ class IntervalGraph:
     ) -> None:
         oldest_sender, oldest_receiver = next(iter(sender_nodes.values())), next(iter(receiver_nodes.values()))
         receives = [
-            (count, max(receiver_nodes[number] - 1, oldest_receiver))  # nothing lies before the oldest kept one
+            (count, max(receiver_nodes[number] - 1, oldest_receiver))  # no interval lies before the oldest kept one
             for number, count in zip(channel.received.at, channel.received.counts, strict=True)
             if number in receiver_nodes
         ]
@@ -136,7 +136,7 @@ class IntervalGraph:
             for number, count in zip(channel.sent.at, channel.sent.counts, strict=True)
             if number in sender_nodes
         ]
-        sends.append((LIVE, oldest_sender + len(sender_nodes) - 1))  # the rest was sent in the live interval
+        sends.append((LIVE, oldest_sender + len(sender_nodes) - 1))  # the live interval sent the rest
         before, place = 0, 0  # numbers up to `before` were sent earlier
         for count, node in sends:
             while place < len(receives) and receives[place][0] <= before:
@@ -164,11 +164,11 @@ class IntervalGraph:
 def reachable_sets(next_nodes: Sequence[Sequence[int]]) -> list[int]:
     """Return, by node, as bits, the nodes reachable from it, itself included.
 
-    Tarjan's components, without recursion; a component is complete only after all that it leads to, so its set is the
-    union of theirs and its own nodes.
+    Tarjan's components, without recursion. A component is complete only after all components that it leads to, so its set
+    is the union of their sets and its own nodes.
     """
     count = len(next_nodes)
-    order, low = [0] * count, [0] * count  # order 0: not yet met
+    order, low = [0] * count, [0] * count  # order 0: not visited yet
     reach = [0] * count  # 0: its component is not complete
     met = 0
     open_nodes: list[int] = []
@@ -176,26 +176,26 @@ def reachable_sets(next_nodes: Sequence[Sequence[int]]) -> list[int]:
         if order[root]:
             continue
         path = [root]
-        places = [0]
+        edge_indices = [0]
         while path:
-            node, place = path[-1], places[-1]
-            if place == 0:
+            node, edge_index = path[-1], edge_indices[-1]
+            if edge_index == 0:
                 met += 1
                 order[node] = low[node] = met
                 open_nodes.append(node)
             following = next_nodes[node]
-            while place < len(following) and order[following[place]]:
-                other = following[place]
-                if not reach[other] and order[other] < low[node]:
-                    low[node] = order[other]
-                place += 1
-            if place < len(following):
-                places[-1] = place + 1
-                path.append(following[place])
-                places.append(0)
+            while edge_index < len(following) and order[following[edge_index]]:
+                target = following[edge_index]
+                if not reach[target] and order[target] < low[node]:
+                    low[node] = order[target]
+                edge_index += 1
+            if edge_index < len(following):
+                edge_indices[-1] = edge_index + 1
+                path.append(following[edge_index])
+                edge_indices.append(0)
                 continue
             path.pop()
-            places.pop()
+            edge_indices.pop()
             if path and low[node] < low[path[-1]]:
                 low[path[-1]] = low[node]
             if low[node] == order[node]:
@@ -204,7 +204,7 @@ def reachable_sets(next_nodes: Sequence[Sequence[int]]) -> list[int]:
 
 
 def close_component(root: int, open_nodes: list[int], next_nodes: Sequence[Sequence[int]], reach: list[int]) -> None:
-    """Close a component: all nodes above `root` on the stack reach each other and what any of them leads to."""
+    """Close a component: all nodes above `root` on the stack reach each other and the targets of all their edges."""
     component = []
     reachable = 0
     while True:

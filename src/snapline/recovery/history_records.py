@@ -1,4 +1,4 @@
-"""Dependency records of running agents, kept as what changed from checkpoint to checkpoint.
+"""Dependency records of running agents, kept as changes from checkpoint to checkpoint.
 
 Theory of operation
 -------------------
@@ -6,13 +6,13 @@ A record names, per channel, the last number sent and the last number received (
 between two checkpoints, so only changes are kept, and each twice: with the checkpoint (to walk from one to the next) and
 in a column of its channel (to search). A column rises strictly, in checkpoints and in counts, so
 
-- what a checkpoint had sent or received is one bisection by checkpoint number;
-- the first checkpoint that had sent number c, or had received more than c, is one bisection by count.
+- one bisection by checkpoint number finds the count sent or received at a checkpoint;
+- one bisection by count finds the first checkpoint that had sent number c, or had received more than c.
 
-Agents are small ordinals here. An agent that has only been named as the other end of a channel has an ordinal too, with
-checkpoint 0 and nothing in it; `members` lists who has joined.
+Agents are small ordinals here. An agent known only as the other end of a channel has an ordinal too, and an empty
+checkpoint 0; `members` lists the agents that have joined.
 
-When a checkpoint is forgotten, its changes pass to the next kept one: that one's counts stay what they were.
+When a checkpoint is forgotten, its changes move to the next kept one, whose counts stay the same.
 """
 
 from bisect import bisect_left, bisect_right
@@ -22,7 +22,7 @@ from snapline.errors import ProtocolError
 
 
 class Column:
-    """One end of a channel: how far its count was at each checkpoint of that end at which it had changed.
+    """One end of a channel: its count at each checkpoint of that end at which it had changed.
 
     Attributes:
         at, counts: checkpoint numbers, and the last message number at each; both rise strictly.
@@ -38,19 +38,19 @@ class Column:
 
     def by(self, number: int) -> int:
         """The count at checkpoint `number`."""
-        place = bisect_right(self.at, number)
-        return self.counts[place - 1] if place else 0
+        index = bisect_right(self.at, number)
+        return self.counts[index - 1] if index else 0
 
     def newest(self) -> int:
         """The count at the newest checkpoint."""
         return self.counts[-1] if self.counts else 0
 
     def first_with(self, count: int) -> int:
-        """The first checkpoint with at least `count`; the caller knows that there is one."""
+        """Return the first checkpoint with at least `count`; one must exist."""
         return self.at[bisect_left(self.counts, count)]
 
     def first_beyond(self, count: int) -> int | None:
-        """The first checkpoint with more than `count`; None if there is none."""
+        """Return the first checkpoint with more than `count`; None if there is none."""
         if not self.counts or self.counts[-1] <= count:
             return None
         return self.at[bisect_right(self.counts, count)]
@@ -149,10 +149,10 @@ class Records:
             yield from channels.values()
 
     def add(self, agent: int, number: int, sent: Mapping[str, int], received: Mapping[str, int], turns: int) -> None:
-        """A checkpoint behind all others of `agent`. Channels whose count is not new are passed over.
+        """Add a checkpoint after all others of `agent`. Ignores channels whose count is unchanged.
 
         Raises:
-            ProtocolError: a count below the one known; no checkpoint is added.
+            ProtocolError: a count is below the known one; no checkpoint is added.
         """
         sent_on, received_on, sent_counts, received_counts = [], [], [], []
         known = self.outgoing[agent]
@@ -202,12 +202,12 @@ class Records:
         return numbers[bisect_right(numbers, low) : bisect_right(numbers, high)]
 
     def before(self, agent: int, number: int) -> int:
-        """The newest kept checkpoint before `number`; the oldest kept one if there is none."""
+        """Return the newest kept checkpoint before `number`; the oldest kept one if there is none."""
         numbers = self.numbers[agent]
         return numbers[max(bisect_left(numbers, number) - 1, 0)]
 
     def after(self, agent: int, number: int) -> int:
-        """The oldest kept checkpoint after `number`; the caller knows that there is one."""
+        """Return the oldest kept checkpoint after `number`; one must exist."""
         numbers = self.numbers[agent]
         return numbers[bisect_right(numbers, number)]
 
@@ -224,13 +224,16 @@ class Records:
         self.last[agent] = number
 
     def forget(self, agent: int, number: int) -> None:
-        """Remove one kept checkpoint that is not the newest; what changed there changed at the next kept one."""
+        """Remove one kept checkpoint that is not the newest; its changes move to the next kept one."""
         heir_number = self.after(agent, number)
-        heir, gone = self.checkpoints[agent][heir_number], self.checkpoints[agent].pop(number)
-        new_sent, new_received = heirs_changes(heir.sent, gone.sent), heirs_changes(heir.received, gone.received)
-        for channel in gone.sent.channels:
+        heir, forgotten = self.checkpoints[agent][heir_number], self.checkpoints[agent].pop(number)
+        new_sent, new_received = (
+            heirs_changes(heir.sent, forgotten.sent),
+            heirs_changes(heir.received, forgotten.received),
+        )
+        for channel in forgotten.sent.channels:
             hand_down(channel.sent, number, heir_number)
-        for channel in gone.received.channels:
+        for channel in forgotten.received.channels:
             hand_down(channel.received, number, heir_number)
         heir.sent, heir.received = new_sent, new_received
         self.numbers[agent].remove(number)
@@ -244,8 +247,8 @@ def heirs_changes(heir: CountChanges, gone: CountChanges) -> CountChanges:
 
 def hand_down(column: Column, number: int, heir: int) -> None:
     """Pass the count of checkpoint `number` to the next kept one, `heir`, unless it has a newer one."""
-    place = bisect_left(column.at, number)
-    if place + 1 < len(column.at) and column.at[place + 1] == heir:
-        del column.at[place], column.counts[place]
+    index = bisect_left(column.at, number)
+    if index + 1 < len(column.at) and column.at[index + 1] == heir:
+        del column.at[index], column.counts[index]
     else:
-        column.at[place] = heir
+        column.at[index] = heir

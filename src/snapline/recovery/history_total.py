@@ -3,20 +3,21 @@
 Theory of operation
 -------------------
 L is the greatest consistent cut of durable checkpoints: the line if all agents fail, "the line" below. A new checkpoint
-can only raise it. Recomputing it costs as much as the domino is deep, for each new checkpoint; this keeps it instead.
+can only raise it. Recomputing it would cost the depth of the domino for each new checkpoint; this module updates it instead.
 
 If an agent is to advance beyond L, its next checkpoint demands, by what it has received, that certain senders advance
 to certain checkpoints, which demand more in turn. Demands only grow with the checkpoint. So either this *climb* ends,
 and all agents in it advance together, or it meets a demand that no checkpoint fulfils yet, and the agent is *blocked*:
 
-- missing (channel, count): no checkpoint of the channel's sender has sent that many. Only a new one of it can help;
-- another blocked agent that would have to advance. Only its advance can help.
+- missing (channel, count): no checkpoint of the channel's sender has sent that many. Only a new checkpoint of the
+  sender can unblock the agent;
+- another blocked agent that would have to advance. Only its advance can unblock the agent.
 
 The reasons form a forest whose roots are missing demands. A reason is a chain of implications that does not mention L,
-so it stays true whatever else advances. Hence a new checkpoint looks only at its own agent and at those that miss
-something of it; all other agents, whether they hang below these or elsewhere, are not touched. An agent whose reason
-is gone goes on with its climb where it stopped: on a staircase a new checkpoint costs a few steps, whatever its height.
-Each change of a checkpoint is walked at most once per climb, and as a rule only in one.
+so it stays true when other agents advance. Hence a new checkpoint affects only its own agent and the agents that miss a
+message of it; all other agents are not touched. An agent whose reason has gone continues its climb where it stopped: on
+a staircase a new checkpoint costs a few steps, independent of the height. Each change of a checkpoint is visited at most
+once per climb, and usually in only one climb.
 
 Invariants: L is consistent; every agent with checkpoints beyond L has a reason; following reasons ends in a missing
 demand. Together they say that L is the greatest consistent cut. Carries G5 and G7 for the case that all fail.
@@ -39,11 +40,11 @@ class Missing(msgspec.Struct, frozen=True, gc=False):
 
 
 class Climb:
-    """Demands of one agent's advance, as far as they have been looked at.
+    """Demands of one agent's advance, as far as they have been processed.
 
     Attributes:
-        levels: by agent, the checkpoint that it must have reached; what those up to it received is in `demands`.
-        demands: by channel, the number of messages its sender must have sent; not yet looked at.
+        levels: by agent, the checkpoint that it must reach; `demands` includes the receives up to it.
+        demands: by channel, the number of messages that its sender must have sent; not yet processed.
     """
 
     __slots__ = ("demands", "levels")
@@ -56,7 +57,7 @@ class Climb:
 class TotalLine:
     """Keeps the line of all durable checkpoints of `records`, and in its columns the counts on it.
 
-    The caller's duty: after each change of the records, call the method that belongs to it, before anything else.
+    The caller's duty: after each change of the records, call the corresponding method before anything else.
 
     Attributes:
         places: by ordinal, the checkpoint on the line.
@@ -65,13 +66,13 @@ class TotalLine:
     def __init__(self, records: Records) -> None:
         self._records = records
         self.places: list[int] = []
-        self._reasons: list[Missing | int | None] = []  # why an agent is blocked; None: nothing to advance to
-        self._hanging: list[dict[int, None]] = []  # by agent, those that it is the reason of
-        self._missing: list[dict[int, None]] = []  # by agent, those that miss a message of it
+        self._reasons: list[Missing | int | None] = []  # reason why an agent is blocked; None: no newer checkpoint
+        self._hanging: list[dict[int, None]] = []  # by agent, the agents that it blocks
+        self._missing: list[dict[int, None]] = []  # by agent, the agents that miss a message of it
         self._climbs: list[Climb | None] = []
 
     def grow(self) -> None:
-        """Agents have been given ordinals: they are at their checkpoint 0."""
+        """Add agents that have new ordinals, at their checkpoint 0."""
         while len(self.places) < len(self._records.names):
             self.places.append(self._records.last[len(self.places)])
             self._reasons.append(None)
@@ -94,11 +95,11 @@ class TotalLine:
         self._settle(undecided)
 
     def checkpoints_forgotten(self) -> None:
-        """Discard climbs after obsolete checkpoints are gone. Reasons stay true; climbs may be at a checkpoint that is gone."""
+        """Discard climbs after obsolete checkpoints are forgotten: a climb may be at such a checkpoint. Reasons stay true."""
         self._climbs = [None] * len(self.places)
 
     def recompute(self) -> None:
-        """Anything may have changed: start from the newest checkpoints, by the orphan fix-point."""
+        """Recompute the line from the newest checkpoints by the orphan fix-point, after any change."""
         count = len(self._records.names)
         self.places = list(self._records.last)
         descend(self._records, self.places, {}, {})
@@ -112,7 +113,7 @@ class TotalLine:
         self._settle(list(range(count)))
 
     def _settle(self, undecided: list[int]) -> None:
-        """Give each of `undecided` a reason, or let it advance; agents that hung below it then are undecided too."""
+        """Give each of `undecided` a reason, or let it advance; the agents that it blocked are undecided then, too."""
         while undecided:
             agent = undecided.pop()
             if self._reasons[agent] is not None or self.places[agent] == self._records.last[agent]:
@@ -154,7 +155,7 @@ class TotalLine:
         return None
 
     def _raise(self, climb: Climb, agent: int, number: int) -> Missing | int | None:
-        """`agent` must reach checkpoint `number`: add what that demands; return the first obstacle in it, if any."""
+        """Add the demands of `agent` reaching checkpoint `number`; return the first obstacle, if any."""
         reason: Missing | int | None = None
         checkpoints = self._records.checkpoints[agent]
         level = climb.levels.get(agent, self.places[agent])
@@ -168,7 +169,7 @@ class TotalLine:
         return reason
 
     def _obstacle(self, channel: Channel, count: int) -> Missing | int | None:
-        """Why the sender cannot get beyond the line to where it has sent `count`; None if that is not known."""
+        """Return why the sender cannot advance to a checkpoint that has sent `count`; None if no reason is known."""
         if channel.sent.newest() < count:
             return Missing(channel, count)
         agent = channel.sender
@@ -180,7 +181,7 @@ class TotalLine:
         return None
 
     def _advance(self, climb: Climb) -> list[int]:
-        """Advance all agents of a finished climb; return those to be looked at again."""
+        """Advance all agents of a finished climb; return the agents to be processed again."""
         undecided = []
         for agent, number in climb.levels.items():
             if number <= self.places[agent]:

@@ -1,4 +1,4 @@
-"""Lines that a host traces, and the order of what several hosts have traced.
+"""Lines in the trace of a host, and the order of the lines of several hosts.
 
     {"event": "plan", "plan": 2, "line": {"a": 5}, "time_ns": …}                agents here begin, or go back
     {"event": "checkpoint", "agent": "a", "index": 6, "kind": "coordinated", "epochs": [4], "time_ns": …}
@@ -7,8 +7,8 @@
     {"event": "send_marker", "host": "h1", "to": "h2", "epoch": 4, "time_ns": …}     for all channels of a link together
     {"event": "receive_marker", "host": "h2", "from": "h1", "epoch": 4, "time_ns": …}
 
-They are in the order in which they happened on that host. Between hosts a message is sent before it is received; clocks decide
-what is left. Markers show nothing of what agents have done: an analysis of a trace skips them.
+Lines are in the order of events on that host. Between hosts a message is sent before it is received; otherwise clocks
+decide. Markers are not events of agents: an analysis of a trace skips them.
 """
 
 import heapq
@@ -22,7 +22,7 @@ from snapline.errors import TraceError
 
 
 class PlanLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="plan"):
-    """Start of a plan: the agents of `line` go on from these checkpoints; others below it go on from where they are."""
+    """Start of a plan: the agents of `line` continue from these checkpoints; other agents continue from their current state."""
 
     plan: int
     line: dict[str, int]
@@ -30,7 +30,7 @@ class PlanLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="pl
 
 
 class CheckpointLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="checkpoint"):
-    """`epochs`: those that it is a record of."""
+    """Checkpoint of an agent. `epochs`: the epochs that it records."""
 
     agent: str
     index: int
@@ -73,7 +73,7 @@ class SendMarkerLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", t
 class ReceiveMarkerLine(
     msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="receive_marker", rename={"sender": "from"}
 ):
-    """A marker received."""
+    """A marker item was received."""
 
     host: str
     sender: str
@@ -96,10 +96,10 @@ decode_line = msgspec.json.Decoder(PlanLine | HostLine).decode
 
 
 def lines_in(name: str, lines: Iterable[bytes]) -> Iterator[tuple[int, PlanLine | HostLine]]:
-    """The lines of a host's file with their numbers. The last one may be torn: who wrote it was killed. `name`: of the file, for errors.
+    """Yield the lines of a host's file with their numbers. A killed process may leave an incomplete last line. `name`: file name, for errors.
 
     Raises:
-        TraceError: a line is none.
+        TraceError: a line is invalid.
     """
     torn: tuple[int, msgspec.DecodeError] | None = None
     for number, line in enumerate(lines, 1):
@@ -111,7 +111,7 @@ def lines_in(name: str, lines: Iterable[bytes]) -> Iterator[tuple[int, PlanLine 
             yield number, decode_line(line)
         except msgspec.DecodeError as error:
             torn = number, error
-    if torn is not None and isinstance(torn[1], msgspec.ValidationError):  # whole, and none of ours
+    if torn is not None and isinstance(torn[1], msgspec.ValidationError):  # valid JSON, but not a line of a trace
         raise _no_line(name, *torn) from torn[1]
 
 
@@ -120,12 +120,12 @@ def _no_line(name: str, number: int, error: msgspec.DecodeError) -> TraceError:
 
 
 def interleaved(queues: Sequence[deque[Line]], sent: Container[str]) -> Iterator[Line]:
-    """All lines: each queue in its order, each receive after its send, else the oldest first.
+    """Yield all lines: each queue in its order, each receive after its send, else the oldest first.
 
-    Whoever takes a send enters it into `sent` before asking for the next line.
+    The caller must add each send to `sent` before it requests the next line.
 
     Raises:
-        TraceError: a message is received before its send could come.
+        TraceError: the receive of a message precedes its send.
     """
     ready: list[tuple[int, int]] = []
     awaited: dict[str, int] = {}

@@ -1,9 +1,9 @@
-"""The recovery line of an execution, by two algorithms that share nothing, and the domino round by round.
+"""The recovery line of an execution, by two independent algorithms, and the domino round by round.
 
 Theory of operation
 -------------------
 Some agents fail and go back to their last checkpoint; the others have their live states. While an agent has received a message that no agent has
-sent (an orphan), its receiver must go back further. The recovery line is where that ends: the greatest consistent cut below the start.
+sent (an orphan), this agent must go back further. The recovery line is the result: the greatest consistent cut below the start.
 Consistent cuts are closed under entrywise maximum, so there is exactly one (G5), and these must agree on it:
 
 - `recovery_line`, on the rollback-dependency graph (Bhargava and Lian 1988). Nodes are intervals; an interval undone
@@ -14,8 +14,8 @@ Consistent cuts are closed under entrywise maximum, so there is exactly one (G5)
   of survivors; edges lead from each to the agent's next, and, for a message, from the checkpoint that opens the interval
   of its send to the one that closes that of its receive. As long as a root is reachable from a root, every such root
   moves down to its agent's last node not reachable from any.
-- `rounds`, the orphan fix-point in synchronous steps: in each, all receivers of orphans go back at once. It also shows which agent drew which
-  along, which is the domino effect (Randell 1975).
+- `rounds`, the orphan fix-point in synchronous steps: in each, all receivers of orphans go back at once. This shows which agents forced
+  others to roll back, which is the domino effect (Randell 1975).
 
 All are linear in intervals and messages, since every node is entered once. Live states are part of the definition:
 without them a survivor would lose work that no failure touches (protocols.md, section 6).
@@ -34,7 +34,7 @@ class Round(msgspec.Struct, frozen=True):
 
     Attributes:
         moved: agent → the checkpoint it goes back to in this round, in the order of the trace's agents.
-        orphans: the messages that forced it, in send order; none in round 0, which sets the failed back.
+        orphans: the messages that forced the round, in send order; none in round 0, which sets the failed agents back.
     """
 
     moved: dict[str, int]
@@ -84,7 +84,7 @@ def recovery_line_by_checkpoints(execution: Execution, failed: Collection[int]) 
                     waiting.append((target, closing))
         has_moved = False
         for agent, root in enumerate(roots):
-            while is_marked[agent][root]:  # never the initial one: no edge leads to it
+            while is_marked[agent][root]:  # stops at the initial one: no edge leads to it
                 root -= 1
             has_moved |= root < roots[agent]
             roots[agent] = root
@@ -105,10 +105,10 @@ def _edges(execution: Execution, agent: int, number: int) -> list[tuple[int, int
 
 
 def rounds(execution: Execution, failed: Collection[int]) -> list[Step]:
-    """The domino in synchronous rounds; the first sets the failed back, each later one moves somebody.
+    """Return the domino in synchronous rounds. The first sets the failed agents back; each later one moves an agent.
 
-    A round's orphans are those of the cut at its start. Only sends that the round before undid can have made them: of
-    earlier ones every receiver has gone back already.
+    A round's orphans are those of the cut at its start. Only sends undone in the round before can have made them: the
+    receivers of earlier ones have gone back already.
     """
     received, agent_of, number_of = execution.received, execution.agent_of, execution.number_of
     line = execution.live_line()
@@ -138,10 +138,10 @@ def rounds(execution: Execution, failed: Collection[int]) -> list[Step]:
 
 
 def domino_rounds(trace: Trace, failed: Collection[str]) -> list[Round]:
-    """`rounds` in names.
+    """Return `rounds` with names.
 
     Raises:
-        UsageError: an agent that is not in the trace.
+        UsageError: an agent is not in the trace.
     """
     execution = Execution.of(trace)
     return [

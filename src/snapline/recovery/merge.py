@@ -4,34 +4,33 @@ Theory of operation
 -------------------
 Each run of a host process traces into a file of its own: `checkpoint`, `send` and `receive` lines in the order in which they
 happened there, with wall-clock times, and a line `{"event":"plan","plan":n,"line":{agent: checkpoint}}` where the agents of
-this host begin, or go back. What follows a plan line, up to the next, is a *section*. A plan is committed once for the whole
-fleet, and nothing of an older one is accepted after it (G9); so the sections of plan n, of all files, come before those of plan
-n + 1, and a `recovery` line, the union of the hosts' plan lines, is between them.
+this host begin, or go back. The lines after a plan line, up to the next one, are a *section*. A plan is committed once for the
+whole fleet, and messages of an older plan are rejected after it (G9). So the sections of plan n in all files come before those
+of plan n + 1, with a `recovery` line between them: the union of the hosts' plan lines.
 
-Inside a plan the files are merged: each keeps its own order, a receive waits for its send, and among the lines that may come
-next the oldest comes first. Clocks decide nothing but that: hosts whose clocks differ give another of the orders of the same execution (Lamport
+Inside a plan the files are merged: each keeps its own order, a receive waits for its send, and among the candidates for
+the next line the oldest comes first. Clocks decide nothing else: different clocks give another valid order of the same execution (Lamport
 1978, section 1).
 
 Numbers on a channel are used again after a rollback, so an id in the merged trace holds the plan of its send: `a/2>b:5`. A
-message that is delivered again keeps its id. Which sends a line keeps is known here, since the merge follows every rollback.
+message that is delivered again keeps its id. The merge follows every rollback, so it knows which sends a line keeps.
 
-A killed process loses the end of its file, never anything before a checkpoint that was durable:
+A killed process loses the end of its file, but no lines before a durable checkpoint:
 
-- *A receive without its send* is left out, and so is all that follows from it: later events of that agent, and receives of
-  what it sent meanwhile. The recovery undoes them, else it would keep an orphan. A line that keeps such an agent's later
+- *A receive without its send* is omitted with everything that depends on it: later events of that agent, and receives of
+  messages that it sent meanwhile. The recovery undoes them, else it would keep an orphan. A line that keeps such an agent's later
   checkpoint is an error: then a file is missing.
-- *A torn last line* is dropped.
+- *An incomplete last line* is dropped.
 - *An agent in no plan line.* It was not placed, or the host that was to load it died before it reported this. If it has events under the new plan
-  it has been created again, and goes back to 0. Else it keeps what the others' line allows: its latest state that has received nothing undone.
-  That is everything for an agent that had left, nothing for one whose creation is undone, and no less than the truth for one that was not loaded:
-  the next plan shows where it really is.
-- *A checkpoint in the line, but not in the trace,* is its agent's next one, at the end of what is traced: a tentative
+  it was created again, and goes back to 0. Otherwise it keeps the latest state that has received no undone message. This is its last state if it
+  had left, and nothing if its creation is undone. For an agent that was not loaded the state is at least its real one, which the next plan shows.
+- *A checkpoint in the line, but not in the trace,* is its agent's next one, at the end of the traced events: a tentative
   checkpoint is traced when its round commits, and the host may have died in between.
 
-A checkpoint may have a number without a line: its state could not be saved, or the agent was not born. To keep the numbers it then comes right
-after the one before it, with the same state: no agent can go back to more than there is.
+A checkpoint may have a number without a line: its state could not be saved, or the agent was not born. To keep the numbers, the merge puts it right
+after the one before it, with the same state, which is the most that an agent can go back to.
 
-Sampled traces are merged alike. They describe the execution of the sampled messages. Markers are passed by.
+Sampled traces are merged in the same way, and describe the execution of the sampled messages. Markers are skipped.
 """
 
 import re
@@ -70,8 +69,8 @@ class Merged(msgspec.Struct, frozen=True):
 
     Attributes:
         items: header, events and recoveries, in order; `recovery/trace.py` describes them.
-        left_out: agents whose last events are left out, and no recovery has undone them; with the message (`a>b:5`) whose
-            send is in no trace. Empty for a fleet that ended by itself.
+        left_out: agents whose last events are omitted although no recovery has undone them; with the message (`a>b:5`)
+            whose send is in no trace. Empty for a fleet that ended regularly.
     """
 
     items: list[Header | Event | Recovery]
@@ -89,7 +88,7 @@ def merge_traces(files: Mapping[str, Iterable[bytes]]) -> Merged:
         files: name (for errors) → lines, with or without newlines: all files of one fleet, from its first start on.
 
     Raises:
-        TraceError: a line that is none, or that contradicts others; a file of a host is missing.
+        TraceError: a line is invalid or contradicts others, or a file of a host is missing.
     """
     sections: dict[int, list[_Section]] = {}
     for name in sorted(files):
@@ -117,19 +116,19 @@ class _Section:
 
 
 def _sections(name: str, lines: Iterable[bytes]) -> list[_Section]:
-    found: list[_Section] = []
+    sections: list[_Section] = []
     for number, item in lines_in(name, lines):
         if isinstance(item, PlanLine):
-            if found and item.plan <= found[-1].plan:
-                raise TraceError(f"{name}: line {number}: plan {item.plan} comes after plan {found[-1].plan}")
-            found.append(_Section(name, item.plan, item.line))
+            if sections and item.plan <= sections[-1].plan:
+                raise TraceError(f"{name}: line {number}: plan {item.plan} comes after plan {sections[-1].plan}")
+            sections.append(_Section(name, item.plan, item.line))
         elif isinstance(item, SendMarkerLine | ReceiveMarkerLine):
             continue
-        elif not found:
+        elif not sections:
             raise TraceError(f"{name}: line {number}: agent {item.agent!r} moves before any plan has placed it")
         else:
-            found[-1].events.append(item)
-    return found
+            sections[-1].events.append(item)
+    return sections
 
 
 def _union(plan: int, sections: Sequence[_Section]) -> dict[str, int]:
@@ -146,7 +145,7 @@ def _union(plan: int, sections: Sequence[_Section]) -> dict[str, int]:
 
 
 def _events_by_agent(plan: int, sections: Sequence[_Section]) -> dict[str, list[EventLine]]:
-    found: dict[str, list[EventLine]] = {}
+    events: dict[str, list[EventLine]] = {}
     homes: dict[str, _Section] = {}
     for section in sections:
         for line in section.events:
@@ -156,22 +155,22 @@ def _events_by_agent(plan: int, sections: Sequence[_Section]) -> dict[str, list[
                     f"{section.file} and {home.file}: agent {line.agent!r} moves in both under plan {plan}: "
                     "merge the files of one fleet only"
                 )
-            found.setdefault(line.agent, []).append(line)
-    return found
+            events.setdefault(line.agent, []).append(line)
+    return events
 
 
 # -- what is lost -------------------------------------------------------------------------------------------------------
 
 
 class _Cut(msgspec.Struct, frozen=True, gc=False):
-    """Cut of an agent's part of a section: left out from its event `first` on, since the send of `message` is in no trace."""
+    """End of an agent's part of a section: omitted from its event `first` on, since the send of `message` is in no trace."""
 
     first: int
     message: str
 
 
 def _find_lost(own: Mapping[str, Sequence[EventLine]], sent: Container[str]) -> dict[str, _Cut]:
-    """Agent → where its part ends; `sent`: what earlier plans have sent and the line keeps."""
+    """Return the end of each agent's part; `sent`: messages of earlier plans that the line keeps."""
     receives: dict[str, tuple[str, int]] = {}
     sends: set[str] = set()
     for agent, lines in own.items():
@@ -204,11 +203,11 @@ def _kept(section: _Section, cuts: Mapping[str, _Cut]) -> deque[EventLine]:
     rest = {agent: cut.first for agent, cut in cuts.items()}
     kept: deque[EventLine] = deque()
     for line in section.events:
-        left = rest.get(line.agent)
-        if left is not None:
-            if left == 0:
+        events_left = rest.get(line.agent)
+        if events_left is not None:
+            if events_left == 0:
                 continue
-            rest[line.agent] = left - 1
+            rest[line.agent] = events_left - 1
         kept.append(line)
     return kept
 
@@ -220,8 +219,8 @@ class _History:
     """Surviving events of one agent so far.
 
     Attributes:
-        events: in its order.
-        starts: by checkpoint number, how many of the events came until that checkpoint, itself included.
+        events: in the agent's order.
+        starts: by checkpoint number, the number of events up to and including that checkpoint.
     """
 
     __slots__ = ("events", "starts")
@@ -240,7 +239,7 @@ class _History:
                 yield event.message
 
     def last_without(self, undone: Container[str]) -> int | None:
-        """The latest checkpoint before the first receive of one of these messages; None: there is no such receive."""
+        """Return the latest checkpoint before the first receive of one of these messages; None: there is no such receive."""
         for position, event in enumerate(self.events):
             if isinstance(event, MessageReceived) and event.message in undone:
                 return bisect_right(self.starts, position) - 1
@@ -248,12 +247,12 @@ class _History:
 
 
 class _Merger:
-    """The state between two plans.
+    """State of the merge between two plans.
 
     Attributes:
         _items: the merged trace, without its header.
-        _sent: message as its host names it → its id, for the sends that survive.
-        _cuts: what of the newest plan is left out.
+        _sent: name given by the host → id of the message, for the sends that survive.
+        _cuts: omitted ends of the newest plan.
     """
 
     def __init__(self) -> None:
@@ -287,15 +286,15 @@ class _Merger:
         gaps = self._gaps(own)
         for agent in own:
             self._fill(agent, gaps)
-        for each in interleaved([_kept(section, self._cuts) for section in sections], self._sent):
-            self._take(plan, each)
-            if isinstance(each, CheckpointLine):
-                self._fill(each.agent, gaps)
+        for event_line in interleaved([_kept(section, self._cuts) for section in sections], self._sent):
+            self._take(plan, event_line)
+            if isinstance(event_line, CheckpointLine):
+                self._fill(event_line.agent, gaps)
 
     # -- recovery -------------------------------------------------------------------------------------------------------
 
     def _reach(self, plan: int, agent: str, number: int) -> None:
-        """Add the checkpoint that the line names if it was not traced: it was taken."""
+        """Add the checkpoint that the line names if it was not traced: it must have been taken."""
         last = self._history(agent).last
         if number <= last:
             return
@@ -313,24 +312,26 @@ class _Merger:
         self._append(CheckpointTaken(agent, number))
 
     def _whole(self, line: Mapping[str, int], active: Iterable[str]) -> dict[str, int]:
-        """Return the line, and how far the agents that it does not name must go back; those that keep all are left out."""
-        whole = dict(line)
+        """Return the line, completed by the other agents that must go back; agents that keep their state have no entry."""
+        complete = dict(line)
         for agent in active:
             if agent in self._histories:
-                whole.setdefault(agent, 0)
-        undone = {message for agent, number in whole.items() for message in self._histories[agent].sent_after(number)}
-        others = [agent for agent in self._histories if agent not in whole]
+                complete.setdefault(agent, 0)
+        undone = {
+            message for agent, number in complete.items() for message in self._histories[agent].sent_after(number)
+        }
+        unnamed = [agent for agent in self._histories if agent not in complete]
         is_moving = bool(undone)
         while is_moving:
             is_moving = False
-            for agent in others:
+            for agent in unnamed:
                 history = self._histories[agent]
                 number = history.last_without(undone)
-                if number is not None and number < whole.get(agent, history.last + 1):
-                    whole[agent] = number
+                if number is not None and number < complete.get(agent, history.last + 1):
+                    complete[agent] = number
                     undone.update(history.sent_after(number))
                     is_moving = True
-        return whole
+        return complete
 
     def _recover(self, line: dict[str, int]) -> None:
         self._items.append(Recovery(dict(line)))
@@ -398,4 +399,4 @@ def _sender(message: str) -> str:
 
 def _natural(agent: str) -> list[str | int]:
     """`a2` before `a10`."""
-    return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"(\d+)", agent))]
+    return [int(part) if index % 2 else part for index, part in enumerate(re.split(r"(\d+)", agent))]

@@ -11,16 +11,16 @@ A trace is a log of one execution. Each line is one object:
     {"event": "recovery", "line": {"a": 1, "b": null}}
 
 The order of the lines respects each agent's own order, and a message is sent before it is received. Every agent has
-checkpoint 0, its initial state, without a line; the others are numbered 1, 2, 3 …. Unknown fields are ignored, unknown
-events are not: who wrote them meant something that we would leave out. Blank lines are ignored.
+checkpoint 0, its initial state, without a line; the others are numbered 1, 2, 3 …. Unknown fields and blank
+lines are ignored. An unknown event is an error, since ignoring it would change the execution.
 
-A `recovery` undoes every event of an agent after the checkpoint its line names; null, or no entry, is an agent that
-kept its live state. Numbers past the line are used again. A send undone never was, its message id may be used again;
-a receive undone puts its message back in transit. What is left in a `Trace` is the execution that survives all
-recoveries, as if nothing else had ever happened: exactly that is what later failures can fall back on (G3). A line that
-keeps the receive of an undone send has an orphan (G1) and is refused.
+A `recovery` undoes every event of an agent after the checkpoint its line names; null, or no entry, means that
+the agent kept its live state. Numbers past the line are used again. An undone send is removed, and its message id may be
+used again; an undone receive puts its message back in transit. A `Trace` holds the execution that survives all
+recoveries, without undone events: later failures can fall back only on that (G3). A line that keeps the receive of an
+undone send has an orphan (G1) and is rejected.
 
-Reading is one pass, linear in the lines, also with recoveries: what is undone is undone once.
+Reading is one pass, linear in the lines, also with recoveries: each event is undone at most once.
 """
 
 from collections.abc import Iterable, Mapping
@@ -63,7 +63,7 @@ class MessageReceived(msgspec.Struct, frozen=True, gc=False, tag_field="event", 
 
 
 class Recovery(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="recovery"):
-    """The agents named went back to a checkpoint; None, like no entry: kept its live state."""
+    """The agents of `line` went back to a checkpoint; None, like no entry: the agent kept its live state."""
 
     line: dict[str, int | None]
 
@@ -79,10 +79,10 @@ Event = CheckpointTaken | MessageSent | MessageReceived
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """An execution: what survives all recoveries.
+    """An execution, as it survives all recoveries.
 
     Attributes:
-        agents: those of the header, then the others in the order in which the trace first names them.
+        agents: those of the header, then the others in the order of their first event.
         events: in the global order. Every receive comes after its send; an agent's checkpoints are numbered 1, 2, 3 ….
     """
 
@@ -91,7 +91,7 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 class _CheckpointLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="checkpoint"):
-    """Checkpoint of a line, perhaps without its number."""
+    """Line of a checkpoint; the number is optional."""
 
     agent: str
     index: int | None = None
@@ -110,16 +110,16 @@ def encode(item: Event | Recovery | Header) -> bytes:
 
 
 def read_trace(lines: Iterable[bytes]) -> Trace:
-    """Read a trace, given line by line, with or without newlines.
+    """Read a trace from its lines, with or without newlines.
 
     Raises:
-        TraceError: a line that is none, or that contradicts earlier ones; it names all of them.
+        TraceError: a line is invalid, or contradicts earlier ones; the message names all of them.
     """
     return _read(lines).trace()
 
 
 def read_items(lines: Iterable[bytes]) -> list[Event | Recovery]:
-    """Return all of a trace, in its order, with its recoveries and what they undo.
+    """Return all items of a trace, in its order, with recoveries and undone events.
 
     Raises:
         TraceError: as `read_trace`.
@@ -143,8 +143,8 @@ class _History:
     """Surviving events of one agent so far.
 
     Attributes:
-        positions: of its events, ascending.
-        starts: by checkpoint number, how many of the positions came until that checkpoint, itself included.
+        positions: positions of its events, ascending.
+        starts: by checkpoint number, the number of positions up to and including that checkpoint.
     """
 
     __slots__ = ("positions", "starts")
@@ -155,15 +155,15 @@ class _History:
 
 
 class _Reader:
-    """The state between two lines.
+    """State of the reader between two lines.
 
     Attributes:
-        items: all that was read, recoveries too.
-        _events: all but these, undone or not; a *position* is an index into it.
+        items: all items read, including recoveries.
+        _events: all items except recoveries, undone or not; a *position* is an index into it.
         _numbers: by position, the number of the line.
         _sent, _received: by message id, the position of its send and receive, if neither is undone.
-        _undone: positions.
-        _is_empty: no line but blank ones so far.
+        _undone: positions of undone events.
+        _is_empty: only blank lines so far.
     """
 
     def __init__(self) -> None:
@@ -199,7 +199,7 @@ class _Reader:
                 assert_never(item)
 
     def read_other(self, number: int, line: bytes, error: msgspec.DecodeError) -> None:
-        """Read a line that is no event: blank, the header, or broken."""
+        """Read a line that is not an event: blank, the header, or invalid."""
         if not line.strip():
             return
         try:

@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-A Z-path from c(i,x) to c(j,y) is a row of messages: i sends the first after c(i,x), the receiver of each sends the next
+A Z-path from c(i,x) to c(j,y) is a sequence of messages: i sends the first after c(i,x), the receiver of each sends the next
 one in the same or a later interval, perhaps before that receive, and j receives the last before c(j,y) (Netzer and Xu
 1995). A set of checkpoints extends to a consistent cut iff no Z-path leads from one of them to another, or to itself;
 so c is *useless* iff a Z-path leads from it to itself. Live states count as last checkpoints.
@@ -12,8 +12,8 @@ to that of its receive. Z-paths from c(i,x) to c(j,y) are its paths from I(i,x) 
 c(i,x) is therefore useless iff I(i,x) reaches I(i,x-1). As I(i,x-1) → I(i,x) is an edge, that is: iff both lie in one
 strongly connected component. One pass of Tarjan (1972) answers for all checkpoints at once, in linear time.
 
-RDT, rollback-dependency trackability (Wang 1997): whatever a Z-path connects, a causal path connects, so that the
-dependency vectors that agents carry along show it. That check costs intervals and messages times agents.
+RDT, rollback-dependency trackability (Wang 1997): a causal path connects everything that a Z-path connects, so that
+dependency vectors show it. That check costs intervals and messages times agents.
 """
 
 from itertools import pairwise
@@ -47,7 +47,7 @@ def components_of(edges: list[list[int]]) -> list[int]:
     """Return, by node, its strongly connected component. Edges between components lead from higher numbers to lower ones."""
     count = len(edges)
     component = [-1] * count
-    entered = [0] * count  # 1, 2, 3 …; 0: not yet
+    entered = [0] * count  # order of entry, from 1; 0: not visited yet
     lowest = [0] * count
     open_nodes: list[int] = []
     clock = components = 0
@@ -55,26 +55,26 @@ def components_of(edges: list[list[int]]) -> list[int]:
         if entered[root]:
             continue
         path = [root]
-        ways = [iter(edges[root])]
+        edge_iterators = [iter(edges[root])]
         clock += 1
         entered[root] = lowest[root] = clock
         open_nodes.append(root)
         while path:
             node = path[-1]
             low = lowest[node]
-            for target in ways[-1]:
+            for target in edge_iterators[-1]:
                 if not entered[target]:
                     clock += 1
                     entered[target] = lowest[target] = clock
                     open_nodes.append(target)
                     path.append(target)
-                    ways.append(iter(edges[target]))
+                    edge_iterators.append(iter(edges[target]))
                     break
                 if component[target] < 0 and entered[target] < low:
                     low = entered[target]
             else:
                 path.pop()
-                ways.pop()
+                edge_iterators.pop()
                 if low == entered[node]:
                     while component[node] < 0:
                         component[open_nodes.pop()] = components
@@ -94,9 +94,9 @@ def useless(execution: Execution, component: list[int]) -> list[list[int]]:
 
 
 def untracked(trace: Trace) -> list[Untracked]:
-    """Return what violates RDT: for each pair of an interval and another agent, the last interval that is not tracked.
+    """Return the violations of RDT: for each pair of an interval and another agent, the last interval that is not tracked.
 
-    An interval's vector is the one its closing checkpoint stores: by agent, the last interval from which a causal path
+    The vector of an interval is that of its closing checkpoint: by agent, the last interval from which a causal path
     leads to it. Time and space grow with the trace times its agents: for tests and traces of moderate size.
     """
     execution = Execution.of(trace)

@@ -1,12 +1,12 @@
 """A fleet's own authority, and the certificates it signs; needs `snapline[crypto]`.
 
-Everything lies in one folder. The authority's certificate names the trust domain of its fleet, so what is issued later
-belongs to the same one. A certificate carries the SPIFFE URI of its role and name, which says who calls, and DNS names, which
-say who serves: a replica of the coordinator answers to its own name, for the others, and to `coordinator.coordinator.DOMAIN`,
-for hosts and tools, which know the coordinator and not its replicas.
+All files are in one folder. The authority's certificate names the trust domain of its fleet, so certificates issued later
+belong to the same domain. A certificate carries a SPIFFE URI with role and name, which identifies a client, and DNS names,
+which identify a server. A replica of the coordinator has two DNS names: its own, used by the other replicas, and
+`coordinator.coordinator.DOMAIN`, used by hosts and tools, which do not know the replicas.
 
-Keys are P-256, unencrypted, readable by their owner alone. Whoever holds `ca.key` can make any certificate: keep it away from
-the machines of the fleet.
+Keys are P-256, unencrypted, readable by their owner alone. Anyone who has `ca.key` can issue any certificate: keep it away
+from the machines of the fleet.
 """
 
 import datetime
@@ -40,15 +40,15 @@ CERTIFICATE, KEY = "ca.crt", "ca.key"
 
 AUTHORITY_DAYS = 3650
 DAYS = 365
-"""Validity of the authority, and of certificates that it signs, in days: a certificate is renewed well before, an authority seldom."""
+"""Validity of the authority, and of certificates that it signs, in days: certificates are renewed well before they expire, the authority seldom."""
 
 DAYS_MAX = 3650
 
 CHAIN_MAX = 8
-"""Certificates of one chain that are looked at; most have one or two."""
+"""Largest number of certificates checked in one chain; most chains have one or two."""
 
 BACKDATED = datetime.timedelta(hours=1)
-"""Clocks of a fleet's machines may differ."""
+"""Certificates are valid from this long before they are issued: the clocks of a fleet's machines may differ."""
 
 _DOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 
@@ -74,11 +74,11 @@ class Authority:
 
     @classmethod
     def create(cls, folder: Path, *, domain: str = DEFAULT_DOMAIN) -> "Authority":
-        """Make one in a folder that is not there yet, or empty.
+        """Create an authority in a folder that is missing or empty.
 
         Raises:
-            UsageError: the folder holds something, or the domain is none.
-            ExternalFailureError: it cannot be written.
+            UsageError: the folder is not empty, or the domain is invalid.
+            ExternalFailureError: the folder cannot be written.
         """
         if len(domain) > 63 or not _DOMAIN.fullmatch(domain):
             raise UsageError(f"{domain!r} is no trust domain: small letters, digits, '-' and '.', at most 63")
@@ -94,17 +94,17 @@ class Authority:
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         builder = builder.add_extension(_usage(signs=True), critical=True)
         names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(f"spiffe://{domain}")])
-        made = _sign(builder.add_extension(names, critical=False), key, key)
+        certificate = _sign(builder.add_extension(names, critical=False), key, key)
         _write(folder / KEY, _pem_of(key), 0o600)
-        _write(folder / CERTIFICATE, made, 0o644)
-        return cls(folder, key, x509.load_pem_x509_certificate(made))
+        _write(folder / CERTIFICATE, certificate, 0o644)
+        return cls(folder, key, x509.load_pem_x509_certificate(certificate))
 
     @classmethod
     def load(cls, folder: Path) -> "Authority":
-        """Take the one that `create` has made.
+        """Load the authority that `create` has made.
 
         Raises:
-            UsageError: there is none.
+            UsageError: the folder has no authority.
         """
         try:
             certificate = x509.load_pem_x509_certificate((folder / CERTIFICATE).read_bytes())
@@ -116,10 +116,10 @@ class Authority:
         return cls(folder, key, certificate)
 
     def issue(self, role: str, name: str, *, days: int = DAYS) -> Issued:
-        """Sign a certificate for `name` of `role`, over an older one: that is how it is renewed.
+        """Sign a certificate for `name` of `role`; replaces an older one, which renews it.
 
         Raises:
-            UsageError: there is no such role, or the name is no id.
+            UsageError: the role is unknown, or the name is not a valid id.
         """
         if role not in ROLES:
             raise UsageError(f"{role!r} is no role: there are {', '.join(ROLES)}")
@@ -133,20 +133,20 @@ class Authority:
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         builder = builder.add_extension(_usage(signs=False), critical=True)
         both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-        made = _sign(builder.add_extension(x509.ExtendedKeyUsage(both), critical=False), key, self._key)
+        certificate = _sign(builder.add_extension(x509.ExtendedKeyUsage(both), critical=False), key, self._key)
         paths = self._folder / f"{role}-{name}.crt", self._folder / f"{role}-{name}.key"
         _write(paths[1], _pem_of(key), 0o600)
-        _write(paths[0], made, 0o644)
-        return Issued(role, name, *paths, x509.load_pem_x509_certificate(made).not_valid_after_utc)
+        _write(paths[0], certificate, 0o644)
+        return Issued(role, name, *paths, x509.load_pem_x509_certificate(certificate).not_valid_after_utc)
 
     def renew(self, *, days: int = DAYS) -> list[Issued]:
         """Sign everything in the folder anew, with new keys.
 
         Raises:
-            UsageError: nothing was signed here.
+            UsageError: the folder has no signed certificates.
         """
-        found = [path.stem.partition("-") for path in sorted(self._folder.glob("*-*.crt"))]
-        owners = [(role, name) for role, _, name in found if role in ROLES]
+        stems = [path.stem.partition("-") for path in sorted(self._folder.glob("*-*.crt"))]
+        owners = [(role, name) for role, _, name in stems if role in ROLES]
         if not owners:
             raise UsageError(f"{self._folder} holds no certificate to renew: `snapline auth issue` makes one")
         return [self.issue(role, name, days=days) for role, name in owners]
@@ -160,10 +160,13 @@ class Authority:
 
 
 def proved_names(shown: bytes, authority: bytes) -> list[str]:
-    """The URIs of a certificate that somebody else has been shown: the first in `shown`, before those between it and an authority. All are PEM.
+    """Return the URIs of a certificate that a caller showed to another process.
+
+    Args:
+        shown: PEM: the certificate first, then the intermediate ones.
 
     Raises:
-        UsageError: no authority has signed it, it has expired, or it is none.
+        UsageError: no authority has signed it, it has expired, or it is not a certificate.
     """
     try:
         leaf, *between = x509.load_pem_x509_certificates(shown)[:CHAIN_MAX]
@@ -178,15 +181,15 @@ def proved_names(shown: bytes, authority: bytes) -> list[str]:
 def _check_signed(
     one: x509.Certificate, between: list[x509.Certificate], roots: list[x509.Certificate], now: datetime.datetime
 ) -> None:
-    """ValueError: no chain leads from it to a root. Each certificate between is used once, so this ends."""
+    """Check that a chain leads from the certificate to a root; ValueError if none does. Terminates: each intermediate certificate is used once."""
     if not one.not_valid_before_utc <= now <= one.not_valid_after_utc:
         raise ValueError("it has expired, or is not valid yet")
     if any(_has_signed(root, one) for root in roots):
         return
-    signer = next((each for each in between if _has_signed(each, one)), None)
+    signer = next((issuer for issuer in between if _has_signed(issuer, one)), None)
     if signer is None:
         raise ValueError("no authority of this fleet has signed it")
-    _check_signed(signer, [each for each in between if each != signer], roots, now)
+    _check_signed(signer, [issuer for issuer in between if issuer != signer], roots, now)
 
 
 def _has_signed(signer: x509.Certificate, one: x509.Certificate) -> bool:
@@ -202,10 +205,10 @@ def _domain_of(certificate: x509.Certificate, folder: Path) -> str:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         names = x509.SubjectAlternativeName([])
-    found = [uri.removeprefix("spiffe://") for uri in names.get_values_for_type(x509.UniformResourceIdentifier)]
-    if len(found) != 1:
+    domains = [uri.removeprefix("spiffe://") for uri in names.get_values_for_type(x509.UniformResourceIdentifier)]
+    if len(domains) != 1:
         raise UsageError(f"{folder / CERTIFICATE} names no trust domain: it was not made by `snapline auth init`")
-    return str(found[0])
+    return str(domains[0])
 
 
 def _builder(
@@ -249,7 +252,7 @@ def _pem_of(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Replace a file as a whole: a process may be reading it. It never has a wider mode."""
+    """Replace a file atomically: a process may be reading it. Its mode is never wider than requested."""
     scratch = path.with_name(f"{path.name}.new")
     try:
         scratch.unlink(missing_ok=True)

@@ -1,14 +1,14 @@
 """Dial-back: verify a peer without a certificate by calling its advertised address.
 
 Without TLS a stream's first message names the sender, and anyone who reaches the port can forge it: a forged hello would replace
-the real stream. But the addresses of hosts and replicas are known. So the dialler gives the call a random id, in
-its metadata, and the callee calls back: `Confirm`, at the address that the roster or the list of members names,
-"is this call yours?" Only the process that listens there can confirm, and only ids that it made. Nothing else is read
-or changed before the answer.
+the real stream. But the addresses of hosts and replicas are known. So the dialler puts a random id into the metadata of its
+call. The callee then calls `Confirm` at the address in the roster or in the list of members, with this id. Only the
+process that listens there can confirm the id, and it confirms only ids that it made. The callee reads and changes nothing
+else before the answer.
 
 With TLS the certificate identifies the caller, and there is no dial-back.
 
-Bounds. One `Confirm` per peer is under way; later ids go into the next one, at most `ASKED_MAX` ids in each, so a
+Bounds. At most one `Confirm` per peer is in progress; later ids wait for the next one. Each has at most `ASKED_MAX` ids, so a
 flood of forged hellos costs one small call per round trip. Beyond `WAITING_MAX` a call is refused without dial-back; the
 real peer dials again.
 """
@@ -40,26 +40,26 @@ ANSWER_S_MAX = 1.5
 """Time limit of a dial-back: less than a dialler waits for its first answer."""
 
 COMPLAINT_S = 1.0
-"""Time between two log lines about refused callers: the callers decide how many there are."""
+"""Shortest time between two log lines about refused callers, who could otherwise flood the log."""
 
 _Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class OutgoingCalls:
-    """The calls that this process makes, and what it answers when it is asked about them."""
+    """Calls that this process makes, and its answers to `Confirm` requests about them."""
 
     def __init__(self) -> None:
         self._ids: set[bytes] = set()
 
     @contextlib.contextmanager
     def new(self) -> Iterator[tuple[tuple[str, str], ...]]:
-        """A call that is about to be made: its metadata. It is ours until the block ends."""
-        made = secrets.token_bytes(ID_BYTES)
-        self._ids.add(made)
+        """Return the metadata of a call that is about to be made. `Confirm` succeeds for the call until the block ends."""
+        call_id = secrets.token_bytes(ID_BYTES)
+        self._ids.add(call_id)
         try:
-            yield ((KEY, made.hex()),)
+            yield ((KEY, call_id.hex()),)
         finally:
-            self._ids.discard(made)
+            self._ids.discard(call_id)
 
     def handler(self) -> "grpc.RpcMethodHandler[Any, Any]":
         """Return the RPC handler of `Confirm`."""
@@ -69,11 +69,11 @@ class OutgoingCalls:
 
     async def _confirm(self, asked: link_pb2.CallIds, _: object) -> link_pb2.CallIds:
         """Return the ids that are ours."""
-        return link_pb2.CallIds(id=[each for each in asked.id[:ASKED_MAX] if each in self._ids])
+        return link_pb2.CallIds(id=[call_id for call_id in asked.id[:ASKED_MAX] if call_id in self._ids])
 
 
 class DialBackClient:
-    """Dial-back client: asks the claimed caller."""
+    """Client of `Confirm`: asks the claimed caller whether a call is its own."""
 
     def __init__(self, security: Security, *, service: str, role: str) -> None:
         """`service` is the one whose `Confirm` peers serve, `role` what they are."""
@@ -81,7 +81,7 @@ class DialBackClient:
         self._method = f"/{service}/{METHOD}"
         self._role = role
         self._waiting: dict[str, dict[bytes, asyncio.Future[bool]]] = {}
-        """Per peer: the calls it is to be asked about; there is a task while there is an entry."""
+        """By peer, the ids to be confirmed. A task runs for a peer while the peer has an entry."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def is_real(self, context: _Context, peer: str, address: str) -> bool:
@@ -102,13 +102,13 @@ class DialBackClient:
         return await answer
 
     async def _keep_asking(self, peer: str, address: str) -> None:
-        """Ask until no call waits. There is no await between the last check and the removal of the entry."""
+        """Send `Confirm` requests until no call waits. No await separates the last check from the removal of the entry."""
         waiting = self._waiting[peer]
         try:
             while waiting:
-                asked = list(waiting)[:ASKED_MAX]
-                real = await self._ask(peer, address, asked)
-                for call in asked:
+                batch = list(waiting)[:ASKED_MAX]
+                real = await self._ask(peer, address, batch)
+                for call in batch:
                     _settle(waiting.pop(call), call in real)
         finally:
             del self._waiting[peer]
@@ -129,7 +129,7 @@ class DialBackClient:
 
 
 class RefusalLog:
-    """Log lines about callers that were refused, one in a second."""
+    """Rate-limited log of refused callers."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -148,7 +148,7 @@ class RefusalLog:
 
 
 def _call_of(context: _Context) -> bytes | None:
-    """The id of a call; None if it has none."""
+    """Return the id of a call; None if it has none."""
     for key, value in context.invocation_metadata() or ():
         if key == KEY and isinstance(value, str) and len(value) == 2 * ID_BYTES:
             with contextlib.suppress(ValueError):

@@ -1,14 +1,14 @@
 """Limits on unread responses of each caller, since gRPC keeps every response until its caller has room for it.
 
-A caller that never reads costs a call's own memory (16 KB, measured) and its response, as long as the connection is open. Decides only: no I/O.
+A caller that never reads costs the memory of each call (16 KB, measured) and its response while the connection is open. This module does no I/O.
 """
 
 CALLS_MAX = 4_096
-"""Most calls under way per caller: 64 connections full of calls. All programs that show one certificate are one caller, and each waiting one has a
-call under way."""
+"""Largest number of concurrent calls of one caller: 64 connections full of calls. All programs that share a certificate are one caller, and each
+waiting program has a call in progress."""
 
 UNREAD_BYTES_MAX = 64 * 1024 * 1024
-"""Largest size of unread responses: four of the largest. Beyond it new requests are not even looked up. Calls under way add theirs."""
+"""Largest size of unread responses: four of the largest. Beyond it new requests are refused; responses of calls in progress still count."""
 
 
 class ResponseLimits:
@@ -27,7 +27,7 @@ class ResponseLimits:
         return ""
 
     def begun(self, caller: str) -> "CallUnderWay":
-        """A call begins; tell it when it has its answer, and when it is over."""
+        """Register a call that begins. The caller reports to the result when the call has its answer and when it ends."""
         self._calls[caller] = self._calls.get(caller, 0) + 1
         return CallUnderWay(self, caller)
 
@@ -54,7 +54,7 @@ class CallUnderWay:
             self._under_way._change(self._caller, calls=0, size=size)
 
     def over(self, _context: object = None) -> None:
-        """Note that the answer was taken, or is not wanted any more; the second call is a no-op."""
+        """Note that the answer was read or abandoned. A second call is a no-op."""
         if not self._is_over:
             self._is_over = True
             self._under_way._change(self._caller, calls=-1, size=-self._size)

@@ -1,21 +1,21 @@
 """RPC authorization: the table of every RPC that snapline serves, and the guard in front of all of them.
 
 With mutual TLS a caller's certificate states its role (`transport.py`). The guard checks it before a byte of the request is
-read, and an RPC that the table does not name is closed to all: deny by default. Differences between callers of the same role
-(a host acts for itself) are decided where the RPC is served.
+read, and an RPC that is not in the table is denied to all callers. The RPC's handler checks differences between callers of the
+same role (a host acts for itself only).
 
 gRPC would read and parse a whole request before any check, and a request of 16 MiB with eight million empty names
 becomes 300 MiB of objects. So every call is served as a stream of bytes, which is the same on the wire: the guard checks, then
-reads one request, compares its size with what the table allows, and only then parses it. A stream that does not read gets no
-more than its window from the network. What hosts and replicas stream is bounded where it is served: their first message is
+reads one request, compares its size with the limit in the table, and only then parses it. A stream whose handler does not
+read receives no more than one flow-control window. Handlers bound the streams of hosts and replicas: the first message is
 small (`FIRST_BYTES_MAX`), and each caller has at most one stream without its first message (`RpcGuard.first_message`). Unread
 responses are bounded for each caller (`response_limits.py`).
 
-A person may bear a token (`tokens.py`) next to a certificate of the role `bearer`, which has no rights of its own: gRPC's server in Python
-asks every client for a certificate or none. Then the token identifies the caller, or nobody if it is invalid. Calls of operators and
-admins that change something are logged before they are made (`People.record`).
+A user may send a token (`tokens.py`) with a certificate of the role `bearer`, which has no rights of its own: gRPC's server in Python
+requires a certificate from every client or from none. Then the token alone identifies the caller; an invalid token identifies nobody. Calls of
+operators and admins that change something are logged before they run (`People.record`).
 
-Without TLS roles are unknown, and anyone who reaches the port may call everything; sizes are still bounded.
+Without TLS the server does not know roles, and anyone who reaches the port may call every RPC; sizes are still bounded.
 """
 
 import asyncio
@@ -51,10 +51,10 @@ ROLES = {
     COORDINATOR: "is a replica of the coordinator; speaks to the other replicas, and hands on its own lead, and what ends them",
     CLIENT: "speaks to agents from outside: gives them inputs, hears their answers, takes their outputs, and reads where they live and how the fleet stands",
 }
-"""Role → what it is for. A certificate with any other one has no role."""
+"""Description of each role. Any other role in a certificate is ignored."""
 
 REFUSALS_TOLD_MAX, REFUSAL_S = 256, 60.0
-"""Refused calls of one caller are written down once a minute, so that whoever may do nothing makes no work for the log. And so many callers."""
+"""Largest number of callers whose refusals are logged, and time between two log lines of one caller. Unauthorized callers must not fill the log."""
 
 _READING = (VIEWER, OPERATOR, ADMIN)
 _ACTING = (OPERATOR, ADMIN)
@@ -64,16 +64,16 @@ REQUEST_BYTES_MAX = 256 * 1024
 """Largest request that lists names: 2,000 agents with the longest names."""
 
 RECORD_BYTES_MAX = 32 * 1024
-"""Largest record of a call that a host logs: the person's certificate, with those between it and the authority."""
+"""Largest record of a call that a host logs: the user's certificate chain."""
 
 FIRST_BYTES_MAX = 64 * 1024
 """Largest first message of a stream, which identifies the caller: texts of some hundred bytes."""
 
 FIRST_S_MAX = 10.0
-"""A call whose request, or first message, has not come by then is given up."""
+"""Longest wait for the request, or the first message, of a call."""
 
 REFUSED_PAUSE_S = 0.1
-"""gRPC frees what it has read of a message on a thread of its own, when its call has ended."""
+"""Pause after a refused call: gRPC frees the message on another thread after the call has ended."""
 
 ERROR_KEY = "snapline-error"
 """Trailing metadata: class name of the error, so that the client can raise the same one."""
@@ -85,11 +85,11 @@ class RpcRule(NamedTuple):
     """One RPC.
 
     Attributes:
-        roles: who may call it.
-        request_bytes_max: of a request; 0: a stream, bounded where it is served.
-        note: for people.
-        is_for_itself: a host or replica may speak for itself only; that is looked at where it is served.
-        acts: it changes something; calls of operators and admins are written down.
+        roles: roles that may call it.
+        request_bytes_max: largest size of a request; 0: a stream, which its handler bounds.
+        note: text for the documentation.
+        is_for_itself: a host or replica may act for itself only; the handler checks that.
+        acts: it changes something; calls of operators and admins are logged.
     """
 
     roles: tuple[str, ...]
@@ -143,15 +143,15 @@ RPC_RULES = {
     f"{_HEALTH}/Watch": RpcRule(_ALL, 1024),
     f"{_REFLECTION}/ServerReflectionInfo": RpcRule(_READING, 4096),
 }
-"""Full name of the RPC → its door. The page docs/security.md shows it, and tests walk it on a live fleet."""
+"""Rule of each RPC, by full name. docs/security.md shows the table, and tests check it against a live fleet."""
 
 
 class Caller(NamedTuple):
     """Identity of a caller. None: nobody of this fleet, or unknown (no TLS).
 
     Attributes:
-        digest: of the token that proves it, if one does.
-        certificate: that proves it, if no token does: PEM, with those between it and the authority. Only where a call is logged.
+        digest: digest of the token that proves the identity, if any.
+        certificate: PEM chain that proves the identity if no token does. Set only for calls that are logged.
     """
 
     identity: Identity | None
@@ -160,7 +160,7 @@ class Caller(NamedTuple):
 
 
 CALLER: ContextVar[Caller] = ContextVar("CALLER")
-"""Caller of the call that is being served."""
+"""Caller of the current RPC."""
 
 
 class People(Protocol):
@@ -170,7 +170,7 @@ class People(Protocol):
         """Return the holder of the token with this digest; None if it is invalid.
 
         Raises:
-            SnaplineError: it cannot be looked up here and now.
+            SnaplineError: the lookup is impossible at the moment.
         """
         ...
 
@@ -178,8 +178,8 @@ class People(Protocol):
         """Log a call permanently.
 
         Raises:
-            UsageError: it was allowed, and its token is not good any more.
-            SnaplineError: it cannot be written down here and now.
+            UsageError: the call was allowed, and its token has been revoked since.
+            SnaplineError: the log cannot be written at the moment.
         """
         ...
 
@@ -189,10 +189,10 @@ class People(Protocol):
 
 
 class RpcGuard(grpc.aio.ServerInterceptor):
-    """Stands in front of everything a server serves."""
+    """Guard that checks every RPC of a server."""
 
     def __init__(self, security: Security, people: People | None = None) -> None:
-        """`people`: None where nobody knows of tokens: then none is good, and nothing is written down."""
+        """`people`: token lookup and audit log; None: every token is invalid, and no call is logged."""
         self._security = security
         self._people = people
         self._refusals_told: dict[tuple[str, str], float] = {}
@@ -214,7 +214,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(call.hand_over)
 
     async def admit(self, context: Context, door: RpcRule, method: str) -> None:
-        """See who calls; the call ends here if they may not make it."""
+        """Authorize the caller; abort the call if it is not allowed."""
         try:
             caller = await self._caller_of(context)
         except SnaplineError as error:
@@ -263,7 +263,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
     async def record(self, context: Context, method: str, about: str, outcome: str = ALLOWED) -> None:
         """Log a person's call that changes something; abort the call if it cannot be logged.
 
-        Calls of others are not logged: hosts, launchers and clients change something all the time.
+        Calls of hosts, launchers and clients are not logged: they change something all the time.
         """
         caller = CALLER.get(Caller(None))
         if self._people is None or caller.identity is None or caller.identity.role not in PEOPLE:
@@ -284,10 +284,10 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
     async def first_message(self, context: Context, bytes_max: int, limit_s: float = FIRST_S_MAX) -> bytes | None:
-        """The first message of a call; None if none comes in time, or gRPC found it too large.
+        """Return the first message of a call; None if none comes in time, or gRPC found it too large.
 
-        Of one certificate one is read at a time, the others wait unread. After one that was refused the next waits a moment,
-        until its memory is free. Without TLS there are no certificates to tell callers apart, and nobody waits.
+        First messages of one certificate are read one at a time. After a refused one the next waits until the memory is
+        free. Without TLS callers cannot be distinguished, and no call waits.
 
         Raises:
             ProtocolError: it has more bytes than are allowed.
@@ -308,7 +308,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         return CALLER.get(Caller(self._security.identity(context))).identity
 
     async def begin(self, context: Context) -> CallUnderWay:
-        """A call begins; it ends here if its caller has too many under way."""
+        """Count a call that begins; abort it if its caller has too many in progress."""
         identity = self.identity(context)
         caller = f"{identity.role}/{identity.name}" if identity is not None else ""
         refusal = self._under_way.refusal(caller)
@@ -316,7 +316,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refusal)
         call = self._under_way.begun(caller)
         context.add_done_callback(call.over)  # type: ignore[arg-type]  # any function will do; the stubs want a class of theirs
-        if context.done():  # its caller has left meanwhile, and nobody calls back any more
+        if context.done():  # the caller has disconnected: gRPC will not invoke the callback
             call.over()
         return call
 
@@ -341,7 +341,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
 
 
 class _Call:
-    """One call behind the guard. Requests are bytes until they have been measured."""
+    """One call behind the guard. Requests stay bytes until their size has been checked."""
 
     def __init__(self, guard: RpcGuard, door: RpcRule, method: str, handler: Any) -> None:
         self._guard = guard
@@ -350,13 +350,13 @@ class _Call:
         self._handler = handler
 
     async def hand_over(self, requests: Any, context: Context) -> Any:
-        """Serve a stream of bytes both ways: its handler reads and bounds it."""
+        """Serve a bidirectional stream of bytes, which its handler reads and bounds."""
         await self._check(context)
         await self._guard.begin(context)
         return await (self._handler.stream_stream or self._handler.stream_unary)(requests, context)
 
     async def answer(self, requests: Any, context: Context) -> Any:
-        """A call with one request. What is logged meanwhile bears its id. Streams have none: they are about everything that comes."""
+        """Serve a call with one request. Log lines meanwhile carry the subject's id. Streams have none: they concern many subjects."""
         if self._handler.response_streaming:
             return await self._answer(requests, context)
         scope = LogScope(request=secrets.token_hex(4), call=self._method.rpartition("/")[2])
@@ -421,7 +421,7 @@ class _Call:
         return await self._parsed(data, context)
 
     async def _parsed(self, data: bytes, context: Context) -> Any:
-        if len(data) > self._door.request_bytes_max:  # of a stream of small requests
+        if len(data) > self._door.request_bytes_max:  # one of a stream of small requests
             size = f"a request of {len(data)} bytes; {self._door.request_bytes_max} are allowed"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, size)
         try:
@@ -431,8 +431,8 @@ class _Call:
 
 
 async def read_first(context: Context, limit_s: float = FIRST_S_MAX) -> bytes | None:
-    """The first message of a call; None if the stream ends before it, or it does not come in time."""
-    # No `wait_for`: when it runs out it cancels the call, and nobody hears why.
+    """Return the first message of a call; None if the stream ends before it, or it does not come in time."""
+    # No `wait_for`: its timeout would cancel the call without a reason for the caller.
     reading = asyncio.ensure_future(context.read())
     try:
         await asyncio.wait({reading}, timeout=limit_s)
@@ -450,7 +450,7 @@ async def refuse(context: Context, reason: str, what: str = "certificate") -> No
 
 
 def about(request: Any) -> str:
-    """A request's names and numbers, in words; what is binary says nothing to people."""
+    """Return a request's names and numbers as text, without binary fields."""
     return ", ".join(f"{field.name} {value}" for field, value in request.ListFields() if not isinstance(value, bytes))
 
 

@@ -1,7 +1,7 @@
-"""Bearer tokens: what a person sends to say who they are, instead of a certificate of their own.
+"""Bearer tokens: credentials of a user, instead of a certificate.
 
-A token is 256 bits of chance. The fleet keeps its SHA-256 alone. Passwords need a salt and a slow hash, since people choose few of them; of
-tokens there are too many to try, whoever has the digests and however fast they hash. Whoever steals digests has no token.
+A token has 256 random bits. The fleet stores only its SHA-256 digest. Passwords need a salt and a slow hash because people choose guessable ones;
+random tokens do not. A stolen digest does not reveal the token.
 
 On the wire it is gRPC metadata, `authorization: Bearer …`, and only inside TLS: gRPC refuses to send it otherwise.
 """
@@ -11,13 +11,13 @@ import secrets
 from collections.abc import Iterable
 
 PEOPLE = ("viewer", "operator", "admin")
-"""Roles that a token may have: those of people. Hosts, replicas, launchers and clients prove who they are by certificate."""
+"""Roles that a token may have. Hosts, replicas, launchers and clients authenticate with certificates."""
 
 ALLOWED, REFUSED, FAILED = "allowed", "refused", "failed"
-"""Outcomes of a call: allowed; refused; or allowed, and then failed."""
+"""Outcomes of a call: allowed; refused; allowed but failed."""
 
 ABOUT_CHARACTERS_MAX = 300
-"""Largest length of a call's subject in the audit log: names and numbers; more is cut."""
+"""Largest length of a call's subject in the audit log; longer texts are cut."""
 
 TOKEN_BYTES = 32
 
@@ -30,7 +30,7 @@ TOKEN_CHARACTERS_MAX = 200
 """Largest length of a token; longer ones are invalid, and are not hashed."""
 
 NO_TOKEN = b"-"
-"""Stands for what was borne as a token and cannot be one. No digest is so short."""
+"""Digest of a credential that cannot be a token. No real digest is this short."""
 
 
 def new_token() -> str:
@@ -44,13 +44,13 @@ def digest_of(token: str) -> bytes:
 
 
 def borne_in(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
-    """Digest of the token that a call bears; None if it bears none. More than one, or no token of ours, is never good."""
-    found = [value for key, value in metadata if key == METADATA_KEY]
-    if not found:
+    """Return the digest of the token that a call carries; None if it carries none. Several tokens, or a foreign one, are invalid."""
+    values = [value for key, value in metadata if key == METADATA_KEY]
+    if not values:
         return None
-    value = found[0]
+    value = values[0]
     if (
-        len(found) > 1
+        len(values) > 1
         or not isinstance(value, str)
         or len(value) > TOKEN_CHARACTERS_MAX
         or not value.startswith(SCHEME)

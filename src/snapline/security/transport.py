@@ -1,16 +1,16 @@
 """Transport security: loopback plaintext, mutual TLS, or plaintext because the user insists.
 
-With mutual TLS every process has a certificate of one authority. It names the process twice: a SPIFFE URI
-`spiffe://DOMAIN/host/h3`, which a server reads out of the client's certificate and binds to the client's claimed identity,
-and a DNS name `h3.host.DOMAIN`, which a client requires of the server, since the aio client cannot see the server's
-certificate. The roles, and what each may call, are in `rpc_authorization.py`; certificates are made by `certificates.py`. DOMAIN is the
-fleet's: certificates of another fleet's domain, even of the same authority, are invalid here.
+With mutual TLS every process has a certificate of one authority. The certificate names the process twice. A server reads the
+SPIFFE URI `spiffe://DOMAIN/host/h3` and compares it with the client's claimed identity. A client requires the DNS name
+`h3.host.DOMAIN` of the server, since the aio client cannot see the server's certificate. `rpc_authorization.py` has the roles and
+their rights; `certificates.py` makes certificates. DOMAIN belongs to one fleet: certificates of another domain are invalid, even
+if the same authority signed them.
 
-Rotation. `reload()` reads the files again. New connections to a server get the new certificate at once, its old streams
-run on; a client presents the new one with its next channel, so links are reopened when `generation` has changed. To
-change the authority, let the authority file hold both, swap the certificates, then drop the old one.
+Rotation. `reload()` reads the files again. A server presents the new certificate to new connections at once; its old streams
+continue. A client presents it with its next channel, so links are reopened when `generation` has changed. To change the
+authority, put both authorities into the file, replace the certificates, then remove the old authority.
 
-G9 rests on host starts and incarnations, not on certificates: they identify the host, not its run.
+G9 relies on host generations and incarnations, not on certificates, which identify the host but not its run.
 """
 
 import contextlib
@@ -43,11 +43,11 @@ RELOAD_S = 5.0
 """Time between checks of the certificate files: new connections soon use a renewed certificate."""
 
 LINK_AGE_S_MAX = 3600.0
-"""Links are opened again after this, so that a certificate that expired or was withdrawn ends within the hour."""
+"""Links are reopened after this time, so that an expired or withdrawn certificate is rejected within the hour."""
 
 
 RENEW_S, RENEW_SHARE = 7 * 86_400.0, 0.2
-"""A certificate should be renewed when so much of its time is left, or this share of it if that is less: some are valid for an hour."""
+"""Remaining validity below which a certificate should be renewed: this time, or this share of the validity if that is less."""
 
 
 class Identity(NamedTuple):
@@ -86,10 +86,10 @@ def server_name(role: str, name: str, domain: str = DEFAULT_DOMAIN) -> str:
 
 
 class Security:
-    """Transport security of this process: listening, dialling, identifying peers. Made by `loopback`, `tls` or `insecure`.
+    """Transport security of this process: listening, dialling and identifying peers. Constructors: `loopback`, `tls` and `insecure`.
 
     Attributes:
-        generation: grows whenever `reload` found other certificates.
+        generation: increases whenever `reload` finds different certificates.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Security:
         domain: str = DEFAULT_DOMAIN,
         token: str = "",
     ) -> "Security":
-        """Mutual TLS with PEM files; they are read at the first use and by `reload`. `token`: borne by every call that is made."""
+        """Use mutual TLS with PEM files, which are read at the first use and by `reload`. `token`: sent with every call."""
         files = _Files(Path(authority), Path(certificate), Path(key))
         return cls(_Mode.TLS, files=files, domain=domain, token=token)
 
@@ -141,7 +141,7 @@ class Security:
         """Refuse to listen in plaintext where other machines can connect.
 
         Raises:
-            UsageError: the address is not loopback, there are no certificates, and the user did not say `--insecure`.
+            UsageError: the address is not loopback, there are no certificates, and `--insecure` was not given.
         """
         if self._mode is _Mode.LOOPBACK and not is_loopback(address):
             raise UsageError(
@@ -167,7 +167,7 @@ class Security:
 
         Raises:
             UsageError: see `check_listen_address`.
-            AddressError: it is no address of this machine.
+            AddressError: the address does not belong to this machine.
             AddressBusyError: the port is in use, or the name unknown.
             ExternalFailureError: the certificates cannot be read.
         """
@@ -183,14 +183,14 @@ class Security:
                 port = server.add_insecure_port(address)
         except RuntimeError:
             port = 0
-        if port == 0:  # gRPC keeps the system's reason to itself
+        if port == 0:  # gRPC does not report the system's reason
             raise address_error(f"cannot listen on {address}", why_not(address), "choose another --listen")
         return port
 
     def open_channel(self, address: str, *, role: str, name: str | None) -> grpc.aio.Channel:
         """Open a channel whose server must prove to be `name` of `role`; it presents the newest certificate.
 
-        `name=None` leaves it to the address to tell who is meant: the server's certificate must then carry that name.
+        `name=None`: the address names the server, and the server's certificate must carry that name.
         """
         self.check_dial_address(address)
         if not self.is_tls:
@@ -214,7 +214,7 @@ class Security:
         return grpc.composite_channel_credentials(credentials, grpc.access_token_call_credentials(self._token))
 
     def client_context(self) -> "ssl.SSLContext":
-        """The same trust, as Python's own TLS has it; OSError: the files cannot be read, or do not belong together."""
+        """Return the same trust as a context of Python's `ssl`. OSError: the files cannot be read, or do not belong together."""
         import ssl
 
         assert self._files is not None, "only with TLS"
@@ -226,28 +226,30 @@ class Security:
         return context
 
     def identity(self, context: grpc.aio.ServicerContext[Any, Any]) -> Identity | None:
-        """Return the caller's identity by its certificate; None without TLS, and where the certificate names nobody of this domain."""
+        """Return the caller's identity from its certificate; None without TLS, or if the certificate has no identity of this domain."""
         if not self.is_tls:
             return None
         names = context.auth_context().get("x509_subject_alternative_name", ())
         return self.identity_in([name.decode(errors="replace") for name in names])
 
     def certificate_of(self, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
-        """The certificate that a caller has shown, with those between it and the authority: PEM."""
-        told = context.auth_context()
-        return next(iter(told.get("x509_pem_cert_chain") or told.get("x509_pem_cert") or ()), b"")
+        """Return the certificate chain that a caller has shown, as PEM."""
+        auth_context = context.auth_context()
+        return next(iter(auth_context.get("x509_pem_cert_chain") or auth_context.get("x509_pem_cert") or ()), b"")
 
     def identity_in(self, names: Iterable[str]) -> Identity | None:
-        """Return the identity in a certificate with these names; None where they name nobody of this domain."""
+        """Return the identity in a certificate with these names; None if none of them is of this domain."""
         prefix = f"spiffe://{self.domain}/"
-        found = [name[len(prefix) :] for name in names if name.startswith(prefix)]
-        if len(found) != 1 or found[0].count("/") != 1:
+        identities = [name[len(prefix) :] for name in names if name.startswith(prefix)]
+        if len(identities) != 1 or identities[0].count("/") != 1:
             return None
-        role, _, name = found[0].partition("/")
+        role, _, name = identities[0].partition("/")
         return Identity(role, name)
 
     def http_context(self) -> "ssl.SSLContext":
-        """Return a TLS context for an HTTP server: the newest certificate, and callers show theirs. One per connection: certificates are renewed.
+        """Return a TLS context for an HTTP server, with the newest certificate; clients must show theirs.
+
+        Call it for each connection: certificates are renewed.
 
         Raises:
             ExternalFailureError: the certificates cannot be read.
@@ -257,15 +259,15 @@ class Security:
         pems, files = self._load(), self._files
         assert files is not None
         if self._context is None or self._context[0] != self.generation:
-            made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            made.minimum_version = ssl.TLSVersion.TLSv1_2
-            made.verify_mode = ssl.CERT_REQUIRED
+            tls_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls_context.minimum_version = ssl.TLSVersion.TLSv1_2
+            tls_context.verify_mode = ssl.CERT_REQUIRED
             try:
-                made.load_cert_chain(files.certificate, files.key)
-                made.load_verify_locations(cadata=pems.authority.decode())
+                tls_context.load_cert_chain(files.certificate, files.key)
+                tls_context.load_verify_locations(cadata=pems.authority.decode())
             except (ssl.SSLError, OSError, ValueError) as error:
                 raise ExternalFailureError(f"{files.certificate} cannot be used for HTTP: {error}") from error
-            self._context = self.generation, made
+            self._context = self.generation, tls_context
         return self._context[1]
 
     def refusal(self, context: grpc.aio.ServicerContext[Any, Any], *, role: str, name: str) -> str | None:
@@ -281,7 +283,7 @@ class Security:
     def reload(self) -> bool:
         """Read the certificates again, if their files changed; returns whether they did.
 
-        Files that cannot be read, or do not belong together, are reported and the old ones kept: rotation is not
+        Files that cannot be read, or do not belong together, are logged, and the old ones stay in use: rotation is not
         atomic, and the next call may find all three.
         """
         if not self.is_tls or self._pems is None:
@@ -298,11 +300,11 @@ class Security:
         return True
 
     def authority(self) -> bytes:
-        """The certificates of the authorities that are trusted here: PEM."""
+        """Return the certificates of the trusted authorities, as PEM."""
         return self._load().authority
 
     def certificate_left_ns(self) -> int | None:
-        """Return the remaining validity of our certificate, if it should be renewed; not above 0: it has expired."""
+        """Return the remaining validity of our certificate if it should be renewed; 0 or less: it has expired."""
         begun_s, ends_s = self._valid_s
         left_s = ends_s - time.time()
         return round(left_s * 1e9) if left_s < min(RENEW_S, RENEW_SHARE * (ends_s - begun_s)) else None
@@ -317,9 +319,12 @@ class Security:
             time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(self._valid_s[1])),
         )
         assert self._files is not None
-        said = "has expired: new connections are refused" if left_ns <= 0 else "expires soon"
+        problem = "has expired: new connections are refused" if left_ns <= 0 else "expires soon"
         log.warning(
-            "the certificate in %s %s (%s UTC): `snapline auth renew DIR` renews it", self._files.certificate, said, at
+            "the certificate in %s %s (%s UTC): `snapline auth renew DIR` renews it",
+            self._files.certificate,
+            problem,
+            at,
         )
 
     def _load(self) -> _Pems:
@@ -352,7 +357,7 @@ class Security:
         served: grpc.ServerCertificateConfiguration = self._configuration
 
         def fetch() -> grpc.ServerCertificateConfiguration | None:
-            # Runs on a thread of gRPC's at every handshake: return what is cached, or None for "as before".
+            # gRPC runs this on its own thread at every handshake: return the cached files, or None for "unchanged".
             nonlocal served
             if self._configuration is served:
                 return None
@@ -362,15 +367,15 @@ class Security:
 
         return grpc.dynamic_ssl_server_credentials(
             served,
-            fetch,  # type: ignore[arg-type]  # the stubs forget that None is allowed
+            fetch,  # type: ignore[arg-type]  # the stubs do not allow None
             require_client_authentication=True,
         )
 
 
 def _check(files: _Files, pems: _Pems) -> None:
-    """Certificate and key must belong together, or every handshake would fail without a word why; and gRPC ends the process over an empty key.
+    """Check that certificate and key belong together: else every handshake fails without a reason, and gRPC aborts the process over an empty key.
 
-    What was read is judged, not the files: they may be in the middle of being written.
+    Checks the bytes that were read, not the files, which another process may be writing.
     """
     import ssl
 
@@ -390,18 +395,18 @@ def _check(files: _Files, pems: _Pems) -> None:
 
 
 def _validity(certificate: bytes) -> tuple[float, float]:
-    """Return a certificate's validity, in seconds since 1970. `ssl` offers that only for peers' certificates, so we use its internals."""
+    """Return a certificate's validity, in seconds since 1970. `ssl` offers that only for peers' certificates, so this uses its internals."""
     import ssl
 
     with _in_memory(certificate) as path:
-        decode = ssl._ssl._test_decode_cert  # type: ignore[attr-defined]  # the stubs do not know it
-        found = decode(path)
-    return ssl.cert_time_to_seconds(found["notBefore"]), ssl.cert_time_to_seconds(found["notAfter"])
+        decode = ssl._ssl._test_decode_cert  # type: ignore[attr-defined]  # missing in the stubs
+        decoded = decode(path)
+    return ssl.cert_time_to_seconds(decoded["notBefore"]), ssl.cert_time_to_seconds(decoded["notAfter"])
 
 
 @contextlib.contextmanager
 def _in_memory(content: bytes) -> Iterator[str]:
-    """A path for OpenSSL, which takes nothing else; no disk ever has what it leads to."""
+    """Yield a path for OpenSSL, which accepts only paths. The content stays in memory, never on disk."""
     with open(os.memfd_create("pem"), "wb") as file:
         file.write(content)
         file.flush()

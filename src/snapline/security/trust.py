@@ -1,9 +1,9 @@
 """Diagnosis of failed connections: certificates and TLS of two processes. gRPC reports only that the peer could not be reached.
 
-Where a server does not take our certificate, TLS 1.3 has our side's handshake succeed, and the server closes the connection without a
-word: to gRPC's caller it looks like a server that died. So a process that could not reach one checks here, by a TLS handshake of its own
-with the same files: it knows who refused whom, does not depend on the wording of gRPC's errors, and takes neither a closed port nor a
-proxy with nobody behind it for a refusal.
+If a server rejects our certificate under TLS 1.3, the handshake succeeds on our side and the server then closes the connection: gRPC reports
+that like a server crash. So a process that could not connect makes a TLS handshake of its own with the same files. The result shows which side
+rejected the other. It does not depend on the wording of gRPC's errors, and neither a closed port nor a proxy without a server counts as
+a rejection.
 """
 
 import asyncio
@@ -12,21 +12,21 @@ from collections.abc import Iterable
 from snapline.security.transport import RELOAD_S, Security, is_loopback, server_name
 
 TRUST_WAIT_S = 2 * RELOAD_S
-"""A rotation that both sides' files have had reaches every process in half of this: who was never trusted for so long is of another
-authority."""
+"""Time after which distrust is final. A rotation reaches every process in half of this time, so a peer that was never trusted
+for this long belongs to another authority."""
 
 PROBE_S = 5.0
-"""A handshake takes milliseconds: a machine that needs more than this is too busy to be called a stranger."""
+"""Time limit of a handshake, which usually takes milliseconds. A slower peer is considered busy, not distrusted."""
 
 HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 """Connection preface and empty SETTINGS frame (RFC 9113, 3.4): a plaintext gRPC server answers with a SETTINGS frame of its own."""
 
 HANDSHAKES = 2
-"""Number of handshakes that must end alike: a connection closed upon our certificate might once be a server crash."""
+"""Number of handshakes that must have the same result: a single closed connection could be a server crash."""
 
 
 class Distrust:
-    """Times since when each address is distrusted, and whether that is final. Decides only: no I/O."""
+    """Time since when each address is distrusted, and whether that is final. Does no I/O."""
 
     def __init__(self, addresses: Iterable[str]) -> None:
         self._since_s: dict[str, float | None] = dict.fromkeys(addresses)
@@ -40,7 +40,7 @@ class Distrust:
 
     @property
     def is_proved(self) -> bool:
-        """Return whether a peer has ever answered: then the certificates were valid, and nothing is final."""
+        """Return whether a peer has ever answered: then the certificates were valid, and distrust is never final."""
         return self._is_proved
 
     def answered(self) -> None:
@@ -48,7 +48,7 @@ class Distrust:
         self._is_proved = True
 
     def failed(self, address: str, now_s: float, *, is_distrust: bool) -> bool:
-        """A try has failed; returns whether all addresses have been distrusting, and for long enough, since the first word."""
+        """Record a failed attempt; return whether all addresses have been distrusted for long enough."""
         self._untried.discard(address)
         if address in self._since_s:
             since_s = self._since_s[address]
@@ -59,7 +59,7 @@ class Distrust:
 
 
 async def why_distrusted(security: Security, address: str, *, role: str, name: str) -> str | None:
-    """Return in words what is wrong with the certificates of both sides; None if they are not the cause, or no peer is there."""
+    """Return a message about the certificate problem; None if certificates are not the cause, or no peer answers."""
     if not security.is_tls:
         return None
     try:
@@ -67,13 +67,13 @@ async def why_distrusted(security: Security, address: str, *, role: str, name: s
             for _ in range(HANDSHAKES):
                 if (reason := await _refusal(security, address, role, name)) is None:
                     return None
-    except (OSError, ValueError):  # nobody is there, not in time, or it is no address of a port
+    except (OSError, ValueError):  # no peer answers in time, or the address has no port
         return None
     return reason
 
 
 async def why_other_transport(security: Security, address: str) -> str | None:
-    """Return a message that one side uses TLS and the other plaintext, and what helps; None if that is not the cause."""
+    """Return a message, with the remedy, that one side uses TLS and the other plaintext; None if that is not the cause."""
     host, _, port = address.rpartition(":")
     speaks = _speaks_plaintext if security.is_tls else _speaks_tls
     try:
@@ -102,7 +102,7 @@ async def _speaks_plaintext(host: str, port: int) -> bool:
 
 
 async def _speaks_tls(host: str, port: int) -> bool:
-    """Return whether a handshake succeeds, or ends with a TLS alert. Nothing is proved to either side, and nothing sent."""
+    """Return whether a handshake succeeds, or ends with a TLS alert. It authenticates neither side and sends no data."""
     import ssl
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -148,7 +148,7 @@ async def _refusal(security: Security, address: str, role: str, name: str) -> st
 
 
 def _alert(error: OSError) -> str | None:
-    """Return the alert that the other side sent; other errors do not concern certificates."""
+    """Return the alert that the peer sent; None for other errors, which do not concern certificates."""
     reason = str(getattr(error, "reason", ""))
     about = "CERTIFICATE" in reason or "UNKNOWN_CA" in reason
     return f"it does not trust ours: {reason.lower().replace('_', ' ')}" if "ALERT" in reason and about else None

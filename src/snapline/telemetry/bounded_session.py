@@ -1,15 +1,15 @@
-"""Requests to a collector of spans whose answers are bounded: without that an answer that never ends would fill the memory of the process."""
+"""HTTP session for exporting spans that bounds the collector's answers: an endless answer would fill the memory of the process."""
 
 from typing import Any
 
 import requests
 
 ANSWER_BYTES_MAX = 64 * 1024
-"""Largest answer; it contains little more than how many spans were taken."""
+"""Largest answer; it contains little more than the number of accepted spans."""
 
 
 class BoundedSession(requests.Session):
-    """Reads an answer as far as it says its length, and up to a limit; a connection with more to come is closed."""
+    """Session that reads an answer up to its declared length and up to a limit, and closes a connection that has more data."""
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
         """Called for each request."""

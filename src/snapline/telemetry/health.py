@@ -1,13 +1,13 @@
 """Liveness and readiness of a process: gRPC's health service, also at a port that needs no certificate.
 
 Container supervisors check health without certificates, and fail in the TLS handshake. `--health` opens a port where
-nothing but health is served: a caller learns two states, and can do nothing.
+only health is served: a caller can read two states and nothing else.
 
-Only `Check` is served there, which is answered at once. `Watch` would hold a slot for as long as its caller likes: 64 of a stranger's would leave
-no slot for the probes of Kubernetes, which would end the process.
+Only `Check` is served there, which is answered at once. `Watch` would hold a slot for as long as its caller likes: 64 foreign calls would leave
+no slot for the probes of Kubernetes, which would then kill the process.
 
-There are two names since the checks have different consequences. A process that is not *alive* is killed and restarted, which restores no
-lost majority: so that name depends on no other process. A process that is not *ready* is only waited for.
+There are two names because the checks have different consequences. A supervisor restarts a process that is not *alive*. A restart cannot restore
+a lost majority, so this name depends on no other process. For a process that is not *ready* the supervisor only waits.
 """
 
 from collections.abc import Iterable
@@ -24,13 +24,13 @@ from snapline.security.rpc_authorization import RpcGuard
 from snapline.security.transport import Security
 
 ALIVE, READY = "alive", "ready"
-"""Names in the health service. A coordinator is ready while it hears a majority, a host once it has joined its fleet."""
+"""Names in the health service. A coordinator is ready while it is connected to a majority; a host is ready once it has joined its fleet."""
 
 QUESTIONS_MAX = 64
 """Largest number of concurrent calls at a health port: a supervisor makes one at a time."""
 
 CONNECTIONS_MAX, IDLE_MS_MAX = 64, 10_000
-"""Connections at a health port, and idle time until one is closed. A stranger can make gRPC hold some ten MiB of headers on each."""
+"""Connections at a health port, and idle time until one is closed. A foreign client can make gRPC hold some ten MiB of headers on each."""
 
 
 async def begin(servicer: health.aio.HealthServicer) -> None:
@@ -47,10 +47,10 @@ async def tell(servicer: health.aio.HealthServicer, names: Iterable[str], *, is_
 
 
 async def open_health_server(stack: AsyncExitStack, servicer: health.aio.HealthServicer, address: str) -> None:
-    """Serve health, and nothing else, in plaintext at `address` until the stack unwinds; nowhere if it is empty.
+    """Serve only health, in plaintext, at `address` until the stack unwinds; do nothing if `address` is empty.
 
     Raises:
-        AddressError, AddressBusyError: nobody can listen there.
+        AddressError, AddressBusyError: the process cannot listen there.
     """
     if not address:
         return
@@ -84,7 +84,7 @@ async def is_serving(address: str, name: str, timeout_s: float) -> bool:
     """Return whether the process with a health port at `address` reports this name as serving.
 
     Raises:
-        grpc.RpcError: nobody answers in time, or the name is unknown there.
+        grpc.RpcError: no answer came in time, or the name is unknown there.
     """
     async with grpc.aio.insecure_channel(address, options=client_options()) as channel:
         stub = health_pb2_grpc.HealthStub(channel)

@@ -3,10 +3,14 @@
     2026-01-31T12:00:00.123Z INFO snapline.host: plan 3: loading 9 agents from epoch 7
     {"time":"2026-01-31T12:00:00.123456Z","level":"INFO","logger":"snapline.host","message":"plan 3: …","fleet":"bank","host":"h1","epoch":7}
 
-Bound ids come from three places, the later before the earlier: the ids given at the process's start; the scope of the task that logs, such as
-a call that is served or an agent's turn that waits; and the state of its host or leader, which is read only when something is logged.
-`extra=` of the logging library comes last. So user code that logs as usual names its agent.
-Work that a task starts has its ids as well, until the scope is closed: timers inherit it, and would keep it for ever.
+Bound ids come from three sources; a later source overrides an earlier one:
+
+1. the ids given at the start of the process;
+2. the scope of the task that logs, such as an RPC or an agent's waiting turn;
+3. the state of the host or leader, which is read only when something is logged.
+
+`extra=` of the logging library overrides all of them. So log lines of user code name their agent without further effort.
+Tasks and timers that a task starts inherit its ids. Closing the scope removes the ids, which timers would otherwise keep for ever.
 
 Times are UTC in both forms: logs of several machines are merged (`snapline logs`).
 """
@@ -29,7 +33,7 @@ Ids = Mapping[str, object]
 
 
 class LogScope:
-    """Ids of one task and of what it sets off, until it is closed."""
+    """Ids of one task, and of the tasks and timers that it starts, until the scope is closed."""
 
     __slots__ = ("ids",)
 
@@ -37,11 +41,11 @@ class LogScope:
         self.ids: Ids = {**_open_ids(), **ids}
 
     def enter(self) -> None:
-        """Be in it for the rest of this task, or context."""
+        """Make this the scope for the rest of the current task or context."""
         _SCOPE.set(self)
 
     def close(self, _: object = None) -> None:
-        """Close the scope. Takes the task, which calls it when done."""
+        """Close the scope. The ignored parameter lets a task use this as its done callback."""
         self.ids = {}
 
 
@@ -54,14 +58,14 @@ def _open_ids() -> Ids:
 
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
-"""Fields of every record; the rest of one is `extra`."""
+"""Fields of every log record; all others come from `extra`."""
 
 
 class BoundIds:
     """Ids in all log lines of a process."""
 
     def __init__(self, **ids: object) -> None:
-        """`ids`: those it was started with."""
+        """`ids`: the ids known when the process starts."""
         self._ids = ids
         self._read: Callable[[], Ids] | None = None
         self._thread = 0
@@ -72,7 +76,7 @@ class BoundIds:
 
     @contextlib.contextmanager
     def reading(self, read: Callable[[], Ids]) -> Iterator[None]:
-        """Read these ids as well, inside: the current state, for logs of this thread only: other threads' logs may be about anything."""
+        """Add the ids that `read` returns to this thread's log lines while the context is open; other threads may log about other subjects."""
         self._read, self._thread = read, threading.get_ident()
         try:
             yield
@@ -80,11 +84,11 @@ class BoundIds:
             self._read = None
 
     def now(self) -> dict[str, object]:
-        """Return all ids of the code that logs here and now; those that are unknown ("", 0, None) are left out."""
-        found = {**self._ids, **_open_ids()}
+        """Return all ids that apply to the calling code, without unknown ones ("", 0, None)."""
+        ids = {**self._ids, **_open_ids()}
         if self._read is not None and threading.get_ident() == self._thread:
-            found.update({name: value for name, value in self._read().items() if value})
-        return {name: value for name, value in found.items() if value}
+            ids.update({name: value for name, value in self._read().items() if value})
+        return {name: value for name, value in ids.items() if value}
 
 
 class TextLines(logging.Formatter):
@@ -96,19 +100,19 @@ class TextLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # the name is logging's
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # name of the base class
         return _instant(record.created, "milliseconds")
 
 
 class JsonLines(logging.Formatter):
-    """Formatter for programs: one object on a line, whatever is logged."""
+    """Formatter for programs: one JSON object on a line."""
 
     def __init__(self, bound: BoundIds) -> None:
         super().__init__()
         self._bound = bound
 
     def format(self, record: logging.LogRecord) -> str:
-        said: dict[str, object] = {
+        fields: dict[str, object] = {
             "time": _instant(record.created, "microseconds"),
             "level": record.levelname,
             "logger": record.name,
@@ -118,11 +122,11 @@ class JsonLines(logging.Formatter):
         traceback = self._traceback(record)
         if traceback:
             extra["traceback"] = traceback
-        said = {**said, **self._bound.now(), **extra, **said}
+        fields = {**fields, **self._bound.now(), **extra, **fields}
         try:
-            return printable(json.dumps(said, ensure_ascii=False, allow_nan=False, default=repr))
-        except (TypeError, ValueError, RecursionError):  # a key that is no text, a circle, an infinity
-            return printable(json.dumps({name: _plain(value) for name, value in said.items()}, ensure_ascii=False))
+            return printable(json.dumps(fields, ensure_ascii=False, allow_nan=False, default=repr))
+        except (TypeError, ValueError, RecursionError):  # a key that is not text, a circular reference, an infinity
+            return printable(json.dumps({name: _plain(value) for name, value in fields.items()}, ensure_ascii=False))
 
     def _traceback(self, record: logging.LogRecord) -> str:
         parts = [self.formatException(record.exc_info)] if record.exc_info else [record.exc_text or ""]
@@ -132,7 +136,7 @@ class JsonLines(logging.Formatter):
 
 
 def start_logging(form: str, level: str, bound: BoundIds, stream: TextIO | None = None) -> logging.Handler:
-    """Log to `stream`, by default stderr, in this form, what is as serious as this level; returns what does it."""
+    """Log records of `level` and above to `stream`, by default stderr, in this format; return the handler."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines(bound) if form == JSON else TextLines())
     logging.basicConfig(level=level.upper(), handlers=[handler])

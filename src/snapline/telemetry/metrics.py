@@ -1,12 +1,12 @@
 """Metrics of a process, for monitoring systems: families, and distributions of durations.
 
-Theory of operation. Cores know nothing of this. They count what they need themselves, and adapters see events: so a process has its
-figures anyway, and they are read on request (`metrics_server.py`). They cost nothing on the path of a message. Each kind of
+Theory of operation. Cores do not know about metrics. They keep the counts that they need themselves, and adapters see events, so a process
+has the values anyway. `metrics_server.py` reads them on request; they cost nothing on the path of a message. Each kind of
 process declares its families in a table (`coordinator/service/metrics.py`, `agent_runtime/host/metrics.py`); docs/metrics.md shows these
 tables, and a test compares them.
 
-No family has a label that names an agent or a channel: a fleet may have 20,000 of them, and a monitoring system keeps a series for each
-for weeks. The label values are fixed words, a handful for each family.
+No family has a label with an agent or a channel: a fleet may have 20,000 of them, and a monitoring system keeps a series for each
+for weeks. Each family has a few fixed label values.
 """
 
 from bisect import bisect_left
@@ -15,19 +15,19 @@ from collections.abc import Mapping
 import msgspec
 
 PREFIX = "snapline_"
-"""Prefix of every name: a monitoring system has metrics of many programs."""
+"""Prefix of every metric name: a monitoring system has metrics of many programs."""
 
 COUNTER, GAUGE, HISTOGRAM, SUMMARY = "counter", "gauge", "histogram", "summary"
 
 SECONDS = (0.0001, 0.001, 0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-"""Bounds for what takes from less than a millisecond to some minutes."""
+"""Histogram bounds for durations from less than a millisecond to some minutes."""
 
 
 class Distribution:
-    """Histogram of values: `counts[i]` were at most `bounds[i]`, and more than the bound before; the last has no bound.
+    """Histogram of values: `counts[i]` is the number of values above `bounds[i - 1]` and at most `bounds[i]`; the last count has no upper bound.
 
     Attributes:
-        sum: of all values.
+        sum: sum of all values.
     """
 
     __slots__ = ("bounds", "counts", "sum")
@@ -48,23 +48,23 @@ class Distribution:
         return sum(self.counts)
 
     def up_to(self) -> list[tuple[float, int]]:
-        """Return each bound, and how many values were not above it; the last bound is infinite."""
-        found, so_far = [], 0
+        """Return each bound with the number of values not above it; the last bound is infinite."""
+        cumulative, so_far = [], 0
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
             so_far += count
-            found.append((bound, so_far))
-        return found
+            cumulative.append((bound, so_far))
+        return cumulative
 
 
 class Family(msgspec.Struct, frozen=True):
     """Values of one meaning, each with its labels.
 
     Attributes:
-        name: without `PREFIX`; units come last.
+        name: the name without `PREFIX`; the unit comes last.
         kind: "counter", "gauge", "histogram", or "summary": a count and a sum.
-        text: what a value says, in a sentence.
-        flink: what Apache Flink calls it; "": it has no such thing.
-        labels: names of its labels.
+        text: the meaning of a value, as a sentence.
+        flink: the name in Apache Flink; "": Flink has no equivalent.
+        labels: names of the labels.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Family(msgspec.Struct, frozen=True):
 
 
 class Total(msgspec.Struct, frozen=True):
-    """A summary's value: how many there were, and their sum."""
+    """Value of a summary: count and sum."""
 
     count: float
     sum: float
@@ -89,7 +89,7 @@ class Total(msgspec.Struct, frozen=True):
 Value = float | Distribution | Total
 
 Readings = Mapping[str, Value | Mapping[tuple[str, ...], Value]]
-"""Family's name → its value, or values by labels. A family that is not in it has nothing to say now."""
+"""Values by family name: one value, or values by labels. A family without an entry has no value at the moment."""
 
 ABOUT = Family(
     "process_info",

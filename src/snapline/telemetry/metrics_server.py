@@ -1,10 +1,10 @@
-"""The door at which a process says its metrics: HTTP, `GET /metrics`, in Prometheus' text format or in OpenMetrics, and nothing else.
+"""HTTP server for the metrics of a process: `GET /metrics`, in Prometheus' text format or in OpenMetrics.
 
-It is opened by `--metrics`, and asks for the same care as `--listen`: without certificates it is on this machine only, unless the user says
-`--insecure`. With them a caller shows one whose role may ask how the fleet stands, as `Status` does (`rpc_authorization.py`).
+`--metrics` opens it, under the same rules as `--listen`: without certificates it listens on this machine only, unless the user gives
+`--insecure`. With certificates a caller needs a role that may call `Status` (`rpc_authorization.py`).
 
-The figures are read on the process's own event loop, when somebody asks: what they are made of is never changed meanwhile, and costs
-nothing otherwise. HTTP is spoken here in its least: one request on a connection, a head of some kilobytes, no body.
+The values are read on request, on the process's own event loop, so nothing changes them meanwhile, and they cost nothing otherwise.
+The server implements a minimum of HTTP: one request for each connection, a head of some kilobytes, no body.
 """
 
 import asyncio
@@ -47,10 +47,10 @@ HEAD_BYTES_MAX = 16 * 1024
 """Largest head of a request: monitoring systems send some hundred bytes."""
 
 REQUEST_S_MAX = 10.0
-"""Time limit for the handshake, the head, the figures, and the reading of the answer: Prometheus itself waits as long."""
+"""Time limit for the handshake, the head, reading the metrics, and sending the answer: Prometheus itself waits as long."""
 
 CONNECTIONS_MAX = 16
-"""Largest number of connections: one or two monitoring systems ask every few seconds. Beyond it the oldest is cut: idle ones block nobody."""
+"""Largest number of connections: one or two monitoring systems ask every few seconds. Beyond it the server closes the oldest one."""
 
 PLAIN = "text/plain; charset=utf-8"
 
@@ -74,8 +74,8 @@ class MetricsPlace(NamedTuple):
     """Location of a process's metrics.
 
     Attributes:
-        address: "host:port"; "": nowhere.
-        file: written when the address is known: one target, in the form that Prometheus' `file_sd_configs` read; None: not written.
+        address: "host:port"; "": metrics are not served.
+        file: file for Prometheus' `file_sd_configs` with this one target, written when the address is known; None: not written.
     """
 
     address: str = ""
@@ -83,7 +83,7 @@ class MetricsPlace(NamedTuple):
 
 
 class MetricsServer:
-    """Answers until it is closed."""
+    """HTTP server that answers until it is closed."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class MetricsServer:
         read: Callable[[], Awaitable[Readings]],
         security: Security,
     ) -> None:
-        """`role`, `name`: of this process. `read`: its figures now; may raise SnaplineError."""
+        """`role`, `name`: identity of this process. `read`: returns its current values; may raise SnaplineError."""
         self._read = read
         self._security = security
         self._exposition = _Exposition((ABOUT, *families))
@@ -101,11 +101,11 @@ class MetricsServer:
         self._open: list[asyncio.Transport] = []
 
     async def listen(self, stack: AsyncExitStack, address: str) -> str:
-        """Answer there until the stack unwinds; returns the address with its port.
+        """Listen at `address` until the stack unwinds; return the address with its port.
 
         Raises:
-            UsageError: the address may not be listened on without certificates, or is none.
-            AddressError: it is no address of this machine.
+            UsageError: the address is invalid, or certificates are required to listen on it.
+            AddressError: the address does not belong to this machine.
             AddressBusyError: the port stays in use, or the name unknown.
         """
         host, _, port = address.rpartition(":")
@@ -116,7 +116,7 @@ class MetricsServer:
         try:
             server = await asyncio.start_server(self._serve, host.strip("[]"), int(port), limit=HEAD_BYTES_MAX)
         except OSError as error:
-            reason = why_not(address) or error  # the system's own words
+            reason = why_not(address) or error  # the system's own message
             raise address_error(f"metrics cannot be served at {address}", reason, "choose another --metrics") from error
         stack.callback(server.close)
         return f"{host}:{server.sockets[0].getsockname()[1]}"
@@ -129,14 +129,14 @@ class MetricsServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection; a wrong, slow or silent client harms only itself."""
-        transport = cast("asyncio.Transport", writer.transport)  # that of a socket
-        transport.pause_reading()  # what came before a handshake began would be lost
+        transport = cast("asyncio.Transport", writer.transport)  # the transport of a socket
+        transport.pause_reading()  # data received before the handshake begins would be lost
         self._open.append(transport)
         if len(self._open) > CONNECTIONS_MAX:
             self._open.pop(0).abort()
         try:
             async with asyncio.timeout(REQUEST_S_MAX):
-                await asyncio.sleep(0)  # those that come at the same time may cut it, and a handshake takes 256 KiB
+                await asyncio.sleep(0)  # a newer connection may close this one before its handshake
                 if transport.is_closing():
                     return
                 if not self._security.is_tls:
@@ -148,17 +148,17 @@ class MetricsServer:
             log.debug("a request for metrics came to nothing: %r", error)
             _drop_tracebacks(error)
         except asyncio.CancelledError:
-            pass  # the process ends; Python 3.11's streams would print a traceback of a task that was cancelled
+            pass  # the process ends; Python 3.11's streams would print a traceback of the cancelled task
         finally:
             if transport in self._open:
                 self._open.remove(transport)
-            transport.abort()  # a reader that takes nothing would keep it open
+            transport.abort()  # a client that does not read would keep it open
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._security.is_tls:
             try:
                 await writer.start_tls(self._security.http_context())
-            except AttributeError as error:  # so Python's streams say that the connection is lost already
+            except AttributeError as error:  # Python's streams raise this if the connection is lost already
                 raise ConnectionAbortedError from error
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         refusal = self._refusal(writer)
@@ -172,7 +172,7 @@ class MetricsServer:
         await writer.drain()
 
     def _refusal(self, writer: asyncio.StreamWriter) -> str:
-        """Return why the caller may not; "": it may."""
+        """Return why the caller may not read the metrics; "": it may."""
         if not self._security.is_tls:
             return ""
         shown = writer.get_extra_info("ssl_object").getpeercert() or {}
@@ -204,14 +204,14 @@ class MetricsServer:
 
 
 def _drop_tracebacks(error: BaseException | None) -> None:
-    """Free what a failed handshake holds, 256 KiB: its errors lead to frames that lead back to them, and the garbage collector runs seldom."""
+    """Free the 256 KiB that a failed handshake holds: its errors and frames form a reference cycle, and the garbage collector runs seldom."""
     while error is not None:
         error.__traceback__ = None
         error = error.__context__
 
 
 class _Exposition:
-    """Figures as text, next to those of the process and of Python. One per process, made on opening the port: its library takes 0.1 s to import."""
+    """Renders the values, and those of the process and of Python, as text. Created once, when the port opens: its library takes 0.1 s to import."""
 
     def __init__(self, families: Iterable[Family]) -> None:
         from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
@@ -277,23 +277,23 @@ def _text(code: int, text: str) -> _Answer:
 async def open_metrics_server(
     stack: AsyncExitStack, door: Callable[[], MetricsServer], place: MetricsPlace, name: str
 ) -> None:
-    """Serve metrics at this place until the stack unwinds, and say where; nowhere if it has no address.
+    """Serve metrics at `place` until the stack unwinds, and log the URL; do nothing if it has no address.
 
     Raises:
         UsageError, AddressError: see `MetricsServer.listen`; the file cannot be written.
     """
     if not place.address:
         return
-    made = door()
-    address = await made.listen(stack, place.address)
-    log.info("metrics of %s at %s", name, made.url(address))
+    server = door()
+    address = await server.listen(stack, place.address)
+    log.info("metrics of %s at %s", name, server.url(address))
     if place.file is not None:
         _tell(place.file, address, name)
         stack.callback(place.file.unlink, missing_ok=True)
 
 
 def _tell(file: Path, address: str, name: str) -> None:
-    """Replaced as a whole: nobody reads half a file."""
+    """Write the file of targets atomically."""
     scratch = file.with_name(f"{file.name}.new")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

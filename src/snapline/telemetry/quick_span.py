@@ -1,7 +1,7 @@
-"""A span of which there are many: what a turn costs that is followed is mostly its span, and OpenTelemetry's own takes thirty microseconds.
+"""Cheap span for traced turns: the span is most of the cost of tracing a turn, and OpenTelemetry's own span takes thirty microseconds.
 
-It notes what it is told and nothing else; the thread that exports makes a `ReadableSpan` of it. Handlers see it as the current span, and may say
-things of it as of any other; OpenTelemetry's limits on how much may be said do not hold, so `SAID_MAX` does.
+A `QuickSpan` only stores its data; the exporting thread makes a `ReadableSpan` of it. Handlers see it as the current span, and may add
+attributes and events as usual. OpenTelemetry's limits do not apply to it, so `SAID_MAX` limits both.
 """
 
 import random
@@ -20,18 +20,18 @@ from opentelemetry.util.types import Attributes, AttributeValue
 from snapline.telemetry.span_ids import SpanIds
 
 SAID_MAX = 128
-"""Attributes, and events, of one span: OpenTelemetry's own limit."""
+"""Largest number of attributes, and of events, of one span: OpenTelemetry's own limit."""
 
 SAMPLED = trace.TraceFlags(trace.TraceFlags.SAMPLED)
 _SCOPE = InstrumentationScope("snapline")
 
 
 class QuickSpan(trace.Span):
-    """See the module.
+    """Span of one traced turn; see the module.
 
     Attributes:
         name, kind, attributes, events, start_ns, end_ns: its exported fields; `end_ns` 0: it has not ended.
-        parent: None: a trace begins with it.
+        parent: parent span; None: the span is the root of a trace.
     """
 
     __slots__ = ("_context", "_status", "attributes", "end_ns", "events", "kind", "name", "parent", "start_ns")
@@ -45,7 +45,7 @@ class QuickSpan(trace.Span):
         *,
         span: int = 0,
     ) -> None:
-        """`span`: its id; 0: it is drawn."""
+        """`span`: id of the span; 0: a random id."""
         self.name, self.kind, self.parent, self.attributes = name, kind, parent, attributes
         self.events: list[Event] = []
         self.start_ns, self.end_ns = time.time_ns(), 0
@@ -62,7 +62,7 @@ class QuickSpan(trace.Span):
             self.end_ns, _SCOPE,
         )  # fmt: skip
 
-    # ---- what OpenTelemetry asks of a span --------------------------------------------------------------------------
+    # ---- interface of OpenTelemetry's span --------------------------------------------------------------------------
 
     def get_span_context(self) -> trace.SpanContext:
         return self._context
@@ -95,12 +95,12 @@ class QuickSpan(trace.Span):
         timestamp: int | None = None,
         escaped: bool = False,
     ) -> None:
-        said = {
+        details = {
             "exception.type": type(exception).__qualname__,
             "exception.message": str(exception),
             "exception.stacktrace": "".join(traceback.format_exception(exception)),
         }
-        self.add_event("exception", {**said, **(attributes or {})}, timestamp)
+        self.add_event("exception", {**details, **(attributes or {})}, timestamp)
 
     def end(self, end_time: int | None = None) -> None:
         """Record the end time; the starter of the span exports it."""

@@ -1,12 +1,12 @@
-"""Spans of a process on their way to a collector: a bounded queue, one thread that exports, and a count of what was dropped.
+"""Spans of a process on their way to a collector: a bounded queue, one exporting thread, and a count of dropped spans.
 
-Theory of operation. A span that has ended is put into a queue, which never waits: where it is full the span is dropped, and counted. One
-thread takes them in batches and gives them to OpenTelemetry's exporter, which may wait for a collector as long as it likes. So a collector that
-is slow, or gone, costs spans and nothing else. OpenTelemetry has such a processor itself; it drops the oldest of a trace without telling how
-many, and starts a thread in every child that is forked, which captures by fork must not have.
+Theory of operation. An ended span is put into a queue, which never blocks: if the queue is full the span is dropped and counted. One
+thread takes spans in batches and passes them to OpenTelemetry's exporter, which may wait for a collector as long as it likes. So a slow or
+missing collector costs spans and nothing else. OpenTelemetry's own processor drops the oldest spans without reporting how many, and starts
+a thread in every forked child, which captures by fork must not have.
 
-There are two providers above one queue. Ours takes every span that it is given: it was decided before, when the request came in. The other is
-for the handlers' own libraries, if the program has set none: what they do within a turn that is followed is followed, and nothing else is.
+Two providers share the queue. Ours takes every span: sampling was decided when the request came in. The other one is for libraries that
+handlers use, if the program has set no provider: it exports their spans within traced turns only.
 """
 
 import logging
@@ -29,15 +29,15 @@ from snapline.telemetry.span_ids import SpanIds
 log = logging.getLogger("snapline.spans")
 
 QUEUE_SPANS_MAX = 8192
-"""Spans that wait: some 20 MB, and what a busy host ends in the seconds that a collector takes to start again."""
+"""Largest number of queued spans: some 20 MB, enough for a busy host while a collector restarts."""
 
 BATCH_SPANS_MAX = 512
-"""Spans in a batch, as in OpenTelemetry's own."""
+"""Largest number of spans in a batch, as in OpenTelemetry's own processor."""
 
 DELAY_S = 1.0
-"""Spans wait so long for others, since a request to a collector takes two milliseconds however few it brings; with a process that is killed so
+"""Longest wait of a span for others of its batch: a request to a collector takes two milliseconds, however few spans it has.
 
-much is lost. OpenTelemetry's own 5 s are too much of a recovery."""
+A process that is killed loses the spans of this time. OpenTelemetry's default of 5 s would lose too much of a recovery."""
 
 CLOSE_S_MAX = 2.0
 """Longest wait for the spans left when a process ends."""
@@ -48,7 +48,7 @@ CREDENTIAL_PROVIDERS = (
     "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER",
     "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER",
 )
-"""A program that names one of them brings its own session, which reads whole answers."""
+"""Variables that make OpenTelemetry use a session of its own, which reads answers without a bound."""
 
 
 class OneResource(Resource):
@@ -59,10 +59,10 @@ class OneResource(Resource):
 
 
 class SpanQueue(SpanProcessor):
-    """See the module.
+    """Bounded queue of ended spans, with the thread that exports them.
 
     Attributes:
-        exported, dropped: spans so far; dropped ones found the queue full, or the collector did not take them.
+        exported, dropped: numbers of spans so far. A span is dropped if the queue is full or the collector rejects it.
     """
 
     def __init__(self, exporter: SpanExporter, resource: Resource) -> None:
@@ -83,7 +83,7 @@ class SpanQueue(SpanProcessor):
             self.put(span)
 
     def put(self, span: ReadableSpan | QuickSpan) -> None:
-        """Queue an ended span; on any thread."""
+        """Queue an ended span. Thread-safe."""
         if len(self._waiting) >= QUEUE_SPANS_MAX or self._is_closed:
             self.dropped += 1
             return
@@ -100,76 +100,76 @@ class SpanQueue(SpanProcessor):
 
     def _export(self) -> None:
         while self._waiting:
-            taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), BATCH_SPANS_MAX))]
+            ended = [self._waiting.popleft() for _ in range(min(len(self._waiting), BATCH_SPANS_MAX))]
             try:
-                batch = [x.readable(self._resource) if isinstance(x, QuickSpan) else x for x in taken]
+                batch = [x.readable(self._resource) if isinstance(x, QuickSpan) else x for x in ended]
                 is_taken = self._exporter.export(batch) is SpanExportResult.SUCCESS
-            except Exception as error:  # whatever an exporter raises
+            except Exception as error:  # an exporter may raise anything
                 log.debug("an exporter of spans failed: %s", error)
                 is_taken = False
-            self._count(len(taken), is_taken=is_taken)
+            self._count(len(ended), is_taken=is_taken)
 
     def _count(self, spans: int, *, is_taken: bool) -> None:
-        """Said once when it begins and once when it is over: a collector may be away for days."""
+        """Count the spans of a batch; log when failures begin and end, since a collector may be away for days."""
         if is_taken:
             self.exported += spans
         else:
             self.dropped += spans
         if self._is_failing is is_taken:
             self._is_failing = not is_taken
-            told = "takes spans again" if is_taken else "does not take spans: they are dropped until it does"
-            log.warning("the collector %s (%d dropped so far)", told, self.dropped)
+            change = "takes spans again" if is_taken else "does not take spans: they are dropped until it does"
+            log.warning("the collector %s (%d dropped so far)", change, self.dropped)
 
     def shutdown(self) -> None:
-        """Export what is left, for a moment."""
+        """Export the remaining spans, for at most `CLOSE_S_MAX`."""
         self._is_closed = True
         self._wake.set()
         self._thread.join(CLOSE_S_MAX)
         self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Wake the thread; nobody waits for it."""
+        """Wake the thread without waiting for it."""
         self._wake.set()
         return True
 
 
 class GivenIds(RandomIdGenerator):
-    """Ids are drawn, but for a span whose ids follow from what it is of."""
+    """Generator of random ids that can be given the ids of the next span."""
 
     def __init__(self) -> None:
         self._next = threading.local()
 
     def give(self, *, span: int, trace: int = 0) -> None:
-        """Set the ids of the span that this thread starts next; 0: drawn."""
+        """Set the ids of the span that this thread starts next; 0: random."""
         self._next.span, self._next.trace = span, trace
 
     def generate_span_id(self) -> int:
-        given: int = getattr(self._next, "span", 0)
+        span_id: int = getattr(self._next, "span", 0)
         self._next.span = 0
-        return given or super().generate_span_id()
+        return span_id or super().generate_span_id()
 
     def generate_trace_id(self) -> int:
-        given: int = getattr(self._next, "trace", 0)
+        trace_id: int = getattr(self._next, "trace", 0)
         self._next.trace = 0
-        return given or super().generate_trace_id()
+        return trace_id or super().generate_trace_id()
 
 
 class SpanExport:
     """The spans of one process.
 
     Attributes:
-        share: of requests without a trace, so many begin one.
-        tracer: takes every span that it is given.
-        queue: on their way.
-        resource: names the process that exports each span.
+        share: share of the requests without a trace that begin one.
+        tracer: tracer that exports every span.
+        queue: ended spans to be exported.
+        resource: identifies this process in each span.
     """
 
     def __init__(self, share: float, *, role: str, name: str, exporter: SpanExporter | None = None) -> None:
         self.share = share
         self._ids = GivenIds()
         defaults = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": SERVICE}
-        found = Resource.create({**defaults, "service.instance.id": name, "snapline.role": role})
-        self.resource = OneResource(found.attributes, found.schema_url)
+        resource_found = Resource.create({**defaults, "service.instance.id": name, "snapline.role": role})
+        self.resource = OneResource(resource_found.attributes, resource_found.schema_url)
         self.queue = SpanQueue(exporter or _exporter(), self.resource)
         self._ours = TracerProvider(ALWAYS_ON, self.resource, shutdown_on_exit=False, id_generator=self._ids)
         self._ours.add_span_processor(self.queue)
@@ -189,14 +189,14 @@ class SpanExport:
         attributes: dict[str, str | int | float | bool] | None = None,
         links: tuple[SpanIds, ...] = (),
     ) -> trace.Span:
-        """A span below another one, or, with `ids` or without both, the first one of a trace. `span`: its own id, 0: drawn."""
+        """Start a span below `under`; with `ids`, or with neither, start the root span of a trace. `span`: id of the span; 0: random."""
         parent = trace.set_span_in_context(trace.NonRecordingSpan(under)) if under is not None else Context()
         self._ids.give(span=span if ids is None else ids.span, trace=0 if ids is None else ids.trace)
-        linked = [trace.Link(context_of(each)) for each in links]
+        linked = [trace.Link(context_of(ids_of_link)) for ids_of_link in links]
         return self.tracer.start_span(name, parent, kind, attributes, linked, start_ns)
 
     def close(self) -> None:
-        """The process ends."""
+        """Export the remaining spans and stop."""
         self.queue.shutdown()
 
 
@@ -209,19 +209,19 @@ def context_of(ids: SpanIds) -> trace.SpanContext:
 
 def _their_provider(queue: SpanQueue, resource: Resource) -> TracerProvider:
     """Return a provider for libraries: it exports their spans within a traced span."""
-    theirs = TracerProvider(ParentBased(ALWAYS_OFF), resource, shutdown_on_exit=False)
-    theirs.add_span_processor(queue)
-    return theirs
+    provider = TracerProvider(ParentBased(ALWAYS_OFF), resource, shutdown_on_exit=False)
+    provider.add_span_processor(queue)
+    return provider
 
 
 def _exporter() -> SpanExporter:
     """Return the exporter that the environment selects: OTLP, unless it is for the console."""
-    wanted = os.environ.get("OTEL_TRACES_EXPORTER", "otlp") or "otlp"
+    exporter_name = os.environ.get("OTEL_TRACES_EXPORTER", "otlp") or "otlp"
     protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
-    if wanted == "console":
+    if exporter_name == "console":
         return ConsoleSpanExporter(formatter=lambda span: span.to_json(indent=None) + "\n")
-    if wanted != "otlp":
-        raise UsageError(f"OTEL_TRACES_EXPORTER is {wanted!r}: use otlp or console, or go without --otel")
+    if exporter_name != "otlp":
+        raise UsageError(f"OTEL_TRACES_EXPORTER is {exporter_name!r}: use otlp or console, or go without --otel")
     if protocol == "grpc":
         try:
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as OverGrpc

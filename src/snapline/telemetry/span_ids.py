@@ -1,6 +1,6 @@
 """Ids of the spans of epochs and recoveries.
 
-The parts of an epoch, and of a recovery, are reported by several processes and form one trace. Its ids are derived from the store and the number, so
+Several processes report parts of an epoch or of a recovery, which form one trace. The ids are derived from the store and the number, so
 processes need not exchange them.
 """
 

@@ -27,7 +27,7 @@ class SpanOptions(msgspec.Struct, frozen=True):
     """Options given by `--otel`.
 
     Attributes:
-        share: of requests without a trace of their own that begin one; None: there are no spans at all.
+        share: share of the requests without a trace that begin one; None: spans are disabled.
     """
 
     share: float | None = None

@@ -1,12 +1,12 @@
-"""Requests of operators: the page of actions, confirmations and outcomes. Decides who may act; `actions.py` and its makers decide what is done.
+"""Requests of operators: the page of actions, confirmations and outcomes. This module authorizes; `actions.py` and its makers define the actions.
 
-    GET  /act            what can be done
-    GET  /act/{verb}     what will happen; does nothing
-    POST /deeds          the form of such a page: does it once, and redirects to
+    GET  /act            the possible actions
+    GET  /act/{verb}     confirmation page, which changes nothing
+    POST /deeds          form of that page: runs the action once, and redirects to
     GET  /deeds/{key}    its outcome
 
-Another site must not act through a viewer's browser. A form is accepted if the browser says that it comes from here, if it carries the session's
-token, which no other site can read, and if its key is that of a page that this session was shown.
+Another site must not act through a viewer's browser. A form is accepted if the browser reports our own origin, if the form carries the session's
+token, which other sites cannot read, and if its key belongs to a page that this session was shown.
 """
 
 from collections.abc import Awaitable, Callable
@@ -32,10 +32,10 @@ ROLES = (OPERATOR, ADMIN)
 """Roles that the view itself needs to change the fleet."""
 
 ACT_HEADERS = {**HEADERS, "Referrer-Policy": "same-origin"}
-"""Headers of action pages: with the usual policy browsers would hide where a form comes from."""
+"""Headers of action pages: with the usual policy browsers would hide the origin of a form."""
 
 AGAIN_S = 2
-"""Time between two loads of the page of an action that is under way."""
+"""Time between two loads of the page of an action in progress."""
 
 Propose = Callable[[FleetFacts, Fields], Awaitable[ProposedAction]]
 
@@ -48,7 +48,7 @@ class Operators:
     """Actions that this fleet allows, and whether the view may perform them."""
 
     def __init__(self, coordinator: CoordinatorClient, folder: Path | None, *, has_certificates: bool) -> None:
-        """`folder`: the fleet's own, if it is on this machine. `has_certificates`: without them everyone may do everything."""
+        """`folder`: the fleet's own folder, if it is on this machine. `has_certificates`: without certificates everyone may do everything."""
         self.fleet = fleet = FleetActions(coordinator)
         self.store = StoreActions(coordinator, folder)
         self._has_certificates = has_certificates
@@ -87,7 +87,7 @@ Page = Callable[[str, str, Markup], Response]
 
 
 class ActingPages:
-    """Answers requests of operators; `page` puts a screen's frame around its content: screen, title, body."""
+    """Answers requests of operators; `page` puts the frame around a screen: id, title, body."""
 
     def __init__(self, operators: Operators, sessions: Sessions, watch: FleetWatch, page: Page) -> None:
         self._operators = operators
@@ -117,7 +117,7 @@ class ActingPages:
         return self._headed(self._page("act", proposed.title, confirmation_body(proposed, "/deeds", hidden)))
 
     async def carry_out(self, request: Request) -> Response:
-        """Carry out a form that was sent: its action is done once, however often the form comes."""
+        """Run the action of a submitted form, once even if the form is submitted again."""
         foreign = why_foreign(request)
         form = await form_of(request)
         if foreign or not self._sessions.is_own_form(request, form.get("token", "")):
@@ -131,21 +131,21 @@ class ActingPages:
 
     async def outcome(self, request: Request) -> Response:
         """Show the outcome of an action."""
-        proposed, found = self._actions.outcome(self._sessions.name_of(request), request.path_params["key"])
-        response = self._headed(self._page("act", proposed.title, outcome_body(proposed, found)))
-        if found is None:
+        proposed, result = self._actions.outcome(self._sessions.name_of(request), request.path_params["key"])
+        response = self._headed(self._page("act", proposed.title, outcome_body(proposed, result)))
+        if result is None:
             response.headers["Refresh"] = str(AGAIN_S)
         return response
 
     async def _facts(self) -> FleetFacts:
         """Return the state of the fleet, to decide on."""
-        heard = await self._watch.now()
-        if heard.trouble or heard.facts is None:
-            raise CoordinatorUnavailableError(heard.trouble or "the fleet has not answered yet")
-        self._check(heard.facts)
-        if heard.facts.phase in ENDED:
-            raise UsageError(f"the fleet has {heard.facts.phase}: nothing can be done to it here")
-        return heard.facts
+        state = await self._watch.now()
+        if state.trouble or state.facts is None:
+            raise CoordinatorUnavailableError(state.trouble or "the fleet has not answered yet")
+        self._check(state.facts)
+        if state.facts.phase in ENDED:
+            raise UsageError(f"the fleet has {state.facts.phase}: nothing can be done to it here")
+        return state.facts
 
     def _check(self, facts: FleetFacts | None) -> None:
         if not self._operators.may(facts):
@@ -159,7 +159,7 @@ class ActingPages:
 
 
 def why_foreign(request: Request) -> str:
-    """Return why a form is not accepted as coming from a page of ours; "" if it is."""
+    """Return why a form does not come from one of our own pages; "" if it does."""
     if says_no_site(request):
         return "your browser does not say where this form comes from: nothing has been done"
     if is_from_other_site(request):

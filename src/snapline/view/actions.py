@@ -1,8 +1,8 @@
-"""Actions that operators were shown and have confirmed: each confirmation page is for one action, which is done once.
+"""Actions that operators were shown and have confirmed: each confirmation page belongs to one action, which runs once.
 
-A page gets an unguessable key, and the action behind it knows what the page said: which run of a host, which plan. So what is done is
-what was shown, whichever replica leads by then, and whatever a form contains. A form that comes again, from a reload or a second click, finds its
-key used, and is answered with the outcome of the first. An unknown key does nothing: the page has to be made again.
+A page gets an unguessable key, and its action stores the details shown on the page, such as the run of a host or the plan. So the action does
+exactly what was shown, even after a change of leader, and regardless of the form's content. A form that is submitted again, by a reload or a
+second click, finds its key used, and gets the outcome of the first submission. An unknown key does nothing: open a new page.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ from snapline.errors import CoordinatorUnavailableError, SnaplineError, UnknownO
 from snapline.view.markup import Markup
 
 KEPT_MAX = 512
-"""Largest number of confirmation pages and their outcomes. The oldest that is not under way is removed first."""
+"""Largest number of confirmation pages and their outcomes. The oldest one that is not in progress is removed first."""
 
 WAIT_S = 8.0
-"""Longest wait for an action's outcome before the page says that it is under way: most take less than a second."""
+"""Longest wait for an action's outcome before the page reports it as in progress: most take less than a second."""
 
 
 class ActionOutcome(msgspec.Struct, frozen=True):
-    """Outcome of an action, in a sentence, and where to look; `is_bad`: it was not done, or its outcome is unknown."""
+    """Outcome of an action, as a sentence with a link; `is_bad`: it failed, or its outcome is unknown."""
 
     sentence: str
     address: str = "/"
@@ -34,7 +34,7 @@ Fields = Mapping[str, str]
 
 
 class ActionField(msgspec.Struct, frozen=True):
-    """Field that the operator fills in. `choices`: value and words of each; none: a text, of at most `characters_max`."""
+    """Field that the operator fills in. `choices`: value and label of each choice; none: a text of at most `characters_max`."""
 
     name: str
     label: str
@@ -44,15 +44,15 @@ class ActionField(msgspec.Struct, frozen=True):
 
 
 class ProposedAction(msgspec.Struct, frozen=True):
-    """An action and what the page says of it before it is done.
+    """An action, and the content of its confirmation page.
 
     Attributes:
-        title: what it is, in a few words; `button`: the same, for the button.
-        sentences: what will happen.
-        do: does it, with what was filled in.
-        check: where to see whether it was done, if that is unknown: address and name.
-        more: shown below the sentences.
-        is_grave: it undoes work, or stops something.
+        title: short name of the action; `button`: label of the button.
+        sentences: effects of the action.
+        do: runs the action with the filled-in fields.
+        check: address and name of the page that shows whether the action was done, if the outcome is unknown.
+        more: content below the sentences.
+        is_grave: the action undoes work, or stops something.
     """
 
     title: str
@@ -84,10 +84,10 @@ class Actions:
         self._kept_max = kept_max
 
     def propose(self, session: str, proposed: ProposedAction) -> str:
-        """Return the key that its form has to carry, in the same session.
+        """Return the key that the form must carry, in the same session.
 
         Raises:
-            UsageError: too many are under way.
+            UsageError: too many actions are in progress.
         """
         while len(self._kept) >= self._kept_max:
             oldest = next((key for key, kept in self._kept.items() if not kept.is_underway), None)
@@ -99,7 +99,7 @@ class Actions:
         return key
 
     async def do(self, session: str, key: str, fields: Fields) -> None:
-        """Do it, unless it was begun before; waits for the outcome, but not for long.
+        """Run the action unless it has begun already; wait up to `WAIT_S` for the outcome.
 
         Raises:
             UsageError: no page of this session has this key.
@@ -110,7 +110,7 @@ class Actions:
         await asyncio.wait({kept.task}, timeout=WAIT_S)
 
     def outcome(self, session: str, key: str) -> tuple[ProposedAction, ActionOutcome | None]:
-        """Return the action and its outcome; None: it is under way.
+        """Return the action and its outcome; None: it is in progress.
 
         Raises:
             UsageError: no page of this session has this key, or its form was not sent.
@@ -121,7 +121,7 @@ class Actions:
         return kept.proposed, None if kept.is_underway else kept.task.result()
 
     async def close(self) -> None:
-        """Stop waiting. The fleet still does what was requested of it."""
+        """Stop waiting. The fleet still carries out requested actions."""
         tasks = [kept.task for kept in self._kept.values() if kept.task is not None]
         for task in tasks:
             task.cancel()
@@ -138,11 +138,11 @@ class Actions:
 
 async def _done(proposed: ProposedAction, fields: Fields) -> ActionOutcome:
     address, where = proposed.check
-    given = {each.name: fields.get(each.name, "").strip()[: each.characters_max] for each in proposed.fields}
+    values = {each.name: fields.get(each.name, "").strip()[: each.characters_max] for each in proposed.fields}
     try:
-        return await proposed.do(given)
+        return await proposed.do(values)
     except (UnknownOutcomeError, CoordinatorUnavailableError) as error:
-        told = f"Nobody knows whether that was done: {error}. Look before you ask again."
-        return ActionOutcome(told, address, where, is_bad=True)
+        message = f"Nobody knows whether that was done: {error}. Look before you ask again."
+        return ActionOutcome(message, address, where, is_bad=True)
     except (SnaplineError, OSError) as error:
         return ActionOutcome(f"That was not done: {error}.", address, where, is_bad=True)

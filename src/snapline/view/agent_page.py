@@ -1,4 +1,4 @@
-"""One agent: its state, and its host's report on it."""
+"""Page of one agent: its state, and its host's report on it."""
 
 import msgspec
 
@@ -15,7 +15,7 @@ OPEN_BYTES_MAX = 2_000
 
 
 def agent_body(document: dict[str, object], state: AgentState | None = None, problem: str = "") -> Markup:
-    """Draw what `Client.describe` returns, and the state; `problem`: why that is not the live one, or is not known."""
+    """Draw what `Client.describe` returns, and the state; `problem`: reason why the state is not the live one, or is unknown."""
     facts = [(name, document.get(name)) for name in document if name not in HEAD]
     about = f"{document.get('agent_kind')} on {document.get('host')}, incarnation {document.get('incarnation')}"
     title = tag(
@@ -31,7 +31,7 @@ def agent_body(document: dict[str, object], state: AgentState | None = None, pro
 
 
 def saved_body(agent: str, state: AgentState, problem: str) -> Markup:
-    """Draw the page while no host can describe the agent; `problem`: why not."""
+    """Draw the page while no host can describe the agent; `problem`: the reason."""
     title = tag(
         "div", tag("h1", agent), tag("p", f"{state.kind}, last on {state.host}", class_="quiet"), class_="title"
     )

@@ -1,15 +1,15 @@
-"""The view's requests: pages, streams of their changes, our own files. An adapter: the screens decide what is shown.
+"""The view's requests: pages, streams of their changes, our own files. An adapter: the screens decide on the content.
 
     GET  /, /agents/{agent}, /coordinators, /epochs, /epochs/{epoch}, /recovery, /waiting  pages
-    GET  /act, /act/{verb}, POST /deeds      what operators may do, where the view was started to allow it (`acting.py`)
-    GET  /space-time, /space-time.svg, …     what happened, of the fleet and of a trace (`space_time.py`)
+    GET  /act, /act/{verb}, POST /deeds      actions of operators, if the view was started with them (`acting.py`)
+    GET  /space-time, /space-time.svg, …     events of the fleet and of a trace (`space_time.py`)
     GET  /events/fleet, /events/waiting      server-sent events: `[[id, html], …]`, elements of the page to replace
     GET  /static/{file}                      style, script, icon
-    GET  /sign-in; POST /sign-in, /sign-out  with the token, where one is required
-    GET  /simulation, /simulation/…          reports of simulations, where there are any (`simulation.py`)
+    GET  /sign-in; POST /sign-in, /sign-out  with the token, if one is required
+    GET  /simulation, /simulation/…          reports of simulations, if there are any (`simulation.py`)
     GET  /health                             200 while this process answers
 
-Otherwise it only reads. The content of a page comes from `snapline.Client` and from the store's reader.
+All other requests only read. The content of a page comes from `snapline.Client` and from the store's reader.
 """
 
 import asyncio
@@ -66,7 +66,7 @@ DESCRIBE_S = 5.0
 """Longest wait for a host to describe an agent: a viewer waits for the page."""
 
 LIVE_S, SAVED_S = 1.0, 3.0
-"""Longest waits for an agent's live state, which waits for the end of a turn, and for that of the newest snapshot."""
+"""Longest waits for an agent's live state, which is available at the end of a turn, and for its state in the newest snapshot."""
 
 CUTS_KEPT = 2
 
@@ -74,9 +74,9 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class View:
-    """Answers requests. `token`: for signing in, or "": everyone who reaches it on this machine may look. `operators`: None: no one may act.
+    """Answers requests. `token`: token for signing in; "": everyone on this machine may read. `operators`: None: actions are disabled.
 
-    `trace`: a file, or a folder of hosts' traces. `reports`: folders with reports of simulations. `calls`: None: no fleet, only these.
+    `trace`: a file, or a folder of hosts' traces. `reports`: folders with reports of simulations. `calls`: None: no fleet, only traces and reports.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class View:
         self._space = SpaceTimePages(
             self._show_space, None if calls is None else LiveEvents(calls), trace, self._cut, self._shown_epochs
         )
-        calls = cast("ViewCalls", calls)  # without a fleet there are no routes that ask it
+        calls = cast("ViewCalls", calls)  # without a fleet no route uses it
         self._calls = calls
         self._sessions = Sessions(token)
         self._watch = watch or FleetWatch(calls)
@@ -156,7 +156,7 @@ class View:
         return tuple(screens)
 
     def _simulations(self, reports: Sequence[Path]) -> "SimulationPages":
-        from snapline.view.sim_reports import SimReports  # imports of the simulator are for those who have reports
+        from snapline.view.sim_reports import SimReports  # import the simulator only if there are reports
         from snapline.view.simulation import SimulationPages
 
         return SimulationPages(SimReports(reports), self._page)
@@ -167,7 +167,7 @@ class View:
             await self._acting.close()
         await self._watch.close()
 
-    # ---- who may ----------------------------------------------------------------------------------------------------
+    # ---- access -----------------------------------------------------------------------------------------------------
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: Request) -> Response:
@@ -205,10 +205,11 @@ class View:
 
     def _sign_in_page(self, wrong: str = "", status: int = 200) -> Response:
         field = tag("input", type="password", name="token", autocomplete="current-password", required=True, id="token")
-        user = tag("input", name="user", value="snapline", autocomplete="username", hidden=True)  # managers want one
+        # Password managers want a user name.
+        user = tag("input", name="user", value="snapline", autocomplete="username", hidden=True)
         form = tag("form", tag("label", "Token", for_="token"), user, field, tag("button", "Sign in"), method="post")
-        told = tag("p", wrong, class_="strip bad", role="alert") if wrong else None
-        body = tag("div", tag("h1", "Sign in"), told, form, class_="sign-in")
+        notice = tag("p", wrong, class_="strip bad", role="alert") if wrong else None
+        body = tag("div", tag("h1", "Sign in"), notice, form, class_="sign-in")
         return _html(page(PageHead("sign-in", "Sign in"), body), status)
 
     async def _sign_out(self, request: Request) -> Response:
@@ -220,10 +221,10 @@ class View:
     # ---- screens ----------------------------------------------------------------------------------------------------
 
     async def _show_fleet(self, request: Request) -> Response:
-        standing, search = await self._watch.now(), _search_of(request.query_params)
+        state, search = await self._watch.now(), _search_of(request.query_params)
         if request.query_params.get("part") == "found":
-            return _html(self._fleet.found(standing, search))
-        return self._page("fleet", "Fleet", self._fleet.body(standing, search), events="/events/fleet")
+            return _html(self._fleet.found(state, search))
+        return self._page("fleet", "Fleet", self._fleet.body(state, search), events="/events/fleet")
 
     async def _show_agent(self, request: Request) -> Response:
         agent = request.path_params["agent"]
@@ -238,7 +239,7 @@ class View:
         return self._page("fleet", agent, agent_body(described, *await self._state_of(agent)))
 
     async def _state_of(self, agent: str) -> tuple[AgentState | None, str]:
-        """Return the live state, else that of the newest snapshot; and why it is not the live one, or neither."""
+        """Return the live state, else that of the newest snapshot; with the reason if the live one, or both, are unavailable."""
         try:
             return await self._calls.state(agent, live=True, timeout_s=LIVE_S), ""
         except SnaplineError as error:
@@ -256,27 +257,27 @@ class View:
         query = request.query_params
         search = CutSearch(query.get("q", "").strip(), query.get("to", "").strip())
         cut = await self._cut(request.path_params["epoch"])
-        other = await self._cut(search.to) if search.to else None
+        compared = await self._cut(search.to) if search.to else None
         if query.get("part") == "found":
-            return _html(cut_found(cut, search, other))
+            return _html(cut_found(cut, search, compared))
         facts = self._watch.last.facts
         links = None if self._operators is None else await self._operators.links(facts, cut.epoch)
-        return self._page("epochs", f"Epoch {cut.epoch}", join([cut_body(cut, search, other), links]))
+        return self._page("epochs", f"Epoch {cut.epoch}", join([cut_body(cut, search, compared), links]))
 
     async def _show_recovery(self, request: Request) -> Response:
         query = request.query_params
         named = ",".join([*query.getlist("failed"), query.get("others", "")])
-        asked = _names(named)
-        line = msgspec.convert({**await self._calls.line_of(asked), "failed": asked}, LineFacts)  # hosts by their names
+        failed = _names(named)
+        line = msgspec.convert({**await self._calls.line_of(failed), "failed": failed}, LineFacts)  # hosts as given
         if query.get("part") == "line":
             return _html(line_found(line))
-        standing = await self._watch.now()
+        state = await self._watch.now()
         lines = msgspec.convert(await self._calls.lines_of_each(), LinesFacts)
         past = msgspec.convert(await self._calls.recoveries(), HistoryFacts)
-        hosts = [host.host for host in (() if standing.facts is None else standing.facts.hosts)]
-        told = [each.line_epoch for each in past.recoveries[-FATES_MAX:]]
-        effects = await self._waiting.open_at(told) if told else {}
-        agents = [each.agent for each in standing.agents]
+        hosts = [host.host for host in (() if state.facts is None else state.facts.hosts)]
+        shown_lines = [each.line_epoch for each in past.recoveries[-FATES_MAX:]]
+        effects = await self._waiting.open_at(shown_lines) if shown_lines else {}
+        agents = [each.agent for each in state.agents]
         targets = Targets(frozenset(agents), await self._shown_epochs())
         body = recovery_body(line, lines, past, hosts, agents, effects, targets)
         return self._page("recovery", "Recovery", body)
@@ -301,7 +302,7 @@ class View:
         return RedirectResponse(self._screens()[0][1], 303, HEADERS)
 
     async def _shown_epochs(self) -> frozenset[int]:
-        """Return the epochs that can be shown; none if the fleet does not say."""
+        """Return the epochs that can be shown; none if the fleet does not answer."""
         if not self._has_fleet:
             return frozenset()
         try:
@@ -310,7 +311,7 @@ class View:
             return frozenset()
 
     async def _cut(self, snapshot: str) -> CutFacts:
-        """Return the cut, from a cache: a viewer who types into a search requests the same ones repeatedly."""
+        """Return the cut, from a cache: typing into a search requests the same cut repeatedly."""
         if snapshot not in self._cuts:
             cut = cut_of(await self._calls.snapshot_at(snapshot))
             while len(self._cuts) >= CUTS_KEPT:
@@ -332,11 +333,11 @@ class View:
             status = 404
         elif isinstance(error, UsageError):
             status = 403 if isinstance(error, NotAllowedError) else 400
-        told = f"{str(error)[:1].upper()}{str(error)[1:]}."
+        message = f"{str(error)[:1].upper()}{str(error)[1:]}."
         body = join(
             [
                 tag("h1", "That cannot be shown" if status != 403 else "That is not allowed"),
-                tag("p", told, class_="strip bad", role="alert"),
+                tag("p", message, class_="strip bad", role="alert"),
             ]
         )
         return self._page("", "Not to be shown", body, status=status)
@@ -347,7 +348,7 @@ class View:
         body = join([tag("h1", "There is no such page"), tag("p", tag("a", "The fleet", href="/"))])
         return self._page("", "No such page", body, status=404)
 
-    # ---- what changes -----------------------------------------------------------------------------------------------
+    # ---- live updates -----------------------------------------------------------------------------------------------
 
     async def _fleet_events(self, request: Request) -> Response:
         search = _search_of(request.query_params)
@@ -356,11 +357,11 @@ class View:
         )
 
     async def _fleet_stream(self, search: AgentSearch) -> AsyncGenerator[str, None]:
-        shown = ViewerState()
+        viewer = ViewerState()
         try:
             async with aclosing(self._watch.follow()) as news:
-                async for standing in news:
-                    yield event(shown.changes(self._fleet.pieces(standing, search)))
+                async for state in news:
+                    yield event(viewer.changes(self._fleet.pieces(state, search)))
         except UsageError as error:
             yield f"event: refused\ndata: {json.dumps(str(error))}\n\n"
 

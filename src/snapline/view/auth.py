@@ -1,7 +1,7 @@
-"""Access to the view: for those who reach a loopback address or have signed in with the token. Form tokens, and the headers of every page.
+"""Access to the view by a loopback address or by signing in with the token. Form tokens, and the headers of every page.
 
-Programs on other web sites must not read through a viewer's browser (`gateway/browsers.py`): on loopback without a token only names of this
-machine are answered; with a token the cookie is missing there.
+Programs on other web sites must not read through a viewer's browser (`gateway/browsers.py`). Without a token the view answers only requests
+with a loopback host name; with a token, requests from other sites lack the cookie.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ HEADERS = {
 
 
 class Sessions:
-    """Signed-in sessions. `token`: what people sign in with; "": no one has to."""
+    """Signed-in sessions. `token`: token for signing in; "": not required."""
 
     def __init__(self, token: str, now_s: Callable[[], float] = time.monotonic) -> None:
         self._digest = hashlib.sha256(token.encode()).digest() if token else b""
@@ -75,7 +75,7 @@ class Sessions:
         return self._bears(request) or self._until_s.get(_cookie_of(request), float("-inf")) > self._now_s()
 
     def name_of(self, request: Request) -> str:
-        """Return the name of the requester's session; requests with one name share what they were shown."""
+        """Return the name of the requester's session; requests of one session share its confirmation pages."""
         return _cookie_of(request) if self.is_asked_for and not self._bears(request) else ""
 
     def form_token(self, request: Request) -> str:
@@ -96,7 +96,7 @@ def _cookie_of(request: Request) -> str:
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """Return the fields of a form, whose body is small; none if it is larger."""
+    """Return the fields of a form; none if its body is too large."""
     body = bytearray()
     async for part in request.stream():
         body += part

@@ -19,9 +19,9 @@ def coordinators_body(replicas: Sequence[AskedReplica]) -> Markup:
     statuses = [each.status for each in replicas if each.status is not None]
     leader = max([each for each in statuses if each.standing.is_leader], key=_term, default=None)
     led = "none of them leads" if leader is None else f"{leader.node} leads, term {leader.standing.term}"
-    told = f"{len(statuses):,} of {plural(len(replicas), 'replica')} answered; {led}"
+    summary = f"{len(statuses):,} of {plural(len(replicas), 'replica')} answered; {led}"
     rows = [_row(each, leader) for each in replicas]
-    title = tag("div", tag("h1", "Coordinators"), tag("p", told, class_="quiet"), class_="title")
+    title = tag("div", tag("h1", "Coordinators"), tag("p", summary, class_="quiet"), class_="title")
     more = "Each was asked for this page. Positions are numbers of entries in the coordinator's log."
     return join(
         [title, section("replicas", "Replicas", table(COLUMNS, rows, label="Replicas"), tag("p", more, class_="quiet"))]

@@ -1,4 +1,4 @@
-"""Snapshots as the view knows them: the document of `snapline snapshot show`, with names and types."""
+"""Types of a snapshot in the view: the document of `snapline snapshot show`."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ Plain = dict[str, object]
 
 
 class CutMessage(msgspec.Struct, frozen=True):
-    """Message sent inside the cut, and not received inside it."""
+    """Message sent but not received inside the cut."""
 
     number: int = 0
     message: object = None
@@ -23,7 +23,7 @@ class CutChannel(msgspec.Struct, frozen=True):
 
 
 class CutAgent(msgspec.Struct, frozen=True):
-    """One agent in the cut. Lists hold their items as the document has them."""
+    """One agent in the cut. Items of lists have the form of the document."""
 
     agent: str
     kind: str = ""
@@ -75,5 +75,5 @@ class CutFacts(msgspec.Struct, frozen=True):
 
 
 def cut_of(document: dict[str, object]) -> CutFacts:
-    """Return the document's facts. msgspec.ValidationError: it is no snapshot."""
+    """Return the document's facts. msgspec.ValidationError: the document is not a snapshot."""
     return msgspec.convert(document, CutFacts)

@@ -1,4 +1,4 @@
-"""The screen *Cut*: one snapshot: every agent's state, the messages in transit between them, and how it differs from another one."""
+"""The screen *Cut* of one snapshot: the state of every agent, the messages in transit, and the differences from another snapshot."""
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -22,14 +22,14 @@ CHANGES_MAX = 200
 """Largest number of shown differences between two snapshots."""
 
 AGENT_NODES_MAX = 400
-"""Largest number of values of one agent's state: the page of a hundred agents stays one that a browser can hold."""
+"""Largest number of values shown of one agent's state: bounds the page of a hundred agents."""
 
 MESSAGE_COLUMNS = (("From", ""), ("To", ""), ("Number", "number"), ("Message", "wide"))
 CHANGE_COLUMNS = (("Where", ""), ("Before", "wide"), ("After", "wide"))
 
 
 class CutSearch(msgspec.Struct, frozen=True):
-    """Search in a snapshot. `text`: in a name, a state or a message; `to`: the snapshot to compare with."""
+    """Search in a snapshot. `text`: part of a name, a state or a message; `to`: the snapshot to compare with."""
 
     text: str = ""
     to: str = ""
@@ -61,7 +61,7 @@ def _said(value: object) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-# -- above ---------------------------------------------------------------------------------------------------------------
+# -- head ----------------------------------------------------------------------------------------------------------------
 
 
 def _title(cut: CutFacts) -> Markup:
@@ -106,19 +106,19 @@ def _form(cut: CutFacts, search: CutSearch) -> Markup:
     return tag("form", text, to, tag("button", "Search"), class_="search", **where)
 
 
-# -- what was in transit ---------------------------------------------------------------------------------------------------
+# -- messages in transit ---------------------------------------------------------------------------------------------------
 
 
 def _in_transit(cut: CutFacts, search: CutSearch, shown: Container[str]) -> Markup:
-    """`shown`: agents that have a card below."""
+    """Draw the messages in transit. `shown`: agents that have a card below."""
     found = [
         (channel, message)
         for channel, message in cut.messages()
         if search.finds(channel.sender, channel.receiver, message.message)
     ]
     if not found:
-        told = "Nothing was in transit." if not search.text else "No message is found."
-        return section("transit", "In transit", tag("p", told, class_="quiet"))
+        notice = "Nothing was in transit." if not search.text else "No message is found."
+        return section("transit", "In transit", tag("p", notice, class_="quiet"))
     rows = [_message(channel, message, shown) for channel, message in found[:ROWS_MAX]]
     counts = Counter((channel.sender, channel.receiver) for channel, _ in found)
     body = table(MESSAGE_COLUMNS, rows, label="Messages in transit")
@@ -141,7 +141,7 @@ def _agent_link(agent: str, shown: Container[str]) -> Child:
 
 
 def _in_words(message: object) -> object:
-    """Return `{"Mass": {"amount": 3}}` for the usual message."""
+    """Return the usual message as `{"Mass": {"amount": 3}}`."""
     match message:
         case {"type": str() as name, "fields": fields, **rest} if not rest:
             return {name: fields}
@@ -157,8 +157,8 @@ def _value(value: object) -> Child:
 
 
 def _told(found: int, total: int, what: str) -> str:
-    told = plural(total, what) if found == total else f"{found:,} of {plural(total, what)}"
-    return told if found <= ROWS_MAX else f"{told}, the first {ROWS_MAX} are shown"
+    summary = plural(total, what) if found == total else f"{found:,} of {plural(total, what)}"
+    return summary if found <= ROWS_MAX else f"{summary}, the first {ROWS_MAX} are shown"
 
 
 # -- agents --------------------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def _difference(before: CutFacts, after: CutFacts, search: CutSearch) -> Markup:
     changes = StateChanges(CHANGES_MAX)
     _compare_agents(_comparable(before.agents), _comparable(after.agents), changes)
     _compare_messages(before, after, changes)
-    found = [each for each in changes.shown if search.finds(each)]
+    changes_found = [each for each in changes.shown if search.finds(each)]
     rows = [
         tag(
             "tr",
@@ -203,10 +203,12 @@ def _difference(before: CutFacts, after: CutFacts, search: CutSearch) -> Markup:
             tag("td", _value(each["before"]) if "before" in each else None, class_="wide"),
             tag("td", _value(each["after"]) if "after" in each else _what(each), class_="wide"),
         )
-        for each in found
+        for each in changes_found
     ]
-    told = plural(len(found) + changes.more, "change")
-    aside = tag("span", f"{told}, the first {CHANGES_MAX} are looked at" if changes.more else told, class_="quiet")
+    summary = plural(len(changes_found) + changes.more, "change")
+    aside = tag(
+        "span", f"{summary}, the first {CHANGES_MAX} are looked at" if changes.more else summary, class_="quiet"
+    )
     body: Child = (
         table(CHANGE_COLUMNS, rows, label="Changes") if rows else tag("p", "They are the same.", class_="quiet")
     )
@@ -224,7 +226,7 @@ def _compare_agents(before: Mapping[str, object], after: Mapping[str, object], c
 
 
 def _comparable(agents: Iterable[CutAgent]) -> dict[str, object]:
-    """Return what a person compares, by agent; not the numbers of checkpoints, which always differ."""
+    """Return the compared values by agent, without numbers of checkpoints, which always differ."""
     return {
         each.agent: {"host": each.host, "incarnation": each.incarnation, "state": each.state, **dict(each.rest())}
         for each in agents
@@ -233,8 +235,8 @@ def _comparable(agents: Iterable[CutAgent]) -> dict[str, object]:
 
 def _compare_messages(before: CutFacts, after: CutFacts, changes: StateChanges) -> None:
     old, new = ({(c.sender, c.receiver, m.number): m.message for c, m in cut.messages()} for cut in (before, after))
-    for gone in sorted(old.keys() - new.keys()):
-        changes.add(_place(gone), "removed", before=_in_words(old[gone]))
+    for channel in sorted(old.keys() - new.keys()):
+        changes.add(_place(channel), "removed", before=_in_words(old[channel]))
     for come in sorted(new.keys() - old.keys()):
         changes.add(_place(come), "added", after=_in_words(new[come]))
 

@@ -11,17 +11,19 @@ AGENTS_MAX = 32
 
 RADIUS, MARGIN, NODE = 150.0, 110.0, 5.0
 CURVE = 0.16
-"""Bend of an arrow, as a part of its length: the one back does not lie upon it."""
+"""Bend of an arrow, as a fraction of its length, so that the opposite arrow does not cover it."""
 
 
 def cut_picture(counts: Mapping[tuple[str, str], int]) -> Markup | None:
-    """Draw (sender, receiver) → messages in transit; None if there are too many agents, or nothing is in transit."""
+    """Draw the picture from (sender, receiver) → number of messages; None if there are too many agents, or no messages in transit."""
     agents = sorted({agent for channel in counts for agent in channel})
     if not 2 <= len(agents) <= AGENTS_MAX:
         return None
-    places = {agent: _place(number, len(agents)) for number, agent in enumerate(agents)}
-    arrows = [_arrow(channel, many, max(counts.values()), places) for channel, many in sorted(counts.items())]
-    nodes = [_node(agent, *places[agent]) for agent in agents]
+    positions = {agent: _place(number, len(agents)) for number, agent in enumerate(agents)}
+    arrows = [
+        _arrow(channel, messages, max(counts.values()), positions) for channel, messages in sorted(counts.items())
+    ]
+    nodes = [_node(agent, *positions[agent]) for agent in agents]
     head = tag(
         "marker",
         tag("path", d="M0 0L8 4L0 8z"),
@@ -50,10 +52,10 @@ def _arrow(channel: tuple[str, str], many: int, most: int, places: Mapping[str, 
     along_x, along_y = (x2 - x1) / length, (y2 - y1) / length
     bend_x, bend_y = (x1 + x2) / 2 - along_y * CURVE * length, (y1 + y2) / 2 + along_x * CURVE * length
     end_x, end_y = x2 - along_x * 2 * NODE, y2 - along_y * 2 * NODE
-    words = f"{channel[0]} → {channel[1]}: {plural(many, 'message')}"
+    label = f"{channel[0]} → {channel[1]}: {plural(many, 'message')}"
     path = f"M{x1:.1f} {y1:.1f}Q{bend_x:.1f} {bend_y:.1f} {end_x:.1f} {end_y:.1f}"
     weight = 1 + min(3, int(3 * many / most))
-    drawn = tag("path", tag("title", words), d=path, class_=f"arrow weight-{weight}", marker_end="url(#head)")
+    drawn = tag("path", tag("title", label), d=path, class_=f"arrow weight-{weight}", marker_end="url(#head)")
     count_x, count_y = (x1 + 2 * bend_x + end_x) / 4, (y1 + 2 * bend_y + end_y) / 4
     return tag("g", drawn, tag("text", many, x=f"{count_x:.1f}", y=f"{count_y + 4:.1f}", class_="many"))
 

@@ -1,4 +1,4 @@
-"""The screens of actions: possible actions, confirmation and outcome. All of them work without scripts."""
+"""Screens of actions: possible actions, confirmation and outcome. All work without scripts."""
 
 from collections.abc import Container, Sequence
 from urllib.parse import urlencode
@@ -32,7 +32,7 @@ def links_of_epoch(epoch: int, *, can_restore: bool, is_here: bool) -> Markup:
     """Draw links to the actions on a snapshot."""
     restore = (("restore", "Restore"),) if can_restore else ()
     verbs = [*restore, *((("tag", "Tag"), ("pin", "Pin"), ("fork", "Fork")) if is_here else ())]
-    return tag("p", [action_link(verb, f"{words} epoch {epoch}", snapshot=epoch) for verb, words in verbs])
+    return tag("p", [action_link(verb, f"{label} epoch {epoch}", snapshot=epoch) for verb, label in verbs])
 
 
 def actions_body(facts: FleetFacts, kept: KeptSnapshots, restorable: Container[int], *, is_here: bool) -> Markup:
@@ -46,8 +46,8 @@ def actions_body(facts: FleetFacts, kept: KeptSnapshots, restorable: Container[i
         for each in reversed(kept.snapshots[-ROWS_MAX:])
     ]
     held = table(SNAPSHOT_COLUMNS, rows, label="Snapshots") if rows else tag("p", "There is none yet.", class_="quiet")
-    told = "Tags, pins and forks are made where the store is: start the view there, with --data-dir."
-    away = None if is_here else tag("p", told, class_="quiet")
+    hint = "Tags, pins and forks are made where the store is: start the view there, with --data-dir."
+    away = None if is_here else tag("p", hint, class_="quiet")
     more = len(kept.snapshots) - ROWS_MAX
     rest = tag("p", f"and {more:,} older ones: see `snapline snapshot list`", class_="quiet") if more > 0 else None
     return join(
@@ -88,7 +88,7 @@ def _snapshot(each: SnapshotSummary, kept: KeptSnapshots, *, can_restore: bool, 
     if is_here:
         pin = ("unpin", "Unpin") if is_pinned else ("pin", "Pin")
         verbs = (("tag", "Tag"), pin, ("fork", "Fork"))
-        actions += [action_link(verb, f"{words} {epoch}", snapshot=epoch) for verb, words in verbs]
+        actions += [action_link(verb, f"{label} {epoch}", snapshot=epoch) for verb, label in verbs]
         actions += [action_link("untag", f"Remove tag {name}", name=name) for name in names]
     figures = (count(each.agent_count), size(each.state_bytes), count(each.channel_state_messages))
     return tag(
@@ -108,9 +108,9 @@ def confirmation_body(proposed: ProposedAction, address: str, hidden: Sequence[t
     button = tag("button", proposed.button, class_="grave" if proposed.is_grave else None)
     leave = tag("a", "Leave it", href="/act")
     form = tag("form", secrets, fields, tag("p", button, leave), method="post", action=address, class_="confirm")
-    told = tag("ul", [tag("li", each) for each in proposed.sentences])
+    effects = tag("ul", [tag("li", each) for each in proposed.sentences])
     title = tag("div", tag("h1", f"{proposed.title}?"), class_="title")
-    return join([title, told, proposed.more, form])
+    return join([title, effects, proposed.more, form])
 
 
 def _field(field: ActionField) -> Markup:
@@ -124,11 +124,11 @@ def _field(field: ActionField) -> Markup:
 
 
 def outcome_body(proposed: ProposedAction, outcome: ActionOutcome | None) -> Markup:
-    """Draw the outcome; None: the action is under way."""
+    """Draw the outcome; None: the action is in progress."""
     title = tag("div", tag("h1", proposed.title), class_="title")
-    back = tag("a", "Actions", href="/act")
+    link_back = tag("a", "Actions", href="/act")
     if outcome is None:
-        return join([title, tag("p", "It is under way.", class_="strip", role="status"), tag("p", back)])
+        return join([title, tag("p", "It is under way.", class_="strip", role="status"), tag("p", link_back)])
     strip = tag(
         "p",
         outcome.sentence,
@@ -136,4 +136,4 @@ def outcome_body(proposed: ProposedAction, outcome: ActionOutcome | None) -> Mar
         role="alert" if outcome.is_bad else "status",
     )
     where = tag("a", outcome.where, href=outcome.address) if outcome.address != "/act" else None
-    return join([title, strip, tag("p", where, class_="deeds"), tag("p", back)])
+    return join([title, strip, tag("p", where, class_="deeds"), tag("p", link_back)])

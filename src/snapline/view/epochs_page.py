@@ -1,4 +1,4 @@
-"""The Epochs screen: how the last ones ended, what took their time, and which host was last. Read from the log, so it outlives every coordinator."""
+"""The screen *Epochs*: outcome and phases of the last epochs, and the host that was last. Read from the log, so it survives restarts."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ PHASES = (
     ("alignment", "alignment_s", "waited for what other agents had sent before"),
     ("store", "store_s", "stored"),
 )
-"""Class, figure and description of each phase, in the order of the phases."""
+"""CSS class, field and description of each phase, in the order of the phases."""
 
 COLUMNS = (
     ("Epoch", ""),
@@ -36,7 +36,7 @@ COLUMNS = (
 
 
 class PartFacts(msgspec.Struct, frozen=True):
-    """One host's part; times in seconds, None: its release does not report them."""
+    """One host's part of an epoch; times in seconds. None: its release does not report them."""
 
     host: str = ""
     agent: str = ""
@@ -47,9 +47,9 @@ class PartFacts(msgspec.Struct, frozen=True):
     store_s: float | None = None
 
     def phases(self) -> list[tuple[str, float, str]]:
-        """Return the known phases: class, time, words."""
-        found = [(name, getattr(self, figure), words) for name, figure, words in PHASES]
-        return [(name, time_s, words) for name, time_s, words in found if time_s is not None]
+        """Return the known phases: CSS class, time, description."""
+        all_phases = [(name, getattr(self, figure), label) for name, figure, label in PHASES]
+        return [(name, time_s, label) for name, time_s, label in all_phases if time_s is not None]
 
 
 class EpochFacts(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ class EpochFacts(msgspec.Struct, frozen=True):
 
     @property
     def is_aborted(self) -> bool:
-        """Return whether it was aborted: nothing of it is kept."""
+        """Return whether the epoch was aborted: it left no data."""
         return self.status == "aborted"
 
 
@@ -82,7 +82,7 @@ class EndedEpochs(msgspec.Struct, frozen=True):
 
 
 def epochs_body(document: dict[str, object]) -> Markup:
-    """Draw the screen of what `snapline snapshot history -o json` prints."""
+    """Draw the screen from the output of `snapline snapshot history -o json`."""
     history = msgspec.convert(document, EndedEpochs)
     title = tag("div", tag("h1", "Epochs"), class_="title")
     if not history.epochs:
@@ -90,25 +90,25 @@ def epochs_body(document: dict[str, object]) -> Markup:
     targets = Targets(epochs=shown_epochs(document))
     rows = [_row(epoch, targets) for epoch in reversed(history.epochs)]
     aborted = sum([epoch.is_aborted for epoch in history.epochs])
-    told = f"{plural(len(history.epochs), 'epoch')}, {aborted:,} aborted"
+    summary = f"{plural(len(history.epochs), 'epoch')}, {aborted:,} aborted"
     chart = section("course", "How long they took", _chart(history.epochs), _legend(history.epochs))
-    return join([title, chart, section("ended", told, table(COLUMNS, rows, label="Epochs that have ended"))])
+    return join([title, chart, section("ended", summary, table(COLUMNS, rows, label="Epochs that have ended"))])
 
 
 def no_history() -> Markup:
-    """Draw the notice that the coordinator is of an older release."""
-    told = "This coordinator keeps no history of epochs: it is of an older release. `snapline snapshot list` has what is in the store."
-    return join([tag("div", tag("h1", "Epochs"), class_="title"), tag("p", told, class_="strip warn")])
+    """Draw the notice for a coordinator of an older release."""
+    notice = "This coordinator keeps no history of epochs: it is of an older release. `snapline snapshot list` has what is in the store."
+    return join([tag("div", tag("h1", "Epochs"), class_="title"), tag("p", notice, class_="strip warn")])
 
 
 # ---- the chart ------------------------------------------------------------------------------------------------------
 
 
 def _chart(epochs: Sequence[EpochFacts]) -> Markup:
-    """Draw a bar for each, oldest first. The longest complete one fills the height: an aborted one may have waited for minutes."""
+    """Draw a bar for each epoch, oldest first. The longest complete epoch fills the height: an aborted one may have waited for minutes."""
     most_s = max([epoch.took_s for epoch in epochs if not epoch.is_aborted], default=0.0)
     most_s = most_s or max([epoch.took_s for epoch in epochs]) or 1.0
-    bars = [_bar(place * (BAR + GAP), epoch, most_s) for place, epoch in enumerate(epochs)]
+    bars = [_bar(index * (BAR + GAP), epoch, most_s) for index, epoch in enumerate(epochs)]
     box = f"0 0 {max(60, len(epochs)) * (BAR + GAP)} {HEIGHT}"
     label = f"Duration of {plural(len(epochs), 'epoch')}, up to {seconds(most_s)}; the table has the figures"
     return tag("svg", *bars, class_="epochs", viewBox=box, preserveAspectRatio="none", role="img", aria_label=label)
@@ -116,12 +116,12 @@ def _chart(epochs: Sequence[EpochFacts]) -> Markup:
 
 def _bar(x: int, epoch: EpochFacts, most_s: float) -> Markup:
     about = tag("title", f"epoch {epoch.epoch}: {epoch.status}, {seconds(epoch.took_s)}")
-    whole = min(HEIGHT, max(1.0, HEIGHT * epoch.took_s / most_s))
+    bar_height = min(HEIGHT, max(1.0, HEIGHT * epoch.took_s / most_s))
     if epoch.is_aborted:
-        return tag("g", about, _part(x, HEIGHT - whole, whole, "aborted"))
-    parts, y = [_part(x, HEIGHT - whole, whole, "rest")], float(HEIGHT)
+        return tag("g", about, _part(x, HEIGHT - bar_height, bar_height, "aborted"))
+    parts, y = [_part(x, HEIGHT - bar_height, bar_height, "rest")], float(HEIGHT)
     for name, time_s, _ in epoch.last.phases() if epoch.last is not None else ():
-        height = min(HEIGHT * time_s / most_s, y - (HEIGHT - whole))
+        height = min(HEIGHT * time_s / most_s, y - (HEIGHT - bar_height))
         y -= height
         parts.append(_part(x, y, height, name))
     return tag("g", about, *parts)
@@ -133,10 +133,10 @@ def _part(x: int, y: float, height: float, name: str) -> Markup:
 
 def _legend(epochs: Sequence[EpochFacts]) -> Markup:
     names = [
-        *[(name, f"the last host {words}") for name, _, words in PHASES],
+        *[(name, f"the last host {label}") for name, _, label in PHASES],
         ("rest", "the coordinator, and the way to it"),
     ]
-    marks = [tag("span", tag("i", class_=f"mark {name}"), words) for name, words in (*names, ("aborted", "aborted"))]
+    marks = [tag("span", tag("i", class_=f"mark {name}"), label) for name, label in (*names, ("aborted", "aborted"))]
     unknown = any(epoch.last is None and not epoch.is_aborted for epoch in epochs)
     more = "Of epochs that no host reports, made of checkpoints that agents take on their own, phases are not known."
     return tag("p", *marks, f" {more}" if unknown else None, class_="legend quiet")
@@ -164,18 +164,18 @@ def _row(epoch: EpochFacts, targets: Targets) -> Markup:
 
 def _why(epoch: EpochFacts) -> Child:
     last, late = epoch.last, epoch.late
-    said = [f"{epoch.reason}."] if epoch.reason else []
+    sentences = [f"{epoch.reason}."] if epoch.reason else []
     if last is None:
-        return said[0] if said else NOTHING
-    said.append(f"{last.host} reported last, {_ms(last.after_s)} after the begin{_longest(last)}.")
+        return sentences[0] if sentences else NOTHING
+    sentences.append(f"{last.host} reported last, {_ms(last.after_s)} after the begin{_longest(last)}.")
     if late is not None and late.host != last.host and late.agent:
         took_s = (late.start_delay_s or 0.0) + (late.capture_s or 0.0)
-        said.append(f"Recorded latest: {late.agent} on {late.host}, after {_ms(took_s)}.")
-    return " ".join(said)
+        sentences.append(f"Recorded latest: {late.agent} on {late.host}, after {_ms(took_s)}.")
+    return " ".join(sentences)
 
 
 def _longest(last: PartFacts) -> str:
-    """Return what took most of a host's time."""
+    """Return the phase that took most of a host's time."""
     phases = last.phases()
     if not phases:
         return "; its release does not say why"

@@ -1,7 +1,7 @@
-"""Content of a file for a bug report: the screens of a running fleet, or of a store at rest, each as far as it is available.
+"""Content of a file for a bug report: the available screens of a running fleet, or of a store at rest.
 
-The pages are those of the view. A sentence replaces what is unavailable, so one failure does not take the rest away; but a fleet that does not
-answer at all is an error, and no file.
+The pages are those of the view. A sentence replaces an unavailable page, so one failure does not affect the others. A fleet that does not answer
+at all is an error: no file is written.
 """
 
 import asyncio
@@ -30,22 +30,22 @@ from snapline.view.waiting_screen import WaitingScreen
 from snapline.view.watch import FleetWatch
 
 SNAPSHOT = "snapshot"
-"""The screen of the snapshot; others link to it."""
+"""Id of the snapshot's screen, to which others link."""
 
 CUT_CHARACTERS_MAX = 8_000_000
 """Largest size of the snapshot's screen: a browser opens it in a second or two, and bug trackers accept such a file."""
 
 RATE_S = 2.0
-"""Time between two looks at the fleet: hosts report their turns once a second."""
+"""Time between two reads of the fleet's state: hosts report their turns once a second."""
 
 LEDGER_LOOKS = 6
-"""Largest number of looks at the ledger of effects, of 8 MiB at most each: the requester waits some seconds for the file."""
+"""Largest number of reads of the effect ledger, each of at most 8 MiB: the requester waits some seconds for the file."""
 
 FAILURES = (SnaplineError, msgspec.ValidationError)
 
 
 class ExportedScreen(msgspec.Struct, frozen=True):
-    """One screen of the file. `id`: a word, which begins the ids in it. `epoch`: of the snapshot that it shows, or 0."""
+    """One screen of the file. `id`: prefix of the ids in it. `epoch`: epoch of the shown snapshot, or 0."""
 
     id: str
     name: str
@@ -57,7 +57,7 @@ class FleetExport:
     """The screens of a running fleet."""
 
     def __init__(self, calls: ViewCalls, snapshot: str, withheld: Redaction | None) -> None:
-        """`withheld`: leaves contents out; None: they are in the file."""
+        """`withheld`: removes contents; None: the file includes them."""
         self._calls = calls
         self._snapshot = snapshot
         self._withheld = withheld
@@ -65,7 +65,7 @@ class FleetExport:
         self._waiting = WaitingScreen(calls, self._watch)
 
     async def screens(self) -> tuple[str, list[ExportedScreen]]:
-        """Return the fleet's name, and its screens.
+        """Return the fleet's name and its screens.
 
         Raises:
             CoordinatorUnavailableError: the fleet does not report its state.
@@ -85,8 +85,8 @@ class FleetExport:
         recovery = await _had("recovery", "Recovery", lambda: self._recovery(facts))
         waiting = await _had("waiting", "Waiting", self._what_waits)
         await asyncio.sleep(max(0.0, first_s + RATE_S - time.monotonic()))
-        standing = await self._watch.now()
-        fleet = ExportedScreen("fleet", "Fleet", FleetScreen().body(standing, AgentSearch()))
+        state = await self._watch.now()
+        fleet = ExportedScreen("fleet", "Fleet", FleetScreen().body(state, AgentSearch()))
         return facts.fleet, [fleet, coordinators, epochs, snapshot, recovery, waiting]
 
     async def _coordinators(self) -> ExportedScreen:
@@ -103,12 +103,12 @@ class FleetExport:
         line = msgspec.convert(await self._calls.line_of(()), LineFacts)
         lines = msgspec.convert(await self._calls.lines_of_each(), LinesFacts)
         past = msgspec.convert(await self._calls.recoveries(), HistoryFacts)
-        told = [each.line_epoch for each in past.recoveries[-FATES_MAX:]]
+        shown_lines = [each.line_epoch for each in past.recoveries[-FATES_MAX:]]
         effects: dict[int, list[Effect]] = {}
-        for _ in range(LEDGER_LOOKS if told else 0):
-            effects = await self._waiting.open_at(told)
+        for _ in range(LEDGER_LOOKS if shown_lines else 0):
+            effects = await self._waiting.open_at(shown_lines)
         if self._withheld is not None:
-            effects = {epoch: self._withheld.effects(found) for epoch, found in effects.items()}
+            effects = {epoch: self._withheld.effects(open_effects) for epoch, open_effects in effects.items()}
         agents = [each.agent for each in self._watch.last.agents]
         body = recovery_body(line, lines, past, [host.host for host in facts.hosts], agents, effects, Targets())
         return ExportedScreen("recovery", "Recovery", body)
@@ -125,10 +125,10 @@ class FleetExport:
 async def store_screens(
     store: StoreAtRest, snapshot: str, withheld: Redaction | None
 ) -> tuple[str, list[ExportedScreen]]:
-    """Return the same for a store without a running coordinator: its fleet's name, and what the store alone knows.
+    """Return the fleet's name and the screens of a store without a running coordinator.
 
     Raises:
-        StoreError: it cannot be read, or there is none.
+        StoreError: the store is missing or cannot be read.
     """
     listed = store.listed()
     name = next((each.fleet for each in reversed(listed.snapshots) if each.fleet), "")
@@ -138,12 +138,12 @@ async def store_screens(
 
     async def outside() -> ExportedScreen:
         facts = store.outside(listed.snapshots[-1].epoch if listed.snapshots else 0)
-        shown = waiting_pieces(facts if withheld is None else withheld.waiting(facts))
-        said = _sentence(
+        pieces = waiting_pieces(facts if withheld is None else withheld.waiting(facts))
+        notice = _sentence(
             "What waits with agents only their hosts know. Turns in their middle, timers and messages stand in the snapshot."
         )
-        parts = [piece.html for piece in shown if piece.id in ("effects", "outputs")]
-        return ExportedScreen("waiting", "Waiting", join([_title("Waiting"), said, *parts]))
+        parts = [piece.html for piece in pieces if piece.id in ("effects", "outputs")]
+        return ExportedScreen("waiting", "Waiting", join([_title("Waiting"), notice, *parts]))
 
     return name, [
         ExportedScreen("store", "Store", store_body(listed)),
@@ -162,8 +162,8 @@ NO_RECOVERIES = (
 
 
 def cut_screen(cut: CutFacts, withheld: Redaction | None) -> ExportedScreen:
-    """Draw one snapshot, as much of it as a file has room for."""
-    told = _title("Snapshot")
+    """Draw one snapshot, as far as the size limit allows."""
+    heading = _title("Snapshot")
     if withheld is not None:
         return ExportedScreen(SNAPSHOT, "Snapshot", cut_body(withheld.cut(cut), CutSearch()), cut.epoch)
     for kept, has_messages in _parts(min(len(cut.agents), ROWS_MAX)):
@@ -179,13 +179,13 @@ def cut_screen(cut: CutFacts, withheld: Redaction | None) -> ExportedScreen:
     return ExportedScreen(
         SNAPSHOT,
         "Snapshot",
-        join([told, _sentence("It is too large for a file: `snapline snapshot export` copies it.")]),
+        join([heading, _sentence("It is too large for a file: `snapline snapshot export` copies it.")]),
         cut.epoch,
     )
 
 
 def _parts(agents: int) -> Iterator[tuple[int, bool]]:
-    """Yield how many agents, and whether messages, are shown with their contents: less each time."""
+    """Yield ever smaller numbers of agents shown with contents, and whether messages are shown with contents."""
     yield agents, True
     while agents:
         agents //= 2
@@ -194,15 +194,15 @@ def _parts(agents: int) -> Iterator[tuple[int, bool]]:
 
 
 def _too_large(kept: int, *, has_messages: bool) -> Markup:
-    others = f"all but the first {plural(kept, 'agent')}" if kept else "agents"
-    what = f"Contents of {others} are left out" if has_messages else "Contents are left out"
+    omitted = f"all but the first {plural(kept, 'agent')}" if kept else "agents"
+    omission = f"Contents of {omitted} are left out" if has_messages else "Contents are left out"
     return _sentence(
-        f"{what}: this screen would be larger than {size(CUT_CHARACTERS_MAX)}. `snapline snapshot show` has them."
+        f"{omission}: this screen would be larger than {size(CUT_CHARACTERS_MAX)}. `snapline snapshot show` has them."
     )
 
 
 async def _had(id: str, name: str, make: Callable[[], Awaitable[ExportedScreen]]) -> ExportedScreen:
-    """Return a screen, or why there is none."""
+    """Return a screen, or one with the reason why it is unavailable."""
     try:
         return await make()
     except FAILURES as error:

@@ -1,6 +1,6 @@
-"""One HTML file with everything in it: the screens one below the other, their style, no script, nothing from elsewhere.
+"""One self-contained HTML file: the screens one below the other, with their style and without scripts.
 
-Its policy says so too: the style is known by its digest, all else is forbidden.
+Its content security policy enforces that: the style is allowed by its digest, everything else is forbidden.
 """
 
 import base64
@@ -28,7 +28,7 @@ article:last-child { border-bottom: 0; }
 
 
 def export_page(fleet: str, screens: Sequence[ExportedScreen], about: str) -> Markup:
-    """Return the file. `about`: when, from where and what is in it, in a sentence or two."""
+    """Return the file. `about`: time, source and content, in a sentence or two."""
     shown = epoch_of(screens)
     ids = {each.id for each in screens}.union(*(ids_of(each.body, each.id) for each in screens))
 
@@ -88,11 +88,11 @@ def check_free(path: Path, *, is_forced: bool) -> None:
 
 
 def write_file(path: Path, page: str, *, is_forced: bool) -> int:
-    """Write the file, whole or not at all, for its owner alone; returns its bytes.
+    """Write the file atomically, readable by its owner only; return its size in bytes.
 
     Raises:
-        UsageError: it is there already.
-        OSError: it cannot be written.
+        UsageError: the file exists already.
+        OSError: the file cannot be written.
     """
     data = page.encode("utf-8", "replace")
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -104,7 +104,7 @@ def write_file(path: Path, page: str, *, is_forced: bool) -> int:
         if is_forced:
             os.replace(scratch, path)
         else:
-            os.link(scratch, path)  # not if there is one
+            os.link(scratch, path)  # fails if the file exists
     except FileExistsError as error:
         raise UsageError(f"{path} is there already: give another name, or --force") from error
     finally:

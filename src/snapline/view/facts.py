@@ -1,6 +1,6 @@
-"""The fleet as the view knows it: the documents that `snapline.Client` returns, with names and types.
+"""Types of the fleet's state in the view: the documents that `snapline.Client` returns.
 
-A document may come from another release: what is missing has a value that says nothing, what is new is left out.
+A document may come from another release: missing fields have a neutral default, and new fields are ignored.
 """
 
 import time
@@ -17,20 +17,20 @@ from snapline.messages.status import AskedReplica
 from snapline.messages.views import AgentState, RecentTrace
 
 COURSE_MAX = 120
-"""Largest number of samples of the drawn course: two minutes, one a second."""
+"""Largest number of samples in the sparkline: two minutes, one a second."""
 
 WINDOW_S = 5.0
-"""Window of a rate, the last few seconds: hosts report their figures with heartbeats, not on request."""
+"""Window of a rate, the last few seconds: hosts report their counts with heartbeats, not on request."""
 
 
 DAY_S = 86_400.0
 
 ENDED = ("finished", "failed")
-"""Phases in which a fleet does nothing any more."""
+"""Phases in which the fleet has ended."""
 
 
 class HostFacts(msgspec.Struct, frozen=True):
-    """One host, as `messages/status.py` describes it."""
+    """One host, as described in `messages/status.py`."""
 
     host: str
     address: str = ""
@@ -71,7 +71,7 @@ class ConcernFacts(msgspec.Struct, frozen=True):
     remedy: str = ""
 
     def line(self, now_s: float) -> str:
-        """Return, for terminals, what, since when (the local clock's words for `now_s - since_s`), and what to do."""
+        """Return the concern, its age (from `now_s - since_s` of the local clock), and the remedy, for terminals."""
         return f"{self.text}, since {_clock(now_s - self.since_s, now_s)}" + f". To do: {self.remedy}" * bool(
             self.remedy
         )
@@ -82,7 +82,7 @@ def _clock(at_s: float, now_s: float) -> str:
 
 
 class RecoveryFacts(msgspec.Struct, frozen=True):
-    """A recovery that is over; times in seconds. `lost_s`: None: unknown."""
+    """A finished recovery; times in seconds. `lost_s` None: unknown."""
 
     plan: int = 0
     is_failure: bool = True
@@ -127,12 +127,12 @@ class IntervalFacts(msgspec.Struct, frozen=True):
 
     @property
     def every_s(self) -> float:
-        """Return the time between the beginnings of two epochs: as measured, else as configured; 0: unknown."""
+        """Return the time between the starts of two epochs, as measured or else as configured; 0: unknown."""
         return self.gap_s or self.period_s
 
     @property
     def share(self) -> float | None:
-        """Share of the time that agents wait for checkpoints; None: unknown."""
+        """Return the share of time that agents wait for checkpoints; None: unknown."""
         return self.capture_s / self.every_s if self.capture_s is not None and self.every_s else None
 
 
@@ -169,7 +169,7 @@ class FleetFacts(msgspec.Struct, frozen=True):
 
 
 class FleetCalls(Protocol):
-    """Calls of the view to a fleet: a part of `snapline.Client`."""
+    """Calls of the view to a fleet: a subset of `snapline.Client`."""
 
     async def status(self) -> dict[str, object]: ...
     async def agents(self) -> list[LocatedAgent]: ...
@@ -195,15 +195,15 @@ class ViewCalls(FleetCalls, Protocol):
 
 
 class Heard(msgspec.Struct, frozen=True):
-    """State of the fleet, as far as the view has heard.
+    """Latest known state of the fleet.
 
     Attributes:
         facts: the last answer; None: there was none yet.
-        heard_s: when, in seconds since 1970.
-        trouble: why the last question has no answer; "" if it has.
-        turns_per_s: of all hosts; None: not known yet. host_turns_per_s: of those that are known.
+        heard_s: time of the last answer, in seconds since 1970.
+        trouble: why the last request has no answer; "" if it has one.
+        turns_per_s: turns per second of all hosts; None: unknown. host_turns_per_s: by host, if known.
         course: turns per second, from the oldest sample to the newest.
-        agents: all, sorted.
+        agents: all agents, sorted.
     """
 
     facts: FleetFacts | None = None
@@ -216,14 +216,14 @@ class Heard(msgspec.Struct, frozen=True):
 
 
 class TurnRates:
-    """Turns per second, from what hosts have counted."""
+    """Turns per second, from the counts of hosts."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, dict[str, int]]] = deque()
         self._course: deque[float] = deque(maxlen=COURSE_MAX)
 
     def note(self, now_s: float, facts: FleetFacts) -> tuple[dict[str, float], tuple[float, ...]]:
-        """Take a sample; returns the rate of each host with two samples or more, and the course of the sum."""
+        """Add a sample; return the rate of each host with two samples or more, and the course of the sum."""
         turns = {host.host: host.turns for host in facts.hosts if host.state == "alive"}
         self._samples.append((now_s, turns))
         while len(self._samples) > 2 and self._samples[1][0] <= now_s - WINDOW_S:
@@ -233,7 +233,7 @@ class TurnRates:
         if passed_s <= 0:
             return {}, tuple(self._course)
         rates = {
-            host: max(0, count - before[host]) / passed_s  # a host that starts again counts from 0
+            host: max(0, count - before[host]) / passed_s  # a restarted host counts from 0
             for host, count in turns.items()
             if host in before
         }

@@ -1,4 +1,4 @@
-"""Numbers as people read them: counts, rates, sizes, times."""
+"""Numbers formatted for people: counts, rates, sizes, times."""
 
 from datetime import UTC, datetime
 
@@ -19,7 +19,7 @@ def plural(number: int, one: str, many: str = "") -> str:
 
 
 def rate(per_s: float | None) -> str:
-    """Return `1,234`, `12.3`, `0.4`; a dash while it is unknown."""
+    """Format a rate as `1,234`, `12.3`, `0.4`; a dash if unknown."""
     if per_s is None:
         return NOTHING
     return f"{per_s:,.0f}" if per_s >= 100 or per_s == 0 else f"{per_s:.1f}"
@@ -47,7 +47,7 @@ def seconds(time_s: float | None) -> str:
 
 
 def moment(since_1970_s: float | None) -> Markup | str:
-    """A time of day, UTC; the page says how long ago that was."""
+    """Return the time of day in UTC; the page shows its age."""
     if since_1970_s is None:
         return NOTHING
     at = datetime.fromtimestamp(since_1970_s, UTC)
@@ -56,7 +56,7 @@ def moment(since_1970_s: float | None) -> Markup | str:
 
 
 def age(since_1970_s: float | None) -> Markup | str:
-    """Draw how long ago: the page's script keeps it current."""
+    """Draw the age of a time, which the page's script keeps current."""
     if since_1970_s is None:
         return NOTHING
     at = datetime.fromtimestamp(since_1970_s, UTC)

@@ -1,4 +1,4 @@
-"""Actions of operators on the fleet, by the calls that the commands make: each says what it will do, with this fleet's numbers, and does it."""
+"""Actions of operators on the fleet, with the same calls as the commands. Each describes its effects, with this fleet's numbers, and runs."""
 
 import secrets
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ def others_for_agents(facts: FleetFacts, host: HostFacts) -> list[str]:
 
 
 class FleetActions:
-    """Proposes actions; `facts` is the fleet as it was heard last. Failures are SnaplineErrors."""
+    """Proposes actions; `facts` is the latest known state of the fleet. Failures are SnaplineErrors."""
 
     def __init__(self, coordinator: CoordinatorClient) -> None:
         self._coordinator = coordinator
@@ -41,14 +41,14 @@ class FleetActions:
     async def snapshot(self, facts: FleetFacts, query: Fields) -> ProposedAction:
         """Propose one more snapshot, now."""
         alive = [host for host in facts.hosts if host.state == "alive"]
-        told = [
+        effects = [
             f"A snapshot of {plural(facts.agents, 'agent')} on {plural(len(alive), 'host')} is taken now. They go on meanwhile.",
             f"So far: {loss.interval(facts.interval)}.",
             "Like any other it stays as long as the coordinator's retention says; a tag or a pin keeps it.",
         ]
         if facts.last_complete_epoch:
-            told.insert(1, f"The newest complete epoch is {facts.last_complete_epoch:,}.")
-        return ProposedAction("Take a snapshot", "Take a snapshot", tuple(told), self._take, ("/epochs", "Epochs"))
+            effects.insert(1, f"The newest complete epoch is {facts.last_complete_epoch:,}.")
+        return ProposedAction("Take a snapshot", "Take a snapshot", tuple(effects), self._take, ("/epochs", "Epochs"))
 
     async def _take(self, _fields: Fields) -> ActionOutcome:
         return taken(await patiently(self._coordinator.create_snapshot))
@@ -56,7 +56,7 @@ class FleetActions:
     async def restore(self, facts: FleetFacts, query: Fields) -> ProposedAction:
         """Propose to restore the whole fleet to a snapshot."""
         preview = await patiently(lambda: self._coordinator.preview_restore(query.get("snapshot", "")))
-        token = secrets.token_hex(16)  # one for this page: if the call has to be made again it is the same restore
+        token = secrets.token_hex(16)  # a repeated call of this page is the same restore
 
         async def do(fields: Fields) -> ActionOutcome:
             now = await patiently(self._coordinator.status)
@@ -89,11 +89,11 @@ class FleetActions:
     async def drain(self, facts: FleetFacts, query: Fields) -> ProposedAction:
         """Propose to move agents away from a host."""
         host = _host_of(facts, query)
-        others = others_for_agents(facts, host)
-        if not others:
+        targets = others_for_agents(facts, host)
+        if not targets:
             raise UsageError("no other host would be left for the agents: start one first")
-        told = (
-            f"{plural(host.agents, 'agent')} of host {host.host} move to {', '.join(others)}, by a plan from a snapshot that is taken for it. Nothing is lost.",
+        effects = (
+            f"{plural(host.agents, 'agent')} of host {host.host} move to {', '.join(targets)}, by a plan from a snapshot that is taken for it. Nothing is lost.",
             f"No agent comes to {host.host} again until it is resumed, also if its process is started again.",
         )
 
@@ -103,12 +103,12 @@ class FleetActions:
                 f"Host {host.host} is marked, and its agents leave it: the fleet's page shows when it has none.", *FLEET
             )
 
-        return ProposedAction(f"Drain host {host.host}", f"Drain {host.host}", told, do)
+        return ProposedAction(f"Drain host {host.host}", f"Drain {host.host}", effects, do)
 
     async def resume(self, facts: FleetFacts, query: Fields) -> ProposedAction:
         """Propose that agents may move to a host again."""
         host = _host_of(facts, query)
-        told = (
+        effects = (
             f"Agents may live on host {host.host} again: they come with the next recovery, or by `snapline host spread`.",
         )
 
@@ -116,7 +116,7 @@ class FleetActions:
             await patiently(lambda: self._coordinator.move_agents(resumed=(host.host,)))
             return ActionOutcome(f"Agents may come to host {host.host} again.", *FLEET)
 
-        return ProposedAction(f"Resume host {host.host}", f"Resume {host.host}", told, do)
+        return ProposedAction(f"Resume host {host.host}", f"Resume {host.host}", effects, do)
 
     async def kill(self, facts: FleetFacts, query: Fields) -> ProposedAction:
         """Propose to end a host's process."""
@@ -124,7 +124,7 @@ class FleetActions:
         failed = f"host:{host.host}"
         document: Mapping[str, object] = await patiently(lambda: self._coordinator.recovery_line([failed]))
         line = msgspec.convert({**document, "failed": (failed,)}, LineFacts)
-        told = (
+        effects = (
             f"The process of host {host.host} (start {host.host_start:,}) ends at once, as by a failure. {plural(host.agents, 'agent')} live there.",
             f"Work at risk in the fleet: {loss.at_risk(facts)}.",
             "Who keeps the fleet starts a process again. Drain the host before, and nothing goes back.",
@@ -135,7 +135,7 @@ class FleetActions:
             return ActionOutcome(f"Start {host.host_start:,} of host {host.host} is ended: the fleet recovers.", *FLEET)
 
         return ProposedAction(
-            f"Kill host {host.host}", f"Kill {host.host}", told, do, more=line_found(line), is_grave=True
+            f"Kill host {host.host}", f"Kill {host.host}", effects, do, more=line_found(line), is_grave=True
         )
 
 
@@ -161,7 +161,7 @@ def _host_of(facts: FleetFacts, query: Fields) -> HostFacts:
 def _restore_told(preview: RestorePreview, facts: FleetFacts) -> tuple[str, ...]:
     inputs = sum([each.count for each in preview.inputs])
     lacking = [each.agent for each in preview.inputs if each.missing]
-    told = [
+    effects = [
         f"All {plural(facts.agents, 'agent')} of the fleet go back, for good: what happened since is undone, and no recovery uses it.",
         *undone_here(preview),
         f"{plural(inputs, 'input')} of {plural(len(preview.inputs), 'agent')} came later"
@@ -175,4 +175,4 @@ def _restore_told(preview: RestorePreview, facts: FleetFacts) -> tuple[str, ...]
         *undone_outside(preview),
         f"Now it runs by plan {facts.plan:,}. If another takes its place before you confirm, nothing is done.",
     ]
-    return tuple([f"{each[:1].upper()}{each[1:].rstrip('.')}." for each in told])
+    return tuple([f"{each[:1].upper()}{each[1:].rstrip('.')}." for each in effects])

@@ -21,11 +21,11 @@ ROWS_MAX = 100
 
 BUSY_MAX = 20
 NOTICES_OPEN, NOTICES_MAX = 4, 100
-"""Number of concerns open below the headline, and shown in all, the rest folded: after an upgrade hundreds of agents may be stopped."""
+"""Number of concerns shown open below the headline, and in all, the rest folded: after an upgrade hundreds of agents may be stopped."""
 
 HOSTS_NAMED = 5
 TILES_MIN = 13
-"""Smallest number of hosts that are also drawn as tiles: a table of a hundred does not fit a screen."""
+"""Smallest number of hosts that are also drawn as tiles: a table of a hundred hosts does not fit a screen."""
 
 LOADS = 5
 """Number of shades of a tile."""
@@ -39,7 +39,7 @@ AGENT_COLUMNS = (("Agent", ""), ("Host", ""), ("Incarnation", "number"), ("State
 
 
 class AgentSearch(msgspec.Struct, frozen=True):
-    """Search for agents. `text`: part of the name; `host`, `state`: exactly; "": all."""
+    """Search for agents. `text`: part of the name; `host`, `state`: exact match; "": all."""
 
     text: str = ""
     host: str = ""
@@ -58,7 +58,7 @@ class AgentSearch(msgspec.Struct, frozen=True):
 
 
 class FleetScreen:
-    """Draws the screen. Caches what takes long until it changes: the agents that one search finds, and the hosts, which all viewers see alike."""
+    """Draws the screen. Caches the slow parts until they change: the results of one search, and the hosts, which are the same for all viewers."""
 
     SEARCHES_KEPT = 64
 
@@ -92,7 +92,7 @@ class FleetScreen:
         ]
 
     def _section(self, standing: Heard, search: AgentSearch) -> Partial:
-        """Return the form with its results below it: a viewer may be typing into it, so it is sent again for new choices only."""
+        """Return the form with its results below it. It is sent again only for new choices, since a viewer may be typing into it."""
         form, key = _form(standing, search)
         return Partial("agents", section("agents", "Agents", form, self.found(standing, search)), key)
 
@@ -107,15 +107,15 @@ class FleetScreen:
         return known[1]
 
 
-# -- above ---------------------------------------------------------------------------------------------------------------
+# -- head ----------------------------------------------------------------------------------------------------------------
 
 
 LEADS: Mapping[Tone, str] = {"bad": "Something is wrong: ", "warn": "Worth a look: ", "good": "All is well: "}
-"""Beginning of the headline, for people who see no colours."""
+"""Start of the headline by tone, for readers without colours."""
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """Something about the whole fleet. `text`, `remedy`: sentences without their full stops."""
+    """Notice about the whole fleet. `text`, `remedy`: sentences without their full stops."""
 
     tone: Tone
     text: str
@@ -124,37 +124,37 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 def _notices(standing: Heard) -> Markup:
-    """The headline: the worst that there is to say; below it the rest."""
+    """Draw the worst notice as the headline, and the others below it."""
     strips: list[Child] = [trouble(standing.trouble, standing.heard_s)]
-    found = [] if standing.facts is None else _all_notices(standing.facts)
-    if found and not standing.trouble:
-        strips.append(_strip(found.pop(0), is_headline=True))
+    notices = [] if standing.facts is None else _all_notices(standing.facts)
+    if notices and not standing.trouble:
+        strips.append(_strip(notices.pop(0), is_headline=True))
     elif standing.trouble:
-        found = [each for each in found if each.tone in ("warn", "bad")]
-    strips += [_strip(each) for each in found[:NOTICES_OPEN]]
-    if hidden := found[NOTICES_OPEN:NOTICES_MAX]:
-        summary = tag("summary", f"and {len(found) - NOTICES_OPEN:,} more")
-        more = tag("p", "`snapline status` has all of them.") if len(found) > NOTICES_MAX else None
+        notices = [each for each in notices if each.tone in ("warn", "bad")]
+    strips += [_strip(each) for each in notices[:NOTICES_OPEN]]
+    if hidden := notices[NOTICES_OPEN:NOTICES_MAX]:
+        summary = tag("summary", f"and {len(notices) - NOTICES_OPEN:,} more")
+        more = tag("p", "`snapline status` has all of them.") if len(notices) > NOTICES_MAX else None
         strips.append(tag("details", summary, [_strip(each) for each in hidden], more, id="more-notices"))
     return tag("div", strips, id="notices")
 
 
 def _all_notices(facts: FleetFacts) -> list[Notice]:
-    """Return all notices, the worst first; never none."""
-    found: list[Notice] = []
+    """Return all notices, the worst first; at least one."""
+    notices: list[Notice] = []
     if facts.phase in ENDED:
         reason = f": {facts.reason}" if facts.reason else ""
-        found.append(Notice(tone_of("fleet", facts.phase), f"the fleet has {facts.phase}{reason}"))
+        notices.append(Notice(tone_of("fleet", facts.phase), f"the fleet has {facts.phase}{reason}"))
     if facts.store.state == "degraded":
-        found.append(Notice("bad", f"the store fails: {facts.store.reason}", facts.store.since_s))
+        notices.append(Notice("bad", f"the store fails: {facts.store.reason}", facts.store.since_s))
     for each in sorted(facts.concerns, key=lambda each: -each.since_s):
-        found.append(Notice(tone_of("concern", each.kind), each.text, each.since_s, each.remedy))
+        notices.append(Notice(tone_of("concern", each.kind), each.text, each.since_s, each.remedy))
     if not any(each.kind == "hosts" for each in facts.concerns):
-        found += _missing(facts)
-    if not found and facts.phase == "running":
+        notices += _missing(facts)
+    if not notices and facts.phase == "running":
         alive = sum([host.state == "alive" for host in facts.hosts])
-        found.append(Notice("good", f"{plural(facts.agents, 'agent')} on {plural(alive, 'host')}"))
-    return sorted(found or [Notice("warn", f"the fleet is {facts.phase or 'in no phase known here'}")], key=_badness)
+        notices.append(Notice("good", f"{plural(facts.agents, 'agent')} on {plural(alive, 'host')}"))
+    return sorted(notices or [Notice("warn", f"the fleet is {facts.phase or 'in no phase known here'}")], key=_badness)
 
 
 def _badness(notice: Notice) -> int:
@@ -164,16 +164,16 @@ def _badness(notice: Notice) -> int:
 def _missing(facts: FleetFacts) -> list[Notice]:
     """Hosts that are lost, and a fleet that does not run yet, or not again."""
     lost = [host.host for host in facts.hosts if host.state == "lost"]
-    found = []
+    notices = []
     if lost and facts.phase not in ENDED:
         named = ", ".join(lost[:HOSTS_NAMED]) + (f" and {len(lost) - HOSTS_NAMED:,} more" if lost[HOSTS_NAMED:] else "")
         verb = "hosts are" if len(lost) > 1 else "host is"
         remedy = "`snapline host logs ID` says why; start it again, or `snapline host forget ID`"
-        found.append(Notice(tone_of("host", "lost"), f"{len(lost):,} {verb} lost: {named}", remedy=remedy))
+        notices.append(Notice(tone_of("host", "lost"), f"{len(lost):,} {verb} lost: {named}", remedy=remedy))
     if facts.phase in ("forming", "recovering"):
         text = "the fleet recovers" if facts.phase == "recovering" else "the fleet waits for its hosts"
-        found.append(Notice(tone_of("fleet", facts.phase), text))
-    return found
+        notices.append(Notice(tone_of("fleet", facts.phase), text))
+    return notices
 
 
 def _strip(notice: Notice, *, is_headline: bool = False) -> Markup:
@@ -285,7 +285,7 @@ def _number(value: int, kind: str = "") -> Markup:
 
 
 def _bar(words: str, value: float, most: float) -> Markup:
-    """A number, and its share of the largest one as a bar: an SVG, since the page's policy allows no styles of elements."""
+    """Draw a number, and its share of the largest one as a bar; an SVG, since the page's policy forbids inline styles."""
     width = 0 if most <= 0 else max(0, min(100, round(100 * value / most)))
     bar = tag("rect", class_="bar-fill", width=width, height=4)
     drawn = tag("svg", bar, class_="bar", viewBox="0 0 100 4", preserveAspectRatio="none", aria_hidden="true")
@@ -301,9 +301,9 @@ def _tiles(standing: Heard) -> Markup:
     for host in hosts:
         turns = standing.host_turns_per_s.get(host.host, 0.0)
         load = 0 if fastest <= 0 else min(LOADS - 1, int(LOADS * turns / fastest))
-        told = f"{host.host}: {host.state}, {plural(host.agents, 'agent')}, {rate(turns)} turns a second"
+        tooltip = f"{host.host}: {host.state}, {plural(host.agents, 'agent')}, {rate(turns)} turns a second"
         marks = f"tile {tone_of('host', host.state)} load-{load}"
-        tiles.append(tag("a", href=f"#host-{host.host}", class_=marks, title=told, aria_label=told))
+        tiles.append(tag("a", href=f"#host-{host.host}", class_=marks, title=tooltip, aria_label=tooltip))
     return tag("div", *tiles, id="tiles", class_="tiles", role="group", aria_label="Hosts by turns per second")
 
 
@@ -331,7 +331,7 @@ def _busy(standing: Heard) -> Markup:
 
 
 def _found(standing: Heard, search: AgentSearch) -> Markup:
-    found = search.finds(standing.agents)
+    matches = search.finds(standing.agents)
     rows = [
         tag(
             "tr",
@@ -340,14 +340,14 @@ def _found(standing: Heard, search: AgentSearch) -> Markup:
             tag("td", count(each.incarnation), class_="number"),
             tag("td", pill("agent", each.state)),
         )
-        for each in found[:ROWS_MAX]
+        for each in matches[:ROWS_MAX]
     ]
     total = len(standing.agents)
-    told = plural(total, "agent") if len(found) == total else f"{len(found):,} of {plural(total, 'agent')}"
-    if len(found) > ROWS_MAX:
-        told += f", the first {ROWS_MAX} are shown"
+    summary = plural(total, "agent") if len(matches) == total else f"{len(matches):,} of {plural(total, 'agent')}"
+    if len(matches) > ROWS_MAX:
+        summary += f", the first {ROWS_MAX} are shown"
     body = table(AGENT_COLUMNS, rows, label="Agents") if rows else tag("p", "No agent is found.", class_="quiet")
-    return tag("div", tag("p", told, class_="quiet", role="status"), body, id="found")
+    return tag("div", tag("p", summary, class_="quiet", role="status"), body, id="found")
 
 
 def _form(standing: Heard, search: AgentSearch) -> tuple[Markup, str]:

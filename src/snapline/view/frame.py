@@ -1,4 +1,4 @@
-"""Frame of every screen: head, navigation, the sentence when something is wrong."""
+"""Frame of every screen: head, navigation, and the notice about problems."""
 
 import msgspec
 
@@ -27,12 +27,12 @@ class PageHead(msgspec.Struct, frozen=True):
     """Head of a page, around its screen.
 
     Attributes:
-        screen: its id.
-        title: for the browser's tab.
-        fleet: its name, as far as it is known.
-        events: address of the stream that keeps the page current; "": it is static.
+        screen: id of the screen.
+        title: title of the browser's tab.
+        fleet: name of the fleet, if known.
+        events: address of the stream that keeps the page current; "": the page is static.
         is_signed_in: the viewer has signed in, and may sign out.
-        screens: those that exist, in the order of the navigation.
+        screens: available screens, in the order of the navigation.
     """
 
     screen: str
@@ -81,7 +81,7 @@ def _top(frame: PageHead) -> Markup:
 
 
 def trouble(sentence: str, heard_s: float = 0.0) -> Markup | None:
-    """Draw a strip above everything: what is shown may be out of date."""
+    """Draw a strip at the top: the page may be out of date."""
     if not sentence:
         return None
     since = (" What is shown was heard ", age(heard_s), ".") if heard_s else None
@@ -95,7 +95,7 @@ def section(id: str, heading: Child, *body: Child, aside: Child = None) -> Marku
 
 
 def table(columns: "tuple[tuple[str, str], ...]", rows: Child, *, label: str, id: str | None = None) -> Markup:
-    """A table that scrolls if it is wide. Columns: heading and class."""
+    """Draw a table that scrolls if it is wide. Columns: heading and class."""
     heads = [tag("th", name, class_=kind or None, scope="col") for name, kind in columns]
     inner = tag("table", tag("thead", tag("tr", *heads)), tag("tbody", rows), aria_label=label)
     return tag("div", inner, class_="table", tabindex="0", role="region", aria_label=label, id=id)

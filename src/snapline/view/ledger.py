@@ -1,7 +1,7 @@
-"""External output of a fleet, read a part at a time: the ledger of effects, and the newest outputs of each topic.
+"""External output of a fleet, read in parts: the ledger of effects, and the newest outputs of each topic.
 
-Nothing here grows with the fleet's age: of the ledger the newest words are kept, and each look reads a limited number of pages. So a long ledger is
-whole after some looks; until then it says that it is not.
+Memory does not grow with the fleet's age: only the newest records of the ledger are kept, and each read fetches a limited number of pages.
+So a long ledger is complete only after several reads; `is_whole` tells.
 """
 
 from collections import Counter, deque
@@ -18,13 +18,13 @@ from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.messages.outputs import ReadOutputsReply
 
 WORDS_MAX = 20_000
-"""Largest number of words of the ledger: folding them takes a tenth of a second."""
+"""Largest number of records of the ledger: folding them takes a tenth of a second."""
 
 PAGES_MAX = 8
-"""Largest number of pages for one look, of a MiB or 5,000 outputs each: a page is answered in some ten milliseconds."""
+"""Largest number of pages in one read, of a MiB or 5,000 outputs each: a page takes some ten milliseconds."""
 
 BACK_FIRST, BACK_STEP = 2, 8
-"""Number of epochs: the newest outputs are searched in the last two, then 16, 128, 1024 …, until there are enough."""
+"""Search for the newest outputs: the last two epochs, then 16, 128, 1024 …, until there are enough outputs."""
 
 ENOUGH = 100
 """Number of outputs among which the newest of each topic are searched."""
@@ -40,10 +40,10 @@ class OutputCalls(Protocol):
 
 
 class EffectLedger:
-    """The newest words of the ledger of effects.
+    """The newest records of the ledger of effects.
 
     Attributes:
-        is_whole: everything has been read.
+        is_whole: the whole ledger has been read.
     """
 
     def __init__(self) -> None:
@@ -53,14 +53,14 @@ class EffectLedger:
         self._reader = MessageReader(EffectRecord, "message_type", "the output")
         self._folded: list[Effect] | None = None
         self._open: dict[int, list[Effect]] = {}
-        """Cached results: both are derived from the current words."""
+        """Cached results of `effects` and `open_at` for the current records."""
 
     async def catch_up(self, calls: OutputCalls) -> None:
         """Read the next pages. SnaplineError."""
         for _ in range(PAGES_MAX):
             try:
                 page = await calls.outputs_page(self._cursor, EFFECTS_TOPIC)
-            except NotFoundError:  # what came next was deleted: from the oldest that are left
+            except NotFoundError:  # the next outputs were deleted: continue with the oldest kept ones
                 self._cursor = ""
                 self._words.clear()
                 self._forget()
@@ -78,13 +78,13 @@ class EffectLedger:
         self._open.clear()
 
     def effects(self) -> list[Effect]:
-        """Return each with its fate, in the order of their requests."""
+        """Return the effects with their fates, in the order of their requests."""
         if self._folded is None:
             self._folded = fold(self._words)
         return self._folded
 
     def open_at(self, epochs: Sequence[int]) -> dict[int, list[Effect]]:
-        """Return epoch → the effects that were open in its cut, with their fates now."""
+        """Return epoch → the effects that were open in its cut, with their current fates."""
         for epoch in epochs:
             if epoch not in self._open:
                 self._open[epoch] = open_at(self._words, epoch)
@@ -95,10 +95,10 @@ class NewestOutputs(msgspec.Struct, frozen=True):
     """Newest outputs.
 
     Attributes:
-        topics: → the newest, oldest first.
-        counts: topic → how many were found.
-        since: the first epoch that was searched; 0: all that are kept were.
-        is_cut: not to their end: there are more than a look reads.
+        topics: topic → its newest outputs, oldest first.
+        counts: topic → number of outputs found.
+        since: the first epoch searched; 0: all kept epochs were searched.
+        is_cut: the search stopped early, at the limit of one read.
     """
 
     topics: Mapping[str, Sequence[Output]] = {}
@@ -109,14 +109,14 @@ class NewestOutputs(msgspec.Struct, frozen=True):
 
 async def newest_outputs(calls: OutputCalls, last_epoch: int) -> NewestOutputs:
     """Return the newest outputs that agents have given, if any are kept. SnaplineError."""
-    back, before = BACK_FIRST, NewestOutputs()
+    epochs_back, before = BACK_FIRST, NewestOutputs()
     while True:
-        found = await _outputs_since(calls, max(0, last_epoch - back))
-        if found.is_cut and before.counts:
+        newest = await _outputs_since(calls, max(0, last_epoch - epochs_back))
+        if newest.is_cut and before.counts:
             return before
-        if found.is_cut or not found.since or sum(found.counts.values()) >= ENOUGH:
-            return found
-        back, before = back * BACK_STEP, found
+        if newest.is_cut or not newest.since or sum(newest.counts.values()) >= ENOUGH:
+            return newest
+        epochs_back, before = epochs_back * BACK_STEP, newest
 
 
 async def _outputs_since(calls: OutputCalls, epoch: int) -> NewestOutputs:
@@ -132,12 +132,14 @@ async def _outputs_since(calls: OutputCalls, epoch: int) -> NewestOutputs:
         except (UsageError, NotFoundError):
             if not cursor:
                 raise
-            break  # nothing is that new, or what came next was deleted: further back there may be some
-        for each in [item for release in page.releases for item in items_of(release, reader)]:
-            if isinstance(each, Output) and (each.topic in topics or len(topics) < TOPICS_MAX):
-                topics.setdefault(each.topic, deque(maxlen=NEWEST_MAX)).append(each)
-                counts[each.topic] += 1
+            break  # no output is that new, or the next ones were deleted: search further back
+        for outputs in [item for release in page.releases for item in items_of(release, reader)]:
+            if isinstance(outputs, Output) and (outputs.topic in topics or len(topics) < TOPICS_MAX):
+                topics.setdefault(outputs.topic, deque(maxlen=NEWEST_MAX)).append(outputs)
+                counts[outputs.topic] += 1
         is_cut, cursor = page.cursor != cursor, page.cursor
         if not is_cut:
             break
-    return NewestOutputs({topic: tuple(each) for topic, each in topics.items()}, counts, epoch, is_cut and bool(counts))
+    return NewestOutputs(
+        {topic: tuple(outputs) for topic, outputs in topics.items()}, counts, epoch, is_cut and bool(counts)
+    )

@@ -1,4 +1,4 @@
-"""Links that exist only where their targets do: agents stop, and snapshots are pruned, while pages still name them."""
+"""Links only to existing targets: agents stop, and snapshots are pruned, while pages still name them."""
 
 from collections.abc import Iterable
 from urllib.parse import quote
@@ -12,13 +12,13 @@ KEPT = ("complete", "void")
 
 
 class Targets(msgspec.Struct, frozen=True):
-    """Possible targets of links. None: a link is made for each; a file leaves out those that lead to nothing in it (`status.py`)."""
+    """Possible targets of links. None: link to everything; an exported file removes links to missing targets (`status.py`)."""
 
     agents: frozenset[str] | None = None
     epochs: frozenset[int] | None = None
 
     def agent(self, agent: str) -> Child:
-        """Return its name, linked to its page; ids are made of letters, digits, dots, dashes and underscores."""
+        """Return the agent's name, linked to its page; ids need no escaping."""
         return agent_link(agent) if self.agents is None or agent in self.agents else agent
 
     def epoch(self, epoch: int, words: str = "") -> Child:
@@ -33,14 +33,14 @@ def agent_link(agent: str) -> Child:
 
 
 class EndedEpoch(msgspec.Struct, frozen=True):
-    """Part of the history that says whether an epoch exists."""
+    """Fields of the history that tell whether an epoch exists."""
 
     epoch: int = 0
     status: str = ""
 
 
 class KeptEpochs(msgspec.Struct, frozen=True):
-    """The document of `snapline snapshot history`; `stored`: all that the store has; None: unknown."""
+    """The document of `snapline snapshot history`; `stored`: epochs in the store; None: unknown."""
 
     epochs: tuple[EndedEpoch, ...] = ()
     stored: tuple[int, ...] | None = None

@@ -1,8 +1,8 @@
-"""The last seconds of the fleet, from the hosts' traces: read for all viewers at once, once a period at most, and only while there are viewers.
+"""Events of the last seconds, from the hosts' traces: read once for all viewers, at most once a period, and only while there are viewers.
 
-Hosts trace while they are asked, and for five seconds longer. If a fleet does more than can be followed, every fourth message of a channel
-is traced, or every sixteenth …; both ends trace the same ones. A host's events are shown up to the moment that all hosts have reported, or
-receives would appear before their sends.
+Hosts trace while they receive requests, and for five seconds longer. If there are too many events, hosts trace every fourth message of a
+channel, or every sixteenth …; both ends trace the same messages. A host's events are shown only up to the time that all hosts have
+reported: otherwise receives would appear before their sends.
 """
 
 import asyncio
@@ -21,43 +21,43 @@ from snapline.view.facts import ViewCalls
 from snapline.view.streams import PERIOD_S
 
 KEPT_S = 20.0
-"""Length of the past that is kept."""
+"""Time for which events are kept."""
 
 EVENTS_MAX = 20_000
-"""Largest number of past events kept, of all hosts: earlier ones are dropped."""
+"""Largest number of kept events of all hosts: earlier ones are dropped."""
 
 LINES_MAX = 20_000
-"""Largest number of lines of all hosts in one look; each host is asked for its part of it."""
+"""Largest number of trace lines of all hosts in one read; each host gets an equal share of it."""
 
 LINES_LEAST = 200
 """Smallest limit of lines for one host."""
 
 MANY, FEW = 10_000, 500
-"""Limits on the lines of one look: above the first fewer messages are traced from then on, below the second more."""
+"""Limits on the lines of one read: above the first, hosts trace fewer messages from then on; below the second, more."""
 
 EVERY_MAX = 1 << 20
 WAIT_S = 2.0
 """Clock lag behind other hosts above which a host is not waited for."""
 
 GAP_S = 4.0
-"""Time without a question after which looks begin afresh; a second later hosts stop tracing."""
+"""Time without a request after which the view starts afresh; a second later hosts stop tracing."""
 
 FIRST_S = 0.5
-"""Time from the first question to the second one: a page that shows nothing is of no use to viewers without scripts."""
+"""Time from the first request to the second one: without it, viewers without scripts would get an empty page."""
 
 LOOKS_KEPT = 30
-"""Number of looks kept, a minute of them: a clicked event in a page that keeps itself current still exists."""
+"""Number of kept snapshots, for a minute: a clicked event on a live page still exists."""
 
 HELD_MAX = 16
-"""Largest number of opened looks, the last ones: they stay while people study them."""
+"""Largest number of held snapshots, which stay while viewers study them."""
 
 
 class LiveSnapshot(msgspec.Struct, frozen=True):
-    """Knowledge at one moment.
+    """Events known at one moment.
 
     Attributes:
-        every: of each channel, every N-th message is traced.
-        silent: hosts that do not report. is_missing: hosts have done more than they could report.
+        every: every N-th message of each channel is traced.
+        silent: hosts that do not report. is_missing: hosts had more events than they could report.
     """
 
     number: int
@@ -68,7 +68,7 @@ class LiveSnapshot(msgspec.Struct, frozen=True):
 
 
 class LiveEvents:
-    """Live events of one fleet. For one event loop."""
+    """Live events of one fleet. Use it from one event loop."""
 
     def __init__(self, calls: ViewCalls, period_s: float = PERIOD_S, first_s: float = FIRST_S) -> None:
         self._calls = calls
@@ -83,11 +83,11 @@ class LiveEvents:
         self._held: dict[int, LiveSnapshot] = {}
 
     async def look(self) -> LiveSnapshot:
-        """Return what has happened in the last seconds, not older than a period. SnaplineError."""
+        """Return the events of the last seconds, not older than a period. SnaplineError."""
         async with self._asking:
             waited_s = time.monotonic() - self._asked_s
             if waited_s >= GAP_S:
-                self._told.clear()  # hosts have stopped, and what they did since is not known
+                self._told.clear()  # hosts have stopped tracing, so events are missing
                 await self._ask()
                 await asyncio.sleep(self._first_s)
             if waited_s >= self._period_s:
@@ -96,33 +96,33 @@ class LiveEvents:
         return self._looks[self._count]
 
     def hold(self, look: LiveSnapshot) -> None:
-        """Keep it for a viewer who studies it."""
+        """Keep a snapshot for a viewer who studies it."""
         self._held.pop(look.number, None)
         self._held[look.number] = look
         while len(self._held) > HELD_MAX:
             del self._held[next(iter(self._held))]
 
     def held(self, number: int) -> LiveSnapshot:
-        """Return an earlier look, which stays.
+        """Return an earlier snapshot, and hold it.
 
         Raises:
-            NotFoundError: it is not kept any more.
+            NotFoundError: the snapshot is no longer kept.
         """
-        found = self._held.get(number) or self._looks.get(number)
-        if found is None:
+        snapshot = self._held.get(number) or self._looks.get(number)
+        if snapshot is None:
             raise NotFoundError("what you saw there is not kept any more: look at the last seconds again")
-        self.hold(found)
-        return found
+        self.hold(snapshot)
+        return snapshot
 
     async def _ask(self) -> None:
-        after = {host: told.cursor for host, told in self._told.items()}
+        after = {host: reported.cursor for host, reported in self._told.items()}
         most = max(LINES_LEAST, LINES_MAX // max(1, len(self._told)))
         answers = await self._calls.recent_traces(after, every=self._every, most=most)
-        given = {host: answer for host, answer in answers.items() if answer is not None}
-        count = sum(self._told.setdefault(host, _HostTold(host)).take(answer) for host, answer in given.items())
-        is_missing = any(answer.missed for answer in given.values())
+        answered = {host: answer for host, answer in answers.items() if answer is not None}
+        count = sum(self._told.setdefault(host, _HostTold(host)).take(answer) for host, answer in answered.items())
+        is_missing = any(answer.missed for answer in answered.values())
         self._adapt(count, is_missing=is_missing)
-        parts = self._parts(given)
+        parts = self._parts(answered)
         happened = await asyncio.to_thread(_happened, parts)
         self._count += 1
         silent = tuple([host for host, answer in answers.items() if answer is None])
@@ -137,24 +137,24 @@ class LiveEvents:
             self._every = max(1, self._every // 4)
 
     def _parts(self, given: Mapping[str, RecentTrace]) -> list[HostPart]:
-        """Return the events that all hosts have reported up to, without those that are too old."""
+        """Return the events up to the time that all hosts have reported, without those that are too old."""
         now_ns = min((answer.time_ns for answer in given.values()), default=time.time_ns())
         times = sorted(
-            [line.time_ns for told in self._told.values() for lines in told.lines.values() for line in lines]
+            [line.time_ns for reported in self._told.values() for lines in reported.lines.values() for line in lines]
         )
         before_ns = max([now_ns - round(KEPT_S * 1e9), *times[-EVENTS_MAX : -EVENTS_MAX + 1]])
         parts: list[HostPart] = []
-        for host, told in list(self._told.items()):
-            told.forget(before_ns=before_ns)
-            until_ns = max(now_ns, told.time_ns - round(WAIT_S * 1e9))
-            parts += told.parts(until_ns)
-            if host not in given and not told.lines:
+        for host, reported in list(self._told.items()):
+            reported.forget(before_ns=before_ns)
+            until_ns = max(now_ns, reported.time_ns - round(WAIT_S * 1e9))
+            parts += reported.parts(until_ns)
+            if host not in given and not reported.lines:
                 del self._told[host]
         return parts
 
 
 class _HostTold:
-    """Events reported by one host. `lines`: by run, one for each of its processes that reported something."""
+    """Events reported by one host. `lines`: lines by run, one run for each process."""
 
     def __init__(self, host: str) -> None:
         self._host = host
@@ -163,7 +163,7 @@ class _HostTold:
         self.lines: dict[str, deque[PlanLine | HostLine]] = {}
 
     def take(self, answer: RecentTrace) -> int:
-        """Take an answer; returns how many lines it has."""
+        """Add an answer; return its number of lines."""
         lines = [msgspec.json.decode(line, type=PlanLine | HostLine) for line in answer.lines]
         self.cursor, self.time_ns = answer.cursor, answer.time_ns
         run = answer.cursor.partition(".")[0]
@@ -175,8 +175,8 @@ class _HostTold:
         for run, lines in list(self.lines.items()):
             plan = None
             while lines and lines[0].time_ns < before_ns:
-                gone = lines.popleft()
-                plan = gone.plan if isinstance(gone, PlanLine) else plan
+                dropped = lines.popleft()
+                plan = dropped.plan if isinstance(dropped, PlanLine) else plan
             if lines and plan is not None:
                 lines.appendleft(PlanLine(plan, {}, before_ns))
             if not lines:

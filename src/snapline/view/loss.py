@@ -1,4 +1,4 @@
-"""Loss now, duration of recoveries, cost of the interval: the same words on a page, in a terminal and in `snapline status`."""
+"""Loss now, duration of recoveries, cost of the interval: the same texts on a page, in a terminal and in `snapline status`."""
 
 from collections.abc import Collection
 
@@ -11,10 +11,10 @@ COORDINATED = "coordinated"
 
 
 def at_risk(facts: FleetFacts) -> str:
-    """`1.2 s`, `at most 1.2 s`; a dash while the fleet does not run."""
+    """Return the loss as `1.2 s` or `at most 1.2 s`; a dash while the fleet does not run."""
     at_risk_s, most = facts.loss.at_risk_s, "" if facts.mode in (COORDINATED, "") else "at most "
-    words = NOTHING if at_risk_s is None else f"{most}{seconds(at_risk_s)}"
-    return f"{words}{_promised('RPO', facts.loss.rpo_s, facts.loss.missed)}"
+    text = NOTHING if at_risk_s is None else f"{most}{seconds(at_risk_s)}"
+    return f"{text}{_promised('RPO', facts.loss.rpo_s, facts.loss.missed)}"
 
 
 def _promised(name: str, time_s: float, missed: Collection[str]) -> str:
@@ -26,32 +26,32 @@ def _promised(name: str, time_s: float, missed: Collection[str]) -> str:
 
 def recoveries(loss: LossFacts) -> str:
     """Return how long the last ones took, the newest first, and how many failures there were in how long."""
-    seen = f"{plural(loss.failures, 'failure')} in {seconds(loss.observed_s)}"
+    failures = f"{plural(loss.failures, 'failure')} in {seconds(loss.observed_s)}"
     promised = _promised("RTO", loss.rto_s, loss.missed)
     if not loss.recoveries:
         return f"none yet{promised}"
-    shown = [_took(loss, place) for place in range(1, 1 + min(RECOVERIES_SHOWN, len(loss.recoveries)))]
-    return f"{', '.join(shown)}; {seen}{promised}"
+    shown = [_took(loss, rank) for rank in range(1, 1 + min(RECOVERIES_SHOWN, len(loss.recoveries)))]
+    return f"{', '.join(shown)}; {failures}{promised}"
 
 
 def _took(loss: LossFacts, place: int) -> str:
-    one = loss.recoveries[-place]
-    undid = "" if one.lost_s is None else f", which undid {seconds(one.lost_s)}"
-    return f"{seconds(one.took_s)} (plan {one.plan}{undid})"
+    recovery = loss.recoveries[-place]
+    undid = "" if recovery.lost_s is None else f", which undid {seconds(recovery.lost_s)}"
+    return f"{seconds(recovery.took_s)} (plan {recovery.plan}{undid})"
 
 
 def interval(facts: IntervalFacts) -> str:
     """Return how often, how long an epoch takes, and what it costs agents and store."""
     every = f"every {seconds(facts.every_s)}" if facts.every_s else "by hand"
-    words = [f"{every}, {facts.policy}" if facts.policy else every]
+    phrases = [f"{every}, {facts.policy}" if facts.policy else every]
     if facts.epochs:
-        words.append(f"an epoch takes {seconds(facts.duration_s)} (at most {seconds(facts.duration_max_s)})")
+        phrases.append(f"an epoch takes {seconds(facts.duration_s)} (at most {seconds(facts.duration_max_s)})")
     if facts.capture_s is not None and facts.pause_s is not None:
         share = "" if facts.share is None else f", {percent(facts.share)} of the time"
-        words.append(f"agents of a host wait {brief(facts.capture_s)}{share}, each at most {brief(facts.pause_s)}")
+        phrases.append(f"agents of a host wait {brief(facts.capture_s)}{share}, each at most {brief(facts.pause_s)}")
     if facts.new_bytes is not None:
-        words.append(f"{size(facts.new_bytes)} written, of {size(facts.state_bytes)}")
-    return "; ".join(words)
+        phrases.append(f"{size(facts.new_bytes)} written, of {size(facts.state_bytes)}")
+    return "; ".join(phrases)
 
 
 def brief(time_s: float) -> str:
@@ -62,5 +62,5 @@ def brief(time_s: float) -> str:
 
 
 def percent(share: float) -> str:
-    """`0.012 %`, `3.4 %`: two digits that say something."""
+    """Return a percentage with two significant digits, such as `0.012 %`."""
     return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"

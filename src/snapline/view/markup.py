@@ -1,7 +1,7 @@
-"""HTML from values: anything that is not markup is text, and is escaped; so no content of a fleet can become part of a page.
+"""HTML from values. Anything that is not markup is text, and is escaped, so the content of a fleet cannot inject markup.
 
-Text of a fleet may be hostile. A control character is shown as its picture (␛), a mark that would turn the direction of text, hide or join it
-is shown as its number (‹202E›): people see what is there, and not what an attacker wants them to see. A text is cut at a length, and says so.
+Text of a fleet may be hostile. A control character is shown as its picture (␛). A character that reverses, hides or joins text is shown as its
+number (‹202E›), so that an attacker cannot disguise text. A long text is cut, with a note.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from html import escape
 
 TEXT_MAX = 10_000
-"""Largest number of characters of one text in a page: more than people read there. The rest is counted."""
+"""Largest number of characters of one text in a page. The number of the others is shown."""
 
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufffb"
@@ -37,15 +37,15 @@ def tag(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
 
 
 def join(children: Iterable[Child]) -> Markup:
-    """Children one after the other; None is nothing."""
+    """Join children in order, ignoring None."""
     return Markup("".join([_content(child) for child in children]))
 
 
 def shown(text: str, characters_max: int = TEXT_MAX) -> str:
     """Return the text with invisible characters made visible, and cut."""
-    kept = text[:characters_max]
-    seen = _UNSEEN.sub(_visible, kept) if _UNSEEN.search(kept) else kept
-    return seen if len(text) <= characters_max else f"{seen}… {len(text) - characters_max:,} more characters"
+    start = text[:characters_max]
+    visible = _UNSEEN.sub(_visible, start) if _UNSEEN.search(start) else start
+    return visible if len(text) <= characters_max else f"{visible}… {len(text) - characters_max:,} more characters"
 
 
 def _content(child: Child) -> str:

@@ -1,4 +1,4 @@
-"""Parts of a page that change while it is viewed: which of them a viewer has to be sent."""
+"""Parts of a page that change while it is viewed, and the changes to be sent to each viewer."""
 
 from collections.abc import Iterable
 
@@ -12,7 +12,7 @@ class Partial(msgspec.Struct, frozen=True):
 
     Attributes:
         html: the element itself.
-        key: it is sent again when this changes: of an element whose own pieces follow, all other content; "": its HTML.
+        key: the element is sent again when this changes; "": its HTML. For an element with pieces of its own: all other content.
     """
 
     id: str
@@ -21,13 +21,13 @@ class Partial(msgspec.Struct, frozen=True):
 
 
 class ViewerState:
-    """Pieces that one viewer has."""
+    """State of one viewer: the pieces that it has."""
 
     def __init__(self) -> None:
         self._keys: dict[str, str] = {}
 
     def changes(self, pieces: Iterable[Partial]) -> list[tuple[str, Markup]]:
-        """Return the elements to replace, in order: those that hold others come before them."""
+        """Return the elements to replace, outer elements before inner ones."""
         changed = []
         for piece in pieces:
             key = piece.key or piece.html

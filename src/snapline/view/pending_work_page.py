@@ -45,8 +45,8 @@ class WaitingFacts(msgspec.Struct, frozen=True):
     """Content of the screen.
 
     Attributes:
-        fleet: None: it has not answered.
-        is_ledger_whole: `effects` are complete.
+        fleet: state of the fleet; None: it has not answered.
+        is_ledger_whole: `effects` is complete.
         targets: agents that have a page.
     """
 
@@ -76,7 +76,7 @@ def waiting_pieces(facts: WaitingFacts) -> list[Partial]:
     ]
 
 
-# -- above ---------------------------------------------------------------------------------------------------------------
+# -- head ----------------------------------------------------------------------------------------------------------------
 
 
 def _figures(facts: WaitingFacts) -> Markup:
@@ -134,13 +134,13 @@ def _nothing(told: str) -> Markup:
 
 
 def _turns(told: WaitingAgents, targets: Targets) -> Markup:
-    found = sorted([x for x in told.agents if x.turn], key=lambda each: (not each.problem, -each.waits_s))
-    rows = [_turn(each, targets) for each in found[:ROWS_MAX]]
+    unfinished = sorted([x for x in told.agents if x.turn], key=lambda each: (not each.problem, -each.waits_s))
+    rows = [_turn(each, targets) for each in unfinished[:ROWS_MAX]]
     body = table(TURN_COLUMNS, rows, label="Durable turns") if rows else _nothing("No durable turn is in its middle.")
     silent = f"Not heard in time: {', '.join(told.silent_hosts)}." if told.silent_hosts else ""
     left_out = f"Hosts have left out {plural(told.more, 'agent')} with which something waits." if told.more else ""
     strips = [tag("p", each, class_="strip warn") for each in (silent, left_out) if each]
-    return section("turns", "Durable turns", strips, body, _more(len(found)))
+    return section("turns", "Durable turns", strips, body, _more(len(unfinished)))
 
 
 def _turn(each: WaitingAgent, targets: Targets) -> Markup:
@@ -154,34 +154,36 @@ def _turn(each: WaitingAgent, targets: Targets) -> Markup:
 
 
 def _inputs(agents: Sequence[WaitingAgent], targets: Targets) -> Markup:
-    found = sorted([x for x in agents if x.inputs], key=lambda each: -each.inputs)
-    rows = [tag("tr", _agent(x.agent, targets), tag("td", x.host), _number(x.inputs)) for x in found[:ROWS_MAX]]
+    waiting = sorted([x for x in agents if x.inputs], key=lambda each: -each.inputs)
+    rows = [tag("tr", _agent(x.agent, targets), tag("td", x.host), _number(x.inputs)) for x in waiting[:ROWS_MAX]]
     columns = (("Agent", ""), ("Host", ""), ("Inputs", "number"))
     body = table(columns, rows, label="Inputs that wait") if rows else _nothing("No input waits.")
-    return section("inputs", "Inputs", body, _more(len(found)))
+    return section("inputs", "Inputs", body, _more(len(waiting)))
 
 
 def _letters(agents: Sequence[WaitingAgent], targets: Targets) -> Markup:
-    found = sorted([x for x in agents if x.dead_letters], key=lambda each: -each.dead_letters)
-    rows = [tag("tr", _agent(x.agent, targets), tag("td", x.host), _number(x.dead_letters)) for x in found[:ROWS_MAX]]
+    receivers = sorted([x for x in agents if x.dead_letters], key=lambda each: -each.dead_letters)
+    rows = [
+        tag("tr", _agent(x.agent, targets), tag("td", x.host), _number(x.dead_letters)) for x in receivers[:ROWS_MAX]
+    ]
     columns = (("Agent", ""), ("Host", ""), ("Dead letters", "number"))
     body = table(columns, rows, label="Dead letters") if rows else _nothing("There are none.")
-    return section("letters", "Dead letters", body, _more(len(found)))
+    return section("letters", "Dead letters", body, _more(len(receivers)))
 
 
-# -- outside -------------------------------------------------------------------------------------------------------------
+# -- external -----------------------------------------------------------------------------------------------------------
 
 
 def _effects(facts: WaitingFacts) -> Markup:
     fates = Counter(each.fate for each in facts.effects)
-    pills = [pill("effect", fate, f": {many:,}") for fate, many in fates.most_common()]
-    order = {fate: place for place, fate in enumerate(UNSETTLED)}
-    found = sorted(facts.effects, key=lambda each: (order.get(each.fate, len(order)), -each.asked_ns))
-    rows = [effect_row(each, facts.targets) for each in found[:ROWS_MAX]]
+    pills = [pill("effect", fate, f": {number:,}") for fate, number in fates.most_common()]
+    order = {fate: index for index, fate in enumerate(UNSETTLED)}
+    effects = sorted(facts.effects, key=lambda each: (order.get(each.fate, len(order)), -each.asked_ns))
+    rows = [effect_row(each, facts.targets) for each in effects[:ROWS_MAX]]
     body = table(EFFECT_COLUMNS, rows, label="Effects") if rows else _nothing("Agents have done nothing outside.")
     part = f"The ledger is long: only a part of it has been read so far, and of it the newest {WORDS_MAX:,} words."
     strip = None if facts.is_ledger_whole else tag("p", part, class_="strip warn")
-    return section("effects", "Effects", strip, tag("p", *join_with_space(pills)), body, _more(len(found)))
+    return section("effects", "Effects", strip, tag("p", *join_with_space(pills)), body, _more(len(effects)))
 
 
 def join_with_space(parts: Sequence[Markup]) -> list[Child]:
@@ -198,16 +200,16 @@ def effect_row(each: Effect, targets: Targets) -> Markup:
         tag("td", pill("effect", each.fate)),
         tag("td", age(each.asked_ns / 1e9)),
     ]
-    words = [tag("td", shown(text, WORDS_SHOWN), class_="wide") for text in (each.arguments, each.result)]
-    return tag("tr", _agent(each.agent, targets), about, words)
+    text_cells = [tag("td", shown(text, WORDS_SHOWN), class_="wide") for text in (each.arguments, each.result)]
+    return tag("tr", _agent(each.agent, targets), about, text_cells)
 
 
 def _outputs(facts: WaitingFacts) -> Markup:
     newest = facts.outputs
     rows = [_output(each, facts.targets) for _, outputs in sorted(newest.topics.items()) for each in reversed(outputs)]
     since = f"epoch {newest.since} on" if newest.since else "the oldest that are kept on"
-    told = ", ".join([f"{topic}: {many:,}" for topic, many in sorted(newest.counts.items())])
-    about = f"From {since} ({told}); of each topic the newest {NEWEST_MAX} of them." if told else ""
+    summary = ", ".join([f"{topic}: {number:,}" for topic, number in sorted(newest.counts.items())])
+    about = f"From {since} ({summary}); of each topic the newest {NEWEST_MAX} of them." if summary else ""
     cut = "There are more of them than a look reads: the newest are not among these." if newest.is_cut else ""
     body = (
         table(OUTPUT_COLUMNS, rows, label="Outputs") if rows else _nothing("Agents have given nothing to the outside.")
@@ -250,11 +252,11 @@ def _consumers(facts: WaitingFacts) -> Markup | None:
 
 
 def _behind(consumer: Consumer, newest: NewestOutputs) -> str:
-    """Return how many of the shown outputs it has not had; of a topic of which it has had none of these there may be more."""
-    place = parse_cursor(consumer.cursor)
-    missing, is_more = 0, place.epoch < newest.since
+    """Return the number of shown outputs that the consumer has not read, and a mark if a topic may have more."""
+    position = parse_cursor(consumer.cursor)
+    missing, is_more = 0, position.epoch < newest.since
     for topic, outputs in newest.topics.items():
-        late = [parse_cursor(each.cursor) > place for each in outputs]
+        late = [parse_cursor(each.cursor) > position for each in outputs]
         missing += sum(late)
         is_more |= all(late) and len(outputs) < newest.counts[topic]
     return f"{missing:,} or more" if is_more else count(missing)

@@ -1,4 +1,4 @@
-"""The view's questions to a running fleet: those of `snapline.Client`, and those that only the coordinator's own client has."""
+"""Requests of the view to a running fleet: those of `snapline.Client`, and others of the coordinator's own client."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -19,11 +19,11 @@ from snapline.messages.views import AgentState, RecentTrace
 from snapline.security.transport import Security
 
 REPLICA_S = 2.0
-"""Longest wait for a replica's answer: it reads its memory, and a viewer waits for the page."""
+"""Longest wait for a replica, which answers from memory: a viewer waits for the page."""
 
 
 class FleetQuestions:
-    """Asks a fleet; documents are those of the commands with `-o json`. Failures are SnaplineErrors."""
+    """Client of a fleet. Documents are those of the commands with `-o json`. Failures are SnaplineErrors."""
 
     def __init__(
         self, client: Client, coordinator: CoordinatorClient, hosts: HostCalls, security: Security | None = None
@@ -34,7 +34,7 @@ class FleetQuestions:
         self._security = security
 
     async def status(self) -> dict[str, object]:
-        """Answer as `snapline status`, perhaps not the latest: it is requested every second."""
+        """Answer like `snapline status`; the answer may be slightly old, since it is requested every second."""
         return document_of(await patiently(lambda: self._coordinator.status(unconfirmed=True)))
 
     async def agents(self) -> list[LocatedAgent]:
@@ -66,12 +66,12 @@ class FleetQuestions:
         return await patiently(self._coordinator.recovery_history)
 
     async def epoch_history(self) -> dict[str, object] | None:
-        """Answer as `snapline snapshot history`; None: a coordinator of an older release keeps none."""
+        """Answer like `snapline snapshot history`; None: the coordinator is of an older release without it."""
         try:
             return await patiently(lambda: self._coordinator.read_snapshots("history"))
         except UsageError as error:
             if "history" not in str(error):
-                raise  # it is about who asks
+                raise  # the error concerns the requester
             return None
 
     async def replicas(self) -> list[AskedReplica]:
@@ -99,7 +99,7 @@ class FleetQuestions:
         return await self._client.waiting()
 
     async def outputs_page(self, after: str, topic: str = "") -> ReadOutputsReply:
-        """Return the outputs after a cursor, as far as one answer holds them; "": all that agents have named themselves."""
+        """Return one answer of outputs after a cursor. `topic` "": all topics named by agents."""
         return await patiently(lambda: self._coordinator.read_outputs(after, topic))
 
     async def consumers(self) -> ReadConsumersReply:
@@ -109,7 +109,7 @@ class FleetQuestions:
     async def recent_traces(
         self, after: Mapping[str, str], *, every: int, most: int
     ) -> Mapping[str, RecentTrace | None]:
-        """Return what has happened on each host since its cursor in `after`; None: it does not report."""
+        """Return the events of each host since its cursor in `after`; None: the host does not report."""
         return await recent_traces(self._coordinator, self._hosts, after, every=every, most=most)
 
 
@@ -117,7 +117,7 @@ class FleetQuestions:
 async def open_questions(
     address: str, security: Security, name: str
 ) -> AsyncIterator[tuple[FleetQuestions, CoordinatorClient]]:
-    """Open questions to a fleet, with the coordinator's client that is part of them. `name`: of the requester.
+    """Open a client for the view, and the coordinator's client in it. `name`: name of the requester.
 
     Raises:
         CoordinatorUnavailableError: no coordinator answers there.

@@ -1,4 +1,4 @@
-"""The screen *Recovery*: the cost of a failure now, of each agent and host; and past recoveries."""
+"""The screen *Recovery*: cost of a failure now, for each agent and host; and past recoveries."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,13 +13,13 @@ from snapline.view.pending_work_page import EFFECT_COLUMNS, effect_row
 
 ROWS_MAX = 100
 CHOICES_MAX = 60
-"""Largest number of agents with a box of their own; others are named in the field."""
+"""Largest number of agents with a checkbox; others are typed into the field."""
 
 FATES_MAX = 10
 """Number of recoveries whose effects are shown: for older ones use `snapline recovery report PLAN`."""
 
 CELLS_MAX = 6_400
-"""Largest number of cells of a heat map, eighty by eighty; of more only the rows are listed."""
+"""Largest number of cells of a heat map, eighty by eighty; above it only the rows are listed."""
 
 HISTORY_COLUMNS = (
     *(("Plan", "number"), ("When", ""), ("Took", "number"), ("Back to epoch", "number"), ("Went back", "number")),
@@ -36,7 +36,7 @@ class AgentCost(msgspec.Struct, frozen=True):
 
 
 class LineFacts(msgspec.Struct, frozen=True):
-    """The document of `snapline recovery line`. `rolled_back`: their names, or only how many."""
+    """The document of `snapline recovery line`. `rolled_back`: names of the agents, or only their number."""
 
     epoch: int = 0
     failed: tuple[str, ...] = ()
@@ -95,15 +95,15 @@ def recovery_body(
     effects: Mapping[int, Sequence[Effect]],
     targets: Targets,
 ) -> Markup:
-    """Draw the whole screen. `effects`: epoch → those that were open in its cut; `targets`: agents and epochs that have a page."""
+    """Draw the whole screen. `effects`: epoch → effects that were open in its cut; `targets`: agents and epochs that have a page."""
     form = _form(line, hosts, agents)
-    what = section("failure", "What a failure would cost now", form, line_found(line))
-    each = section("each", "Whoever fails", heat_map(lines), _silent(lines.silent_hosts))
+    one_failure = section("failure", "What a failure would cost now", form, line_found(line))
+    each_failure = section("each", "Whoever fails", heat_map(lines), _silent(lines.silent_hosts))
     return join(
         [
             tag("div", tag("h1", "Recovery"), class_="title"),
-            what,
-            each,
+            one_failure,
+            each_failure,
             _history(past, targets),
             _effects(past, effects, targets),
         ]
@@ -124,9 +124,9 @@ def _form(line: LineFacts, hosts: Sequence[str], agents: Sequence[str]) -> Marku
         )
         for name in names
     ]
-    others = ",".join([name for name in line.failed if name not in names])
+    typed = ",".join([name for name in line.failed if name not in names])
     field = tag(
-        "input", type="search", name="others", value=others, placeholder="Others, with commas", aria_label="Others"
+        "input", type="search", name="others", value=typed, placeholder="Others, with commas", aria_label="Others"
     )
     legend = tag("legend", "These fail; none of them: all do", class_="quiet")
     ask = tag("button", "Ask")
@@ -144,10 +144,10 @@ def _form(line: LineFacts, hosts: Sequence[str], agents: Sequence[str]) -> Marku
 
 def line_found(line: LineFacts) -> Markup:
     """Draw where all agents go back to."""
-    back = _back(line)
+    rolled_back = _back(line)
     named = ", ".join([name.replace("host:", "host ") for name in line.failed])
-    who = f"{named} {'fails' if len(line.failed) == 1 else 'fail'}" if named else "all fail"
-    told = f"{len(back):,} of {plural(len(line.recovery_line), 'agent')} go back if {who}."
+    condition = f"{named} {'fails' if len(line.failed) == 1 else 'fail'}" if named else "all fail"
+    summary = f"{len(rolled_back):,} of {plural(len(line.recovery_line), 'agent')} go back if {condition}."
     again = line.in_transit if line.rollback is not None else line.messages_delivered_again
     known = f"No line falls below epoch {line.epoch}." if line.epoch else "No epoch is complete yet."
     if line.rollback is None:
@@ -155,10 +155,10 @@ def line_found(line: LineFacts) -> Markup:
     more = f"{known} {plural(again, 'message')} would be delivered again."
     return tag(
         "div",
-        tag("p", tag("b", told), role="status"),
+        tag("p", tag("b", summary), role="status"),
         tag("p", more),
         _silent(line.silent_hosts),
-        _costs(line, back),
+        _costs(line, rolled_back),
         id="line",
     )
 
@@ -183,28 +183,30 @@ def _costs(line: LineFacts, back: Sequence[str]) -> Markup | None:
 
 
 def _silent(hosts: Sequence[str]) -> Markup | None:
-    told = f"An estimate: not heard in time: {', '.join(hosts)}."
-    return tag("p", told, class_="strip warn") if hosts else None
+    notice = f"An estimate: not heard in time: {', '.join(hosts)}."
+    return tag("p", notice, class_="strip warn") if hosts else None
 
 
 # -- each failure ----------------------------------------------------------------------------------------------------------
 
 
 def heat_map(lines: LinesFacts) -> Child:
-    """Draw a row for each failure, a column for each agent: dark where it goes back, the darker the more turns it loses."""
+    """Draw a row for each failure, a column for each agent: coloured where the agent goes back, darker for more lost turns."""
     if not lines.lines:
         return tag("p", "Nobody can fail yet.", class_="quiet")
-    agents = sorted({agent for each in lines.lines for agent in each.rolled_back})
-    ordered = sorted(lines.lines, key=lambda each: (-len(each.rolled_back), -(each.turns or 0), each.failed))
+    agents = sorted({agent for failure in lines.lines for agent in failure.rolled_back})
+    ordered = sorted(
+        lines.lines, key=lambda failure: (-len(failure.rolled_back), -(failure.turns or 0), failure.failed)
+    )
     drawn = _map(ordered, agents) if 0 < len(agents) * len(ordered) <= CELLS_MAX else None
     rows = [
         tag(
             "tr",
-            tag("th", each.failed.replace("host:", "host "), scope="row"),
-            tag("td", count(len(each.rolled_back)), class_="number"),
-            tag("td", count(each.turns), class_="number"),
+            tag("th", failure.failed.replace("host:", "host "), scope="row"),
+            tag("td", count(len(failure.rolled_back)), class_="number"),
+            tag("td", count(failure.turns), class_="number"),
         )
-        for each in ordered[:ROWS_MAX]
+        for failure in ordered[:ROWS_MAX]
     ]
     columns = (("If this fails", ""), ("Agents go back", "number"), ("Turns undone", "number"))
     more = f"and {len(ordered) - ROWS_MAX:,} more, which cost less" if len(ordered) > ROWS_MAX else None
@@ -216,20 +218,20 @@ def heat_map(lines: LinesFacts) -> Child:
 
 def _map(lines: Sequence[FailureFacts], agents: Sequence[str]) -> Markup:
     size, left = 12, 150
-    most = max([cost.turns for each in lines for cost in (each.rollback or {}).values()], default=0)
+    most = max([cost.turns for failure in lines for cost in (failure.rollback or {}).values()], default=0)
     column = {agent: left + size * number for number, agent in enumerate(agents)}
     drawn: list[Child] = []
-    for number, each in enumerate(lines):
+    for number, failure in enumerate(lines):
         y = size * number
-        name = each.failed.replace("host:", "host ")
+        name = failure.failed.replace("host:", "host ")
         drawn.append(tag("text", name if len(name) <= 20 else f"{name[:19]}…", x=left - 6, y=y + 10, text_anchor="end"))
-        for agent in each.rolled_back:
-            turns = (each.rollback or {}).get(agent, AgentCost()).turns
-            lost = f", {plural(turns, 'turn')} undone" if each.rollback is not None else ""
-            shade = 3 if each.rollback is None else 1 + min(2, int(3 * turns / most)) if most else 1
-            words = tag("title", f"{name} fails: {agent} goes back{lost}")
+        for agent in failure.rolled_back:
+            turns = (failure.rollback or {}).get(agent, AgentCost()).turns
+            lost = f", {plural(turns, 'turn')} undone" if failure.rollback is not None else ""
+            shade = 3 if failure.rollback is None else 1 + min(2, int(3 * turns / most)) if most else 1
+            tooltip = tag("title", f"{name} fails: {agent} goes back{lost}")
             cell = {"x": column[agent], "y": y + 1, "width": size - 1, "height": size - 1}
-            drawn.append(tag("rect", words, class_=f"heat-{shade}", **cell))
+            drawn.append(tag("rect", tooltip, class_=f"heat-{shade}", **cell))
     width, height = left + size * len(agents) + 4, size * len(lines) + 2
     label = f"{plural(len(lines), 'failure')}, {plural(len(agents), 'agent')}: who goes back"
     picture = tag(
@@ -238,11 +240,11 @@ def _map(lines: Sequence[FailureFacts], agents: Sequence[str]) -> Markup:
     return tag("div", picture, class_="heat", tabindex="0", role="region", aria_label=label)
 
 
-# -- those that were -------------------------------------------------------------------------------------------------------
+# -- past recoveries -------------------------------------------------------------------------------------------------------
 
 
 def _history(past: HistoryFacts, targets: Targets) -> Markup:
-    rows = [_recovery(each, targets) for each in reversed(past.recoveries[-ROWS_MAX:])]
+    rows = [_recovery(recovery, targets) for recovery in reversed(past.recoveries[-ROWS_MAX:])]
     body = table(HISTORY_COLUMNS, rows, label="Recoveries") if rows else tag("p", "There was none yet.", class_="quiet")
     return section("history", "Recoveries", body)
 
@@ -250,13 +252,13 @@ def _history(past: HistoryFacts, targets: Targets) -> Markup:
 def _recovery(each: PastFacts, targets: Targets) -> Markup:
     void = f"{plural(len(each.void_epochs), 'epoch')} void" if each.void_epochs else ""
     lost = f"lost {', '.join(each.lost_hosts)}" if each.lost_hosts else ""
-    back = targets.epoch(each.line_epoch) if each.line_epoch else NOTHING
+    epoch = targets.epoch(each.line_epoch) if each.line_epoch else NOTHING
     return tag(
         "tr",
         tag("th", each.plan, scope="row", class_="number"),
         tag("td", each.suspected.replace("T", " ").removesuffix("Z")),
         tag("td", "lasts" if each.duration_s is None else seconds(each.duration_s), class_="number"),
-        tag("td", back, class_="number"),
+        tag("td", epoch, class_="number"),
         tag("td", count(each.rolled_back), class_="number"),
         tag("td", count(each.messages_delivered_again), class_="number"),
         tag("td", ": ".join(filter(None, ["on purpose" if each.is_restore else "", each.reason])), class_="wide"),
@@ -265,23 +267,30 @@ def _recovery(each: PastFacts, targets: Targets) -> Markup:
 
 
 def _effects(past: HistoryFacts, effects: Mapping[int, Sequence[Effect]], targets: Targets) -> Markup:
-    """Draw, for the newest recoveries, the fate of the effects that were open where the fleet went back to."""
-    told = [(each, effects.get(each.line_epoch, ())) for each in reversed(past.recoveries[-FATES_MAX:])]
+    """Draw the fates of effects that were open in the cuts of the newest recoveries."""
+    recoveries = [
+        (recovery, effects.get(recovery.line_epoch, ())) for recovery in reversed(past.recoveries[-FATES_MAX:])
+    ]
     parts = [
         tag(
             "details",
-            tag("summary", f"Plan {each.plan}: {plural(len(found), 'effect')} open in {_line_words(each)}"),
+            tag(
+                "summary",
+                f"Plan {recovery.plan}: {plural(len(effects_open), 'effect')} open in {_line_words(recovery)}",
+            ),
             table(
                 EFFECT_COLUMNS,
-                [effect_row(effect, targets) for effect in found[:ROWS_MAX]],
-                label=f"Effects of plan {each.plan}",
+                [effect_row(effect, targets) for effect in effects_open[:ROWS_MAX]],
+                label=f"Effects of plan {recovery.plan}",
             ),
-            tag("p", f"and {len(found) - ROWS_MAX:,} more", class_="quiet") if len(found) > ROWS_MAX else None,
-            id=f"effects-{each.plan}",
+            tag("p", f"and {len(effects_open) - ROWS_MAX:,} more", class_="quiet")
+            if len(effects_open) > ROWS_MAX
+            else None,
+            id=f"effects-{recovery.plan}",
             open=True,
         )
-        for each, found in told
-        if found
+        for recovery, effects_open in recoveries
+        if effects_open
     ]
     none = tag("p", "No effect was open where the last recoveries went back to.", class_="quiet")
     return section("effects", "What became of effects", parts or none)

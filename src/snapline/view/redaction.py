@@ -1,7 +1,7 @@
-"""Redaction of agents' data: of a state, a message, an output or an effect's words only the size and a digest are shown.
+"""Redaction of agents' data: of a state, a message, an output or the data of an effect only the size and a digest are shown.
 
-A digest of a short secret would reveal it to a brute-force search, so digests are keyed, and the key is not kept: within one file equal
-values have equal digests, and elsewhere a digest says nothing.
+A digest of a short secret would reveal it to a brute-force search, so digests are keyed, and the key is discarded: equal values have
+equal digests within one file, and a digest reveals nothing elsewhere.
 """
 
 import hashlib
@@ -19,14 +19,14 @@ from snapline.view.ledger import NewestOutputs
 from snapline.view.pending_work_page import WaitingFacts
 
 KEPT = ("number", "sender", "receiver", "agent", "kind", "remaining_s", "entries")
-"""Fields that are kept, of a timer, a parked message, a dead letter and the like; all else may be private."""
+"""Kept fields of a timer, a parked message, a dead letter and the like; all others may be private."""
 
 DIGITS = 12
-"""Length of a digest: no two of a file's contents are alike by accident."""
+"""Length of a digest: enough to avoid accidental collisions within a file."""
 
 
 class Redaction:
-    """Leaves contents out; one for each file."""
+    """Removes contents; create one for each file."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)

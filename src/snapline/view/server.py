@@ -26,13 +26,13 @@ async def serve(
     """Serve until SIGINT or SIGTERM; prints the address.
 
     Args:
-        may_act: operators may act here.
-        folder: the fleet's, if it is on this machine.
-        trace: a trace, shown next to it.
+        may_act: allow actions of operators.
+        folder: folder of the fleet, if it is on this machine.
+        trace: a trace to show in addition.
         reports: folders with reports of simulations.
 
     Raises:
-        UsageError: the address cannot be listened on, or one of `reports` is no folder.
+        UsageError: the process cannot listen on the address, or one of `reports` is not a folder.
         CoordinatorUnavailableError: no coordinator answers there.
     """
     async with open_questions(address, security, CLIENT_NAME) as (questions, coordinator):

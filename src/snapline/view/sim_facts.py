@@ -1,4 +1,4 @@
-"""Simulations as the view knows them: their documents in files, with names and types. Missing values get a default that says nothing."""
+"""Types of the documents of simulations in files. Missing values get a neutral default."""
 
 import msgspec
 
@@ -13,7 +13,7 @@ class FoundViolation(msgspec.Struct, frozen=True):
 
 
 class RunHead(msgspec.Struct, frozen=True):
-    """Part of a `result.json` that a list shows."""
+    """Fields of a `result.json` that a list shows."""
 
     kind: str
     name: str
@@ -28,7 +28,7 @@ class RunHead(msgspec.Struct, frozen=True):
 
     @property
     def why(self) -> str:
-        """Problem, in a sentence; "" if there is none."""
+        """Return the problem as a sentence; "" if there is none."""
         if self.violations:
             return self.violations[0].text
         return self.pending[0] if self.pending else self.error.strip().rpartition("\n")[2]
@@ -43,11 +43,11 @@ class FoundRun(msgspec.Struct, frozen=True):
     """A run's folder that was found.
 
     Attributes:
-        place: its address below `/simulation/…`: the number of the folder that was given, and the way from there.
-        written_s: when, in seconds since 1970.
-        protocol: or the fleet's own module, which has its own.
-        shrunk: address of its shrunk form, or "".
-        of: address of the run that it was shrunk from, or "".
+        place: address below `/simulation/…`: the number of the given folder, and the path from there.
+        written_s: time of the file, in seconds since 1970.
+        protocol: name of the protocol, or the fleet's own module.
+        shrunk: address of the shrunk form, or "".
+        of: address of the run that this one was shrunk from, or "".
     """
 
     place: str
@@ -88,7 +88,7 @@ class SweepFacts(msgspec.Struct, frozen=True):
 
 
 class FoundSweep(msgspec.Struct, frozen=True):
-    """A sweep's file that was found; as `FoundRun`."""
+    """A sweep's file that was found; fields as in `FoundRun`."""
 
     place: str
     facts: SweepFacts
@@ -100,8 +100,8 @@ class FoundReports(msgspec.Struct, frozen=True):
 
     Attributes:
         runs, sweeps: newest first.
-        is_cut: there is more than is read. older: runs that were found and not read.
-        unreadable: files that are no reports of this release, or damaged.
+        is_cut: the search reached a limit. older: number of runs found but not read.
+        unreadable: number of files that are damaged or not reports of this release.
     """
 
     runs: tuple[FoundRun, ...] = ()

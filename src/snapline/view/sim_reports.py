@@ -1,11 +1,11 @@
-"""Reports of simulations in folders that were given, and in no others.
+"""Reports of simulations in the given folders, and in no others.
 
-    FOLDER/…/result.json      a run, with all files next to it (`sim/report/folder.py`)
+    FOLDER/…/result.json      a run, with the files next to it (`sim/report/folder.py`)
     FOLDER/…/shrunk/          its shrunk form
-    FOLDER/…/*-sweep.json     or any other file whose document is a sweep's
+    FOLDER/…/*-sweep.json     or any other file with the document of a sweep
 
-A report may come from anyone: files are read up to a size, a packed trace is measured before it is unpacked, nothing is run, all is shown as text,
-and its own page and pictures are made anew. An address names a way from a given folder; a link that leads out of it leads nowhere.
+A report may come from anyone: files are read up to a size, a packed trace is measured before it is unpacked, nothing is executed, all content is
+shown as text, and its page and pictures are made anew. An address is a path below a given folder; links out of the folder are rejected.
 """
 
 import contextlib
@@ -32,26 +32,26 @@ _Known = TypeVar("_Known")
 RESULT, CONFIG, TRACE, STEPS, SHRUNK = "result.json", "config.toml", "trace.jsonl.gz", "steps.txt", "shrunk"
 BESIDE = ("timeline.json", "choices.json")
 FLEETS = frozenset({"coordinator.json", "launcher.lock"})
-"""Files that mark a folder as a fleet's: its store has thousands of files and no report."""
+"""Files that identify the folder of a fleet, which is skipped: its store has thousands of files and no report."""
 
 DEPTH_MAX, ENTRIES_MAX = 5, 50_000
-"""Largest number of levels below a given folder, and of files and folders read in all: a second or so."""
+"""Largest number of levels below a given folder, and of directory entries read in all: about a second."""
 
 RUNS_MAX, SWEEPS_MAX = 500, 100
-"""Largest numbers of runs and sweeps, the newest; each is read to be listed."""
+"""Largest numbers of listed runs and sweeps, the newest; each must be read."""
 
 FILE_BYTES_MAX = 16 << 20
 """Largest size of a document. A sweep's has some 100 KiB, a result's a MiB at most."""
 
 TRACE_BYTES_MAX = 128 << 20
-"""Largest size of a trace, unpacked: a million events. A file made to be huge is not unpacked further."""
+"""Largest size of a trace, unpacked: a million events. A larger file is not unpacked further."""
 
 CONFIG_BYTES_MAX = 1 << 20
 STEPS_BYTES_MAX = 1 << 20
 
 
 class SimReports:
-    """Looks into the folders. All of it blocks: call it in a thread."""
+    """Reads the folders. All methods block: call them in a thread."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         """Raise UsageError if one is no folder."""
@@ -62,7 +62,7 @@ class SimReports:
         self.names = [str(folder) for folder in folders]
         self._heads: dict[Path, tuple[int, FoundRun | None]] = {}
 
-    # ---- what there is ----------------------------------------------------------------------------------------------
+    # ---- lists ---------------------------------------------------------------------------------------------------
 
     def found(self) -> FoundReports:
         """Runs and sweeps, newest first."""
@@ -88,15 +88,15 @@ class SimReports:
         )
 
     def _run(self, written_s: float, number: int, path: Path) -> FoundRun | None:
-        """Read the head of a run; None: it cannot be read."""
+        """Read the head of a run; None: it is unreadable."""
         folder, written_ns = path.parent, int(written_s * 1e9)
         known = self._heads.get(path)
         if known is None or known[0] != written_ns:
             try:
-                made: FoundRun | None = self._read_head(written_s, number, folder)
+                head: FoundRun | None = self._read_head(written_s, number, folder)
             except (UsageError, NotFoundError):
-                made = None
-            known = self._heads[path] = (written_ns, made)
+                head = None
+            known = self._heads[path] = (written_ns, head)
         if known[1] is None:
             return None
         has_shrunk = folder.name != SHRUNK and (folder / SHRUNK / RESULT).is_file()
@@ -123,25 +123,25 @@ class SimReports:
         try:
             facts = _decoded(path, SweepFacts)
         except (UsageError, NotFoundError):
-            return None  # a file of somebody's
+            return None  # not a report
         return FoundSweep(self._place(number, path), facts, written_s) if facts.kind == "SimulationSweep" else None
 
     def _place(self, number: int, path: Path) -> str:
         return f"{number}/{path.relative_to(self._roots[number]).as_posix()}"
 
-    # ---- one of them ------------------------------------------------------------------------------------------------
+    # ---- one report -------------------------------------------------------------------------------------------------
 
     def path_of(self, place: str) -> Path:
-        """Return the path that an address names. NotFoundError: nothing in the folders."""
-        number, _, way = place.partition("/")
+        """Return the path for an address. NotFoundError: no such file in the folders."""
+        number, _, relative = place.partition("/")
         if (
             not (number.isascii() and number.isdecimal() and len(number) < 10 and int(number) < len(self._roots))
-            or "\0" in way
+            or "\0" in relative
         ):
             raise NotFoundError(f"there is no report {place!r}")
         root = self._roots[int(number)]
         try:
-            path = (root / way).resolve(strict=True) if not Path(way).is_absolute() else None
+            path = (root / relative).resolve(strict=True) if not Path(relative).is_absolute() else None
         except (OSError, RuntimeError):
             path = None
         if path is None or not path.is_relative_to(root):
@@ -155,11 +155,11 @@ class SimReports:
         if not result.is_file():
             raise NotFoundError(f"there is no report {place!r}")
         number = int(place.partition("/")[0])
-        found = self._run(result.stat().st_mtime, number, result)
-        return self._read_head(result.stat().st_mtime, number, folder) if found is None else found
+        summary = self._run(result.stat().st_mtime, number, result)
+        return self._read_head(result.stat().st_mtime, number, folder) if summary is None else summary
 
     def stored(self, place: str) -> "tuple[StoredRun, str]":
-        """Return all of one run, without its recording if that is too large; and a sentence if it is. NotFoundError, UsageError."""
+        """Return one run. A recording that is too large is replaced by a sentence. NotFoundError, UsageError."""
         from snapline.sim.report.files import read_recording, read_result
         from snapline.sim.report.folder import StoredRun, read_choices
         from snapline.sim.scenario import parse_scenario
@@ -183,21 +183,21 @@ class SimReports:
     def sweep(self, place: str) -> FoundSweep:
         """Return one sweep. NotFoundError, UsageError."""
         path = self.path_of(place)
-        found = (
+        summary = (
             self._sweep(path.stat().st_mtime, int(place.partition("/")[0]), path) if path.suffix == ".json" else None
         )
-        if found is None:
+        if summary is None:
             raise NotFoundError(f"there is no sweep {place!r}")
-        return found
+        return summary
 
     def steps(self, place: str) -> str:
-        """Return how it was shrunk, in lines; "" if that was not recorded."""
+        """Return the log of shrinking; "" if it was not recorded."""
         path = self.path_of(place) / STEPS
         return _text(path, STEPS_BYTES_MAX) if os.path.lexists(path) else ""
 
 
 class _Walk:
-    """Walk through one folder, up to a number of entries. `is_cut`: there were more."""
+    """Walk through one folder, up to a number of entries. `is_cut`: the limit was reached."""
 
     def __init__(self, root: Path) -> None:
         self.is_cut = False
@@ -205,7 +205,7 @@ class _Walk:
         self._left = ENTRIES_MAX
 
     def documents(self) -> Iterator[tuple[Path, float]]:
-        """Yield files that may be reports, with the time when they were written. Links are not followed. Of a run's folder only its result."""
+        """Yield possible reports with their modification times; for the folder of a run, only the result. Links are not followed."""
         while self._waiting:
             folder, depth = self._waiting.pop()
             entries = self._entries(folder)
@@ -213,7 +213,7 @@ class _Walk:
             if names & FLEETS:
                 continue
             for entry in entries:
-                with contextlib.suppress(OSError):  # it is gone
+                with contextlib.suppress(OSError):  # it was deleted meanwhile
                     if entry.is_dir(follow_symlinks=False):
                         self._enter(entry, depth + 1)
                     elif entry.is_file(follow_symlinks=False) and _is_document(entry.name, names):
@@ -226,15 +226,15 @@ class _Walk:
             self._waiting.append((Path(entry.path), depth))
 
     def _entries(self, folder: Path) -> "list[os.DirEntry[str]]":
-        found: list[os.DirEntry[str]] = []
-        with contextlib.suppress(OSError), os.scandir(folder) as listed:  # it is gone, or not ours to read
+        entries: list[os.DirEntry[str]] = []
+        with contextlib.suppress(OSError), os.scandir(folder) as listed:  # deleted, or not readable
             for entry in listed:
                 if self._left <= 0:
                     self.is_cut = True
                     break
                 self._left -= 1
-                found.append(entry)
-        return found
+                entries.append(entry)
+        return entries
 
 
 def _is_document(name: str, beside: Collection[str]) -> bool:
@@ -242,7 +242,7 @@ def _is_document(name: str, beside: Collection[str]) -> bool:
 
 
 def _decoded(path: Path, kind: type[_Known]) -> _Known:
-    """Decode a report. UsageError: it is none. NotFoundError: it does not exist."""
+    """Decode a report. UsageError: the file is not a report. NotFoundError: it does not exist."""
     _check_file(path, FILE_BYTES_MAX)
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
@@ -266,27 +266,27 @@ def _text(path: Path, size_max: int) -> str:
 
 
 def _check_file(path: Path, size_max: int) -> None:
-    """Check a file: in the folder itself, no link to another place, no pipe, and not larger than that."""
+    """Check that a file is regular, not a link or a pipe, and not larger than `size_max`."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError as error:
         raise NotFoundError(f"there is no {path.name} in this report") from error
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise UsageError(f"{path.name} is no file of this report")
-    if found.st_size > size_max:
-        raise UsageError(f"{path.name} is too large to be shown: {size(found.st_size)}, at most {size(size_max)}")
+    if status.st_size > size_max:
+        raise UsageError(f"{path.name} is too large to be shown: {size(status.st_size)}, at most {size(size_max)}")
 
 
 def _fits(packed: Path) -> bool:
-    """Return whether a trace is small enough when it is unpacked. Its own claim need not be true."""
-    left = TRACE_BYTES_MAX
+    """Return whether an unpacked trace is small enough. Unpacks it: the size in its header may be wrong."""
+    bytes_left = TRACE_BYTES_MAX
     try:
         with gzip.open(packed) as stream:
-            while left > 0:
-                part = stream.read(min(left, 1 << 20))
+            while bytes_left > 0:
+                part = stream.read(min(bytes_left, 1 << 20))
                 if not part:
                     return True
-                left -= len(part)
+                bytes_left -= len(part)
     except (OSError, EOFError, zlib.error):
-        return True  # its reader says what is wrong with it
+        return True  # its reader reports the error
     return False

@@ -20,7 +20,7 @@ VIOLATIONS_MAX, FAULTS_MAX, ROWS_MAX = 50, 200, 300
 """Largest number of rows of each list: `result.json` has all."""
 
 STEPS_MAX = 150
-"""Largest number of lines of the story of shrinking."""
+"""Largest number of shown steps of shrinking."""
 
 WORDS_MAX = 4_000
 """Largest number of characters of one text, such as a traceback."""
@@ -34,7 +34,7 @@ PAIR_COLUMNS = (("", "half"), ("As found", "half"), ("Shrunk", "half"))
 
 
 def run_body(found: FoundRun, run: "StoredRun", too_large: str) -> Markup:
-    """The page of one run; `too_large`: why it has no space-time diagram."""
+    """Draw the page of one run; `too_large`: why it has no space-time diagram."""
     result = run.result
     return join(
         [
@@ -114,10 +114,10 @@ def _evidence(result: "Result") -> Markup:
 
 
 def _picture(kind: str, found: FoundRun, result: "Result") -> Markup:
-    """Draw a picture that a browser loads on demand. The end of a run is at the right end: inspection begins there."""
+    """Draw a picture that a browser loads on demand, scrolled to the end of the run, where inspection begins."""
     source = address(f"pictures/{kind}", found.place)
-    words = f"{PICTURES[kind]} of {result.name}, seed {result.seed}; alone it tells what each mark is about"
-    drawn = tag("a", tag("img", src=source, alt=words, loading="lazy"), href=source)
+    description = f"{PICTURES[kind]} of {result.name}, seed {result.seed}; alone it tells what each mark is about"
+    drawn = tag("a", tag("img", src=source, alt=description, loading="lazy"), href=source)
     at_end = " at-end" if kind == SPACETIME and result.violations else ""
     return tag("div", drawn, class_=f"picture {kind}{at_end}", tabindex="0", role="region", aria_label=PICTURES[kind])
 
@@ -196,8 +196,8 @@ def pair_body(whole: FoundRun, before: "StoredRun", shrunk: FoundRun, after: "St
     )
     sides = ((whole, before, "As found"), (shrunk, after, "Shrunk"))
     columns = [
-        tag("div", tag("h3", tag("a", name, href=address("runs", found.place))), _side(found, run), class_="side")
-        for found, run, name in sides
+        tag("div", tag("h3", tag("a", name, href=address("runs", summary.place))), _side(summary, run), class_="side")
+        for summary, run, name in sides
     ]
     return join(
         [
@@ -213,8 +213,11 @@ def pair_body(whole: FoundRun, before: "StoredRun", shrunk: FoundRun, after: "St
 
 def _sizes(before: "StoredRun", after: "StoredRun") -> Markup:
     rows = []
-    for name, one, other in zip(_size_names(), _size_of(before), _size_of(after), strict=True):
-        cells = [tag("td", each, class_="half") for each in (one, tag("b", other) if one != other else other)]
+    for name, old_size, new_size in zip(_size_names(), _size_of(before), _size_of(after), strict=True):
+        cells = [
+            tag("td", each, class_="half")
+            for each in (old_size, tag("b", new_size) if old_size != new_size else new_size)
+        ]
         rows.append(tag("tr", tag("th", name, scope="row", class_="half"), cells))
     return table(PAIR_COLUMNS, rows, label="Sizes of both runs")
 
@@ -236,9 +239,9 @@ def _size_names() -> tuple[str, ...]:
 def _size_of(run: "StoredRun") -> Sequence[str]:
     result, fleet = run.result, run.scenario.fleet
     oracles = ", ".join(dict.fromkeys([f"{each.guarantee} {each.oracle}" for each in result.violations]))
-    said = [oracles or result.verdict, NOTHING if run.choices is None else count(len(run.choices))]
-    said += [count(len(result.faults)), count(result.messages), count(result.events), seconds(result.virtual_ns)]
-    return [*said, count(fleet.agents), count(fleet.hosts), count(fleet.coordinators)]
+    cells = [oracles or result.verdict, NOTHING if run.choices is None else count(len(run.choices))]
+    cells += [count(len(result.faults)), count(result.messages), count(result.events), seconds(result.virtual_ns)]
+    return [*cells, count(fleet.agents), count(fleet.hosts), count(fleet.coordinators)]
 
 
 def _side(found: FoundRun, run: "StoredRun") -> Markup:
@@ -266,13 +269,16 @@ def _side(found: FoundRun, run: "StoredRun") -> Markup:
 
 
 def _differences(before: str, after: str) -> Markup:
-    one, other = (dict(_flat(tomllib.loads(text))) for text in (before, after))
-    names = [name for name in sorted({*one, *other}) if one.get(name) != other.get(name)]
+    first, second = (dict(_flat(tomllib.loads(text))) for text in (before, after))
+    names = [name for name in sorted({*first, *second}) if first.get(name) != second.get(name)]
     rows = [
         tag(
             "tr",
             tag("th", tag("code", name), scope="row", class_="half"),
-            [tag("td", tag("code", each[name]) if name in each else NOTHING, class_="half") for each in (one, other)],
+            [
+                tag("td", tag("code", each[name]) if name in each else NOTHING, class_="half")
+                for each in (first, second)
+            ],
         )
         for name in names[:ROWS_MAX]
     ]
@@ -286,16 +292,16 @@ def _differences(before: str, after: str) -> Markup:
 
 
 def _flat(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """`fleet.agents` → `6`; of a list each item by its number."""
+    """Yield each value with its dotted key, such as `fleet.agents`; list items by their number."""
     match value:
         case Mapping() if value:
-            for key, each in value.items():
-                yield from _flat(each, f"{name}.{key}" if name else str(key))
+            for key, item in value.items():
+                yield from _flat(item, f"{name}.{key}" if name else str(key))
         case list() if value and isinstance(value[0], Mapping):
-            for number, each in enumerate(value, 1):
-                yield from _flat(each, f"{name}[{number}]")
+            for number, item in enumerate(value, 1):
+                yield from _flat(item, f"{name}[{number}]")
         case Mapping() | list() if not value:
-            return  # nothing is said by it
+            return  # an empty table
         case _:
             yield name, str(value)
 

@@ -4,7 +4,7 @@ GET  /simulation                          the reports in the folders
 GET  /simulation/runs/{place}             one run
 GET  /simulation/pairs/{place}            a failing run next to its shrunk form
 GET  /simulation/sweeps/{place}           one sweep
-GET  /simulation/reports/{place}          the run's report, made anew, as a page of its own
+GET  /simulation/reports/{place}          the run's report, generated anew, as a page of its own
 GET  /simulation/pictures/{kind}/{place}  its timeline, or its space-time diagram
 """
 
@@ -31,7 +31,7 @@ _Found = TypeVar("_Found")
 OWN_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Headers of a report and of pictures, which bring their style along: it is ours, for both are made here, and nothing runs in them."""
+"""Policy of reports and pictures, which are generated here with inline styles and without scripts."""
 
 OWN_HEADERS = {**HEADERS, "Content-Security-Policy": OWN_POLICY}
 
@@ -39,14 +39,14 @@ EVENTS_MAX = 2_000
 """Largest number of events of a diagram, as in `report.html`: more make a browser slow."""
 
 RUNS_KEPT = 4
-"""Number of runs kept in memory: a page, its pictures, and those of its shrunk form are requested one after the other."""
+"""Number of cached runs: a page, its pictures, and those of its shrunk form are requested one after the other."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 Page = Callable[[str, str, Markup], Response]
 
 
 class SimulationPages:
-    """Answers; `page` puts a screen's frame around its content: screen, title, body. For one event loop."""
+    """Answers requests; `page` puts the frame around a screen: id, title, body. Use it from one event loop."""
 
     def __init__(self, reports: SimReports, page: Page) -> None:
         self._reports = reports
@@ -68,8 +68,8 @@ class SimulationPages:
     async def show(self, request: Request) -> Response:
         """Show the reports."""
         search = RunSearch(request.query_params.get("q", "").strip(), request.query_params.get("verdict", ""))
-        found = await self._read(self._reports.found)
-        return self._page("simulation", "Simulation", simulation_body(found, search, self._reports.names))
+        reports = await self._read(self._reports.found)
+        return self._page("simulation", "Simulation", simulation_body(reports, search, self._reports.names))
 
     async def show_run(self, request: Request) -> Response:
         """Show one run."""
@@ -104,7 +104,7 @@ class SimulationPages:
         return self._page("simulation", "A sweep", await self._read(read))
 
     async def give_report(self, request: Request) -> Response:
-        """Return the report itself; not the file next to the run, which may be anyone's."""
+        """Return a generated report, not the file next to the run, which may come from anyone."""
         place = request.path_params["place"]
 
         def read() -> str:
@@ -137,14 +137,14 @@ class SimulationPages:
 
     def _run(self, place: str) -> "tuple[FoundRun, tuple[StoredRun, str]]":
         """Return one run, read once until it changes."""
-        found = self._reports.run(place)
-        key = (found.place, found.written_s)
+        summary = self._reports.run(place)
+        key = (summary.place, summary.written_s)
         if key not in self._stored:
             stored = self._reports.stored(place)
             while len(self._stored) >= RUNS_KEPT:
                 del self._stored[next(iter(self._stored))]
             self._stored[key] = stored
-        return found, self._stored[key]
+        return summary, self._stored[key]
 
     async def _read(self, read: Callable[[], _Found]) -> _Found:
         async with self._reading:

@@ -20,7 +20,7 @@ ROWS_MAX = 200
 FINDINGS_MAX, PROBES_MAX = 100, 200
 
 WHY_MAX = 300
-"""Largest number of characters of the evidence in a table; the run's own page has all."""
+"""Largest number of characters of the evidence in a table; the run's page has the rest."""
 
 RUN_COLUMNS = (
     *(("Run", ""), ("Seed", "number"), ("Verdict", ""), ("Protocol or fleet", ""), ("Virtual time", "number")),
@@ -37,15 +37,15 @@ FINDING_COLUMNS = (
 
 
 class RunSearch(msgspec.Struct, frozen=True):
-    """Search for runs. `text`: in a name, a protocol, an oracle or the evidence; `verdict`: exactly; "": all."""
+    """Search for runs. `text`: part of a name, a protocol, an oracle or the evidence; `verdict`: exact match; "": all."""
 
     text: str = ""
     verdict: str = ""
 
     def finds(self, run: FoundRun) -> bool:
         """Return whether the run is one of them."""
-        said = f"{run.head.name} {run.head.seed} {run.protocol} {run.head.oracles} {run.head.why}".casefold()
-        return self.text.casefold() in said and self.verdict in ("", run.head.verdict)
+        searched = f"{run.head.name} {run.head.seed} {run.protocol} {run.head.oracles} {run.head.why}".casefold()
+        return self.text.casefold() in searched and self.verdict in ("", run.head.verdict)
 
 
 def verdict_pill(verdict: str) -> Markup:
@@ -66,14 +66,14 @@ def simulation_body(found: FoundReports, search: RunSearch, folders: Sequence[st
 
 
 def _strips(found: FoundReports) -> list[Markup]:
-    told = [
+    notices = [
         "The folders hold more than is looked at: give those of single scenarios." if found.is_cut else "",
         f"{plural(found.older, 'older run')} are not read." if found.older else "",
         f"{plural(found.unreadable, 'run')} cannot be read: of another release, or damaged."
         if found.unreadable
         else "",
     ]
-    return [tag("p", each, class_="strip warn") for each in told if each]
+    return [tag("p", each, class_="strip warn") for each in notices if each]
 
 
 def _sweeps(sweeps: Sequence[FoundSweep]) -> Markup | None:
@@ -85,7 +85,7 @@ def _sweeps(sweeps: Sequence[FoundSweep]) -> Markup | None:
 def _sweep(each: FoundSweep) -> Markup:
     facts = each.facts
     numbers = [facts.runs, *(facts.verdicts.get(verdict, 0) for verdict in VERDICTS)]
-    failed = ", ".join([f"{one.guarantee} {one.oracle}".strip() for one in facts.findings[:5]])
+    failed = ", ".join([f"{finding.guarantee} {finding.oracle}".strip() for finding in facts.findings[:5]])
     return tag(
         "tr",
         tag("th", tag("a", facts.name, href=address("sweeps", each.place)), scope="row"),
@@ -99,12 +99,12 @@ def _sweep(each: FoundSweep) -> Markup:
 def _runs(found: FoundReports, search: RunSearch) -> Markup:
     tops = [each for each in found.runs if not each.of]
     chosen = [each for each in tops if search.finds(each)]
-    told = plural(len(tops), "run") if len(chosen) == len(tops) else f"{len(chosen):,} of {plural(len(tops), 'run')}"
-    told += f", the newest {ROWS_MAX} are shown" if len(chosen) > ROWS_MAX else ""
+    summary = plural(len(tops), "run") if len(chosen) == len(tops) else f"{len(chosen):,} of {plural(len(tops), 'run')}"
+    summary += f", the newest {ROWS_MAX} are shown" if len(chosen) > ROWS_MAX else ""
     rows = [_run(each) for each in chosen[:ROWS_MAX]]
     none = "No run is found." if tops else "There is none: `snapline sim run` writes its reports to runs/."
     body = table(RUN_COLUMNS, rows, label="Runs") if rows else tag("p", none, class_="quiet")
-    aside = tag("span", told, class_="quiet", role="status")
+    aside = tag("span", summary, class_="quiet", role="status")
     return section("runs", "Runs", _form(search) if tops else None, body, aside=aside)
 
 
@@ -143,7 +143,7 @@ def _run(each: FoundRun) -> Markup:
 
 
 def sweep_body(sweep: FoundSweep, runs: Sequence[FoundRun]) -> Markup:
-    """Draw one sweep; `runs`: those that have reports, so that seeds lead to them."""
+    """Draw one sweep; `runs`: runs with reports, to which seeds link."""
     facts = sweep.facts
     about = [plural(facts.runs, "run"), f"{facts.elapsed_s:.1f} s", *(["stopped"] if facts.is_stopped else [])]
     title = tag(
@@ -164,10 +164,10 @@ def sweep_body(sweep: FoundSweep, runs: Sequence[FoundRun]) -> Markup:
     rows = [_finding(each, facts.name, places) for each in facts.findings[:FINDINGS_MAX]]
     body = table(FINDING_COLUMNS, rows, label="Failures") if rows else tag("p", "No run failed.", class_="quiet")
     more = len(facts.findings) - FINDINGS_MAX
-    found = section(
+    findings = section(
         "findings", "Failures by oracle", body, tag("p", f"and {more:,} more", class_="quiet") if more > 0 else None
     )
-    return join([_back(), title, tag("dl", tiles, class_="figures"), found, _checks(sweep)])
+    return join([_back(), title, tag("dl", tiles, class_="figures"), findings, _checks(sweep)])
 
 
 def _finding(each: SweepFound, name: str, places: Mapping[tuple[str, int], str]) -> Markup:

@@ -1,4 +1,4 @@
-"""The screen *Space-time*: what agents did, sent and received, in a picture whose events can be opened."""
+"""The screen *Space-time*: events and messages of agents, in a picture whose events can be opened."""
 
 from collections.abc import Sequence
 
@@ -33,11 +33,11 @@ class SpaceFacts(msgspec.Struct, frozen=True):
     """Content of the screen.
 
     Attributes:
-        query: what was requested. sources: those of this view.
-        chosen: the event that is described. epochs: cuts in which its message was in transit, `content`: and what it was, if that is known.
-        sampled: of each channel, every N-th message is there.
-        silent: hosts that do not report. is_missing: hosts have done more than they reported. left_out: of a long trace the first events.
-        trace: name of the trace. held: number of the look at the fleet. targets: epochs that have a page.
+        query: the request. sources: sources of this view.
+        chosen: the described event. epochs: cuts in which its message was in transit. content: content of that message, if known.
+        sampled: every N-th message of each channel was traced.
+        silent: hosts that do not report. is_missing: hosts had more events than they reported. left_out: omitted first events of a trace.
+        trace: name of the trace. held: number of the held snapshot. targets: epochs that have a page.
     """
 
     query: SpaceQuery
@@ -62,7 +62,7 @@ def space_body(facts: SpaceFacts) -> Markup:
 
 
 def space_found(facts: SpaceFacts) -> Markup:
-    """Draw the part below the search: what was searched for, or clicked at."""
+    """Draw the part below the form: the picture, and the chosen event."""
     by_id = {piece.id: piece.html for piece in space_pieces(facts)}
     label = "Space-time diagram: its events are listed below"
     box = tag("div", by_id["picture"], class_="picture", tabindex="0", role="region", aria_label=label)
@@ -81,12 +81,12 @@ def space_pieces(facts: SpaceFacts) -> list[Partial]:
 
 
 def still(facts: SpaceFacts) -> SpaceQuery:
-    """Return the query of exactly what is shown: of a look at the fleet that stays."""
+    """Return the query for exactly the shown events: a held snapshot of the fleet."""
     query = facts.query.at(facts.window)
     return replace(query, held=facts.held) if query.source == "live" else query
 
 
-# -- above ---------------------------------------------------------------------------------------------------------------
+# -- head ----------------------------------------------------------------------------------------------------------------
 
 
 def _title(facts: SpaceFacts) -> Markup:
@@ -100,10 +100,12 @@ def _title(facts: SpaceFacts) -> Markup:
         )
         for source in facts.sources
     ]
-    told = tag("span", "held", class_="pill warn") if query.held else None
-    back = tag("a", "Back to the last seconds", href=replace(query, held=0, first=None, end=None, event=None).address())
+    badge = tag("span", "held", class_="pill warn") if query.held else None
+    link_back = tag(
+        "a", "Back to the last seconds", href=replace(query, held=0, first=None, end=None, event=None).address()
+    )
     chosen = tag("p", links, class_="sources") if len(links) > 1 else tag("p", names[query.source], class_="quiet")
-    return tag("div", tag("h1", "Space-time"), told, chosen, back if query.held else None, class_="title")
+    return tag("div", tag("h1", "Space-time"), badge, chosen, link_back if query.held else None, class_="title")
 
 
 def _form(facts: SpaceFacts) -> Markup:
@@ -119,12 +121,12 @@ def _form(facts: SpaceFacts) -> Markup:
     rows = _choice("rows", "Rows", [("agents", "Rows: agents"), ("hosts", "Rows: hosts")], query.rows)
     counts = [(str(number), f"Last {number:,} events") for number in sorted({*COUNTS, query.count})]
     events = None if query.first is not None else _choice("count", "How many events", counts, str(query.count))
-    others = ",".join([name for name in query.agents if name not in busiest])
+    typed = ",".join([name for name in query.agents if name not in busiest])
     field = tag(
         "input",
         type="search",
         name="agents",
-        value=others,
+        value=typed,
         placeholder="Agents: names or parts, with commas",
         aria_label="Agents",
     )
@@ -144,22 +146,22 @@ def _form(facts: SpaceFacts) -> Markup:
 
 
 def _choice(name: str, label: str, options: Sequence[tuple[str, str]], chosen: str) -> Markup:
-    made = [tag("option", words, value=value, selected=value == chosen) for value, words in options]
-    return tag("select", made, name=name, aria_label=label)
+    options_drawn = [tag("option", words, value=value, selected=value == chosen) for value, words in options]
+    return tag("select", options_drawn, name=name, aria_label=label)
 
 
 def _choice_of_agents(facts: SpaceFacts) -> Markup:
-    """Draw checkboxes of the busiest agents; in a running fleet they change."""
-    wanted = facts.query.agents
+    """Draw checkboxes for the busiest agents, which may change in a running fleet."""
+    chosen = facts.query.agents
     boxes = [
-        tag("label", tag("input", type="checkbox", name="agent", value=agent, checked=agent in wanted), agent)
+        tag("label", tag("input", type="checkbox", name="agent", value=agent, checked=agent in chosen), agent)
         for agent in sorted(_busiest(facts.happened), key=natural)
     ]
     legend = tag("legend", f"Rows of these; none of them: of the busiest {ROWS_MAX}", class_="quiet")
     inner = (tag("summary", "Choose agents"), tag("fieldset", legend, boxes, class_="boxes"))
-    is_open = any(agent in wanted for agent in _busiest(facts.happened))
-    made = tag("details", inner, id="choose", open=is_open) if boxes else None
-    return tag("div", made, class_="choose", id="choice")
+    is_open = any(agent in chosen for agent in _busiest(facts.happened))
+    choice = tag("details", inner, id="choose", open=is_open) if boxes else None
+    return tag("div", choice, class_="choose", id="choice")
 
 
 def _busiest(happened: EventLog) -> list[str]:
@@ -169,7 +171,7 @@ def _busiest(happened: EventLog) -> list[str]:
 def _about(facts: SpaceFacts) -> Markup:
     """Draw links around the window, and what it omits."""
     links = tag("nav", _moves(facts), aria_label="Window", class_="moves")
-    return tag("div", links, [tag("p", words, class_="quiet") for words in _notes(facts)], id="about")
+    return tag("div", links, [tag("p", note, class_="quiet") for note in _notes(facts)], id="about")
 
 
 def _moves(facts: SpaceFacts) -> Child:
@@ -191,17 +193,19 @@ def _moves(facts: SpaceFacts) -> Child:
         ("←", "Earlier", earlier, "ArrowLeft", earlier.first < window.first),
         ("→", "Later", later, "ArrowRight", later.end > window.end),
     )
-    made: list[Child] = []
+    buttons: list[Child] = []
     for sign, name, to, key, can in steps:
-        words = (tag("span", sign, aria_hidden="true"), f" {name}")
+        label = (tag("span", sign, aria_hidden="true"), f" {name}")
         address = query.at(to).address() if can else None
-        made.append(tag("a", words, href=address, data_key=key or None) if can else tag("span", words, class_="quiet"))
+        buttons.append(
+            tag("a", label, href=address, data_key=key or None) if can else tag("span", label, class_="quiet")
+        )
     if facts.query.first is not None:
-        made.append(tag("a", tag("span", "⇥", aria_hidden="true"), " Last", href=_last(facts.query).address()))
+        buttons.append(tag("a", tag("span", "⇥", aria_hidden="true"), " Last", href=_last(facts.query).address()))
     if shown:
-        made.append(tag("a", "SVG", href=query.address(f"{PAGE}.svg"), download=True))
-        made.append(tag("a", "ShiViz", href=query.address(f"{PAGE}.shiviz"), download=True))
-    return made
+        buttons.append(tag("a", "SVG", href=query.address(f"{PAGE}.svg"), download=True))
+        buttons.append(tag("a", "ShiViz", href=query.address(f"{PAGE}.shiviz"), download=True))
+    return buttons
 
 
 def _last(query: SpaceQuery) -> SpaceQuery:
@@ -209,7 +213,7 @@ def _last(query: SpaceQuery) -> SpaceQuery:
 
 
 def _middle(facts: SpaceFacts) -> int | None:
-    """Return where zooming in leads: to the event that is described, if it is there."""
+    """Return the centre for zooming in: the chosen event, if it is in the window."""
     event = facts.query.event
     return event if event is not None and facts.window.first <= event < facts.window.end else None
 
@@ -277,15 +281,15 @@ def _event(facts: SpaceFacts) -> Markup | None:
 
 
 def _details(facts: SpaceFacts, position: int) -> list[tuple[str, Child]]:
-    each = facts.happened.events[position]
-    event = each.event
+    traced = facts.happened.events[position]
+    event = traced.event
     rows: list[tuple[str, Child]] = [("event", f"{position:,} of {len(facts.happened):,}, counted from 0")]
-    if each.host:
-        rows.append(("host", each.host))
+    if traced.host:
+        rows.append(("host", traced.host))
     match event:
         case CheckpointTaken():
-            rows.append(("checkpoint", f"{count(event.number)}, {event.kind if not each.epochs else 'coordinated'}"))
-            rows += [("epoch", _epoch(epoch, facts)) for epoch in each.epochs]
+            rows.append(("checkpoint", f"{count(event.number)}, {event.kind if not traced.epochs else 'coordinated'}"))
+            rows += [("epoch", _epoch(epoch, facts)) for epoch in traced.epochs]
         case MessageSent() | MessageReceived():
             rows += [("message", event.message), *_in_transit(facts), *_stamp(facts, position)]
         case MarkerLeft() | MarkerCame():
@@ -309,9 +313,9 @@ def _stamp(facts: SpaceFacts, position: int) -> list[tuple[str, Child]]:
     """Return the epoch that its agent had recorded last by then, if known."""
     agent = getattr(facts.happened.events[position].event, "agent", "")
     for earlier in range(position - 1, -1, -1):
-        each = facts.happened.events[earlier]
-        if each.epochs and isinstance(each.event, CheckpointTaken) and each.event.agent == agent:
-            return [("after the record of", _epoch(max(each.epochs), facts))]
+        traced = facts.happened.events[earlier]
+        if traced.epochs and isinstance(traced.event, CheckpointTaken) and traced.event.agent == agent:
+            return [("after the record of", _epoch(max(traced.epochs), facts))]
     return []
 
 
@@ -327,10 +331,10 @@ def _clock(chosen: ChosenEvent, facts: SpaceFacts) -> Child:
         for name, number in entries[:CLOCK_MAX]
     ]
     more = f"and {len(entries) - CLOCK_MAX:,} more" if len(entries) > CLOCK_MAX else None
-    words = "It counts the events of these rows that came before this one or are this one" + (
+    explanation = "It counts the events of these rows that came before this one or are this one" + (
         ", since the fleet began." if facts.happened.is_whole else ", as far back as is known."
     )
-    return (tag("div", shown, more, class_="clock"), tag("p", words, class_="quiet"))
+    return (tag("div", shown, more, class_="clock"), tag("p", explanation, class_="quiet"))
 
 
 def _own(row: str, chosen: ChosenEvent) -> str:
@@ -343,21 +347,21 @@ def _neighbours(facts: SpaceFacts, position: int) -> Child:
     """Draw links to the other end of a message, and along the row."""
     happened, window, query = facts.happened, facts.window, still(facts)
     row = happened.row_at(position, window.rows)
-    mine = [each for each in happened.shown(window) if happened.row_at(each, window.rows) == row]
-    before = [each for each in mine if each < position]
-    after = [each for each in mine if each > position]
+    own = [each for each in happened.shown(window) if happened.row_at(each, window.rows) == row]
+    before = [each for each in own if each < position]
+    after = [each for each in own if each > position]
     partner = happened.partner(position)
     steps = (
         ("Before", before[-1] if before else None),
         ("Its other end", partner),
         ("Next", after[0] if after else None),
     )
-    made: list[Child] = []
+    links: list[Child] = []
     for name, to in steps:
         if to is not None:
             around = query if window.first <= to < window.end else query.at(_around(happened, window, to))
-            made.append(tag("a", name, href=replace(around, event=to).address(fragment="event")))
-    return made
+            links.append(tag("a", name, href=replace(around, event=to).address(fragment="event")))
+    return links
 
 
 def _around(happened: EventLog, window: Window, position: int) -> Window:
@@ -371,7 +375,7 @@ def _around(happened: EventLog, window: Window, position: int) -> Window:
 
 
 def _events(facts: SpaceFacts) -> Markup:
-    """Draw the same in words: for those who do not see the picture, and for the keyboard."""
+    """Draw the events as a list, for screen readers and the keyboard."""
     happened, query = facts.happened, still(facts)
     shown = happened.shown(facts.window)
     rows = [
@@ -383,8 +387,8 @@ def _events(facts: SpaceFacts) -> Markup:
         )
         for position in shown[-LISTED_MAX:]
     ]
-    told = plural(len(shown), "event")
-    words = told if len(shown) <= LISTED_MAX else f"{told}, the last {LISTED_MAX}"
+    summary = plural(len(shown), "event")
+    heading = summary if len(shown) <= LISTED_MAX else f"{summary}, the last {LISTED_MAX}"
     return tag(
-        "details", tag("summary", f"{words} in words"), tag("ol", rows, class_="events"), id="events", class_="list"
+        "details", tag("summary", f"{heading} in words"), tag("ol", rows, class_="events"), id="events", class_="list"
     )

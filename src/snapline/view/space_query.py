@@ -1,4 +1,4 @@
-"""Requested part of the past: in the address of a page, of its pictures and of its links."""
+"""The requested window of events, as written in the addresses of pages, pictures and links."""
 
 from typing import Literal
 from urllib.parse import quote, urlencode
@@ -19,7 +19,7 @@ COUNT = 120
 """Number of events that fit the width of a screen."""
 
 SHOWN_MAX = 1_000
-"""Largest number of events of one page: more are a grey wall, and a page of megabytes."""
+"""Largest number of events of one page: more are unreadable, and a page of megabytes."""
 
 Source = Literal["live", "trace"]
 
@@ -28,11 +28,11 @@ class SpaceQuery(msgspec.Struct, frozen=True):
     """Request for a window of events.
 
     Attributes:
-        source: the fleet as it runs, or the trace that the view was started with.
-        held: number of a look at the fleet that stays; 0: the present one.
-        agents: names, or parts of names; none: the busiest.
+        source: the running fleet, or the trace that the view was started with.
+        held: number of a held snapshot of the fleet; 0: the current one.
+        agents: names, or parts of names; none: the busiest agents.
         first, end: positions; None: the last `count` events.
-        event: position of the one that is described.
+        event: position of the chosen event.
     """
 
     source: Source = "live"
@@ -46,7 +46,7 @@ class SpaceQuery(msgspec.Struct, frozen=True):
 
     def address(self, path: str = PAGE, fragment: str = "") -> str:
         """Return the address where this is shown."""
-        given = {
+        parameters = {
             "source": self.source if self.source != "live" else None,
             "held": self.held or None,
             "rows": self.rows if self.rows != "agents" else None,
@@ -56,7 +56,7 @@ class SpaceQuery(msgspec.Struct, frozen=True):
             "end": self.end,
             "event": self.event,
         }
-        query = urlencode({name: value for name, value in given.items() if value is not None}, quote_via=quote)
+        query = urlencode({name: value for name, value in parameters.items() if value is not None}, quote_via=quote)
         return f"{path}{f'?{query}' if query else ''}{f'#{fragment}' if fragment else ''}"
 
     @property
@@ -65,7 +65,7 @@ class SpaceQuery(msgspec.Struct, frozen=True):
         return self.source == "live" and not self.held
 
     def window(self, happened: EventLog) -> Window:
-        """Return the window that is shown of it.
+        """Return the window to be shown.
 
         Raises:
             UsageError: the window is empty, or larger than a page.
@@ -92,10 +92,10 @@ def narrowed(happened: EventLog, window: Window) -> Window:
 
 
 def query_of(given: QueryParams, sources: tuple[Source, ...]) -> SpaceQuery:
-    """Return the query of a request; `sources`: those of this view, the usual one first.
+    """Return the query of a request; `sources`: sources of this view, the default first.
 
     Raises:
-        UsageError: this view does not have the source or rows.
+        UsageError: this view does not have these sources or rows.
     """
     named = [*given.getlist("agent"), *given.get("agents", "").split(",")]
     agents = tuple(dict.fromkeys([name.strip() for name in named if name.strip()]))[:CHOSEN_MAX]

@@ -1,9 +1,9 @@
-"""Requests for the screen *Space-time*, `/space-time`: of the fleet as it runs, and of a trace. `diagrams/` decides what is drawn.
+"""Requests for the screen *Space-time*, `/space-time`: of the running fleet, and of a trace. `diagrams/` draws the picture.
 
-GET  /space-time          the screen; `?part=found` its lower part
-GET  /events/space-time   its changes
-GET  /space-time.svg      the picture of exactly the window shown, for any viewer
-GET  /space-time.shiviz   its events with their vector clocks
+GET  /space-time          the screen; with `?part=found` its lower part
+GET  /events/space-time   changes of the screen
+GET  /space-time.svg      picture of exactly the shown window
+GET  /space-time.shiviz   events of the window with their vector clocks
 """
 
 import asyncio
@@ -31,17 +31,17 @@ from snapline.view.space_query import Source, SpaceQuery, query_of
 from snapline.view.streams import Streams
 
 TRACE_EVENTS_MAX = 200_000
-"""Largest number of events of a trace: more take minutes to look through, and gigabytes. The last ones are shown."""
+"""Largest number of events of a trace, the last ones: more take minutes to process, and gigabytes."""
 
 EPOCHS_LOOKED_AT = 3
-"""Largest number of cuts searched for the content of a message in transit: it is in several only if epochs overlap."""
+"""Largest number of cuts searched for the content of a message, which is in transit in several cuts only if epochs overlap."""
 
 
 _EPOCH = re.compile(r"epoch (\d+)")
 
 
 class ShownTrace:
-    """A trace that the view was started with; read again when its files have changed."""
+    """The trace that the view was started with; read again when its files have changed."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
@@ -56,7 +56,7 @@ class ShownTrace:
         return str(self._place)
 
     async def happened(self) -> EventLog:
-        """Return all of it. SnaplineError: it cannot be read."""
+        """Return all events. SnaplineError: the trace cannot be read."""
         async with self._reading:
             stamp = await asyncio.to_thread(self._stamp_now)
             if stamp != self._stamp:
@@ -76,14 +76,14 @@ class ShownTrace:
 
 
 Show = Callable[[str, Markup, str], Response]
-"""Puts a screen's frame around a body: title, body, address of its stream."""
+"""Function that puts the frame around a screen: title, body, address of its stream."""
 
 CutAt = Callable[[str], Awaitable[CutFacts]]
 Epochs = Callable[[], Awaitable[frozenset[int]]]
 
 
 class SpaceTimePages:
-    """Answers requests for the screen. `live`: None: there is no fleet; `trace`: None: there is no trace; `epochs`: those that have a page."""
+    """Answers requests for the screen. `live` None: no fleet. `trace` None: no trace. `epochs`: returns the epochs that have a page."""
 
     def __init__(self, show: Show, live: LiveEvents | None, trace: Path | None, cut_at: CutAt, epochs: Epochs) -> None:
         self._show = show
@@ -101,7 +101,7 @@ class SpaceTimePages:
         if request.query_params.get("part") == "found":
             return HTMLResponse(str(await asyncio.to_thread(space_found, facts)), headers=HEADERS)
         if facts.query.is_live and self._live is not None:
-            self._live.held(facts.held)  # who has no scripts may click on what they see for longer
+            self._live.held(facts.held)  # viewers without scripts may click later
         body = await asyncio.to_thread(space_body, facts)
         return self._show("Space-time", body, "/events/space-time" if facts.query.is_live else "")
 
@@ -131,7 +131,7 @@ class SpaceTimePages:
     def _query(self, request: Request) -> SpaceQuery:
         return query_of(request.query_params, self._sources)
 
-    # ---- what there is ----------------------------------------------------------------------------------------------
+    # ---- facts ------------------------------------------------------------------------------------------------------
 
     async def _facts(self, query: SpaceQuery) -> SpaceFacts:
         if query.source == "trace":
@@ -154,24 +154,24 @@ class SpaceTimePages:
         return await self._live.look()
 
     async def _with_content(self, facts: SpaceFacts) -> SpaceFacts:
-        """Add the message's content, which is known if a snapshot holds it in transit."""
+        """Add the message's content, if a snapshot holds it in transit."""
         if facts.chosen is None or not facts.epochs:
             return facts
         event = facts.happened.events[facts.chosen.position].event
         if facts.query.source != "live" or not isinstance(event, MessageSent | MessageReceived):
             return facts
-        found: list[object] = []
+        contents: list[object] = []
         for epoch in facts.epochs[:EPOCHS_LOOKED_AT]:
             try:
                 cut = await self._cut_at(str(epoch))
             except SnaplineError:
-                continue  # it has been pruned, or is not complete
-            found += [
+                continue  # pruned, or not complete
+            contents += [
                 message.message
                 for channel, message in cut.messages()
                 if event.message == f"{channel.sender}>{channel.receiver}:{message.number}"
             ]
-        return replace(facts, content=tuple(found[:1]))
+        return replace(facts, content=tuple(contents[:1]))
 
 
 def _facts_of(query: SpaceQuery, sources: tuple[Source, ...], happened: EventLog) -> SpaceFacts:

@@ -1,4 +1,4 @@
-"""A course of numbers, small."""
+"""Sparkline: a small chart of a series."""
 
 from collections.abc import Sequence
 

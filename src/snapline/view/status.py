@@ -1,8 +1,8 @@
-"""A screen as a file holds it: the output of `markup.tag`, without what only a server answers.
+"""Convert a screen, the output of `markup.tag`, for a static file, without parts that need a server.
 
-Ids get the screen's name before them, for several screens share one page. A link leads to its target in the file, and is
-mere text if the file does not have it. Forms are removed, ages are times. Unknown markup is an error: nothing that a page might fetch, run or
-send comes through.
+Ids get the screen's name as a prefix, since several screens share one page. A link leads to its target in the file, or becomes text if the
+file does not have the target. Forms are removed, and ages become times. Unknown markup is an error, so a file cannot fetch, run or send
+anything.
 """
 
 import re
@@ -25,50 +25,50 @@ cx cy d dx dy fill height points r rx ry transform width x x1 x2 y y1 y2 viewBox
 stroke stroke-width stroke-dasharray markerHeight markerWidth orient refX refY
 """
 ELEMENTS, ATTRIBUTES = frozenset(_ELEMENTS.split()), frozenset(_ATTRIBUTES.split())
-"""Known elements and attributes. Also allowed: `aria-…`, `id`, and attributes that lead to an id."""
+"""Allowed elements and attributes. Also allowed: `aria-…`, `id`, and attributes that refer to an id."""
 
 GONE = frozenset({"form"})
 """Elements that are removed, with their content."""
 
 FORGOTTEN = ("data-",)
-"""Attributes that scripts read."""
+"""Prefixes of removed attributes, which only scripts read."""
 
 IDS = frozenset({"aria-labelledby", "aria-describedby"})
 ARROWHEADS = frozenset({"marker-end", "marker-start"})
 
 Place = Callable[[str], str | None]
-"""Address of a link → id in the file, or None."""
+"""Function from the address of a link to the id in the file, or None."""
 
 
 def ids_of(markup: Markup, screen: str) -> set[str]:
     """Return the ids that it has in a file."""
-    return {f"{screen}-{unescape(found)}" for found in _ID.findall(markup)}
+    return {f"{screen}-{unescape(id_)}" for id_ in _ID.findall(markup)}
 
 
 def standing(markup: Markup, screen: str, place: Place, ids: Collection[str]) -> Markup:
-    """Return the screen for a file. `place`: finds a link's target in the file; `ids`: those of the whole file.
+    """Return the screen for a file. `place`: finds a link's target in the file; `ids`: ids of the whole file.
 
     Raises:
-        ValueError: it contains something that no file of ours may hold.
+        ValueError: the screen has markup that is not allowed in a file.
     """
     return Markup("".join(_parts(markup, screen, place, ids)))
 
 
 def _parts(markup: str, screen: str, place: Place, ids: Collection[str]) -> Iterator[str]:
-    end, gone, moment = 0, "", ""
+    end, removed, moment = 0, "", ""
     links: list[str] = []
-    for found in _TAG.finditer(markup):
-        text, end = markup[end : found.start()], found.end()
+    for match in _TAG.finditer(markup):
+        text, end = markup[end : match.start()], match.end()
         if "<" in text:
             raise ValueError(f"no markup of ours: {text[:80]!r}")
-        closing, name, attributes = found.groups()
-        if gone:
-            gone = "" if closing and name == gone else gone
+        closing, name, attributes = match.groups()
+        if removed:
+            removed = "" if closing and name == removed else removed
             continue
         yield moment or text
         moment = ""
         if name in GONE:
-            gone = name
+            removed = name
             continue
         if name not in ELEMENTS:
             raise ValueError(f"no element for a file: {name}")
@@ -91,10 +91,10 @@ def _parts(markup: str, screen: str, place: Place, ids: Collection[str]) -> Iter
 
 
 def _attributes(attributes: str, screen: str) -> dict[str, str | None]:
-    """Return the attributes by name; None: without a value."""
+    """Return the attributes by name; None: no value."""
     kept: dict[str, str | None] = {}
-    for found in _ATTRIBUTE.finditer(attributes):
-        name, value = found[1], None if found[2] is None else unescape(found[2])
+    for match in _ATTRIBUTE.finditer(attributes):
+        name, value = match[1], None if match[2] is None else unescape(match[2])
         if name.startswith(FORGOTTEN):
             continue
         if name == "id" or name in IDS:
@@ -113,7 +113,7 @@ def _target(href: str, screen: str, place: Place, ids: Collection[str]) -> str |
 
 
 def _moment(datetime: str) -> str:
-    """Return `2026-01-01 12:00:00.000`: a page of the view says how long ago it was, which a file cannot."""
+    """Return `2026-01-01 12:00:00.000`: a static file cannot show an age."""
     return datetime.replace("T", " ").removesuffix("+00:00")
 
 

@@ -29,39 +29,41 @@ class StoreAtRest:
         return list_snapshots(self._store)
 
     def snapshot_at(self, snapshot: str) -> dict[str, object]:
-        """Answer as `snapline snapshot show`. NotFoundError, DamagedDataError."""
-        found = show_document(self._store, snapshot, describe_state=describe_state, describe_message=describe_payload)
-        return dict(found)
+        """Answer like `snapline snapshot show`. NotFoundError, DamagedDataError."""
+        document = show_document(
+            self._store, snapshot, describe_state=describe_state, describe_message=describe_payload
+        )
+        return dict(document)
 
     def outside(self, last_epoch: int) -> WaitingFacts:
-        """Return effects and the newest outputs, as far as snapshots hold them. DamagedDataError."""
-        words: deque[Output | OutputsReverted] = deque(maxlen=WORDS_MAX)
+        """Return the effects and the newest outputs in the snapshots. DamagedDataError."""
+        records: deque[Output | OutputsReverted] = deque(maxlen=WORDS_MAX)
         count = 0
-        for word in self._outputs.outputs(EFFECTS_TOPIC, message_type=EffectRecord):
-            words.append(word)
+        for record in self._outputs.outputs(EFFECTS_TOPIC, message_type=EffectRecord):
+            records.append(record)
             count += 1
-        return WaitingFacts(outputs=self._newest(last_epoch), effects=fold(words), is_ledger_whole=count <= WORDS_MAX)
+        return WaitingFacts(outputs=self._newest(last_epoch), effects=fold(records), is_ledger_whole=count <= WORDS_MAX)
 
     def _newest(self, last_epoch: int) -> NewestOutputs:
-        """Return what `ledger.newest_outputs` finds: some epochs back, and further until there are enough."""
-        back = BACK_FIRST
+        """Return the newest outputs like `ledger.newest_outputs`: search further back until there are enough."""
+        epochs_back = BACK_FIRST
         while True:
-            since = max(0, last_epoch - back)
-            found = self._since(since)
-            if not since or sum(found.counts.values()) >= ENOUGH:
-                return found
-            back *= BACK_STEP
+            since = max(0, last_epoch - epochs_back)
+            newest = self._since(since)
+            if not since or sum(newest.counts.values()) >= ENOUGH:
+                return newest
+            epochs_back *= BACK_STEP
 
     def _since(self, epoch: int) -> NewestOutputs:
         topics, counts = dict[str, deque[Output]](), Counter[str]()
         try:
-            for each in self._outputs.outputs(after=f"{epoch}.0" if epoch else ""):
-                if isinstance(each, Output) and (each.topic in topics or len(topics) < TOPICS_MAX):
-                    topics.setdefault(each.topic, deque(maxlen=NEWEST_MAX)).append(each)
-                    counts[each.topic] += 1
+            for outputs in self._outputs.outputs(after=f"{epoch}.0" if epoch else ""):
+                if isinstance(outputs, Output) and (outputs.topic in topics or len(topics) < TOPICS_MAX):
+                    topics.setdefault(outputs.topic, deque(maxlen=NEWEST_MAX)).append(outputs)
+                    counts[outputs.topic] += 1
         except DamagedDataError:
             raise
         except (UsageError, NotFoundError):
             if not epoch:
                 raise
-        return NewestOutputs({topic: tuple(each) for topic, each in topics.items()}, counts, epoch)
+        return NewestOutputs({topic: tuple(outputs) for topic, outputs in topics.items()}, counts, epoch)

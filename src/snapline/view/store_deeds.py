@@ -1,6 +1,6 @@
-"""Actions of operators on stored snapshots: names and pins that keep them, and forks. Done to the store itself, as the commands do it.
+"""Actions of operators on stored snapshots: tags, pins and forks. They change the store directly, like the commands.
 
-So this takes the fleet's folder on this machine, and the coordinator's book of calls does not have it.
+So they need the fleet's folder on this machine, and are not in the coordinator's audit log.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class KeptSnapshots(msgspec.Struct, frozen=True):
 
 
 class StoreActions:
-    """Proposes actions; none of them without `folder`, the fleet's own. Failures are SnaplineErrors."""
+    """Proposes actions, which need `folder`, the fleet's own. Failures are SnaplineErrors."""
 
     def __init__(self, coordinator: CoordinatorClient, folder: Path | None) -> None:
         self._coordinator = coordinator
@@ -55,21 +55,21 @@ class StoreActions:
 
     async def tag(self, facts: FleetFacts, query: Fields) -> ProposedAction:
         """Propose to name a snapshot."""
-        found, about = await self._find(query)
-        named = (await self.kept()).tags_of(found.epoch)
-        told = [
+        chosen, about = await self._find(query)
+        named = (await self.kept()).tags_of(chosen.epoch)
+        effects = [
             about,
             "It is kept as long as it has a name. A name is that of one snapshot: to move it, remove it first.",
         ]
-        told += [f"It is called {', '.join(named)} already."] if named else []
+        effects += [f"It is called {', '.join(named)} already."] if named else []
 
         def do(fields: Fields) -> ActionOutcome:
             name = fields.get("name", "")
-            self._holds(found).tag(name, found.epoch)
-            return ActionOutcome(f"Epoch {found.epoch} is called {name}.", *ACT)
+            self._holds(chosen).tag(name, chosen.epoch)
+            return ActionOutcome(f"Epoch {chosen.epoch} is called {name}.", *ACT)
 
         field = ActionField("name", "Name, such as before-upgrade", is_required=True)
-        return _proposed(f"Tag epoch {found.epoch}", told, do, (field,))
+        return _proposed(f"Tag epoch {chosen.epoch}", effects, do, (field,))
 
     async def untag(self, facts: FleetFacts, query: Fields) -> ProposedAction:
         """Propose to remove a name."""
@@ -77,7 +77,7 @@ class StoreActions:
         epoch = (await self.kept()).tags.get(name)
         if epoch is None:
             raise NotFoundError(f"there is no tag {name!r}")
-        told = [
+        effects = [
             f"Epoch {epoch} is not called {name} any more. If nothing else keeps it, it goes when the coordinator's retention says so."
         ]
 
@@ -87,17 +87,17 @@ class StoreActions:
                 raise UsageError(f"tag {name} does not name epoch {epoch} any more: somebody has moved or removed it")
             return ActionOutcome(f"Epoch {epoch} is not called {name} any more.", *ACT)
 
-        return _proposed(f"Remove tag {name}", told, do)
+        return _proposed(f"Remove tag {name}", effects, do)
 
     async def pin(self, facts: FleetFacts, query: Fields) -> ProposedAction:
         """Propose to pin a snapshot."""
-        found, about = await self._find(query)
+        chosen, about = await self._find(query)
 
         def do(_fields: Fields) -> ActionOutcome:
-            self._holds(found).pin(found.epoch)
-            return ActionOutcome(f"Epoch {found.epoch} is pinned.", *ACT)
+            self._holds(chosen).pin(chosen.epoch)
+            return ActionOutcome(f"Epoch {chosen.epoch} is pinned.", *ACT)
 
-        return _proposed(f"Pin epoch {found.epoch}", [about, "It is kept until the pin is removed."], do)
+        return _proposed(f"Pin epoch {chosen.epoch}", [about, "It is kept until the pin is removed."], do)
 
     async def unpin(self, facts: FleetFacts, query: Fields) -> ProposedAction:
         """Propose to unpin a snapshot."""
@@ -105,7 +105,7 @@ class StoreActions:
         epoch = pinned.get(query.get("snapshot", ""))
         if epoch is None:
             raise NotFoundError(f"epoch {query.get('snapshot', '')!r} is not pinned")
-        told = [
+        effects = [
             f"All pins of epoch {epoch} are removed. If nothing else keeps it, it goes when the coordinator's retention says so."
         ]
 
@@ -114,13 +114,13 @@ class StoreActions:
                 raise NotFoundError(f"epoch {epoch} is not pinned any more")
             return ActionOutcome(f"Epoch {epoch} is not pinned any more.", *ACT)
 
-        return _proposed(f"Unpin epoch {epoch}", told, do)
+        return _proposed(f"Unpin epoch {epoch}", effects, do)
 
     async def fork(self, facts: FleetFacts, query: Fields) -> ProposedAction:
         """Propose a new fleet out of a snapshot, next to this one."""
-        found, about = await self._find(query)
+        chosen, about = await self._find(query)
         beside = self._own_folder().absolute().parent
-        told = [
+        effects = [
             about,
             f"A new fleet is made of it, in a new folder of {beside}; its store is a copy. This fleet is not changed, and may run on.",
             "It does not start by itself, and does no effects: `snapline run MODULE:FLEET --data-dir` runs it. States that differ take `snapline snapshot fork`.",
@@ -132,10 +132,10 @@ class StoreActions:
             if name.startswith(".") or folder.exists():
                 raise UsageError(f"{folder} cannot be the folder of a fork, or is there already: choose another name")
             inputs: ForkInputs = "copy" if fields.get("inputs") == "copy" else "drop"
-            self._holds(found)
+            self._holds(chosen)
             with folder_of_fork(folder) as store:
-                made = fork_snapshot(self._store(), found.epoch, str(store), ForkRequest(name=name, inputs=inputs))
-            agents = f"{plural(made.agents, 'agent')}, {plural(made.messages, 'message')} in transit"
+                forked = fork_snapshot(self._store(), chosen.epoch, str(store), ForkRequest(name=name, inputs=inputs))
+            agents = f"{plural(forked.agents, 'agent')}, {plural(forked.messages, 'message')} in transit"
             return ActionOutcome(f"Fork {name} is made in {folder}: {agents}. Run it with --data-dir {folder}.", *ACT)
 
         choices = (("drop", "stay here"), ("copy", "are taken along"))
@@ -143,17 +143,17 @@ class StoreActions:
             ActionField("name", "Name of the fork, and of its folder", is_required=True),
             ActionField("inputs", "Inputs that its agents have not consumed", choices),
         )
-        return _proposed(f"Fork epoch {found.epoch}", told, do, fields)
+        return _proposed(f"Fork epoch {chosen.epoch}", effects, do, fields)
 
     async def _find(self, query: Fields) -> tuple[SnapshotSummary, str]:
         """Return the requested snapshot, and a sentence about it."""
-        wanted = query.get("snapshot", "")
+        snapshot = query.get("snapshot", "")
         for each in (await self.kept()).snapshots:
-            if str(each.epoch) == wanted and not each.damage:
+            if str(each.epoch) == snapshot and not each.damage:
                 state = f"{plural(each.agent_count, 'agent')}, {size(each.state_bytes)} of states"
                 transit = f"{plural(each.channel_state_messages, 'message')} in transit"
                 return each, f"Epoch {each.epoch} was taken {each.created}: {state}, {transit}."
-        raise NotFoundError(f"there is no snapshot {wanted!r}, or it is damaged")
+        raise NotFoundError(f"there is no snapshot {snapshot!r}, or it is damaged")
 
     def _own_folder(self) -> Path:
         if self._folder is None or not self.is_here:

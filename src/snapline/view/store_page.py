@@ -1,4 +1,4 @@
-"""The snapshots of a store at rest, for a file: no coordinator runs that could report the fleet's state."""
+"""Page of the snapshots of a store at rest, for a file: no coordinator is running to report the fleet's state."""
 
 from snapline.messages.answers import SnapshotList
 from snapline.storage.retention.catalog import SnapshotSummary
@@ -21,7 +21,7 @@ def store_body(listed: SnapshotList) -> Markup:
     about = [listed.store, *([newest.fleet, newest.protocol] if newest is not None else [])]
     title = tag("div", tag("h1", "Store"), tag("p", " · ".join(filter(None, about)), class_="quiet"), class_="title")
     shown = list(reversed(listed.snapshots[-ROWS_MAX:]))
-    told = plural(len(listed.snapshots), "snapshot") + (
+    summary = plural(len(listed.snapshots), "snapshot") + (
         f", the newest {ROWS_MAX} are shown" if len(listed.snapshots) > ROWS_MAX else ""
     )
     damage = (
@@ -34,7 +34,7 @@ def store_body(listed: SnapshotList) -> Markup:
     )
     rows = [_row(each, listed) for each in shown]
     body = table(COLUMNS, rows, label="Snapshots") if rows else tag("p", "It holds no snapshot.", class_="quiet")
-    return join([title, damage, fork, section("snapshots", told, body)])
+    return join([title, damage, fork, section("snapshots", summary, body)])
 
 
 def _row(each: SnapshotSummary, listed: SnapshotList) -> Markup:
@@ -48,5 +48,7 @@ def _row(each: SnapshotSummary, listed: SnapshotList) -> Markup:
         count(each.channel_state_messages),
     ]
     cells = [tag("td", number, class_="number") for number in numbers]
-    taken = each.created.replace("T", " ").removesuffix("Z")
-    return tag("tr", name, tag("td", taken), tag("td", each.trigger), cells, tag("td", ", ".join(kept), class_="wide"))
+    created = each.created.replace("T", " ").removesuffix("Z")
+    return tag(
+        "tr", name, tag("td", created), tag("td", each.trigger), cells, tag("td", ", ".join(kept), class_="wide")
+    )

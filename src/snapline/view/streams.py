@@ -1,4 +1,4 @@
-"""Streams of the changes in a page that is made anew every few seconds, for a bounded number of viewers."""
+"""Streams of changes of a page that is rendered every few seconds, for a bounded number of viewers."""
 
 import asyncio
 import json
@@ -13,10 +13,10 @@ from snapline.view.markup import Markup, tag
 from snapline.view.partials import Partial, ViewerState
 
 PERIOD_S = 2.0
-"""Time between two looks."""
+"""Time between two renderings."""
 
 STREAMS_MAX = 64
-"""Largest number of streams at once, of one screen."""
+"""Largest number of concurrent streams of one screen."""
 
 Look = Callable[[], Awaitable[Sequence[Partial]]]
 
@@ -29,7 +29,7 @@ class Streams:
         self._count = 0
 
     def response(self, look: Look) -> StreamingResponse:
-        """Stream server-sent events: changes since the last look; and what goes wrong, in the page's element `notices`."""
+        """Stream server-sent events with the changes; errors go into the page's element `notices`."""
         headers = {**HEADERS, "X-Accel-Buffering": "no"}
         return StreamingResponse(self.events(look), media_type="text/event-stream", headers=headers)
 
@@ -62,5 +62,5 @@ def notices(sentence: str = "") -> Markup:
 
 def event(changes: Iterable[tuple[str, Markup]]) -> str:
     """Return one event of a stream."""
-    told = list(changes)
-    return f"data: {json.dumps(told, separators=(',', ':'))}\n\n" if told else ": nothing new\n\n"
+    pieces = list(changes)
+    return f"data: {json.dumps(pieces, separators=(',', ':'))}\n\n" if pieces else ": nothing new\n\n"

@@ -1,4 +1,4 @@
-"""The screen *Fleet* for a terminal: state of the fleet, its hosts by turns, and turns that last long."""
+"""The screen *Fleet* for a terminal: state of the fleet, hosts by their turns, and long turns."""
 
 from collections.abc import Sequence
 
@@ -19,10 +19,10 @@ COURSE_MAX = 40
 
 BUSY_MAX = 5
 CONCERNS_MAX, CONCERN_LINES = 8, 2
-"""Largest number of concerns shown, and lines that each takes on most screens."""
+"""Largest number of shown concerns, and usual number of lines of each."""
 
 HEAD_LINES = 10
-"""Lines of a screen for what is above and below the hosts."""
+"""Number of screen lines above and below the hosts."""
 
 COLUMNS = (
     "HOST",
@@ -41,7 +41,7 @@ NUMBERS = COLUMNS[2:10]
 
 
 def draw(heard: Heard, *, lines: int) -> RenderableType:
-    """Draw one screen. `lines`: its height; hosts that have no room are counted, the busiest are shown."""
+    """Draw one screen. `lines`: its height. The busiest hosts are shown, the others only counted."""
     facts = heard.facts
     if facts is None:
         return _text(heard.trouble or "nobody has answered yet", style="red" if heard.trouble else "")
@@ -69,12 +69,12 @@ def _text(words: str, style: str = "") -> Text:
 
 
 def _title(facts: FleetFacts) -> Text:
-    words = Text(no_wrap=True, overflow="ellipsis")
-    words.append(printable(facts.fleet), style="bold").append("  ").append(
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(printable(facts.fleet), style="bold").append("  ").append(
         printable(facts.phase), style=COLORS[tone_of("fleet", facts.phase)]
     )
     more = f"  {facts.protocol}  plan {facts.plan}" + (f"  led by {facts.leader}" if facts.leader else "")
-    return words.append(printable(f"{more}  {facts.reason}".rstrip()))
+    return text.append(printable(f"{more}  {facts.reason}".rstrip()))
 
 
 def _figures(facts: FleetFacts, heard: Heard) -> list[Text]:
@@ -111,7 +111,7 @@ def bars(course: Sequence[float]) -> str:
 
 
 def _hosts(hosts: Sequence[HostFacts], heard: Heard, room: int) -> list[RenderableType]:
-    """Draw the hosts in their order; without room for all, those that need a look and those with most turns."""
+    """Draw the hosts in their order; if there is no space for all, those with problems and those with most turns."""
     rates = heard.host_turns_per_s
     chosen = sorted(hosts, key=lambda host: (host.state == "alive", -rates.get(host.host, 0.0)))[:room]
     names = {host.host for host in chosen}

@@ -1,6 +1,6 @@
-"""The tone of each state that pages and terminals show, decided in one place. The word itself is always there too.
+"""Tone of each state on pages and in terminals. The name of the state is always shown too.
 
-Red ("bad") is for what needs people now, for failures and for hosts that are lost. Amber ("warn") passes or can wait. All else is green or plain.
+Red ("bad") is for failures, lost hosts, and states that need an operator now. Amber ("warn") is temporary or can wait. The rest is green or plain.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ Tone = Literal["good", "plain", "warn", "bad"]
 Subject = Literal["fleet", "host", "agent", "epoch", "effect", "replica", "verdict", "concern"]
 
 TONES: tuple[Tone, ...] = ("good", "plain", "warn", "bad")
-"""Tones, the worst last."""
+"""All tones, the worst last."""
 
 _OF: Mapping[Subject, Mapping[str, Tone]] = {
     "fleet": {"running": "good", "forming": "warn", "recovering": "warn", "failed": "bad"},
@@ -32,15 +32,15 @@ _OF: Mapping[Subject, Mapping[str, Tone]] = {
 
 
 def tone_of(subject: Subject, word: str) -> Tone:
-    """The tone of a state; of a concern by its kind."""
+    """Return the tone of a state, or of a kind of concern."""
     return _OF[subject].get(word, "warn" if subject == "concern" else "plain")
 
 
 def worst(tones: Iterable[Tone]) -> Tone:
-    """The worst of them; "plain" if there is none."""
+    """Return the worst tone; "plain" if there is none."""
     return max(tones, key=TONES.index, default="plain")
 
 
 def pill(subject: Subject, word: str, *more: str) -> Markup:
-    """A state as a word with its tone; `more`: words behind it."""
+    """Draw a state with its tone; `more`: text after it."""
     return tag("span", word or "unknown", *more, class_=f"pill {tone_of(subject, word)}")

@@ -1,7 +1,7 @@
 """Plain values as a tree that opens and closes: states, messages, documents.
 
-A value may be arbitrarily large and deep, so a tree is bounded: after `NODES_MAX` values, `ITEMS_MAX` of one list, `DEPTH_MAX` levels,
-`TEXT_MAX` characters of one text; each time it says how much is left out.
+A value may be arbitrarily large and deep, so a tree has limits: `NODES_MAX` values, `ITEMS_MAX` items of one list, `DEPTH_MAX` levels,
+`TEXT_MAX` characters of one text. At each limit it shows the number of omitted items.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ LINE_MAX = 60
 
 
 def tree(value: object, *, open_levels: int = 1, nodes_max: int = NODES_MAX) -> Markup:
-    """Draw the value; that many levels are open."""
+    """Draw the value, with this number of open levels."""
     return tag("div", _Tree(nodes_max).node(value, 0, open_levels), class_="tree")
 
 
@@ -30,10 +30,10 @@ class _Tree:
         self._left -= 1
         match value:
             case Mapping() if value:
-                items = ((str(key), each) for key, each in value.items())
+                items = ((str(key), item) for key, item in value.items())
                 return self._branch(items, len(value), "field", depth, open_levels, "{}")
             case list() | tuple() if value:
-                items = ((str(index), each) for index, each in enumerate(value))
+                items = ((str(index), item) for index, item in enumerate(value))
                 return self._branch(items, len(value), "item", depth, open_levels, "[]")
         return leaf(value)
 

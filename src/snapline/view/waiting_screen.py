@@ -1,4 +1,4 @@
-"""The screen *Waiting*, and all other facts about effects: reads for all viewers at once, every few seconds at most."""
+"""Facts for the screen *Waiting*, and about effects: read once for all viewers, at most every few seconds."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ from snapline.view.watch import FleetWatch
 
 
 class WaitingScreen:
-    """Latest facts heard. For one event loop."""
+    """Latest known facts. Use it from one event loop."""
 
     def __init__(self, calls: ViewCalls, watch: FleetWatch) -> None:
         self._calls = calls
@@ -37,24 +37,24 @@ class WaitingScreen:
         return self._facts
 
     async def open_at(self, epochs: Sequence[int]) -> dict[int, list[Effect]]:
-        """Return epoch → the effects that were open in its cut, with their fates now. SnaplineError."""
+        """Return epoch → the effects that were open in its cut, with their current fates. SnaplineError."""
         async with self._asking:
             await self._ledger.catch_up(self._calls)
             return await asyncio.to_thread(self._ledger.open_at, epochs)
 
     async def _ask(self) -> WaitingFacts:
-        heard = await self._watch.now()
-        fleet, told = heard.facts, await self._calls.waiting()
+        state = await self._watch.now()
+        fleet, waiting = state.facts, await self._calls.waiting()
         await self._ledger.catch_up(self._calls)
-        standing = msgspec.convert(told.get("effects", []), list[StandingEffect])
-        agents = msgspec.convert(told, WaitingAgents)
-        there = [*[each.agent for each in heard.agents], *[each.agent for each in agents.agents]]
+        effects_in_doubt = msgspec.convert(waiting.get("effects", []), list[StandingEffect])
+        agents = msgspec.convert(waiting, WaitingAgents)
+        with_pages = [*[each.agent for each in state.agents], *[each.agent for each in agents.agents]]
         return WaitingFacts(
             fleet=fleet,
             agents=agents,
             outputs=await newest_outputs(self._calls, 0 if fleet is None else fleet.last_complete_epoch),
             consumers=(await self._calls.consumers()).consumers,
-            effects=with_standing(await asyncio.to_thread(self._ledger.effects), standing),
+            effects=with_standing(await asyncio.to_thread(self._ledger.effects), effects_in_doubt),
             is_ledger_whole=self._ledger.is_whole,
-            targets=Targets(agents=frozenset(there)),
+            targets=Targets(agents=frozenset(with_pages)),
         )

@@ -1,4 +1,4 @@
-"""Looks at a fleet for all viewers at once: however many there are, the coordinator is asked once a second, and not at all without viewers."""
+"""Reads the state of a fleet for all viewers: the coordinator gets one request a second for any number of viewers, and none without viewers."""
 
 import asyncio
 import contextlib
@@ -14,25 +14,25 @@ from snapline.messages.answers import LocatedAgent
 from snapline.view.facts import FleetCalls, FleetFacts, Heard, TurnRates
 
 PERIOD_S = 1.0
-"""Time between two questions: hosts report their figures with heartbeats, which do not come faster."""
+"""Time between two requests: hosts report their state with heartbeats, which are not more frequent."""
 
 AGENTS_S = 30.0
-"""Time between two questions where agents live, unless hosts, plan or the number of agents change: ten thousand are a long answer."""
+"""Time between two requests for the placement, unless hosts, plan or the number of agents change: ten thousand agents are a long answer."""
 
 VIEWERS_MAX = 64
-"""Largest number of streams of events at once."""
+"""Largest number of concurrent streams."""
 
 
 _DIGITS = re.compile(r"(\d+)")
 
 
 def counted(name: str) -> list[tuple[bool, int, str]]:
-    """Return a key for sorting as people count: `a-2` before `a-10`."""
+    """Return a key for natural sorting: `a-2` before `a-10`."""
     return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in _DIGITS.split(name)]
 
 
 class FleetWatch:
-    """Latest state heard, and the viewers that wait for news. For one event loop."""
+    """Latest known state, and the viewers that wait for changes. Use it from one event loop."""
 
     def __init__(self, calls: FleetCalls, period_s: float = PERIOD_S) -> None:
         self._calls = calls
@@ -64,10 +64,10 @@ class FleetWatch:
         return self._standing
 
     async def follow(self) -> AsyncGenerator[Heard, None]:
-        """Yield the state of the fleet, now and after every question.
+        """Yield the state of the fleet, now and after every request.
 
         Raises:
-            UsageError: too many viewers already.
+            UsageError: there are too many viewers.
         """
         if len(self._news) >= VIEWERS_MAX:
             raise UsageError(f"{VIEWERS_MAX} viewers look already: close one")
@@ -131,7 +131,7 @@ class FleetWatch:
         )
         now_s = time.monotonic()
         if key != self._agents_of or now_s >= self._agents_s + AGENTS_S:
-            found = tuple(sorted(await self._calls.agents(), key=lambda each: counted(each.agent)))
+            agents = tuple(sorted(await self._calls.agents(), key=lambda each: counted(each.agent)))
             self._agents_of, self._agents_s = key, now_s
-            return found
+            return agents
         return self._standing.agents

@@ -1,7 +1,7 @@
 """AutoGen core on snapline (docs/autogen.md): unchanged agents of AutoGen as agents of a fleet.
 
-A fleet's module imports `AutogenAgent` from here, in our environment; AutoGen runs in one of its own, where nothing of ours is imported but
-`inside/`, `names.py` and `frames.py`. A program there imports `SnaplineRuntime`.
+A fleet's module imports `AutogenAgent` in snapline's environment. AutoGen runs in an environment of its own, where only `inside/`, `names.py` and
+`frames.py` are imported. A program there imports `SnaplineRuntime`.
 """
 
 from importlib import import_module
@@ -36,7 +36,7 @@ _LATER = {
     "agent_name": "names",
     "autogen_id": "names",
 }
-"""Each in its module: those of AutoGen's environment need nothing of ours."""
+"""Name → module, imported on demand: AutoGen's environment does not contain snapline's dependencies."""
 
 
 def __getattr__(name: str) -> object:

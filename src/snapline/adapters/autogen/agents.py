@@ -1,12 +1,15 @@
 """`AutogenAgent`: an unchanged agent of AutoGen core as an agent of a fleet.
 
-The problem: AutoGen's runtime saves its agents one after the other while messages are under way between them, and no message. What it saves never was.
+The problem: AutoGen's runtime saves its agents one after the other while messages are in transit, and saves no messages. The saved state is not a
+consistent state.
 
-So AutoGen's agents are agents of ours. The state is the host's, and messages are the host's. AutoGen itself runs in a process beside it (its protobuf is not ours), which is given a state
-and a message, runs the agent's own handler, and gives back what that has sent, answered and become (`worker.py`).
+So AutoGen's agents become snapline agents, and the host owns their state and messages. AutoGen itself runs in a separate process, since its
+protobuf is not compatible. It gets a state and a message, runs the agent's own handler, and returns the messages sent, the answer and the
+new state (`worker.py`).
 
-The turn is a durable one, whose steps are what the process does from one stand to the next. A handler that awaits no reply is one step: its sends and its state stand or fall together, as in
-a plain turn. One that does has the replies that it has got in the turn's journal, and is run again by them.
+The turn is durable; each of its steps is the work of the process from one wait to the next. A handler that awaits no reply is one step: its messages
+and its state are atomic, as in a plain turn. For a handler that awaits replies, the turn's journal holds the replies received, and the handler is
+rerun with them.
 """
 
 import base64
@@ -32,29 +35,29 @@ from snapline.agent_runtime.context import Context
 from snapline.errors import FleetDefinitionError, SnaplineError, StepFailedError, WaitTimeoutError
 
 MAKER = "autogen"
-"""The agent that makes those that a fleet does not name, when the first message comes for them."""
+"""The agent that creates agents that the fleet does not name, when their first message arrives."""
 
 PROGRAM = "@program"
-"""Value in place of a turn: the answer is received where the handler has run."""
+"""Value in place of a turn: the answer is received by the program itself, where the handler runs."""
 
 LOOK_S, LOOK_S_MAX = 1.0, 60.0
-"""Time that a turn waits for a reply before it looks whether its handler has gone on without it, after its own time-out;
-and twice as long each time."""
+"""Time that a turn waits for a reply before it checks whether its handler has continued after a time-out of its own. It is doubled
+after each check."""
 
 
 log = logging.getLogger(__name__)
 
 
 class AutogenHandlerError(SnaplineError):
-    """A handler of AutoGen's has raised, and nobody waits for its reply. Its message is a dead letter."""
+    """An AutoGen handler has raised, and no caller waits for its reply. Its message becomes a dead letter."""
 
 
 class AutogenState(msgspec.Struct):
-    """State that a fleet keeps of an AutoGen agent.
+    """State of an AutoGen agent.
 
     Attributes:
-        kept: what `save_state` gave, or the agent's attributes; None: as its factory makes it.
-        made: of the agent that makes others, AutoGen's ids of these.
+        kept: result of `save_state`, or the agent's attributes; None: as its factory creates it.
+        made: AutoGen ids of the agents created; only for the agent `MAKER`.
     """
 
     kept: KeptValue | None = None
@@ -62,7 +65,7 @@ class AutogenState(msgspec.Struct):
 
 
 class AutogenAgent(Agent):
-    """Base of AutoGen's agents. A subclass says which program registers them, and names those that the fleet begins with:
+    """Base of AutoGen agents. A subclass names the program that registers them, and the agents that exist from the beginning:
 
         class Tellers(AutogenAgent):
             program = "my_agents:register"
@@ -72,13 +75,13 @@ class AutogenAgent(Agent):
 
     Attributes:
         program: `module:function` in AutoGen's environment; the function takes an AgentRuntime.
-        ids: AutoGen's ids. Others are made when something is sent to them, on the host of agent `autogen`, through which goes what is sent to them.
+        ids: AutoGen ids. Further agents are created on the host of agent `autogen` at their first message; their messages pass through that agent.
     """
 
     program: ClassVar[str] = ""
     ids: ClassVar[tuple[str, ...]] = ()
     on_error: ClassVar[OnError | None] = "undo"
-    retries: ClassVar[Any] = 0  # a segment that has ended is not run again
+    retries: ClassVar[Any] = 0  # a segment that has ended must not run again
     state: AutogenState
 
     def __init__(self, state: AutogenState | None = None) -> None:
@@ -86,48 +89,48 @@ class AutogenAgent(Agent):
 
     @classmethod
     def agents(cls) -> Mapping[str, Agent]:
-        """Return these agents for a Fleet, and the one that makes others.
+        """Return these agents for a Fleet, and the agent that creates others.
 
         Raises:
-            FleetDefinitionError: one of `ids` is no id of an AutoGen agent.
+            FleetDefinitionError: one of `ids` is not a valid AutoGen id.
         """
         try:
-            return {MAKER: cls(), **{agent_name(each): cls() for each in cls.ids}}
+            return {MAKER: cls(), **{agent_name(id_): cls() for id_ in cls.ids}}
         except ValueError as error:
             raise FleetDefinitionError(f"{cls.__qualname__}.ids: {error}") from error
 
     @handler(durable=True)
     async def on_autogen_message(self, message: AutogenMessage, ctx: Context) -> None:
-        """One run of the agent's own handler."""
+        """Run the agent's own handler once."""
         turn = str(ctx.uuid())
         begin = self._begin(message, ctx, turn)
-        heard: list[HeardReply] = []
-        said: list[list[Any]] = []
-        looks = 0
+        replies: list[HeardReply] = []
+        sent_items: list[list[Any]] = []
+        checks = 0
         while True:
             try:
-                segment = await self._segment(ctx, begin, heard, said)
+                segment = await self._segment(ctx, begin, replies, sent_items)
             except StepFailedError as error:
                 segment = _failed(error, is_heard=bool(message.turn) or ctx.may_reply)
             for item in segment.items:
                 self._send(ctx, item, turn)
-                said.append(item.likeness())
+                sent_items.append(item.likeness())
             if segment.is_over:
                 break
-            reply = await _next_reply(ctx, turn, min(LOOK_S * 2**looks, LOOK_S_MAX))
-            looks = min(looks + 1, 8) if reply is None else 0
-            heard += [reply] if reply is not None else []
+            reply = await _next_reply(ctx, turn, min(LOOK_S * 2**checks, LOOK_S_MAX))
+            checks = min(checks + 1, 8) if reply is None else 0
+            replies += [reply] if reply is not None else []
         if segment.state is not None:
             self.state.kept = segment.state
         _answer(ctx, message, segment)
 
     @handler
     async def on_autogen_answer(self, message: AutogenAnswer, ctx: Context) -> None:
-        """A reply that nobody waits for any more."""
+        """Ignore a reply that no turn waits for any more."""
 
     @handler
     async def on_forwarded(self, message: ForwardedMessage, ctx: Context) -> None:
-        """Something for an agent that may not be there yet."""
+        """Pass on a message, creating its receiver if necessary."""
         self._make(ctx, message.to)
         ctx.send(agent_name(message.to), message.message)
         if ctx.may_reply:
@@ -135,14 +138,14 @@ class AutogenAgent(Agent):
 
     @handler
     async def on_wanted(self, message: AgentWanted, ctx: Context) -> None:
-        """Make an agent, and say when it is made."""
+        """Create an agent, and reply when it is created."""
         self._make(ctx, message.agent)
         if ctx.may_reply:
             ctx.reply(message)
 
     @handler
     async def on_state_given(self, message: StateGiven, ctx: Context) -> None:
-        """Take a state that a program has changed outside its turns."""
+        """Accept a state that a program has changed outside the agent's turns."""
         if self.state.kept == message.before:
             self.state.kept = message.state
         if ctx.may_reply:
@@ -186,18 +189,18 @@ class AutogenAgent(Agent):
 
 
 async def _next_reply(ctx: Context, turn: str, wait_s: float) -> HeardReply | None:
-    """Return the next one for this turn; None: it is time to look whether the handler goes on without."""
+    """Return the next reply for this turn; None: it is time to check whether the handler has continued without it."""
     while True:
         try:
-            found = await ctx.receive(AutogenAnswer, timeout_s=wait_s)
+            answer = await ctx.receive(AutogenAnswer, timeout_s=wait_s)
         except WaitTimeoutError:
             return None
-        if found.turn == turn:
-            return HeardReply(found.call, found.value, found.is_error)
+        if answer.turn == turn:
+            return HeardReply(answer.call, answer.value, answer.is_error)
 
 
 def _failed(error: StepFailedError, *, is_heard: bool) -> TurnSegment:
-    """A turn that cannot go on: who waits for its reply hears why, and its agent is as it was. Where nobody does its message is a dead letter."""
+    """Return the segment of a failed turn: a waiting caller gets the error, else the message becomes a dead letter. The agent is unchanged."""
     if not is_heard:
         raise error
     log.warning("%s", error)

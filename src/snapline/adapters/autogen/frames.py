@@ -1,4 +1,4 @@
-"""Frames in the pipe between a host and AutoGen's process: a length, then JSON. Standard library only: both sides use it."""
+"""Frames in the pipe between a host and AutoGen's process: a length, then JSON. Uses the standard library only, since both sides import it."""
 
 import asyncio
 import json
@@ -6,20 +6,20 @@ import struct
 from typing import Any
 
 FRAME_BYTES_MAX = 64 * 2**20
-"""A message and a state, of 16 MiB at most each, and what a turn has sent."""
+"""Largest size of a frame: a message and a state of at most 16 MiB each, and the messages sent by a turn."""
 
 _LENGTH = struct.Struct(">I")
 
 
 class FrameTooLargeError(ValueError):
-    """No side takes a frame of this size."""
+    """A frame exceeds the size limit of both sides."""
 
 
 def to_bytes(frame: dict[str, Any]) -> bytes:
-    """Return a frame as it goes through the pipe.
+    """Encode a frame for the pipe.
 
     Raises:
-        FrameTooLargeError: it is above 64 MiB.
+        FrameTooLargeError: it exceeds 64 MiB.
     """
     body = json.dumps(frame, separators=(",", ":")).encode()
     if len(body) > FRAME_BYTES_MAX:
@@ -28,10 +28,10 @@ def to_bytes(frame: dict[str, Any]) -> bytes:
 
 
 async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any] | None:
-    """Return the next frame; None at the end, be it in the middle of one.
+    """Return the next frame; None at the end of the stream, even within a frame.
 
     Raises:
-        FrameTooLargeError: what comes is no frame.
+        FrameTooLargeError: the length is invalid.
     """
     try:
         (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))

@@ -1,4 +1,4 @@
-"""Messages between AutoGen's agents, as messages of ours. Anybody may send them: agents of ours, and clients."""
+"""Messages between AutoGen agents, as snapline messages. Agents and clients may send them."""
 
 import msgspec
 
@@ -6,10 +6,10 @@ from snapline.agent_runtime.agent import Message
 
 
 class KeptValue(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A value of AutoGen's.
+    """A value of AutoGen.
 
     Attributes:
-        form: "json": `body` is the value as JSON. "message": as AutoGen's JSON serializer of `type` says it. "pickle": a pickle, in base64.
+        form: encoding of `body`. "json": JSON. "message": AutoGen's JSON serializer of `type`. "pickle": a pickle, in base64.
         type: name of the message's class.
     """
 
@@ -22,11 +22,11 @@ class AutogenMessage(Message, frozen=True):
     """A message for a handler of an AutoGen agent.
 
     Attributes:
-        message: of a type that the agent handles.
-        sender: AutoGen's id, `type/key`, of the agent that has sent it, or "".
-        topic: `type/source`, where it was published; "": it was sent to this agent.
-        id: of the message.
-        turn, call: whom to answer; "": nobody.
+        message: message of a type that the agent handles.
+        sender: AutoGen id, `type/key`, of the sending agent, or "".
+        topic: `type/source` where it was published; "": it was sent to this agent.
+        id: id of the message.
+        turn, call: where to send the answer; "": no answer is expected.
     """
 
     message: KeptValue
@@ -38,11 +38,11 @@ class AutogenMessage(Message, frozen=True):
 
 
 class AutogenAnswer(Message, frozen=True):
-    """Value that a handler has returned, or error that it has raised.
+    """Return value or error of a handler.
 
     Attributes:
         turn, call: of the message that it answers.
-        value: what it has returned; of an error that error.
+        value: the return value, or the error.
     """
 
     value: KeptValue
@@ -52,20 +52,20 @@ class AutogenAnswer(Message, frozen=True):
 
 
 class ForwardedMessage(Message, frozen=True):
-    """A message to an AutoGen agent, `to`, that a fleet may not have yet: for the agent that makes them."""
+    """A message to an AutoGen agent, `to`, that may not exist yet; handled by the agent that creates agents."""
 
     to: str
     message: AutogenMessage
 
 
 class AgentWanted(Message, frozen=True):
-    """An AutoGen agent that is to be there."""
+    """Request to create an AutoGen agent if it does not exist."""
 
     agent: str
 
 
 class StateGiven(Message, frozen=True):
-    """An agent is to be in `state`, if it is in the one before."""
+    """Request to set an agent's state to `state`, if its current state is the expected one."""
 
     state: KeptValue
     before: KeptValue | None = None

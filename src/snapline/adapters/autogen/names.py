@@ -1,7 +1,7 @@
-"""Ids of AutoGen's agents as ids of ours, and back. Standard library only: both sides of the pipe use it.
+"""Conversion between AutoGen ids and snapline ids. Uses the standard library only, since both sides of the pipe import it.
 
-AutoGen's id is a type and a key, `teller/north`; ours is one word of letters, digits, `_`, `-` and dots. So it is `teller..north`: what
-no word of ours may hold, and the dot, is written as a dot and two digits for each of its bytes.
+An AutoGen id is a type and a key, `teller/north`; a snapline id is one word of letters, digits, `_`, `-` and dots. It becomes `teller..north`.
+Dots, and characters that a snapline id must not contain, are written as a dot and two hexadecimal digits for each of their bytes.
 """
 
 import re
@@ -13,10 +13,10 @@ _ESCAPED = re.compile(r"\.([0-9a-f]{2})")
 
 
 def agent_name(autogen_id: str) -> str:
-    """Our id of the agent that AutoGen calls `type/key`.
+    """Return the snapline id of the agent that AutoGen calls `type/key`.
 
     Raises:
-        ValueError: it is no such id.
+        ValueError: it is not a valid AutoGen id.
     """
     kind, slash, key = autogen_id.partition("/")
     if not slash or not kind or not key:
@@ -25,7 +25,7 @@ def agent_name(autogen_id: str) -> str:
 
 
 def autogen_id(agent: str) -> str:
-    """AutoGen's id, `type/key`, of an agent of ours; "" if it is no agent of AutoGen's."""
+    """Return the AutoGen id, `type/key`, of a snapline agent; "" if it is no AutoGen agent."""
     kind, between, key = agent.partition(BETWEEN)
     if not between or not kind or not key:
         return ""

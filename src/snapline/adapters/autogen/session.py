@@ -1,8 +1,8 @@
-"""The fleet of one AutoGen program: `python -m snapline.adapters.autogen.session FOLDER` is started by `SnaplineRuntime`, which speaks to it through
-its input and output, and ends it by going away.
+"""The fleet of one AutoGen program. `SnaplineRuntime` starts `python -m snapline.adapters.autogen.session FOLDER`, talks to it through a
+socket, and ends it by closing that socket.
 
-It runs a coordinator and hosts in FOLDER, whose agents' turns go on in the program (`worker.py`, by the socket), and gives the fleet what the program sends from outside of turns.
-A fleet that is stopped leaves a snapshot, and is started from that.
+The process runs a coordinator and hosts in FOLDER. Turns of their agents run in the program (`worker.py`, over the socket), and messages that the
+program sends outside of turns are passed to the fleet. When the fleet is stopped it leaves a snapshot, and starts from it again.
 """
 
 import asyncio
@@ -34,23 +34,23 @@ from snapline.errors import AgentMissingError, CoordinatorUnavailableError, Snap
 from snapline.storage.store.store import Store
 
 TAKEN_S = 120.0
-"""Longest time until a fleet that starts, or recovers, takes a message."""
+"""Longest time until a starting or recovering fleet accepts a message."""
 
 START_S = 60.0
 """Longest time until a coordinator answers."""
 
 LOOK_S = 0.02
-"""Time between two snapshots while waiting until nothing is under way."""
+"""Pause between two snapshots while waiting until no work is pending."""
 
 TRIES, AGAIN_S = 100, 0.05
-"""Number of tries, and time between them: the coordinator knows a newly made agent a moment later."""
+"""Number of attempts and pause between them: the coordinator learns of a new agent with a short delay."""
 
 
 class ProgramSession:
     """Requests of the program to its fleet.
 
     Attributes:
-        has_ended: the fleet has ended without a request.
+        has_ended: the fleet has ended on its own.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,7 +63,7 @@ class ProgramSession:
         self._making = asyncio.Lock()
 
     async def answer(self, frame: dict[str, Any]) -> dict[str, Any]:
-        """Do what one frame asks."""
+        """Carry out the request of one frame."""
         match frame["do"]:
             case "start":
                 await self.start(frame["hosts"])
@@ -100,16 +100,16 @@ class ProgramSession:
         self._watching = asyncio.create_task(self._watch(self._local))
 
     async def _watch(self, local: LocalFleet) -> None:
-        """A fleet that has ended by itself will answer nothing any more."""
+        """Note when the fleet has ended on its own and can answer no more."""
         try:
-            why = f"the fleet has ended: {(await local.wait()).outcome}"
+            reason = f"the fleet has ended: {(await local.wait()).outcome}"
         except SnaplineError as error:
-            why = str(error)
-        print(f"snapline: {why}", file=sys.stderr)
+            reason = str(error)
+        print(f"snapline: {reason}", file=sys.stderr)
         self.has_ended.set()
 
     async def stop(self) -> None:
-        """End them, as they stand."""
+        """Stop the processes."""
         if self._watching is not None:
             self._watching.cancel()
         if self._client is not None:
@@ -121,24 +121,24 @@ class ProgramSession:
     # -- messages ------------------------------------------------------------------------------------------------------
 
     async def _send(self, item: TurnItem) -> None:
-        """Returns when the message is under way to each of them, and in every later snapshot until its turn has ended."""
+        """Send a message; return when it is accepted for each receiver, and so in every later snapshot until its turn has ended."""
         turn = "" if item.topic else PROGRAM
         message = AutogenMessage(item.message, item.sender, item.topic, item.id, turn)
         for to in item.to:
-            given = ForwardedMessage(to, message)
-            await self._running().ask(MAKER, given, early=True, timeout_s=TAKEN_S, reply_type=AgentWanted)
+            forwarded = ForwardedMessage(to, message)
+            await self._running().ask(MAKER, forwarded, early=True, timeout_s=TAKEN_S, reply_type=AgentWanted)
 
     async def _give(self, frame: dict[str, Any]) -> None:
-        given = StateGiven(*(frame[key] and msgspec.convert(frame[key], KeptValue) for key in ("state", "before")))
-        await self._running().ask(await self._there(frame["agent"]), given, early=True, reply_type=StateGiven)
+        request = StateGiven(*(frame[key] and msgspec.convert(frame[key], KeptValue) for key in ("state", "before")))
+        await self._running().ask(await self._there(frame["agent"]), request, early=True, reply_type=StateGiven)
 
     async def _idle(self) -> None:
-        """Wait until a snapshot holds nothing that is under way."""
+        """Wait for a snapshot without pending work."""
         while not is_still(await self._snapshot()):
             await asyncio.sleep(LOOK_S)
 
     async def _there(self, to: str) -> str:
-        """Our id of an agent, which is there now."""
+        """Return the snapline id of an agent, created if necessary."""
         name = agent_name(to)
         async with self._making:
             if name not in self._made:
@@ -149,7 +149,7 @@ class ProgramSession:
 
     async def _until_known(self, name: str) -> None:
         for _ in range(TRIES):
-            if any(each.agent == name for each in await self._running().agents()):
+            if any(agent.agent == name for agent in await self._running().agents()):
                 return
             await asyncio.sleep(AGAIN_S)
         raise AgentMissingError(f"agent {name!r} was asked for, and is not there")
@@ -169,7 +169,7 @@ class ProgramSession:
         return Store.open(self._folder / "data" / "store")
 
     def _pack(self, epoch: int) -> str:
-        """A snapshot as a store of its own, in one text."""
+        """Return a snapshot as a store of its own, encoded as text."""
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             fork = Path(folder) / "fork"
             store = snapline.open_store(self._folder / "data" / "store", fleet=fleet())
@@ -181,19 +181,19 @@ class ProgramSession:
         return base64.b64encode(packed.getvalue()).decode()
 
     def _unpack(self, packed: str) -> None:
-        """Replace what the folder holds."""
+        """Replace the content of the folder."""
         shutil.rmtree(self._folder / "data", ignore_errors=True)
         with zipfile.ZipFile(io.BytesIO(base64.b64decode(packed))) as archive:
             archive.extractall(self._folder / "data" / "store")
 
 
 def is_still(cut: Cut) -> bool:
-    """Return whether nothing is under way, and nobody in the middle of a turn."""
+    """Return whether no message is in transit and no turn is open."""
     return cut.is_quiet and not cut.pending_turns
 
 
 def _states_of(cut: Cut) -> dict[str, Any]:
-    """Return what each agent is kept as, for people and for the program."""
+    """Return the stored state of each agent, readable for people and the program."""
     states = {autogen_id(agent): getattr(state, "kept", None) for agent, state in cut.states.items()}
     return {agent: msgspec.to_builtins(kept) for agent, kept in states.items() if agent and kept is not None}
 
@@ -209,10 +209,10 @@ async def main(folder: Path, channel: socket.socket) -> None:
 
     async def answer(frame: dict[str, Any]) -> None:
         try:
-            found = await session.answer(frame)
+            reply = await session.answer(frame)
         except Exception as error:
-            found = _error_of(error)
-        writer.write(to_bytes({"number": frame["number"], **found}))
+            reply = _error_of(error)
+        writer.write(to_bytes({"number": frame["number"], **reply}))
         await writer.drain()
 
     async def read() -> None:

@@ -1,7 +1,7 @@
-"""A host's side of the pipe: starts AutoGen's process, and has it run turns.
+"""The host's side of the pipe: starts AutoGen's process, and runs turns in it.
 
-That process knows nothing that it could not be told again: states and messages are the host's. So one that has died is started anew, and each turn that stood in it is begun again there, and told in the old order what it had heard.
-What it had said is not said again.
+The process has no state that cannot be rebuilt, since the host owns states and messages. If it dies, it is restarted, and each turn that was open in
+it is begun again with the replies received before, in the same order. Messages that it had already sent are not sent again.
 """
 
 import asyncio
@@ -22,19 +22,19 @@ from snapline.adapters.autogen.messages import KeptValue
 from snapline.errors import DivergenceError, ExternalFailureError
 
 PYTHON_VARIABLE = "SNAPLINE_AUTOGEN_PYTHON"
-"""The interpreter of AutoGen's environment."""
+"""Environment variable: the Python interpreter of AutoGen's environment."""
 
 SOCKET_VARIABLE = "SNAPLINE_AUTOGEN_SOCKET"
-"""Address of a program that runs turns itself: in place of a process of the host's own."""
+"""Environment variable: address of a program that runs turns itself, instead of a process started by the host."""
 
 ENDS_MAX = 3
-"""Number of times that AutoGen's process may end in one segment of a turn. Then the message is dead-lettered: it may be the cause."""
+"""Largest number of times that AutoGen's process may end in one segment of a turn. Then the message is dead-lettered, since it may be the cause."""
 
 AGAIN_S = 2.0
-"""Before a process is started again that cannot be started, or a program called again that does not listen. Their turns wait so long: it is not the messages' fault."""
+"""Pause before the process is started, or the program connected, again after a failure. Turns wait meanwhile: their messages are not the cause."""
 
 HELLO_S = 120.0
-"""Longest time to import a program, with all that it imports."""
+"""Longest time to import a program with its dependencies."""
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class AutogenWorkerError(ExternalFailureError):
 
 
 class TurnItem(msgspec.Struct, frozen=True):
-    """Message that a turn sends. `call`: the number of the reply that it awaits; -1: none."""
+    """Message sent by a turn. `call`: number of the awaited reply; -1: none."""
 
     to: list[str]
     message: KeptValue
@@ -54,16 +54,16 @@ class TurnItem(msgspec.Struct, frozen=True):
     call: int = -1
 
     def likeness(self) -> list[Any]:
-        """The same when a turn is run again."""
+        """Return the part of the item that is equal when the turn is rerun."""
         return [self.to, self.topic, self.message.type, self.call]
 
 
 class TurnSegment(msgspec.Struct, frozen=True):
-    """Result of a turn up to where it waits, or is over.
+    """Result of a turn up to its next wait or its end.
 
     Attributes:
-        state: of the agent when the turn is over; None: as it was.
-        answer: what its handler has returned; `error`: or raised, with `text` for people.
+        state: new state of the agent at the end of the turn; None: unchanged.
+        answer: return value of the handler; `error`: error that it raised, with `text` as its readable form.
     """
 
     items: list[TurnItem]
@@ -75,7 +75,7 @@ class TurnSegment(msgspec.Struct, frozen=True):
 
 
 class HeardReply(msgspec.Struct, frozen=True):
-    """A reply that a turn has got."""
+    """A reply received by a turn."""
 
     call: int
     value: KeptValue
@@ -87,14 +87,14 @@ class HeardReply(msgspec.Struct, frozen=True):
 
 
 class _StandingTurn(msgspec.Struct):
-    """A turn in AutoGen's process. `mark`: of what it was begun with and has heard; `skip`: so much of what it says has been said."""
+    """A turn in AutoGen's process. `mark`: digest of its begin frame and received replies; `skip`: number of items sent already, to be skipped."""
 
     mark: bytes
     skip: list[list[Any]]
 
 
 class AutogenWorker:
-    """The process that runs a program's turns for this host, and what stands in it."""
+    """The process that runs a program's turns for this host, and its open turns."""
 
     def __init__(self, program: str) -> None:
         self._program = program
@@ -107,16 +107,16 @@ class AutogenWorker:
         self._standing: dict[str, _StandingTurn] = {}
 
     async def segment(self, begin: dict[str, Any], heard: list[HeardReply], said: list[list[Any]]) -> TurnSegment:
-        """Have a turn go on to where it stands next. It may be in the process already, or have to be begun there again.
+        """Run a turn to its next wait. If it is not open in the process, it is begun again there.
 
         Args:
-            begin: the frame that it begins with.
-            heard: the replies that it has got, in order; the process may not know the last one yet.
-            said: of each item that it has sent, its likeness.
+            begin: frame with which the turn begins.
+            heard: replies received, in order; the process may not have the last one yet.
+            said: likeness of each item already sent.
 
         Raises:
-            AutogenWorkerError: the process has ended each time in the middle of this.
-            DivergenceError: run again it has sent something else.
+            AutogenWorkerError: the process has ended during every attempt.
+            DivergenceError: the rerun turn has sent different items.
         """
         for _ in range(ENDS_MAX):
             await self._start()
@@ -151,32 +151,32 @@ class AutogenWorker:
             frames = [heard[-1].frame(agent)]
         else:
             turn = self._standing[agent] = _StandingTurn(b"", list(said))
-            frames = [{"do": "begin", **begin}, *(each.frame(agent) for each in heard)]
+            frames = [{"do": "begin", **begin}, *(reply.frame(agent) for reply in heard)]
         items: list[TurnItem] = []
         for frame in frames:
-            found = await self._ask(frame)
-            items += _unsaid(found.items, turn, agent)
-            if found.is_over:
+            segment = await self._ask(frame)
+            items += _unsaid(segment.items, turn, agent)
+            if segment.is_over:
                 break
-        if found.is_over:
+        if segment.is_over:
             del self._standing[agent]
             if turn.skip:
                 raise _diverged(agent, turn.skip[0], "has ended")
         turn.mark = marks[-1]
-        return msgspec.structs.replace(found, items=items)
+        return msgspec.structs.replace(segment, items=items)
 
     async def _ask(self, frame: dict[str, Any]) -> TurnSegment:
         self._numbers += 1
         number = self._numbers
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        future = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
             await self._write({**frame, "number": number})
-            found = await answer
+            reply = await future
         finally:
             self._asked.pop(number, None)
-        if found.get("segment") is None:
-            raise AutogenWorkerError(found.get("failed") or "AutoGen's process does not know a turn of its own")
-        return msgspec.convert(found["segment"], TurnSegment)
+        if reply.get("segment") is None:
+            raise AutogenWorkerError(reply.get("failed") or "AutoGen's process does not know a turn of its own")
+        return msgspec.convert(reply["segment"], TurnSegment)
 
     async def _write(self, frame: dict[str, Any]) -> None:
         if self._writer is None:
@@ -195,7 +195,7 @@ class AutogenWorker:
     # -- the process ---------------------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
-        """See that there is a process; wait for one as long as there can be none."""
+        """Ensure that the process runs; retry until it can be started."""
         async with self._starting:
             while self._writer is None:
                 try:
@@ -222,7 +222,7 @@ class AutogenWorker:
         self._reading = asyncio.get_running_loop().create_task(self._read(reader))
 
     def _spawn(self) -> socket.socket:
-        """Start it. It ends when this process does: then nobody is at the other end of its socket."""
+        """Start the process. It ends with this process, when its socket is closed."""
         python = os.environ.get(PYTHON_VARIABLE)
         if not python:
             raise AutogenWorkerError(
@@ -230,55 +230,55 @@ class AutogenWorker:
                 "/opt/autogen/bin/python"
             )
         if self._process is not None:
-            self._process.poll()  # so that it is no zombie
-        ours, theirs = socket.socketpair()
+            self._process.poll()  # reaps the process
+        parent_socket, child_socket = socket.socketpair()
         boot = Path(__file__).parent / "inside" / "boot.py"
         command: list[str] = [python, str(boot), str(Path(__file__).parents[2]), self._program]
-        with theirs:
+        with child_socket:
             try:
-                self._process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno())
+                self._process = subprocess.Popen(command, stdin=child_socket.fileno(), stdout=child_socket.fileno())
             except OSError:
-                ours.close()
+                parent_socket.close()
                 raise
-        return ours
+        return parent_socket
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        why = "AutoGen's process has ended"
+        reason = "AutoGen's process has ended"
         try:
             while (frame := await read_frame(reader)) is not None:
-                answer = self._asked.get(frame["number"])
-                if answer is not None and not answer.done():
-                    answer.set_result(frame)
+                future = self._asked.get(frame["number"])
+                if future is not None and not future.done():
+                    future.set_result(frame)
         except (ValueError, OSError) as error:
-            why = f"AutoGen's process says what is no frame: {error}"
+            reason = f"AutoGen's process says what is no frame: {error}"
         if self._writer is not None:
             self._writer.close()
             self._writer = None
         self._standing.clear()
-        for answer in self._asked.values():
-            if not answer.done():
-                answer.set_exception(AutogenWorkerError(why))
+        for future in self._asked.values():
+            if not future.done():
+                future.set_exception(AutogenWorkerError(reason))
 
 
 def _marks(begin: dict[str, Any], heard: list[HeardReply]) -> list[bytes]:
-    """Return the marks of a turn that was begun so, after each reply: the last is that of a turn that has received all."""
+    """Return the marks of a turn after its begin and after each reply; the last one is the mark of a turn that has received all replies."""
     marks = [blake2b(json.dumps(begin, sort_keys=True).encode()).digest()]
-    for each in heard:
-        marks.append(blake2b(marks[-1] + msgspec.msgpack.encode(each)).digest())
+    for reply in heard:
+        marks.append(blake2b(marks[-1] + msgspec.msgpack.encode(reply)).digest())
     return marks
 
 
 def _unsaid(items: list[TurnItem], turn: _StandingTurn, agent: str) -> list[TurnItem]:
-    """Return the items that have not been sent before the turn was begun again."""
-    fresh = []
+    """Return the items that were not sent before the turn was begun again."""
+    new_items = []
     for item in items:
         if not turn.skip:
-            fresh.append(item)
+            new_items.append(item)
             continue
         expected = turn.skip.pop(0)
         if item.likeness()[:3] != expected[:3]:
             raise _diverged(agent, expected, f"sends a {item.message.type} to {', '.join(item.to)}")
-    return fresh
+    return new_items
 
 
 def _diverged(agent: str, expected: list[Any], what: str) -> DivergenceError:
@@ -293,8 +293,8 @@ _workers: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, Autoge
 
 
 def worker_of(program: str) -> AutogenWorker:
-    """The one of this process."""
-    known = _workers.setdefault(asyncio.get_running_loop(), {})
-    if program not in known:
-        known[program] = AutogenWorker(program)
-    return known[program]
+    """Return the worker of this process."""
+    workers = _workers.setdefault(asyncio.get_running_loop(), {})
+    if program not in workers:
+        workers[program] = AutogenWorker(program)
+    return workers[program]

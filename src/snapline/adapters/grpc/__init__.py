@@ -1,4 +1,4 @@
-"""Plain gRPC services in the cuts of a fleet (docs/grpc.md). What it holds is loaded when it is asked for: gRPC takes a while."""
+"""Plain gRPC services in the cuts of a fleet (docs/grpc.md). The contents are imported on demand, since gRPC loads slowly."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Service with threads as its member sees it: like any other, and each answer holds for a moment in which no thread is inside."""
+"""Adapter that makes a service with threads look single-threaded to its member: each of its answers is valid while no thread is inside."""
 
 from collections.abc import Callable
 from time import monotonic_ns
@@ -10,7 +10,7 @@ from snapline.adapters.grpc.service_agent import CutService
 
 
 class CutPieces:
-    """See the module; a `CutService` around the user's."""
+    """A `CutService` that wraps the user's; see the module."""
 
     def __init__(self, service: CutService, threads: MemberThreads) -> None:
         self._service, self._threads = service, threads
@@ -27,7 +27,7 @@ class CutPieces:
         self._service.on_cut(epoch)
 
     def ready(self) -> bool:
-        """The service is asked before the gate is shut, since what it waits for may come by the gate; and again when nobody is inside who changes it."""
+        """Return whether a cut may be taken. The service is asked before the gate is shut, as it may need a thread at the gate, and again after."""
         threads = self._threads
         if not self._service.ready():
             return False
@@ -40,7 +40,7 @@ class CutPieces:
         return False
 
     def answered(self, call: ServiceCall, answer: CallAnswer) -> None:
-        """Call the service in a thread, inside from now on, when the call has left the ledger: the service may wait for a lock of its own."""
+        """Pass the answer to the service in a new thread that is inside, since the service may wait for a lock of its own."""
         take: Callable[..., Any] | None = getattr(self._service, "answered", None)
         if take is not None:
             self._threads.begin(lambda: take(call, answer))

@@ -1,4 +1,4 @@
-"""A host of the fleet in the event loop of a service: the same host, that asks the service's member at seven moments."""
+"""A host of the fleet that runs in a service's event loop and calls the service's member at seven points."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -15,25 +15,25 @@ from snapline.storage.capture.image import StateImage
 
 
 class Embedding(Protocol):
-    """Interface of the host to the member. Called inside the host's own work: no event may be fed to it from here."""
+    """The member's interface for the host. It is called while the host handles an event, so it must not feed events to the host."""
 
     def going_back(self) -> None:
-        """End the service's history, now, because of a plan."""
+        """End the service's present history at once, because of a plan."""
 
     def when_over(self, then: Callable[[], None]) -> None:
-        """Do this when nothing of an older history runs any more."""
+        """Call `then` when no work of an older history runs any more."""
 
     def gone_back(self, made: object | None) -> None:
-        """The plan's line is loaded: go on from this agent's state; None: it was placed elsewhere. The next event of this service comes after this."""
+        """The plan's line is loaded: continue from this agent's state before any other event of the service; None: the agent was placed elsewhere."""
 
     def begin_later(self, epoch: int) -> bool:
-        """Return whether the service is not ready; the member then begins this epoch, when it is."""
+        """Return whether the service is not ready; if so, the member begins this epoch once it is."""
 
     def may_record(self) -> bool:
-        """Return whether the service is ready, or there is none to record."""
+        """Return whether the service is ready, or there is no service to record."""
 
     def filling(self, made: object) -> None:
-        """Prepare the agent for its capture. Raises SnaplineError: not now; the epoch is refused."""
+        """Prepare the agent for its capture. Raises SnaplineError if not possible now; the epoch is refused."""
 
     def cut(self, epoch: int) -> None:
         """Report that the agent was captured for this epoch."""
@@ -54,7 +54,7 @@ class EmbeddedHost(Host):
         return self._driver.core
 
     def begin(self, epoch: int) -> None:
-        """A call has brought news of this epoch. The coordinator's own word, when it comes, changes nothing any more."""
+        """Begin an epoch that a call's stamp has announced. The coordinator's later message about it has no effect."""
         self._feed(BeginEpoch(epoch, self._driver.core.shared.plan))
 
     def _begun(self) -> int:
@@ -69,11 +69,11 @@ class EmbeddedHost(Host):
         self._driver.closed(peer, error)
 
     def tell(self, told: ExternalSends) -> None:
-        """Send this to other agents, now."""
+        """Send messages to other agents at once."""
         self._feed(told)
 
     def _feed(self, event: ev.Heard) -> None:
-        """Feed an event. What follows from it, turns above all, is not part of the handler that brings it."""
+        """Feed an event. Its effects, such as turns, are not part of the handler that caused it."""
         token = RUN.set(None)
         try:
             self._driver.feed(event)
@@ -90,7 +90,7 @@ class EmbeddedHost(Host):
         super()._directive_received(directive)
 
     def in_worker(self, function: Callable[..., object], *arguments: object, then: Callable[..., None]) -> None:
-        """A line is loaded, and so the plan confirmed, behind the end of what runs of before it; other work has nothing to wait for."""
+        """Run work in a thread. Loading a line, and so confirming the plan, waits until all work of the older history has ended."""
         submit = super().in_worker
         self._inside.when_over(lambda: submit(function, *arguments, then=then))
 

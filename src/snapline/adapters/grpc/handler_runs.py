@@ -1,4 +1,4 @@
-"""Handler run that makes a call: known from the context of the task, or thread, that makes it."""
+"""The handler run that makes a call, found through the context of its task or thread."""
 
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
@@ -7,13 +7,13 @@ from snapline.adapters.grpc.ledger import Handling
 
 
 class Serialize(Protocol):
-    """A response as it is sent."""
+    """Serializer of a response."""
 
     def __call__(self, response: Any, /) -> bytes: ...
 
 
 class HandlerRun(NamedTuple):
-    """A handler that runs. `handling` is None where its caller is not of the fleet; `plan`: under which it began."""
+    """A running handler. `handling`: None if its caller is not in the fleet; `plan`: the plan under which it began."""
 
     handling: Handling | None
     plan: int

@@ -1,7 +1,7 @@
-"""Frames of other hosts that bring news of an epoch wait until the service is ready for it, each link's in their order.
+"""Frames of other hosts that announce an epoch are held until the service is ready for it; each link keeps its order.
 
-The host records an epoch with the first news of it, at once, and refuses it if the service is not ready. The coordinator's word, and stamps of calls, can wait for that
-in the member. A frame waits here, as if it were under way still; so long at most that its link is not taken for silent.
+The host records an epoch when it first learns of it, and refuses it if the service is not ready. The member can delay the coordinator's message and
+the stamps of calls. Frames are delayed here, as if they were still in transit, but not so long that the link is suspected.
 """
 
 import asyncio
@@ -12,14 +12,14 @@ from collections.abc import Callable
 from snapline.channels.frame import Frame, Items, LinkHello, Marker, decode_control
 
 HELD_S = 1.0
-"""Longest time that a frame is held before it is delivered all the same. Links are suspected after 2 s of silence."""
+"""Longest time that a frame is held before it is delivered anyway. Links are suspected after 2 s of silence."""
 
 HELD_LOOK_S = 0.005
-"""Time between two looks, as `member.READY_LOOK_S`."""
+"""Time between two checks, as `member.READY_LOOK_S`."""
 
 
 class HeldMessages:
-    """See the module. `receive`: has the host take a frame; `may`: may the service record an epoch later than `begun()` now?"""
+    """See the module. `receive`: passes a frame to the host; `may`: whether the service may record an epoch later than `begun()` now."""
 
     def __init__(
         self, receive: Callable[[str, Frame], None], begun: Callable[[], int], may: Callable[[], bool]
@@ -29,7 +29,7 @@ class HeldMessages:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def received(self, peer: str, frame: Frame) -> None:
-        """Receive a frame. Raises ProtocolError: a control item in it is none."""
+        """Receive a frame. Raise ProtocolError if a control item in it is invalid."""
         held, newest = self._held.get(peer), newest_epoch(frame)
         if held is not None:
             held.append((newest, frame))
@@ -54,16 +54,16 @@ class HeldMessages:
             del self._held[peer]
 
     def drop(self, peer: str) -> None:
-        """Drop the frames of a closed stream: the link sends again what the host has not had."""
+        """Drop the frames of a closed stream; the link sends unacknowledged frames again."""
         self._held.pop(peer, None)
 
     def drop_all(self) -> None:
-        """Links end with their plan."""
+        """Drop all frames: links end with their plan."""
         self._held.clear()
 
 
 def newest_epoch(frame: Frame) -> int:
-    """Return the newest epoch that a frame brings news of; 0: none."""
+    """Return the newest epoch that a frame announces; 0: none."""
     match frame.body:
         case LinkHello(floor=floor):
             return floor
@@ -71,5 +71,5 @@ def newest_epoch(frame: Frame) -> int:
             controls = [
                 decode_control(payload) for channel, payload in zip(channels, payloads, strict=True) if not channel
             ]
-            return max([0, *epochs, *(each.epoch for each in controls if isinstance(each, Marker))])
+            return max([0, *epochs, *(control.epoch for control in controls if isinstance(control, Marker))])
     return 0

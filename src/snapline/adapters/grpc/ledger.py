@@ -2,25 +2,27 @@
 
 Theory of operation
 -------------------
-Model: services crash and come back; a network that loses, repeats and reorders; a fleet whose cuts record each service between two of its pieces of
-work, and that goes back to a cut as a whole after a crash.
+Model: services crash and recover; the network loses, repeats and reorders messages. Cuts of the fleet record each service between two atomic
+*pieces* of its work. After a crash the whole fleet rolls back to a cut.
 
-A call's channel state is kept by its caller: the call is *pending* there from the piece that makes it until the piece that gets its answer. The
-other end keeps the answer by the call's id until the caller has said that it needs it no more. So a cut is, for each service: its state, its pending
-calls with their requests, and its answers. After a recovery each pending call is made again under its id, and a service answers one that it has had
-from its table. Nothing waits for a channel to drain, and nothing is counted: compare Johnson and Zwaenepoel 1987 (sender-based message logging). What
-makes the cut consistent are stamps (`stamps.py`): nobody takes in what was said behind the caller's record before having recorded that epoch too.
+The caller of a call holds its channel state: the call is *pending* there from the piece that makes it until the piece that takes its answer. The
+receiver stores the answer under the call's id until the caller reports that it no longer needs it. So a cut contains, for each service, its state,
+its pending calls with their requests, and its answers. After a recovery each pending call is made again under its id, and a service that has
+already handled it answers from its table. No channel has to drain, and nothing is counted: compare Johnson and Zwaenepoel 1987 (sender-based
+message logging). Stamps make the cut consistent (`stamps.py`): a service that gets a message sent after the sender recorded an epoch first records
+that epoch, too.
 
-A call within a handler is made again by its handler, which runs again under its id as long as it has not ended; the ordinal within the handler makes the
-same id. Its caller keeps a digest of it (`Handling.journal`), no request. A handler that changes state before its last call says so (`changed`): from
-there it is not run again, and its calls are like those of nobody's handler.
+A call within a handler is made again by its handler, which is rerun under its id until it has ended; the call's ordinal within the handler gives
+the same id. Its caller stores only a digest of it (`Handling.journal`), no request. A handler that changes state before its last call declares
+that (`changed`): from then on it is not rerun, and its calls are treated like calls outside of handlers.
 
-Invariants (`validate`): a pending call is of this service, and no journal names it; a handler that runs has no answer unless it has changed something.
+Invariants (`validate`): a pending call was made by this service, and no journal contains it; a running handler has no answer unless it has
+declared a change.
 
 The caller's duties:
-1. What is done between two calls of these methods, and the change of the service's state that belongs to it, is one piece: nothing is recorded within.
-2. `begin` comes behind the record that the request's stamp asks for, `answered` behind the one that the response's asks for.
-3. `image` and the service's own state are taken in one piece; `restore` puts both back before anything else happens.
+1. The work between two calls of these methods, and the related change of the service's state, is one piece: no record is taken within it.
+2. Call `begin` after the record required by the request's stamp, and `answered` after the record required by the response's stamp.
+3. Take `image` and the service's own state in one piece; `restore` both before anything else happens.
 """
 
 import hashlib
@@ -31,36 +33,36 @@ import msgspec
 from snapline.errors import DivergenceError
 
 DIGEST_BYTES = 8
-"""Bytes of a request's digest, which shows that a handler that runs again makes another one: by accident, one time in 2**64 unseen."""
+"""Size of a request's digest, which detects that a rerun handler makes another request; the probability of a collision is 2**-64."""
 
 PARENT_LENGTH_MAX = 64
-"""Longest id that nested calls' ids begin with, as it is: longer ones by a digest, of 128 bits."""
+"""Longest parent id that is part of a nested call's id unchanged; longer ones are replaced by a digest of 128 bits."""
 
 OVER_TOLD_MAX = 64
-"""Ids of finished calls that one request carries along, some 20 bytes each."""
+"""Largest number of ids of finished calls that one request carries, about 20 bytes each."""
 
 GONE_KEPT = 8192
-"""Ids of finished calls that are remembered, so that an attempt of theirs that comes late, over a connection that was given up, runs nothing. It is late
-by what this process has not read yet: milliseconds. Of older plans nothing is taken anyway, so these are in no cut."""
+"""Number of remembered ids of finished calls, so that a late attempt of such a call, from a connection given up, runs no handler. It is late by
+data that this process has not read yet: milliseconds. Attempts of older plans are rejected anyway, so these ids are in no cut."""
 
 ABORTED, FAILED_PRECONDITION = 10, 9
 """Status codes of gRPC."""
 
 
 class DivergedCallError(DivergenceError):
-    """A handler that was run again has made another call than before, or fewer. Names method and id."""
+    """A rerun handler has made a different call than before, or fewer calls. Names method and id."""
 
 
 class ServiceCall(msgspec.Struct, frozen=True):
     """A call that waits for its answer.
 
     Attributes:
-        id: agent:ordinal, and for each handler that it was made in /ordinal (`nested_id`).
+        id: agent:ordinal, and /ordinal for each handler in which it is nested (`nested_id`).
         target: the channel's name.
         method: full name, such as /greeter.Greeter/SayHello.
-        request: serialized; of a stream all messages (`streams.pack`).
-        is_listed: its receiver is not in the cut: it is never made again, only shown.
-        digest: of method and request, if it was made in a handler.
+        request: serialized request; for a stream all messages (`streams.pack`).
+        is_listed: the receiver is not in the cut, so the call is never made again, only reported.
+        digest: digest of method and request, if a handler makes the call.
         asks_stream, answers_stream: requests, or responses, are streams.
     """
 
@@ -75,7 +77,7 @@ class ServiceCall(msgspec.Struct, frozen=True):
 
 
 class CallAnswer(msgspec.Struct, frozen=True):
-    """Outcome of a call: gRPC's status code (0: success), its details, the response as sent. `digest`: of its request, if its caller sent it."""
+    """Outcome of a call: gRPC's status code (0: success), its details, and the serialized response. `digest`: of its request, if sent."""
 
     code: int = 0
     details: str = ""
@@ -84,13 +86,13 @@ class CallAnswer(msgspec.Struct, frozen=True):
 
 
 LOST_ANSWER = CallAnswer(ABORTED, "the call was accepted before the fleet went back, and its answer is lost with that")
-"""Answer to a repeated request for a call whose handler had changed something and not ended."""
+"""Answer to a repeated request for a call whose handler had declared a change and not ended."""
 
 GONE = CallAnswer(ABORTED, "the call is over: its caller has had its answer, or has given up")
 
 
 class JournaledCall(msgspec.Struct, frozen=True):
-    """A call that a handler has made, and will make again if it is run again."""
+    """A call made by a handler, which the handler makes again if it is rerun."""
 
     digest: bytes
     target: str
@@ -100,12 +102,12 @@ class LedgerImage(msgspec.Struct):
     """A ledger in a cut.
 
     Attributes:
-        ordinal: of the last call of no handler.
+        ordinal: ordinal of the last call outside of handlers.
         pending: calls without an answer.
-        answers: id → answer of calls that were handled here.
-        journals: id of a request that has no answer yet → the calls that its handler has made.
-        over: channel's name → ids of calls that need no answer any more, still to be said there.
-        unsettled: listed calls of before a recovery, whose answers nobody knows.
+        answers: id → answer of calls handled here.
+        journals: id of an unanswered request → calls made by its handler.
+        over: channel's name → ids of calls whose answers are no longer needed, still to be reported there.
+        unsettled: listed calls made before a recovery, whose answers are unknown.
     """
 
     ordinal: int = 0
@@ -120,12 +122,12 @@ class Handling:
     """One run of a handler.
 
     Attributes:
-        id: of the request.
-        digest: of it, or empty.
-        journal: the calls made in it, this time or before.
-        made: how many this time.
-        open: those that have no answer, by id.
-        is_changed: it is not run again.
+        id: id of the request.
+        digest: digest of the request, or empty.
+        journal: calls made by the handler, in this run or before.
+        made: number of calls made in this run.
+        open: calls without an answer, by id.
+        is_changed: the handler has declared a change and is not rerun.
         is_forgotten: its caller has given up.
     """
 
@@ -145,10 +147,10 @@ class CallLedger:
 
     Attributes:
         agent: the service's agent in the fleet.
-        pending: id → call, of those that a recovery makes again.
-        unsettled: id → listed call of before a recovery.
-        answers: id → answer of what was handled here.
-        running: id → the run of its handler.
+        pending: id → call that a recovery makes again.
+        unsettled: id → listed call made before a recovery.
+        answers: id → answer of a call handled here.
+        running: id → run of its handler.
     """
 
     def __init__(self, agent: str) -> None:
@@ -166,10 +168,10 @@ class CallLedger:
     # ---- calls of this service --------------------------------------------------------------------------------------
 
     def call(self, handling: Handling | None, wanted: ServiceCall, request: bytes) -> ServiceCall:
-        """A call is being made, as `wanted` but for its id and request; from here on it is in every cut.
+        """Register a call, like `wanted` but with its id and request; from now on it is in every cut.
 
         Raises:
-            DivergedCallError: the handler was run before, and has called something else then.
+            DivergedCallError: the handler was rerun and makes a different call than before.
         """
         if handling is None or wanted.is_listed:
             self._ordinal += 1
@@ -193,7 +195,7 @@ class CallLedger:
         return made
 
     def answered(self, call: ServiceCall, handling: Handling | None = None) -> None:
-        """Close a call: its caller has the answer, or has given up. Valid only in the plan in which it was made."""
+        """Close a call: its caller has the answer, or has given up. Valid only under the plan in which it was made."""
         if handling is not None and handling.open.pop(call.id, None) is not None:
             return
         if self.pending.pop(call.id, None) is not None and not call.is_listed:
@@ -204,7 +206,7 @@ class CallLedger:
         self._untold.setdefault(target, []).append(call_id)
 
     def over_for(self, target: str) -> Sequence[str]:
-        """Return what the next request to this target should carry. One request at a time carries it, so `over_told` or `over_again` must follow."""
+        """Return the ids that the next request to this target should carry. One request at a time has them; then call `over_told` or `over_again`."""
         untold = self._untold.get(target)
         if not untold:
             return ()
@@ -215,49 +217,49 @@ class CallLedger:
         return untold[:OVER_TOLD_MAX]
 
     def over_told(self, target: str, ids: Iterable[str]) -> None:
-        """Remove these: a request that carried them was answered."""
+        """Remove these ids: a request that carried them was answered."""
         over = self._over[target]
         for call_id in ids:
             over.pop(call_id, None)
 
     def over_again(self, target: str, ids: Sequence[str]) -> None:
-        """Queue these again: the request that carried them was not answered."""
+        """Queue these ids again: the request that carried them was not answered."""
         self._untold.setdefault(target, []).extend(ids)
 
     def settle(self, call_id: str) -> None:
-        """Remove a listed call that the service has found out about. Raises KeyError: there is none."""
+        """Remove a listed call whose outcome the service has found out. Raise KeyError if it does not exist."""
         del self.unsettled[call_id]
 
     # ---- calls to this service --------------------------------------------------------------------------------------
 
     def begin(self, call_id: str, digest: bytes = b"") -> Handling | CallAnswer:
-        """Return the run of a request's handler (one that goes on already, perhaps), or its answer.
+        """Return the run of a request's handler, which may be running already, or its answer.
 
         Raises:
-            DivergedCallError: another request had this id.
+            DivergedCallError: a different request had this id.
         """
         if call_id in self._gone:
             return GONE
         running = self.running.get(call_id)
-        known = running or self.answers.get(call_id)
-        if known is not None:
-            if known.digest != digest:
+        handled = running or self.answers.get(call_id)
+        if handled is not None:
+            if handled.digest != digest:
                 raise DivergedCallError(
                     f"another request had come as call {call_id}: its caller's handler was run again, and calls something else"
                 )
-            return known
-        made = self.running[call_id] = Handling(call_id, digest, self._journals.setdefault(call_id, []))
-        return made
+            return handled
+        handling = self.running[call_id] = Handling(call_id, digest, self._journals.setdefault(call_id, []))
+        return handling
 
     def running_of(self, handling: Handling) -> Handling | None:
-        """Return the same run while it goes on: what its tasks do after its end belongs to no handler."""
+        """Return the run if it has not ended; tasks that outlive their handler belong to no handler."""
         return handling if self.running.get(handling.id) is handling else None
 
     def changed(self, handling: Handling, answer: CallAnswer = LOST_ANSWER) -> None:
-        """The handler changes the service's state in this piece and goes on: it is not run again. `answer`: for requests after a recovery.
+        """Declare that the handler changes the service's state in this piece and continues: it is not rerun. `answer`: answer after a recovery.
 
         Raises:
-            DivergedCallError: it was run before, and has made more calls then.
+            DivergedCallError: the handler was rerun, and has made fewer calls than before.
         """
         if handling.is_changed:
             return
@@ -271,7 +273,7 @@ class CallLedger:
         """End the handler, in the same piece as its last change.
 
         Raises:
-            DivergedCallError: it was run before, and has made more calls then.
+            DivergedCallError: the handler was rerun, and has made fewer calls than before.
         """
         if self.running.pop(handling.id, None) is not handling:
             return
@@ -284,16 +286,16 @@ class CallLedger:
             self._check_whole(handling)
 
     def abandon(self, handling: Handling) -> None:
-        """The handler was cancelled: if it has changed nothing, it is run again when its caller asks again."""
+        """Handle the cancellation of a handler: unless it has declared a change, it is rerun when its caller repeats the request."""
         if self.running.pop(handling.id, None) is handling and handling.is_forgotten:
             self._end_journal(handling.id, {})
 
     def begun(self) -> Sequence[str]:
-        """Return requests whose handlers have made calls and not ended: after a recovery they are run again."""
+        """Return requests whose handlers have made calls and not ended; after a recovery these are rerun."""
         return [call_id for call_id, journal in self._journals.items() if journal]
 
     def forget(self, ids: Iterable[str]) -> None:
-        """Forget calls whose callers need no answer any more."""
+        """Forget calls whose callers no longer need the answer."""
         for call_id in ids:
             self._gone[call_id] = None
             running = self.running.get(call_id)
@@ -312,7 +314,7 @@ class CallLedger:
             )
 
     def _end_journal(self, call_id: str, still_open: dict[str, ServiceCall]) -> None:
-        """End a journal whose handler is not run again: its calls without an answer are pending, the others are over."""
+        """End the journal of a handler that is not rerun: its unanswered calls become pending, the others are over."""
         for ordinal, made in enumerate(self._journals.pop(call_id, ()), 1):
             nested = nested_id(call_id, ordinal)
             if nested in still_open:
@@ -324,7 +326,7 @@ class CallLedger:
     # ---- cuts -------------------------------------------------------------------------------------------------------
 
     def image(self) -> LedgerImage:
-        """Return the present image; it shares nothing that changes."""
+        """Return the present image; it shares no mutable data."""
         return LedgerImage(
             self._ordinal,
             list(self.pending.values()),
@@ -335,7 +337,7 @@ class CallLedger:
         )
 
     def restore(self, image: LedgerImage) -> None:
-        """Go on from a cut. What runs, or waits, is of another history."""
+        """Continue from a cut. All running and waiting work belongs to another history and is dropped."""
         self._ordinal = image.ordinal
         self.pending = {call.id: call for call in image.pending if not call.is_listed}
         self.unsettled = {call.id: call for call in [*image.unsettled, *image.pending] if call.is_listed}
@@ -370,12 +372,12 @@ def _made(wanted: ServiceCall, request: bytes, call_id: str, digest: bytes = b""
 
 
 def nested_id(parent: str, ordinal: int) -> str:
-    """Return the id of a call that the handler of this call makes. Where handlers pass work on to each other for ever, ids stay short."""
+    """Return the id of a call made by the handler of this call. It stays short even in endless chains of handlers."""
     if len(parent) > PARENT_LENGTH_MAX:
         parent = f"{parent.partition(':')[0]}:{hashlib.blake2b(parent.encode(), digest_size=16).hexdigest()}"
     return f"{parent}/{ordinal}"
 
 
 def digest_of(method: str, request: bytes) -> bytes:
-    """Return the digest of a call that a handler makes."""
+    """Return the digest of a call made by a handler."""
     return hashlib.blake2b(request, digest_size=DIGEST_BYTES, key=method.encode()[-64:]).digest()

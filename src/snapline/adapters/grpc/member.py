@@ -1,12 +1,12 @@
-"""`Member`: makes a plain gRPC service a member of a fleet, whose cuts and recoveries hold it and its calls.
+"""`Member`: includes a plain gRPC service and its calls in the cuts and recoveries of a fleet.
 
     member = Member(service, agent="a", fleet=fleet, coordinator="127.0.0.1:7700", store="/shared/store")
     server = grpc.aio.server(interceptors=[member.interceptor])
     stub = GreeterStub(member.channel("127.0.0.1:50052"))
     code = await member.run()
 
-The member holds a host of the fleet (`embedded_host.py`) and the ledger of the service's calls (`ledger.py`); it decides when a cut of the service is
-taken, and what of an older history has no effect any more. Everything runs in one event loop, so that what is between two awaits is one piece.
+The member holds a host of the fleet (`embedded_host.py`) and the ledger of the service's calls (`ledger.py`). It decides when a cut of the service
+is taken, and fences work of an older history. Everything runs in one event loop, so all work between two awaits is one atomic piece.
 """
 
 import asyncio
@@ -37,13 +37,13 @@ from snapline.ids import check_receiver
 from snapline.security.transport import Security
 
 READY_LOOK_S = 0.005
-"""Between two questions to a service that is not ready for a cut: what waits for the cut waits so much longer at most."""
+"""Time between two checks whether a service is ready for a cut; work that waits for the cut waits at most this much longer."""
 
 log = logging.getLogger("snapline.grpc")
 
 
 class NotReadyError(SnaplineError):
-    """The service wants no cut now, or could not be captured: the epoch is refused, and another one is tried later."""
+    """The service is not ready for a cut, or could not be captured: the epoch is refused, and a later one is tried."""
 
 
 class Member:
@@ -51,9 +51,9 @@ class Member:
 
     Attributes:
         agent: its agent in the fleet.
-        ledger: of its calls. To read.
-        plan: under which the service runs; 0 while it goes back, or before the fleet has begun.
-        come_in: is waited for before an answer that nobody awaits leaves the ledger (`MemberThreads.passed`); None: nothing is.
+        ledger: ledger of its calls; read-only.
+        plan: plan under which the service runs; 0 during a rollback, or before the fleet has begun.
+        come_in: awaited before an answer that no caller awaits leaves the ledger (`MemberThreads.passed`); None: nothing to await.
         interceptor: for `grpc.aio.server(interceptors=[…])`, before all others that change anything.
     """
 
@@ -71,16 +71,16 @@ class Member:
         security: Security | None = None,
         front: CutService | None = None,
     ) -> None:
-        """Nothing is opened yet.
+        """Create a member; opens nothing yet.
 
         Args:
-            service: see `CutService`. Its optional `answered(call, answer)` gets the answers to calls that nobody awaits: those of `send`, and
-                those that were made again after a recovery; in one piece with their leaving the cut.
+            service: see `CutService`. Its optional `answered(call, answer)` gets the answers to calls that no caller awaits: those of `send`, and
+                those repeated after a recovery; in the piece in which they leave the cut.
             agent: an agent of the fleet, a `ServiceAgent`, placed on the host of this process.
             fleet: the same in every process.
-            coordinator, store, listen, advertise: as of `snapline host run`. `listen` is the host's own door, not the service's.
-            host: the name of the host; that of the agent if it is empty.
-            front: is asked in the service's place (`CutPieces`, of services with threads).
+            coordinator, store, listen, advertise: as for `snapline host run`. `listen` is the address of the host, not of the service.
+            host: name of the host; empty: that of the agent.
+            front: called instead of the service (`CutPieces`, for services with threads).
 
         Raises:
             UsageError: the fleet has no such agent.
@@ -96,7 +96,7 @@ class Member:
         self.interceptor = MemberInterceptor(self)
         self._service, self._front = service, front or service
         self._initial = service.capture()
-        self._moved = asyncio.Event()  # of the next change of plan
+        self._moved = asyncio.Event()  # set at the next change of plan
         self._channels: dict[str, MemberChannel] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._handlers: set[asyncio.Task[Any]] = set()
@@ -118,7 +118,7 @@ class Member:
         self._local: LocalAgent | None = None
 
     async def run(self) -> int:
-        """Take part in the fleet until it ends, SIGTERM, or until another process has taken this one's place; returns an exit code.
+        """Take part in the fleet until it ends, SIGTERM arrives, or another process replaces this one; return an exit code.
 
         Raises:
             UsageError: the fleet refuses this process permanently, or the port is taken.
@@ -136,10 +136,10 @@ class Member:
         """Return a channel for stubs, whose calls are in the cut.
 
         Args:
-            target: names the receiver in the cut: calls of before a recovery are made again over the channel of this name.
-            channel: over which; an insecure one to `target` if there is none. Leave retries to the member.
-            listed: full names of methods of a service that is in no cut, such as /mail.Mail/Send: their calls are never made again, and after a
-                recovery stand in `unsettled`. "*": all.
+            target: name of the receiver in the cut: after a recovery, calls are repeated over the channel of this name.
+            channel: channel to use; default: an insecure one to `target`. Leave retries to the member.
+            listed: full names of methods of a service that is in no cut, such as /mail.Mail/Send: their calls are never repeated, and are
+                reported in `unsettled` after a recovery. "*": all methods.
         """
         made = MemberChannel(self, target, channel or grpc.aio.insecure_channel(target), frozenset(listed))
         self._channels[target] = made
@@ -148,7 +148,7 @@ class Member:
         return made
 
     def start(self, work: Coroutine[object, None, Any]) -> "asyncio.Task[Any]":
-        """Run a background task of the service, that ends when the fleet goes back; `restore` starts it anew."""
+        """Run a background task of the service. It ends when the fleet rolls back; `restore` must start it again."""
         context = contextvars.copy_context()
         context.run(RUN.set, None)
         task = asyncio.get_running_loop().create_task(work, context=context)
@@ -157,14 +157,14 @@ class Member:
         return task
 
     def changed(self, response: Any = None) -> None:
-        """Within a handler, in the piece in which it changes the service's state though calls are still to come: it is not run again.
+        """Declare in a handler that it must not be rerun; call it in the piece that changes the service's state, if calls follow.
 
-        Its calls from here on are made again after a recovery as they are. `response`: what its caller gets after a recovery; without, an error
-        of code ABORTED.
+        After a recovery, its later calls are repeated unchanged. `response`: what the caller gets after a recovery; without it, an error with code
+        ABORTED.
 
         Raises:
-            DivergedCallError: the handler was run again, and has made fewer calls than before.
-            UsageError: this is no handler.
+            DivergedCallError: the handler was rerun, and has made fewer calls than before.
+            UsageError: the caller is no handler.
         """
         run = RUN.get()
         if run is None:
@@ -174,11 +174,11 @@ class Member:
             self.ledger.changed(run.handling, answer)
 
     def tell(self, agent: str, message: object) -> None:
-        """Send a message to another agent of the fleet, in one piece with what the service changes. In a handler it counts as `changed()`.
+        """Send a message to another agent of the fleet, atomically with the service's change. In a handler it counts as `changed()`.
 
         Raises:
-            EncodingError, MessageTooLargeError: it cannot be encoded, or is above 16 MiB.
-            UsageError: no agent can have such an id, or the fleet goes back just now: what was changed is undone with that.
+            EncodingError, MessageTooLargeError: the message cannot be encoded, or exceeds 16 MiB.
+            UsageError: the agent id is invalid, or the fleet is rolling back, which also undoes the service's change.
         """
         local, run = self._local, RUN.get()
         if local is None or (run is not None and run.plan != self.plan):
@@ -191,25 +191,25 @@ class Member:
 
     @property
     def unsettled(self) -> Sequence[ServiceCall]:
-        """Listed calls that had no answer in the cut that the fleet went back to: they were made, or not. See `settle`."""
+        """Listed calls without an answer in the cut of the last recovery: their outcome is unknown. See `settle`."""
         return tuple(self.ledger.unsettled.values())
 
     def settle(self, call: ServiceCall) -> None:
-        """Forget a call whose outcome the service has found out. Raises KeyError: it is not there."""
+        """Forget a call whose outcome the service has found out. Raise KeyError if it is not in `unsettled`."""
         self.ledger.settle(call.id)
 
-    # ---- what calls and handlers ask ------------------------------------------------------------------------------------
+    # ---- interface for calls and handlers -------------------------------------------------------------------------------
 
     @property
     def seen(self) -> int:
-        """Up to this epoch the service has recorded all that are to be recorded."""
+        """Newest epoch up to which the service has recorded all epochs that need it."""
         local = self._local
         if local is None:
             return 0
         return local.protocol.recorded if local.owes else self._shared.begun_epoch
 
     async def admit(self, stamp: CallStamp | None) -> bool:
-        """Wait until a request may be taken in; False: it is of an older history. What follows is in the same piece."""
+        """Wait until a request may be accepted; return False if it is of an older history. The caller continues in the same piece."""
         while True:
             if stamp is None:
                 if self.plan:
@@ -227,49 +227,49 @@ class Member:
                     await self.record(stamp.epoch)
 
     async def record(self, epoch: int) -> None:
-        """Be in this epoch's cut before anything else happens; returns when it is so, or when the plan or the epoch has ended."""
+        """Ensure that the service is in this epoch's cut; return when it is, or when the plan or the epoch has ended."""
         plan, shared = self.plan, self._shared
         while plan and self.plan == plan and self.seen < epoch:
             if self._front.ready() or epoch in shared.ended:
                 self._host.begin(epoch)
-                if self.seen < epoch:  # a turn of the bridge is queued, and comes first
+                if self.seen < epoch:  # a turn of the bridge is queued, and runs first
                     await asyncio.sleep(0)
             else:
                 await asyncio.sleep(READY_LOOK_S)
 
     async def left(self, plan: int) -> None:
-        """Return when the service is under another plan than this."""
+        """Return when the service is under a plan other than this one."""
         while self.plan == plan:
             await self._moved.wait()
 
     def made(self, call: FencedCall) -> None:
-        """Register a call that waits for its answer: it ends when the fleet goes back."""
+        """Register a call that waits for its answer; it is fenced when the fleet rolls back."""
         self._calls.add(call)
 
     def ended(self, call: FencedCall) -> None:
-        """Remove a call that does not wait any more."""
+        """Remove a call that no longer waits."""
         self._calls.discard(call)
 
     def handler_began(self, task: "asyncio.Task[Any]") -> None:
-        """Register a handler's task: it is cancelled when the fleet goes back."""
+        """Register a handler's task; it is cancelled when the fleet rolls back."""
         self._handlers.add(task)
 
     def handler_ended(self, task: "asyncio.Task[Any]", call_id: str) -> None:
-        """Remove a handler's task; the one that waits for its answer looks again."""
+        """Remove a handler's task and wake the callers that wait for its answer."""
         self._handlers.discard(task)
         waiter = self._waiters.pop(call_id, None)
         if waiter is not None:
             waiter.set_result(None)
 
     async def other_run(self, call_id: str) -> None:
-        """Wait until the handler of this call, which runs already, has ended."""
+        """Wait until the running handler of this call has ended."""
         waiter = self._waiters.get(call_id)
         if waiter is None:
             waiter = self._waiters[call_id] = asyncio.get_running_loop().create_future()
         await asyncio.shield(waiter)
 
     def answered(self, call: ServiceCall, answer: CallAnswer) -> None:
-        """Deliver the answer to a call that nobody awaits."""
+        """Deliver the answer to a call that no caller awaits."""
         take = getattr(self._front, "answered", None)
         if take is not None:
             take(call, answer)
@@ -279,10 +279,10 @@ class Member:
         if not task.cancelled() and task.exception() is not None:
             log.error("a background task of %s has failed", self.agent, exc_info=task.exception())
 
-    # ---- what the host asks ---------------------------------------------------------------------------------------------
+    # ---- interface for the host -----------------------------------------------------------------------------------------
 
     def going_back(self) -> None:
-        """End all work of the old plan here: it has no effect any more."""
+        """End all work of the old plan; it is fenced from now on."""
         self._local = None
         self._move_to(0)
         for task in [*self._tasks, *self._handlers]:
@@ -299,7 +299,7 @@ class Member:
         self.ledger.running.clear()
 
     def when_over(self, then: Callable[[], None]) -> None:
-        """Tasks are cancelled, and have done nothing since; of a service with threads these end first (`CutPieces`)."""
+        """Call `then` once the cancelled tasks have ended. For a service with threads, these must end first (`CutPieces`)."""
         when_over = getattr(self._front, "when_over", None)
         if when_over is None:
             then()
@@ -331,7 +331,7 @@ class Member:
                 channel.again(call)
 
     def _move_to(self, plan: int) -> None:
-        """Set the plan and wake waiters once: an event that stayed set would have them look without end, and block the loop."""
+        """Set the plan and wake waiters once: if the event stayed set, they would loop forever and block the event loop."""
         self.plan = plan
         self._moved.set()
         self._moved = asyncio.Event()

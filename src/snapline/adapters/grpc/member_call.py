@@ -1,8 +1,8 @@
-"""A unary call between members of a fleet: one id, as many attempts as it takes, and one answer.
+"""A unary call between members of a fleet: one id, any number of attempts, and one answer.
 
-An error that no member has given (a connection that broke, a process that died) does not say whether the call was handled. Its caller must not act by it
-before the fleet knows: a cut could hold both the call's effect and what was done about its failure. So it is tried again under its id, until there is
-an answer, the caller's deadline has passed, or the fleet has gone back.
+An error that did not come from a member, such as a broken connection, does not tell whether the call was handled. The caller must not act on it
+before the fleet knows, or a cut could contain both the call's effect and the caller's reaction to its failure. So the call is retried under its id
+until there is an answer, the caller's deadline has passed, or the fleet has rolled back.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from snapline.adapters.grpc.service_interfaces import OwnChannel, OwnMember
 from snapline.adapters.grpc.stamps import CALL_KEY, AnswerStamp, CallStamp, answer_stamp, encode_stamp
 
 AGAIN_LEAST_S, AGAIN_MOST_S = 0.02, 0.5
-"""Between two attempts, twice as long each time: gRPC itself waits a second or more for a connection."""
+"""Shortest and longest pause between two attempts, doubled each time; gRPC itself waits a second or more for a connection."""
 
 UNKNOWN_OUTCOME = frozenset(
     {
@@ -26,13 +26,13 @@ UNKNOWN_OUTCOME = frozenset(
         *(grpc.StatusCode.CANCELLED, grpc.StatusCode.ABORTED),
     }
 )
-"""Codes of errors that leave open whether the call was handled, where no member has given them."""
+"""Status codes that leave open whether the call was handled, if they do not come from a member."""
 
 CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class MemberCall:
-    """Result of a stub's method: awaited, once, by the one that acts on the answer. Its other methods refer to its present attempt."""
+    """Result of a stub's method; the caller that acts on the answer awaits it, once. Its other methods refer to the current attempt."""
 
     __slots__ = (
         *("_attempt", "_call", "_channel", "_deadline_s", "_deserialize", "_given", "_handling", "_member"),
@@ -86,12 +86,12 @@ class MemberCall:
         return self._deserialize(answer.response) if self._deserialize is not None else answer.response
 
     async def answer(self, come_in: Callable[[], Awaitable[None]] | None = None) -> CallAnswer:
-        """Wait for it. When this returns, the call is out of the ledger, and the caller goes on in the same piece.
+        """Wait for the answer. When this returns, the call has left the ledger, and the caller continues in the same piece.
 
-        `come_in`: waits until its caller may go on; the call leaves the ledger in one piece with its end.
+        `come_in`: waits until its caller may go on; the call leaves the ledger in the piece in which that ends.
 
         Raises:
-            grpc.aio.AioRpcError: the deadline has passed (DEADLINE_EXCEEDED); the fleet has gone back (ABORTED).
+            grpc.aio.AioRpcError: the deadline has passed (DEADLINE_EXCEEDED); the fleet has rolled back (ABORTED).
         """
         member, wait_s = self._member, AGAIN_LEAST_S
         try:
@@ -132,7 +132,7 @@ class MemberCall:
         return None, response, stamp
 
     def _take(self, error: "grpc.aio.AioRpcError | None", response: bytes, *, is_reported: bool) -> CallAnswer:
-        """The answer is the caller's."""
+        """Close the call and return its answer."""
         ledger, call = self._member.ledger, self._call
         if is_reported:
             self._channel.member_plan = self._plan
@@ -171,13 +171,13 @@ class MemberCall:
             self._check_plan()
 
     def give_up(self) -> None:
-        """Give the call up: its caller wants no answer, and nobody waits for it."""
+        """Give the call up without waiting: its caller does not need the answer."""
         self._give_up()
         self._member.ended(self)
         self._attempt.cancel()
 
     async def _within(self, waiting: Any, come_in: Callable[[], Awaitable[None]] | None) -> None:
-        """Wait, but no longer than the deadline."""
+        """Wait until the deadline at most."""
         left_s = None if self._deadline_s is None else self._deadline_s - time.monotonic()
         try:
             await asyncio.wait_for(waiting, left_s)
@@ -194,17 +194,17 @@ class MemberCall:
             fenced(self._call.id)
 
     def fence(self) -> None:
-        """The fleet goes back: the call is of a history that is no more."""
+        """Fence the call: the fleet rolls back, and the call belongs to a discarded history."""
         self._attempt.cancel()
 
 
 def fenced(call: str) -> NoReturn:
-    """Raises what a call of an older history ends with."""
+    """Raise the error of a call that belongs to an older history."""
     raise rpc_error(
         grpc.StatusCode.ABORTED, f"the fleet has gone back to a cut, and call {call} is of what came after it"
     )
 
 
 def rpc_error(code: grpc.StatusCode, details: str) -> "grpc.aio.AioRpcError":
-    """Return an error as gRPC raises it."""
+    """Return an error like those that gRPC raises."""
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)

@@ -1,7 +1,7 @@
-"""A channel whose calls are in the cut: for the stubs that gRPC generates.
+"""A channel for generated gRPC stubs whose calls are in the cut.
 
-A call is in the ledger from the moment in which the stub's method returns, in one piece with what its caller has changed before it. gRPC's own
-client interceptors run later, in a task, and could not do that.
+A call is in the ledger when the stub's method returns, in one piece with the state changes that its caller made before. gRPC's own client
+interceptors run later, in a task, and could not do that.
 """
 
 from collections.abc import Callable
@@ -20,11 +20,11 @@ ALL = "*"
 
 
 class MemberChannel(grpc.aio.Channel):
-    """See the module; made by `Member.channel`.
+    """See the module; created by `Member.channel`.
 
     Attributes:
-        target: its name.
-        member_plan: under which a member has answered last.
+        target: name of the receiver in the cut.
+        member_plan: plan of the member that answered last.
     """
 
     def __init__(self, member: OwnMember, target: str, inner: grpc.aio.Channel, listed: frozenset[str]) -> None:
@@ -59,13 +59,13 @@ class MemberChannel(grpc.aio.Channel):
         is_listed = ALL in self._listed or method in self._listed
         if is_listed and (asks_stream or answers_stream):
             return getattr(self._inner, _kind(asks_stream, answers_stream))(method, *given, **options)
-        wanted = ServiceCall(
+        template = ServiceCall(
             "", self.target, method, b"", is_listed, asks_stream=asks_stream, answers_stream=answers_stream
         )
-        return MemberMethod(self._member, self, wanted, *_serializers(*given, **options))
+        return MemberMethod(self._member, self, template, *_serializers(*given, **options))
 
     def attempt(self, call: ServiceCall, **options: Any) -> Any:
-        """Try a call once, with gRPC's own channel, in bytes."""
+        """Make one attempt of a call with gRPC's own channel, in bytes."""
         made = self._raw.get(call.method)
         if made is None:
             kind = _kind(call.asks_stream, call.answers_stream)
@@ -75,7 +75,7 @@ class MemberChannel(grpc.aio.Channel):
         return made(call.request, **options)
 
     def again(self, call: ServiceCall) -> None:
-        """Make a call of the ledger that nobody awaits: one of before a recovery, or of `send`."""
+        """Make a call of the ledger that no caller awaits: one made before a recovery, or by `send`."""
         self._member.start(self._again(call))
 
     async def _again(self, call: ServiceCall) -> None:
@@ -108,7 +108,7 @@ class MemberChannel(grpc.aio.Channel):
 
 
 def _kind(asks_stream: bool, answers_stream: bool) -> str:
-    """gRPC's name."""
+    """Return gRPC's name of the kind of method."""
     return f"{'stream' if asks_stream else 'unary'}_{'stream' if answers_stream else 'unary'}"
 
 
@@ -117,12 +117,12 @@ def _serializers(
     response_deserializer: Callable[[bytes], Any] | None = None,
     _registered_method: bool | None = False,
 ) -> tuple[Callable[[Any], bytes] | None, Callable[[bytes], Any] | None]:
-    """Return the two serializers out of what stubs give a channel."""
+    """Return the two serializers among the arguments that stubs pass to a channel."""
     return request_serializer, response_deserializer
 
 
 class MemberMethod:
-    """A stub's method. `wanted`: what its calls have in common."""
+    """A stub's method. `wanted`: template of its calls."""
 
     __slots__ = ("_channel", "_deserialize", "_member", "_serialize", "wanted")
 
@@ -139,11 +139,11 @@ class MemberMethod:
         self._deserialize = deserialize
 
     def __call__(self, request: Any, **options: Any) -> MemberCall | MemberStream:
-        """Make the call: it is in the ledger when this returns; where requests are streamed, when the last one is there.
+        """Make the call. It is in the ledger when this returns, or, for streamed requests, when the last request was produced.
 
         Raises:
-            DivergedCallError: the handler that makes it was run again, and called something else before.
-            grpc.aio.AioRpcError: ABORTED, the fleet has gone back since the handler began, or has not begun.
+            DivergedCallError: the handler was rerun and makes a different call than before.
+            grpc.aio.AioRpcError: ABORTED: the fleet has rolled back since the handler began, or has not begun.
         """
         if self.wanted.asks_stream or self.wanted.answers_stream:
             return MemberStream(self, request, options)
@@ -152,7 +152,7 @@ class MemberMethod:
     def make(
         self, request: Any, options: dict[str, Any], deserialize: Callable[[bytes], Any] | None = None
     ) -> MemberCall:
-        """Make the call; of a request stream with all of its messages."""
+        """Make the call; for a request stream, with all its messages."""
         call, handling = self._made(request)
         timeout, metadata = options.pop("timeout", None), options.pop("metadata", None)
         return MemberCall(
@@ -167,30 +167,30 @@ class MemberMethod:
         )
 
     def send(self, request: Any) -> ServiceCall:
-        """Make the call, and leave it to the member: nobody awaits it, and `answered` of the service gets its answer.
+        """Make the call and return at once: the member waits for the answer, and passes it to the service's `answered`.
 
-        In a handler it counts as `changed()`. Raises as the call itself.
+        In a handler it counts as `changed()`. Raises the errors of the call itself.
         """
         call, _ = self._made(request, is_sent=True)
         self._channel.again(call)
         return call
 
     def decoded(self, response: bytes) -> Any:
-        """One response."""
+        """Decode one response."""
         return self._deserialize(response) if self._deserialize is not None else response
 
     def _made(self, request: Any, *, is_sent: bool = False) -> tuple[ServiceCall, Handling | None]:
-        member, run, wanted = self._member, RUN.get(), self.wanted
+        member, run, template = self._member, RUN.get(), self.wanted
         handling = None
         if not member.plan or (run is not None and run.plan != member.plan):
-            fenced(wanted.method)
-        if run is not None and run.handling is not None and not wanted.is_listed:
+            fenced(template.method)
+        if run is not None and run.handling is not None and not template.is_listed:
             handling = member.ledger.running_of(run.handling)
         if handling is not None and is_sent:
             member.ledger.changed(handling)
-        return member.ledger.call(handling, wanted, self._payload(request)), handling
+        return member.ledger.call(handling, template, self._payload(request)), handling
 
     def _payload(self, request: Any) -> bytes:
         if self.wanted.asks_stream:
-            return pack([self._serialize(each) for each in request], self.wanted.method)
+            return pack([self._serialize(message) for message in request], self.wanted.method)
         return self._serialize(request)

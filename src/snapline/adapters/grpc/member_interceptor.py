@@ -1,6 +1,6 @@
-"""The server's side: requests are taken in behind the records that their stamps ask for, once, and answered with a stamp.
+"""Server side: a request is accepted once, after the records that its stamp requires, and its answer carries a stamp.
 
-A request without a stamp is of somebody outside of the fleet, and is served as ever.
+A request without a stamp comes from outside of the fleet, and is served as usual.
 """
 
 import asyncio
@@ -22,16 +22,16 @@ from snapline.adapters.grpc.streams import collected, listed, unpack
 log = logging.getLogger("snapline.grpc")
 
 UNKNOWN = 2
-"""gRPC's code for a handler that raised."""
+"""gRPC's status code for a handler that raised."""
 
 METADATA: ContextVar[Any] = ContextVar("METADATA", default=())
-"""Metadata of this task's request: gRPC makes it anew at each access."""
+"""Metadata of this task's request; cached, since gRPC builds it anew at each access."""
 
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
 
 class MemberInterceptor(grpc.aio.ServerInterceptor):
-    """See the module; of `Member.interceptor`."""
+    """See the module; available as `Member.interceptor`."""
 
     def __init__(self, member: OwnMember) -> None:
         self._member = member
@@ -61,7 +61,7 @@ class MemberInterceptor(grpc.aio.ServerInterceptor):
 
 
 class StreamHandler:
-    """A method with streams. For members it is one large call; for others it is as it ever was."""
+    """A method with streams. For members it is one large call; for others it streams as usual."""
 
     __slots__ = ("_asks_stream", "_function", "_member", "_serialize", "_whole")
 
@@ -73,19 +73,19 @@ class StreamHandler:
         self._whole = UnaryHandler(member, collected(self._function, self._serialize, method), None)
 
     async def serve(self, request: Any, context: Any) -> AsyncIterator[bytes]:
-        """Yields responses as they are sent."""
+        """Serve a request; yield the serialized responses."""
         if call_stamp(METADATA.get()) is None:
             await self._member.admit(None)
             async for response in self._function(request, context):
                 yield self._serialize(response)
             return
-        given = await listed(request) if self._asks_stream else request
-        payload = await self._whole.serve(given, context)
+        requests = await listed(request) if self._asks_stream else request
+        payload = await self._whole.serve(requests, context)
         for message in unpack(payload):
             yield message
 
     async def serve_one(self, request: Any, context: Any) -> bytes:
-        """Returns the one response."""
+        """Serve a request; return the only serialized response."""
         if call_stamp(METADATA.get()) is None:
             await self._member.admit(None)
             return bytes(self._serialize(await self._function(request, context)))
@@ -103,7 +103,7 @@ class UnaryHandler:
         self._serialize = serialize or bytes
 
     async def serve(self, request: Any, context: Any) -> bytes:
-        """One request; returns the response as it is sent."""
+        """Serve one request; return the serialized response."""
         stamp = call_stamp(METADATA.get())
         member, ledger = self._member, self._member.ledger
         while True:
@@ -146,7 +146,7 @@ class UnaryHandler:
         return await self._send(context, answer, served.trailing, stamp)
 
     async def _answered(self, request: Any, context: "ServedContext") -> CallAnswer:
-        """Run the handler. What it raises is an answer, too: it is not run again for that."""
+        """Run the handler. An error that it raises is also an answer: the handler is not rerun because of it."""
         try:
             response = await self._function(request, context)
         except AbortedHandlerError as error:
@@ -191,7 +191,7 @@ class UnaryHandler:
 
 
 class AbortedHandlerError(Exception):
-    """The handler has ended its call by `context.abort`."""
+    """The handler has ended its call with `context.abort`."""
 
     def __init__(self, code: int, details: str) -> None:
         super().__init__(code, details)
@@ -199,7 +199,7 @@ class AbortedHandlerError(Exception):
 
 
 class ServedContext:
-    """gRPC's context, as handlers see it: what they end their call with goes through the ledger first."""
+    """gRPC's context for handlers: status and metadata that end a call are recorded in the ledger first."""
 
     __slots__ = ("_inner", "trailing")
 
@@ -219,6 +219,6 @@ class ServedContext:
         return self.trailing
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
-        """Abort as gRPC does: raise, so that nothing behind it runs."""
+        """Abort as gRPC does: raise, so that the handler stops."""
         self.trailing = (*self.trailing, *trailing_metadata)
         raise AbortedHandlerError(code.value[0], details)

@@ -1,12 +1,13 @@
-"""Threads of a service next to the event loop of its member: what they ask is done in the loop, in one piece with what they do.
+"""Threads of a service and the event loop of its member: requests of threads are carried out in the loop, atomically with the thread's own work.
 
-A thread of a handler, or of `start`, is known (`StretchThread`). It asks in two ways. `step` has something done while the thread stays inside. `wait` has
-a call made, after which the thread is outside, in the same step of the loop; and has it in again in the step in which the call's answer leaves
-the ledger. Between two steps of the loop a cut may be taken, if the gate says that nobody is inside (`quiescence_gate.py`).
+Threads of handlers and of `start` are registered (`StretchThread`). A thread makes two kinds of requests. `step` runs a function in the loop while
+the thread remains inside. `wait` makes a call, and the thread is outside from that step of the loop on; it is inside again from the
+step in which the call's answer leaves the ledger. Between two steps of the loop a cut may be taken, if the gate reports that no thread is inside
+(`quiescence_gate.py`).
 
-Where the fleet goes back, a thread of before ends by `HistoryOverError` when it waits or asks for something, as a coroutine does by CancelledError. It may
-catch that and go on for a while: the fleet waits here until it has ended, and the loop does not. No thread is ever waited for by the loop, so that
-a thread may wait for the loop.
+When the fleet rolls back, an older thread gets `HistoryOverError` at its next wait or request, like CancelledError in a coroutine. It may catch
+that and continue for a while: the rollback waits until it has ended, but the loop does not block. The loop never waits for a thread, so a thread
+may wait for the loop.
 """
 
 import asyncio
@@ -26,32 +27,32 @@ from snapline.adapters.grpc.quiescence_gate import LAPSE_NS, QuiescenceGate
 from snapline.errors import UsageError
 
 LOOK_S = LAPSE_NS / 1e9
-"""Longest time until a waiter at the gate looks again, also without a signal."""
+"""Longest time until a waiter at the gate checks again, even without a signal."""
 
 SAID_S = 5.0
-"""After so long a recovery that waits for threads says so: what computes, or waits in a call, is over long before."""
+"""Time after which a recovery that waits for threads logs that; computing or waiting threads normally end long before."""
 
 log = logging.getLogger("snapline.grpc")
 
 ComeIn = Callable[[], Awaitable[None]]
 Finish = Callable[[ComeIn], Awaitable[Any]]
-"""Waits for an answer, and takes it behind `ComeIn` in the same step."""
+"""Function that waits for an answer and takes it in the step in which its `ComeIn` ends."""
 
 Work = Callable[[], None]
 
 
 class HistoryOverError(BaseException):
-    """The fleet has gone back to a cut, and this thread is of what came after it: let it end. No Exception, as CancelledError is none."""
+    """The fleet has rolled back, and this thread belongs to a discarded history: let it end. A BaseException, like CancelledError."""
 
 
 class StretchThread:
-    """A thread that is known.
+    """A registered thread.
 
     Attributes:
-        number: of it, at the gate.
-        plan: under which it began.
-        context: of what is done for it in the loop.
-        is_over: it does nothing any more.
+        number: its number at the gate.
+        plan: plan under which it began.
+        context: context of its work in the loop.
+        is_over: it has ended.
     """
 
     __slots__ = ("context", "is_over", "number", "plan")
@@ -65,7 +66,7 @@ class StretchThread:
 
 
 def in_new_thread(work: Work) -> None:
-    """Nobody waits for it when the process ends."""
+    """Run `work` in a daemon thread, which does not delay the end of the process."""
     threading.Thread(target=work, name="snapline-service", daemon=True).start()
 
 
@@ -94,9 +95,9 @@ class MemberThreads:
 
     Attributes:
         gate: see `QuiescenceGate`.
-        member: whose they are.
-        loop: in which it runs.
-        is_ending: the member takes part in nothing any more.
+        member: member that owns the threads.
+        loop: event loop of the member.
+        is_ending: the member no longer takes part in the fleet.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -112,22 +113,22 @@ class MemberThreads:
     # ---- in threads ---------------------------------------------------------------------------------------------------
 
     def step(self, function: Callable[[], Any]) -> Any:
-        """Have this done in the loop, within the piece of this thread; in the loop itself: do it.
+        """Run the function in the loop, within the piece of this thread; in the loop itself, call it directly.
 
         Raises:
-            UsageError: nothing is known of this thread.
-            HistoryOverError: it is of before a recovery.
+            UsageError: this thread is not registered.
+            HistoryOverError: it began before a recovery.
         """
         if self._is_loop():
             return function()
         return self.ask(self._step, function)
 
     def wait(self, begin: Callable[[], Finish]) -> Any:
-        """Have a call made within the piece of this thread, and wait for it outside. Raises as `step`, and what the call raises."""
+        """Make a call within the piece of this thread, and wait for it outside. Raises the errors of `step` and of the call."""
         return self.ask(self._wait, begin)
 
     def ask(self, how: Callable[[StretchThread, Any, "Future[Any]"], None], what: object) -> Any:
-        """Have the loop do this for the calling thread."""
+        """Pass a request of the calling thread to the loop, and return its result."""
         thread: StretchThread | None = getattr(self._here, "thread", None)
         if thread is None:
             raise UsageError(
@@ -139,7 +140,7 @@ class MemberThreads:
         return self.posted(thread.context, partial(how, thread, what))
 
     def posted(self, context: contextvars.Context, does: "Callable[[Future[Any]], None]") -> Any:
-        """Have the loop do this, and wait for what it answers. Raises HistoryOverError: it never will."""
+        """Run `does` in the loop, and wait for its result. Raise HistoryOverError if there will be none."""
         answer: Future[Any] = Future()
         self._asked.add(answer)
         try:
@@ -153,7 +154,7 @@ class MemberThreads:
             self._asked.discard(answer)
 
     def served(self, asking: "ServedThread", serve: Callable[[], Coroutine[object, None, Any]]) -> Any:
-        """Have the loop serve a request, in a thread not known yet, and do what it gives. Raises what `serve` does, or HistoryOverError."""
+        """Let the loop serve a request, and run the returned work in this unregistered thread. Raises the errors of `serve`, or HistoryOverError."""
 
         def begin() -> None:
             if self.is_ending:
@@ -172,7 +173,7 @@ class MemberThreads:
             self._asked.discard(asking)
 
     def visited(self, admitted: Callable[[], Coroutine[object, None, StretchThread]]) -> StretchThread:
-        """Register this thread, not known yet, until `left`. Raises HistoryOverError."""
+        """Register this thread until `left`. Raises HistoryOverError."""
 
         async def enter() -> StretchThread:
             thread = await admitted()
@@ -191,13 +192,13 @@ class MemberThreads:
         return thread
 
     def left(self, thread: StretchThread) -> None:
-        """Unregister this thread, which has been `visited`."""
+        """Unregister this thread after `visited`."""
         self._here.thread = None
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody asks
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(self.end, thread)
 
     def outside(self) -> None:
-        """Leave while this thread waits for something other than a call. It comes in by `wait`."""
+        """Leave while this thread waits for something other than a call. It re-enters with `wait`."""
         self.ask(self._leave, None)
 
     def _is_loop(self) -> bool:
@@ -207,26 +208,26 @@ class MemberThreads:
             return False
 
     def _work(self, thread: StretchThread, function: Callable[[], Any], outcome: "asyncio.Future[Any]") -> None:
-        """All that this thread does."""
+        """Run the whole work of this thread."""
         result, raised = None, None
         self._here.thread = thread
         try:
             result = function()
         except Exception as error:
             raised = error
-        except BaseException as error:  # of a thread these end nothing else
+        except BaseException as error:  # in a thread, such an error must end only this work
             raised = RuntimeError(f"a thread of the service has ended by {error!r}")
         finally:
             self._here.thread = None
         try:
             self.loop.call_soon_threadsafe(self._over, thread, outcome, result, raised)
         except RuntimeError:
-            return  # the loop is closed, and nobody asks any more
+            return  # the loop is closed
 
     # ---- in the loop --------------------------------------------------------------------------------------------------
 
     async def enter(self, thread: StretchThread) -> None:
-        """Wait until this thread may be inside, and have it in; if it is, nothing."""
+        """Wait until this thread may be inside, and mark it; return at once if it is inside already."""
         while True:
             if thread.plan != self.member.plan:
                 raise asyncio.CancelledError
@@ -238,7 +239,7 @@ class MemberThreads:
             await self._opening()
 
     async def passed(self) -> None:
-        """Wait until a thread may come in; that may be done in the same step."""
+        """Wait until a thread may enter; the caller may let it enter in the same step."""
         while not self.gate.may_enter(time.monotonic_ns()):
             await self._opening()
 
@@ -249,16 +250,16 @@ class MemberThreads:
                 await opened.wait()
 
     async def run(self, thread: StretchThread, function: Callable[[], Any], carry: Callable[[Work], None]) -> Any:
-        """Have a thread run this; `carry` gives it what to do. When this returns the thread is outside: what follows is of its last piece still."""
+        """Run the function in a thread, to which `carry` passes work. On return the thread is outside, but its last piece continues."""
         await self.enter(thread)
         return await self._outcome(thread, self._launched(thread, function, carry))
 
     def start(self, function: Callable[[], Any]) -> None:
-        """Run this in a new thread, when the gate lets it in."""
+        """Run the function in a new thread, once the gate lets it enter."""
         self.member.start(self.run(StretchThread(self.member.plan), function, in_new_thread))
 
     def begin(self, function: Callable[[], Any]) -> None:
-        """Run this in a new thread, which is inside from this step on, even if a cut waits: what belongs to it has just been done."""
+        """Run the function in a new thread that is inside from this step on, even if a cut waits, since this step already began its piece."""
         thread = StretchThread(self.member.plan)
         self.gate.enter(thread.number, thread.plan)
         outcome = contextvars.Context().run(self._launched, thread, function, in_new_thread)
@@ -284,7 +285,7 @@ class MemberThreads:
     ) -> None:
         thread.is_over = True
         if thread.plan != self.member.plan or outcome.done():
-            outcome.cancel()  # nobody takes it: the thread was waited for alone
+            outcome.cancel()  # the result is not needed, only the end of the thread
             self.end(thread)
         elif raised is not None:
             outcome.set_exception(raised)
@@ -292,7 +293,7 @@ class MemberThreads:
             outcome.set_result(result)
 
     def end(self, thread: StretchThread) -> None:
-        """Remove a thread that does nothing any more."""
+        """Remove a thread that has ended."""
         self.gate.end(thread.number)
         self._look()
 
@@ -320,7 +321,7 @@ class MemberThreads:
             return
         self.gate.leave(thread.number)
         task = self.member.start(self._waited(thread, finish, answer))
-        task.add_done_callback(lambda _: answer.cancel())  # of no effect on one that is answered
+        task.add_done_callback(lambda _: answer.cancel())  # no effect if the future has a result
 
     async def _waited(self, thread: StretchThread, finish: Finish, answer: "Future[Any]") -> None:
         try:
@@ -334,7 +335,7 @@ class MemberThreads:
     # ---- cuts and recoveries ------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Open the gate, as no cut is wanted any more: waiters come in."""
+        """Open the gate, since no cut is wanted any more; waiters enter."""
         self.gate.open()
         self.look_again()
 
@@ -344,7 +345,7 @@ class MemberThreads:
         self._opened = asyncio.Event()
 
     def when_over(self, then: Work) -> None:
-        """Do this when no thread of another history has anything left to do."""
+        """Call `then` when all threads of other histories have ended."""
         if self._deferred or not self.gate.are_over(self.member.plan):
             self.loop.call_later(SAID_S, self._say)
         self._deferred.append(then)
@@ -363,6 +364,6 @@ class MemberThreads:
             )
 
     def close(self) -> None:
-        """The loop is closed: who still waits for it ends."""
+        """Fail the threads that still wait for the loop, which is closed."""
         for answer in list(self._asked):
             answer.cancel()

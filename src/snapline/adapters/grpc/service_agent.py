@@ -1,7 +1,7 @@
-"""Agent of a plain gRPC service in a fleet, and what a service must be able to do for it.
+"""Agent of a plain gRPC service in a fleet, and the interface that a service must implement.
 
-The agent takes no turns of its own, but a subclass may have handlers for messages of other agents. What it holds is made when a cut is: the service's state, and the ledger of its calls. So epochs, plans, the store
-and recovery are the fleet's, and nothing of these is written twice.
+The agent takes no turns of its own, but a subclass may have handlers for messages of other agents. Its state is built when a cut is taken: the
+service's state, and the ledger of its calls. So epochs, plans, the store and recovery are those of any fleet.
 """
 
 from typing import Any, ClassVar, Protocol
@@ -13,32 +13,32 @@ from snapline.agent_runtime.agent import Agent, OnError
 
 
 class CutService(Protocol):
-    """Methods that a service needs to be in a cut. All four are called in the event loop, and none may wait."""
+    """Methods that a service needs to be in a cut. All four are called in the event loop and must not block."""
 
     def capture(self) -> bytes:
-        """The service's state now. Also called once before it serves: what it starts with is what a fleet without a cut goes back to."""
+        """Return the service's state now. Also called once before it serves: without a cut, the fleet returns to that initial state."""
 
     def restore(self, state: bytes) -> None:
-        """Go on from this state, at the start and after every recovery; also in a process that has lived on. Background tasks are started here."""
+        """Continue from this state, at the start and after every recovery, even in a process that survived it. Start background tasks here."""
 
     def on_cut(self, epoch: int) -> None:
-        """The service is in the cut of this epoch, which may be complete later or never."""
+        """Note that the service is in the cut of this epoch, which may be complete later or never."""
 
     def ready(self) -> bool:
-        """Return whether a cut may be taken now. If not, it waits, as does what is stamped with it, until the epoch times out at most."""
+        """Return whether a cut may be taken now. If not, the cut and calls stamped with it wait, at most until the epoch times out."""
 
 
 class ServiceState(msgspec.Struct):
-    """`service`: as `capture` has given it; None: as it starts. `calls`: of the same moment."""
+    """`service`: result of `capture`; None: initial state. `calls`: the ledger at the same moment."""
 
     service: bytes | None = None
     calls: LedgerImage = msgspec.field(default_factory=LedgerImage)
 
 
 class ServiceAgent(Agent):
-    """Agent of a service: `Fleet(agents={"a": ServiceAgent()}, place={"a": "a"})`. `Member` fills it.
+    """Agent of a service: `Fleet(agents={"a": ServiceAgent()}, place={"a": "a"})`. `Member` sets its service.
 
-    A subclass may take messages of other agents of the fleet, and hand them to the service, in handlers that wait for nothing:
+    A subclass may handle messages of other agents of the fleet, and pass them to the service, in handlers that do not wait:
 
         class BankAgent(ServiceAgent):
             @snapline.handler
@@ -46,7 +46,7 @@ class ServiceAgent(Agent):
                 self.service.balance += message.amount
 
     Attributes:
-        service: the service itself, in the process in which it runs.
+        service: the service, in the process in which it runs.
     """
 
     on_error: ClassVar[OnError | None] = "keep"

@@ -1,4 +1,4 @@
-"""Interfaces of a member and a channel, as their calls and handlers see them."""
+"""Interfaces of a member and a channel, as used by calls and handlers."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,7 +12,7 @@ class FencedCall(Protocol):
     """A call that waits for its answer."""
 
     def fence(self) -> None:
-        """The fleet goes back: it ends."""
+        """End the call: the fleet rolls back."""
 
 
 class OwnMember(Protocol):

@@ -1,7 +1,8 @@
-"""Metadata of calls and answers between services of a fleet, and what follows from it.
+"""Stamps in the metadata of calls and answers between services of a fleet, and the rules that follow from them.
 
-A request carries its caller's plan and recorded epoch, a response the same of its sender. These are Lai and Yang's stamps, on calls: nobody takes in
-what was sent after a record before having made that record. So no cut holds an answer that was not given in it, or a request that was not made.
+A request carries its caller's plan and recorded epoch, a response those of its sender. These are Lai and Yang's stamps, applied to calls: a receiver
+of a message that was sent after a record makes that record first. So no cut contains an answer that was not given in it, or a request that
+was not made.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,18 +11,18 @@ from typing import Any, Literal
 import msgspec
 
 CALL_KEY, ANSWER_KEY = "snapline-call-bin", "snapline-answer-bin"
-"""Keys in the metadata of requests, and in the trailing metadata of responses. gRPC carries values of keys with -bin as they are."""
+"""Keys in the metadata of requests, and in the trailing metadata of responses. gRPC transmits values of -bin keys unchanged."""
 
 
 class CallStamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Stamp of a request.
 
     Attributes:
-        plan, epoch: of the caller: its incarnation, and what it has recorded.
-        id: of the call.
-        digest: of the request, if a handler makes it.
-        over: calls whose answers are needed no more.
-        wants_stamp: on the response in any case: the caller does not know yet that a member answers there.
+        plan, epoch: the caller's incarnation, and its newest recorded epoch.
+        id: id of the call.
+        digest: digest of the request, if a handler makes it.
+        over: calls whose answers are no longer needed.
+        wants_stamp: stamp the response in any case, since the caller does not know yet whether a member answers there.
     """
 
     plan: int
@@ -33,9 +34,9 @@ class CallStamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class AnswerStamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Stamp of a response; left out where it would equal the request's, and the caller knows that a member answers.
+    """Stamp of a response; omitted if it would equal the request's and the caller knows that a member answers.
 
-    `is_refused`: the request was of an older plan, and nothing was done.
+    `is_refused`: the request was of an older plan, and was not handled.
     """
 
     plan: int
@@ -44,7 +45,7 @@ class AnswerStamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 Verdict = Literal["take", "record", "wait", "refuse"]
-"""Accept it; record its epoch first; wait for its plan first; refuse it."""
+"""Accept the request; record its epoch first; wait for its plan first; or refuse it."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_call = msgspec.msgpack.Decoder(CallStamp).decode
@@ -52,7 +53,7 @@ _decode_answer = msgspec.msgpack.Decoder(AnswerStamp).decode
 
 
 def judge(stamp: CallStamp, *, plan: int, is_loaded: bool, recorded: int) -> Verdict:
-    """Decide whether a service of this plan, with this recorded epoch, may take in a request. G9, and G1 for calls."""
+    """Decide whether a service under this plan, with this recorded epoch, may accept a request. Guarantees G9, and G1 for calls."""
     if stamp.plan < plan:
         return "refuse"
     if stamp.plan > plan or not is_loaded:
@@ -66,10 +67,10 @@ def encode_stamp(stamp: CallStamp | AnswerStamp) -> bytes:
 
 
 def call_stamp(metadata: "Iterable[tuple[str, str | bytes]] | None") -> CallStamp | None:
-    """Return the stamp of a request; None: its caller is not in a fleet.
+    """Return the stamp of a request; None if its caller is not in a fleet.
 
     Raises:
-        msgspec.MsgspecError: it is no stamp.
+        msgspec.MsgspecError: the stamp is invalid.
     """
     for key, value in metadata or ():
         if key == CALL_KEY:
@@ -78,15 +79,15 @@ def call_stamp(metadata: "Iterable[tuple[str, str | bytes]] | None") -> CallStam
 
 
 def answer_stamp(metadata: Any) -> AnswerStamp | None:
-    """Return the stamp of a response, from grpc.aio's Metadata; None: no service of a fleet has given it.
+    """Return the stamp of a response, from grpc.aio's Metadata; None if no service of a fleet answered.
 
     Raises:
-        msgspec.MsgspecError: it is no stamp.
+        msgspec.MsgspecError: the stamp is invalid.
     """
     value = metadata.get(ANSWER_KEY)
     return None if value is None else _decode_answer(bytes_of(value))
 
 
 def bytes_of(value: str | bytes) -> bytes:
-    """Return a value as bytes, which gRPC gives for keys with -bin."""
+    """Return a value as bytes, the type that gRPC uses for -bin keys."""
     return value if isinstance(value, bytes) else value.encode()

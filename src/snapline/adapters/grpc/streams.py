@@ -1,8 +1,8 @@
 """Streaming calls between members: each is one large call, whose messages are recorded together.
 
-A stamp is at a call's beginning and at its end, and none on the messages between. So nobody takes in a part of a stream: requests go out when their
-caller has said the last one, the handler runs when all are there, and its caller gets responses when the handler has ended. What goes back and forth within
-one call, such as a chat, cannot be in a cut: name its method in `Member.channel(listed=…)`, and its calls go by as ever.
+A call is stamped at its beginning and end, but the messages between have no stamps. So a stream is never processed in part: requests are sent
+after the caller has produced the last one, the handler runs when all have arrived, and the caller gets responses when the handler has
+ended. A dialogue within one call, such as a chat, cannot be in a cut: name its method in `Member.channel(listed=…)`, and it streams as usual.
 """
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable
@@ -17,20 +17,20 @@ from snapline.adapters.grpc.service_interfaces import OwnMethod
 from snapline.errors import UsageError
 
 STREAM_BYTES_MAX = 16 * 1024 * 1024
-"""Largest size of all messages of a call, one way: they are in every cut into which the call falls, and in the answer until its caller has it."""
+"""Largest size of all messages of a call in one direction: they are in every cut during the call, and in the answer until its caller has it."""
 
 _decode = msgspec.msgpack.Decoder(list[bytes]).decode
 
 
 class StreamTooLargeError(UsageError):
-    """A stream of more bytes than can be recorded."""
+    """A stream exceeds the size that can be recorded."""
 
 
 def pack(messages: list[bytes], method: str) -> bytes:
-    """Messages as one payload.
+    """Return the messages as one payload.
 
     Raises:
-        StreamTooLargeError: it would be above 16 MiB.
+        StreamTooLargeError: the payload would exceed 16 MiB.
     """
     if sum(map(len, messages)) > STREAM_BYTES_MAX:
         raise StreamTooLargeError(
@@ -41,19 +41,19 @@ def pack(messages: list[bytes], method: str) -> bytes:
 
 
 def unpack(payload: bytes) -> list[bytes]:
-    """Return the messages again."""
+    """Return the messages of a payload."""
     return _decode(payload)
 
 
 async def listed(messages: Any) -> list[Any]:
-    """All that an iterator gives, of either kind."""
+    """Return all items of a synchronous or asynchronous iterator."""
     if isinstance(messages, AsyncIterable):
         return [message async for message in messages]
     return list(messages)
 
 
 class StreamAttempt:
-    """One attempt of a streaming call: awaited as a unary one, it gives all responses as one payload."""
+    """One attempt of a streaming call; awaited like a unary one, it returns all responses as one payload."""
 
     __slots__ = ("_call", "_inner")
 
@@ -76,7 +76,7 @@ class StreamAttempt:
 
 
 class MemberStream:
-    """Result of a stub's streaming method: awaited where the response is one message, else iterated, or read."""
+    """Result of a stub's streaming method: await it if there is one response message; otherwise iterate or read it."""
 
     def __init__(self, method: OwnMethod, requests: Any, options: dict[str, Any]) -> None:
         self._method, self._requests, self._options = method, requests, options
@@ -115,11 +115,11 @@ Served = Callable[[Any, Any], Any]
 
 
 def collected(function: Served, serialize: Callable[[Any], bytes], method: str) -> Served:
-    """A handler of streams as one of lists: it takes all requests, and returns all responses as one payload."""
+    """Convert a streaming handler into one that takes all requests and returns all responses as one payload."""
 
     async def serve(request: Any, context: Any) -> bytes:
-        given = _each(request) if isinstance(request, list) else request
-        return pack([serialize(response) async for response in _given(function(given, context))], method)
+        requests = _each(request) if isinstance(request, list) else request
+        return pack([serialize(response) async for response in _given(function(requests, context))], method)
 
     return serve
 
@@ -130,7 +130,7 @@ async def _each(messages: Iterable[Any]) -> AsyncIterator[Any]:
 
 
 async def _given(work: Any) -> AsyncIterator[Any]:
-    """Yield what a handler yields, or the one thing that it returns."""
+    """Yield the items of a streaming handler, or the single result of another one."""
     if isinstance(work, AsyncIterable):
         async for response in work:
             yield response

@@ -1,7 +1,8 @@
-"""A channel for stubs in threads: as `MemberChannel`, whose calls it makes in the event loop of the member.
+"""A channel for stubs in threads: it makes the calls of a `MemberChannel` in the event loop of the member.
 
-A call is in the ledger from the step of the loop in which it is made, in one piece with what its thread has changed before; its thread is outside from then on, and inside
-again from the step in which the answer leaves the ledger. Streams are one call each, as ever (`streams.py`): requests are taken from their iterator first, within the piece.
+A call is in the ledger from the step of the loop in which it is made, in one piece with its thread's earlier state changes. The thread is outside
+from then on, and inside again from the step in which the answer leaves the ledger. A stream is one call (`streams.py`): its requests are taken from
+the iterator first, within the piece.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from snapline.errors import UsageError
 
 
 class ThreadedChannel(grpc.Channel):
-    """See the module; of `ThreadedMember.channel`. `make`: the channel in the loop, made when it is first wanted."""
+    """See the module; created by `ThreadedMember.channel`. `make`: creates the channel in the loop, at its first use."""
 
     def __init__(self, threads: MemberThreads, make: Callable[[], MemberChannel], listed: frozenset[str]) -> None:
         self._threads, self._make, self._listed = threads, make, listed
@@ -59,10 +60,10 @@ class ThreadedChannel(grpc.Channel):
         raise UsageError("a member's channel tells of no connection: its calls wait for one, and are tried again")
 
     def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
-        """Nobody has subscribed."""
+        """Do nothing: `subscribe` is not supported."""
 
     def close(self) -> None:
-        """Nothing: it ends with its member, since calls of a cut are made again over it."""
+        """Do nothing: the channel ends with its member, since a recovery repeats calls over it."""
 
     def __enter__(self) -> Self:
         return self
@@ -72,7 +73,7 @@ class ThreadedChannel(grpc.Channel):
 
 
 class ThreadedMethod:
-    """A stub's method, as gRPC's multi-callables. `timeout`, `metadata` and the other options are gRPC's."""
+    """A stub's method, like gRPC's multi-callables. `timeout`, `metadata` and the other options are gRPC's."""
 
     __slots__ = ("_answers_stream", "_asks_stream", "_made", "_make", "_threads")
 
@@ -82,13 +83,13 @@ class ThreadedMethod:
         self._made: MemberMethod | None = None
 
     def __call__(self, request: Any, timeout: float | None = None, **options: Any) -> Any:
-        """Return the response. Where responses are a stream, their iterator, and the call is made when this returns.
+        """Return the response. For a response stream, return its iterator; the call is made when this returns.
 
         Raises:
             grpc.RpcError: as gRPC's, with code() and details().
-            DivergedCallError: the handler that makes it was run again, and called something else before.
-            UsageError: nothing is known of this thread.
-            HistoryOverError: the fleet goes back. It is no Exception: let it pass.
+            DivergedCallError: the handler was rerun and makes a different call than before.
+            UsageError: this thread is not registered.
+            HistoryOverError: the fleet rolls back. It is a BaseException: do not catch it.
         """
         if self._answers_stream:
             return ResponseStream(self.future(request, timeout, **options))
@@ -96,32 +97,32 @@ class ThreadedMethod:
         return self.decoded(self._threads.wait(lambda: made().answer))
 
     def with_call(self, request: Any, timeout: float | None = None, **options: Any) -> "tuple[Any, AnsweredCall]":
-        """Return the response, and what has come with it."""
+        """Return the response, and the call with its status and metadata."""
         made = self._making(request, timeout, options)
         answered: AnsweredCall = self._threads.wait(lambda: partial(_answered, made()))
         return self.decoded(answered.answer), answered
 
     def future(self, request: Any, timeout: float | None = None, **options: Any) -> "CallFuture":
-        """The call is made when this returns; `result` waits for its answer, in the thread that acts by it."""
+        """Make the call and return its future; `result` waits for the answer, in the thread that acts on it."""
         return CallFuture(self._threads, self, self._threads.step(self._making(request, timeout, options)))
 
     def send(self, request: Any) -> ServiceCall:
-        """Send as `MemberMethod.send`: nobody awaits it, and `answered` of the service gets its answer, in a thread of its own."""
-        given = list(request) if self._asks_stream else request
-        sent: ServiceCall = self._threads.step(lambda: self._method().send(given))
+        """Send as `MemberMethod.send`: no caller awaits the answer, and the service's `answered` gets it in a thread of its own."""
+        requests = list(request) if self._asks_stream else request
+        sent: ServiceCall = self._threads.step(lambda: self._method().send(requests))
         return sent
 
     def decoded(self, answer: CallAnswer) -> Any:
-        """Return the response, or all responses. Raises grpc.RpcError."""
+        """Return the response, or all responses. Raise grpc.RpcError if the call failed."""
         if answer.code:
             raise rpc_error(CODES.get(answer.code, grpc.StatusCode.UNKNOWN), answer.details)
         decoded = self._method().decoded
         if self._answers_stream:
-            return [decoded(each) for each in unpack(answer.response)]
+            return [decoded(response) for response in unpack(answer.response)]
         return decoded(answer.response)
 
     def _making(self, request: Any, timeout: float | None, options: dict[str, Any]) -> Callable[[], MemberCall]:
-        """Requests are taken from their iterator here, in the thread; the call is made in the loop."""
+        """Take the requests from their iterator in this thread; return a function that makes the call in the loop."""
         given = list(request) if self._asks_stream else request
         return lambda: self._method().make(given, {**options, "timeout": timeout})
 
@@ -132,7 +133,7 @@ class ThreadedMethod:
 
 
 class AnsweredCall(NamedTuple):
-    """Outcome of a call that is over."""
+    """Outcome of a call."""
 
     answer: CallAnswer
     initial: Any
@@ -156,13 +157,13 @@ class AnsweredCall(NamedTuple):
 
 
 async def _answered(call: MemberCall, come_in: ComeIn) -> AnsweredCall:
-    """Wait for the answer. The thread is inside when it is there, so that the rest may take its time."""
+    """Wait for the answer. Decoding may take long, so it is done later, when the thread is inside."""
     answer = await call.answer(come_in)
     return AnsweredCall(answer, await call.initial_metadata(), await call.trailing_metadata())
 
 
 class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC's takes none
-    """A call that was made, and goes on by itself; its answer is in the ledger until `result`, or `exception`, has taken it."""
+    """Future of a call that was made; its answer stays in the ledger until `result` or `exception` has taken it."""
 
     def __init__(self, threads: MemberThreads, method: ThreadedMethod, call: MemberCall) -> None:
         self._threads, self._method, self._call = threads, method, call
@@ -171,12 +172,12 @@ class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC'
         self._is_taken = self._is_cancelled = False
 
     def result(self, timeout: float | None = None) -> Any:
-        """Return the response; of a stream of responses all of them. In one piece with what follows.
+        """Return the response; for a response stream, all responses. The answer is taken in one piece with what follows.
 
         Raises:
             grpc.RpcError: as gRPC's, with code() and details().
-            grpc.FutureCancelledError: by `cancel`.
-            UsageError: another thread waits for it already; or a time is given, which belongs into the call.
+            grpc.FutureCancelledError: after `cancel`.
+            UsageError: another thread waits for it already; or a time-out is given, which belongs in the call.
         """
         if timeout is not None:
             raise UsageError(
@@ -215,7 +216,7 @@ class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC'
         return None if error is None else error.__traceback__
 
     def cancel(self) -> bool:
-        """Give up, in one piece with what follows: the call was handled, or not. False: its answer was taken, or is waited for."""
+        """Give up, in one piece with what follows; the call may have been handled. False: its answer was taken, or a thread waits for it."""
         if self.done() or self._is_taken:
             return self._is_cancelled
         self._threads.step(self._call.give_up)
@@ -223,7 +224,7 @@ class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC'
         return True
 
     def cancelled(self) -> bool:
-        """Return whether `cancel` has given the call up."""
+        """Return whether the call was given up with `cancel`."""
         return self._is_cancelled
 
     def done(self) -> bool:
@@ -231,7 +232,7 @@ class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC'
         return self._is_cancelled or self._answer is not None or self._error is not None
 
     def running(self) -> bool:
-        """Return the opposite."""
+        """Return whether the call is not done."""
         return not self.done()
 
     def add_done_callback(self, fn: Callable[[Any], None]) -> NoReturn:
@@ -242,7 +243,7 @@ class CallFuture(grpc.Future):  # type: ignore[type-arg]  # where it runs, gRPC'
 
 
 class ResponseStream:
-    """The responses of a call, all there when the first one is."""
+    """Responses of a call; all are available when the first one is."""
 
     def __init__(self, call: CallFuture) -> None:
         self._call = call

@@ -1,6 +1,6 @@
-"""The server's side for `grpc.server`: what `member_interceptor.py` decides in the loop, and the handler in the thread that gRPC has given to its request.
+"""Server side for `grpc.server`: the loop decides as in `member_interceptor.py`, and the handler runs in gRPC's thread for the request.
 
-That thread waits for the loop, which admits the request, and gives it the handler to run when the gate lets it in; and again for what is to be sent.
+That thread waits for the loop, which admits the request and passes it the handler to run once the gate lets it enter, and then the response to send.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from snapline.adapters.grpc.streams import pack, unpack
 Behavior = Callable[[Any, Any], Any]
 
 GOES_BACK = grpc.StatusCode.UNAVAILABLE, "the fleet goes back to a cut, or ends"
-"""Status that is no answer for a member's call: it is made again, or is of before as well."""
+"""Status that is no answer for a member's call: the call is repeated, or belongs to an older history."""
 
 
 class ThreadedInterceptor(grpc.ServerInterceptor):
-    """See the module; of `ThreadedMember.interceptor`."""
+    """See the module; available as `ThreadedMember.interceptor`."""
 
     def __init__(self, member: OwnMember, threads: MemberThreads) -> None:
         self._member, self._threads = member, threads
@@ -38,10 +38,10 @@ class ThreadedInterceptor(grpc.ServerInterceptor):
         if handler is None:
             return None
         method = handler_call_details.method
-        known = self._made.get(method)
-        if known is None or known[0] is not handler:
-            known = self._made[method] = (handler, self._wrapped(handler, method))
-        return known[1]
+        cached = self._made.get(method)
+        if cached is None or cached[0] is not handler:
+            cached = self._made[method] = (handler, self._wrapped(handler, method))
+        return cached[1]
 
     def _wrapped(self, handler: Any, method: str) -> Any:
         served = ServedMethod(self._member, self._threads, handler, method)
@@ -54,7 +54,7 @@ class ThreadedInterceptor(grpc.ServerInterceptor):
 
 
 class ServedMethod:
-    """One method of the service. Its own methods are called by gRPC, in threads."""
+    """One method of the service. gRPC calls its methods in threads."""
 
     def __init__(self, member: OwnMember, threads: MemberThreads, handler: Any, method: str) -> None:
         self._member, self._threads = member, threads
@@ -70,11 +70,11 @@ class ServedMethod:
         self._handler = UnaryHandler(member, self._in_thread(lambda *asked: pack(given(*asked), method)), None)
 
     def one_for_one(self, request: Any, context: Any) -> bytes:
-        """One response for one request."""
+        """Return one response for one request."""
         return self._whole(request, context)
 
     def one(self, requests: Iterator[Any], context: Any) -> bytes:
-        """One response for a stream: all of it is there before anything is done."""
+        """Return one response for a request stream, which is read completely first."""
         if call_stamp(context.invocation_metadata()) is None:
             [response] = self._strange(requests, context, lambda given: [self._function(given, context)])
         else:
@@ -82,7 +82,7 @@ class ServedMethod:
         return response
 
     def many(self, request: Any, context: Any) -> Iterator[bytes]:
-        """A stream of responses, which are there when the handler has ended."""
+        """Yield the responses, which are available when the handler has ended."""
         if call_stamp(context.invocation_metadata()) is None:
             yield from self._strange(request, context, lambda given: self._function(given, context))
             return
@@ -107,19 +107,19 @@ class ServedMethod:
         return [self._serialize(response) for response in self._function(request, context)]
 
     def _in_thread(self, function: Behavior) -> Behavior:
-        """Return a coroutine in which a thread that waits for the loop runs the function."""
+        """Return a coroutine that has the function run by the thread that waits for the loop."""
 
         async def served(request: Any, context: Any) -> Any:
             run = RUN.get()
             assert run is not None
-            given = iter(request) if self._asks_stream else request
-            work = partial(function, given, HandlersContext(context))
+            requests = iter(request) if self._asks_stream else request
+            work = partial(function, requests, HandlersContext(context))
             return await self._threads.run(StretchThread(run.plan), work, context.carry)
 
         return served
 
     def _strange(self, request: Any, context: Any, function: Callable[[Any], Iterable[Any]]) -> Iterator[bytes]:
-        """A stream of who is no member: as ever, but no cut falls between two of its messages while the handler is at work."""
+        """Serve a stream for a caller that is no member. It streams as usual, but no cut is taken between two messages while the handler runs."""
         visit = ForeignRequest(self._member, self._threads, self._serialize)
         try:
             visit.begin()
@@ -135,7 +135,7 @@ class ServedMethod:
 
 
 class AskingThread:
-    """A thread of gRPC's that waits for the loop, as the context of its request: what is asked of a context that is not here is asked of gRPC's."""
+    """A gRPC thread that waits for the loop; also the context of its request: attributes not defined here are gRPC's."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -146,26 +146,26 @@ class AskingThread:
         return getattr(self._inner, name)
 
     def context(self) -> contextvars.Context:
-        """Return the context of what the loop does for it."""
+        """Return the context for the thread's work in the loop."""
         made = contextvars.Context()
         made.run(METADATA.set, self._inner.invocation_metadata())
         return made
 
     def carry(self, work: Work) -> None:
-        """The thread does this."""
+        """Pass work to the thread."""
         self._inbox.put(work)
 
     def ended(self, task: "asyncio.Task[Any]") -> None:
-        """End the work of the request, in the loop: nothing more follows."""
+        """Called in the loop when the request is served: no more work follows."""
         self._task = task
         self._inbox.put(None)
 
     def cancel(self) -> None:
-        """The loop is closed."""
+        """Stop waiting: the loop is closed."""
         self._inbox.put(None)
 
     def work(self) -> Any:
-        """Do the work that comes, in the thread, until all is done; return what the loop has made of it."""
+        """Called in the thread: do the work until there is no more; return the result of the loop's task."""
         while (work := self._inbox.get()) is not None:
             work()
         if self._task is None or self._task.cancelled():
@@ -173,7 +173,7 @@ class AskingThread:
         return self._task.result()
 
     async def abort(self, code: grpc.StatusCode, details: str, trailing: tuple[Any, ...]) -> NoReturn:
-        """End the request, in the loop; gRPC hears of it from the thread."""
+        """End the request, in the loop; the thread reports it to gRPC."""
         self._inner.set_trailing_metadata(trailing)
         raise AbortedHandlerError(code.value[0], details)
 
@@ -200,7 +200,7 @@ class HandlersContext:
 
 
 class ForeignRequest:
-    """A handler of a stream that nobody of the fleet asks for: each of its pieces is as a handler of its own."""
+    """Handler of a stream for a caller outside of the fleet: each of its pieces is treated like a handler of its own."""
 
     def __init__(self, member: OwnMember, threads: MemberThreads, serialize: Callable[[Any], bytes]) -> None:
         self._member, self._threads, self._serialize = member, threads, serialize
@@ -223,7 +223,7 @@ class ForeignRequest:
             self._threads.left(thread)
 
     def each(self, requests: Iterator[Any]) -> Iterator[Any]:
-        """Yield requests, each awaited between two pieces."""
+        """Yield requests; each is awaited between two pieces."""
         while True:
             self.end()
             request = next(requests, self)

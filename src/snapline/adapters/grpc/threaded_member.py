@@ -1,4 +1,4 @@
-"""`ThreadedMember`: makes a service of the threaded `grpc.server` a member of a fleet, with stubs that wait.
+"""`ThreadedMember`: includes a service of the threaded `grpc.server`, with blocking stubs, in a fleet.
 
     member = ThreadedMember(service, agent="a", fleet=fleet, coordinator="127.0.0.1:7700", store="/shared/store")
     server = grpc.server(ThreadPoolExecutor(10), interceptors=[member.interceptor])
@@ -6,8 +6,8 @@
     server.start()
     code = member.run()
 
-It is a `Member` in an event loop, which runs in the thread that calls `run`, and whatever handlers ask is done there (`member_threads.py`). So cuts, calls and
-recoveries are those of `Member`; what is here is between threads and the loop.
+It is a `Member` in an event loop, which runs in the thread that calls `run`; requests of handlers are carried out there (`member_threads.py`). Cuts,
+calls and recoveries are those of `Member`; this module connects threads and the loop.
 """
 
 import asyncio
@@ -49,8 +49,8 @@ class ThreadedMember:
         advertise: str = "",
         security: Security | None = None,
     ) -> None:
-        """Take what `Member` takes. `capture`, `restore`, `on_cut` and `ready` are called in the loop's
-        thread, the first two while no thread of the service is inside.
+        """Take the arguments of `Member`. `capture`, `restore`, `on_cut` and `ready` are called in the loop's thread,
+        the first two while no thread of the service is inside.
 
         Raises:
             UsageError: the fleet has no such agent.
@@ -76,7 +76,7 @@ class ThreadedMember:
         self.interceptor = ThreadedInterceptor(self._member, self._threads)
 
     def run(self) -> int:
-        """Take part in the fleet until it ends, SIGTERM (in the main thread), or until another process has taken this one's place; once. Returns an exit code.
+        """Take part in the fleet until it ends, SIGTERM arrives (in the main thread), or another process replaces this one. Return an exit code.
 
         Raises:
             UsageError: the fleet refuses this process permanently, or the port is taken.
@@ -104,9 +104,9 @@ class ThreadedMember:
         """Return a channel for stubs, whose calls are in the cut. For threads of handlers, and of `start`.
 
         Args:
-            target: names the receiver in the cut: calls of before a recovery are made again over the channel of this name.
-            credentials, options: as of `grpc.secure_channel`; without credentials it is an insecure one. Leave retries to the member.
-            listed: as of `Member.channel`.
+            target: name of the receiver in the cut: after a recovery, calls are repeated over the channel of this name.
+            credentials, options: as for `grpc.secure_channel`; without credentials the channel is insecure. Leave retries to the member.
+            listed: as for `Member.channel`.
         """
         names = frozenset(listed)
 
@@ -116,19 +116,19 @@ class ThreadedMember:
             return grpc.aio.secure_channel(target, credentials, options)
 
         made = ThreadedChannel(self._threads, lambda: self._member.channel(target, inner(), listed=names), names)
-        self._loop.call_soon_threadsafe(made.inner)  # calls of before a recovery wait for it
+        self._loop.call_soon_threadsafe(made.inner)  # calls made before a recovery wait for it
         return made
 
     def start(self, function: Callable[[], object]) -> None:
-        """Run this in a thread; `restore` starts it anew after a recovery, in which it ends by `HistoryOverError`.
+        """Run the function in a thread. A recovery ends it with `HistoryOverError`; `restore` must start it again.
 
         Raises:
-            UsageError: this is neither `restore` nor a thread of the service.
+            UsageError: the caller is neither `restore` nor a thread of the service.
         """
         self._threads.step(lambda: self._threads.start(function))
 
     def sleep(self, seconds: float) -> None:
-        """Wait outside, and until the fleet goes back at most: as `time.sleep` within `outside`."""
+        """Wait outside, until the fleet rolls back at most; like `time.sleep` within `outside`."""
 
         async def slept(come_in: ComeIn) -> None:
             await asyncio.sleep(seconds)
@@ -138,7 +138,7 @@ class ThreadedMember:
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
-        """Within it this thread waits for something that is no call of the member's, and leaves the service's state alone: a cut may be taken meanwhile."""
+        """Let this thread wait for something other than a call of the member, without using the service's state; a cut may be taken meanwhile."""
         self._threads.outside()
         try:
             yield

@@ -39,7 +39,7 @@ _LATER = {
     "durable": "graph_turns",
     "graph_turn": "graph_turns",
 }
-"""Names that run graphs: the saver needs LangGraph's checkpointers alone."""
+"""Names imported on demand: they run graphs, while the saver needs only LangGraph's checkpointer package."""
 
 
 def __getattr__(name: str) -> object:

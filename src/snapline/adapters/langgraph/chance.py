@@ -1,10 +1,10 @@
-"""Clock and chance of LangGraph, drawn from the turn instead, so that a turn that runs again ends as it did.
+"""Deterministic replacement of LangGraph's clock and random ids within a turn, so that a rerun turn has the same result.
 
-LangGraph names checkpoints, and messages without an id, by the clock and by chance. A durable turn that a recovery runs again would end in another
-state; the agent's next turn would then begin with another state, be another turn, and make its calls again. And no saver can name checkpoints
-otherwise: LangGraph computes the ids of tasks and interrupts from them before it saves any.
+LangGraph derives the ids of checkpoints, and of messages without an id, from the clock and random numbers. A durable turn rerun by a recovery would
+end in a different state. The agent's next turn would then begin with a different state and make its calls again. A saver cannot choose the
+ids of checkpoints, since LangGraph derives the ids of tasks and interrupts from them before it saves.
 
-So these two sources are replaced, once, by ones that ask the turn in whose name they are called, and outside of turns do what they did.
+So this module patches the two sources once. Within a turn the patched sources use the turn's ids; outside of turns they work as before.
 """
 
 from collections.abc import Callable
@@ -19,14 +19,14 @@ from langgraph.pregel import _checkpoint
 Source = Callable[[], UUID]
 
 drawing: ContextVar[tuple[Source, Source] | None] = ContextVar("snapline-graph-draws", default=None)
-"""Sources of the turn that runs: ids of checkpoints, which grow, and of messages."""
+"""Sources of the current turn: ids of checkpoints, which increase, and of messages."""
 
 
 def replace_sources() -> None:
-    """Replace them, if they are not.
+    """Patch the sources, if not yet done.
 
     Raises:
-        ImportError: this LangGraph draws elsewhere.
+        ImportError: this version of LangGraph uses other sources.
     """
     if getattr(_checkpoint, "_snapline", False):
         return

@@ -1,4 +1,4 @@
-"""LangGraph's checkpoints and pending writes as entries of a shelf.
+"""LangGraph's checkpoints and pending writes as entries of an object stream.
 
 path (thread, namespace)                 name: id of a checkpoint        object: `CheckpointObject`
 path (thread, namespace, checkpoint)     name: <task>/<index>            object: `WriteObject`
@@ -14,15 +14,15 @@ from snapline.adapters.langgraph.values import References, SavedPlace, SavedValu
 from snapline.errors import UsageError
 
 DELTA_COUNTERS = "counters_since_delta_snapshot"
-"""Key in checkpoints' metadata of graphs with a `DeltaChannel`: the channels whose value may have to be made from writes of ancestors."""
+"""Metadata key in checkpoints of graphs with a `DeltaChannel`: the channels whose value may have to be built from writes of ancestors."""
 
 Version = str | int | float | None
 Channels = dict[str, tuple[Version, SavedValue | None]]
-"""Each channel's version, and its value if it has one."""
+"""Each channel's version, and its value, if any."""
 
 
 class CheckpointObject(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A checkpoint: its parent, metadata and all but its channels as the serializer gives them, and the channels."""
+    """A checkpoint: its parent, its metadata and its content without channels, both serialized, and the channels."""
 
     parent: str | None
     metadata: tuple[str, bytes]
@@ -39,7 +39,7 @@ class WriteObject(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class CheckpointPlace(msgspec.Struct, frozen=True, gc=False):
-    """Checkpoint that a config names; `checkpoint` None: the newest."""
+    """Checkpoint named by a config; `checkpoint` None: the newest."""
 
     thread: str
     namespace: str
@@ -47,11 +47,11 @@ class CheckpointPlace(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def path(self) -> tuple[str, str]:
-        """Location of the checkpoints of its namespace."""
+        """Path of the checkpoints of its namespace."""
         return self.thread, self.namespace
 
     def config(self, checkpoint: str) -> RunnableConfig:
-        """Return a config that names a checkpoint next to this one."""
+        """Return a config that names another checkpoint of the same namespace."""
         names = {"thread_id": self.thread, "checkpoint_ns": self.namespace, "checkpoint_id": checkpoint}
         return {"configurable": names}
 
@@ -62,7 +62,7 @@ _write_decoder = msgspec.msgpack.Decoder(WriteObject)
 
 
 def place_of(config: RunnableConfig) -> CheckpointPlace:
-    """Return what a config names; UsageError: it names no thread."""
+    """Return the place named by a config; raise UsageError if it names no thread."""
     configurable = config.get("configurable", {})
     thread = configurable.get("thread_id")
     if thread is None:
@@ -81,8 +81,10 @@ def encode_checkpoint(
 
 def decode_checkpoint(data: bytes, digests: list[bytes]) -> tuple[CheckpointObject, Channels]:
     """Return a checkpoint's object and its channels."""
-    found, references = _checkpoint_decoder.decode(data), References(digests)
-    return found, {name: (version, references.value(place)) for name, (version, place) in found.channels.items()}
+    checkpoint, references = _checkpoint_decoder.decode(data), References(digests)
+    return checkpoint, {
+        name: (version, references.value(place)) for name, (version, place) in checkpoint.channels.items()
+    }
 
 
 def encode_write(task_path: str, channel: str, value: SavedValue) -> tuple[bytes, list[bytes]]:
@@ -95,14 +97,14 @@ def encode_write(task_path: str, channel: str, value: SavedValue) -> tuple[bytes
 
 def decode_write(data: bytes, digests: list[bytes]) -> tuple[WriteObject, SavedValue]:
     """Return a write's object and its value."""
-    found = _write_decoder.decode(data)
-    value = References(digests).value(found.value)
+    write = _write_decoder.decode(data)
+    value = References(digests).value(write.value)
     assert value is not None
-    return found, value
+    return write, value
 
 
 def write_name(task: str, channel: str, index: int) -> tuple[str, bool]:
-    """Return what a task's write is called, and whether a later one of that name takes its place."""
+    """Return the entry name of a task's write, and whether a later write of that name replaces it."""
     index = WRITES_IDX_MAP.get(channel, index)
     return f"{task}/{index}", index < 0
 
@@ -114,10 +116,10 @@ def split_write_name(name: str) -> tuple[str, int]:
 
 
 def without_channels(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return a checkpoint without what is kept channel by channel."""
-    return {key: found for key, found in checkpoint.items() if key not in ("channel_values", "channel_versions")}
+    """Return a checkpoint without the data that is stored by channel."""
+    return {key: content for key, content in checkpoint.items() if key not in ("channel_values", "channel_versions")}
 
 
 def delta_channels(metadata: CheckpointMetadata, channels: Channels) -> set[str]:
-    """Return the channels of a checkpoint whose values have to be made from its ancestors' writes."""
+    """Return the channels of a checkpoint whose values must be built from their ancestors' writes."""
     return {name for name in metadata.get(DELTA_COUNTERS) or () if channels.get(name, (None, None))[1] is None}

@@ -1,15 +1,16 @@
 """`SnaplineGraphAgent`: a graph of LangGraph as an agent of a fleet.
 
-The problem: a graph with a checkpointer of its own is exact for itself alone. Where graphs message each other, a failure takes one of them back to its
-last checkpoint, and the others remember what it has never said.
+The problem: a graph with its own checkpointer is exact only by itself. If graphs send messages to each other, a failure returns one of them to its
+last checkpoint, while the others have already received messages that it sent later.
 
-So a graph runs inside turns of an agent, and what it goes on from between two turns, its checkpoint, is the agent's state (`graph_memory.py`). It is
-then in the same cut as everything else, and goes back with it. Within a turn nothing of the graph is saved: a plain turn is atomic, and a durable one is run again by its journal, in which
-the calls of its nodes stand (`graph_turns.py`). That asks for three things of LangGraph, which has clocks and threads of its own:
+So a graph runs inside the turns of an agent, and the checkpoint from which it continues in the next turn is part of the agent's state
+(`graph_memory.py`). It is in the same cut as everything else, and rolls back with it. Within a turn nothing of the graph is saved: a plain turn is
+atomic, and a durable turn is rerun from its journal, which holds the calls of the graph's nodes (`graph_turns.py`). This has three requirements
+for LangGraph, which uses clocks and threads of its own:
 
 1. Ids come from the turn (`chance.py`).
-2. Nodes of one superstep run one after the other, in LangGraph's order: plain ones in one thread (`_in_line`), coroutines in an event loop of the run's own.
-3. It saves when a run ends, and not while it goes on (`durability="exit"`).
+2. Nodes of one superstep run one after the other, in LangGraph's order: plain ones in one thread (`_in_line`), coroutines in the run's event loop.
+3. LangGraph saves when a run ends, and not during the run (`durability="exit"`).
 """
 
 import asyncio
@@ -46,7 +47,7 @@ class GraphInput(Message):
 
 
 class GraphResume(Message):
-    """An answer to the interrupt at which a graph, or one of its threads, waits; to none but `interrupt`, if its id is given."""
+    """An answer to an interrupt of a graph, or of one of its threads; if `interrupt` is given, to the interrupt with that id only."""
 
     value: Any
     thread_id: str = MAIN
@@ -54,23 +55,23 @@ class GraphResume(Message):
 
 
 class GraphResult(Message):
-    """Result of a graph, and its questions at the interrupts where it waits, by their ids: as plain values, messages of LangChain as dictionaries."""
+    """Result of a graph, and its pending interrupts by id: plain values, in which LangChain messages are dictionaries."""
 
     values: Any
     interrupts: dict[str, Any] = {}  # noqa: RUF012  a struct's default is copied
 
 
 class SnaplineGraphAgent(Agent):
-    """Base of agents that run a graph. A subclass says which:
+    """Base of agents that run a graph. A subclass sets it:
 
         class Writer(SnaplineGraphAgent):
             graph = builder
 
-    It takes a `GraphInput` or `GraphResume`, and answers those who ask with a `GraphResult`. Handlers of its own map other messages to inputs of the
-    graph, and results to messages: with `ainvoke` in durable turns, with `invoke` in plain ones.
+    It accepts `GraphInput` and `GraphResume`, and replies with a `GraphResult`. A subclass may have handlers that convert other messages to
+    inputs of the graph, and its results to messages, with `ainvoke` in durable turns or `invoke` in plain ones.
 
     Attributes:
-        graph: a `StateGraph`, or what its `compile` has given, without a checkpointer.
+        graph: a `StateGraph`, or the result of its `compile`, without a checkpointer.
         serde: LangGraph's serializer of values.
         state: a `GraphMemory`, or a subclass of it with fields of your own.
     """
@@ -86,12 +87,12 @@ class SnaplineGraphAgent(Agent):
 
     @handler(durable=True)
     async def on_graph_input(self, message: GraphInput | GraphResume, ctx: Context) -> None:
-        """One run of the graph. Nodes may reply in its place."""
-        given = self._resume(message, ctx) if isinstance(message, GraphResume) else message.values
-        found = await self.ainvoke(given, ctx, thread_id=message.thread_id)
-        interrupts = found.pop(INTERRUPT, ()) if isinstance(found, dict) else ()
+        """Run the graph once. A node may send the reply itself."""
+        graph_input = self._resume(message, ctx) if isinstance(message, GraphResume) else message.values
+        output = await self.ainvoke(graph_input, ctx, thread_id=message.thread_id)
+        interrupts = output.pop(INTERRUPT, ()) if isinstance(output, dict) else ()
         if ctx.may_reply:
-            ctx.reply(GraphResult(plain(found), {each.id: plain(each.value) for each in interrupts}))
+            ctx.reply(GraphResult(plain(output), {pending.id: plain(pending.value) for pending in interrupts}))
 
     def _resume(self, message: GraphResume, ctx: Context) -> Command[Any]:
         if message.thread_id not in self.state.threads:
@@ -109,13 +110,13 @@ class SnaplineGraphAgent(Agent):
         config: RunnableConfig | None = None,
         **options: Any,
     ) -> Any:  # what the graph gives
-        """Run the graph within a plain turn, as LangGraph's `invoke`: to its end, or an `interrupt`. Its nodes wait for nothing.
+        """Run the graph within a plain turn, like LangGraph's `invoke`: to its end or an `interrupt`. Its nodes cannot wait.
 
         Args:
-            input: the graph's input; `Command(resume=…)` answers an interrupt, in whatever later turn.
-            thread_id: each thread is a conversation of its own, and goes on from where it was.
-            config: LangGraph's, besides.
-            options: others of LangGraph's `invoke`, such as `context`.
+            input: the graph's input; `Command(resume=…)` answers an interrupt, in any later turn.
+            thread_id: conversation; each one continues from where it ended.
+            config: additional LangGraph configuration.
+            options: other options of LangGraph's `invoke`, such as `context`.
         """
         run = self._runner(input, thread_id, config, options)
         return contextvars.copy_context().run(run, self._turn(ctx, None))
@@ -129,14 +130,14 @@ class SnaplineGraphAgent(Agent):
         config: RunnableConfig | None = None,
         **options: Any,
     ) -> Any:  # what the graph gives
-        """The same within a durable turn, where nodes may wait: for `durable(…)`, and whatever `graph_turn()` gives."""
+        """Run the graph within a durable turn, where nodes may wait: for `durable(…)`, and for the methods of `graph_turn()`."""
         run = self._runner(input, thread_id, config, options)
         thread = SteppedThread(lambda: run(turn))
         turn = self._turn(ctx, thread)
         return await thread.run()
 
     def values(self, thread_id: str = MAIN) -> dict[str, Any]:
-        """The graph's values, as `GraphMemory.values`."""
+        """Return the graph's values, as `GraphMemory.values`."""
         return self.state.values(thread_id, self.serde)
 
     def _turn(self, ctx: Context, thread: SteppedThread | None) -> GraphTurn:
@@ -145,7 +146,7 @@ class SnaplineGraphAgent(Agent):
     def _runner(
         self, input: object, thread_id: str, config: RunnableConfig | None, options: dict[str, Any]
     ) -> Callable[[GraphTurn], Any]:
-        """Return what runs the graph in the name of a turn. Its context variables stay as they are set."""
+        """Return a function that runs the graph on behalf of a turn. It leaves its context variables set."""
         compiled, memory = _compiled(type(self)), self.state
         play = _play_async if _has_coroutines(compiled) else _play
 
@@ -167,11 +168,11 @@ class SnaplineGraphAgent(Agent):
 
 
 def plain(value: Any) -> Any:
-    """A value as messages hold it: models of Pydantic, which messages of LangChain are, as dictionaries."""
+    """Return a value as messages hold it: models of Pydantic, such as LangChain messages, become dictionaries."""
     if isinstance(value, dict):
-        return {name: plain(each) for name, each in value.items()}
+        return {name: plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [plain(inner) for inner in value]
     return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
 
 
@@ -196,7 +197,7 @@ def _compile(name: str, graph: Any) -> Pregel[Any, Any, Any, Any]:
 @functools.cache
 def _has_coroutines(compiled: Pregel[Any, Any, Any, Any]) -> bool:
     """Return whether there is a node that LangGraph's `invoke` cannot run."""
-    graphs = [compiled, *(found for _, found in compiled.get_subgraphs(recurse=True))]
+    graphs = [compiled, *(subgraph for _, subgraph in compiled.get_subgraphs(recurse=True))]
     return any(getattr(node.bound, "func", compiled) is None for graph in graphs for node in graph.nodes.values())
 
 
@@ -213,17 +214,17 @@ def _play_async(
 
 
 def _config(config: RunnableConfig | None, thread_id: str) -> RunnableConfig:
-    given = config or RunnableConfig()
-    return {**given, "configurable": {**given.get("configurable", {}), "thread_id": thread_id}}
+    base = config or RunnableConfig()
+    return {**base, "configurable": {**base.get("configurable", {}), "thread_id": thread_id}}
 
 
 def _in_line(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
-    """Run a task when it is submitted, in place of LangGraph's pool of threads."""
+    """Run a task when it is submitted, instead of in LangGraph's thread pool."""
     for option in [name for name in kwargs if name.startswith("__")]:
         del kwargs[option]
     future: Future[Any] = Future()
     try:
         future.set_result(function(*args, **kwargs))
-    except Exception as error:  # what is none ends the run
+    except Exception as error:  # a BaseException ends the run
         future.set_exception(error)
     return future

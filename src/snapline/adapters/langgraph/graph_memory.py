@@ -1,9 +1,9 @@
 """The checkpoints of an agent's graph as a part of the agent's state.
 
-Kept is what the graph goes on from: of each thread the newest checkpoint of the graph, those of subgraphs that stand at an interrupt, and of graphs
-with a `DeltaChannel` the ancestors that a value is made of. There is no history to travel in: that is what snapshots of the fleet are.
+It holds only what the graph needs to continue. That is the newest checkpoint of each thread, those of interrupted subgraphs, and for graphs
+with a `DeltaChannel` the ancestors from which a value is built. There is no history for time travel; use snapshots of the fleet for that.
 
-A value is what LangGraph's serializer makes of it. A large one is a `Blob`, which a checkpoint of the agent refers to for as long as no step of the graph changes it.
+Values are encoded by LangGraph's serializer. A large one is a `Blob`: the agent's checkpoints refer to it until a step of the graph changes it.
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -32,19 +32,19 @@ from snapline.adapters.langgraph.checkpoints import (
 from snapline.storage.capture.blob_value import Blob
 
 MAIN = "main"
-"""The thread of a graph whose caller names none."""
+"""Default thread of a graph."""
 
 BLOB_BYTES_MIN = 4096
-"""A blob is a part of its own in each checkpoint, which takes some hundred bytes."""
+"""Smallest size of a blob: it is a separate part in each checkpoint, with an overhead of some hundred bytes."""
 
 NO_TIME = "1970-01-01T00:00:00+00:00"
-"""Constant in place of a checkpoint's time, which nothing is computed from: a turn that runs again ends in the same state."""
+"""Constant time of all checkpoints, so that a rerun turn ends in the same state. Nothing is computed from it."""
 
 Typed = tuple[str, bytes]
 
 
 class GraphValue(msgspec.Struct, frozen=True):
-    """A channel's value: its type and bytes, in `large` if they are many; and the version of the channel that it has been since."""
+    """A channel's value: its type and bytes, or `large` for many bytes; and the version of the channel that set it."""
 
     version: int
     type: str
@@ -64,7 +64,7 @@ class GraphValue(msgspec.Struct, frozen=True):
 
 
 class GraphCheckpoint(msgspec.Struct, frozen=True):
-    """A checkpoint: `rest` is all but the values of its channels."""
+    """A checkpoint; `rest`: its content without the values of its channels."""
 
     parent: str | None
     metadata: Typed
@@ -73,7 +73,7 @@ class GraphCheckpoint(msgspec.Struct, frozen=True):
 
 
 class GraphWrite(msgspec.Struct, frozen=True):
-    """Write of a task whose superstep is not over."""
+    """Pending write of a task whose superstep has not ended."""
 
     path: str
     channel: str
@@ -88,30 +88,34 @@ class GraphNamespace(msgspec.Struct):
 
 
 class GraphMemory(msgspec.Struct):
-    """The state of a `SnaplineGraphAgent`. A subclass of it may have fields of its own.
+    """The state of a `SnaplineGraphAgent`. Subclasses may add fields.
 
     Attributes:
         threads: thread → namespace → its checkpoints; the graph's own namespace is "".
-        drawn: how many ids have been drawn, of checkpoints; the next one is above all of them.
+        drawn: number of checkpoint ids drawn so far; the next id is greater than all before.
     """
 
     threads: dict[str, dict[str, GraphNamespace]] = {}
     drawn: int = 0
 
     def values(self, thread_id: str = MAIN, serde: SerializerProtocol | None = None) -> dict[str, Any]:
-        """The graph's values as they are in this state; none if the thread has not begun. For `stop_when`, invariants and tests.
+        """Return the graph's values in this state; empty if the thread has not begun. For `stop_when`, invariants and tests.
 
-        A `DeltaChannel` is not among them, unless a snapshot of it is due.
+        A `DeltaChannel` is included only if a snapshot of it is due.
         """
         namespace = self.threads.get(thread_id, {}).get("")
         if namespace is None or not namespace.checkpoints:
             return {}
         serde = serde or JsonPlusSerializer()
         newest = namespace.checkpoints[max(namespace.checkpoints)]
-        return {name: serde.loads_typed(found.typed) for name, found in newest.values.items() if _is_own(name)}
+        return {
+            name: serde.loads_typed(channel_value.typed)
+            for name, channel_value in newest.values.items()
+            if _is_own(name)
+        }
 
     def forget(self, thread_id: str = MAIN) -> None:
-        """Forget a thread; nothing if there is none."""
+        """Delete a thread, if it exists."""
         self.threads.pop(thread_id, None)
 
 
@@ -129,21 +133,21 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Add a checkpoint. What no step has changed since its parent is the same object as there."""
+        """Add a checkpoint. Values unchanged since its parent are shared with the parent."""
         place = place_of(config)
         namespace = self._namespace(place)
         before = namespace.checkpoints.get(place.checkpoint or "")
-        known = {} if before is None else before.values
+        parent_values = {} if before is None else before.values
         versions, values = checkpoint["channel_versions"], dict[str, GraphValue]()
         for name, value in checkpoint["channel_values"].items():
             version = int(versions.get(name, 0))
-            is_same = name in known and known[name].version == version and name not in new_versions
-            values[name] = known[name] if is_same else GraphValue.of(version, self.serde.dumps_typed(value))
-        rest = {name: found for name, found in checkpoint.items() if name != "channel_values"} | {"ts": NO_TIME}
+            is_same = name in parent_values and parent_values[name].version == version and name not in new_versions
+            values[name] = parent_values[name] if is_same else GraphValue.of(version, self.serde.dumps_typed(value))
+        content = {name: field for name, field in checkpoint.items() if name != "channel_values"} | {"ts": NO_TIME}
         namespace.checkpoints[checkpoint["id"]] = GraphCheckpoint(
             place.checkpoint,
             self.serde.dumps_typed(get_serializable_checkpoint_metadata(config, metadata)),
-            self.serde.dumps_typed(rest),
+            self.serde.dumps_typed(content),
             values,
         )
         return place.config(checkpoint["id"])
@@ -151,22 +155,22 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Add what a task has written for the step after the checkpoint that the config names."""
+        """Add a task's writes for the step after the checkpoint named by the config."""
         place = place_of(config)
-        known = self._namespace(place).writes.setdefault(place.checkpoint or "", {})
+        saved_writes = self._namespace(place).writes.setdefault(place.checkpoint or "", {})
         for index, (channel, value) in enumerate(writes):
             name, is_replaced = write_name(task_id, channel, index)
-            if name not in known or is_replaced:
-                known[name] = GraphWrite(task_path, channel, self.serde.dumps_typed(value))
+            if name not in saved_writes or is_replaced:
+                saved_writes[name] = GraphWrite(task_path, channel, self.serde.dumps_typed(value))
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the checkpoint that a config names, or the newest of its thread."""
+        """Return the checkpoint named by a config, or the newest of its thread."""
         place = place_of(config)
-        found = self._memory.threads.get(place.thread, {}).get(place.namespace)
-        checkpoint = place.checkpoint or (max(found.checkpoints, default=None) if found is not None else None)
-        if found is None or checkpoint not in found.checkpoints or checkpoint is None:
+        namespace = self._memory.threads.get(place.thread, {}).get(place.namespace)
+        checkpoint = place.checkpoint or (max(namespace.checkpoints, default=None) if namespace is not None else None)
+        if namespace is None or checkpoint not in namespace.checkpoints or checkpoint is None:
             return None
-        return self._loaded(place, found, checkpoint)
+        return self._loaded(place, namespace, checkpoint)
 
     def list(
         self,
@@ -176,12 +180,12 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """The newest one: there is no other."""
-        found = None if config is None else self.get_tuple(config)
-        if found is not None:
-            yield found
+        """Yield the newest checkpoint: no other one exists."""
+        newest = None if config is None else self.get_tuple(config)
+        if newest is not None:
+            yield newest
 
-    # -- the same, for event loops: it is all in memory ----------------------------------------------------------------
+    # -- async versions: everything is in memory -----------------------------------------------------------------------
 
     async def aput(
         self,
@@ -218,54 +222,61 @@ class GraphMemorySaver(BaseCheckpointSaver[int]):
     # -- the end of a run ----------------------------------------------------------------------------------------------
 
     def settle(self, thread_id: str) -> None:
-        """The run is over: forget what no later one needs, and put the rest into one order, whichever of LangGraph's threads was first."""
-        found = self._memory.threads.get(thread_id, {})
-        kept = dict[str, GraphNamespace]()
-        waiting = set[str]()  # tasks that stand at an interrupt
-        for name in sorted(found, key=lambda name: (name.count("|"), name)):
-            if waiting >= _tasks_of(name) and found[name].checkpoints:
-                kept[name] = self._settled(found[name])
-                newest = kept[name].writes.get(max(kept[name].checkpoints), ())
+        """End a run: delete what later runs do not need, and sort the rest, since the order depends on LangGraph's threads."""
+        namespaces = self._memory.threads.get(thread_id, {})
+        remaining = dict[str, GraphNamespace]()
+        waiting = set[str]()  # tasks with a pending interrupt
+        for name in sorted(namespaces, key=lambda name: (name.count("|"), name)):
+            if waiting >= _tasks_of(name) and namespaces[name].checkpoints:
+                remaining[name] = self._settled(namespaces[name])
+                newest = remaining[name].writes.get(max(remaining[name].checkpoints), ())
                 waiting.update(split_write_name(write)[0] for write in newest)
-        if kept:
-            self._memory.threads[thread_id] = kept
+        if remaining:
+            self._memory.threads[thread_id] = remaining
 
     def _settled(self, namespace: GraphNamespace) -> GraphNamespace:
         needed = sorted(self._needed(namespace))
-        writes = {each: dict(sorted(namespace.writes[each].items())) for each in needed if each in namespace.writes}
-        return GraphNamespace({each: namespace.checkpoints[each] for each in needed}, writes)
+        writes = {
+            checkpoint: dict(sorted(namespace.writes[checkpoint].items()))
+            for checkpoint in needed
+            if checkpoint in namespace.writes
+        }
+        return GraphNamespace({checkpoint: namespace.checkpoints[checkpoint] for checkpoint in needed}, writes)
 
     def _needed(self, namespace: GraphNamespace) -> Iterator[str]:
-        """The newest checkpoint, and the ancestors whose writes its delta channels are made of."""
+        """Yield the newest checkpoint, and the ancestors from whose writes its delta channels are built."""
         name: str | None = max(namespace.checkpoints)
         missing: set[str] | None = None
         while name in namespace.checkpoints and name is not None and missing != set():
             yield name
-            found = namespace.checkpoints[name]
+            checkpoint = namespace.checkpoints[name]
             if missing is None:
-                missing = set(self.serde.loads_typed(found.metadata).get(DELTA_COUNTERS) or ())
-            missing -= found.values.keys()
-            name = found.parent
+                missing = set(self.serde.loads_typed(checkpoint.metadata).get(DELTA_COUNTERS) or ())
+            missing -= checkpoint.values.keys()
+            name = checkpoint.parent
 
     def _namespace(self, place: CheckpointPlace) -> GraphNamespace:
         return self._memory.threads.setdefault(place.thread, {}).setdefault(place.namespace, GraphNamespace())
 
     def _loaded(self, place: CheckpointPlace, namespace: GraphNamespace, name: str) -> CheckpointTuple:
-        found, load = namespace.checkpoints[name], self.serde.loads_typed
-        checkpoint: Any = load(found.rest)  # as `put` made it
-        checkpoint["channel_values"] = {channel: load(value.typed) for channel, value in found.values.items()}
+        stored, load = namespace.checkpoints[name], self.serde.loads_typed
+        checkpoint: Any = load(stored.rest)  # encoded by `put`
+        checkpoint["channel_values"] = {channel: load(value.typed) for channel, value in stored.values.items()}
         writes = namespace.writes.get(name, {})
         ordered = sorted(writes, key=lambda write: (writes[write].path, *split_write_name(write)))
-        pending = [(split_write_name(each)[0], writes[each].channel, load(writes[each].value)) for each in ordered]
-        parent = None if found.parent is None else place.config(found.parent)
-        return CheckpointTuple(place.config(name), checkpoint, load(found.metadata), parent, pending)
+        pending = [
+            (split_write_name(write_id)[0], writes[write_id].channel, load(writes[write_id].value))
+            for write_id in ordered
+        ]
+        parent = None if stored.parent is None else place.config(stored.parent)
+        return CheckpointTuple(place.config(name), checkpoint, load(stored.metadata), parent, pending)
 
 
 def _is_own(channel: str) -> bool:
-    """Return whether it is the graph's author's, and not LangGraph's."""
+    """Return whether the channel is defined by the graph's author, not by LangGraph."""
     return not channel.startswith(("__", "branch:"))
 
 
 def _tasks_of(namespace: str) -> set[str]:
-    """Return the tasks of a namespace: `node:task|node:task`. Of a subgraph with a memory of its own there is none."""
+    """Return the tasks of a namespace: `node:task|node:task`. A subgraph with its own memory has none."""
     return {part.partition(":")[2] for part in namespace.split("|") if ":" in part}

@@ -1,7 +1,7 @@
-"""Access of a graph's nodes to the turn in whose name they run.
+"""Access of a graph's nodes to the turn that runs the graph.
 
-A node asks from wherever it is, a tool or a model's wrapper deep inside: the turn is found through the context variables, which LangGraph takes along.
-It is asked without `await`: plain nodes stay plain. What takes time is awaited by the agent's handler (`stepped_thread.py`), and so is in the
+A node may use it anywhere, such as deep inside a tool or a model wrapper: the turn is in a context variable, which LangGraph propagates.
+The calls need no `await`, so plain nodes remain plain. The agent's handler awaits what takes time (`stepped_thread.py`), so it is in the
 turn's journal.
 """
 
@@ -25,14 +25,14 @@ _Result = TypeVar("_Result")
 _running: ContextVar["GraphTurn | None"] = ContextVar("snapline-graph-turn", default=None)
 
 SAVED = "langgraph"
-"""Prefix of what LangGraph's serializer has made of a step's result."""
+"""Prefix of a step's result that was encoded by LangGraph's serializer."""
 
 
 class GraphTurn:
-    """The turn of an agent that runs a graph. Good until the graph's run ends.
+    """The turn of an agent that runs a graph. Valid until the graph's run ends.
 
     Attributes:
-        ctx: the turn's context. `send`, `reply`, `emit`, `now`, `random` and `uuid` are used as they are; what is awaited there goes through `wait`.
+        ctx: the turn's context. Use `send`, `reply`, `emit`, `now`, `random` and `uuid` directly; pass its awaitables to `wait`.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class GraphTurn:
 
     @property
     def may_wait(self) -> bool:
-        """Return whether it is a durable turn's run, whose nodes may wait."""
+        """Return whether nodes may wait, since the turn is durable."""
         return self._thread is not None
 
     def wait(self, wanted: Awaitable[_Result]) -> _Result:
-        """Wait for what the context gives: `turn.wait(turn.ctx.sleep(1))`.
+        """Wait for an awaitable of the context: `turn.wait(turn.ctx.sleep(1))`.
 
         Raises:
             UsageError: the graph runs in a plain turn, which cannot wait.
@@ -60,11 +60,11 @@ class GraphTurn:
                 f"a node of agent {self.ctx.agent!r} waits, and its graph runs in a plain turn: mark the handler "
                 "@snapline.handler(durable=True), and run the graph there with `await self.ainvoke(…)`"
             )
-        found: _Result = self._thread.wait(wanted)
-        return found
+        result: _Result = self._thread.wait(wanted)
+        return result
 
     def call(self, agent: str, message: object, reply_type: type[_Reply], *, timeout_s: float = 60.0) -> _Reply:
-        """Ask another agent, as `Context.call`."""
+        """Call another agent, as `Context.call`."""
         return self.wait(self.ctx.call(agent, message, reply_type, timeout_s=timeout_s))
 
     def step(
@@ -77,30 +77,30 @@ class GraphTurn:
         retries: int | Sequence[float] = 0,
         durability: str = "log",
     ) -> Any:  # the function's own result
-        """Run outside I/O, as `Context.step`: a call that has ended is not made again.
+        """Run external I/O as `Context.step`: a call that has ended is not repeated.
 
-        The result may be whatever LangGraph's serializer takes, messages of LangChain too. Arguments are not compared when the turn runs again.
+        The result may be anything that LangGraph's serializer supports, such as LangChain messages. A rerun turn does not compare arguments.
         """
         work = functools.partial(_Saving(function, self._serde), *args)
         options: dict[str, Any] = {"timeout_s": timeout_s, "heartbeat_s": heartbeat_s}
-        found = self.wait(self.ctx.step(name, work, **options, retries=retries, durability=durability))
-        if isinstance(found, list) and len(found) == 3 and found[0] == SAVED:
-            return self._serde.loads_typed((found[1], found[2]))
-        return found  # of a stub of the simulator
+        result = self.wait(self.ctx.step(name, work, **options, retries=retries, durability=durability))
+        if isinstance(result, list) and len(result) == 3 and result[0] == SAVED:
+            return self._serde.loads_typed((result[1], result[2]))
+        return result  # the result of a simulator's stub
 
-    # -- for the agent -------------------------------------------------------------------------------------------------
+    # -- internal ------------------------------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """Run this context's nodes in its name from here on."""
+        """Make this the turn of nodes that run in the current context."""
         _running.set(self)
 
     def checkpoint_id(self) -> UUID:
-        """Greater than all before: a number where LangGraph's own (version 6) have the time. No chance: within one memory it is unique."""
+        """Return the next checkpoint id: a counter in place of the time in LangGraph's ids (version 6). Ids of one memory are unique and increase."""
         self._memory.drawn += 1
         return UUID(int=self._memory.drawn << 80 | 6 << 76 | 2 << 62)
 
     def message_id(self) -> UUID:
-        """Return an id for a message without one. Agents send these to each other, so no other turn of any agent may have it."""
+        """Return an id for a message without one. It is unique among all turns of all agents, since agents send such messages to each other."""
         return self.ctx.uuid()
 
 
@@ -108,32 +108,32 @@ def graph_turn() -> GraphTurn:
     """Return the turn that runs this node's graph.
 
     Raises:
-        UsageError: no turn does.
+        UsageError: no turn runs it.
     """
-    found = _running.get()
-    if found is None:
+    turn = _running.get()
+    if turn is None:
         raise UsageError("no turn of an agent runs this graph: run it by a SnaplineGraphAgent's invoke or ainvoke")
-    return found
+    return turn
 
 
 def durable(name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:  # the function's own result
-    """Call `function(*args)` as a step of the turn that runs this node's graph (`GraphTurn.step`): a call that has ended is not made again.
+    """Call `function(*args)` as a step of the turn that runs this node's graph (`GraphTurn.step`): a call that has ended is not repeated.
 
-    Where no turn runs the graph, as in a test of the graph alone, the function is called, and that is all.
+    If no turn runs the graph, as in a test of the graph alone, it just calls the function.
     """
     return function(*args) if _running.get() is None else graph_turn().step(name, function, *args, **options)
 
 
 class _Saving:
-    """A step's function, whose result the journal keeps as LangGraph's serializer writes it."""
+    """Function of a step; encodes its result for the journal with LangGraph's serializer."""
 
     def __init__(self, function: Callable[..., Any], serde: SerializerProtocol) -> None:
         self._function = function
         self._serde = serde
 
     def __call__(self, *args: Any) -> Any:
-        found = self._function(*args)
-        return self._later(found) if inspect.isawaitable(found) else self._saved(found)
+        result = self._function(*args)
+        return self._later(result) if inspect.isawaitable(result) else self._saved(result)
 
     async def _later(self, found: Awaitable[Any]) -> Any:
         return self._saved(await found)

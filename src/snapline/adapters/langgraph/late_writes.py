@@ -1,8 +1,8 @@
-"""Writes of runs whose checkpoints were deleted meanwhile: they change nothing.
+"""Detection of late writes, by runs whose checkpoints were deleted in the meantime: such writes are ignored.
 
-A run that was cancelled, or goes on in a thread, may save a checkpoint after its thread was deleted, or pruned. Such a checkpoint names a parent that was
-deleted, or one that was ignored itself. A first checkpoint, without a parent, begins a new run, or a thread that somebody puts back: it is saved.
-Only this process can have such runs: a shelf is open in one process at a time. So all of this is in memory.
+A run that was cancelled, or still runs in a thread, may save a checkpoint after its thread was deleted or pruned. The parent of such a checkpoint was
+deleted, or was ignored itself. A checkpoint without a parent begins a new run, or belongs to a thread that is being restored: it is saved.
+Only this process can have such runs, since one process at a time has the stream open. So everything here is in memory.
 """
 
 from collections.abc import Collection, Container
@@ -11,11 +11,11 @@ from typing import Any
 Path = tuple[str, ...]
 
 REMEMBERED_MAX = 4096
-"""Largest number of deleted threads, runs and ignored checkpoints each: late writes come within seconds, and memory stays below a megabyte."""
+"""Largest number each of deleted threads, runs and ignored checkpoints: late writes come within seconds, and memory stays below 1 MB."""
 
 
 class LateWrites:
-    """Tells the writes that come too late from others. Threads may share it."""
+    """Distinguishes late writes from others. Threads may share it."""
 
     def __init__(self) -> None:
         self._deleted: dict[str, str] = {}
@@ -24,11 +24,11 @@ class LateWrites:
         self._ignored: dict[str, None] = {}
 
     def on_thread_deleted(self, thread: str, newest: str) -> None:
-        """Note that all checkpoints of a thread are deleted; `newest`: the newest of them."""
+        """Note that all checkpoints of a thread were deleted; `newest`: the newest of them."""
         _remember(self._deleted, thread, max(newest, self._deleted.get(thread, "")))
 
     def on_pruned(self, path: Path, kept: str) -> None:
-        """All checkpoints of a namespace that are older than `kept` are deleted, unless it is made of them."""
+        """Note that checkpoints of a namespace older than `kept` were deleted, except those from which it is built."""
         _remember(self._pruned, path, max(kept, self._pruned.get(path, "")))
 
     def on_runs_deleted(self, runs: Collection[str]) -> None:
@@ -37,13 +37,13 @@ class LateWrites:
             _remember(self._runs, run, None)
 
     def on_overtaken(self, checkpoint: str) -> None:
-        """A checkpoint was not saved: so many newer ones are there."""
+        """Note that a checkpoint was not saved, since enough newer ones exist."""
         _remember(self._ignored, checkpoint, None)
 
     def is_late(
         self, path: Path, known: Container[str], checkpoint: str, *, parent: str | None, run: Any = None
     ) -> bool:
-        """Return whether a checkpoint comes from a run with deleted checkpoints: its parent is not among the `known` ones any more."""
+        """Return whether a checkpoint comes from a run with deleted checkpoints: its parent is not in `known`."""
         if str(run) in self._runs:
             return True
         if parent is None or parent in known or checkpoint in known:

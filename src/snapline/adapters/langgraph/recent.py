@@ -8,7 +8,7 @@ _Found = TypeVar("_Found")
 
 
 class RecentValues(Generic[_Found]):
-    """A dict by digest of the `size_max` values used last. Threads may share it."""
+    """Cache of the `size_max` most recently used values, by digest. Threads may share it."""
 
     def __init__(self, size_max: int) -> None:
         self._size_max = size_max
@@ -16,7 +16,7 @@ class RecentValues(Generic[_Found]):
         self._lock = threading.Lock()
 
     def get(self, digest: bytes) -> _Found | None:
-        """Return the value, which counts as used now."""
+        """Return the value and mark it as used."""
         with self._lock:
             if digest not in self._values:
                 return None
@@ -24,7 +24,7 @@ class RecentValues(Generic[_Found]):
             return self._values[digest]
 
     def put(self, digest: bytes, value: _Found) -> None:
-        """Add a value; the one that was not used for longest goes."""
+        """Add a value; evict the least recently used one."""
         with self._lock:
             self._values[digest] = value
             self._values.move_to_end(digest)

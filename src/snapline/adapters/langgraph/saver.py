@@ -1,8 +1,8 @@
-"""LangGraph's checkpointer on snapline's store: what a step has not touched costs a reference.
+"""LangGraph's checkpointer on snapline's store: values that a step has not changed cost only a reference.
 
-A checkpoint is an object that refers to the values of its channels. Of these only the new ones are looked at: LangGraph says which
-(`new_versions`), and the others are what they were in the checkpoint before. Checkpoints and pending writes are entries of one shelf
-(`checkpoints.py`), values its objects (`values.py`). A call that returns has made its change durable; a crash leaves each change whole or not at all.
+A checkpoint is an object that refers to the values of its channels. The saver encodes only new values, which LangGraph names in
+`new_versions`; all others are unchanged since the previous checkpoint. Checkpoints and pending writes are entries of one object stream
+(`checkpoints.py`), values are its objects (`values.py`). Every change is atomic, and durable when the call returns.
 
 The async methods do the same in threads of the event loop's pool (`in_thread.py`).
 """
@@ -47,34 +47,34 @@ from snapline.storage.object_streams.object_stream import Change, ObjectStream, 
 from snapline.storage.store.store import Store
 
 SHELF = "langgraph"
-"""Name of the saver's shelf in its store."""
+"""Name of the saver's object stream in its store."""
 
 RECENT_CHECKPOINTS = 1024
-"""Channels of so many are kept in memory: mostly the newest of each running thread."""
+"""Number of checkpoints whose channels are cached, mostly the newest of each running thread."""
 
 _STALE_MAX = 10
-"""A change whose references were removed meanwhile is made again: at the second time with everything in it."""
+"""Largest number of attempts of a change whose references were deleted meanwhile; the second attempt writes everything anew."""
 
 Writes = list[tuple[str, str, Any]]
 Listed = list[tuple[CheckpointPlace, str, bytes]]
-"""Named here: inside the class `list` is its method."""
+"""Alias at module level: inside the class, `list` is a method."""
 
 
 class SnaplineSaver(BaseCheckpointSaver[str]):
-    """Saves the checkpoints of LangGraph's graphs in a store of snapline.
+    """Saves the checkpoints of LangGraph's graphs in a snapline store.
 
-    `SnaplineSaver.open("folder")` gives one; it is a context manager, and an async one. Threads and event loops may share it. One process at a
-    time may have a folder open, with one saver; another is refused.
+    Create it with `SnaplineSaver.open("folder")`; it is a context manager, synchronous and asynchronous. Threads and event loops may share it.
+    Only one saver in one process may have a folder open.
 
-    Whatever a method changes is durable when it returns, whole or not at all. What a run saves after its thread, or its checkpoints, were deleted or
-    pruned changes nothing; and a cancelled coroutine ends when its change is over. Where the environment names a key (`SNAPLINE_STORE_KEY`), all of it is
-    encrypted, and what is not encrypted is refused.
+    Every change is atomic, and durable when the method returns. Writes of a run whose thread or checkpoints were deleted or pruned are ignored. A
+    cancelled coroutine ends when its change has ended. If the environment names a key (`SNAPLINE_STORE_KEY`), all data is encrypted, and
+    unencrypted data is rejected.
     """
 
     def __init__(
         self, shelf: ObjectStream, *, serde: SerializerProtocol | None = None, keep_last: int | None = None
     ) -> None:
-        """Use `open`, unless you bring your own shelf."""
+        """Use `open` unless you have an object stream of your own."""
         super().__init__(serde=serde)
         self._objects = shelf
         self._codec = ValueCodec(shelf)
@@ -92,21 +92,21 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         keys: Keys | None = None,
         must_exist: bool = False,
     ) -> "SnaplineSaver":
-        """Open the store at a folder or a URL (`s3://bucket/prefix`), and make it if there is none.
+        """Open the store at a folder or a URL (`s3://bucket/prefix`); create it if it does not exist.
 
         Args:
             location: a folder of the saver's own.
             serde: LangGraph's serializer of values; None: its `JsonPlusSerializer`.
-            keep_last: of each thread and namespace keep so many checkpoints; older ones are deleted as new ones come. None: all.
-            keys: None: those that the environment names (docs/protection.md).
-            must_exist: make none. For a program that has a store: its mount may be away.
+            keep_last: number of checkpoints to retain in each thread and namespace; older ones are deleted as new ones come. None: all.
+            keys: None: the keys that the environment names (docs/protection.md).
+            must_exist: do not create the store. Use it if the store must exist already, so that a missing mount is an error.
 
         Raises:
-            StoreMissingError: there is none, and it must exist.
-            ObjectStreamInUseError: another process has it open, or another saver of this one.
-            UsageError: `keep_last` is below 1, or there can be no store.
-            StoreError: it is encrypted, and its key is not there; or the disk refused.
-            DamagedDataError: something in it is not what was written.
+            StoreMissingError: the store does not exist, and `must_exist` is set.
+            ObjectStreamInUseError: another process, or another saver of this one, has it open.
+            UsageError: `keep_last` is below 1, or there can be no store at the location.
+            StoreError: the store is encrypted and the key is missing; or the disk failed.
+            DamagedDataError: a file is damaged.
         """
         if keep_last is not None and keep_last < 1:
             raise UsageError(f"keep_last={keep_last} would keep no checkpoint: give 1 or more, or None for all")
@@ -114,10 +114,10 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         return cls(ObjectStream.open(store, SHELF), serde=serde, keep_last=keep_last)
 
     from_conn_string = open
-    """Name that other savers use: `with SnaplineSaver.from_conn_string("folder") as saver`."""
+    """Alias used by other savers: `with SnaplineSaver.from_conn_string("folder") as saver`."""
 
     def close(self) -> None:
-        """Let go of the store. May be called twice."""
+        """Close the store. May be called twice."""
         self._objects.close()
 
     def __enter__(self) -> Self:
@@ -137,7 +137,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         await in_thread(self.close)
 
     def get_next_version(self, current: str | None, channel: None) -> str:
-        """Return a version that no other branch of the thread gives: a number, and chance."""
+        """Return a version that is unique among all branches of the thread: a counter and a random part."""
         number = int(str(current).partition(".")[0]) if current is not None else 0
         return f"{number + 1:032}.{int.from_bytes(os.urandom(7)):017}"
 
@@ -150,18 +150,20 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Save a checkpoint; the config names its parent. Channels that are not in `new_versions` are as in the parent."""
+        """Save a checkpoint; the config names its parent. Channels that are not in `new_versions` are unchanged since the parent."""
         place = place_of(config)
         written = get_serializable_checkpoint_metadata(config, metadata)
-        known = self._objects.entries(place.path)
-        if self._late.is_late(place.path, known, checkpoint["id"], parent=place.checkpoint, run=written.get("run_id")):
+        entries = self._objects.entries(place.path)
+        if self._late.is_late(
+            place.path, entries, checkpoint["id"], parent=place.checkpoint, run=written.get("run_id")
+        ):
             return place.config(checkpoint["id"])
         saved = self.serde.dumps_typed(written)
-        rest = self.serde.dumps_typed(without_channels(checkpoint))
+        content = self.serde.dumps_typed(without_channels(checkpoint))
         for before in self._parents(place):
             change = self._objects.change()
             channels = self._channels(change, checkpoint, new_versions, before)
-            digest = change.add(*encode_checkpoint(place.checkpoint, saved, rest, channels))
+            digest = change.add(*encode_checkpoint(place.checkpoint, saved, content, channels))
             change.name(place.path, checkpoint["id"], digest)
             if self._keep_last is not None:
                 kept = thinning.newest(
@@ -180,33 +182,33 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Save what a task has written for the step after the checkpoint that the config names."""
+        """Save a task's writes for the step after the checkpoint named by the config."""
         place = place_of(config)
         if place.checkpoint is None:
             raise UsageError('the config names no checkpoint: give {"configurable": {"checkpoint_id": …}}')
         if self._late.are_late(place.path, self._objects.entries(place.path), place.checkpoint):
             return
         path = (*place.path, place.checkpoint)
-        known = self._objects.entries(path)
+        entries = self._objects.entries(path)
         change = self._objects.change()
         for index, (channel, value) in enumerate(writes):
             name, is_replaced = write_name(task_id, channel, index)
-            if name not in known or is_replaced:
+            if name not in entries or is_replaced:
                 saved = self._codec.save(self.serde, value, change)
                 change.name(path, name, change.add(*encode_write(task_path, channel, saved)))
         if change.entries:
             self._objects.commit(change)
 
     def delete_thread(self, thread_id: str) -> None:
-        """Delete a thread: its checkpoints and writes, in all namespaces."""
+        """Delete a thread with its checkpoints and writes, in all namespaces."""
         self._forget_thread(change := self._objects.change(), str(thread_id))
         self._commit(change)
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Delete all checkpoints of these runs, and their writes. It reads the metadata of every checkpoint there is.
+        """Delete all checkpoints of these runs, and their writes. This reads the metadata of every checkpoint in the store.
 
         Raises:
-            UsageError: a checkpoint that stays needs one of them: a `DeltaChannel` keeps in ancestors what it is made of.
+            UsageError: a remaining checkpoint needs one of them: a `DeltaChannel` is built from ancestors.
         """
         change = self._objects.change()
         thinning.forget_runs(self, self._objects, change, {str(run) for run in run_ids})
@@ -214,20 +216,20 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         self._commit(change)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copy all checkpoints and writes of a thread. It costs references: no value is written again."""
+        """Copy all checkpoints and writes of a thread. The copy costs only references."""
         for _ in range(_STALE_MAX):
             change = self._objects.change()
             for path in self._objects.paths(str(source_thread_id)):
                 for name, digest in self._objects.entries(path).items():
                     change.name((str(target_thread_id), *path[1:]), name, digest)
-            with contextlib.suppress(StaleReferenceError):  # Something of it was deleted meanwhile.
+            with contextlib.suppress(StaleReferenceError):  # An object was deleted meanwhile.
                 return self._commit(change)
         raise NotFoundError(f"thread {source_thread_id!r} is deleted again and again while it is copied")
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Delete all but the latest checkpoint of each namespace (`keep_latest`), or all (`delete`).
 
-        Of graphs with a `DeltaChannel` those ancestors stay, too, that the latest is made of.
+        For graphs with a `DeltaChannel`, the ancestors from which the latest checkpoint is built remain, too.
         """
         if strategy not in ("keep_latest", "delete"):
             raise UsageError(f"{strategy!r} is no strategy: give 'keep_latest' or 'delete'")
@@ -236,16 +238,18 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
             if strategy == "delete":
                 self._forget_thread(change, thread)
             else:
-                for path, kept in thinning.keep_latest(self, self._objects, change, thread).items():
-                    self._late.on_pruned(path, kept)
+                for path, latest in thinning.keep_latest(self, self._objects, change, thread).items():
+                    self._late.on_pruned(path, latest)
         self._commit(change)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """Return the checkpoint that a config names, or the newest of its thread; None if there is none."""
+        """Return the checkpoint named by a config, or the newest of its thread; None if it does not exist."""
         place = place_of(config)
-        for _ in range(_STALE_MAX):  # It may be deleted while it is read: then there is another newest, or none.
+        for _ in range(
+            _STALE_MAX
+        ):  # The checkpoint may be deleted during the read: then another one is the newest, or none.
             names = self._objects.entries(place.path)
             checkpoint = place.checkpoint or max(names, default=None)
             if checkpoint not in names or checkpoint is None:
@@ -262,23 +266,23 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """Yield checkpoints, newest first; `config` None: of all threads."""
-        found = 0
+        """Yield checkpoints, newest first; `config` None: those of all threads."""
+        yielded = 0
         for place, checkpoint, digest in self._listed(config, before):
-            if limit is not None and found >= limit:
+            if limit is not None and yielded >= limit:
                 return
             with contextlib.suppress(NotFoundError):  # Deleted meanwhile.
                 if not filter or self._is_wanted(digest, filter):
                     loaded = self._load(place, checkpoint, digest)
-                    found += 1
+                    yielded += 1
                     yield loaded
 
     def read_metadata(self, digest: bytes) -> tuple[CheckpointMetadata, str | None, Channels]:
-        """Return metadata, parent and channels of the checkpoint that this object holds; NotFoundError: it is gone."""
-        found, channels = decode_checkpoint(self._objects.read([digest])[digest], self._objects.references(digest))
-        return self.serde.loads_typed(found.metadata), found.parent, channels
+        """Return metadata, parent and channels of the checkpoint in this object; raise NotFoundError if it was deleted."""
+        checkpoint, channels = decode_checkpoint(self._objects.read([digest])[digest], self._objects.references(digest))
+        return self.serde.loads_typed(checkpoint.metadata), checkpoint.parent, channels
 
-    # -- the same, for event loops -----------------------------------------------------------------------------------
+    # -- async versions ----------------------------------------------------------------------------------------------
 
     async def aput(
         self,
@@ -325,14 +329,14 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         """Call `list` in threads."""
-        found = self.list(config, filter=filter, before=before, limit=limit)
-        while (each := await in_thread(next, found, None)) is not None:
-            yield each
+        checkpoints = self.list(config, filter=filter, before=before, limit=limit)
+        while (checkpoint := await in_thread(next, checkpoints, None)) is not None:
+            yield checkpoint
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- internal ----------------------------------------------------------------------------------------------------
 
     def _parents(self, place: CheckpointPlace) -> Iterator[Channels]:
-        """Yield the channels of the parent; then, if that was deleted meanwhile, none."""
+        """Yield the channels of the parent; then, if the parent was deleted meanwhile, no channels."""
         digest = self._objects.find(place.path, place.checkpoint) if place.checkpoint is not None else None
         if digest is not None:
             channels = self._recent.get(digest)
@@ -344,7 +348,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
     def _channels(
         self, change: Change, checkpoint: Checkpoint, new_versions: ChannelVersions, before: Channels
     ) -> Channels:
-        """Return each channel's version and value, new ones added to the change."""
+        """Return each channel's version and value; new values are added to the change."""
         values, channels = checkpoint["channel_values"], Channels()
         versions = checkpoint["channel_versions"]
         for name in [*versions, *(name for name in values if name not in versions)]:
@@ -355,7 +359,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
             else:
                 try:
                     saved = self._codec.save(self.serde, values[name], change, value_before)
-                except NotFoundError:  # The parent's value is gone with the parent.
+                except NotFoundError:  # The parent's value was deleted with the parent.
                     saved = self._codec.save(self.serde, values[name], change)
                 channels[name] = (version, saved)
         return channels
@@ -368,30 +372,30 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
             self._objects.commit(change)
 
     def _load(self, place: CheckpointPlace, checkpoint: str, digest: bytes) -> CheckpointTuple:
-        found, channels = decode_checkpoint(self._objects.read([digest])[digest], self._objects.references(digest))
+        stored, channels = decode_checkpoint(self._objects.read([digest])[digest], self._objects.references(digest))
         self._recent.put(digest, channels)
         values = {name: value for name, (_, value) in channels.items() if value is not None}
         loaded: Checkpoint = {
-            **self.serde.loads_typed(found.rest),
+            **self.serde.loads_typed(stored.rest),
             "channel_values": self._codec.load(self.serde, values),
             "channel_versions": {name: version for name, (version, _) in channels.items() if version is not None},
         }
         return CheckpointTuple(
             config=place.config(checkpoint),
             checkpoint=loaded,
-            metadata=self.serde.loads_typed(found.metadata),
-            parent_config=place.config(found.parent) if found.parent is not None else None,
+            metadata=self.serde.loads_typed(stored.metadata),
+            parent_config=place.config(stored.parent) if stored.parent is not None else None,
             pending_writes=self._load_writes((*place.path, checkpoint)),
         )
 
     def _load_writes(self, path: tuple[str, ...]) -> Writes:
         """Return the writes in the order in which their step applies them."""
         names = self._objects.entries(path)
-        found = self._objects.read(names.values())
+        objects = self._objects.read(names.values())
         writes = []
         for name, digest in names.items():
             task, index = split_write_name(name)
-            write, value = decode_write(found[digest], self._objects.references(digest))
+            write, value = decode_write(objects[digest], self._objects.references(digest))
             writes.append(((write.task_path, task, index), task, write.channel, name, value))
         loaded = self._codec.load(self.serde, {name: value for _, _, _, name, value in writes})
         return [
@@ -399,20 +403,20 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         ]
 
     def _listed(self, config: RunnableConfig | None, before: RunnableConfig | None) -> Listed:
-        """Return what is to be listed, as far as its name tells."""
+        """Return the checkpoints to list, filtered by name only."""
         threads = self._objects.first_words() if config is None else [place_of(config).thread]
         namespace = config["configurable"].get("checkpoint_ns") if config is not None else None
-        wanted = place_of(config).checkpoint if config is not None else None
+        wanted_checkpoint = place_of(config).checkpoint if config is not None else None
         limit = place_of(before).checkpoint if before is not None else None
-        found = [
+        matches = [
             (CheckpointPlace(thread, path[1], None), checkpoint, digest)
             for thread in threads
             for path in self._objects.paths(thread)
             if len(path) == 2 and namespace in (None, path[1])
             for checkpoint, digest in self._objects.entries(path).items()
-            if wanted in (None, checkpoint) and (limit is None or checkpoint < limit)
+            if wanted_checkpoint in (None, checkpoint) and (limit is None or checkpoint < limit)
         ]
-        return sorted(found, key=lambda each: each[1], reverse=True)
+        return sorted(matches, key=lambda each: each[1], reverse=True)
 
     def _is_wanted(self, digest: bytes, filter: dict[str, Any]) -> bool:
         metadata = self.read_metadata(digest)[0]

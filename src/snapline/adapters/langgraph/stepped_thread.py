@@ -1,8 +1,8 @@
-"""A function in a thread of its own that runs in turns with its caller: of the two exactly one runs at any time.
+"""A function in its own thread that alternates with its caller: exactly one of the two runs at any time.
 
-A handler of a durable turn is a coroutine, which the runtime drives by hand; a graph's nodes are plain functions, deep inside LangGraph's loop.
-So the graph runs in a thread, and when a node wants something awaited it hands the awaitable over and stands until its handler has the
-result. While the thread runs its caller stands: the handler stays as deterministic as one without threads.
+The handler of a durable turn is a coroutine, which the runtime drives; a graph's nodes are plain functions, deep inside LangGraph's loop.
+So the graph runs in a thread. When a node needs to await something, it passes the awaitable to the handler and blocks until the handler
+has the result. The caller is blocked while the thread runs, so the handler is as deterministic as one without threads.
 """
 
 import contextvars
@@ -12,15 +12,15 @@ from queue import SimpleQueue
 from typing import Any
 
 SHUTDOWN_S = 5.0
-"""Time for a node to let go of its work. One that does not is left: its thread ends with the process at the latest."""
+"""Time for a node to end its work at shutdown. After that the thread is abandoned; it ends with the process at the latest."""
 
 
 class TurnUndoneError(BaseException):
-    """Raised inside a node whose turn goes on no more. No `except Exception` of a node or a graph keeps it."""
+    """Raised inside a node whose turn was ended. A BaseException, so that `except Exception` in a node or graph does not catch it."""
 
 
 class SteppedThread:
-    """Runs `function`. Its caller calls `go_on`, then `close`; what runs inside calls `wait`."""
+    """Runs `function` in a thread. The caller awaits `run`; the function calls `wait`."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function
@@ -32,18 +32,18 @@ class SteppedThread:
         self._is_over = False
 
     async def run(self) -> Any:  # the function's own result
-        """Run it to its end; whatever it wants awaited is awaited here. When this is closed, the thread ends."""
+        """Run the function to its end, awaiting each awaitable that it passes. If this coroutine is closed, the thread ends."""
         try:
-            wanted = self._start()
-            while wanted is not None:
-                wanted = self._go_on(await _outcome_of(wanted))
+            awaitable = self._start()
+            while awaitable is not None:
+                awaitable = self._go_on(await _outcome_of(awaitable))
         finally:
             self._close()
         return self._outcome()
 
     def wait(self, wanted: Awaitable[Any]) -> Any:  # what it comes to
-        """Inside the thread: have it awaited, and stand until it is."""
-        with self._waiting:  # should a node have threads of its own, they take turns
+        """Called in the thread: let the caller await `wanted`, and block until it has the result."""
+        with self._waiting:  # serializes threads that a node may have created
             if self._is_over:
                 getattr(wanted, "close", lambda: None)()
                 raise TurnUndoneError
@@ -52,7 +52,7 @@ class SteppedThread:
 
     def _start(self) -> Awaitable[Any] | None:
         context = contextvars.copy_context()
-        # A daemon, so that a node that does not let go keeps no process from its end.
+        # A daemon thread, so that a blocked node does not prevent the process from ending.
         self._thread = threading.Thread(target=context.run, args=(self._main,), name="snapline-graph", daemon=True)
         self._thread.start()
         return self._asked.get()
@@ -71,7 +71,7 @@ class SteppedThread:
         try:
             found = self._function()
             self._outcome = lambda: found
-        except BaseException as error:  # it is the caller's: among them is how a handler asks for a rollback
+        except BaseException as error:  # passed to the caller, since a handler requests a rollback with one
             self._outcome = _raiser(error)
         self._asked.put(None)
 

@@ -1,7 +1,7 @@
-"""Deleting checkpoints, and never one that another one that stays is made of.
+"""Deletion of checkpoints, except those from which a remaining checkpoint is built.
 
-Checkpoints hold their values, so any of them may go. The exception are graphs with a `DeltaChannel`: it has no value in most checkpoints, and is
-made of the writes of its ancestors up to the nearest one with a value. Those stay.
+Checkpoints contain their values, so any of them may be deleted. The exception are graphs with a `DeltaChannel`: most of their checkpoints do not
+contain its value, which is built from the writes of ancestors up to the nearest one with a value. Those ancestors remain.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ class MetadataReader(Protocol):
     """Reads checkpoints without their values."""
 
     def read_metadata(self, digest: bytes) -> tuple[CheckpointMetadata, str | None, Channels]:
-        """Return metadata, parent and channels of the checkpoint that this object holds; NotFoundError: it is gone."""
+        """Return metadata, parent and channels of the checkpoint in this object; raise NotFoundError if it was deleted."""
 
 
 def forget_thread(shelf: ObjectStream, change: Change, thread: str) -> str:
-    """Delete everything of a thread. Returns the newest of its checkpoints, "" if it has none."""
+    """Delete all data of a thread. Return its newest checkpoint; "" if it has none."""
     newest = ""
     for path in shelf.paths(thread):
         names = shelf.entries(path)
@@ -35,16 +35,16 @@ def forget_thread(shelf: ObjectStream, change: Change, thread: str) -> str:
 
 
 def forget(shelf: ObjectStream, change: Change, path: Path, kept: Collection[str]) -> None:
-    """Delete the checkpoints of a namespace that are not kept, with their writes; and writes of older ones that never came."""
+    """Delete the checkpoints of a namespace that are not in `kept`, with their writes; also writes for older checkpoints that were never saved."""
     names = shelf.entries(path)
-    gone = [name for name in names if name not in kept]
-    _forget_names(change, path, gone)
-    for name in gone:
+    deleted = [name for name in names if name not in kept]
+    _forget_names(change, path, deleted)
+    for name in deleted:
         _forget_names(change, (*path, name), shelf.entries((*path, name)))
 
 
 def keep_latest(reader: MetadataReader, shelf: ObjectStream, change: Change, thread: str) -> dict[Path, str]:
-    """Delete all but the latest checkpoint of each namespace, and what that is made of. Returns the latest ones."""
+    """Delete all but the latest checkpoint of each namespace and the ancestors it is built from. Return the latest ones."""
     latest: dict[Path, str] = {}
     for path in shelf.paths(thread):
         names = shelf.entries(path)
@@ -65,7 +65,7 @@ def newest(
     channels: Channels,
     keep_last: int,
 ) -> set[str]:
-    """Return which checkpoints stay when one is `added`: the newest, and what they are made of. A late one may be older than all of them."""
+    """Return the checkpoints that remain when `added` is saved: the newest, and those they are built from. `added` may be older than all of them."""
     names = shelf.entries(place.path)
     kept = set(sorted({added, *names}, reverse=True)[:keep_last])
     if added not in kept or not metadata.get(DELTA_COUNTERS):
@@ -75,7 +75,7 @@ def newest(
 
 
 def forget_runs(reader: MetadataReader, shelf: ObjectStream, change: Change, runs: Collection[str]) -> None:
-    """Delete the checkpoints of these runs; UsageError: one that stays is made of them."""
+    """Delete the checkpoints of these runs; raise UsageError if a remaining one is built from them."""
     for thread in shelf.first_words():
         for path in shelf.paths(thread):
             if len(path) == 2:
@@ -86,21 +86,21 @@ def _forget_runs_in(
     reader: MetadataReader, shelf: ObjectStream, change: Change, path: Path, runs: Collection[str]
 ) -> None:
     names = shelf.entries(path)
-    gone = set()
+    deleted = set()
     for name, digest in names.items():
         try:
             if reader.read_metadata(digest)[0].get("run_id") in runs:
-                gone.add(name)
+                deleted.add(name)
         except NotFoundError:
-            continue  # Deleted meanwhile.
-    if gone:
-        needed = _ancestors(reader, names, names.keys() - gone) & gone
+            continue  # The checkpoint was deleted meanwhile.
+    if deleted:
+        needed = _ancestors(reader, names, names.keys() - deleted) & deleted
         if needed:
             raise UsageError(
                 f"thread {path[0]!r} has a DeltaChannel whose value is made of {len(needed)} checkpoints of these runs: "
                 "delete the thread, or all of its runs"
             )
-        forget(shelf, change, path, names.keys() - gone)
+        forget(shelf, change, path, names.keys() - deleted)
 
 
 def _forget_names(change: Change, path: Path, names: Collection[str]) -> None:
@@ -109,7 +109,7 @@ def _forget_names(change: Change, path: Path, names: Collection[str]) -> None:
 
 
 def _forget_orphans(shelf: ObjectStream, change: Change, thread: str) -> None:
-    """Delete writes for checkpoints below the newest that are not there: they were lost in a crash, or deleted."""
+    """Delete writes for missing checkpoints older than the newest: these were lost in a crash, or deleted."""
     for path in shelf.paths(thread):
         if len(path) == 3:
             names = shelf.entries(path[:2])
@@ -118,21 +118,21 @@ def _forget_orphans(shelf: ObjectStream, change: Change, thread: str) -> None:
 
 
 def _ancestors(reader: MetadataReader, names: dict[str, bytes], kept: Collection[str]) -> set[str]:
-    """Return the checkpoints that those that are kept are made of."""
-    found: set[str] = set()
+    """Return the ancestors from which the kept checkpoints are built."""
+    ancestors: set[str] = set()
     for name in kept:
-        with contextlib.suppress(NotFoundError):  # Deleted meanwhile: it needs nothing any more.
+        with contextlib.suppress(NotFoundError):  # The checkpoint was deleted meanwhile, so it needs no ancestors.
             metadata, parent, channels = reader.read_metadata(names[name])
-            found.update(_walk(reader, names, parent, delta_channels(metadata, channels)))
-    return found
+            ancestors.update(_walk(reader, names, parent, delta_channels(metadata, channels)))
+    return ancestors
 
 
 def _walk(reader: MetadataReader, names: dict[str, bytes], checkpoint: str | None, needed: set[str]) -> Iterator[str]:
-    """Yield ancestors, from this one on, until each of these channels has had a value."""
+    """Yield ancestors, from this one on, until a value of each of these channels was found."""
     while needed and checkpoint is not None and checkpoint in names:
         yield checkpoint
         try:
             _, checkpoint, channels = reader.read_metadata(names[checkpoint])
         except NotFoundError:
-            return  # Deleted meanwhile, and the values with it.
+            return  # The ancestor was deleted meanwhile, with its values.
         needed = {name for name in needed if channels.get(name, (None, None))[1] is None}

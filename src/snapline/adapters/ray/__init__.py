@@ -1,4 +1,4 @@
-"""Plain Ray actors in the cuts of a fleet (docs/ray-actors.md). What it holds is loaded when it is asked for: gRPC takes a while, and Ray more."""
+"""Plain Ray actors in the cuts of a fleet (docs/ray-actors.md). The contents are imported on demand, since gRPC and Ray load slowly."""
 
 from typing import TYPE_CHECKING
 

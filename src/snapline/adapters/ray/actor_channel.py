@@ -1,4 +1,4 @@
-"""Ray in gRPC's place: what `MemberChannel` asks of a channel, said to an actor, which is found by its name."""
+"""Ray as a replacement of gRPC: the channel interface that `MemberChannel` uses, implemented by calls to an actor that is found by name."""
 
 import asyncio
 from collections.abc import Generator
@@ -14,17 +14,17 @@ from snapline.adapters.grpc.stamps import ANSWER_KEY, CALL_KEY
 from snapline.adapters.ray.actor_names import ActorNames
 
 Served = tuple[bytes, int, str, bytes]
-"""Result of a member's actor: the response, gRPC's status code (0: success), its details, and an answer's stamp, or nothing."""
+"""Result of a member's actor: the response, gRPC's status code (0: success), its details, and an answer's stamp (empty: none)."""
 
 
 class ActorChannel:
-    """Calls one actor of the fleet, whichever process it is in."""
+    """Calls one actor of the fleet, whatever process it runs in."""
 
     def __init__(self, name: str, names: ActorNames) -> None:
         self._name, self._names = name, names
 
     def unary_unary(self, method: str, *_: object) -> Any:
-        """Return what tries a call of this method, in bytes."""
+        """Return a callable for this method, with requests and responses in bytes."""
         return partial(self._attempt, method)
 
     def _attempt(self, method: str, request: bytes, *, metadata: Any, timeout: float | None = None) -> "ActorAttempt":
@@ -37,16 +37,16 @@ class ActorChannel:
             return ActorAttempt(self._names, self._name, None)
 
     async def close(self, grace: float | None = None) -> None:
-        """Nothing is open."""
+        """Do nothing: the channel holds no connection."""
 
 
 class ActorAttempt:
-    """One attempt of a call, awaited as one of grpc.aio's."""
+    """One attempt of a call, with the interface of a grpc.aio call."""
 
     __slots__ = ("_future", "_name", "_names", "_stamp")
 
     def __init__(self, names: ActorNames, name: str, reference: Any) -> None:
-        """`reference`: Ray's, of the answer; None: there is no such actor now."""
+        """`reference`: Ray's reference to the answer; None: the actor does not exist now."""
         self._names, self._name = names, name
         self._stamp = b""
         if reference is not None:
@@ -69,11 +69,11 @@ class ActorAttempt:
         return response
 
     async def trailing_metadata(self) -> Any:
-        """Return metadata with the answer's stamp, if there is one."""
+        """Return metadata with the answer's stamp, if it has one."""
         return _trailing(self._stamp)
 
     def cancel(self) -> bool:
-        """Nobody waits for it any more; what it does there is not stopped."""
+        """Stop waiting for the call; the actor's work is not stopped."""
         return self._future.cancel()
 
 

@@ -1,4 +1,4 @@
-"""Names of actors: Ray knows actors by ids, which are others when an actor is made anew; a cut knows them by their names."""
+"""Names of actors. A restarted actor gets a new id in Ray, so a cut identifies actors by name."""
 
 import contextlib
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from snapline.deploy.ray_cluster import load_ray
 
 
 class ActorNames:
-    """The actors of one fleet, in the namespace of this process's job. Ray is asked once for each actor that is met."""
+    """The actors of one fleet, in the namespace of this process's job. Each actor is looked up in Ray once."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = frozenset(names)
@@ -24,22 +24,22 @@ class ActorNames:
         Raises:
             ValueError: Ray knows no actor of this name now.
         """
-        found = self._handles.get(name)
-        if found is None:
-            found = self._handles[name] = load_ray().get_actor(name)
-            self._known[found._actor_id] = name
-        return found
+        handle = self._handles.get(name)
+        if handle is None:
+            handle = self._handles[name] = load_ray().get_actor(name)
+            self._known[handle._actor_id] = name
+        return handle
 
     def forget(self, name: str) -> None:
-        """Forget an actor that has ended permanently: another may have its name later."""
+        """Forget an actor that has ended permanently: its name may be reused later."""
         self._handles.pop(name, None)
 
     def renew(self) -> None:
-        """Look all handles up again, after a recovery. An owner of a handle of an actor that was made anew is known by its name still."""
+        """Look up all handles again, after a recovery. Handles of a former actor still map to its name."""
         self._handles.clear()
 
     def name_of(self, handle: Any) -> str | None:
-        """Return its name in the fleet; None: it is not in the fleet."""
+        """Return the actor's name in the fleet; None if it is not in the fleet."""
         actor_id = handle._actor_id
         if actor_id not in self._known:
             for name in self._names:
@@ -47,5 +47,5 @@ class ActorNames:
         return self._known.get(actor_id)
 
     def _look(self, name: str) -> None:
-        with contextlib.suppress(ValueError):  # it is not there yet, or no more
+        with contextlib.suppress(ValueError):  # the actor does not exist now
             self._known[load_ray().get_actor(name)._actor_id] = name

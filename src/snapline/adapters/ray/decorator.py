@@ -1,4 +1,4 @@
-"""`in_fleet`: the one line that puts a class of plain Ray actors into the cuts of a fleet.
+"""`in_fleet`: decorator that includes a class of plain Ray actors in the cuts of a fleet.
 
 @ray.remote(max_restarts=-1)
 @in_fleet(banks, coordinator="10.0.0.5:7700", store="/shared/banks")
@@ -19,27 +19,29 @@ from snapline.security.transport import Security
 
 
 def actor_fleet(name: str, actors: Iterable[str], **options: Any) -> Fleet:
-    """A fleet of Ray actors of these names. `options`: as of `snapline.Fleet`, such as `triggers`.
+    """Return a fleet of Ray actors with these names. `options`: options of `snapline.Fleet`, such as `triggers`.
 
     Raises:
-        FleetDefinitionError: it cannot be run.
+        FleetDefinitionError: the definition is invalid.
     """
     names = list(actors)
-    return Fleet(name, agents={each: ServiceAgent() for each in names}, place={each: each for each in names}, **options)
+    return Fleet(
+        name, agents={actor: ServiceAgent() for actor in names}, place={actor: actor for actor in names}, **options
+    )
 
 
 def in_fleet(fleet: Fleet, *, coordinator: str, store: str, security: Security | None = None) -> Callable[[type], type]:
-    """Make a class whose actors are in this fleet's cuts, and go back with it. Beneath `@ray.remote`.
+    """Make a class whose actors are part of this fleet's cuts and roll back with it. Apply it beneath `@ray.remote`.
 
-    An actor's Ray name is its agent. Ray makes it, calls it, restarts and kills it as ever.
+    An actor's Ray name is its agent's id. Ray still creates, calls, restarts and kills it.
 
     Args:
-        fleet: the same for all of its actors; their agents are `ServiceAgent`s, each placed on a host of its name.
-        coordinator, store: as of `snapline host run`.
-        security: as of a host; without, all is on one machine.
+        fleet: the same fleet for all its actors; their agents are `ServiceAgent`s, each placed on a host of its name.
+        coordinator, store: as for `snapline host run`.
+        security: as for a host; without it everything runs on one machine.
 
     Raises:
-        UsageError: what is decorated is no plain class, or has a method that cannot be in a cut.
+        UsageError: the decorated object is no plain class, or has a method that a cut cannot hold.
     """
     terms = FleetTerms(fleet, coordinator, store, security)
     if not any(isinstance(agent, ServiceAgent) for agent in fleet.agents.values()):
@@ -54,7 +56,7 @@ def in_fleet(fleet: Fleet, *, coordinator: str, store: str, security: Security |
 
 
 def _joined(kind: type, terms: FleetTerms) -> type:
-    """The class that Ray is given. Its objects hold the member, which holds the user's object."""
+    """Return the class that is passed to Ray. Its objects hold the member, which holds the user's object."""
 
     constructor: Any = kind.__init__  # type: ignore[misc]  # of this very class
 
@@ -83,10 +85,10 @@ def _joined(kind: type, terms: FleetTerms) -> type:
 
 
 def _methods_of(kind: type) -> Iterable[tuple[str, Callable[..., Any]]]:
-    """Yield the methods that are called from outside.
+    """Yield the methods that can be called from outside.
 
     Raises:
-        UsageError: one of them cannot be in a cut.
+        UsageError: a cut cannot hold one of them.
     """
     for name, function in inspect.getmembers(kind, inspect.isroutine):
         if name.startswith("_") and name != "__call__":
@@ -112,7 +114,7 @@ def _entered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as(function: Callable[..., Any], made: Callable[..., Any]) -> Callable[..., Any]:
-    """Look as the user's function does; without a link to it, which Ray would follow, and change the function itself."""
+    """Copy the name and signature of the user's function, but no `__wrapped__`: Ray would follow it and change the user's function."""
     functools.update_wrapper(made, function)
     made.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # as inspect says
     del made.__wrapped__  # type: ignore[attr-defined]  # of update_wrapper

@@ -1,4 +1,4 @@
-"""References that a member's call of another member returns: awaited, given to `ray.get`, or dropped, as Ray's own."""
+"""References returned by a member's calls of other members: awaited, given to `ray.get`, or dropped, like Ray's own."""
 
 import asyncio
 import contextlib
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 class ActorCallError(ExternalFailureError):
-    """A call between actors of a fleet that has no answer: the fleet has gone back, or has ended."""
+    """A call between actors of a fleet without an answer: the fleet was rolled back, or has ended."""
 
 
 class RefMember(Protocol):
-    """Interface of the actor that references are made in."""
+    """Interface of the actor in which references are created."""
 
     loop: asyncio.AbstractEventLoop
 
     def start(self, work: Any) -> object:
-        """Run this until the fleet goes back."""
+        """Run this until the fleet rolls back."""
 
     def opened(self, response: bytes) -> Any:
-        """Return what the method has returned. Raises what it has raised."""
+        """Return the result of the method, or raise its error."""
 
 
 class WaitingLife(Protocol):
@@ -44,9 +44,9 @@ class MethodRun:
     """A method that runs in this process.
 
     Attributes:
-        life: of whose object.
-        method: its name.
-        error: a call was not made, since the method is run again and calls something else than before.
+        life: life of the object that the method belongs to.
+        method: name of the method.
+        error: set if a call was not made, since the rerun method called something else than before.
     """
 
     def __init__(self, life: WaitingLife, method: str) -> None:
@@ -55,13 +55,13 @@ class MethodRun:
         self._held: WeakSet[FleetRef] = WeakSet()
 
     def add(self, reference: "FleetRef") -> None:
-        """A call of this method's."""
+        """Register a call made by this method."""
         self._held.add(reference)
 
     def end(self) -> None:
-        """Calls that it still holds and nobody awaits are left to the member. Raises DivergedCallError: see `error`."""
-        for each in list(self._held):
-            each.leave()
+        """Leave calls that were not awaited to the member. Raise DivergedCallError if `error` is set."""
+        for reference in list(self._held):
+            reference.leave()
         if self.error is not None:
             raise self.error
 
@@ -70,16 +70,16 @@ METHOD: ContextVar[MethodRun | None] = ContextVar("METHOD", default=None)
 
 
 class FleetRef(NotCapturable):
-    """See the module. It can be awaited once, by the method that has made the call, or by its tasks. Of one that is dropped the member takes the answer.
+    """See the module. It can be awaited once, by the method that made the call or its tasks. If it is dropped, the member takes the answer.
 
     Attributes:
-        error: why the call was not made.
+        error: reason why the call was not made.
     """
 
     unkeepable = "a call of another actor of the fleet is given, or kept: await it, and give or keep what it returns"
 
     def __init__(self, member: RefMember, run: MethodRun, make: Callable[[], "MemberCall"], what: str) -> None:
-        """`make`: makes the call, in the member's loop. `what`: for people."""
+        """`make`: makes the call, in the member's loop. `what`: description of the call for errors."""
         self.error: Exception | None = None
         self._member, self._run, self._what = member, run, what
         self._call: MemberCall | None = None
@@ -117,7 +117,7 @@ class FleetRef(NotCapturable):
         return self._member.opened(response)
 
     def leave(self) -> None:
-        """Nobody awaits it: the member takes its answer."""
+        """Leave the answer to the member."""
         if self._call is not None and not self._is_awaited and not self._is_left:
             self._is_left = True
             self._member.start(_taken(self._call))
@@ -132,12 +132,12 @@ def _take(member: RefMember, call: "MemberCall") -> None:
 
 
 async def _taken(call: "MemberCall") -> None:
-    with contextlib.suppress(grpc.aio.AioRpcError):  # the fleet has gone back: nobody asks
+    with contextlib.suppress(grpc.aio.AioRpcError):  # the fleet was rolled back: no caller waits
         await call.answer()
 
 
 def is_in(loop: asyncio.AbstractEventLoop) -> bool:
-    """Return whether this runs in the loop."""
+    """Return whether the caller runs in the loop."""
     try:
         return asyncio.get_running_loop() is loop
     except RuntimeError:
@@ -147,7 +147,7 @@ def is_in(loop: asyncio.AbstractEventLoop) -> bool:
 def ray_get(
     plain: Callable[..., Any], loop: asyncio.AbstractEventLoop, waits: Callable[[str], None]
 ) -> Callable[..., Any]:
-    """`ray.get` of a member's process: it also takes calls of members. `waits` hears which method does that."""
+    """Return `ray.get` extended to calls of members. `waits` gets the name of the method that waits."""
 
     def get(object_refs: Any, *, timeout: float | None = None, **options: Any) -> Any:
         if isinstance(object_refs, FleetRef):

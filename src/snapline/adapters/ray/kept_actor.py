@@ -1,8 +1,8 @@
-"""The user's object in a cut: what it consists of, when it may be captured, and how its methods run.
+"""The user's object in a cut: its state, when it may be captured, and how its methods run.
 
-A class with async methods runs as Ray's async actors do: all methods in the event loop, each between two awaits alone. Any other class runs one method at a
-time, in a thread, so that a method may wait in `ray.get`. While it waits for another member the cut has the object as it was when the method began: the
-method is run again from there after a recovery, before any other, with the same calls and answers.
+A class with async methods runs like Ray's async actors: all methods run in the event loop, and interleave only at awaits. Any other class runs one
+method at a time in a thread, so that a method may wait in `ray.get`. While it waits for another member, the cut holds the object as it was when the
+method began. After a recovery that method is rerun from there, before any other, with the same calls and answers.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from snapline.deploy.ray_cluster import load_ray
 from snapline.errors import SnaplineError
 
 FIRST_LOOK_S = 0.005
-"""After a recovery, between two looks at whether the interrupted method has come: its caller needs milliseconds to call it again."""
+"""Pause between two checks, after a recovery, whether the interrupted method was called again; its caller needs milliseconds for that."""
 
 
 class NotCapturableError(SnaplineError):
-    """A method waits, and how the object was when it began is not known."""
+    """A method waits, and the object's state at its beginning was not saved."""
 
 
 class Outcome:
-    """Value or error of a method: an error with the lines of its traceback."""
+    """Value or error of a method; `lines`: traceback of the error."""
 
     __slots__ = ("lines", "raised", "value")
 
@@ -39,15 +39,15 @@ class Outcome:
 
 
 class ActorLife:
-    """An object between two recoveries. What a method of an earlier life still does in its thread changes an object that nobody has any more.
+    """An object between two recoveries. If a method of an earlier life still runs in its thread, it changes a discarded object.
 
     Attributes:
         made: the user's object.
-        turn: whoever runs a method of a class without async methods holds it.
+        turn: lock held by a method of a class without async methods while it runs.
         is_computing: such a method runs in its thread.
-        waits_unkept: a method waits for another member, and is run again after a recovery, and `before` is not known.
-        before: the object's state when the method began, which is run again.
-        first: the request whose method waited in the cut that this life begins with: it finds the object as it was then, or would call something else.
+        waits_unkept: a method waits for another member and will be rerun after a recovery, but `before` is unknown.
+        before: state of the object at the beginning of the method that will be rerun.
+        first: request whose method was waiting in the cut that this life begins with. It must run first, or it would make other calls than before.
     """
 
     def __init__(self, made: object, first: str = "") -> None:
@@ -58,7 +58,7 @@ class ActorLife:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="actor")
 
     async def in_thread(self, function: Callable[[], Any]) -> Any:
-        """Run it; `is_computing` ends in one piece with what follows this. Who cancels it waits for its end: a thread cannot be stopped."""
+        """Run the function in a thread. `is_computing` is reset atomically with the caller's continuation. If cancelled it waits for the thread."""
         context = contextvars.copy_context()
         running = asyncio.get_running_loop().run_in_executor(self._thread, context.run, function)
         self.is_computing = True
@@ -71,17 +71,17 @@ class ActorLife:
             self.is_computing = False
 
     async def wait(self, references: Sequence[FleetRef], timeout_s: float | None) -> list[Any]:
-        """A method in the thread waits in `ray.get`. From the piece in which the last answer is taken it computes again.
+        """Wait in `ray.get` on behalf of the method in the thread. It computes again, atomically, when the last answer is taken.
 
         Raises:
-            Exception: what the method that was called has raised; Ray's GetTimeoutError.
+            Exception: the error raised by the called method; Ray's GetTimeoutError.
         """
         run = RUN.get()
         self.is_computing = False
         self.waits_unkept = run is not None and run.handling is not None and self.before is None
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                return [await each for each in references]
+                return [await reference for reference in references]
         except TimeoutError:
             if limit.expired():
                 raise load_ray().exceptions.GetTimeoutError(f"no answer within {timeout_s} s") from None
@@ -90,18 +90,18 @@ class ActorLife:
             self.is_computing, self.waits_unkept = True, False
 
     def end(self) -> None:
-        """End this life: another one begins."""
+        """End this life; another one begins."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 class RecoverableActor:
-    """The service that the member takes into cuts (`CutService`).
+    """The service that the member includes in cuts (`CutService`).
 
     Attributes:
-        life: the object of now.
+        life: current life of the object.
         is_threaded: its class has no async methods.
-        begun: of the ledger (`CallLedger.begun`), as soon as there is one.
-        restored: hears that the object is one of a cut.
+        begun: the ledger's `CallLedger.begun`, once the ledger exists.
+        restored: called when the object was restored from a cut.
     """
 
     def __init__(self, made: object, agent: str, names: ActorNames) -> None:
@@ -112,12 +112,12 @@ class RecoverableActor:
         self.restored: Callable[[], object] = list
         self._waiting: set[str] = (
             set()
-        )  # methods that have waited in ray.get: of these the state is kept when they begin
+        )  # methods that have waited in ray.get before: the object's state is saved when they begin
 
-    # ---- what the member asks -----------------------------------------------------------------------------------------
+    # ---- interface for the member -------------------------------------------------------------------------------------
 
     def capture(self) -> bytes:
-        """Raises SnaplineError: not now; another epoch is tried."""
+        """Return the state. Raises SnaplineError if not possible now; a later epoch is tried."""
         life = self.life
         if life.waits_unkept:
             raise NotCapturableError(
@@ -126,18 +126,18 @@ class RecoverableActor:
         return life.before if life.before is not None else self._image()
 
     def restore(self, state: bytes) -> None:
-        """A new object, made without `__init__`."""
+        """Create a new object from the state, without calling `__init__`."""
         self.life.end()
         self._names.renew()
         kind = type(self.life.made)
         made = kind.__new__(kind)
         _fill(made, unpacked(state, self._names))
-        first = self.begun() if self.is_threaded else ()
-        self.life = ActorLife(made, first[0] if first else "")
+        interrupted = self.begun() if self.is_threaded else ()
+        self.life = ActorLife(made, interrupted[0] if interrupted else "")
         self.restored()
 
     def on_cut(self, epoch: int) -> None:
-        """Nothing of an actor's."""
+        """Do nothing."""
 
     def ready(self) -> bool:
         """Return whether no thread computes."""
@@ -149,11 +149,11 @@ class RecoverableActor:
     # ---- methods ----------------------------------------------------------------------------------------------------
 
     async def run(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run a method; what it returns. Calls that it has not awaited are left to the member.
+        """Run a method and return its result. Calls that it has not awaited are left to the member.
 
         Raises:
-            DivergedCallError: it was run before, and has called something else then.
-            Exception: what it raises.
+            DivergedCallError: the method was rerun and made other calls than before.
+            Exception: the error raised by the method.
         """
         run = MethodRun(self.life, method)
         METHOD.set(run)
@@ -183,7 +183,7 @@ class RecoverableActor:
                 life.before = None
 
     async def _others_first(self, life: ActorLife, run: HandlerRun | None) -> None:
-        """Wait for the method that was interrupted. It comes, or its caller has given it up."""
+        """Wait until the interrupted method is called again, or its caller has given up."""
         if run is not None and run.handling is not None and run.handling.id == life.first:
             life.first = ""
         while life.first and life.first in self.begun():
@@ -194,7 +194,7 @@ class RecoverableActor:
         self._waiting.add(method)
 
     async def outcome(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Outcome:
-        """Run a method for a member: what it raises is an answer, too. Raises DivergedCallError."""
+        """Run a method for a member; an error of the method is part of the outcome. Raises DivergedCallError."""
         try:
             return Outcome(await self.run(method, args, kwargs))
         except DivergedCallError:
@@ -205,10 +205,10 @@ class RecoverableActor:
 
 def _fill(made: object, state: Any) -> None:
     """Set an object's state as pickle does."""
-    put = getattr(made, "__setstate__", None)
-    if put is not None:
+    setstate = getattr(made, "__setstate__", None)
+    if setstate is not None:
         if state is not None:
-            put(state)
+            setstate(state)
         return
     slots: Mapping[str, object] = {}
     if isinstance(state, tuple):

@@ -1,7 +1,7 @@
-"""The actor of this process as a member of its fleet: `in_fleet` makes it, Ray's calls reach it, and its own calls go through it.
+"""The actor of this process as a member of its fleet: created by `in_fleet`; all calls from and to the actor pass through it.
 
-Everything of the member runs in the event loop in which Ray runs async methods. It is begun by a call that the actor's process makes to its own actor: one that
-Ray has restarted is called by nobody before its fleet has recovered.
+The member runs in the event loop in which Ray runs async methods. It starts with a call that the actor's process makes to its own actor: otherwise a
+restarted actor would get no call before its fleet has recovered.
 """
 
 import asyncio
@@ -33,11 +33,11 @@ from snapline.security.transport import Security
 log = logging.getLogger("snapline.ray")
 
 REFUSED_OPTIONS = {"num_returns": 1, "retry_exceptions": None, "tensor_transport": None}
-"""Options of a method: what Ray would do with other values than these is not done for calls within a fleet."""
+"""Options of a method → required value: other values are not supported for calls within a fleet."""
 
 
 BEGIN_S, BEGIN_AGAIN_S = 3.0, 0.1
-"""A call that a process makes to its own actor is answered in milliseconds when that is ready, or is lost; and then it is made again."""
+"""Time limit of the call that a process makes to its own actor, and pause before it is repeated. It is answered in milliseconds, or lost."""
 
 
 class FleetTerms(msgspec.Struct, frozen=True):
@@ -50,20 +50,20 @@ class FleetTerms(msgspec.Struct, frozen=True):
 
 
 class MemberActor:
-    """The one actor of this process.
+    """The only actor of this process.
 
     Attributes:
-        loop: Ray's, from the first call on.
+        loop: Ray's event loop; set by the first call.
     """
 
     loop: asyncio.AbstractEventLoop
 
     def __init__(self, terms: FleetTerms, make: Callable[[], object]) -> None:
-        """Called by Ray, with what makes the user's object.
+        """Called by Ray, with a function that creates the user's object.
 
         Raises:
-            UsageError: the actor's name is that of no agent of the fleet.
-            EncodingError: an attribute cannot be kept.
+            UsageError: no agent of the fleet has the actor's name.
+            EncodingError: an attribute cannot be saved.
         """
         context = load_ray().get_runtime_context()
         self.name = str(context.get_actor_name() or "")
@@ -80,32 +80,34 @@ class MemberActor:
         self._handlers: dict[tuple[str, bool], UnaryHandler] = {}
         _here.append(self)
         self._kept = RecoverableActor(make(), self.name, self._names)
-        self._kept.capture()  # what cannot be kept is said to who makes the actor, and not first when a cut is taken
+        self._kept.capture()  # reports attributes that cannot be saved to the actor's creator now, not at the first cut
         threading.Thread(target=_begun, args=(context.current_actor,), daemon=True).start()
 
-    # ---- life -----------------------------------------------------------------------------------------------------
+    # ---- lifecycle ----------------------------------------------------------------------------------------------------
 
     def begin(self) -> Member:
-        """Be a member from now on, in this loop."""
+        """Start the member in this loop."""
         if self._member is not None:
             return self._member
         terms, ray = self._terms, load_ray()
         self.loop = asyncio.get_running_loop()
-        where = "127.0.0.1" if terms.security is None else ray.util.get_node_ip_address()
+        address = "127.0.0.1" if terms.security is None else ray.util.get_node_ip_address()
         self._member = Member(
             self._kept,
             agent=self.name,
             fleet=terms.fleet,
             coordinator=terms.coordinator,
             store=terms.store,
-            listen=f"{where}:0",
+            listen=f"{address}:0",
             security=terms.security,
         )
         self._kept.begun = self._member.ledger.begun
         self._kept.restored = lambda: self.start(self._tell_over())
         for name in terms.fleet.agents:
             if name in self._names:
-                channel: Any = ActorChannel(name, self._names)  # all of grpc.aio.Channel that is asked of it
+                channel: Any = ActorChannel(
+                    name, self._names
+                )  # implements all methods of grpc.aio.Channel that are used
                 self._channels[name] = self._member.channel(name, channel)
         ray.get = ray_get(ray.get, self.loop, self._kept.waits)
         self._running = self.loop.create_task(self._run(self._member))
@@ -127,10 +129,10 @@ class MemberActor:
         """See `RefMember`."""
         return self.begin().start(work)
 
-    # ---- calls that come ---------------------------------------------------------------------------------------------
+    # ---- incoming calls ------------------------------------------------------------------------------------------------
 
     async def serve(self, stamp: bytes, method: str, request: bytes) -> Served:
-        """A call of a member."""
+        """Serve a call of a member."""
         METADATA.set(((CALL_KEY, stamp),))
         context = ServedByRay()
         try:
@@ -142,11 +144,11 @@ class MemberActor:
         return response, 0, "", context.stamp
 
     async def serve_stranger(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """A call of somebody who is no member.
+        """Serve a call of a caller that is no member.
 
         Raises:
-            ActorCallError: the fleet has gone back, or has ended.
-            Exception: what the method has raised.
+            ActorCallError: the fleet was rolled back, or has ended.
+            Exception: the error raised by the method.
         """
         METADATA.set(())
         return await self._entered(method, (args, kwargs), ServedByRay())
@@ -162,10 +164,10 @@ class MemberActor:
             return await self._handler(method, is_member=isinstance(request, bytes)).serve(request, context)
         except asyncio.CancelledError:
             if plan and plan == member.plan and not self._ended:
-                raise  # by Ray
+                raise  # cancelled by Ray
             task.uncancel()
-            why = self._ended or "its fleet has gone back to a cut, and the call is of what came after it"
-            raise ActorCallError(f"{method} of actor {self.name!r} has ended: {why}") from None
+            reason = self._ended or "its fleet has gone back to a cut, and the call is of what came after it"
+            raise ActorCallError(f"{method} of actor {self.name!r} has ended: {reason}") from None
         finally:
             self._inside.discard(task)
 
@@ -198,13 +200,13 @@ class MemberActor:
             return packed([False, "", error], self._names)
 
     async def forget(self, plan: int, ids: Sequence[str]) -> None:
-        """A member of this plan needs no answers to these."""
+        """Forget the answers to these calls, which a member of this plan no longer needs."""
         member = self.begin()
         if await member.admit(CallStamp(plan, 0, "")):
             member.ledger.forget(ids)
 
     async def _tell_over(self) -> None:
-        """After a recovery say at once which calls were given up, and not first with the next call: a method that was interrupted for one is waited for."""
+        """Report calls given up in a recovery at once, not only with the next call, since an interrupted method may be waiting for one of them."""
         member = self.begin()
         for name in self._channels:
             while ids := member.ledger.over_for(name):
@@ -215,30 +217,30 @@ class MemberActor:
                     break
                 member.ledger.over_told(name, ids)
 
-    # ---- calls that go -----------------------------------------------------------------------------------------------
+    # ---- outgoing calls ------------------------------------------------------------------------------------------------
 
     def called(self, invocation: Callable[[Any, Any], Any], args: Any, kwargs: Any) -> Any:
-        """A method of an actor is called in this process; `invocation` would have Ray do it.
+        """Make a call to a method of an actor from this process; `invocation` is Ray's own call.
 
         Raises:
-            UsageError: an argument cannot be given, or an option is not for calls within a fleet; the constructor calls.
+            UsageError: an argument or option is not supported within a fleet, or the call is made by the constructor.
         """
-        given = _variables(invocation)
-        method = given["self"]
+        variables = _variables(invocation)
+        method = variables["self"]
         target = self._names.name_of(method._actor)
         if target is None:
             return invocation(args, kwargs)
-        what = f"{method._method_name} of actor {target!r}"
+        description = f"{method._method_name} of actor {target!r}"
         run = METHOD.get()
         if run is None:
             raise UsageError(
-                f"{what} is called outside of a method: the constructor runs again whenever Ray restarts the actor, and what threads do is in "
+                f"{description} is called outside of a method: the constructor runs again whenever Ray restarts the actor, and what threads do is in "
                 "no cut. Call it in a method"
             )
         for option, usual in REFUSED_OPTIONS.items():
-            if given.get(option, usual) not in (usual, False):
+            if variables.get(option, usual) not in (usual, False):
                 raise UsageError(
-                    f"{what} is called with {option}={given[option]!r}, which calls within a fleet do not know"
+                    f"{description} is called with {option}={variables[option]!r}, which calls within a fleet do not know"
                 )
         request = packed([list(args or ()), dict(kwargs or {})], self._names, is_compared=True)
         return self._call(run, target, method._method_name, request)
@@ -256,10 +258,10 @@ class MemberActor:
 
     def opened(self, response: bytes) -> Any:
         """See `RefMember`."""
-        is_well, *rest = unpacked(response, self._names)
+        is_well, *values = unpacked(response, self._names)
         if is_well:
-            return rest[0]
-        lines, error = rest
+            return values[0]
+        lines, error = values
         raise load_ray().exceptions.RayTaskError("", lines, error).as_instanceof_cause()
 
     def changed(self, value: object) -> None:
@@ -273,16 +275,16 @@ class MemberActor:
 
 
 class ServedByRay:
-    """Data that a call's handler gives of its end, besides the response.
+    """Completion data set by a call's handler, in addition to the response.
 
     Attributes:
-        stamp: the answer's; empty if there is none.
+        stamp: stamp of the answer; empty if there is none.
     """
 
     stamp = b""
 
     def code(self) -> None:
-        """Methods of actors set none."""
+        """Return None: methods of actors set no status code."""
 
     def set_trailing_metadata(self, trailing: Any) -> None:
         """Take the stamp out of the trailing metadata."""
@@ -298,18 +300,18 @@ _here: list[MemberActor] = []
 
 
 def here() -> MemberActor | None:
-    """The actor of this process, if it is of a fleet."""
+    """Return the actor of this process if it is in a fleet."""
     return _here[0] if _here else None
 
 
 def changed(value: object = None) -> None:
-    """Declare, in the piece in which an async method changes the actor though it calls others later, that it is not run again after a recovery.
+    """Declare that the calling async method must not be rerun after a recovery; call it atomically with the change of state, before further calls.
 
-    `value`: what its caller gets then.
+    `value`: result for the caller after a recovery.
 
     Raises:
-        DivergedCallError: the method was run again, and has made fewer calls than before.
-        UsageError: this is no async method of an actor of a fleet.
+        DivergedCallError: the method was rerun, and has made fewer calls than before.
+        UsageError: the caller is no async method of an actor in a fleet.
     """
     actor = here()
     if actor is None:
@@ -318,7 +320,7 @@ def changed(value: object = None) -> None:
 
 
 def through_fleet(invocation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Ray asks this at each call of a method of a fleet's actor, in whichever process (`__ray_invocation_decorator__`)."""
+    """Intercept each call of a method of a fleet's actor, in any process; called by Ray (`__ray_invocation_decorator__`)."""
 
     def invoked(args: Any, kwargs: Any) -> Any:
         actor = here()
@@ -328,20 +330,20 @@ def through_fleet(invocation: Callable[[Any, Any], Any]) -> Callable[[Any, Any],
 
 
 def _begun(actor: Any) -> None:
-    """Call until it is answered: while Ray restarts an actor calls of its own process are lost, too."""
+    """Repeat the call until it is answered: while Ray restarts an actor, calls of its own process are lost, too."""
     ray = load_ray()
     while True:
         try:
             ray.get(actor._snapline_begin.remote(), timeout=BEGIN_S)
             return
-        except ray.exceptions.RayTaskError:  # it cannot begin: who calls it is told so
+        except ray.exceptions.RayTaskError:  # the member cannot start; callers get the error
             return
         except ray.exceptions.RayError:
             time.sleep(BEGIN_AGAIN_S)
 
 
 def _variables(invocation: Callable[[Any, Any], Any]) -> dict[str, Any]:
-    """Return what Ray's function for a call holds: the method as `self`, and its options."""
+    """Return the closure variables of Ray's call function: the method as `self`, and its options."""
     cells = invocation.__closure__ or ()
     return {name: cell.cell_contents for name, cell in zip(invocation.__code__.co_freevars, cells, strict=True)}
 

@@ -1,6 +1,6 @@
-"""Arguments, answers and states of actors as bytes. What JSON gives back as it was is JSON, everything else a pickle, as Ray makes them.
+"""Encoding of arguments, answers and states of actors. Values that JSON reproduces exactly are JSON; all others are pickled like in Ray.
 
-Actors of the fleet are kept by their names: the handle that comes out is of whoever bears the name then. In JSON a handle is {"ray actor": name}.
+Actors of the fleet are stored by name: decoding returns a handle of the current actor of that name. In JSON a handle is {"ray actor": name}.
 """
 
 import io
@@ -16,24 +16,24 @@ from snapline.deploy.ray_cluster import load_ray
 from snapline.errors import EncodingError
 
 PICKLE_MARK = b"\x80"
-"""First byte of a pickle, and of no text of JSON."""
+"""First byte of a pickle; no JSON text begins with it."""
 
 ACTOR = "ray actor"
-"""Key of a handle in JSON. A dictionary of the user's that has it is pickled."""
+"""Key of a handle in JSON. A user's dictionary with this key is pickled."""
 
 
 class NotCapturable:
-    """Stand-in for something of this process, which says what to do with it instead of being kept."""
+    """Base of objects that belong to this process; they cannot be captured, and their error says how to proceed."""
 
     unkeepable = ""
 
 
 def packed(value: object, names: ActorNames, *, is_compared: bool = False) -> bytes:
-    """A value as bytes. `is_compared`: equal values give equal bytes, in every process, as far as a pickle can: which strings are one object, and the order of sets,
-    are of a process.
+    """Encode a value. `is_compared`: equal values should give equal bytes in every process. A pickle can guarantee that only in part: shared strings
+    and the order of sets depend on the process.
 
     Raises:
-        EncodingError: it holds what cannot be kept.
+        EncodingError: the value contains an object that cannot be saved.
     """
     if is_tree(value, set()):
         return json.dumps(value, separators=(",", ":"), default=lambda handle: {ACTOR: _name(handle, names)}).encode()
@@ -41,15 +41,15 @@ def packed(value: object, names: ActorNames, *, is_compared: bool = False) -> by
         return _pickled(value, names, is_compared=is_compared)
     except EncodingError:
         raise
-    except Exception as error:  # whatever the value's class does
+    except Exception as error:  # a user's class may raise anything
         raise EncodingError(f"{type(value).__qualname__}: {error}") from error
 
 
 def packed_state(state: object, names: ActorNames, actor: str) -> bytes:
-    """Return an actor's object, packed, as its `__getstate__` gives it.
+    """Return an actor's object, encoded from its `__getstate__`.
 
     Raises:
-        EncodingError: it cannot be kept; says which attribute.
+        EncodingError: it cannot be saved; names the attribute.
     """
     try:
         return packed(state, names)
@@ -69,7 +69,7 @@ def _blame(state: object, names: ActorNames, actor: str) -> None:
 
 
 def unpacked(payload: bytes, names: ActorNames) -> Any:
-    """Return the value again. It runs what a pickle says."""
+    """Decode a value. This executes the code in pickles."""
     if not payload.startswith(PICKLE_MARK):
         if ACTOR.encode() not in payload:
             return json.loads(payload)
@@ -80,7 +80,7 @@ def unpacked(payload: bytes, names: ActorNames) -> Any:
 
 
 def is_tree(value: object, seen: set[int]) -> bool:
-    """Return whether JSON gives it back as it was. What is in two places would come back as two."""
+    """Return whether JSON reproduces the value exactly. An object that occurs in two places would be decoded as two."""
     kind = type(value)
     if value is None or kind is str or kind is int or kind is bool:
         return True
@@ -90,9 +90,9 @@ def is_tree(value: object, seen: set[int]) -> bool:
         return kind is _handle_type()
     seen.add(id(value))
     if isinstance(value, list) and kind is list:
-        return all(is_tree(each, seen) for each in value)
+        return all(is_tree(inner, seen) for inner in value)
     if isinstance(value, dict) and kind is dict:
-        return all(type(key) is str and key != ACTOR and is_tree(each, seen) for key, each in value.items())
+        return all(type(key) is str and key != ACTOR and is_tree(inner, seen) for key, inner in value.items())
     return kind is _handle_type()
 
 
@@ -117,7 +117,7 @@ def _pickled(value: object, names: ActorNames, *, is_compared: bool) -> bytes:
         try:
             pickler.dump(value)
             return buffer.getvalue()
-        except (ValueError, RecursionError) as error:  # without a memo nothing can hold itself
+        except (ValueError, RecursionError) as error:  # without a memo an object cannot contain itself
             if isinstance(error, EncodingError) or not is_fast:
                 raise
     raise AssertionError("the last way returns or raises")
@@ -125,7 +125,7 @@ def _pickled(value: object, names: ActorNames, *, is_compared: bool) -> bytes:
 
 @cache
 def _pickling() -> tuple[Any, Any]:
-    """Classes that pickle and unpickle as Ray does, and know actors by name. Ray is loaded here, and not before."""
+    """Return classes that pickle and unpickle like Ray, and store actors by name. Ray is imported here, on demand."""
     ray = load_ray()
     base: Any = import_module("ray.cloudpickle").CloudPickler
 

@@ -1,4 +1,4 @@
-"""Load what `SnaplineWriter` has saved, on any number of ranks: each reads the parts that its plan names, from any writer."""
+"""Load checkpoints of `SnaplineWriter` on any number of ranks: each rank reads the parts that its plan names, from any writer."""
 
 import dataclasses
 import io
@@ -23,14 +23,14 @@ from snapline.storage.store.store import Store
 
 
 class SnaplineReader(StorageReader):
-    """Loads for `torch.distributed.checkpoint.load` from a store of snapline.
+    """Loads for `torch.distributed.checkpoint.load` from a snapline store.
 
-    `SnaplineReader.open("folder")` on every rank gives one. `checkpoint_id` is what a checkpoint was saved as, its number, or "latest". Every byte is
-    compared with its digest before torch sees it.
+    Create it with `SnaplineReader.open("folder")` on every rank. `checkpoint_id` is the name or number of a checkpoint, or "latest".
+    All bytes are verified with their digests before torch gets them.
     """
 
     def __init__(self, store: Store, checkpoint_id: str = "latest") -> None:
-        """Use `open`, unless you bring your own store."""
+        """Use `open` unless you have a store of your own."""
         super().__init__()
         self._store = store
         self._wanted = checkpoint_id
@@ -42,11 +42,11 @@ class SnaplineReader(StorageReader):
     def open(
         cls, location: str | os.PathLike[str], checkpoint_id: str = "latest", *, keys: Keys | None = None
     ) -> "SnaplineReader":
-        """Open a store; changes nothing.
+        """Open a store read-only.
 
         Raises:
-            StoreMissingError: there is none.
-            StoreError: it is encrypted, and its key is not there.
+            StoreMissingError: the store does not exist.
+            StoreError: the store is encrypted, and the key is missing.
         """
         return cls(Store.open(location, keys=keys), checkpoint_id)
 
@@ -58,33 +58,35 @@ class SnaplineReader(StorageReader):
             self._wanted = os.fspath(checkpoint_id)
 
     def read_metadata(self) -> Metadata:
-        """Return what the checkpoint holds.
+        """Return the metadata of the checkpoint.
 
         Raises:
-            NotFoundError: there is no such checkpoint.
-            DamagedDataError: it is not what was written.
-            EncodingError: a later release has written it.
+            NotFoundError: the checkpoint does not exist.
+            DamagedDataError: a file is damaged.
+            EncodingError: the checkpoint was written by a later release.
         """
         epoch = self._store.resolve(self._wanted)
         self._root = self._store.read_ref(epoch)
         self._manifest = self._store.read_manifest(self._root, epoch=epoch)
-        found = self._store.read_checkpoint(self._manifest, CHECKPOINT)
-        if found.state_version != RECORD_VERSION:
-            raise EncodingError(f"checkpoint {epoch} has format {found.state_version}: use the snapline that wrote it")
-        metadata = decode_record(found.state)
+        checkpoint = self._store.read_checkpoint(self._manifest, CHECKPOINT)
+        if checkpoint.state_version != RECORD_VERSION:
+            raise EncodingError(
+                f"checkpoint {epoch} has format {checkpoint.state_version}: use the snapline that wrote it"
+            )
+        metadata = decode_record(checkpoint.state)
         metadata.storage_meta = StorageMeta(checkpoint_id=self._wanted, save_id=str(epoch))
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Take the places of all items."""
+        """Store the places of all items."""
         self._places = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Say which checkpoint this rank has found."""
+        """Add to the plan which checkpoint this rank has found."""
         return dataclasses.replace(plan, storage_data=self._root)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """All ranks must have found the same one; StoreError: they have not."""
+        """Check that all ranks have found the same checkpoint; raise StoreError if not."""
         if len({plan.storage_data for plan in plans}) > 1:
             raise StoreError(
                 f"ranks have found different checkpoints as {self._wanted!r}: one was saved meanwhile, or they look into "
@@ -93,33 +95,33 @@ class SnaplineReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what the plan names, each part once.
+        """Read the parts named by the plan, each once.
 
         Raises:
-            DamagedDataError: a part is not what was written; names file, epoch and rank.
+            DamagedDataError: a part is damaged; names file, epoch and rank.
         """
         if self._manifest is None:
             raise UsageError("read_metadata comes before read_data")
-        wanted: dict[PartPlace, list[ReadItem]] = {}
+        items_by_part: dict[PartPlace, list[ReadItem]] = {}
         for item in plan.items:
-            wanted.setdefault(self._places[item.storage_index], []).append(item)
+            items_by_part.setdefault(self._places[item.storage_index], []).append(item)
         ranks = _Ranks(self._store, self._manifest)
-        for agent, number in sorted(wanted):
+        for agent, number in sorted(items_by_part):
             part, content = ranks.read(agent, number)
-            for item in wanted[agent, number]:
+            for item in items_by_part[agent, number]:
                 _give(planner, item, part, content)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return whether this may name a snapshot."""
+        """Return whether this can name a snapshot."""
         return bool(os.fspath(checkpoint_id))
 
 
 class _Ranks:
-    """The ranks' checkpoints, each read when its first part is wanted."""
+    """The checkpoints of the ranks, each read when its first part is needed."""
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
         self._store = store

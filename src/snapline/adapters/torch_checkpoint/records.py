@@ -1,10 +1,10 @@
-"""Form of a sharded checkpoint in the store: an epoch whose agents are the job's ranks, and one more that says what they make together.
+"""Format of a sharded checkpoint in the store: an epoch whose agents are the job's ranks, and one more agent that describes the whole checkpoint.
 
-    agent rank-<n>      state: {"items": [[name, offset, part], …]}; parts: its tensors, and the bytes of what is no tensor
+    agent rank-<n>      state: {"items": [[name, offset, part], …]}; parts: its tensors, and the bytes of non-tensor values
     agent checkpoint    state: a `CheckpointRecord`: every tensor's type, size and pieces, and which part of which rank holds each
 
-Both states are plain MessagePack, parts are as those of any agent's state. Nothing here is a pickle; but a value that is no tensor comes as bytes
-that torch's planner has pickled, and torch's planner loads them.
+Both states are plain MessagePack; parts are stored like those of any agent's state. This module uses no pickle. However, torch's planner passes
+non-tensor values as pickled bytes, and torch's planner loads them.
 """
 
 from collections.abc import Iterable
@@ -27,23 +27,23 @@ from snapline.storage.capture.values import PART_EXTENSION
 from snapline.storage.packs.pack import PackReference
 
 CHECKPOINT = "checkpoint"
-"""The agent that says what the ranks' parts make together."""
+"""The agent whose state describes the whole checkpoint."""
 
 KIND = "torch.distributed.checkpoint:Checkpoint"
 RANK_KIND = "torch.distributed.checkpoint:Rank"
 
 RECORD_VERSION = 1
-"""The `state_version` of the checkpoints here; others are refused."""
+"""The `state_version` of these checkpoints; other versions are rejected."""
 
 _PLANNER = ("planner_data",)
 
 Offset = tuple[int, ...] | None
 PartPlace = tuple[str, int]
-"""An agent, and the number of a part of its state."""
+"""An agent, and the index of a part of its state."""
 
 
 class PlannedSave(msgspec.Struct, frozen=True):
-    """Decision of the coordinating rank for one rank: its agent, its epoch, and which epoch's chunks it may reuse (0: none)."""
+    """Decision of the coordinating rank for one rank: its agent, its epoch, and the epoch whose chunks it may reuse (0: none)."""
 
     agent: str
     epoch: int
@@ -59,7 +59,7 @@ class StoredItem(msgspec.Struct, frozen=True):
 
 
 class TensorPieces(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor of the whole job: its type, its size, and offset and size of each piece."""
+    """A tensor of the whole job: its type, its size, and the offset and size of each piece."""
 
     dtype: str
     requires_grad: bool
@@ -78,7 +78,7 @@ class PlacedItem(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CheckpointRecord(msgspec.Struct, frozen=True):
-    """The state of the agent `CHECKPOINT`; of `tensors` None: the value is no tensor."""
+    """The state of the agent `CHECKPOINT`. In `tensors`, None marks a value that is no tensor."""
 
     tensors: dict[str, TensorPieces | None]
     planner: Any
@@ -90,7 +90,7 @@ _decoder = msgspec.msgpack.Decoder(CheckpointRecord)
 
 
 def encode_items(indexes: Iterable[MetadataIndex]) -> bytes:
-    """Return the state of a rank whose parts are these items, in their order."""
+    """Return the state of a rank whose parts are these items, in this order."""
     items = [
         (index.fqn, _offset_of(index), msgspec.msgpack.Ext(PART_EXTENSION, _encoder.encode(part)))
         for part, index in enumerate(indexes)
@@ -102,10 +102,10 @@ def encode_record(metadata: Metadata, places: dict[MetadataIndex, PartPlace]) ->
     """Return the state of the agent `CHECKPOINT`.
 
     Raises:
-        EncodingError: a planner of the user's own has left data in it that is not plain.
+        EncodingError: a custom planner has added data that is not plain.
     """
     try:
-        tensors = {name: _pieces_of(found) for name, found in metadata.state_dict_metadata.items()}
+        tensors = {name: _pieces_of(tensor_metadata) for name, tensor_metadata in metadata.state_dict_metadata.items()}
         planner = fold(metadata.planner_data, _PLANNER, TensorPlaces())
         placed = [PlacedItem(x.fqn, _offset_of(x), x.index, agent, part) for x, (agent, part) in places.items()]
         return _encoder.encode(CheckpointRecord(tensors, planner, placed))
@@ -114,21 +114,21 @@ def encode_record(metadata: Metadata, places: dict[MetadataIndex, PartPlace]) ->
 
 
 def decode_record(state: bytes) -> Metadata:
-    """Return what `encode_record` was given; `storage_data` says for each item where its part is.
+    """Decode the metadata that `encode_record` encoded; `storage_data` has the place of each item.
 
     Raises:
-        EncodingError: it is something else.
+        EncodingError: the state is no checkpoint record.
     """
     try:
-        found = _decoder.decode(state)
+        record = _decoder.decode(state)
         tensors = {
             name: BytesStorageMetadata() if pieces is None else _metadata_of(pieces)
-            for name, pieces in found.tensors.items()
+            for name, pieces in record.tensors.items()
         }
-        planner = Unfolding().unfold(found.planner, _PLANNER)
+        planner = Unfolding().unfold(record.planner, _PLANNER)
     except (msgspec.DecodeError, ValueError) as error:
         raise EncodingError(f"the record of the checkpoint cannot be read: {error}") from error
-    places = {MetadataIndex(x.name, x.offset, x.index): (x.agent, x.part) for x in found.places}
+    places = {MetadataIndex(x.name, x.offset, x.index): (x.agent, x.part) for x in record.places}
     return Metadata(tensors, planner_data=planner, storage_data=places)
 
 

@@ -1,9 +1,10 @@
-"""Packs of chunks that one rank writes of one checkpoint, as a host does for its agents.
+"""Packs of chunks that one rank writes for one checkpoint, as a host does for its agents.
 
-Each tensor or value is a part. Its chunks are compared with those of the base epoch first by hash (what this process saved last, at the same place of
-the same item), then by digest (whatever the base holds, also another rank's): so what has not changed, or has only moved, costs a reference.
+Each tensor or value is a part. Its chunks are deduplicated against the base epoch: first by hash, with what this process saved last at the same
+place of the same item; then by digest, with all chunks of the base, including other ranks'. So data that is unchanged or only moved costs a
+reference.
 
-Items are asked for one by one, and written 32 MiB at a time: of a tensor on another device no more lies in memory than that and the tensor itself.
+Items are requested one by one, and written 32 MiB at a time. For a tensor on another device, memory holds only that much and the tensor itself.
 """
 
 import io
@@ -31,24 +32,24 @@ from snapline.storage.packs.pack import PackNeeds, PackReference
 from snapline.storage.store.store import Store
 
 PACK_BYTES = 32 * 2**20
-"""Largest size of new chunks in one pack: deletion works by the pack, so one tensor that stays keeps no more than this of others."""
+"""Largest size of new chunks in one pack. Whole packs are deleted, so one tensor still in use retains at most this much of others."""
 
 ItemTables = dict[MetadataIndex, ChunkTable]
-"""Content of each item when this process saved it last."""
+"""Chunk table of each item as this process saved it last."""
 
 
 class RankWriter:
     """Writes one rank's part of one checkpoint.
 
     Attributes:
-        tables: of its items, for the next checkpoint if this one becomes complete.
-        sizes: of its items, in bytes, in their order.
+        tables: chunk tables of its items, for the next checkpoint if this one becomes complete.
+        sizes: sizes of its items in bytes, in their order.
     """
 
     def __init__(
         self, store: Store, planned: PlannedSave, *, base: dict[bytes, ChunkReference], tables: ItemTables
     ) -> None:
-        """`base`: all chunks of the base epoch; `tables`: of the items, as they were in it."""
+        """`base`: all chunks of the base epoch; `tables`: chunk tables of the items in it."""
         self.tables: ItemTables = {}
         self.sizes: list[int] = []
         self._store = store
@@ -60,19 +61,19 @@ class RankWriter:
         self._written: set[bytes] = set()
 
     def write(self, items: Iterable[Any], planner: Any) -> PackReference:
-        """Write the items, durable when this returns; their parts are numbered in their order.
+        """Write the items, which are durable when this returns; their parts are numbered in their order.
 
         Raises:
             EncodingError: a tensor cannot be saved; names it.
-            StoreError: the disk refused. Nothing refers to what is left there.
+            StoreError: the disk failed. The files left behind are unreferenced.
         """
         agent, epoch = self._planned.agent, self._planned.epoch
-        last: list[PackBlob] = []
-        others: list[PackReference] = []
+        pending: list[PackBlob] = []
+        earlier_packs: list[PackReference] = []
         for group in in_groups(self._new_chunks(items, planner), PACK_BYTES):
-            if last:
-                others.append(self._store.write_chunks(writer=agent, epoch=epoch, chunks=last))
-            last = group
+            if pending:
+                earlier_packs.append(self._store.write_chunks(writer=agent, epoch=epoch, chunks=pending))
+            pending = group
         made = AgentCheckpoint(
             agent=agent,
             kind=RANK_KIND,
@@ -81,21 +82,21 @@ class RankWriter:
             state_version=RECORD_VERSION,
             parts=self._parts,
         )
-        needs = PackNeeds(self._planned.base if self._reused else 0, list(self._reused), others)
+        needs = PackNeeds(self._planned.base if self._reused else 0, list(self._reused), earlier_packs)
         blobs = [(agent, encode_checkpoint(made))]
-        return self._store.write_pack(writer=agent, epoch=epoch, blobs=blobs, chunks=last, needs=needs)
+        return self._store.write_pack(writer=agent, epoch=epoch, blobs=blobs, chunks=pending, needs=needs)
 
     def _new_chunks(self, items: Iterable[Any], planner: Any) -> Iterator[PackBlob]:
         for item in items:
             part = _captured(item.index.fqn, planner.resolve_data(item))
             earlier = self._earlier.get(item.index, ChunkTable())
-            known = ChunkTable({}, earlier.by_place, self._base)
-            found = chunk_image(StateImage(b"", [part]), known, digest=self._store.digest)
-            self.tables[item.index] = found.table
+            known_chunks = ChunkTable({}, earlier.by_place, self._base)
+            chunked = chunk_image(StateImage(b"", [part]), known_chunks, digest=self._store.digest)
+            self.tables[item.index] = chunked.table
             self.sizes.append(part.size_bytes)
-            self._parts += found.parts
-            self._reused |= dict.fromkeys([chunk.digest for chunk in found.reused])
-            for chunk in found.new:
+            self._parts += chunked.parts
+            self._reused |= dict.fromkeys([chunk.digest for chunk in chunked.reused])
+            for chunk in chunked.new:
                 if chunk.digest not in self._written:
                     self._written.add(chunk.digest)
                     yield PackBlob("", KIND_CHUNK, chunk.data, chunk.digest, chunk.compresses)

@@ -1,18 +1,18 @@
 """torch's sharded checkpoints as epochs of the store: every rank writes its packs, one of them makes the checkpoint visible.
 
-A save, in torch's words and ours:
+Phases of a save:
 
     prepare_global_plan   the coordinating rank takes the next epoch's number, and the newest checkpoint as the base
-    write_data            every rank, at the same time: its packs, which nothing refers to yet (`shards.py`)
-    finish                the coordinating rank, when all have reported: it reads every pack's index back, writes the manifest, and publishes the
-                          epoch's ref. That is the commit point: a checkpoint is there whole, or it is not there
+    write_data            all ranks concurrently write their packs, which are still unreferenced (`shards.py`)
+    finish                the coordinating rank, when all ranks have reported, reads every pack's index back, writes the manifest, and
+                          publishes the epoch's ref. That is the commit point: a checkpoint is complete, or it does not exist
 
-A rank, or all of them, may be killed at any point: what was written is garbage, the last complete checkpoint is the newest, and the next save of
-another process removes the garbage. Epochs count on above everything that was ever written, so no number is used twice.
+Any or all ranks may be killed at any point. The last complete checkpoint is then the newest, and the next save by another process removes the
+incomplete data. Epoch numbers always increase above all numbers ever written, so none is used twice.
 
-**One job at a time** may save into a store. On a file system the coordinating rank holds a lock while it saves, and a second job is refused. On an
-object store nobody holds one: checkpoints of two jobs would follow each other, or one of two saves fails when it publishes. What killed saves have left is
-not removed there: it might be another's.
+**Only one job at a time** may save into a store. On a file system the coordinating rank holds a lock while it saves, and a second job is rejected. An
+object store has no lock: checkpoints of two jobs would be interleaved, or one of two saves fails when it publishes. There, incomplete data of
+killed saves is not removed, since it might belong to another job.
 """
 
 import contextlib
@@ -56,14 +56,14 @@ VALIDITY = "whole: every rank's packs were read back"
 
 
 class SnaplineWriter(StorageWriter):
-    """Saves for `torch.distributed.checkpoint.save` and `async_save` into a store of snapline.
+    """Saves for `torch.distributed.checkpoint.save` and `async_save` into a snapline store.
 
-    `SnaplineWriter.open("folder")` on every rank gives one, for all saves of the job; it is a context manager. A save's `checkpoint_id`, if there is
-    one, becomes the checkpoint's tag: a name that it is loaded by, and that keeps it from being deleted. When `save` returns the checkpoint is durable.
+    Create one with `SnaplineWriter.open("folder")` on every rank, for all saves; it is a context manager. The `checkpoint_id` of a save, if given,
+    becomes the checkpoint's tag: a name for loading it, which also protects it from deletion. When `save` returns the checkpoint is durable.
     """
 
     def __init__(self, store: Store, *, keep_last: int | None = None) -> None:
-        """Use `open`, unless you bring your own store."""
+        """Use `open` unless you have a store of your own."""
         super().__init__()
         self._store = store
         self._holds = Holds(store, now_s=time.time)
@@ -85,18 +85,18 @@ class SnaplineWriter(StorageWriter):
         keys: Keys | None = None,
         must_exist: bool = False,
     ) -> "SnaplineWriter":
-        """Open the store at a folder or a URL (`s3://bucket/prefix`), and make it if there is none.
+        """Open the store at a folder or a URL (`s3://bucket/prefix`); create it if it does not exist.
 
         Args:
             location: a folder of the job's own, the same on every rank.
-            keep_last: keep so many checkpoints; older ones without a tag or a pin are deleted as new ones come. None: all.
-            keys: None: those that the environment names (docs/protection.md).
-            must_exist: make none. For a job that has a store: its mount may be away.
+            keep_last: number of checkpoints to retain; older ones without a tag or a pin are deleted as new ones come. None: all.
+            keys: None: the keys that the environment names (docs/protection.md).
+            must_exist: do not create the store. Use it if the store must exist already, so that a missing mount is an error.
 
         Raises:
-            StoreMissingError: there is none, and it must exist.
-            UsageError: `keep_last` is below 1, or there can be no store.
-            StoreError: it is encrypted, and its key is not there; or the disk refused.
+            StoreMissingError: the store does not exist, and `must_exist` is set.
+            UsageError: `keep_last` is below 1, or there can be no store at the location.
+            StoreError: the store is encrypted and the key is missing; or the disk failed.
         """
         if keep_last is not None and keep_last < 1:
             raise UsageError(f"keep_last={keep_last} would keep no checkpoint: give 1 or more, or None for all")
@@ -104,7 +104,7 @@ class SnaplineWriter(StorageWriter):
         return cls(store, keep_last=keep_last)
 
     def close(self) -> None:
-        """Let go of the store. May be called twice."""
+        """Close the store. May be called twice."""
         handle, self._lock = self._lock, None
         if handle is not None:
             os.close(handle)
@@ -120,12 +120,12 @@ class SnaplineWriter(StorageWriter):
     # -- torch's calls, in their order -------------------------------------------------------------------------------
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """A save begins; UsageError: no tag can be called so."""
+        """Begin a save; raise UsageError if the name is not a valid tag."""
         self._next_name = None if checkpoint_id is None else pins.check_tag(os.fspath(checkpoint_id))
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """The ranks must speak to each other: UsageError with `use_collectives=False`."""
-        self.close()  # Of a save that another rank's failure has ended.
+        """Prepare a save. The ranks must communicate: raise UsageError with `use_collectives=False`."""
+        self.close()  # Ends a save that failed on another rank.
         self._name, self._next_name = self._next_name, None
         if not kwargs.get("use_collectives", True):
             raise UsageError("use_collectives=False writes checkpoints that are not of one piece: leave it out")
@@ -135,10 +135,10 @@ class SnaplineWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Decide which epoch this will be, and whose chunks may be reused.
+        """Choose the epoch of this save, and the base whose chunks may be reused.
 
         Raises:
-            UsageError: another job saves into the store; it holds something else; the name is taken; or the planner caches its plans.
+            UsageError: another job saves into the store; the store holds other data; the name is taken; or the planner caches its plans.
         """
         if not all(getattr(plan, "usable", True) for plan in plans):
             raise UsageError("the planner caches its plans, and each save needs its own: set enable_plan_caching=False")
@@ -157,13 +157,13 @@ class SnaplineWriter(StorageWriter):
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's part, durable when this returns."""
+        """Write this rank's part, which is durable when this returns."""
         written: Future[list[WriteResult]] = Future()
         written.set_result(self._write(plan.storage_data, list(plan.items), planner))
         return written
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Make the checkpoint visible, durable when this returns."""
+        """Make the checkpoint visible; it is durable when this returns."""
         packs: dict[str, PackReference] = {}
         places: dict[MetadataIndex, PartPlace] = {}
         for result in (result for written in results for result in written):
@@ -180,17 +180,17 @@ class SnaplineWriter(StorageWriter):
         self.close()
 
     def storage_meta(self) -> StorageMeta:
-        """Return where the checkpoint goes, for observers."""
+        """Return the location of the checkpoint, for observers."""
         return StorageMeta(checkpoint_id=self._name, save_id=str(self._epoch))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return whether it may name a checkpoint."""
+        """Return whether this can name a checkpoint."""
         with contextlib.suppress(UsageError):
             return bool(pins.check_tag(os.fspath(checkpoint_id)))
         return False
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- internal ----------------------------------------------------------------------------------------------------
 
     def _take_lock(self) -> None:
         lock = getattr(self._store.disk, "lock", None)
@@ -213,8 +213,10 @@ class SnaplineWriter(StorageWriter):
             except DamagedDataError:
                 continue  # Nothing of it is reused: the new checkpoint stands for itself.
             except NotFoundError:
-                words = f"the store {self._store.location} holds snapshots of a fleet: give the job a folder of its own"
-                raise UsageError(words) from None
+                message = (
+                    f"the store {self._store.location} holds snapshots of a fleet: give the job a folder of its own"
+                )
+                raise UsageError(message) from None
             return epoch, root
         return 0, ""
 
@@ -245,17 +247,17 @@ class SnaplineWriter(StorageWriter):
         gathered = self._store.gather(packs, epoch=self._epoch, bases={base: root} if base else {})
         lines = [
             agent_line(blob, pack=pack, kind=KIND if name == CHECKPOINT else RANK_KIND, host=name, incarnation=1)
-            for pack, found in enumerate(gathered.checkpoints)
-            for name, blob in found.items()
+            for pack, found_checkpoints in enumerate(gathered.checkpoints)
+            for name, blob in found_checkpoints.items()
         ]
-        told = manifests.Metadata(
+        metadata = manifests.Metadata(
             epoch=self._epoch,
             created=instant(time.time()),
             trigger="torch",
             state_bytes=size_bytes,
             validity=VALIDITY,
         )
-        found_root = self._store.write_manifest(Manifest(told, lines, gathered.packs, gathered.chunks))
+        found_root = self._store.write_manifest(Manifest(metadata, lines, gathered.packs, gathered.chunks))
         failpoint("torch.manifest.written")
         self._store.publish(self._epoch, found_root)
 

@@ -1,9 +1,13 @@
 """Conformance checks for every launcher: ours, and other people's.
 
-The fleet trusts its launcher in few points: a process that was started runs once, its end is seen and not mistaken for the end of the
-next run, and nothing is left when it is closed. The small checks test these; the large one brings up a fleet of five agents on three
-hosts, kills a host, lets the remains of another speak, moves the coordinator, and judges every snapshot by the store alone:
-no message lost, none handled twice (G1, G2, G3, G9).
+A fleet relies on its launcher in three points:
+
+1. A started process runs once.
+2. Its exit is reported, and never mistaken for the exit of the next run.
+3. Closing the launcher leaves nothing behind.
+
+The small checks test these points. The large check starts a fleet of five agents on three hosts, kills a host, lets a replaced host send
+messages, and moves the coordinator's leadership. It checks every snapshot in the store: no message is lost or handled twice (G1, G2, G3, G9).
 
 In a test suite:
 
@@ -11,8 +15,8 @@ In a test suite:
     async def test_my_launcher(check: conformance.Check, tmp_path: Path) -> None:
         await conformance.run(check, MyBench(tmp_path))
 
-A bench provides what a launcher cannot: how a process is frozen, which store all can reach, what remains. `LocalBench`, that
-of this machine, shows how one is written.
+A bench provides what a launcher does not: a store that all processes can reach, command lines, and the list of what remains after closing.
+`LocalBench`, the bench of this machine, is an example.
 """
 
 from snapline.deploy.conformance.bench import Bench, LauncherFaultError, LocalBench, processes_naming
@@ -34,7 +38,7 @@ __all__ = [
 
 
 def checks() -> list[Check]:
-    """Return all checks, the simple ones first. Each is a coroutine function of an unused bench."""
+    """Return all checks, the simple ones first. Each check is a coroutine function that takes an unused bench."""
     return [*PROCESS_CHECKS, a_fleet_recovers_exactly_and_leaves_nothing]
 
 
@@ -42,10 +46,10 @@ async def run(check: Check, bench: Bench) -> None:
     """Run one check.
 
     Raises:
-        LauncherFaultError: it failed; by name, and what it saw.
+        LauncherFaultError: the check failed; the message names the check and says what it observed.
     """
     try:
         await check(bench)
     except Exception as error:
-        words = str(error) if isinstance(error, LauncherFaultError) else f"{type(error).__name__}: {error}"
-        raise LauncherFaultError(f"{getattr(check, '__name__', check)}: {words}") from error
+        message = str(error) if isinstance(error, LauncherFaultError) else f"{type(error).__name__}: {error}"
+        raise LauncherFaultError(f"{getattr(check, '__name__', check)}: {message}") from error

@@ -14,10 +14,10 @@ from snapline.deploy.plan import NODE
 from snapline.messages.coordinator_client import CoordinatorClient
 
 LIMIT_S = 90.0
-"""Time limit of each step: seconds on a quiet machine, and a busy one may take ten times as long."""
+"""Time limit of each step. A step takes seconds on an idle machine, and up to ten times as long on a busy one."""
 
 LOOK_S = 0.05
-"""Between two looks."""
+"""Polling interval in seconds."""
 
 
 class LauncherFaultError(AssertionError):
@@ -25,20 +25,20 @@ class LauncherFaultError(AssertionError):
 
 
 class Bench(Protocol):
-    """A place where launchers are tested. What is tested may be killed and cut off there."""
+    """A place where launchers are tested. Processes may be killed and disconnected there."""
 
     @property
     def folder(self) -> Path:
-        """A folder that all processes share with this one; their command lines name it, or something in it."""
+        """A folder that all processes share with this one; their command lines contain its path."""
         ...
 
     @property
     def store(self) -> str:
-        """A store for one fleet, empty: hosts, coordinators and this process can read it."""
+        """An empty store for one fleet, readable by hosts, coordinators and this process."""
         ...
 
     def launcher(self) -> Launcher:
-        """Return a new launcher for an unused place. It is closed before the next one is requested."""
+        """Return a new launcher for an unused place. The caller closes it before requesting the next one."""
         ...
 
     def commands(self, fleet: str, hosts: int) -> Commands:
@@ -50,7 +50,7 @@ class Bench(Protocol):
         ...
 
     def remains(self) -> list[str]:
-        """Return what is left, in words, after all launchers were closed: processes, files. Nothing should be."""
+        """Return descriptions of the processes and files left after all launchers were closed. The list should be empty."""
         ...
 
 
@@ -58,7 +58,7 @@ class LocalBench:
     """Bench of this machine: everything in one folder."""
 
     def __init__(self, folder: Path, *, environment: Mapping[str, str] | None = None) -> None:
-        """`environment` is added to that of the processes."""
+        """Create the bench; `environment` is added to the environment of the processes."""
         self._folder = folder
         self._environment = environment
         self._places = 0
@@ -92,7 +92,7 @@ class LocalBench:
 
 
 def commands_for_nodes(bench: Bench, fleet: str, hosts: int, arguments: Mapping[str, str] | None = None) -> Commands:
-    """Return commands for machines that are all this one, reached as if they were not: they share one folder, and listen at their own addresses."""
+    """Return commands for several nodes that are all this machine: they share one folder and listen at their own addresses."""
     return SnaplineCommands(
         data_dir=bench.folder / "data",
         fleet=fleet,
@@ -105,19 +105,19 @@ def commands_for_nodes(bench: Bench, fleet: str, hosts: int, arguments: Mapping[
 
 
 def processes_naming(text: str) -> list[str]:
-    """Command lines of this machine's processes, other than this one, that hold `text`; and children of ours that have none yet."""
-    found: list[str] = []
+    """Return command lines of other processes on this machine that contain `text`, and our children that have no command line yet."""
+    commands: list[str] = []
     for folder in sorted(Path("/proc").iterdir()):
         if folder.name.isdecimal() and int(folder.name) != os.getpid():
             with contextlib.suppress(OSError):
                 command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
                 if text in command or (not command and _is_beginning(folder)):
-                    found.append(command.strip() or f"process {folder.name}, which is becoming its program")
-    return found
+                    commands.append(command.strip() or f"process {folder.name}, which is becoming its program")
+    return commands
 
 
 def _is_beginning(folder: Path) -> bool:
-    """Return whether it is our child and no zombie. In the middle of an exec a process has no command line for a moment."""
+    """Return whether the process is our child and not a zombie. During an exec a process briefly has no command line."""
     state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
     return state != "Z" and int(parent) == os.getpid()
 
@@ -129,7 +129,7 @@ def demand(is_so: bool, words: str) -> None:
 
 
 async def until(words: str, is_there: Callable[[], bool]) -> None:
-    """Wait for something that can be seen at once; `words` say what has not come."""
+    """Poll `is_there` until it returns True; `words` describe the awaited condition in the error."""
     try:
         async with asyncio.timeout(LIMIT_S):
             while not is_there():

@@ -1,7 +1,10 @@
-"""The large check: a fleet of five agents on three hosts and three coordinators, and what a place may do to it.
+"""The large check: a fleet of five agents on three hosts and three coordinators goes through the faults of a real place.
 
-up → a snapshot → a host killed → recovered, exactly → a host frozen, replaced, and its remains speak: refused → the coordinator's
-leader killed, started again, and leading again → down, and nothing is left.
+1. The fleet comes up and takes a snapshot.
+2. A host is killed; the fleet recovers exactly.
+3. A host is frozen and replaced; its messages are rejected when it wakes.
+4. The coordinator's leader is killed and restarted, and leads again.
+5. The fleet goes down; nothing is left.
 """
 
 import asyncio
@@ -22,11 +25,11 @@ HOSTS, COORDINATORS = 3, 3
 FLEET = "snapline.deploy.conformance.tellers:fleet"
 
 NEWCOMER = "0123456789abcdef"
-"""The replacement's instance."""
+"""Instance name of the replacement host."""
 
 
 async def a_fleet_recovers_exactly_and_leaves_nothing(bench: Bench) -> None:
-    """One fleet from up to down."""
+    """Run one fleet through all steps, from start to shutdown."""
     launcher, commands = bench.launcher(), bench.commands(FLEET, HOSTS)
     notes: list[str] = []
     fleet = LaunchedFleet(
@@ -80,7 +83,7 @@ class _Trial:
         demand(outcome.epoch in epochs, f"epoch {outcome.epoch} is not in the store")
 
     async def kill_a_host(self, host: str) -> None:
-        """Kill a host. All agents go back to one cut, on the hosts that are left; then the host comes back without any."""
+        """Kill a host: all agents are restored to one cut on the remaining hosts. Then the host returns without agents."""
         self.step = f"{host} killed"
         earlier = await self._recoveries()
         self._fleet.kill(host, is_kept_down=True)
@@ -88,14 +91,16 @@ class _Trial:
         demand(recovery["lost_hosts"] == [host], f"lost were {recovery['lost_hosts']}")
         await self._until_more_epochs(2)
         judge(self._bench.store)
-        await until("its end seen", lambda: self._fleet.handle(host) is None)  # the coordinator may have been quicker
+        await until(
+            "its end seen", lambda: self._fleet.handle(host) is None
+        )  # the coordinator may see the exit before the launcher
         self.step = f"{host} started again"
         self._fleet.restart(host)
         await self._until("all hosts back", self._is_whole)
         demand(await self._recoveries() == earlier + 1, "its return has undone something")
 
     async def let_remains_speak(self, host: str) -> None:
-        """Freeze a host with turns to run and frames to send; it is counted as lost, replaced, and wakes: its messages are rejected (G9)."""
+        """Freeze a host that has turns to run and frames to send until it is replaced; when it wakes, its messages are rejected (G9)."""
         self.step = f"{host} frozen"
         earlier = await self._recoveries()
         frozen = self._fleet.handle(host)
@@ -123,10 +128,10 @@ class _Trial:
         demand(await self._recoveries() == earlier + 1, "their words have undone something")
 
     async def move_the_coordinator(self) -> None:
-        """Kill the leader; another leads. The dead one comes back, on any machine, and is fit to lead again."""
+        """Kill the leader, so that another replica leads. The killed one returns, on any machine, and can lead again."""
         leader = (await self._until("a leader", lambda now: now.leader != "")).leader
         self.step = f"{leader} killed, which led"
-        self._fleet.kill(leader, is_kept_down=True)  # at once back, it might be elected again
+        self._fleet.kill(leader, is_kept_down=True)  # restarted at once, it might be elected again
         await self._until("another leader", lambda now: now.leader not in ("", leader))
         await self._until_more_epochs(1)
         self.step = f"{leader} started again"
@@ -161,7 +166,7 @@ class _Trial:
         await self._until(f"{count} more epochs", lambda now: now.epochs_completed >= wanted and now.phase == "running")
 
     async def _until_led_by(self, name: str) -> None:
-        """Hand the lead to `name`, which has to come back and to catch up first."""
+        """Transfer leadership to `name`, which must first return and catch up."""
         try:
             async with asyncio.timeout(LIMIT_S):
                 while (await self._status()).leader != name:
@@ -175,26 +180,26 @@ class _Trial:
         return len(await self._history())
 
     async def _recovered(self, earlier: int) -> dict[str, object]:
-        """Return the recovery that follows, when it is done."""
+        """Wait for the next recovery to complete, and return it."""
         try:
             async with asyncio.timeout(LIMIT_S):
                 while True:
-                    found = await self._history()
-                    if len(found) > earlier and found[-1]["done"] is not None:
-                        return found[-1]
+                    recoveries = await self._history()
+                    if len(recoveries) > earlier and recoveries[-1]["done"] is not None:
+                        return recoveries[-1]
                     await asyncio.sleep(LOOK_S)
         except TimeoutError:
             raise LauncherFaultError(f"no recovery within {LIMIT_S:g} s") from None
 
     async def _history(self) -> list[dict[str, object]]:
-        found = (await self._client.recovery_history(LIMIT_S))["recoveries"]
-        assert isinstance(found, list)
-        return found
+        recoveries = (await self._client.recovery_history(LIMIT_S))["recoveries"]
+        assert isinstance(recoveries, list)
+        return recoveries
 
 
 async def _nothing_is_left(bench: Bench, address: str) -> None:
     await until("down: everything gone", lambda: not bench.remains())
-    for each in address.split(","):
-        host, _, port = each.rpartition(":")
+    for endpoint in address.split(","):
+        host, _, port = endpoint.rpartition(":")
         with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1.0):
-            raise LauncherFaultError(f"down: somebody still listens at {each}")
+            raise LauncherFaultError(f"down: somebody still listens at {endpoint}")

@@ -1,4 +1,4 @@
-"""Judges the snapshots of the tellers by the store alone: consistent, whole, every token there, every transfer handled once (G1–G3)."""
+"""Checks the tellers' snapshots from the store alone: consistent, complete, no token lost, every transfer handled once (G1–G3)."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from snapline.storage.store.store import Store
 
 
 class Judged(NamedTuple):
-    """A snapshot that is as it must be: its epoch, under which recovery plan it was taken, whose agents it holds."""
+    """A correct snapshot: its epoch, the recovery plan in force when it was taken, and the hosts of its agents."""
 
     epoch: int
     plan: int
@@ -20,10 +20,10 @@ class Judged(NamedTuple):
 
 
 def judge(location: str) -> list[Judged]:
-    """Judge every snapshot in the store. One that the coordinator prunes meanwhile, as too old, is passed over.
+    """Check every snapshot in the store. Snapshots that the coordinator prunes meanwhile are skipped.
 
     Raises:
-        LauncherFaultError: one is not what it must be; names which, and what is wrong.
+        LauncherFaultError: a snapshot is wrong; the message names the snapshot and the fault.
     """
     store = Store.open(location)
     judged: list[Judged] = []
@@ -38,19 +38,19 @@ def judge(location: str) -> list[Judged]:
 
 def _judge_epoch(store: Store, epoch: int) -> Judged:
     manifest = store.read_manifest(store.read_ref(epoch), epoch=epoch)
-    checkpoints = {found.agent: found for found in store.read_checkpoints(manifest)}
+    checkpoints = {checkpoint.agent: checkpoint for checkpoint in store.read_checkpoints(manifest)}
     _judge_channels(epoch, checkpoints)
     _judge_tokens(epoch, load_cut(store, epoch, fleet()), checkpoints)
     return Judged(epoch, manifest.metadata.plan, frozenset(line.host for line in manifest.agents))
 
 
 def _judge_channels(epoch: int, checkpoints: dict[str, AgentCheckpoint]) -> None:
-    cut = {agent: DependencyRecord(found.sent, found.received) for agent, found in checkpoints.items()}
+    cut = {agent: DependencyRecord(checkpoint.sent, checkpoint.received) for agent, checkpoint in checkpoints.items()}
     demand(orphans(cut) == [], f"epoch {epoch} has orphans: {orphans(cut)}")
     saved = {
         (sender, agent): [message.number for message in messages]
-        for agent, found in checkpoints.items()
-        for sender, messages in found.in_transit.items()
+        for agent, checkpoint in checkpoints.items()
+        for sender, messages in checkpoint.in_transit.items()
         if messages
     }
     expected = {channel: list(numbers) for channel, numbers in in_transit_numbers(cut).items()}
@@ -58,21 +58,25 @@ def _judge_channels(epoch: int, checkpoints: dict[str, AgentCheckpoint]) -> None
 
 
 def _judge_tokens(epoch: int, cut: Cut, checkpoints: dict[str, AgentCheckpoint]) -> None:
-    tills = {agent: state for agent, state in cut.states.items() if isinstance(state, TransferCounts)}
-    demand(len(tills) == AGENTS, f"epoch {epoch} has {len(tills)} agents")
-    held = sum(till.balance for till in tills.values())
+    counts = {agent: state for agent, state in cut.states.items() if isinstance(state, TransferCounts)}
+    demand(len(counts) == AGENTS, f"epoch {epoch} has {len(counts)} agents")
+    held_tokens = sum(count.balance for count in counts.values())
     moving = sum(transit.message.amount for transit in cut.in_transit if isinstance(transit.message, Transfer))
     demand(
-        held + moving == AGENTS * TOKENS, f"epoch {epoch}: {held} tokens in agents and {moving} in transit are wrong"
+        held_tokens + moving == AGENTS * TOKENS,
+        f"epoch {epoch}: {held_tokens} tokens in agents and {moving} in transit are wrong",
     )
-    for agent, till in tills.items():
-        found = checkpoints[agent]
-        sent = sum(found.sent.values()) + len(found.outbox)
-        waiting = till.passed + len(found.timers)
-        told = f"{agent} in epoch {epoch}"
-        demand(till.handled == sum(found.received.values()), f"{told} handled {till.handled} of {found.received}")
-        demand(till.passed == sent, f"{told} passed {till.passed} on, and {sent} were sent")
-        started = LINES if found.is_started else 0
+    for agent, count in counts.items():
+        checkpoint = checkpoints[agent]
+        sent = sum(checkpoint.sent.values()) + len(checkpoint.outbox)
+        waiting = count.passed + len(checkpoint.timers)
+        label = f"{agent} in epoch {epoch}"
         demand(
-            started + till.handled == waiting, f"{told} owes {started + till.handled} transfers, and knows {waiting}"
+            count.handled == sum(checkpoint.received.values()),
+            f"{label} handled {count.handled} of {checkpoint.received}",
+        )
+        demand(count.passed == sent, f"{label} passed {count.passed} on, and {sent} were sent")
+        started = LINES if checkpoint.is_started else 0
+        demand(
+            started + count.handled == waiting, f"{label} owes {started + count.handled} transfers, and knows {waiting}"
         )

@@ -1,4 +1,4 @@
-"""Checks of the launcher's own words: small programs are started and ended, no fleet is there."""
+"""Checks of each launcher method: small programs are started and ended, without a fleet."""
 
 import asyncio
 import sys
@@ -36,7 +36,7 @@ async def an_end_is_seen_with_its_code_and_last_words(bench: Bench) -> None:
 
 
 async def a_name_is_one_process(bench: Bench) -> None:
-    """Check that a repeated start, such as after a call whose answer was lost, does not make a second process."""
+    """Check that repeating a start, such as after a lost answer, does not start a second process."""
     async with _opened(bench) as launcher:
         first = await launcher.start(program("h1", SLEEP))
         second = await launcher.start(program("h1", SLEEP, instance="run-2"))
@@ -85,7 +85,7 @@ async def who_is_frozen_stands_still_until_thawed_or_killed(bench: Bench) -> Non
         handle = await launcher.start(program("h1", BEATING.format(beats=str(beats), beat_s=BEAT_S)))
         await until("a first beat", beats.exists)
         await launcher.freeze(handle)
-        await asyncio.sleep(BEAT_S)  # one beat may be on its way
+        await asyncio.sleep(BEAT_S)  # one beat may still be in progress
         before = beats.stat().st_size
         await asyncio.sleep(10 * BEAT_S)
         demand(beats.stat().st_size == before, "frozen, it goes on")
@@ -100,7 +100,7 @@ async def who_is_frozen_stands_still_until_thawed_or_killed(bench: Bench) -> Non
 
 
 async def closing_leaves_nothing(bench: Bench) -> None:
-    """Check that closing leaves nothing, also of what was started a moment before."""
+    """Check that closing leaves no process, not even one whose start was just cancelled."""
     async with _opened(bench) as launcher:
         kinds: list[Kind] = ["host", "host", "coordinator"]
         for number, kind in enumerate(kinds):

@@ -1,7 +1,7 @@
 """Real raylets on this machine, and the bench that tests the Ray launcher on them. Only tests and benchmarks need it.
 
-`ray.cluster_utils.Cluster` starts Ray's own processes: a head with its control store, and nodes that can be killed. All are on 127.0.0.1
-here, which Ray allows only where it takes itself to be on a machine without a network; so nothing of it is reachable from outside.
+`ray.cluster_utils.Cluster` starts Ray's own processes: a head with its control store, and nodes that can be killed. All listen on 127.0.0.1,
+so nothing is reachable from outside. Ray allows this only when it assumes a machine without a network.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from snapline.deploy.ray_cluster import RayCluster
 from snapline.deploy.ray_launcher import RayLauncher
 
 NOT_NICE = {"worker_niceness": 0}
-"""Ray's own name, which may change. Its workers are nice to others (15) by default, and so is what they start: on a machine that has
-other things to do heartbeats would come late."""
+"""Ray's internal setting; its name may change. By default Ray's workers and their children run at niceness 15, so heartbeats would be
+late on a busy machine."""
 
 QUICK = {
     **NOT_NICE,
@@ -31,13 +31,13 @@ QUICK = {
     "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 3,
 }
-"""Settings under which Ray takes some two seconds to declare a node dead."""
+"""Settings with which Ray declares a node dead after about two seconds."""
 
 SPOT = {"agenthost": 1.0}
-"""Resource that a node has one of, so that it takes one host."""
+"""Resource of which each node has one unit, so that it takes one host."""
 
 STORE_BYTES = 80 << 20
-"""Ray's object store on each node: nothing of ours goes through it."""
+"""Size of Ray's object store on each node; snapline does not use it."""
 
 _SWEEPER = Path(__file__).with_name("sweeper.py")
 
@@ -58,7 +58,7 @@ class Raylets:
         self.address = str(self._cluster.address)
 
     def add(self) -> None:
-        """One more node."""
+        """Add a node."""
         self._nodes.append(
             self._cluster.add_node(
                 num_cpus=2, resources=SPOT, node_ip_address="127.0.0.1", object_store_memory=STORE_BYTES
@@ -70,47 +70,47 @@ class Raylets:
         return [node.node_id for node in self._nodes]
 
     def kill(self, node_id: str) -> None:
-        """SIGKILL to the raylet of this node; what it has started ends with it."""
-        node = next(each for each in self._nodes if each.node_id == node_id)
+        """Send SIGKILL to the raylet of this node; its child processes end with it."""
+        node = next(candidate for candidate in self._nodes if candidate.node_id == node_id)
         self._nodes.remove(node)
         self._cluster.remove_node(node, allow_graceful=False)
 
     def close(self) -> None:
-        """End all of it."""
+        """Shut the cluster down."""
         import_module("ray").shutdown()
         self._cluster.shutdown()
 
 
 @contextlib.contextmanager
 def raylets(nodes: int, paths: Sequence[str] = (), config: Mapping[str, int] = QUICK) -> Iterator[Raylets]:
-    """A cluster whose workers can import what lies in `paths`. `config`: Ray's system configuration.
+    """Yield a cluster whose workers can import modules from `paths`. `config`: Ray's system configuration.
 
-    Its processes and files are gone afterwards, also where this process is killed: a sweeper stays until then.
+    A sweeper removes its processes and files afterwards, even if this process is killed.
     """
-    constants: Any = import_module("ray._private.ray_constants")  # Any: not for us to know
+    constants: Any = import_module("ray._private.ray_constants")  # Any: a private module of Ray
     worker: Any = import_module("ray._private.worker")
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(_swept_folder())
         stack.enter_context(_environment(_wanted(scratch, paths)))
-        # Read from the environment when Ray was imported.
+        # Ray read this from the environment at import.
         stack.enter_context(_changed(constants, "ENABLE_RAY_CLUSTER", False))
-        # Pages about each node that died, which is on purpose here.
+        # Silence Ray's long messages about dead nodes: here nodes are killed on purpose.
         stack.enter_context(_changed(worker, "print_to_stdstream", lambda *_, **__: None))
-        made = Raylets(nodes, config)
+        cluster = Raylets(nodes, config)
         try:
-            yield made
+            yield cluster
         finally:
-            made.close()
+            cluster.close()
 
 
 @contextlib.contextmanager
 def _changed(module: Any, name: str, value: object) -> Iterator[None]:
-    was = getattr(module, name)
+    original = getattr(module, name)
     setattr(module, name, value)
     try:
         yield
     finally:
-        setattr(module, name, was)
+        setattr(module, name, original)
 
 
 def _wanted(scratch: str, paths: Sequence[str]) -> dict[str, str]:
@@ -124,7 +124,7 @@ def _wanted(scratch: str, paths: Sequence[str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _swept_folder() -> Iterator[str]:
-    """A folder that goes, with the processes that use it, when the block ends or this process does."""
+    """Yield a folder; it and the processes that use it are removed when the block or this process ends."""
     scratch = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # Ray's sockets need a short path
     sweeper = subprocess.Popen(
         [sys.executable, "-I", "-S", str(_SWEEPER), scratch], stdin=subprocess.PIPE, start_new_session=True
@@ -137,12 +137,12 @@ def _swept_folder() -> Iterator[str]:
 
 @contextlib.contextmanager
 def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
-    was = {name: os.environ.get(name) for name in wanted}
+    original = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:
         yield
     finally:
-        for name, value in was.items():
+        for name, value in original.items():
             if value is None:
                 del os.environ[name]
             else:
@@ -150,7 +150,7 @@ def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
 
 
 class RayBench(LocalBench):
-    """Nodes of this machine: processes can be frozen from here."""
+    """Bench whose nodes are all this machine, so that processes can be frozen from here."""
 
     def __init__(self, folder: Path, address: str, hosts: int = 3) -> None:
         super().__init__(folder)
@@ -165,7 +165,7 @@ class RayBench(LocalBench):
         return commands_for_nodes(self, fleet, hosts, arguments)
 
     def remains(self) -> list[str]:
-        """Processes and actors."""
+        """Return remaining processes and actors."""
         cluster = RayCluster(self.folder.name, self._address)
         actors = cluster.names()
         cluster.leave(is_over=False)

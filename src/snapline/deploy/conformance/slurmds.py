@@ -1,7 +1,7 @@
 """A Slurm cluster of our own on this machine, and the bench that tests the Slurm launcher on it. Only tests need it.
 
-Real munged, slurmctld and one slurmd for each node, on loopback, with everything they write in one folder. Jobs take whole nodes, so that hosts
-and coordinators are spread.
+It runs real munged, slurmctld and one slurmd for each node on loopback, with all their files in one folder. Jobs take whole nodes, so that
+hosts and coordinators run on different nodes.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ from snapline.deploy.slurm_launcher import SlurmLauncher
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scancel", "scontrol", "srun")
 
 NODES = tuple(f"n{number}" for number in range(1, 9))
-"""Three hosts, three coordinators, a host's replacement, and one to spare."""
+"""Nodes for three hosts, three coordinators and one replacement host, and one in reserve."""
 
 OPTIONS = ("--exclusive",)
-"""Each element has a node to itself."""
+"""Options of sbatch: each job element gets a node of its own."""
 
 CONFIGURATION = """
 ClusterName=snapline
@@ -51,22 +51,22 @@ SlurmdParameters=config_overrides
 {nodes}
 PartitionName=main Nodes={names} Default=YES State=UP
 """
-"""`cred_expire`: a requeued job waits until then, two minutes by default. `SlurmdTimeout`: five minutes by default."""
+"""`cred_expire` (default: two minutes): a requeued job waits that long. `SlurmdTimeout`: default five minutes."""
 
 
 def missing() -> str:
-    """Why no cluster can be made here; empty if one can."""
+    """Return why no cluster can be started here; empty if one can."""
     if os.getuid() != 0:
         return "a cluster of our own needs root"
-    without = [program for program in PROGRAMS if _program(program) is None]
-    return f"{', '.join(without)} not installed: `make test-slurm` installs Debian's and runs this" if without else ""
+    absent = [program for program in PROGRAMS if _program(program) is None]
+    return f"{', '.join(absent)} not installed: `make test-slurm` installs Debian's and runs this" if absent else ""
 
 
 class Slurmds:
     """A running cluster.
 
     Attributes:
-        config: what SLURM_CONF names.
+        config: path for SLURM_CONF.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -83,21 +83,21 @@ class Slurmds:
         self._start_all()
 
     def start(self, node: str) -> None:
-        """A slurmd."""
+        """Start the slurmd of a node."""
         self._run(node, "slurmd", "-D", "-N", node, "-f", str(self.config))
 
     def kill(self, node: str, *, with_all: bool) -> None:
-        """Send SIGKILL to the slurmd of a node, and `with_all` to all that runs there, as when a machine dies: nothing there reports an end."""
+        """Send SIGKILL to the slurmd of a node; `with_all`: also to all its jobs, so that no exit is reported, as when a machine dies."""
         jobs = self._processes(f"SLURMD_NODENAME={node}") if with_all else []
         daemons = {parent_of(pid) for pid in jobs}
         self._daemons[node].kill()
         self._daemons[node].wait()
-        for pid in (*(each for each in daemons if name_of(each) == "slurmstepd"), *jobs):
+        for pid in (*(daemon for daemon in daemons if name_of(daemon) == "slurmstepd"), *jobs):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """End all of it."""
+        """Shut the cluster down."""
         subprocess.run(["scancel", "--user", "root"], check=False, env=self.environment(), capture_output=True)
         for name in reversed(list(self._daemons)):
             self._daemons[name].terminate()
@@ -112,19 +112,19 @@ class Slurmds:
                 os.kill(pid, signal.SIGKILL)
 
     def remaining(self) -> list[int]:
-        """Processes with our configuration: steps and jobs whose slurmd was killed."""
+        """Return the ids of processes with our configuration: steps and jobs whose slurmd was killed."""
         return self._processes()
 
     def _processes(self, *more: str) -> list[int]:
-        """Return the processes of this cluster, with these words in their environment."""
+        """Return the processes of this cluster whose environment contains all entries of `more`."""
         wanted = {word.encode() for word in (f"SLURM_CONF={self.config}", *more)}
-        found: list[int] = []
+        pids: list[int] = []
         for path in Path("/proc").iterdir():
             if path.name.isdecimal() and int(path.name) != os.getpid():
                 with contextlib.suppress(OSError):
                     if wanted <= set((path / "environ").read_bytes().split(b"\0")):
-                        found.append(int(path.name))
-        return found
+                        pids.append(int(path.name))
+        return pids
 
     def environment(self) -> dict[str, str]:
         """Environment for Slurm's programs."""
@@ -141,7 +141,7 @@ class Slurmds:
         self.await_nodes(len(NODES))
 
     def await_nodes(self, count: int) -> None:
-        """Wait until so many nodes are idle."""
+        """Wait until `count` nodes are idle."""
         _until(lambda: self._idle() >= count, f"{count} idle nodes")
 
     def _idle(self) -> int:
@@ -150,16 +150,16 @@ class Slurmds:
         return sum(line.split()[1] == "idle" for line in done.stdout.splitlines())
 
     def _run(self, name: str, program: str, *options: str) -> None:
-        found = _program(program)
-        assert found is not None
+        path = _program(program)
+        assert path is not None
         with (self.folder / f"{name}.out").open("ab") as log:
             self._daemons[name] = subprocess.Popen(
-                [found, *options], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment()
+                [path, *options], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment()
             )
 
 
 def parent_of(pid: int) -> int:
-    """Return the parent; 0 if it is gone."""
+    """Return the parent's process id; 0 if the process is gone."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
@@ -167,7 +167,7 @@ def parent_of(pid: int) -> int:
 
 
 def name_of(pid: int) -> str:
-    """Return the name of its program; empty if it is gone."""
+    """Return the name of the process's program; empty if the process is gone."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
@@ -176,21 +176,21 @@ def name_of(pid: int) -> str:
 
 @contextlib.contextmanager
 def own_cluster(folder: Path) -> Iterator[Slurmds]:
-    """Yield a cluster that is gone afterwards; this process's Slurm programs use it."""
-    made = Slurmds(folder)
-    was = os.environ.get("SLURM_CONF")
-    os.environ["SLURM_CONF"] = str(made.config)
+    """Yield a cluster that this process's Slurm programs use; it is shut down afterwards."""
+    cluster = Slurmds(folder)
+    original = os.environ.get("SLURM_CONF")
+    os.environ["SLURM_CONF"] = str(cluster.config)
     try:
-        yield made
+        yield cluster
     finally:
-        made.close()
+        cluster.close()
         del os.environ["SLURM_CONF"]
-        if was is not None:
-            os.environ["SLURM_CONF"] = was
+        if original is not None:
+            os.environ["SLURM_CONF"] = original
 
 
 class SlurmBench(LocalBench):
-    """Nodes of this machine: processes can be frozen from here."""
+    """Bench whose nodes are all this machine, so that processes can be frozen from here."""
 
     def launcher(self) -> SlurmLauncher:
         return SlurmLauncher(self.folder.name, data_dir=str(self.folder / "data"), options=OPTIONS)
@@ -199,7 +199,7 @@ class SlurmBench(LocalBench):
         return commands_for_nodes(self, fleet, hosts, arguments)
 
     def remains(self) -> list[str]:
-        """Processes, and jobs."""
+        """Return remaining processes and jobs."""
         listed = ["squeue", "--noheader", "--format=%i %j %T"]
         done = subprocess.run(listed, check=True, capture_output=True, text=True)
         jobs = [line for line in done.stdout.splitlines() if f":{self.folder.name}:" in line]

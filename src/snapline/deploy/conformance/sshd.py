@@ -1,6 +1,6 @@
 """An sshd of our own on this machine, and the bench that tests the ssh launcher on it. Only tests need it.
 
-It listens on a loopback port, has its own keys, and is reached under several names, each a machine to the launcher.
+It listens on a loopback port and has its own keys. It is reached under several names; to the launcher each name is a machine.
 """
 
 import contextlib
@@ -27,18 +27,18 @@ PRIVILEGE_FOLDER = Path("/run/sshd")
 
 
 def find_sshd() -> str | None:
-    """The program; None if it is not there, or cannot run."""
-    found = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    """Return the path of sshd; None if it is not installed or cannot run."""
+    path = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     is_ready = os.getuid() != 0 or PRIVILEGE_FOLDER.is_dir()
-    return found if is_ready and shutil.which("ssh") and shutil.which("ssh-keygen") else None
+    return path if is_ready and shutil.which("ssh") and shutil.which("ssh-keygen") else None
 
 
 class Sshd:
     """A running sshd.
 
     Attributes:
-        config: for `ssh -F`: MACHINES, and `stranger`, whose key is not let in, and `unknown`, whose host key is unknown.
-        log: what the server wrote.
+        config: for `ssh -F`: MACHINES, `stranger` (its user key is not authorized) and `unknown` (its host key is unknown).
+        log: the server's log file.
     """
 
     def __init__(self, folder: Path, program: str) -> None:
@@ -56,7 +56,7 @@ class Sshd:
         self._process = self._start()
 
     def close(self) -> None:
-        """End it, and what it has open."""
+        """Stop the server and its connections."""
         self._process.terminate()
         self._process.wait()
 
@@ -76,31 +76,31 @@ class Sshd:
         )
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        started = subprocess.Popen(
+        process = subprocess.Popen(
             [self._program, "-D", "-f", str(self._folder / "sshd_config"), "-E", str(self.log)],
             stdin=subprocess.DEVNULL,
         )
         deadline_s = time.monotonic() + LIMIT_S
-        while time.monotonic() < deadline_s and started.poll() is None:
+        while time.monotonic() < deadline_s and process.poll() is None:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), timeout=1.0):
-                return started
+                return process
             time.sleep(LOOK_S)
-        started.kill()
+        process.kill()
         raise RuntimeError(f"sshd does not listen: {self.log.read_text() if self.log.exists() else ''}")
 
 
 @contextlib.contextmanager
 def own_sshd(folder: Path, program: str) -> Iterator[Sshd]:
-    """Yield an sshd that is gone afterwards."""
-    made = Sshd(folder, program)
+    """Yield an sshd; stop it afterwards."""
+    server = Sshd(folder, program)
     try:
-        yield made
+        yield server
     finally:
-        made.close()
+        server.close()
 
 
 class SshBench(LocalBench):
-    """Machines that are all this one: processes can be frozen from here."""
+    """Bench whose machines are all this one, so that processes can be frozen from here."""
 
     def __init__(self, folder: Path, sshd: Sshd) -> None:
         super().__init__(folder)
@@ -115,12 +115,12 @@ class SshBench(LocalBench):
         return commands_for_nodes(self, fleet, hosts, arguments)
 
     def remains(self) -> list[str]:
-        """Processes, sockets, keys."""
+        """Return remaining processes, and folders with sockets and keys."""
         return [*super().remains(), *left_in_memory(self.launcher())]
 
 
 def left_in_memory(launcher: Launcher) -> list[str]:
-    """Folders of the posts of such a launcher."""
+    """Return the remaining runtime folders of this launcher's launch agents."""
     assert isinstance(launcher, SshLauncher)
     folders = [runtime_folder(launcher.key(machine)) for machine in MACHINES]
     return [str(folder) for folder in folders if folder.exists()]

@@ -1,7 +1,7 @@
-"""Ends what a cluster of raylets has left on this machine, when its maker has ended, in any way.
+"""Removes what a raylet cluster has left on this machine once the process that started it has ended, in any way.
 
-Used as `python -I -S sweeper.py FOLDER`, with a pipe as standard input: where the pipe ends, all processes that name FOLDER or hold a file
-in it are killed, and FOLDER goes. A test that is killed cannot do so itself, and Ray's processes outlive their starter.
+Usage: `python -I -S sweeper.py FOLDER`, with a pipe as standard input. At the end of the pipe, the sweeper kills all processes whose command
+line contains FOLDER or that have a file in it open, and deletes FOLDER. A killed test cannot do so, and Ray's processes outlive their starter.
 """
 
 import contextlib
@@ -13,22 +13,22 @@ import time
 from pathlib import Path
 
 LOOK_S = 0.1
-"""Between two looks: the dying leave children that die a moment later."""
+"""Interval between two rounds: children of a killed process may take a moment to appear or end."""
 
 ROUNDS_MAX = 600
-"""A process that a minute of killing has not ended hangs in the kernel."""
+"""Limit of rounds, one minute in all: a process that survives them hangs in the kernel."""
 
 
 def main() -> None:
-    """Wait for the end of the pipe, then sweep. Who holds its other end lives on: it holds Ray's files as well."""
+    """Wait for the end of the pipe, then sweep. The parent process is spared although it has Ray's files open."""
     folder, spared = sys.argv[1], {os.getpid(), os.getppid()}
     sys.stdin.buffer.read()
     for _ in range(ROUNDS_MAX):
-        found = [number for number in _processes() - spared if _is_of(folder, Path("/proc") / str(number))]
-        for number in found:
-            _kill(number)
-        if not found:
-            shutil.rmtree(folder, ignore_errors=True)  # whoever lives on may write just then
+        remaining = [pid for pid in _processes() - spared if _is_of(folder, Path("/proc") / str(pid))]
+        for pid in remaining:
+            _kill(pid)
+        if not remaining:
+            shutil.rmtree(folder, ignore_errors=True)  # a surviving process may be writing into it
             if not os.path.exists(folder):
                 return
         time.sleep(LOOK_S)
@@ -39,12 +39,12 @@ def _processes() -> set[int]:
 
 
 def _is_of(folder: str, process: Path) -> bool:
-    """Workers of Ray call themselves something else, but their output goes to a file in the folder."""
+    """Return whether a process uses the folder. Ray's workers change their command line, but their output goes to a file in the folder."""
     try:
         if folder.encode() in (process / "cmdline").read_bytes():
             return True
-        return any(os.readlink(each).startswith(f"{folder}/") for each in (process / "fd").iterdir())
-    except OSError:  # it has ended, or is not ours
+        return any(os.readlink(descriptor).startswith(f"{folder}/") for descriptor in (process / "fd").iterdir())
+    except OSError:  # it has ended, or belongs to another user
         return False
 
 

@@ -1,7 +1,7 @@
-"""The fleet that launchers are tested with: five agents pass tokens to each other, slowly, for ever, and count what they do.
+"""The fleet that launchers are tested with: five agents slowly pass tokens to each other without end, and count their transfers.
 
-No token may be lost or made, and each agent must have handled every message that it received, and answered it, exactly once.
-So every snapshot can be judged on its own (`judge.py`).
+No token may be lost or created. Each agent must handle and answer every received message exactly once.
+So every snapshot can be checked on its own (`judge.py`).
 """
 
 import functools
@@ -11,20 +11,20 @@ import msgspec
 import snapline
 
 AGENTS, TOKENS, LINES = 5, 100, 2
-"""Agents, what each begins with, and how many of each agent's transfers are under way at a time."""
+"""Number of agents, tokens that each begins with, and concurrent transfers of each agent."""
 
 PAUSE_S = 0.02
-"""Between a transfer and its answer: some hundred messages a second in all, next to nothing for a machine."""
+"""Pause between a transfer and its answer, in seconds: about a hundred messages a second in all, a negligible load."""
 
 
 class Transfer(snapline.Message):
-    """Some tokens change hands."""
+    """Some tokens pass to another agent."""
 
     amount: int
 
 
 class AnswerDue(snapline.Message):
-    """Message to itself, by a timer: pass something on."""
+    """Timer message of an agent to itself: pass tokens on."""
 
 
 class TransferCounts(msgspec.Struct):
@@ -37,7 +37,7 @@ class TransferCounts(msgspec.Struct):
 
 
 class CountingTeller(snapline.Agent):
-    """Answers each transfer with one of its own, to anybody, a little later."""
+    """Answers each transfer with a transfer to a random agent, a little later."""
 
     state: TransferCounts
 
@@ -60,7 +60,7 @@ class CountingTeller(snapline.Agent):
 
 
 def fleet(period: str = "0.3") -> snapline.Fleet:
-    """The fleet; `period`: seconds between checkpoints."""
+    """Return the fleet; `period`: seconds between checkpoints."""
     names = [f"teller-{number}" for number in range(AGENTS)]
     return snapline.Fleet(
         "launched-tellers",

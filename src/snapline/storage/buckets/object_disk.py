@@ -1,32 +1,33 @@
-"""An object store behind the port `Disk`: S3 and what speaks its language, Google Cloud Storage, Azure, or memory for tests.
+"""Object stores behind the `Disk` protocol: S3 and compatible stores, Google Cloud Storage, Azure, or memory for tests.
 
-The port was made for files; what it demands maps onto objects so:
+The protocol was made for files. Its calls map onto objects as follows:
 
-| the port | here |
+| `Disk` | here |
 | --- | --- |
-| an open file without a name | a buffer in memory: nothing is sent before it is whole |
-| `sync_data` | nothing: what a PUT acknowledged is durable |
-| `link`, which fails if the name is taken | one PUT that may create only (`If-None-Match: *` and its like) |
-| directories, and their sync | nothing: a directory is the common start of some names |
+| an open file without a name | a buffer in memory: nothing is sent before it is complete |
+| `sync_data` | nothing: an acknowledged PUT is durable |
+| `link`, which fails if the name is taken | one conditional PUT (`If-None-Match: *` or equivalent) |
+| directories, and their sync | nothing: a directory is a common prefix of names |
 | `read` | GET of a range |
 | `list_directory` | LIST with a delimiter; the client follows all pages |
 
-**Model.** After an answer every later request sees its effect (S3 since 2020, Google, Azure, Ceph). Of several PUTs that may
-create only, one wins. `opening.open_disk` checks that once, on opening; the class trusts the result
+**Model.** After an answer every later request sees its effect (S3 since 2020, Google, Azure, Ceph). Of several conditional PUTs of one
+name, one succeeds. `opening.open_disk` checks this once, on opening; the class trusts the result
 (`Abilities`).
 
-**A PUT of unknown outcome.** The connection may die after the store has acted, and a repeated request then meets its own object.
-So FileExistsError says that the name is taken, not by whom. A caller that derives the name from the content compares what is there
-(`files.create_or_compare`); a caller that draws a random name takes another one (packs: `Store.write_pack` called again). Neither needs
-to know whose object it was.
+**A PUT of unknown outcome.** The connection may fail after the store has created the object, and a retry then meets its own object.
+So FileExistsError means that the name is taken, not by whom. A caller that derives the name from the content compares the existing bytes
+(`files.create_or_compare`). A caller with a random name takes another one (packs: call `Store.write_pack` again). Neither needs
+to know who created the object.
 
-**Departures from a file system**, all harmless to `Store`: an empty directory is not there; a missing one lists as empty;
-`make_directory` never fails; of two threads that unlink one name both may succeed, since stores delete silently: we look first.
+**Departures from a file system**, all harmless to `Store`: empty directories do not exist; a missing one lists as empty;
+`make_directory` never fails. If two threads unlink one name, both may succeed: stores delete silently, so the class checks first.
 
-All methods raise OSError and nothing else, and never EIO: that means damaged bytes (`files.reading`), and a store that cannot
+All methods raise only OSError, and never EIO, which means damaged bytes (`files.reading`): an unreachable store has
+not damaged anything. Threads may share a disk. After a fork it works in the parent only.
 be reached has damaged nothing. Threads may share a disk. After a fork it works in the parent only.
 
-Carries G4 as `storage/store/disk.py` does: a name leads to all bytes, or to none.
+Carries G4 as `storage/store/disk.py` does: a name has all its bytes, or does not exist.
 """
 
 import contextlib
@@ -45,19 +46,19 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 PUT_BYTES_MAX = 5 * 2**30
-"""Largest PUT that S3 accepts. A PUT in parts has no condition on some servers, so we make none."""
+"""Largest PUT that S3 accepts (5 GiB). Multipart uploads are unconditional on some servers, so they are not used."""
 
 REQUESTS_AT_ONCE = 8
-"""A request waits some 20 to 100 ms for its first byte. So many packs are held in memory while they are sent, 32 MiB each."""
+"""Requests in parallel: each waits some 20 to 100 ms for its first byte. As many packs of 32 MiB are in memory while they are sent."""
 
 CONFLICTS_MAX = 5
-"""Largest number of attempts at a PUT that the store rejected for a simultaneous one (S3: 409), which then left nothing."""
+"""Largest number of attempts at a PUT that the store rejects because of a simultaneous one (S3: 409) without keeping either."""
 
 _CONFLICT_PAUSE_S = 0.1
-"""Doubled after each conflict: 0.1 + 0.2 + 0.4 + 0.8 s, longer than the other request should take."""
+"""First pause, doubled after each conflict: 0.1 + 0.2 + 0.4 + 0.8 s, longer than the other request should take."""
 
 _WORDS_LENGTH_MAX = 240
-"""Largest length of a foreign error's first line, up to the XML that some servers add: enough for request and answer."""
+"""Longest part of a foreign error's first line to keep, before any XML: enough for request and answer."""
 
 _CLASS_ERRNO = (
     ("AlreadyExistsError", errno.EEXIST),
@@ -80,20 +81,20 @@ _WORDS_ERRNO = (
     ("kind: ConnectionRefused", errno.ECONNREFUSED, "connection refused"),
     ("kind: Connect", errno.ECONNREFUSED, "it cannot be reached"),
 )
-"""Texts to look for in a foreign error: all of these have one class. The first that fits counts.
+"""Texts to look for in a foreign error, since all of these have one class. The first match counts.
 
-The text holds the object's name, too. So each of these has a sign that no name in a store has: a blank, `<` or two slashes.
+The error's text contains the object's name, too. So each entry has a character that no name in a store has: a blank, `<` or two slashes.
 """
 
 
 class Abilities(msgspec.Struct, frozen=True):
-    """Abilities of an object store, as a probe found.
+    """Abilities of an object store, as found by a probe.
 
     Attributes:
-        creates_only: a second PUT of one name is refused on request. Without, two racing writers may both succeed.
-        reads_ranges: a part of an object can be read. Without, each read fetches the whole object.
-        may_write: the key is allowed to. Without, `link` refuses.
-        appends: a file that has its name may still grow. No object may.
+        creates_only: a conditional PUT of an existing name fails. Otherwise two racing writers may both succeed.
+        reads_ranges: a part of an object can be read. Otherwise each read fetches the whole object.
+        may_write: the key may write. Otherwise `link` fails.
+        appends: a named file may still grow. Objects cannot.
     """
 
     creates_only: bool = True
@@ -103,7 +104,7 @@ class Abilities(msgspec.Struct, frozen=True):
 
 
 class _Unnamed:
-    """A file that has no name yet: its pieces, and their length."""
+    """An open file without a name: its pieces, and their length."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
@@ -122,7 +123,7 @@ class ObjectDisk:
         put_bytes_max: int = PUT_BYTES_MAX,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Use an obstore store whose root is the store's; `location` names it in messages."""
+        """Wrap an obstore store whose root is the snapline store's root; `location` names it in messages."""
         self.abilities = abilities or Abilities()
         self.requests_at_once = REQUESTS_AT_ONCE
         self._store = store
@@ -155,9 +156,9 @@ class ObjectDisk:
         import obstore
 
         with translating(path):
-            found = obstore.list_with_delimiter(self._store, path or None)
-        entries = [DirectoryEntry(meta["path"].rpartition("/")[2], False) for meta in found["objects"]]
-        entries += [DirectoryEntry(prefix.rpartition("/")[2], True) for prefix in found["common_prefixes"]]
+            listing = obstore.list_with_delimiter(self._store, path or None)
+        entries = [DirectoryEntry(meta["path"].rpartition("/")[2], False) for meta in listing["objects"]]
+        entries += [DirectoryEntry(prefix.rpartition("/")[2], True) for prefix in listing["common_prefixes"]]
         return sorted(entries, key=lambda entry: entry.name)
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -173,7 +174,7 @@ class ObjectDisk:
         size_bytes = file.size_bytes + sum(map(len, pieces))
         if size_bytes > self._put_bytes_max:
             raise OSError(errno.EFBIG, f"{size_bytes} bytes are too many for one object: make smaller packs")
-        # The caller may use other buffers than bytes again; those are copied.
+        # The caller may reuse buffers other than bytes, so those are copied.
         file.pieces += [piece if type(piece) is bytes else bytes(piece) for piece in pieces]
         file.size_bytes = size_bytes
 
@@ -181,7 +182,7 @@ class ObjectDisk:
         self._file(handle)
 
     def link(self, handle: int, path: str) -> None:
-        """Send the object. The name may be taken by an earlier try of ours: see the module's text."""
+        """Send the object. An earlier try of the same caller may have taken the name: see the module's text."""
         pieces = self._file(handle).pieces or [b""]
         if not self.abilities.may_write:
             raise PermissionError(errno.EACCES, "this key may read only", path)
@@ -214,11 +215,11 @@ class ObjectDisk:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def size(self, path: str) -> int:
-        """Return the object's length; 0 for a directory that holds something."""
+        """Return the object's length; 0 for a directory that is not empty."""
         try:
             return self._size(path)
         except FileNotFoundError:
-            # Not obstore.list and its first page: before 0.12 that holds the interpreter's lock while it waits, and hung.
+            # Not the first page of obstore.list: before 0.12 it holds the interpreter's lock while it waits, and hung.
             if not path or self.list_directory(path):
                 return 0
             raise
@@ -232,7 +233,7 @@ class ObjectDisk:
         try:
             return get_range(self._store, path, offset, length)
         except OSError as error:
-            # Stores refuse a range that begins at the end or after it (S3: 416), each in its own words. So its length decides.
+            # A range at or after the end is an error (S3: 416) with a different text in each store. So compare with the object's length.
             if error.errno != errno.EREMOTEIO or self._size(path) > offset:
                 raise
             return b""
@@ -247,7 +248,7 @@ class ObjectDisk:
         return file
 
     def _look_and_put(self, path: str, pieces: list[bytes]) -> None:
-        """Put without a condition, the best that is left: a race between two writers is lost unseen."""
+        """Put without a condition, the best available: a race between two writers goes unnoticed."""
         import obstore
 
         if self._is_object(path):
@@ -272,7 +273,7 @@ class ObjectDisk:
 
 
 def put_new(store: "ObjectStore", path: str, pieces: list[bytes]) -> None:
-    """Create an object of all pieces; FileExistsError if the name is taken, or was while we asked."""
+    """Create an object of all pieces; FileExistsError if the name is taken, or was taken meanwhile."""
     import obstore
 
     with translating(path):
@@ -280,10 +281,10 @@ def put_new(store: "ObjectStore", path: str, pieces: list[bytes]) -> None:
 
 
 def get_range(store: "ObjectStore", path: str, offset: int, length: int) -> bytes:
-    """Return `length` bytes from `offset` on, fewer only if the object ends before.
+    """Return `length` bytes from `offset` on, fewer only if the object ends earlier.
 
     Raises:
-        OSError: EREMOTEIO also where the object ends before `offset`, and where the store sent fewer bytes than it has.
+        OSError: EREMOTEIO also if the object ends before `offset`, or if the store sent too few bytes.
     """
     import obstore
 
@@ -306,7 +307,7 @@ def get_whole(store: "ObjectStore", path: str) -> bytes:
 
 @contextlib.contextmanager
 def translating(path: str) -> Iterator[None]:
-    """Translate what obstore raises to OSError, its cause kept."""
+    """Translate errors of obstore to OSError, keeping the cause."""
     from obstore.exceptions import BaseError
 
     try:
@@ -318,11 +319,11 @@ def translating(path: str) -> Iterator[None]:
 
 
 def _translated(error: Exception, path: str) -> OSError:
-    """Return the OSError for a foreign one; Python picks the subclass that the number has."""
+    """Return the OSError for a foreign error; Python picks the subclass by its number."""
     text = str(error)
-    for needle, number, words in _WORDS_ERRNO:
+    for needle, number, text_part in _WORDS_ERRNO:
         if needle in text:
-            return OSError(number, words, path)
+            return OSError(number, text_part, path)
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(errno.ENOENT, "there is no such object", path)
     for class_name, number in _CLASS_ERRNO:

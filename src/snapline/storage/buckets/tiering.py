@@ -1,20 +1,20 @@
-"""Moving old snapshots to a second store, where room is cheaper: copy, verify the copy, and only then delete here.
+"""Moving old snapshots to a second, cheaper store: copy, verify the copy, and only then delete the original.
 
 The problem. Disks near the fleet are small, yet last month's snapshots are still needed.
 
-The model. Snapshots are copied one after the other, the oldest first (`transfer.copy_epoch`): so each finds its unchanged chunks in the
-copy of the one before. Then every byte of the copy is read back from the second store and compared; a pack that several
-copies share is read once in a run. A snapshot is removed only after that, and never
+The model. Snapshots are copied one after the other, oldest first (`transfer.copy_epoch`), so each finds its unchanged chunks in the
+previous copy. Then every byte of the copy is read back from the second store and checked. A pack that several
+copies share is read once per run. Only then is a snapshot removed, and never
 
-1. if somebody holds it: the removal goes through the guarded deletion of `pins.py`;
-2. if it is the newest one: a fleet that is started again goes back to it;
-3. if both stores are one: then there is no copy. Stores with different ids are two. If the ids are equal (a store that was copied
-   file by file, or one under two names), a probe written here and looked for there decides.
+1. if somebody holds it: the removal uses the guarded deletion of `pins.py`;
+2. if it is the newest one: a restarted fleet restores it;
+3. if both stores are the same: then there is no copy. Stores with different ids are different. If the ids are equal (a store copied
+   file by file, or one store under two names), a probe written to the first store and read from the second decides.
 
-All of it may be interrupted and run again. The caller's duties are those of `transfer.py`; and removing, as any deletion, is for a
-store whose fleet does not run, unless the fleet's coordinator does it.
+A move may be interrupted and repeated. The caller's duties are those of `transfer.py`. As any deletion, removal requires that the store's
+fleet does not run, unless the fleet's coordinator does it.
 
-Supports G7: nothing is deleted that is not whole elsewhere.
+Supports G7: nothing is deleted without a complete copy.
 """
 
 from collections.abc import Iterable, Iterator
@@ -35,9 +35,9 @@ class Moved(msgspec.Struct, frozen=True):
     """Result for one snapshot.
 
     Attributes:
-        copied: see there.
-        is_removed: it is in the second store only.
-        kept_because: why it was not removed, though that was requested; otherwise empty.
+        copied: result of the copy.
+        is_removed: the snapshot is now only in the second store.
+        kept_because: why the snapshot was not removed on request; otherwise empty.
     """
 
     copied: Copied
@@ -59,11 +59,11 @@ def move_epochs(
 
     Args:
         source, target, is_home: see `transfer.copy_epoch`.
-        epochs: of `source`.
-        holds: of `source`: remove there what has been copied; None: nothing is removed.
+        epochs: epochs of `source`.
+        holds: pins and tags of `source`; copied epochs are removed there. None removes nothing.
 
     Raises:
-        DamagedDataError: a snapshot, or its copy, is not what was written. It was not removed.
+        DamagedDataError: bytes of a snapshot or its copy differ from those written. The snapshot was not removed.
         others: see `transfer.copy_epoch`.
     """
     wanted = sorted(set(epochs))
@@ -86,19 +86,19 @@ def _remove(source: Store, target: Store, copied: Copied, holds: Holds) -> Moved
 
 
 def check_two(source: Store, target: Store) -> None:
-    """Raise UsageError if both are one store: what was removed after it was copied there would be gone."""
+    """Raise UsageError if both are one store: removing a snapshot after the copy would lose it."""
     if _are_one(source, target):
         raise UsageError(f"{source.location} and {target.location} are one store: nothing would be left")
 
 
 def _are_one(source: Store, target: Store) -> bool:
-    """Return whether what is written here is seen there."""
+    """Return whether a file written to `source` is visible in `target`."""
     if source.store_id != target.store_id:
         return False
     path, token = source.write_probe()
     try:
         return target.read_probe(path) == token
-    except DamagedDataError:  # It is not there.
+    except DamagedDataError:  # The probe is not in the target.
         return False
     finally:
         source.remove_probe(path)

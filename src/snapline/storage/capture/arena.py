@@ -1,21 +1,21 @@
-"""The arena: warm memory into which the encoder copies what may change after the pause.
+"""The arena: warm memory into which the encoder copies values that may change after the pause.
 
-The problem: a copy into fresh memory runs at a sixth of memcpy, since each page faults. So buffers are mapped and
-prefaulted once, and kept when an image has been written. What the writer still reads cannot be used again, so a second
-capture takes other buffers: two sets go back and forth.
+The problem: a copy into fresh memory runs at a sixth of the speed of memcpy, because of page faults. So buffers are mapped and
+prefaulted once, and kept after an image has been written. Buffers that the writer still reads cannot be reused, so a second
+capture takes other buffers: two sets alternate.
 
-Sizes are rounded up to classes, eight for each power of two: arrays that grow a little still find their buffer, and at most
-an eighth of a buffer is unused. A buffer of up to twice the wanted class is taken where there is none that fits better.
+Sizes are rounded up to classes, eight for each power of two. So arrays that grow a little still find their buffer, and at most
+an eighth of a buffer is unused. If no buffer fits better, one of up to twice the wanted class is used.
 
 Invariants:
 
-1. A buffer belongs to the pool or to one taker. It goes back once; a second `release` does nothing.
+1. A buffer belongs to the pool or to one caller. It is returned once; a second `release` does nothing.
 2. The bytes of all buffers, taken or idle, are at most `bytes_max`.
 3. They are at most twice the recent peak of taken ones: one set is written while the next is
-   filled, and nothing else is kept. The peak fades: it falls by a thirty-second of what is taken. So a buffer is only given
-   up when some sixteen times its size was copied without it, and faulting it in again costs little next to those copies.
+   filled, and nothing else is kept. The peak decays by a thirty-second of each buffer taken. So a buffer is only freed
+   after some sixteen times its size was copied without it, and faulting it in again costs little next to those copies.
 
-The caller's duties: write nothing to a buffer after its image has left the event loop; release it when nothing reads it.
+The caller's duties: do not write to a buffer after its image has left the event loop; release it when nothing reads it.
 `take`, `release` and `reserve` may be called from any thread.
 """
 
@@ -29,15 +29,15 @@ from typing import Any
 from snapline.errors import StoreError
 
 ARENA_IMAGES_MAX = 3
-"""Images of one agent whose buffers are out at once: one being written, one waiting for its epoch, one being captured.
-More would only mean that the store is slower than the checkpoints, and the memory would fill up with them."""
+"""Images of one agent that may hold buffers at once: one being written, one waiting for its epoch, one being captured.
+More would mean that the store is slower than the checkpoints, and would fill the memory."""
 
 MEMORY_SHARE_MAX = 0.5
-"""Share of the machine's memory, unless the pool is given another limit: the states need the other half."""
+"""Default share of the machine's memory for the pool: the states need the other half."""
 
 CLASSES_PER_DOUBLING = 8
 FIT_FACTOR_MAX = 2
-"""A buffer above twice the wanted size is left for those who need it."""
+"""Largest ratio of a buffer's size to the wanted one; larger buffers are left for larger requests."""
 
 PEAK_FADES_PER_BYTE = 1 / 32
 KEPT_FACTOR = 2
@@ -49,18 +49,18 @@ _MADV_POPULATE_WRITE = 23  # Linux 5.14; `mmap` has no name for it yet
 
 
 class ArenaBusyError(StoreError):
-    """No buffer may be taken: earlier images have not been written yet. The capture is put off, nothing is lost."""
+    """No buffer is available, since earlier images have not been written yet. The capture is deferred; nothing is lost."""
 
 
 def class_of(size_bytes: int) -> int:
-    """Return the size of the buffer that `size_bytes` gets: whole pages, at most an eighth above."""
+    """Return the size of the buffer for `size_bytes`: whole pages, at most an eighth larger."""
     wanted = max(size_bytes, BUFFER_BYTES_MIN)
     step = max(mmap.PAGESIZE, (1 << (wanted - 1).bit_length()) // (2 * CLASSES_PER_DOUBLING))
     return -(-wanted // step) * step
 
 
 class _Block:
-    """Mapped memory. `warm_bytes` of it, from the start, have been touched."""
+    """Mapped memory. Its first `warm_bytes` have been touched."""
 
     __slots__ = ("last_use", "memory", "size_bytes", "warm_bytes")
 
@@ -79,7 +79,7 @@ class _Block:
 
 
 class ArenaBuffer:
-    """Part of the arena, for one taker. `view` is writable, page-aligned, and as long as requested."""
+    """Part of the arena, for one caller. `view` is writable, page-aligned, and of the requested length."""
 
     __slots__ = ("_block", "_pool", "view")
 
@@ -89,7 +89,7 @@ class ArenaBuffer:
         self.view = memoryview(block.memory)[:size_bytes]
 
     def release(self) -> None:
-        """Give the buffer back: nothing reads it any more. May be called twice, and from any thread."""
+        """Return the buffer to the pool. May be called twice, and from any thread."""
         self._pool._give_back(self)
 
 
@@ -97,13 +97,13 @@ class ArenaPool:
     """The buffers of one host.
 
     Args:
-        bytes_max: of all its buffers; None: half of the machine's memory.
+        bytes_max: limit for all its buffers; None for half of the machine's memory.
     """
 
     def __init__(self, *, bytes_max: int | None = None) -> None:
         self._lock = threading.Lock()
         self._bytes_max = bytes_max
-        self._idle: dict[int, list[_Block]] = {}  # size -> blocks, the warmest last
+        self._idle: dict[int, list[_Block]] = {}  # size → blocks, the warmest last
         self._idle_bytes = 0
         self._taken_bytes = 0
         self._peak_bytes = 0.0
@@ -120,17 +120,17 @@ class ArenaPool:
         return self._idle_bytes
 
     def take(self, size_bytes: int) -> ArenaBuffer:
-        """Return a buffer of `size_bytes` with unspecified content.
+        """Return a buffer of `size_bytes` with undefined content.
 
         Raises:
-            ArenaBusyError: too much is out already.
-            StoreError: the machine has no memory left.
+            ArenaBusyError: the buffers in use reach the limit.
+            StoreError: the machine is out of memory.
         """
         size = class_of(size_bytes)
         with self._lock:
-            room = self._limit_bytes() - self._taken_bytes
+            free_bytes = self._limit_bytes() - self._taken_bytes
             block = self._find(size)
-            if block is None and size > room:
+            if block is None and size > free_bytes:
                 raise ArenaBusyError(
                     f"{self._taken_bytes:,} bytes of captured states wait to be written and {size:,} more would exceed "
                     f"{self._limit_bytes():,}: the store is slower than the checkpoints, take them less often"
@@ -141,8 +141,8 @@ class ArenaPool:
         return self._ready(block, size, size_bytes)
 
     def reserve(self, size_bytes: int) -> bool:
-        """Add a warm buffer for a later `take`, so that a capture need not wait for page faults. Takes its time: call it
-        from a worker thread. Returns False where the machine or the limit has no room; then nothing has happened."""
+        """Add a warm buffer for a later `take`, so that a capture need not wait for page faults. Slow: call it
+        from a worker thread. Returns False, without any effect, if the machine or the limit has no room."""
         size = class_of(size_bytes)
         with self._lock:
             if self._taken_bytes + self._idle_bytes + size > self._limit_bytes():
@@ -159,13 +159,13 @@ class ArenaPool:
 
     def _ready(self, block: _Block | None, size: int, size_bytes: int) -> ArenaBuffer:
         try:
-            found = block or _Block(size)
+            chosen = block or _Block(size)
         except StoreError:
             with self._lock:
                 self._taken_bytes -= size
             raise
-        found.warm(size_bytes)
-        return ArenaBuffer(self, found, size_bytes)
+        chosen.warm(size_bytes)
+        return ArenaBuffer(self, chosen, size_bytes)
 
     def _limit_bytes(self) -> int:
         if self._bytes_max is None:
@@ -173,7 +173,7 @@ class ArenaPool:
         return self._bytes_max
 
     def _find(self, size: int) -> _Block | None:
-        """Take out the smallest idle block that fits. By invariant 2 there is room for it."""
+        """Remove and return the smallest idle block that fits. By invariant 2 there is room for it."""
         fitting = [known for known in self._idle if size <= known <= FIT_FACTOR_MAX * size]
         if not fitting:
             return None
@@ -199,14 +199,14 @@ class ArenaPool:
             self._put(block)
 
     def _drop_surplus(self) -> None:
-        most = min(KEPT_FACTOR * self._peak_bytes, self._limit_bytes())
-        while self._idle and self._taken_bytes + self._idle_bytes > most:
+        bytes_max = min(KEPT_FACTOR * self._peak_bytes, self._limit_bytes())
+        while self._idle and self._taken_bytes + self._idle_bytes > bytes_max:
             self._drop_one()
 
     def _drop_one(self) -> None:
-        """Forget a block of the size that was not given back for the longest time.
+        """Drop a block of the size that has gone longest without a return.
 
-        Its memory goes when the last view of it does: a caller may still hold one by mistake, and must not crash.
+        Its memory is unmapped with its last view: a caller may still hold one by mistake, and must not crash.
         """
         stalest = min(self._idle, key=lambda size: self._idle[size][-1].last_use)
         self._idle_bytes -= stalest
@@ -216,10 +216,10 @@ class ArenaPool:
 
 
 def map_memory(size_bytes: int) -> mmap.mmap:
-    """Return zero-filled memory of this process alone, in huge pages where that pays. It goes when its last view does.
+    """Return zero-filled private memory, in huge pages if they pay off. It is unmapped with its last view.
 
     Raises:
-        StoreError: there is none.
+        StoreError: the machine is out of memory.
     """
     try:
         memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -228,7 +228,7 @@ def map_memory(size_bytes: int) -> mmap.mmap:
             f"there is no memory for {size_bytes:,} bytes of a state: checkpoint fewer agents at once, or use a larger machine"
         ) from error
     if size_bytes >= HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them; then there are more faults, and nothing else
+        with contextlib.suppress(OSError):  # without huge pages there are only more page faults
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
@@ -241,7 +241,7 @@ def _prefault(memory: mmap.mmap, start: int, end: int) -> None:
 
 
 def _populate(memory: mmap.mmap, start: int, end: int) -> bool:
-    """One call for all pages. Through ctypes, which lets other threads run on: `mmap.madvise` would hold the event loop."""
+    """Populate all pages in one call. ctypes releases the interpreter lock; `mmap.madvise` would block the event loop."""
     import ctypes
 
     madvise = _madvise()
@@ -253,7 +253,7 @@ def _populate(memory: mmap.mmap, start: int, end: int) -> bool:
 
 @functools.cache
 def _madvise() -> Any:
-    """The C library's function; None where it has none."""
+    """Return the C library's `madvise`; None if it is missing."""
     import ctypes
 
     return getattr(ctypes.CDLL(None), "madvise", None)

@@ -1,6 +1,6 @@
 """Memory ranges of an array, a row or a run of chunks. Pure arithmetic; needs NumPy only when called.
 
-Ranges are half open, `(start, end)`, in bytes. An array's *root* is the array that its memory belongs to: views have it in common.
+Ranges are half open, `(start, end)`, in bytes. An array's *root* is the array that owns its memory; all views of it share the root.
 """
 
 import operator
@@ -12,12 +12,12 @@ from snapline.errors import UsageError
 if TYPE_CHECKING:
     import numpy
 
-    Array = numpy.ndarray[Any, Any]  # any shape and dtype: which ones does not matter here
+    Array = numpy.ndarray[Any, Any]  # any shape and dtype: these do not matter here
     Rows = slice | SupportsIndex | Iterable[SupportsIndex]
 
 
 def root_of(array: "Array") -> "Array":
-    """Return the array that the memory of `array` belongs to."""
+    """Return the array that owns the memory of `array`."""
     import numpy
 
     while isinstance(array.base, numpy.ndarray):
@@ -35,7 +35,7 @@ def name_of(array: "Array") -> str:
 
 
 def spans_of(array: "Array", rows: "Rows") -> tuple[Any, Any]:
-    """Return where in memory the rows start and end: two numbers, or two int64 arrays."""
+    """Return start and end addresses of the rows: two numbers, or two int64 arrays."""
     count, stride = array.shape[0], array.strides[0]
     low, high = _row_extent(array)
     first = address_of(array) + low
@@ -58,31 +58,35 @@ def _row_number(row: object, count: int) -> int:
     try:
         if isinstance(row, bool):
             raise TypeError("a bool is not a row number")
-        return range(count)[operator.index(row)]  # type: ignore[arg-type]  # that is what is found out here
+        return range(count)[operator.index(row)]  # type: ignore[arg-type]  # checked here
     except (TypeError, IndexError) as error:
         raise UsageError(f"mark_dirty: {row!r} is not a row of an array with {count} rows: {error}; mend it") from error
 
 
 def _row_numbers(rows: "Iterable[SupportsIndex]", count: int) -> "Array":
-    """Return the numbers of the rows, none negative, as int64."""
+    """Return the numbers of the rows, non-negative, as int64."""
     import numpy
 
     try:
-        found: Array = numpy.asarray(rows if isinstance(rows, numpy.ndarray) else list(rows)).reshape(-1)
+        numbers_given: Array = numpy.asarray(rows if isinstance(rows, numpy.ndarray) else list(rows)).reshape(-1)
     except (TypeError, ValueError) as error:
         raise UsageError(f"mark_dirty: rows must be numbers: {error}; mend them") from error
-    if found.dtype.kind == "b" and len(found) == count:
-        return found.nonzero()[0]
-    if found.dtype.kind not in "iu" and len(found):
-        raise UsageError(f"mark_dirty: rows must be numbers or one bool for each of {count} rows, not {found.dtype}")
-    if len(found) and not -count <= int(found.min()) <= int(found.max()) < count:
-        raise UsageError(f"mark_dirty: rows {found.min()} to {found.max()} are not in an array with {count} rows")
-    numbers = found.astype(numpy.int64)
+    if numbers_given.dtype.kind == "b" and len(numbers_given) == count:
+        return numbers_given.nonzero()[0]
+    if numbers_given.dtype.kind not in "iu" and len(numbers_given):
+        raise UsageError(
+            f"mark_dirty: rows must be numbers or one bool for each of {count} rows, not {numbers_given.dtype}"
+        )
+    if len(numbers_given) and not -count <= int(numbers_given.min()) <= int(numbers_given.max()) < count:
+        raise UsageError(
+            f"mark_dirty: rows {numbers_given.min()} to {numbers_given.max()} are not in an array with {count} rows"
+        )
+    numbers = numbers_given.astype(numpy.int64)
     return numpy.where(numbers < 0, numbers + count, numbers)
 
 
 def _row_extent(array: "Array") -> tuple[int, int]:
-    """Return where the bytes of a row start and end, seen from its first element."""
+    """Return the start and end of a row's bytes, relative to its first element."""
     low, high = 0, array.itemsize
     for length, stride in zip(array.shape[1:], array.strides[1:], strict=True):
         if not length:
@@ -103,7 +107,7 @@ def bounds_of(array: "Array") -> tuple[int, int]:
 
 
 def covering(starts: "Array", ends: "Array", *, count: int, chunk_bytes: int) -> "Array":
-    """Return which of `count` chunks the byte ranges touch. None of them is empty, or starts after the last chunk."""
+    """Return which of `count` chunks the byte ranges touch. No range is empty, or starts after the last chunk."""
     import numpy
 
     first = starts // chunk_bytes

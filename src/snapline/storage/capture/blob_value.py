@@ -3,10 +3,10 @@
 A blob never changes, so an agent that keeps the same `Blob` keeps the same bytes: they are hashed and stored once. A new `Blob` with almost the
 same bytes shares most chunks with the old one, since the content decides where chunks are cut.
 
-Cutting takes 2 to 3 ns for a byte: too long for the pause. So the first capture hands over the whole blob under one token,
-the first of a block that belongs to it, and the worker (`chunking.py`) cuts it and numbers the pieces `token`, `token + 1`,
-… in its table. When that table is the base, the blob finds its pieces there. So nothing is shared between the threads, and
-the blob itself remembers one number only. If the epoch fails, the next worker cuts again.
+Cutting takes 2 to 3 ns per byte: too long for the pause. So the first capture passes on the whole blob under one token,
+the first of a block that belongs to it. The worker (`chunking.py`) cuts it and numbers the chunks `token`, `token + 1`,
+… in its table. When that table is the base, the blob finds its chunks there. So the threads share nothing, and
+the blob itself remembers only one number. If the epoch fails, the next worker cuts again.
 """
 
 import typing
@@ -19,7 +19,7 @@ from snapline.storage.packs.checkpoint import ChunkReference, StatePart
 
 @typing.final
 class Blob:
-    """Opaque bytes that never change. Equal if the bytes are.
+    """Opaque bytes that never change. Equal if the bytes are equal.
 
     Raises:
         UsageError: `data` is not a bytes-like object.
@@ -58,11 +58,11 @@ class Blob:
         return self
 
     def __reduce__(self) -> tuple[type["Blob"], tuple[bytes]]:
-        """Without the token: it means nothing in another process."""
+        """Reduce without the token, which is meaningless in another process."""
         return Blob, (self._data,)
 
     def capture(self, base: ChunkTable | None) -> CapturedPart:
-        """Return the blob as a part; costs nothing for each byte. Between two turns only."""
+        """Return the blob as a part; the cost does not depend on its size. Call only between two turns."""
         if not self._token:
             self._token = fresh_token()
         size = len(self._data)
@@ -73,10 +73,10 @@ class Blob:
 
     @classmethod
     def restore(cls, part: StatePart, buffer: Buffer) -> "Blob":
-        """Return the blob whose bytes were read into `buffer`, and checked; they are copied.
+        """Return a blob with a copy of the checked bytes in `buffer`.
 
         Raises:
-            DamagedDataError: the buffer has another length than the part.
+            DamagedDataError: the lengths of buffer and part differ.
         """
         if part.contradiction() or memoryview(buffer).nbytes != part.size_bytes:
             raise DamagedDataError("a blob of the state has another length than its chunks: restore an earlier epoch")
@@ -85,12 +85,12 @@ class Blob:
         return blob
 
     def table_entries(self) -> dict[int, ChunkReference]:
-        """Return token → chunk as restored: what a first base must know, so that nothing is stored again."""
+        """Return token → chunk as restored, for the first base, so that no chunk is stored again."""
         return dict(enumerate(self._references, self._token))
 
 
 def _unchanged(token: int, size_bytes: int, base: ChunkTable | None) -> list[SourceChunk]:
-    """The pieces as the base knows them; empty if it does not know all."""
+    """Return the chunks as in the base; empty if the base lacks any."""
     chunks: list[SourceChunk] = []
     known = {} if base is None else base.by_token
     rest = size_bytes

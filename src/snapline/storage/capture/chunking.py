@@ -1,21 +1,21 @@
-"""Turns an image into the parts of a checkpoint: finds which chunks are new, and which the base has. Runs in a worker thread.
+"""Turns an image into the parts of a checkpoint, and finds the new chunks and those in the base. Runs in a worker thread.
 
-For each chunk, what is cheap comes first:
+The cheapest test of a chunk comes first:
 
-    token known to the base                     reuse; the bytes are not looked at, often not even there
+    token in the base                           reuse; the bytes are not read, and often not even present
     no token, hash as at this place in the base reuse; hashing reads at twice the speed of a copy
-    digest known to the base                    reuse (after a restore, or when a part has moved)
+    digest in the base                          reuse (after a restore, or when a part has moved)
     otherwise                                   new
 
-The hash is xxh3-128 under a secret seed that this process draws: so nobody can prepare two contents with one hash. It is
-never stored and never counts as integrity; what lies in the store is named by its digest. The digest may be keyed
-(encryption): it is the caller's, and the base's digests must come from the same one.
+The hash is xxh3-128 under a secret seed that this process draws, so nobody can prepare two contents with one hash. It is
+never stored and never proves integrity; stored chunks are named by their digest. The digest may be keyed
+(encryption): the caller supplies it, and the base's digests must use the same key.
 
-Invariants. (1) Each chunk that a part names is either handed out as new or is one of the base's: hosts reuse chunks of
-their base only, so that deletion cannot race with reuse (G7, and section 6 of the store's design). (2) No digest comes
-twice, neither among the new nor among the reused. (3) The table names the chunks of this image only.
+Invariants. (1) Each chunk that a part names is either returned as new or is in the base: hosts reuse only chunks of
+their base, so that deletion cannot race with reuse (G7, and section 6 of the store's design). (2) No digest occurs
+twice, neither among the new nor among the reused chunks. (3) The table names only chunks of this image.
 
-Opaque blobs arrive whole and are cut here, since cutting takes longer than the pause may.
+Opaque blobs arrive whole and are cut here, since cutting would take too long in the pause.
 """
 
 import contextlib
@@ -35,38 +35,38 @@ from snapline.storage.packs.checkpoint import ChunkReference, StatePart
 from snapline.storage.store.record import digest_of
 
 CUT_BYTES_MIN = CHUNK_BYTES_MAX
-"""Smaller blobs stay in one piece: the largest chunk would hold them."""
+"""Size up to which blobs stay in one chunk."""
 
 PARALLEL_BYTES_MIN = 64 * 1024 * 1024
-"""Images with so many bytes to hash get two threads. Below, hashing takes some 10 to 30 ms: not worth a thread's start."""
+"""Number of bytes to hash from which an image gets two threads. Below it, hashing takes 10 to 30 ms: not worth starting a thread."""
 
 PARALLEL_THREADS = 2
-"""Hashing is bound by memory (xxh3) or doubles with the second core (BLAKE3); agents need the other cores."""
+"""Number of hashing threads. xxh3 is bound by memory, BLAKE3 doubles its speed with the second core; agents need the other cores."""
 
 _RANGE_BYTES = 16 * 1024 * 1024
-"""Work that a thread takes at a time: a few ms, so that both end at about the same time."""
+"""Bytes that a thread takes at a time: a few ms of work, so that both threads end at about the same time."""
 
 _PROBE_PIECES = 4
 _PROBE_PIECE_BYTES = 16 * 1024
-"""64 KiB of a part's new bytes, from four places, decide for all of them: well below 1 ms, once for each part."""
+"""64 KiB from four places of a part's new bytes are a sample for all of them: well below 1 ms, once for each part."""
 
 _SAVED_MIN = 0.03
-"""Below, decompression at restore costs more than the bytes are worth."""
+"""Smallest saving of compression. Below it, decompression at restore costs more than it saves."""
 
 Digest = Callable[[Buffer], bytes]
 
 _Found = tuple[bytes, ChunkReference, Buffer | None]
-"""One chunk: its hash (empty: not hashed), its name, and its bytes if the base has not got it."""
+"""One chunk: its hash (empty if not hashed), its reference, and its bytes if the base lacks it."""
 
 
 class NewChunk(msgspec.Struct, frozen=True, gc=False):
     """A chunk to be written.
 
     Attributes:
-        digest: its name.
-        data: its bytes; they belong to the image and are gone when that is released.
-        kind: of its part, `PART_…`.
-        compresses: a sample shows that lz4 would make it at least 3 % smaller.
+        digest: its digest.
+        data: its bytes; they belong to the image and are lost when that is released.
+        kind: kind of its part, `PART_…`.
+        compresses: whether a sample shows that lz4 saves at least 3 %.
     """
 
     digest: bytes
@@ -76,13 +76,13 @@ class NewChunk(msgspec.Struct, frozen=True, gc=False):
 
 
 class ChunkedState(msgspec.Struct):
-    """An image as the store sees it.
+    """A chunked image, ready for the store.
 
     Attributes:
-        parts: for the checkpoint, in the image's order.
+        parts: parts for the checkpoint, in the image's order.
         new: chunks to be written, each digest once, in the order of their first use.
         reused: chunks of the base that the parts name, each digest once, in the order of their first use.
-        table: what the next capture may refer to, once the epoch of this one is complete.
+        table: base of the next capture, once this epoch is complete.
     """
 
     parts: list[StatePart]
@@ -92,7 +92,7 @@ class ChunkedState(msgspec.Struct):
 
 
 class _Range(msgspec.Struct, gc=False):
-    """Chunks of one part, one after the other: a piece of work for one thread."""
+    """Consecutive chunks of one part: a unit of work for one thread."""
 
     part: int
     start: int
@@ -102,37 +102,37 @@ class _Range(msgspec.Struct, gc=False):
 def chunk_image(
     image: StateImage, base: ChunkTable | None, *, digest: Digest = digest_of, executor: Executor | None = None
 ) -> ChunkedState:
-    """Find out which chunks of `image` the base lacks. Does not change or release either.
+    """Find the chunks of `image` that the base lacks. Does not change or release either.
 
     Args:
-        image: has not been released yet.
-        base: the table of the epoch that this one may reuse chunks of; None: everything is new.
-        digest: gives a chunk its name; called from several threads if the image is large.
-        executor: for images of `PARALLEL_BYTES_MIN` and more; None: threads are made and ended in the call.
+        image: an image that has not been released yet.
+        base: table of the epoch whose chunks may be reused; None if everything is new.
+        digest: computes a chunk's digest; called from several threads if the image is large.
+        executor: for images of `PARALLEL_BYTES_MIN` and more; with None, the call creates threads and ends them.
 
     Raises:
-        StoreError: the image refers to a chunk that the base does not have: it was made for another base.
+        StoreError: the image refers to a chunk that the base lacks: it was made for another base.
     """
     known = ChunkTable() if base is None else base
     parts = [_in_pieces(part) for part in image.parts]
     examine = functools.partial(_examine, base=known, digest=digest)
     hash_seed()  # drawn before the threads need it
-    found: list[list[_Found]] = [[] for _ in parts]
+    chunks_by_part: list[list[_Found]] = [[] for _ in parts]
     ranges = list(_ranges(parts))
     with _mapper(parts, executor) as mapped:
         for work, result in zip(ranges, mapped(examine, ranges), strict=True):
-            found[work.part] += result
-    return _assemble(parts, found)
+            chunks_by_part[work.part] += result
+    return _assemble(parts, chunks_by_part)
 
 
 @functools.cache
 def hash_seed() -> int:
-    """Return this process's seed, 64 secret bits. Two threads may draw it at once: then a few chunks look changed."""
+    """Return this process's seed, 64 secret bits. If two threads draw it at once, a few chunks look changed."""
     return int.from_bytes(os.urandom(8), "little")
 
 
 def compresses(samples: Sequence[Buffer]) -> bool:
-    """Say whether lz4 would save at least 3 % of the bytes of which these are samples; 64 KiB of them are tried."""
+    """Return whether lz4 saves at least 3 % on these samples; 64 KiB of them are tried."""
     step = max(1, len(samples) // _PROBE_PIECES)
     chosen = samples[::step][:_PROBE_PIECES]
     share = _PROBE_PIECE_BYTES * _PROBE_PIECES // max(1, len(chosen))
@@ -141,15 +141,15 @@ def compresses(samples: Sequence[Buffer]) -> bool:
 
 
 def _in_pieces(part: CapturedPart) -> CapturedPart:
-    """Cut a large blob that came in one piece. The pieces' tokens count on from the blob's: see `blob_value.py`."""
+    """Cut a large blob into chunks. Their tokens count up from the blob's: see `blob_value.py`."""
     if part.kind != PART_BLOB or len(part.chunks) != 1:
         return part
-    whole = part.chunks[0]
-    if whole.data is None or whole.size_bytes < CUT_BYTES_MIN:
+    blob_chunk = part.chunks[0]
+    if blob_chunk.data is None or blob_chunk.size_bytes < CUT_BYTES_MIN:
         return part
-    view, start, pieces = memoryview(whole.data), 0, []
+    view, start, pieces = memoryview(blob_chunk.data), 0, []
     for number, size in enumerate(cut(view)):
-        token = whole.token and whole.token + number
+        token = blob_chunk.token and blob_chunk.token + number
         pieces.append(SourceChunk(token, view[start : start + size], size))
         start += size
     return CapturedPart(part.kind, part.head, part.size_bytes, 0, pieces)
@@ -165,7 +165,7 @@ def _ranges(parts: list[CapturedPart]) -> Iterator[_Range]:
 
 @contextlib.contextmanager
 def _mapper(parts: list[CapturedPart], executor: Executor | None) -> Iterator[Callable[..., Iterator[list[_Found]]]]:
-    """Give `map`: the plain one, or that of the threads."""
+    """Return `map`: the plain one, or that of the threads."""
     size_bytes = sum([c.size_bytes for part in parts for c in part.chunks if c.data is not None])
     if size_bytes < PARALLEL_BYTES_MIN:
         yield map
@@ -179,12 +179,12 @@ def _mapper(parts: list[CapturedPart], executor: Executor | None) -> Iterator[Ca
 def _examine(work: _Range, *, base: ChunkTable, digest: Digest) -> list[_Found]:
     """Look for each chunk in the base. One loop, since a 1 GiB array has thousands of chunks."""
     by_token, by_place, digests, seed = base.by_token, base.by_place, base.digests, hash_seed()
-    found: list[_Found] = []
+    examined: list[_Found] = []
     for index, chunk in enumerate(work.chunks, work.start):
         token, data, size = chunk.token, chunk.data, chunk.size_bytes
         reference = by_token.get(token) if token else None
         if reference is not None and reference.size_bytes == size:
-            found.append((b"", reference, None))
+            examined.append((b"", reference, None))
             continue
         if data is None or len(data) != size or reference is not None:
             raise StoreError(_contradiction(work.part, index, chunk, reference))
@@ -193,22 +193,22 @@ def _examine(work: _Range, *, base: ChunkTable, digest: Digest) -> list[_Found]:
             value = xxh3_128_digest(data, seed)
             place = by_place.get((work.part, index))
             if place is not None and place[0] == value:
-                found.append((value, place[1], None))
+                examined.append((value, place[1], None))
                 continue
         name = digest(data)
         reference = digests.get(name)
-        found.append((value, ChunkReference(name, size), data) if reference is None else (value, reference, None))
-    return found
+        examined.append((value, ChunkReference(name, size), data) if reference is None else (value, reference, None))
+    return examined
 
 
 def _contradiction(part: int, index: int, chunk: SourceChunk, reference: ChunkReference | None) -> str:
-    where = f"chunk {index} of part {part}"
+    place = f"chunk {index} of part {part}"
     if reference is not None:
-        return f"{where} has {chunk.size_bytes} bytes, and {reference.size_bytes} in the base: capture without a base"
+        return f"{place} has {chunk.size_bytes} bytes, and {reference.size_bytes} in the base: capture without a base"
     if chunk.data is None:
-        return f"{where} is said to be unchanged, but the base does not have it: capture without a base"
+        return f"{place} is said to be unchanged, but the base does not have it: capture without a base"
     return (
-        f"{where} should have {chunk.size_bytes} bytes and has {len(chunk.data)}: report this as a bug of its capture"
+        f"{place} should have {chunk.size_bytes} bytes and has {len(chunk.data)}: report this as a bug of its capture"
     )
 
 
@@ -224,7 +224,7 @@ def _assemble(parts: list[CapturedPart], found: list[list[_Found]]) -> ChunkedSt
 
 
 def _name_new(state: ChunkedState, kind: int, chunks: list[_Found]) -> None:
-    """Name new chunks. Must come before `_enter`: the table's digests are those seen so far."""
+    """List new chunks. Must come before `_enter`: the table then holds only the digests of earlier parts."""
     fresh: dict[bytes, Buffer] = {}
     for _, reference, data in chunks:
         if data is not None and reference.digest not in state.table.digests:

@@ -1,13 +1,13 @@
-"""Content-defined chunks: cuts that depend on the bytes around them and not on their place.
+"""Content-defined chunks: cuts depend on the surrounding bytes, not on their offset.
 
 The problem: bytes inserted early in a document shift all later ones. With chunks of a fixed size each later chunk is new.
-Here a cut lies where a hash of the 32 bytes before it is small. Such places move along with their bytes, so beyond the
-insertion the old cuts, and the old chunks, come back.
+Here a cut is made where a hash of the preceding 32 bytes is small. Such places move along with their bytes, so after the
+insertion the old cuts, and the old chunks, recur.
 
-The hash is the *gear* hash, `h = 2 h + G[byte]` modulo 2**32, where G is a fixed table of random numbers. What a byte added
-is shifted out after 32 steps: so `h` at a place is a function of the last 32 bytes, independent of where the chunk began. That allows
-to compute it for all places at once: with `H(w)` the hash over a window of w bytes, `H(2w)[i] = (H(w)[i-w] << w) + H(w)[i]`,
-five steps in all. Without NumPy the plain loop gives the same numbers, some fifty times slower.
+The hash is the *gear* hash, `h = 2 h + G[byte]` modulo 2**32, where G is a fixed table of random numbers. A byte's contribution
+is shifted out after 32 steps. So `h` is a function of the last 32 bytes, independent of where the chunk began, and
+can be computed for all places at once. With `H(w)` the hash over a window of w bytes, `H(2w)[i] = (H(w)[i-w] << w) + H(w)[i]`,
+which takes five steps. Without NumPy a plain loop gives the same numbers, some fifty times slower.
 
 A place is a *candidate* if its hash is small. From the beginning of a chunk on, the cut is
 
@@ -17,11 +17,11 @@ A place is a *candidate* if its hash is small. From the beginning of a chunk on,
     at 256 KiB       in any case
 
 Xia et al., FastCDC (USENIX ATC 2016), section 3.3, "normalized chunking": two thresholds keep the sizes close to the middle.
-Departures: the high bits of the hash are compared with a limit, instead of masking chosen bits (they depend on all of the
-window, the low ones do not); the window may begin before the chunk.
+Departures: the high bits of the hash are compared with a limit, instead of masking chosen bits (high bits depend on the
+whole window, low ones do not); the window may begin before the chunk.
 
-Invariant: the cuts are a function of the bytes alone, on every machine and in every release. Otherwise blobs would be
-stored again after an upgrade; nothing worse, since chunks are found by their digests.
+Invariant: the cuts are a function of the bytes alone, on every machine and in every release. A violation would only store
+blobs again after an upgrade, since chunks are found by their digests.
 """
 
 import functools
@@ -41,13 +41,13 @@ _WINDOW_BYTES = 32
 
 _LOOSE = 1 << (32 - 14)
 _STRICT = 1 << (32 - 18)
-"""Two bits more and less than the 16 that belong to 64 KiB: level 2 of the paper."""
+"""Limits of the hash: two bits more and two less than the 16 that correspond to 64 KiB (level 2 of the paper)."""
 
 _BLOCK_BYTES = 64 * 1024
-"""Hashed at a time: its hashes and the temporary take 512 KiB, which stays in a core's cache."""
+"""Bytes hashed at a time: their hashes and the temporary take 512 KiB, which fits a core's cache."""
 
 _TABLE_NAME = b"snapline content-defined chunks 1"
-"""Name of the table. Under it no run of one byte (such as zeros) is a candidate, so that it is cut into pieces of the largest size."""
+"""Name from which the table is derived. In this table no run of one byte (such as zeros) has candidates, so runs get chunks of the largest size."""
 
 
 @functools.cache
@@ -57,16 +57,16 @@ def gear_table() -> tuple[int, ...]:
 
 
 def cut(data: Buffer) -> list[int]:
-    """Return the sizes of the chunks of `data`, in order; together they are its length. None for empty data.
+    """Return the sizes of the chunks of `data`, in order; their sum is its length. Empty for empty data.
 
-    All have 16 to 256 KiB, but the last may be smaller. Takes 2 to 3 ns for a byte with NumPy; about 100 without.
+    Each chunk has 16 to 256 KiB, except that the last may be smaller. Takes 2 to 3 ns per byte with NumPy; about 100 without.
     """
     view = memoryview(data).cast("B")
     return _choose(_candidates(view), len(view))
 
 
 def _choose(candidates: Iterable[tuple[int, int]], size_bytes: int) -> list[int]:
-    """Cut at some of the candidates: (end of the chunk that it would close, hash), in order."""
+    """Choose cuts among the candidates, each (end of the chunk it would close, hash), in order."""
     sizes = []
     start = 0
     for end, value in candidates:
@@ -77,20 +77,20 @@ def _choose(candidates: Iterable[tuple[int, int]], size_bytes: int) -> list[int]
         if length >= CHUNK_BYTES_NORMAL or (length >= CHUNK_BYTES_MIN and value < _STRICT):
             sizes.append(length)
             start = end
-    whole, rest = divmod(size_bytes - start, CHUNK_BYTES_MAX)
-    return sizes + [CHUNK_BYTES_MAX] * whole + [rest] * (rest > 0)
+    full_chunks, rest = divmod(size_bytes - start, CHUNK_BYTES_MAX)
+    return sizes + [CHUNK_BYTES_MAX] * full_chunks + [rest] * (rest > 0)
 
 
 def _candidates(view: memoryview) -> Iterator[tuple[int, int]]:
     try:
-        import numpy  # noqa: F401  # asks whether it is there
+        import numpy  # noqa: F401  # checks whether it is installed
     except ImportError:
         return plain_candidates(view)
     return vector_candidates(view)
 
 
 def plain_candidates(view: memoryview) -> Iterator[tuple[int, int]]:
-    """Yield (end, hash) of each candidate whose whole window lies in the data: the definition, byte by byte."""
+    """Yield (end, hash) of each candidate whose whole window lies in the data. This is the definition, byte by byte."""
     table = gear_table()
     value = 0
     for end, byte in enumerate(view, 1):
@@ -100,7 +100,7 @@ def plain_candidates(view: memoryview) -> Iterator[tuple[int, int]]:
 
 
 def vector_candidates(view: memoryview) -> Iterator[tuple[int, int]]:
-    """Yield the same as `plain_candidates`, by NumPy. Releases the interpreter lock while it computes."""
+    """Yield the same as `plain_candidates`, using NumPy, which releases the interpreter lock."""
     import numpy
 
     table = numpy.array(gear_table(), dtype=numpy.uint32)

@@ -1,18 +1,18 @@
-"""Compares a value with its declared type before it is saved: refuses what would come back as another value (G3).
+"""Compares a value with its declared type before it is saved: refuses values that would be restored as another value (G3).
 
-MessagePack keeps no classes. A subclass comes back as the declared base without its own fields, a `defaultdict` as a `dict`, a
-datetime of any zone in UTC. The encoder does not notice. So each value is walked together with its annotation first:
+MessagePack stores no classes. A subclass is restored as the declared base without its own fields, a `defaultdict` as a `dict`, a
+datetime of any zone in UTC. The encoder does not notice. So each value is first walked together with its annotation:
 
-- A *node* represents one declared type. It maps the exact class of a value to a *rule*, or to None where the class says enough.
-- A rule looks into a value: at the items of a list, the fields of a struct, the zone of a datetime.
-- Classes with a `__post_init__` may change what they are given. Their values are encoded, decoded and encoded again.
+- A *node* represents one declared type. It maps the exact class of a value to a *rule*, or to None if the class is sufficient.
+- A rule inspects a value: the items of a list, the fields of a struct, the zone of a datetime.
+- Classes with a `__post_init__` may change their arguments. Their values are encoded, decoded and encoded again.
 
 Allowed, since the values are equal and behave alike: an `int` where `float` is declared (if no digit is lost), and NumPy's numbers where
-plain ones are declared; they come back as the declared type. `cached_property` values are not saved; they are computed again.
+plain ones are declared; they are restored as the declared type. `cached_property` values are not saved; they are computed again.
 
-Nodes are compiled once for each declared type. The walk asks for the classes of all items or fields at once, at C speed, and
-looks closer only where a rule requires it. It runs before the bytes are used, on the thread that encodes. A `History` is asked only for
-records that no capture holds yet.
+Nodes are compiled once for each declared type. The walk checks the classes of all items or fields at once, at C speed, and
+inspects values only where a rule requires it. It runs before the bytes are used, on the encoding thread. For a `History` it checks only
+records that no capture has encoded yet.
 """
 
 import collections.abc
@@ -45,27 +45,27 @@ from snapline.storage.capture.values import (
 )
 
 KNOWN_CLASSES_MAX = 256
-"""Classes, or rows of classes, that a node or rule remembers. A program that makes classes as it runs pays for each lookup."""
+"""Number of classes, or combinations of field classes, that a node or rule caches. Classes created dynamically cost a lookup each time."""
 
 NODES_MAX = 1024
-"""Declared types that are remembered: more than a program has."""
+"""Number of declared types that are cached: more than a program has."""
 
 _Step = str
-_Part = tuple[_Step, Any, "_Node"]  # how a path goes on, a member, and what is declared for it
+_Part = tuple[_Step, Any, "_Node"]  # next step of the path, a member, and the node of its declared type
 
 
 class _Rule:
-    """Looks into values of one class. This one refuses them; `advice` is the next step of a refusal."""
+    """Checks values of one class. This base rule refuses them; `advice` is the next step in the error message."""
 
     advice = "keep a value of exactly that type there, or declare the type that is there"
     problem = "would not come back as it is"
 
     def holds(self, value: Any) -> bool:
-        """Return whether `value` comes back equal."""
+        """Return whether `value` is restored equal."""
         return False
 
     def hold_all(self, values: Collection[Any]) -> bool:
-        """Return whether all of these come back equal; together they cost less than one by one."""
+        """Return whether all of these are restored equal; cheaper than one by one."""
         return all(map(self.holds, values))
 
     def parts(self, value: Any) -> Iterable[_Part]:
@@ -81,14 +81,12 @@ _REFUSED = _Rule()
 
 
 class _Node(dict[type, _Rule | None]):
-    """One declared type: the class of a value → the rule for it; None: any value of that class comes back equal."""
+    """One declared type: the class of a value → the rule for it; None if any value of that class is restored equal."""
 
     def __init__(self, declared: Any) -> None:
         super().__init__()
         self.declared = declared
-        self.others: list[
-            Callable[[type], _Rule | None]
-        ] = []  # for classes that are not listed; `_REFUSED`: not this one
+        self.others: list[Callable[[type], _Rule | None]] = []  # for other classes; `_REFUSED` if it does not apply
 
     def __missing__(self, kind: type) -> _Rule | None:
         rule: _Rule | None = _REFUSED
@@ -113,7 +111,7 @@ def _all_hold(node: _Node, values: Collection[Any]) -> bool:
 
 
 class _Items(_Rule):
-    """Rule of a list, set, frozenset or tuple of any length. `is_hashed`: a tuple among them stays one, also where nothing is declared."""
+    """Rule of a list, set, frozenset or tuple of any length. `is_hashed`: tuples among the items stay tuples, even without a declared type."""
 
     def __init__(self, item: Any, *, is_hashed: bool = False) -> None:
         self._item = item
@@ -169,7 +167,7 @@ class _Entries(_Rule):
 
 
 class _TypedEntries(_Rule):
-    """Rule of a TypedDict: keys that it does not declare would be dropped."""
+    """Rule of a TypedDict: undeclared keys would be dropped."""
 
     advice = "keep only the keys that it declares"
 
@@ -199,7 +197,7 @@ class _Row(_Rule):
 
     @functools.cached_property
     def _nodes(self) -> list[_Node]:
-        return [_node_of(each) for each in self._declared]
+        return [_node_of(member) for member in self._declared]
 
     def holds(self, value: Any) -> bool:
         return self.holds_itself(value) and all(rule.holds(member) for _, member, rule in _rules(self.parts(value)))
@@ -219,7 +217,7 @@ def _rules(parts: Iterable[_Part]) -> Iterator[tuple[_Step, Any, _Rule]]:
 
 
 class _Fields(_Rule):
-    """Rule of a struct, dataclass or attrs class: by the classes of all its fields, which few rows repeat."""
+    """Rule of a struct, dataclass or attrs class: caches combinations of the classes of all its fields."""
 
     advice = "keep what belongs to it in declared fields, and let `__post_init__` leave a saved value as it is"
     problem = "has attributes that are no fields, or private ones of attrs, or is changed by its `__post_init__` when it is read"
@@ -235,7 +233,7 @@ class _Fields(_Rule):
         is_attrs = hasattr(kind, "__attrs_attrs__")
         self._has_extras = kind.__dictoffset__ != 0
         self._own = frozenset(() if is_struct else self._names)
-        self._unsaved = [name for name in self._names if is_attrs and name.startswith("_")]  # msgspec leaves them out
+        self._unsaved = [name for name in self._names if is_attrs and name.startswith("_")]  # msgspec omits them
         self._changes_itself = hasattr(kind, "__post_init__") or is_attrs
         self._is_bare = not self._has_extras and not self._changes_itself
 
@@ -254,7 +252,7 @@ class _Fields(_Rule):
         return self._is_bare or self.holds_itself(value)
 
     def hold_all(self, values: Collection[Any]) -> bool:
-        """Field by field: the classes of one field of a thousand structs are one set."""
+        """Check field by field: a thousand structs have one set of classes for each field."""
         for name, node in zip(self._names, self._nodes, strict=True):
             get = operator.attrgetter(name)
             kinds = set(map(type, map(get, values)))
@@ -287,14 +285,14 @@ class _Fields(_Rule):
         return nodes
 
     def _rules_for(self, row: tuple[type, ...]) -> tuple[tuple[int, _Rule], ...]:
-        found = [(index, node[kind]) for index, (node, kind) in enumerate(zip(self._nodes, row, strict=True))]
-        rules = tuple([(index, rule) for index, rule in found if rule is not None])
+        indexed_rules = [(index, node[kind]) for index, (node, kind) in enumerate(zip(self._nodes, row, strict=True))]
+        rules = tuple([(index, rule) for index, rule in indexed_rules if rule is not None])
         if len(self._by_row) < KNOWN_CLASSES_MAX:
             self._by_row[row] = rules
         return rules
 
     def _extras(self, value: Any) -> dict[str, Any]:
-        """Attributes that are no fields, and that nothing computes again."""
+        """Return attributes that are neither fields nor computed again."""
         extras = {name: found for name, found in value.__dict__.items() if name not in self._own}
         return {
             name: found
@@ -304,7 +302,7 @@ class _Fields(_Rule):
 
 
 class _Test(_Rule):
-    """A function of the value alone."""
+    """Rule given by a function of the value alone."""
 
     def __init__(self, holds: Callable[[Any], bool], advice: str) -> None:
         self._holds = holds
@@ -315,7 +313,7 @@ class _Test(_Rule):
 
 
 class _Constrained(_Rule):
-    """`Annotated[…, Meta(…)]`: what it refuses would be saved, and not be read again."""
+    """`Annotated[…, Meta(…)]`: refuses values that could be saved but not decoded."""
 
     advice = "keep to what its Meta says"
 
@@ -338,7 +336,7 @@ class _Constrained(_Rule):
 
 
 class _Records(_Rule):
-    """Rule of a History: checks the records that no capture holds yet."""
+    """Rule of a History: checks the records that no capture has encoded yet."""
 
     def __init__(self, record: Any) -> None:
         self._items = _Items(record)
@@ -393,24 +391,24 @@ _INT_AS_FLOAT = _Test(_is_exact_float, "declare int: a float has no room for tha
 
 
 def _is_literal(values: tuple[Any, ...], value: Any) -> bool:
-    return any(type(each) is type(value) and bool(each == value) for each in values)
+    return any(type(literal) is type(value) and bool(literal == value) for literal in values)
 
 
 def _is_member(kind: Any, value: Any) -> bool:
-    """Return whether a member of a flag, or of an enum with other values than text or integers, comes back from its value."""
+    """Return whether a member of a flag, or of an enum with other values than text or integers, is restored from its value."""
     try:
         return bool(msgspec.convert(value.value, kind) is value)
     except (msgspec.ValidationError, TypeError):
         return False
 
 
-# ---- values of classes that change what they are given ---------------------------------------------------------------
+# ---- values of classes that change their arguments ----------------------------------------------------------------------
 
-_SAME = 0  # extension: an object of the value itself, by its number
+_SAME = 0  # extension: an object of the value, by index
 
 
 def _comes_back(declared: Any, value: Any, extras: dict[str, Any]) -> bool:
-    """Encode, decode, and encode again. Arrays are lent, read-only: they are not copied."""
+    """Return whether encoding, decoding and encoding again gives the same bytes. Arrays are passed through uncopied."""
     lent: dict[int, int] = {}  # id → number
     objects: list[Any] = []
 
@@ -434,20 +432,18 @@ def _comes_back(declared: Any, value: Any, extras: dict[str, Any]) -> bool:
     try:
         encoder = msgspec.msgpack.Encoder(enc_hook=lend, order="deterministic")
         first = encoder.encode(value)
-        found = msgspec.msgpack.decode(first, type=declared, ext_hook=back, dec_hook=decode_declared)
-        if type(found) is not type(value) or encoder.encode(found) != first:
+        decoded = msgspec.msgpack.decode(first, type=declared, ext_hook=back, dec_hook=decode_declared)
+        if type(decoded) is not type(value) or encoder.encode(decoded) != first:
             return False
-        kept = {name: getattr(found, name) for name in extras}
+        kept = {name: getattr(decoded, name) for name in extras}
         return all(type(kept[name]) is type(x) and bool(kept[name] == x) for name, x in extras.items())
-    except Exception:  # whatever the value's own class raises: it cannot be read back
+    except Exception:  # any error of the value's class: it cannot be decoded
         return False
 
 
 # ---- from a declared type to its node --------------------------------------------------------------------------------
 
-_UNKNOWN = typing.TypeVar(
-    "_UNKNOWN"
-)  # of a field whose annotation cannot be evaluated here: nothing is known, so nothing is refused
+_UNKNOWN = typing.TypeVar("_UNKNOWN")  # for annotations that cannot be evaluated: nothing is refused
 
 _SCALARS = frozenset(
     (bool, int, str, bytes, bytearray, memoryview, decimal.Decimal, uuid.UUID, datetime.date, datetime.timedelta)
@@ -490,7 +486,7 @@ def _is_any(declared: Any) -> bool:
 
 
 def _admit(node: _Node, declared: Any) -> None:
-    """Let the node take values of this type too: of a union, one type after another."""
+    """Let the node accept values of this type too; for a union, called for each member."""
     origin, inner = typing.get_origin(declared) or declared, typing.get_args(declared)
     if declared is _UNKNOWN:
         node.others.append(lambda _: None)
@@ -505,13 +501,13 @@ def _admit(node: _Node, declared: Any) -> None:
     elif origin is typing.Annotated:
         _admit_constrained(node, inner)
     elif origin in (typing.Union, types.UnionType):
-        for each in inner:
-            _admit(node, each)
+        for argument in inner:
+            _admit(node, argument)
     elif origin in (typing.Final, typing.Required, typing.NotRequired):
         _admit(node, inner[0])
     elif origin is typing.Literal:
-        for each in inner:
-            node[type(each)] = _Test(
+        for argument in inner:
+            node[type(argument)] = _Test(
                 functools.partial(_is_literal, inner), f"keep one of {', '.join(map(repr, inner))}"
             )
     elif declared is None or declared is types.NoneType:
@@ -537,7 +533,7 @@ _CONSTRAINABLE = frozenset(
 
 
 def _admit_any(node: _Node) -> None:
-    """Admit what is read back without a type: plain values, and those that carry their own type."""
+    """Admit values that decode without a declared type: plain values, and self-describing ones."""
     for kind in (types.NoneType, bool, int, float, str, bytes):
         node[kind] = None
     node[list] = _Items(Any)
@@ -585,7 +581,7 @@ def _admit_class(node: _Node, declared: Any, origin: Any, inner: tuple[Any, ...]
         is_long = len(inner) == 2 and inner[1] is ...
         node[tuple] = _Items(inner[0] if is_long else Any) if is_open or is_long else _Row(inner)
     elif not isinstance(origin, type):
-        node.others.append(lambda _: None)  # whether there is such a type is for the decoder to say
+        node.others.append(lambda _: None)  # the decoder reports unknown types
     else:
         _admit_own_class(node, declared, origin, inner)
 
@@ -594,7 +590,7 @@ def _admit_own_class(node: _Node, declared: Any, kind: Any, inner: tuple[Any, ..
     if typing.is_typeddict(kind):
         node[dict] = _TypedEntries(kind, _hints_of(declared))
     elif issubclass(kind, enum.Enum):
-        is_plain = all(type(each.value) in (int, str) for each in kind) and not issubclass(kind, enum.Flag)
+        is_plain = all(type(member.value) in (int, str) for member in kind) and not issubclass(kind, enum.Flag)
         node[kind] = None if is_plain else _Test(functools.partial(_is_member, kind), _ADVICE_FLAG)
     elif issubclass(kind, msgspec.Struct) or dataclasses.is_dataclass(kind) or hasattr(kind, "__attrs_attrs__"):
         node[kind] = _Fields(declared)
@@ -615,10 +611,10 @@ def _admit_own_class(node: _Node, declared: Any, kind: Any, inner: tuple[Any, ..
 
 
 def _rule_of_custom(declared: type, found: type) -> _Rule | None:
-    """Rule of a class that MessagePack does not know, such as an array, or an abstract one: it is read as if nothing were declared."""
+    """Return the rule of a class unknown to MessagePack, such as an array or an abstract class: decoded as if undeclared."""
     try:
         is_one = issubclass(found, declared)
-    except TypeError:  # a Protocol that cannot be asked
+    except TypeError:  # a Protocol without runtime checks
         return _REFUSED
     if not is_one or found.__module__ == TORCH_STATE_MODULE:
         return None if is_one else _REFUSED
@@ -629,7 +625,7 @@ _ADVICE_FLAG = "members whose values are neither text nor integers are not read 
 
 
 def _admit_numbers(node: _Node, kind: type) -> None:
-    """NumPy's numbers are saved as plain ones, which equal them."""
+    """Admit NumPy's numbers: they are saved as equal plain ones."""
 
     def rule(found: type) -> _Rule | None:
         numpy = loaded_numpy()
@@ -649,27 +645,29 @@ def _names_of(kind: Any) -> tuple[str, ...]:
     if issubclass(kind, msgspec.Struct):
         return tuple(kind.__struct_fields__)
     if hasattr(kind, "__attrs_attrs__"):
-        return tuple([each.name for each in kind.__attrs_attrs__])
-    return tuple([each.name for each in dataclasses.fields(kind)])
+        return tuple([attribute.name for attribute in kind.__attrs_attrs__])
+    return tuple([attribute.name for attribute in dataclasses.fields(kind)])
 
 
 def _may_be_unset(kind: Any) -> frozenset[str]:
-    """Fields whose default is UNSET: they are left out, and come back as that."""
+    """Return the fields whose default is UNSET: they are omitted, and restored as UNSET."""
     if issubclass(kind, msgspec.Struct):
         defaults = kind.__struct_defaults__
         names = kind.__struct_fields__[len(kind.__struct_fields__) - len(defaults) :]
         return frozenset([name for name, default in zip(names, defaults, strict=True) if default is msgspec.UNSET])
     if dataclasses.is_dataclass(kind):
-        return frozenset([each.name for each in dataclasses.fields(kind) if each.default is msgspec.UNSET])
+        return frozenset(
+            [field_info.name for field_info in dataclasses.fields(kind) if field_info.default is msgspec.UNSET]
+        )
     return frozenset()
 
 
 def _hints_of(declared: Any) -> dict[str, Any]:
-    """Return the annotations of a class's fields, with its type variables resolved. Empty: they cannot be evaluated here."""
+    """Return the annotations of a class's fields, with its type variables resolved. Empty if they cannot be evaluated here."""
     kind = typing.get_origin(declared) or declared
     try:
         hints = typing.get_type_hints(kind, include_extras=True)
-    except Exception:  # whatever evaluating an annotation raises
+    except Exception:  # any error of evaluating an annotation
         return (
             dict.fromkeys(_names_of(kind), _UNKNOWN)
             if not hasattr(kind, "_fields")
@@ -694,17 +692,17 @@ def _with(hint: Any, meant: dict[Any, Any]) -> Any:
     inside = getattr(hint, "__parameters__", ())
     if isinstance(hint, type) and typing.get_origin(hint) is None:
         return hint  # a generic class without arguments
-    return hint[tuple([meant.get(each, each) for each in inside])] if inside else hint
+    return hint[tuple([meant.get(variable, variable) for variable in inside])] if inside else hint
 
 
-# ---- what is asked from outside --------------------------------------------------------------------------------------
+# ---- entry points -----------------------------------------------------------------------------------------------------
 
 _KEY = _compile(bool | int | float | str | bytes | None)
 _KEY[datetime.datetime] = _DATETIME_OF_ANY
 
 
 class _KeyRow(_Rule):
-    """A tuple that is the key of a dict, or a member of a set, stays one, also where nothing is declared."""
+    """Rule of a tuple as a dict key or set member: it stays a tuple, even without a declared type."""
 
     def holds(self, value: Any) -> bool:
         return _all_hold(_KEY, value)
@@ -716,51 +714,51 @@ _MEMBER[tuple] = _KeyRow()
 
 
 def comes_back(value: object, declared: Any) -> bool:
-    """Return whether `value`, saved as MessagePack and read as `declared`, comes back equal, in the same classes."""
+    """Return whether `value`, saved as MessagePack and read as `declared`, is restored equal, with the same classes."""
     try:
         rule = _compiled(declared)[type(value)]
     except TypeError:  # an annotation that cannot be hashed
         rule = _compile(declared)[type(value)]
     try:
         return rule is None or rule.holds(value)
-    except RecursionError:  # nested deeper than a call: level by level, then
+    except RecursionError:  # nested too deeply for recursion: check level by level
         return not difference(value, declared, "")
     except AttributeError:  # a field was deleted
         return False
 
 
 def difference(value: object, declared: Any, name: str) -> str:
-    """Say what in `value` would come back as something else: its path, what is declared, and what is there; empty if nothing."""
+    """Describe a member of `value` that would be restored differently: path, declared type, actual value. Empty if none."""
     waiting: list[tuple[tuple[Any, ...], Any, _Node, _Rule | None]] = [((name,), value, _node_of(declared), None)]
     for _ in range(WALK_PARTS_MAX):
         if not waiting:
             break
-        path, found, node, left = waiting.pop()
-        rule = left or node[type(found)]
+        path, actual, node, unchecked = waiting.pop()
+        rule = unchecked or node[type(actual)]
         if rule is None:
             continue
-        if rule is _REFUSED or (left is not None and not rule.holds_itself(found)):
-            return _sentence(_text(path), found, node.declared, rule)
-        if left is None:  # its members first: they say more
-            waiting.append((path, found, node, rule))
-            waiting += [((path, step), member, inner, None) for step, member, inner in rule.parts(found)][::-1]
+        if rule is _REFUSED or (unchecked is not None and not rule.holds_itself(actual)):
+            return _sentence(_text(path), actual, node.declared, rule)
+        if unchecked is None:  # its members first: their errors are more specific
+            waiting.append((path, actual, node, rule))
+            waiting += [((path, step), member, inner, None) for step, member, inner in rule.parts(actual)][::-1]
     return ""
 
 
 WALK_PARTS_MAX = 10_000_000
-"""Values that `difference` looks at: seconds, and only of a value that is refused."""
+"""Number of values that `difference` visits: seconds of work, and only for a refused value."""
 
 
 def check_declared(value: object, declared: Any, name: str) -> None:
-    """Refuse a value that would come back as another one.
+    """Refuse a value that would be restored as another one.
 
     Raises:
-        EncodingError: names the place, the declared type, and what is there.
+        EncodingError: names the path, the declared type, and the actual value.
     """
     if not comes_back(value, declared):
-        why = difference(value, declared, name)
-        if why:
-            raise EncodingError(why)
+        reason = difference(value, declared, name)
+        if reason:
+            raise EncodingError(reason)
 
 
 def _text(path: tuple[Any, ...]) -> str:

@@ -1,15 +1,15 @@
-"""Makes a state out of a checkpoint: skeleton, parts, and the bytes of the parts.
+"""Restores a state from a checkpoint: skeleton, parts, and the bytes of the parts.
 
-Arrays and tensors are laid over the buffers that the store has read and checked: a gibibyte is not copied once more. So
+Arrays and tensors are views of the buffers that the store has read and checked, which saves another copy of large states. So
 each buffer belongs to one object afterwards, and nothing else may write to it.
 
-The parts of a state describe themselves, but one kind needs the declared type to be read: the records of a history. msgspec
-shows the extension first and the declared type later, and for a field declared as `Any` never. So an extension becomes a
-place-holder, which the declared type turns into the object. If one is left over, it stood in a field declared as `Any`: then
-the skeleton is decoded again, and those histories get plain records (dicts and lists). A pickle that is left over is
-refused: it takes the declaration `Pickled[…]` to load one, so that a changed store cannot slip one in elsewhere.
+Parts are self-describing except for histories: their records need the declared type. msgspec
+reports the extension first and the declared type later, and for a field declared as `Any` never. So an extension becomes a
+placeholder, which the declared type turns into the object. A remaining placeholder was in a field declared as `Any`. Then
+the skeleton is decoded again, and those histories get plain records (dicts and lists). A remaining pickle is
+refused: loading a pickle requires the declaration `Pickled[…]`, so a tampered store cannot inject one elsewhere.
 
-A state without parts is decoded by a decoder that was made once.
+A state without parts is decoded by a cached decoder.
 """
 
 from collections.abc import Sequence
@@ -43,13 +43,13 @@ from snapline.storage.capture.values import (
 from snapline.storage.packs.checkpoint import ChunkReference, StatePart
 
 MAPPED_BYTES_MIN = 4 * 1024 * 1024
-"""Parts from here on are read into memory of huge pages."""
+"""Size from which parts are read into memory with huge pages."""
 
 _FAILURES = (TypeError, ValueError, NotImplementedError, OverflowError, RecursionError, msgspec.DecodeError, IndexError)
 
 
 class RestoredState(msgspec.Struct):
-    """A state that came back, and what its parts consist of: the base of the agent's next capture."""
+    """A restored state, and the table of its chunks: the base of the agent's next capture."""
 
     state: Any
     table: ChunkTable
@@ -70,10 +70,10 @@ class StateDecoder:
         )
 
     def decode(self, skeleton: Buffer) -> Any:
-        """Return the state of a record without parts.
+        """Return the state of a skeleton without parts.
 
         Raises:
-            EncodingError, TypeError, ValueError, NotImplementedError, msgspec.DecodeError: it does not decode as declared.
+            EncodingError, TypeError, ValueError, NotImplementedError, msgspec.DecodeError: the skeleton does not decode as declared.
         """
         try:
             return self._plain.decode(skeleton)
@@ -108,20 +108,20 @@ def decode_state(
     Args:
         declared: type of the state.
         skeleton: `Image.skeleton`, or a state that an earlier release wrote.
-        parts: of the checkpoint, in order.
-        contents: for each part its bytes, checked, in one buffer. A writable one is kept by the array or tensor over it; a
+        parts: the checkpoint's parts, in order.
+        contents: for each part its checked bytes, in one buffer. The array or tensor keeps a writable buffer; a
             read-only one is copied.
         allow_pickle: whether the class of the agent allows pickles.
 
     Raises:
-        EncodingError: they do not decode as `declared`, or a part contradicts its head.
+        EncodingError: they do not decode as `declared`, or a part does not fit its head.
         DamagedDataError: the records of a history cannot be replayed.
     """
     return StateDecoder(declared, allow_pickle=allow_pickle).restore(skeleton, parts, contents)
 
 
 class _NeedsSessionError(Exception):
-    """The record holds something that is decoded in two steps."""
+    """The record holds an extension that must be decoded in two steps."""
 
 
 def _decode_extension(code: int, data: memoryview) -> object:
@@ -131,7 +131,7 @@ def _decode_extension(code: int, data: memoryview) -> object:
 
 
 class _HistoryHolder:
-    """Stands for the history in a part until its record type is known."""
+    """Placeholder for the history in a part, until its record type is known."""
 
     __slots__ = ("index",)
 
@@ -140,7 +140,7 @@ class _HistoryHolder:
 
 
 class _PickleHolder:
-    """Stands for a pickle until it is known to be declared."""
+    """Placeholder for a pickle, until it is known to be declared."""
 
     __slots__ = ("data",)
 
@@ -152,8 +152,8 @@ class _Session:
     """The decoding of one record.
 
     Attributes:
-        histories: part -> history, of those made.
-        tokens: token -> chunk, of the parts that know what changes in them.
+        histories: part → history, of those already made.
+        tokens: token → chunk, of the parts that track changes.
     """
 
     def __init__(
@@ -172,11 +172,11 @@ class _Session:
     def decode(self, skeleton: Buffer) -> Any:
         """Return the state."""
         state = self._pass(skeleton)
-        left = [
+        leftover = [
             index for index in self._used if self._parts[index].kind == PART_HISTORY and index not in self.histories
         ]
-        if left:
-            self._unclaimed = dict.fromkeys(left)
+        if leftover:
+            self._unclaimed = dict.fromkeys(leftover)
             state = self._pass(skeleton)
         if self._pickles:
             raise EncodingError("a pickled value stands in a field that is not declared as Pickled: declare it so")
@@ -196,7 +196,7 @@ class _Session:
         return decode_own_value(code, data)
 
     def _take(self, data: memoryview) -> int:
-        """Return the place of a part. Two objects over one buffer would be one object's content twice."""
+        """Return the index of a part. A part must not be used twice: two objects would share one buffer."""
         index = msgspec.msgpack.decode(data, type=int)
         if not 0 <= index < len(self._parts):
             raise EncodingError(f"the state names its part {index}, the checkpoint has {len(self._parts)}")
@@ -231,7 +231,7 @@ class _Session:
         return made
 
     def _make_values(self, part: StatePart, content: Buffer) -> object:
-        """An array or tensor over `content`."""
+        """Return an array or tensor over `content`."""
         head = msgspec.msgpack.decode(part.head, type=ArrayHead)
         writable = bytearray(content) if memoryview(content).readonly else content
         if part.kind == PART_TENSOR:
@@ -275,12 +275,12 @@ def _is_declared_as(declared: Any, name: str) -> bool:
 
 
 def _unpickled(data: Buffer) -> Any:
-    """Runs code out of `data`: only called when declaration and agent class allow it."""
+    """Load a pickle. This runs code from `data`, so it is only called if declaration and agent class allow it."""
     import pickle
 
     try:
         return pickle.loads(data)
-    except Exception as error:  # whatever the classes in it raise
+    except Exception as error:  # anything that the classes in it raise
         raise EncodingError(
             f"a pickled value cannot be loaded ({type(error).__name__}: {error}): run the code that wrote it"
         ) from error
@@ -308,12 +308,12 @@ def _table_of(parts: Sequence[StatePart], session: _Session) -> ChunkTable:
 
 
 def buffer_for(part: StatePart) -> memoryview:
-    """Return memory to read a part into: writable, zero-filled, of its length. `part.contradiction()` must have been asked.
+    """Return memory for reading a part: writable, zero-filled, of its length. Check `part.contradiction()` before.
 
-    An array that was write-tracked gets memory in which it can be so again, others such that page faults are few.
+    A write-tracked array gets memory that can be tracked again; others get memory with few page faults.
 
     Raises:
-        StoreError, ExternalFailureError: there is not that much memory.
+        StoreError, ExternalFailureError: the machine is out of memory.
     """
     if part.kind == PART_ARRAY and msgspec.msgpack.decode(part.head, type=ArrayHead).is_tracked:
         from snapline.storage.capture import tracked

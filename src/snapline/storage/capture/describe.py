@@ -1,12 +1,12 @@
-"""Encoded states and messages for people to read: without the classes that wrote them, and without NumPy.
+"""Encoded states and messages as text for people, without the classes that wrote them, and without NumPy.
 
 A description is made of dicts, lists and scalars:
 
     array, tensor   {"dtype", "shape", "values"}: the first values, in C order
-    history         {"records", "bytes", "first", "last"}; one in the record itself is a list
-    blob            its bytes; a large one {"bytes"}
+    history         {"records", "bytes", "first", "last"}; an inline history is a list
+    blob            its bytes; for a large blob {"bytes"}
 
-A value in a part of its own, outside the record, is read only on request: otherwise `bytes` is its size.
+Values in a part of their own are only read on request; otherwise only their size is shown as `bytes`.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,22 +19,22 @@ from snapline.storage.capture.saved_values import SavedArray, SavedBytes, SavedH
 from snapline.storage.packs.checkpoint import StatePart
 
 VALUES_SHOWN = 8
-"""Number of values shown of an array, and of records of a history at each end."""
+"""Number of values shown of an array, and of records at each end of a history."""
 
 HISTORY_BYTES_MAX = 4 * 2**20
-"""Largest history that is shown. A history must be read as a whole, and its description must fit an answer of the coordinator. Beyond this only the
-number of records is shown, unless it is requested by its path."""
+"""Largest history that is shown. A history must be read as a whole, and its description must fit a response of the coordinator. For a larger one only
+the number of records is shown, unless it is requested by its path."""
 
 REST = "…"
-"""Stands after the values that are shown, where there are more."""
+"""Follows the shown values if there are more."""
 
 
 def plain(value: object, parts: Sequence[StatePart] = (), read: Callable[[StatePart], Buffer] | None = None) -> object:
     """Decode bytes of unknown type: structs become dicts, arrays a short description. Without `read` parts are not read.
 
     Raises:
-        One of `saved_values.FAILURES`: they cannot be decoded.
-        DamagedDataError: a part is not what was written.
+        One of `saved_values.FAILURES`: the bytes cannot be decoded.
+        DamagedDataError: the bytes of a part differ from those written.
     """
     if not isinstance(value, bytes):
         return value
@@ -45,7 +45,7 @@ def describe(value: object, *, reads_parts: bool) -> object:
     """Describe a tree of `saved_values`.
 
     Raises:
-        DamagedDataError: what is read is not what was written.
+        DamagedDataError: some bytes differ from those written.
     """
     match value:
         case dict():
@@ -87,7 +87,7 @@ def _describe_history(history: SavedHistory, *, reads_parts: bool) -> object:
 
 
 def _ends(records: list[object]) -> list[object]:
-    """The first ones and the last ones, none twice."""
+    """Return the first and last records, without duplicates."""
     return records if len(records) <= 2 * VALUES_SHOWN else records[:VALUES_SHOWN] + records[-VALUES_SHOWN:]
 
 

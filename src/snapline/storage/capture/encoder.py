@@ -1,23 +1,23 @@
 """Takes the image of a state between two turns: the only pause that an agent feels.
 
-The problem: a state may hold gigabytes, and the agent must not run on before it has been read. So only what may change
-afterwards is copied, at memory speed, into warm memory (`arena.py`); everything slower (hashing, compressing, writing) is
-left to a worker thread, which reads the copy.
+The problem: a state may hold gigabytes, and the agent must not continue before it has been read. So only values that may change
+afterwards are copied, at memory speed, into warm memory (`arena.py`). A worker thread does all slower work (hashing, compressing, writing)
+on the copy.
 
-What goes where:
+Destinations:
 
-    arrays and tensors of `ARRAY_PART_BYTES_MIN` and more    a part; copied, or only what changed if their writes are tracked
-    History, Blob                                            a part; what is in it never changes, so nothing is copied
+    arrays and tensors of `ARRAY_PART_BYTES_MIN` and more    a part; copied whole, or only the changes if writes are tracked
+    History, Blob                                            a part; its contents never change, so nothing is copied
     pickles of `PICKLE_PART_BYTES_MIN` and more              a part
     everything else                                          in the skeleton
 
-Copies of small arrays share slabs, so that a state of a thousand arrays takes tens of buffers; larger ones have a buffer
-each, whose size is the same at the next capture: then the buffer of this one fits.
+Copies of small arrays share slabs, so that a state of a thousand arrays needs tens of buffers. Larger arrays have a buffer
+each, whose size is the same at the next capture, so the same buffer fits again.
 
 Invariants:
 
 1. No byte of an image changes after `encode` has returned, whatever the agent does (G1: the cut is of one moment).
-2. Whatever `encode` raises, all buffers that it took have gone back.
+2. If `encode` raises, all buffers that it took have been returned.
 3. At most `ARENA_IMAGES_MAX` images of one agent hold buffers.
 
 The caller's duties: call `encode` between two turns, on the event loop; call `image.release()` once nothing reads the parts.
@@ -62,26 +62,26 @@ from snapline.storage.capture.values import (
 )
 
 ARRAY_PART_BYTES_MIN = 16 * 1024
-"""Smallest array in a part of its own; others are in the skeleton. A part costs 100 bytes in the checkpoint, and a chunk at least as much in a
-pack."""
+"""Smallest array in a part of its own; smaller ones are in the skeleton. A part costs 100 bytes in the checkpoint, and a chunk at least as much in
+a pack."""
 
 PICKLE_PART_BYTES_MIN = 64 * 1024
-"""One chunk: below, a pickle could only be reused whole."""
+"""Smallest pickle in a part of its own: one chunk, since a smaller pickle could only be reused whole."""
 
 CHUNK_BYTES = 64 * 1024
 LARGE_CHUNK_BYTES = 256 * 1024
 LARGE_ARRAY_BYTES = 1 << 30
-"""Size from which arrays have larger chunks: a gibibyte is 4,096 of them then. What 64 KiB rows would save costs more in digests."""
+"""Size from which arrays have larger chunks: a gibibyte then has 4,096. Smaller chunks would cost more in digests than they save."""
 
 SLAB_BYTES_MIN = 64 * 1024
 SLAB_BYTES_MAX = 4 * 1024 * 1024
-"""Slabs double from the one to the other: an agent with one small array holds little, one with many takes few of them."""
+"""Slab sizes double from the smaller to the larger: an agent with one small array holds little, one with many takes few slabs."""
 
 OWN_BUFFER_BYTES_MIN = 1024 * 1024
 """Size from which an array has a buffer of its own."""
 
 PARALLEL_COPY_BYTES_MIN = 16 * 1024 * 1024
-"""Above a millisecond of copying: a thread's start takes a twentieth of that."""
+"""Size from which two threads copy: this takes over a millisecond, and starting a thread a twentieth of that."""
 
 _ALIGNMENT_BYTES = 64
 """Alignment of arrays in a slab: a cache line, and enough for every dtype."""
@@ -93,9 +93,9 @@ class StateEncoder:
     """Encodes the states of one agent.
 
     Args:
-        pool: where copies go; shared by the agents of a host.
+        pool: source of the buffers for copies; shared by the agents of a host.
         allow_pickle: whether `Pickled` values may be saved.
-        declared: type of the states. What would not come back as it declares is refused; None: nothing is.
+        declared: type of the states. Values that would not be restored as declared are refused; with None, nothing is.
     """
 
     def __init__(self, pool: ArenaPool, *, allow_pickle: bool = False, declared: Any = None) -> None:
@@ -107,12 +107,12 @@ class StateEncoder:
         self._images_out = 0
 
     def encode(self, state: object, base: ChunkTable | None = None) -> StateImage:
-        """Return the image of `state`. What `base` has need not be in it; None: everything is.
+        """Return the image of `state`, without the chunks that `base` contains; with None, all are included.
 
         Raises:
-            EncodingError: something in it cannot be saved; names its path.
+            EncodingError: a value cannot be saved; names its path.
             ArenaBusyError: earlier images have not been written yet; try again later.
-            StoreError: there is no memory for the copy.
+            StoreError: the machine is out of memory.
         """
         self._check(state)
         capture = _Capture(self._pool, base, allow_pickle=self._allow_pickle, may_copy=self._may_copy)
@@ -128,10 +128,10 @@ class StateEncoder:
         return StateImage(skeleton=skeleton, parts=capture.parts, on_release=capture.on_release)
 
     def encode_inline(self, state: object) -> bytes:
-        """Return `state` as one record without parts: for images that are soon decoded again, and for messages.
+        """Return `state` as one record without parts: for short-lived images, and for messages.
 
         Raises:
-            EncodingError: something in it cannot be saved; names its path.
+            EncodingError: a value cannot be saved; names its path.
         """
         self._check(state)
         return self._encoded_inline(state)
@@ -143,17 +143,17 @@ class StateEncoder:
             raise EncodingError(explain(state, error, allow_pickle=self._allow_pickle)) from error
 
     def _check(self, state: object) -> None:
-        """Refuse what would come back as something else; values that cannot be encoded at all are reported first."""
+        """Refuse values that would be restored as something else; unencodable values are reported first."""
         if self._declared is not None and not comes_back(state, self._declared):
             self._encoded_inline(state)
             check_declared(state, self._declared, "state")
 
     def buffer_sizes(self, state: object) -> list[int]:
-        """Return what a full `encode` of `state` will take from the pool: `pool.reserve` each in a worker thread, and the
-        first capture need not wait for page faults. Copies nothing.
+        """Return the buffer sizes that a full `encode` of `state` takes from the pool. Call `pool.reserve` for each in a worker thread,
+        so that the first capture need not wait for page faults. Copies nothing.
 
         Raises:
-            EncodingError: something in it cannot be saved; names its path.
+            EncodingError: a value cannot be saved; names its path.
         """
         sizes: list[int] = []
         plan = _Plan(sizes)
@@ -192,10 +192,10 @@ class StateEncoder:
 
 
 class _Plan:
-    """Place of each copy in the slabs. Deterministic, so a state takes the same buffers each time."""
+    """Place of each copy in the slabs. The result is deterministic, so a state takes the same buffers each time."""
 
     def __init__(self, sizes: list[int]) -> None:
-        self.sizes = sizes  # of the buffers, in the order in which they are taken
+        self.sizes = sizes  # sizes of the buffers, in the order in which they are taken
         self.slab = -1
         self.used_bytes = 0
         self.next_bytes = SLAB_BYTES_MIN
@@ -220,7 +220,7 @@ class _Plan:
 
 
 class _Capture:
-    """One image in the making; `encode_value` is msgspec's `enc_hook`."""
+    """An image under construction; `encode_value` is msgspec's `enc_hook`."""
 
     def __init__(
         self, pool: ArenaPool, base: ChunkTable | None, *, allow_pickle: bool, may_copy: Callable[[], None]
@@ -231,22 +231,22 @@ class _Capture:
         self._base = base
         self._allow_pickle = allow_pickle
         self._may_copy = may_copy
-        self._seen: dict[int, object] = {}  # id -> mutable object in a part; kept alive, so that no id comes twice
+        self._seen: dict[int, object] = {}  # id → mutable object in a part; kept alive, so that no id is reused
         self._sizes: list[int] = []
         self._plan = _Plan(self._sizes)
         self._views: list[memoryview] = []
 
     def release(self) -> None:
-        """Give back all that was taken."""
+        """Return all buffers."""
         callbacks, self.on_release = self.on_release, []
         for callback in callbacks:
             callback()
 
     def take(self, size_bytes: int) -> ArenaBuffer:
-        """Return a buffer that goes back with the image; as `ArenaPool.take`, which write-trackers know.
+        """Return a buffer that is released with the image; same interface as `ArenaPool.take`, for write trackers.
 
         Raises:
-            ArenaBusyError, StoreError: there is none.
+            ArenaBusyError, StoreError: no buffer is available.
         """
         self._may_copy()
         buffer = self._pool.take(size_bytes)
@@ -254,7 +254,7 @@ class _Capture:
         return buffer
 
     def encode_value(self, value: object) -> object:
-        """Return the skeleton's entry for a value that msgspec does not know."""
+        """Return the skeleton's entry for a value of a type unknown to msgspec."""
         numpy = loaded_numpy()
         if numpy is not None and isinstance(value, numpy.ndarray) and value.nbytes >= ARRAY_PART_BYTES_MIN:
             check_array(value)
@@ -269,7 +269,7 @@ class _Capture:
         return encode_value(value)
 
     def _add(self, value: object, part: CapturedPart) -> object:
-        """Add a part. The same object twice would come back as two, and in a loop an array would be copied once for each level."""
+        """Add a part. An object may occur once: it would be restored as two, and a cycle would copy an array at each level."""
         if id(value) in self._seen and not is_a(value, BLOB_MODULE, "Blob"):
             raise NotImplementedError(f"the same {type(value).__qualname__} twice")
         self._seen[id(value)] = value
@@ -285,17 +285,17 @@ class _Capture:
         return msgspec.msgpack.Ext(PICKLE_EXTENSION, PICKLE_PART + msgspec.msgpack.encode(len(self.parts) - 1))
 
     def _array(self, array: Any) -> CapturedPart:
-        tracked = sys.modules.get(_TRACKED_MODULE)  # nobody has a tracked array if it is not loaded
+        tracked = sys.modules.get(_TRACKED_MODULE)  # without the module there is no tracked array
         tracker = None if tracked is None else tracked.tracker_of(array)
         is_tracked = tracked is not None and tracked.is_tracked(array)
         if tracker is None and array.flags.f_contiguous and not array.flags.c_contiguous:
-            # Turning it around takes twelve times as long as copying it.
+            # Transposing takes twelve times as long as copying.
             return self._copied(PART_ARRAY, array_head(array, order="F"), array.T)
         head = array_head(array, is_tracked=is_tracked)
         if tracker is None:
             return self._copied(PART_ARRAY, head, array)
         chunk_bytes = chunk_bytes_for(array.nbytes)
-        chunks, _ = tracker.chunks(self._base, chunk_bytes, self)  # what it takes is released with the image
+        chunks, _ = tracker.chunks(self._base, chunk_bytes, self)  # its buffers are released with the image
         return CapturedPart(PART_ARRAY, head, array.nbytes, chunk_bytes, chunks)
 
     def _copied(self, kind: int, head: bytes, array: Any) -> CapturedPart:
@@ -315,7 +315,7 @@ class _Capture:
 
 
 def _copy(target: Any, array: Any) -> None:
-    """Copy an array; a large one in two halves at once, since one core alone does not use all of the memory's speed."""
+    """Copy an array; a large one in two parallel halves, since one core cannot use the full memory bandwidth."""
     import numpy
 
     if array.nbytes < PARALLEL_COPY_BYTES_MIN or len(array) < 2:
@@ -334,17 +334,19 @@ def chunk_bytes_for(size_bytes: int) -> int:
 
 
 def _cut(view: memoryview, chunk_bytes: int) -> list[SourceChunk]:
-    """Return the chunks of a fresh copy, where it is unknown which of them have changed."""
+    """Return the chunks of a fresh copy, where changes are unknown."""
     size = len(view)
-    whole = size - size % chunk_bytes
-    chunks = [SourceChunk(0, view[start : start + chunk_bytes], chunk_bytes) for start in range(0, whole, chunk_bytes)]
-    if whole < size:
-        chunks.append(SourceChunk(0, view[whole:], size - whole))
+    full_bytes = size - size % chunk_bytes
+    chunks = [
+        SourceChunk(0, view[start : start + chunk_bytes], chunk_bytes) for start in range(0, full_bytes, chunk_bytes)
+    ]
+    if full_bytes < size:
+        chunks.append(SourceChunk(0, view[full_bytes:], size - full_bytes))
     return chunks
 
 
 def _large_size_of(value: object) -> int | None:
-    """The bytes that an array or tensor takes from the pool; None if it takes none."""
+    """Return the bytes that an array or tensor takes from the pool; None if it takes none."""
     numpy = loaded_numpy()
     if numpy is not None and isinstance(value, numpy.ndarray):
         size = int(value.nbytes)

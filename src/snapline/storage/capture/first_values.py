@@ -1,4 +1,4 @@
-"""The first values of an array or tensor, read without NumPy or torch, and without the rest of it."""
+"""Reads the first values of an array or tensor without NumPy or torch, and without reading the rest."""
 
 import re
 import struct
@@ -26,7 +26,7 @@ _LETTERS = {
     "c8": "ff",
     "c16": "dd",
 }
-"""NumPy's kind and size → the letters of `struct`."""
+"""NumPy's kind and size → format characters of `struct`."""
 
 TORCH_TYPES = {
     "bool": "|b1",
@@ -44,10 +44,10 @@ TORCH_TYPES = {
     "complex64": "<c8",
     "complex128": "<c16",
 }
-"""torch's name → NumPy's. Those that are missing have none: bfloat16, the 8-bit floats."""
+"""torch's name → NumPy's name. Missing types have no counterpart: bfloat16, the 8-bit floats."""
 
 CHARACTER_BYTES = 4
-"""Size of a character in NumPy's text: UTF-32."""
+"""Size of a character in NumPy's text (UTF-32), in bytes."""
 
 
 class _Reading(msgspec.Struct, frozen=True):
@@ -58,10 +58,10 @@ class _Reading(msgspec.Struct, frozen=True):
 
 
 def first_values(array: SavedArray, count: int) -> list[object] | None:
-    """Return its first `count` values in C order; None if values of its type cannot be decoded.
+    """Return the first `count` values in C order; None if values of this type cannot be decoded.
 
     Raises:
-        DamagedDataError: the chunks that hold them are not what was written.
+        DamagedDataError: the bytes of their chunks differ from those written.
     """
     reading = _reading_of(array.dtype)
     if reading is None:
@@ -76,7 +76,7 @@ def first_values(array: SavedArray, count: int) -> list[object] | None:
 
 
 def _fortran_place(number: int, shape: tuple[int, ...]) -> int:
-    """Return the place, in Fortran order, of the value that is `number` in C order."""
+    """Return the index in Fortran order of the value with index `number` in C order."""
     index = []
     for length in reversed(shape):
         number, at = divmod(number, length)
@@ -91,10 +91,10 @@ def _fortran_place(number: int, shape: tuple[int, ...]) -> int:
 def _reading_of(dtype: str) -> _Reading | None:
     if dtype == "bfloat16":  # the upper half of a float32
         return _Reading(2, lambda data: struct.unpack("<f", b"\0\0" + data)[0])
-    found = _NUMPY_TYPE.fullmatch(TORCH_TYPES.get(dtype, dtype))
-    if found is None:
+    match = _NUMPY_TYPE.fullmatch(TORCH_TYPES.get(dtype, dtype))
+    if match is None:
         return None
-    order, kind, size = found[1], found[2], int(found[3])
+    order, kind, size = match[1], match[2], int(match[3])
     if kind == "S":
         return _Reading(size, lambda data: data.rstrip(b"\0"))
     if kind == "U":

@@ -1,28 +1,28 @@
-"""Capture by fork: a child process encodes the state as it was, while the agent goes on.
+"""Capture by fork: a child process encodes the state at one moment, while the agent continues.
 
-Problem: a state of many small objects takes long to encode, and no bookkeeping shows what changed in it.
+Problem: a state of many small objects takes long to encode, and its changes cannot be tracked.
 
 Model: `fork()` between two turns gives a child with a copy of the state, made page by page when either side writes. Only the
-thread that called `fork` lives in the child; locks that others held stay locked for ever. So the child runs `encode()` and
+thread that called `fork` exists in the child; locks held by others stay locked forever. So the child runs `encode()` and
 system calls, and nothing else: no gRPC, logging, asyncio, threads or GPU. It writes the bytes to anonymous memory (a memfd),
-last of all a head with their length and BLAKE3, and leaves by `os._exit`. A result counts only if the head is there, the
-digest is right, and the exit status is 0; everything else is a capture that failed, and the caller encodes in its own process.
+finally a head with their length and BLAKE3, and leaves by `os._exit`. A result counts only if the head exists, the
+digest is right, and the exit status is 0. Everything else is a failed capture, and the caller encodes in its own process.
 
-Rules, from wire.md section 12, and where they are kept:
+Rules, from wire.md section 12, and their implementation:
 
 1. `GRPC_ENABLE_FORK_SUPPORT=0` must have been set before gRPC was imported, or forked children crash: `reason_against`
    refuses otherwise. `prepare` sets it, in a process that has not imported gRPC yet.
-2. The child closes all descriptors but its own at once. Else a killed host looks alive to its peers until the child ends.
-3. The child dies with its parent (`PR_SET_PDEATHSIG`: with the thread that forked, so fork from a thread that stays).
-4. The child takes no signals but SIGKILL: the parent's handlers are not for it.
-5. The parent waits with a deadline, kills, and reaps: this child and no other. No zombie stays, whatever happens; an image
+2. The child closes all descriptors but its own at once. Otherwise a killed host looks alive to its peers until the child ends.
+3. The child dies with its parent (`PR_SET_PDEATHSIG`: with the thread that forked, so fork from a long-lived thread).
+4. The child blocks all signals but SIGKILL: it must not run the parent's handlers.
+5. The parent waits with a deadline, kills, and reaps this child and no other. So no zombie remains; an image
    that is dropped without `result` kills its child.
-6. At most `FORKS_MAX` children at once: each may cost as much memory as the parent writes meanwhile.
+6. At most `FORKS_MAX` children exist at once: each may cost as much memory as the parent writes meanwhile.
 
 Opt-in, per agent, and never in a coordinator. Linux only. The garbage collector is off in the child: it would
-write to the head of every object, and so copy every page.
+write to the header of every object, and so copy every page.
 
-Carries G11 for the way from child to parent: a byte that is not what the child encoded fails the digest.
+Carries G11 for the transfer from child to parent: a changed byte fails the digest.
 """
 
 import ctypes
@@ -45,23 +45,23 @@ from snapline.errors import EncodingError, StoreError, UsageError
 from snapline.storage.capture.image import Buffer
 
 FORKS_MAX = 2
-"""Children at once: one that writes and one that starts. More would multiply the memory, and two cores are busy by then."""
+"""Number of children at once: one that writes and one that starts. More would multiply the memory, and two cores are busy by then."""
 
 REAP_TIMEOUT_S = 10.0
-"""Longest time for a killed child to end: freeing many gibibytes takes a second or so. Beyond, it is left to be reaped
-by the next capture."""
+"""Longest wait in seconds for a killed child to end: freeing many gibibytes takes a second or so. After that, the next
+capture reaps it."""
 
 TIMEOUT_S_MAX = 24 * 3600
-"""Nobody waits a day for a capture; and `poll` counts milliseconds in 32 bits."""
+"""Largest timeout in seconds: longer waits are pointless, and `poll` counts milliseconds in 32 bits."""
 
 MESSAGE_BYTES_MAX = 64 * 1024
-"""Largest error that the child sends: enough for its text, whatever a value's repr holds."""
+"""Largest error text that the child sends, even if a value's repr is longer."""
 
 _WRITE_BYTES_MAX = 1 << 30
-"""Per system call: Linux takes no more than 2 GiB - 4 KiB at once."""
+"""Bytes per system call: Linux takes at most 2 GiB - 4 KiB at once."""
 
 _HEAD = struct.Struct("=8sB32sQ")
-"""Magic, outcome, BLAKE3 of the outcome and the bytes, their length. Lies before the bytes, and is written after them."""
+"""Magic, outcome, BLAKE3 of the outcome and the bytes, their length. Placed before the bytes, and written after them."""
 _MAGIC = b"snapfork"
 _ENCODED, _REFUSED = 1, 2
 
@@ -75,16 +75,16 @@ class ForkBusyError(StoreError):
 
 
 class ForkFailedError(StoreError):
-    """The child was killed, crashed, or took too long. The state itself may be fine: encode it in this process."""
+    """The child was killed, crashed, or took too long. The state itself may be valid: encode it in this process."""
 
 
 class _Child(msgspec.Struct, frozen=True):
-    """A child that we forked.
+    """A forked child process.
 
     Attributes:
-        pid: ours until we reap it.
-        handle: pidfd: names this child, also when somebody else reaped it and the pid is another's.
-        content: memfd that it writes to.
+        pid: process id, valid until the child is reaped.
+        handle: pidfd: identifies this child, even if somebody else reaped it and the pid was reused.
+        content: memfd to which the child writes.
         parent: pid of the process that forked it.
     """
 
@@ -100,7 +100,7 @@ class _State:
     Attributes:
         is_prepared: `prepare` ran before gRPC was imported.
         living: pids of children whose results are still awaited.
-        dying: pids of children that were killed and were not gone in time.
+        dying: pids of killed children that did not end in time.
         lock: on `living` and `dying`; `result` runs in worker threads.
     """
 
@@ -115,14 +115,14 @@ _state = _State()
 
 
 def prepare() -> None:
-    """Make forks safe in this process. Call it before anything imports gRPC; may run twice."""
+    """Make forks safe in this process. Call it before gRPC is imported. May be called twice."""
     if "grpc" not in sys.modules or _state.is_prepared:
         os.environ[_FORK_VARIABLE] = "0"
         _state.is_prepared = True
 
 
 def reason_against() -> str:
-    """Return why this process must not fork; empty: it may."""
+    """Return why this process must not fork; empty if it may."""
     if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
         return "a capture by fork needs Linux 5.3; take the usual capture"
     if "grpc" not in sys.modules:
@@ -145,20 +145,20 @@ def _was_set_at_start() -> bool:
 
 
 def fork_capture(encode: Callable[[], Buffer], *, timeout_s: float) -> "ForkedImage":
-    """Fork a child that encodes, and return at once with what will be its result.
+    """Fork a child that encodes, and return at once with a handle for its result.
 
-    Call it on the thread that runs the agent's turns, between turns; that thread must outlive the child. Costs the copy of the
+    Call it between turns on the thread that runs the agent's turns; that thread must outlive the child. Costs the copy of the
     page tables, and later one page fault for each page that the parent writes while the child lives.
 
     Args:
-        encode: returns the bytes of the state, contiguous. Runs in the child, whose other threads are gone: it may take no lock that
+        encode: returns the bytes of the state, contiguous. Runs in the child, without the other threads: it must not take a lock that
             another thread could hold.
-        timeout_s: after which the child is killed.
+        timeout_s: time limit in seconds, after which the child is killed.
 
     Raises:
         UsageError: gRPC was imported in a way that makes children crash.
-        ForkBusyError: too many children.
-        ForkFailedError: the system has no room for a child.
+        ForkBusyError: too many children are running.
+        ForkFailedError: the system cannot create a child.
     """
     reason = reason_against()
     if reason:
@@ -175,21 +175,21 @@ def fork_capture(encode: Callable[[], Buffer], *, timeout_s: float) -> "ForkedIm
 
 
 class ForkedImage:
-    """The bytes that a child is about to deliver."""
+    """The future result of a child process."""
 
     def __init__(self, child: _Child, deadline: float) -> None:
         self._child = child
         self._deadline = deadline
-        # Not a method: it must run when nobody holds this object any more, and at exit.
+        # A finalizer instead of a method: it must also run when this object is dropped without `close`, and at exit.
         self._end = weakref.finalize(self, _end, child)
 
     def result(self) -> bytes:
-        """Wait for the child and return what it encoded. Blocks: call it once, in a worker thread.
+        """Wait for the child and return the encoded bytes. Blocks: call it once, in a worker thread.
 
         Raises:
-            EncodingError: `encode` raised; with the child's words.
-            ForkFailedError: killed, crashed, cancelled, or not ready in time.
-            UsageError: called again, or after `close`.
+            EncodingError: `encode` raised; with the child's message.
+            ForkFailedError: the child was killed, crashed, was cancelled, or timed out.
+            UsageError: `result` was already called, or `close` was.
         """
         if not self._end.alive:
             raise UsageError("the result of this capture was taken already; capture again")
@@ -203,21 +203,21 @@ class ForkedImage:
             self.close()
 
     def cancel(self) -> None:
-        """Kill the child, so that `result` fails soon. Any thread, any time."""
+        """Kill the child, so that `result` fails soon. May be called from any thread, at any time."""
         with _state.lock:
             if self._child.pid in _state.living and self._child.parent == os.getpid():
                 _kill(self._child)
 
     def close(self) -> None:
-        """Kill the child if it still runs, and forget the result. May run twice, but not while `result` runs."""
+        """Kill the child if it still runs, and drop the result. May be called twice, but not while `result` runs."""
         self._end()
 
 
 def _start(encode: Callable[[], Buffer]) -> _Child:
-    """Fork.
+    """Create the child.
 
     Raises:
-        OSError: no room for a descriptor or a process; nothing is left behind.
+        OSError: no descriptor or process is available; everything was cleaned up.
     """
     content = os.memfd_create("snapline-capture", os.MFD_CLOEXEC)
     try:
@@ -237,7 +237,7 @@ def _start(encode: Callable[[], Buffer]) -> _Child:
 def _fork(encode: Callable[[], Buffer], descriptor: int) -> int:
     """Return the child's pid, in the parent. Never returns in the child."""
     parent = os.getpid()
-    set_death_signal = ctypes.CDLL(None).prctl  # looked up before: the child shall not search libraries
+    set_death_signal = ctypes.CDLL(None).prctl  # looked up before the fork: the child must not load libraries
     _ignore_warning()
     # The child must not run the parent's handlers, not even between `fork` and its first line.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -254,7 +254,7 @@ def _fork(encode: Callable[[], Buffer], descriptor: int) -> int:
 
 
 def _ignore_warning() -> None:
-    """Python 3.12 warns of forks in processes with threads. This module's docstring is the answer, for this module only."""
+    """Python 3.12 warns of forks in processes with threads. This module is safe (see its docstring), so ignore it here only."""
     if sys.version_info >= (3, 12):
         warnings.filterwarnings(
             "ignore",
@@ -267,7 +267,7 @@ def _ignore_warning() -> None:
 def _run_child(
     encode: Callable[[], Buffer], descriptor: int, parent: int, set_death_signal: Callable[[int, int], int]
 ) -> None:
-    """All of the child's life."""
+    """Run the child from start to exit."""
     code = 1
     try:
         gc.disable()
@@ -289,17 +289,17 @@ def _run_child(
 def _write(descriptor: int, outcome: int, content: Buffer) -> None:
     view = memoryview(content).cast("B")
     at = 0
-    while at < len(view):  # Bounded: each call writes a byte at least, or raises.
+    while at < len(view):  # Bounded: each call writes at least a byte, or raises.
         at += os.pwrite(descriptor, view[at : at + _WRITE_BYTES_MAX], _HEAD.size + at)
     os.pwrite(descriptor, _HEAD.pack(_MAGIC, outcome, _digest_of(outcome, view), len(view)), 0)
 
 
 def _read(descriptor: int, status: int) -> bytes:
-    """Return what the child wrote.
+    """Return the bytes that the child wrote.
 
     Raises:
         EncodingError: its encoder raised.
-        ForkFailedError: it did not come to its end, or the bytes are not those it wrote.
+        ForkFailedError: the child ended early, or the bytes differ from those it encoded.
     """
     head = os.pread(descriptor, _HEAD.size, 0)
     if status or len(head) < _HEAD.size:
@@ -333,10 +333,10 @@ def _words_of(status: int) -> str:
 
 
 def _make_room() -> None:
-    """Reap children that were slow to die.
+    """Reap killed children that ended late.
 
     Raises:
-        ForkBusyError: too many are left.
+        ForkBusyError: too many children remain.
     """
     for pid in sorted(_state.dying):
         _reap(pid, os.WNOHANG)
@@ -347,19 +347,19 @@ def _make_room() -> None:
 
 
 def _is_over(child: _Child, deadline: float) -> bool:
-    """Wait until the child has ended; False: it has not by `deadline`."""
+    """Wait until the child has ended; return False if it has not by `deadline`."""
     poll = select.poll()
     poll.register(child.handle, select.POLLIN)
     return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
 
 def _reap(pid: int, flags: int = 0) -> int:
-    """Return the exit status of a child that has ended: negative for a signal. Afterwards it is no child of ours."""
+    """Return the exit status of a child that has ended: negative for a signal. Afterwards the child no longer exists."""
     try:
         reaped, status = os.waitpid(pid, flags)
         result = os.waitstatus_to_exitcode(status)
     except ChildProcessError:
-        reaped, result = pid, 0  # By someone else. Whether its result is whole, the digest tells.
+        reaped, result = pid, 0  # Reaped elsewhere. The digest shows whether its result is complete.
     with _state.lock:
         if reaped:
             _state.living.discard(pid)
@@ -371,11 +371,11 @@ def _kill(child: _Child) -> None:
     try:
         signal.pidfd_send_signal(child.handle, signal.SIGKILL)
     except ProcessLookupError:
-        return  # It is over, and somebody else reaped it.
+        return  # It has ended, and somebody else reaped it.
 
 
 def _end(child: _Child) -> None:
-    """Kill and reap the child if it is still there. In a forked child of ours: nothing, for it is not its child."""
+    """Kill and reap the child if it still exists. Does nothing in another process than the parent."""
     if child.parent != os.getpid():
         return
     with _state.lock:
@@ -388,5 +388,5 @@ def _end(child: _Child) -> None:
         if child.pid in _state.living:
             _state.living.discard(child.pid)
             _state.dying.add(child.pid)
-        os.close(child.handle)  # Under the lock: `cancel` must not use a number that is another file's by now.
+        os.close(child.handle)  # Under the lock: the descriptor number may be reused, so `cancel` must not use it.
         os.close(child.content)

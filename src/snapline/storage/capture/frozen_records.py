@@ -1,10 +1,10 @@
 """Checks that records of a history cannot change after they were appended.
 
-A history encodes a record once. Had the record a list inside that grew later, checkpoints would go on holding the old one,
-unnoticed. So what can change is refused when it is appended.
+A history encodes a record once. If a record contained a list that grows later, checkpoints would silently keep the old
+contents. So mutable records are refused when they are appended.
 
-Looking into each record would cost more than appending it. So the declared types of a frozen struct's or dataclass's fields
-are asked, once: if they leave no room for anything that can change, further records of that type are taken unseen.
+Inspecting each record would cost more than appending it. So the declared types of the fields of a frozen struct or dataclass
+are inspected once. If they exclude mutable values, further records of that type are accepted unchecked.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from snapline.errors import EncodingError
 from snapline.storage.capture.loaded import loaded_numpy
 
 TRUSTED_TYPES_MAX = 256
-"""Types that a history remembers: a program has few; one that makes types as it runs is checked again, no more."""
+"""Number of types that a history remembers. A program has few; types created dynamically are only checked again."""
 
 _ATOMS = (
     *(str, bytes, int, float, bool, types.NoneType, decimal.Decimal, uuid.UUID),
@@ -33,10 +33,10 @@ _ATOM_TYPES = frozenset(_ATOMS)
 
 
 def check_record(record: Any, trusted: set[type]) -> None:
-    """Refuse a record that could change. Adds its type to `trusted` if no record of that type can change.
+    """Refuse a record that is mutable. Adds its type to `trusted` if no record of that type can change.
 
     Raises:
-        EncodingError: names the type, and where in the record it is.
+        EncodingError: names the type and its place in the record.
     """
     kind: Any = type(record)
     try:
@@ -55,7 +55,7 @@ def check_record(record: Any, trusted: set[type]) -> None:
 
 
 def _mutable_part(value: object, where: str) -> str:
-    """Say which part of `value` can change; empty if none."""
+    """Return a description of the mutable part of `value`; empty if there is none."""
     kind = type(value)
     if _is_atom(kind):
         return ""
@@ -71,7 +71,7 @@ def _mutable_part(value: object, where: str) -> str:
 
 
 def is_frozen(kind: type) -> bool:
-    """Say whether `kind` is a frozen struct or a frozen dataclass."""
+    """Return whether `kind` is a frozen struct or a frozen dataclass."""
     if issubclass(kind, msgspec.Struct):
         return kind.__struct_config__.frozen
     return dataclasses.is_dataclass(kind) and bool(kind.__dataclass_params__.frozen)  # type: ignore[attr-defined]  # typeshed lacks it
@@ -98,7 +98,7 @@ def is_settled(kind: type[Any]) -> bool:
         return False
     try:
         return _has_settled_fields(kind, (kind,))
-    except Exception:  # names that cannot be resolved here: then each record is looked into
+    except Exception:  # for unresolvable names, each record is inspected
         return False
 
 
@@ -108,7 +108,7 @@ def _has_settled_fields(kind: type, outer: tuple[type, ...]) -> bool:
 
 
 def _is_settled_hint(hint: Any, outer: tuple[type, ...]) -> bool:
-    """Return whether no value of this type can change. `outer`: the types that contain it; a type that contains itself adds nothing by that."""
+    """Return whether no value of this type can change. `outer`: the containing types; recursion adds nothing."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return True

@@ -1,7 +1,7 @@
 """The states of random generators: `random.Random` and `numpy.random.Generator`.
 
-A restored agent must draw the numbers that the lost one would have drawn (G3). So all of a generator's state is kept: the
-bits, the value that `gauss` holds back, and the seed sequence from which NumPy's generators spawn others.
+A restored agent must draw the same numbers as the lost one would have drawn (G3). So all of a generator's state is saved: the
+bits, the value that `gauss` keeps for its next call, and the seed sequence from which NumPy's generators spawn others.
 
     random.Random     MessagePack [version, 625 words as little-endian u32, gauss or nil]
     numpy Generator   MessagePack [name of the bit generator, its state, seed sequence or nil]
@@ -19,7 +19,7 @@ import msgspec
 from snapline.errors import EncodingError
 
 BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
-"""Names of NumPy's bit generators. The name in a record is looked up here only, never anywhere else."""
+"""Names of NumPy's bit generators. Names in records are only looked up here."""
 
 _WORDS = struct.Struct("<625I")
 
@@ -31,10 +31,10 @@ def encode_random(generator: random.Random) -> bytes:
 
 
 def decode_random(data: memoryview) -> random.Random:
-    """Return a generator that goes on where the saved one was.
+    """Return a generator that continues where the saved one stopped.
 
     Raises:
-        EncodingError, msgspec.DecodeError: these bytes are no such state.
+        EncodingError, msgspec.DecodeError: the bytes are not such a state.
     """
     version, words, gauss = msgspec.msgpack.decode(data, type=tuple[int, bytes, float | None])
     made = random.Random(0)
@@ -46,14 +46,14 @@ def decode_random(data: memoryview) -> random.Random:
 
 
 def is_generator(value: object) -> bool:
-    """Return whether it is a `numpy.random.Generator`."""
+    """Return whether `value` is a `numpy.random.Generator`."""
     numpy_random = sys.modules.get("numpy.random")
     kind = getattr(numpy_random, "Generator", None)  # None while NumPy is being imported
     return kind is not None and type(value) is kind
 
 
 def is_bit_generator(value: object) -> bool:
-    """Return whether it is what a NumPy generator draws its bits from."""
+    """Return whether `value` is a NumPy bit generator."""
     kind = getattr(sys.modules.get("numpy.random"), "BitGenerator", None)
     return kind is not None and isinstance(value, kind)
 
@@ -62,7 +62,7 @@ def encode_generator(generator: Any) -> bytes:
     """Return the state of a `numpy.random.Generator`.
 
     Raises:
-        NotImplementedError: its bit generator is none of NumPy's own.
+        NotImplementedError: its bit generator is not one of NumPy's own.
     """
     bits = generator.bit_generator
     name = type(bits).__name__
@@ -74,10 +74,10 @@ def encode_generator(generator: Any) -> bytes:
 
 
 def decode_generator(data: memoryview) -> Any:
-    """Return a generator that goes on where the saved one was.
+    """Return a generator that continues where the saved one stopped.
 
     Raises:
-        EncodingError, msgspec.DecodeError: these bytes are no such state.
+        EncodingError, msgspec.DecodeError: the bytes are not such a state.
     """
     name, state, seeds = msgspec.msgpack.decode(data, type=tuple[str, Any, Any])
     if name not in BIT_GENERATORS:
@@ -96,7 +96,7 @@ def decode_generator(data: memoryview) -> Any:
 
 
 def _seeds_of(bits: Any) -> dict[str, Any] | None:
-    """Return the seeds that `spawn` continues from. None for bits that were seeded in the old way, which cannot spawn."""
+    """Return the seeds from which `spawn` continues; None for legacy seeding, which cannot spawn."""
     seeds: Any = getattr(bits, "seed_seq", None)
     if type(seeds) is not sys.modules["numpy.random"].SeedSequence:
         return None

@@ -1,22 +1,22 @@
-"""`History`: a list of frozen records whose capture costs what was changed, not what is there.
+"""`History`: a list of frozen records whose capture cost depends on the changes, not on the length of the list.
 
-The problem: an agent's chat has ten thousand messages and gets ten more between two checkpoints. Encoding all takes 5 to 10
+The problem: an agent's chat has ten thousand messages and gets ten more between two checkpoints. Encoding all of them takes 5 to 10
 ms of pause, and stores 11 MB again.
 
-The list keeps a *log* of what was done to it since the last capture: appended, replaced, deleted, inserted. A capture encodes
-the log, and only that, as a new *segment*. All segments in order are the list (`history_operations.py`); small ones are
+The list keeps a *log* of the operations since the last capture: append, replace, delete, insert. A capture encodes
+only the log, as a new *segment*. All segments in order give the list (`history_operations.py`); small ones are
 merged (`history_segments.py`). So editing or dropping old records does not rewrite the rest.
 
-What is overwritten or deleted stays in old segments as dead bytes. Their number is kept, and when they are over half of
-all, the next capture rewrites the list. That costs at most twice the bytes that died: spread over the edits, each costs a
+Overwritten or deleted records stay in old segments as dead bytes. When more than half of all bytes are dead,
+the next capture rewrites the list. A rewrite costs at most twice the dead bytes: spread over the edits, each costs a
 constant factor more. The pause of such a capture is that of the whole list.
 
-The list is rewritten as well if there is no log: in the first capture; after `clear`, `reverse` or so many edits that
-encoding them costs more than the list; and if the base lacks a segment whose bytes are gone (another base than before).
+The list is also rewritten if there is no log: in the first capture, after `clear` or `reverse`, or after so many edits that
+encoding them costs more than the list. The same holds if the base lacks a segment whose bytes are gone (a different base than before).
 
-Invariants. (1) All segments, then the log, give the list. (2) A segment without bytes was in some base. (3) A capture that
-fails changes nothing. Epochs may abort in any number: a segment keeps its bytes until it is in a base, and the log is
-only cut when it has become a segment.
+Invariants. (1) All segments, followed by the log, give the list. (2) A segment without bytes was in some base. (3) A failed
+capture changes nothing. Any number of epochs may abort: a segment keeps its bytes until it is in a base, and the log is
+only cleared when it has become a segment.
 
 A record is encoded once, so it must not change: see `frozen_records.py`. All methods belong to the agent's event loop.
 """
@@ -49,15 +49,15 @@ from snapline.storage.packs.checkpoint import ChunkReference, StatePart
 T = TypeVar("T")
 
 LOG_RECORDS_MIN = 1024
-"""Smallest limit of the log: it may hold as many records and operations as the list, and at least so many. Beyond, a rewrite costs less,
+"""Smallest limit of the log; the limit is the length of the list if that is larger. Beyond it a rewrite costs less,
 and the log of an agent that is never captured again would grow without limit."""
 
 WEIGHED_RECORDS = 64
-"""Records that are encoded to learn how many bytes die with a deletion: exact up to here, beyond an estimate from so many."""
+"""Number of records that are encoded to measure the dead bytes of a deletion; for more records the result is an estimate."""
 
 
 class HistoryMark(msgspec.Struct, frozen=True):
-    """Earlier contents of a history, for `rollback`."""
+    """Contents of a history at an earlier moment, for `rollback`."""
 
     records: list[Any]
     log: list[HistoryOperation] | None
@@ -68,13 +68,13 @@ class HistoryMark(msgspec.Struct, frozen=True):
 
 @typing.final
 class History(MutableSequence[T], Generic[T]):
-    """A list of records that cannot change: frozen structs or dataclasses, strings, bytes, numbers, tuples of such.
+    """A list of records that cannot change: frozen structs or dataclasses, strings, bytes, numbers, or tuples of these.
 
     Declare the field as `History[Message]`: without the type of its records a restored history holds plain values. As
-    everywhere in a state, a tuple is refused where the declared type is `Any`: it would come back as a list.
+    everywhere in a state, a tuple is refused where the declared type is `Any`, since it would be restored as a list.
 
     Raises:
-        EncodingError: a record could change; the message names its type.
+        EncodingError: a record is mutable; the message names its type.
     """
 
     __slots__ = (
@@ -131,7 +131,7 @@ class History(MutableSequence[T], Generic[T]):
         return f"History({self._records!r})"
 
     def __reduce__(self) -> tuple[type["History[T]"], tuple[list[T]]]:
-        """Copy or pickle without segments: a token must not come to name two contents."""
+        """Copy or pickle without segments: a token must not identify two contents."""
         return History, (self._records,)
 
     def index(self, record: T, start: int = 0, stop: int | None = None) -> int:
@@ -143,24 +143,24 @@ class History(MutableSequence[T], Generic[T]):
         return self._records.index(record, start, len(self._records) if stop is None else stop)
 
     def count(self, record: T) -> int:
-        """Return how many records equal `record`."""
+        """Return the number of records that equal `record`."""
         return self._records.count(record)
 
     def records_for_inline(self) -> list[T]:
-        """Return the records for an encoder, which must not change the list."""
+        """Return the records for an encoder; it must not change the list."""
         return self._records
 
     def records_to_check(self, checked_by: object) -> list[list[T]]:
-        """Return the records that no capture holds yet, or all if something else has checked them."""
+        """Return the records that no capture has encoded yet, or all if `checked_by` has not checked the earlier ones."""
         if self._log is None or self._checked_by is not checked_by:
             return [self._records]
         return [operation.records for operation in self._log]
 
     def note_checked(self, checked_by: object) -> None:
-        """Record that those records are as declared and need not be checked again."""
+        """Record that those records match their declared type and need no further check."""
         self._checked_by = checked_by
 
-    # Changing: each method checks the records, changes the list, and notes what it did.
+    # Changing: each method checks the records, changes the list, and logs the operation.
 
     def append(self, record: T) -> None:
         """Add a record at the end."""
@@ -171,7 +171,7 @@ class History(MutableSequence[T], Generic[T]):
             self._note_appended([record])
 
     def extend(self, records: Iterable[T]) -> None:
-        """Add records at the end: all, or none if one is refused."""
+        """Add records at the end: all of them, or none if one is refused."""
         added = self._checked(records)
         self._records += added
         if self._log is not None and added:
@@ -214,7 +214,7 @@ class History(MutableSequence[T], Generic[T]):
             self._change(place, place + 1, [])
 
     def clear(self) -> None:
-        """Remove all records. Nothing of what was stored is needed any more."""
+        """Remove all records. Stored segments are no longer needed."""
         self._records.clear()
         self._write_anew()
 
@@ -243,7 +243,7 @@ class History(MutableSequence[T], Generic[T]):
         self._log, self._logged = None, 0
 
     def _note_appended(self, records: list[T]) -> None:
-        """Log appended records. Successive ones share one operation, which begins where the list ended then."""
+        """Log appended records. Successive ones share one operation, starting at the former end of the list."""
         assert self._log is not None
         self._logged += len(records)
         last = self._log[-1] if self._log else None
@@ -253,14 +253,14 @@ class History(MutableSequence[T], Generic[T]):
             self._log.append(HistoryOperation(APPEND, len(self._records) - len(records), 0, list(records)))
 
     def _change(self, start: int, stop: int, records: list[T]) -> None:
-        """Put `records` in the place of those from `start` to `stop`, and note it."""
+        """Replace the records from `start` to `stop` with `records`, and log it."""
         old = self._records[start:stop]
         self._records[start:stop] = records
         if self._log is None or (not old and not records):
             return
         last = self._log[-1] if self._log else None
         if last is not None and last.code == APPEND and start >= last.index and start < last.index + len(last.records):
-            last.records[start - last.index : stop - last.index] = records  # not encoded yet: nothing dies
+            last.records[start - last.index : stop - last.index] = records  # not encoded yet, so no bytes die
             return
         self._logged += len(records) + 1
         if self._logged > max(LOG_RECORDS_MIN, len(self._records)):
@@ -272,28 +272,28 @@ class History(MutableSequence[T], Generic[T]):
     def _note_changed(self, start: int, deleted: int, records: list[T]) -> None:
         """Log a change: as many records as possible are replaced; the rest is deleted or inserted."""
         assert self._log is not None
-        both = min(deleted, len(records))
-        if both:
-            self._log.append(HistoryOperation(REPLACE, start, 0, records[:both]))
-        if deleted > both:
+        replaced = min(deleted, len(records))
+        if replaced:
+            self._log.append(HistoryOperation(REPLACE, start, 0, records[:replaced]))
+        if deleted > replaced:
             last = self._log[-1] if self._log else None
             if last is not None and last.code == DELETE and start <= last.index <= start + deleted:
-                last.index, last.count = start, last.count + deleted  # such as `pop(0)` or `pop()`, again and again
+                last.index, last.count = start, last.count + deleted  # such as repeated `pop(0)` or `pop()`
             else:
-                self._log.append(HistoryOperation(DELETE, start + both, deleted - both))
-        elif len(records) > both:
-            self._log.append(HistoryOperation(INSERT, start + both, 0, records[both:]))
+                self._log.append(HistoryOperation(DELETE, start + replaced, deleted - replaced))
+        elif len(records) > replaced:
+            self._log.append(HistoryOperation(INSERT, start + replaced, 0, records[replaced:]))
 
     # Capture and restore.
 
     def capture(self, base: ChunkTable | None) -> CapturedPart:
         """Return the history as a part: segments of the base without bytes, all others with theirs.
 
-        The bytes handed out never change. Call it between two turns; it may be called any number of times, whether or not
-        an epoch completes. What was handed out with bytes is handed out again until a base has it.
+        The returned bytes never change. Call it between two turns, any number of times, whether or not
+        an epoch completes. A segment is returned with its bytes until a base contains it.
 
         Raises:
-            EncodingError: a record cannot be encoded; the history is as before.
+            EncodingError: a record cannot be encoded; the history is unchanged.
         """
         known = {} if base is None else base.by_token
         lost = any(segment.data is None and segment.token not in known for segment in self._segments)
@@ -305,7 +305,7 @@ class History(MutableSequence[T], Generic[T]):
         return self._part(known, target)
 
     def _encode_log(self, log: list[HistoryOperation], target: int) -> bool:
-        """False: it holds a record that cannot be encoded. It may have been replaced since, so the list decides."""
+        """Encode the log as segments. Return False if a record cannot be encoded; a later edit may have replaced it, so encode the list."""
         try:
             contents = encode_operations(log, target)
         except EncodingError:
@@ -320,7 +320,7 @@ class History(MutableSequence[T], Generic[T]):
         self._dead_bytes = 0
 
     def _part(self, known: dict[int, ChunkReference], target: int) -> CapturedPart:
-        """Forgets the bytes of what a base has and what is never merged again."""
+        """Return the part. Drops the bytes of full segments that a base contains."""
         chunks, first_open = [], history_segments.open_start(self._segments, target)
         for index, segment in enumerate(self._segments):
             is_known = segment.token in known
@@ -332,12 +332,12 @@ class History(MutableSequence[T], Generic[T]):
 
     @classmethod
     def restore(cls, record_type: Any, part: StatePart, buffer: Buffer) -> "History[Any]":
-        """Return the history whose segments were read into `buffer`, one after the other, and checked.
+        """Return the history whose segments were read into `buffer`, concatenated and checked.
 
         Args:
-            record_type: declared type of the records; Any: they come as plain values.
-            part: as in the checkpoint.
-            buffer: is not needed afterwards.
+            record_type: declared type of the records; with Any they become plain values.
+            part: the part from the checkpoint.
+            buffer: not needed afterwards.
 
         Raises:
             DamagedDataError: the segments are not operations on a list, or do not give the number of records in the head.
@@ -365,19 +365,19 @@ class History(MutableSequence[T], Generic[T]):
 
     @classmethod
     def of_decoded(cls, records: list[T]) -> "History[T]":
-        """Return a history of records that a decoder made: they are not checked. The list belongs to the history then."""
+        """Return a history that takes over a decoder's list of records, without checks."""
         history: History[T] = cls()
         history._records = records
         return history
 
     def table_entries(self) -> dict[int, ChunkReference]:
-        """Return token → chunk as restored: what a first base must know, so that nothing is stored again."""
+        """Return token → chunk as restored, for the first base, so that no chunk is stored again."""
         return dict(self._references)
 
     # Undo.
 
     def mark(self) -> HistoryMark:
-        """Return what `rollback` needs; copies the list of records (20 µs for 10 000), not the records."""
+        """Return a mark for `rollback`; copies the list of records (20 µs for 10 000), not the records."""
         log = (
             None
             if self._log is None
@@ -386,13 +386,13 @@ class History(MutableSequence[T], Generic[T]):
         return HistoryMark(list(self._records), log, self._logged, list(self._segments), self._dead_bytes)
 
     def rollback(self, mark: HistoryMark) -> None:
-        """Make the history what it was at `mark`; once for each mark. Segments of captures since then are dropped."""
+        """Restore the history as of `mark`; call once for each mark. Segments of captures since then are dropped."""
         self._records, self._log, self._logged = mark.records, mark.log, mark.logged
         self._segments, self._dead_bytes = mark.segments, mark.dead_bytes
 
 
 def _weigh(records: list[Any]) -> int:
-    """Return about how many bytes these records take; exact for few. What cannot be encoded was never stored."""
+    """Return the approximate encoded size of these records; exact for few. Unencodable ones were never stored and count 0."""
     step = max(1, len(records) // WEIGHED_RECORDS)
     sample = records[::step][:WEIGHED_RECORDS]
     try:

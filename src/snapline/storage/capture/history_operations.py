@@ -1,16 +1,16 @@
-"""Operations on a list, as bytes: the content of a history's segments.
+"""Binary encoding of list operations: the contents of a history's segments.
 
     operation   code (u8) | length of the body (u32) | body
     1 append    records
-    2 replace   index of the first (u64) | records: as many as are replaced
-    3 delete    index of the first (u64) | how many (u64)
-    4 insert    index before which (u64) | records
+    2 replace   index of the first (u64) | records: one for each replaced record
+    3 delete    index of the first (u64) | count (u64)
+    4 insert    index to insert before (u64) | records
 
-Integers are little-endian; *records* is one MessagePack array. Doing all operations in order, from an empty list, gives
-the list. So contents may be joined: that is how segments are merged.
+Integers are little-endian; *records* is one MessagePack array. Applying all operations in order to an empty list gives
+the history. So contents may be concatenated, which merges segments.
 
-Several records share one array because that is faster than one operation each: 10 000 messages of 1.1 KB encode in the time
-of their bytes. Nothing is trusted while reading: lengths and indexes are compared with what is there before they are used.
+Several records share one array, which is faster than one operation each: 10 000 messages of 1.1 KB encode in the time
+of their bytes. Decoding trusts nothing: lengths and indexes are checked before they are used.
 """
 
 import functools
@@ -38,13 +38,13 @@ EDIT_BYTES = _HEAD.size + _SPAN.size
 """Size of a deletion; other operations take no more in addition to their records."""
 
 BODY_BYTES_MAX = 2**32 - 1 - _INDEX.size
-"""Largest length that fits the head. A record of 4 GiB does not belong into a history: use an array or a Blob."""
+"""Largest length that fits the head. A record of 4 GiB does not belong in a history: use an array or a Blob."""
 
 _BATCH_RECORDS = 64
-"""Encoded at first, to learn how large they are. Later batches are as large as a segment should be."""
+"""Records in a first batch, to measure their size. Later batches are as large as a segment should be."""
 
 _DECODERS_MAX = 64
-"""Types of records for which a decoder is kept: a program has few."""
+"""Number of record types whose decoder is cached: a program has few."""
 
 
 class HistoryOperation(msgspec.Struct):
@@ -52,9 +52,9 @@ class HistoryOperation(msgspec.Struct):
 
     Attributes:
         code: `APPEND`, ….
-        index: the first place that it touches.
-        count: of records deleted; otherwise 0.
-        records: appended, inserted, or put in the place of others.
+        index: the first affected index.
+        count: number of records to delete; otherwise 0.
+        records: records to append, insert, or put in place of others.
     """
 
     code: int
@@ -64,7 +64,7 @@ class HistoryOperation(msgspec.Struct):
 
 
 def _encode_scalar(value: object) -> object:
-    """NumPy's numbers become plain ones, as everywhere in a state."""
+    """Convert NumPy numbers to plain ones, as everywhere in a state."""
     numpy = loaded_numpy()
     if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biuf":
         item = value.item()
@@ -88,10 +88,10 @@ _FAILURES = (TypeError, ValueError, NotImplementedError, OverflowError, Recursio
 
 
 def encode_records(records: list[Any]) -> bytes:
-    """Return them as one MessagePack array.
+    """Return the records as one MessagePack array.
 
     Raises:
-        EncodingError: names the first that cannot be encoded.
+        EncodingError: names the first record that cannot be encoded.
     """
     try:
         body = _encoder.encode(records)
@@ -117,8 +117,8 @@ def encode_operations(operations: list[HistoryOperation], content_bytes: int) ->
     """Return the operations as contents of segments, in order.
 
     Args:
-        operations: are not changed.
-        content_bytes: no content is longer, but for one that holds a single record.
+        operations: operations to encode; not changed.
+        content_bytes: largest length of a content, unless a single record is longer.
     """
     contents: list[bytes] = []
     pieces: list[bytes] = []
@@ -134,25 +134,25 @@ def encode_operations(operations: list[HistoryOperation], content_bytes: int) ->
 
 
 def _pieces(operation: HistoryOperation, content_bytes: int) -> Iterator[bytes]:
-    """Split an operation with many records into several, which do the same."""
+    """Split an operation with many records into several equivalent ones."""
     if operation.code == DELETE:
         yield _HEAD.pack(DELETE, _SPAN.size) + _SPAN.pack(operation.index, operation.count)
         return
-    room = min(content_bytes, BODY_BYTES_MAX) - EDIT_BYTES
-    for start, body in _batches(operation.records, room):
+    body_bytes = min(content_bytes, BODY_BYTES_MAX) - EDIT_BYTES
+    for start, body in _batches(operation.records, body_bytes):
         front = b"" if operation.code == APPEND else _INDEX.pack(operation.index + start)
         yield b"".join((_HEAD.pack(operation.code, len(front) + len(body)), front, body))
 
 
 def _batches(records: list[Any], body_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (index of the first, their array). Sizes are guessed from the batch before: seldom is one encoded twice."""
+    """Yield (index of the first record, encoded array). The previous batch predicts the size, so few are encoded twice."""
     start, count = 0, _BATCH_RECORDS
     while start < len(records):
         batch = records[start : start + count]
         body = encode_records(batch)
         fitting = max(1, len(batch) * body_bytes * 7 // (8 * len(body)))
         if len(body) > body_bytes and len(batch) > 1:
-            count = min(len(batch) // 2, fitting)  # halves at least: so it ends
+            count = min(len(batch) // 2, fitting)  # at least halves, so the loop ends
             continue
         yield start, body
         start += len(batch)
@@ -160,11 +160,11 @@ def _batches(records: list[Any], body_bytes: int) -> Iterator[tuple[int, bytes]]
 
 
 class Replay:
-    """Does operations again.
+    """Replays operations.
 
     Attributes:
-        records: the list so far.
-        sizes_bytes: for each record its share of its operation, rounded up.
+        records: the current list.
+        sizes_bytes: for each record its share of its operation's size, rounded up.
     """
 
     def __init__(self, record_type: Any) -> None:
@@ -173,10 +173,10 @@ class Replay:
         self._decode = record_decoder(record_type)
 
     def do(self, content: memoryview) -> None:
-        """Do all operations of a segment.
+        """Apply all operations of a segment.
 
         Raises:
-            DamagedDataError: these bytes are not operations on this list.
+            DamagedDataError: the bytes are not operations on this list.
             EncodingError: a record is not of the declared type.
         """
         place = 0
@@ -217,7 +217,7 @@ class Replay:
         return index, index + deleted
 
     def _put(self, start: int, stop: int | None, body: memoryview) -> None:
-        """Put the records of `body` in the place of those from `start` to `stop`; None: of as many."""
+        """Replace the records from `start` to `stop` (None: as many as in `body`) with those of `body`."""
         records = self._decode(body)
         end = start + len(records) if stop is None else stop
         if end > len(self.records):
@@ -231,7 +231,7 @@ Decode = typing.Callable[[Buffer], list[Any]]
 
 
 def record_decoder(record_type: Any) -> Decode:
-    """Return what turns a MessagePack array into records of `record_type`; Any: into plain values, with tuples for arrays.
+    """Return a decoder of MessagePack arrays into records of `record_type`; Any gives plain values, with tuples for arrays.
 
     Raises:
         EncodingError: msgspec cannot decode this type.
@@ -259,7 +259,7 @@ def _record_decoder(record_type: Any) -> Decode:
 
 
 def _frozen(value: Any) -> Any:
-    """Without a declared type MessagePack's arrays come as lists, which a record must not be."""
+    """Convert lists to tuples: msgspec decodes untyped arrays as lists, which records must not contain."""
     if isinstance(value, list):
         return tuple([_frozen(item) for item in value])
     return {key: _frozen(item) for key, item in value.items()} if isinstance(value, dict) else value

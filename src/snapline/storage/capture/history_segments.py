@@ -1,23 +1,23 @@
-"""The segments of a history: contents that stay, each one chunk of the store.
+"""The segments of a history: immutable contents, each one chunk of the store.
 
-The problem: a capture that writes only what was appended leaves one small segment behind, and after ten thousand captures a
-checkpoint would name ten thousand. Merging all of them each time would write everything each time.
+The problem: a capture that writes only the appended records leaves one small segment behind. After ten thousand captures a
+checkpoint would name ten thousand segments. Merging all of them each time would write everything each time.
 
-So small segments are merged with neighbours of about their own size, as in a log-structured merge tree. With M the size
-that a segment should have, a segment is *full* from M/2 on and never touched again; the others are *open* and fall into
-tiers, each eight times the one below. Only the segments behind the last full one are merged:
+So small segments are merged with neighbours of similar size, as in a log-structured merge tree. M is the target size
+of a segment. A segment of M/2 or more is *full* and never merged again. The others are *open* and fall into
+tiers, each eight times the one below. Only the segments after the last full one are merged:
 
     eight segments of a tier, or of lower ones, in a row at the end      become one
     the open ones together exceed M                                      the first of them become a full one
     a full one arrives                                                   the open ones before it become one
 
 Each byte is written once, and again for each tier that it climbs: twice more for captures of 11 KB, three times for small
-ones. Invariants: (1) the contents, joined, always do the same; (2) open segments together have at most M bytes, and there
-are at most `OPEN_SEGMENTS_MAX`; (3) of two neighbours among the others, one at least is full: so there are at most
-4 total / M + 1 of them, and for segments that came in order about total / M.
+ones. Invariants: (1) the contents, joined, always give the same list. (2) Open segments together have at most M bytes, and there
+are at most `OPEN_SEGMENTS_MAX`. (3) Of two neighbours among the others, at least one is full. So there are at most
+4 total / M + 1 of them, and for segments appended in order about total / M.
 
-Bytes are kept in memory only where they may be needed: of open segments, to be merged, and of full ones until a base has
-them. A token is the segment's name towards the table of the base; a merged segment gets a new one.
+Bytes are kept in memory only where they may be needed: of open segments, for merging, and of full ones until a base contains
+them. A token identifies the segment in the table of the base; a merged segment gets a new one.
 """
 
 import msgspec
@@ -25,27 +25,27 @@ import msgspec
 from snapline.storage.capture.tokens import fresh_token
 
 SEGMENT_BYTES_MAX = 256 * 1024
-"""M for histories below 256 MiB: an 11 MB history has some 50, and merging one takes 0.1 ms."""
+"""M for histories below 256 MiB: an 11 MB history has some 50 segments, and merging one takes 0.1 ms."""
 
 SEGMENTS_MAX = 1024
-"""Beyond, M grows with the history: the list of segments is walked in each capture, some 0.1 µs for each."""
+"""Number of segments beyond which M grows with the history: each capture walks the list of segments, at some 0.1 µs each."""
 
 MERGED_SEGMENTS = 8
-"""Number of segments of a tier that are merged. Fewer: bytes are written more often. More: checkpoints name more segments, at 37 bytes each."""
+"""Number of segments of a tier that are merged. Fewer would write bytes more often; more would leave more segments in checkpoints (37 bytes each)."""
 
 _TIERS = 3
-"""Open tiers: below M/128, below M/16, below M/2."""
+"""Number of open tiers: below M/128, below M/16, below M/2."""
 
 OPEN_SEGMENTS_MAX = MERGED_SEGMENTS * _TIERS
 
 
 class Segment(msgspec.Struct):
-    """One content.
+    """A segment of a history.
 
     Attributes:
-        token: names it.
-        size_bytes: its length.
-        data: None: a base had it, and it will not be merged any more.
+        token: identifies its content.
+        size_bytes: length of its content.
+        data: content; None if a base contains the segment and it will not be merged again.
     """
 
     token: int
@@ -54,17 +54,17 @@ class Segment(msgspec.Struct):
 
 
 def segment_bytes(live_bytes: int) -> int:
-    """Return M for a history whose records take so many bytes."""
+    """Return M for a history whose records take `live_bytes` bytes."""
     return max(SEGMENT_BYTES_MAX, live_bytes // SEGMENTS_MAX)
 
 
 def is_full(size_bytes: int, target_bytes: int) -> bool:
-    """Say whether a segment is never merged again."""
+    """Return whether a segment of this size is never merged again."""
     return 2 * size_bytes >= target_bytes
 
 
 def add(segments: list[Segment], content: bytes, target_bytes: int) -> None:
-    """Put a content at the end of the list, and merge. `target_bytes`: M."""
+    """Append a content as a segment, and merge. `target_bytes` is M."""
     first = open_start(segments, target_bytes)
     if is_full(len(content), target_bytes):
         _merge(segments, first, len(segments))
@@ -78,7 +78,7 @@ def add(segments: list[Segment], content: bytes, target_bytes: int) -> None:
 def open_start(segments: list[Segment], target_bytes: int) -> int:
     """Return the index of the first open segment; the length of the list if there is none.
 
-    A segment without bytes is never open: it was full when they were dropped, and M has grown since.
+    A segment without bytes is never open: it was full when its bytes were dropped, even if M has grown since.
     """
     index = len(segments)
     while index and segments[index - 1].data is not None and not is_full(segments[index - 1].size_bytes, target_bytes):
@@ -87,7 +87,7 @@ def open_start(segments: list[Segment], target_bytes: int) -> int:
 
 
 def give_open(segments: list[Segment], contents: memoryview, target_bytes: int) -> None:
-    """Give the last, open segments their bytes, so that they can be merged; `contents`: of all segments, joined."""
+    """Fill in the bytes of the last, open segments, so that they can be merged; `contents` is that of all segments, joined."""
     end = len(contents)
     for segment in reversed(segments):
         start = end - segment.size_bytes
@@ -97,13 +97,13 @@ def give_open(segments: list[Segment], contents: memoryview, target_bytes: int) 
 
 
 def _fill(segments: list[Segment], first: int, target_bytes: int) -> int:
-    """Make full segments of the first open ones while all of them exceed M; return where the open ones begin then."""
+    """Make full segments of the first open ones while all of them exceed M; return the new index of the first open one."""
     while sum([segment.size_bytes for segment in segments[first:]]) > target_bytes:
         end, size = first, 0
         while size + segments[end].size_bytes <= target_bytes:
             size += segments[end].size_bytes
             end += 1
-        _merge(segments, first, end)  # over M/2: the next one has less than M/2 and did not fit
+        _merge(segments, first, end)  # now over M/2, as the next one has less than M/2 and did not fit
         first += 1
     return first
 

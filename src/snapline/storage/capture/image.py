@@ -1,11 +1,11 @@
 """Result of a capture, for the writer: a skeleton and parts.
 
-A state is one MessagePack record, the *skeleton*. Large or rarely changed values are not in it but in a *part*:
-the bytes of an array, the records of a history, an opaque blob. The skeleton holds the part's place in the list of parts.
+A state is one MessagePack record, the *skeleton*, and a list of *parts*. A part holds a large or rarely changed value:
+the bytes of an array, the records of a history, an opaque blob. The skeleton holds the part's index in the list.
 
-A part is cut into *chunks*, the unit in which the store keeps bytes and finds them again. Chunks of a base epoch are not
-stored twice. A known unchanged chunk has a *token*: a number that names one content, and never another. Where that is unknown (an array that was
-copied whole), the token is 0 and the writer compares hashes.
+A part is cut into *chunks*, the unit in which the store keeps and deduplicates bytes. Chunks of a base epoch are not
+stored again. A chunk known to be unchanged has a *token*: a number that identifies one content and is never reused. If it is unknown
+whether a chunk has changed (in an array that was copied whole), its token is 0 and the writer compares hashes.
 
     event loop, between turns   encoder: state, base -> `StateImage`      (the pause: one copy at memory speed at most)
     worker thread               chunking: image, base -> `StatePart`s for the checkpoint, new chunks, and a `ChunkTable`
@@ -27,20 +27,20 @@ PART_HISTORY = 2
 PART_BLOB = 3
 """Kind of a part. Head: empty. Opaque bytes; the content decides where chunks end."""
 PART_TENSOR = 4
-"""Kind of a part: like an array; head: MessagePack of `[torch dtype, shape]`."""
+"""Kind of a part: like an array. Head: MessagePack of `[torch dtype, shape]`."""
 PART_JOURNAL = 5
-"""Part of a durable turn, not of the state. Head: MessagePack of `[count]`, its entries. Chunks are runs: see `sealed_journal.py`."""
+"""Part of a durable turn, not of the state. Head: MessagePack of `[count]`, the number of entries. Chunks are runs: see `sealed_journal.py`."""
 
 Buffer = bytes | bytearray | memoryview
 
 
 class SourceChunk(msgspec.Struct, gc=False):
-    """One chunk of a part as captured.
+    """A captured chunk of a part.
 
     Attributes:
-        token: names this content; 0: it may have changed.
-        data: its bytes; None: unchanged since the base, whose table knows `token`.
-        size_bytes: of the content.
+        token: identifies the content; 0 if it may have changed.
+        data: its bytes; None if unchanged since the base, whose table contains `token`.
+        size_bytes: length of the content.
     """
 
     token: int
@@ -49,7 +49,7 @@ class SourceChunk(msgspec.Struct, gc=False):
 
 
 class CapturedPart(msgspec.Struct):
-    """One part of an image. `chunk_bytes`: the fixed size of all chunks but the last; 0: each has its own."""
+    """One part of an image. `chunk_bytes`: the fixed size of all chunks but the last; 0 if sizes vary."""
 
     kind: int
     head: bytes
@@ -62,8 +62,8 @@ class Authors(msgspec.Struct):
     """Handlers that may have changed a state since its previous image.
 
     Attributes:
-        handlers: their names, in the order of their first turn.
-        is_refused: the image could not be used, so the next one has these authors too.
+        handlers: names of the handlers, in the order of their first turn.
+        is_refused: the image was unusable, so the next one inherits these authors.
     """
 
     handlers: dict[str, None] = {}
@@ -75,10 +75,10 @@ class StateImage(msgspec.Struct):
 
     Attributes:
         skeleton: MessagePack; extension `PART_EXTENSION` refers to a part.
-        parts: in the order of the skeleton.
-        on_release: gives the buffers back; called once, when the parts have been written or dropped.
-        pending: returns the skeleton, where another process still encodes it; see `resolve`.
-        authors: for the error text if it cannot be used.
+        parts: parts in the order of the skeleton.
+        on_release: callbacks that return the buffers; called once, when the parts have been written or dropped.
+        pending: returns the skeleton that another process is still encoding; see `resolve`.
+        authors: used in the error message if the image is unusable.
     """
 
     skeleton: bytes
@@ -103,20 +103,20 @@ class StateImage(msgspec.Struct):
             self.skeleton, self.pending = self.pending(), None
 
     def release(self) -> None:
-        """Release the bytes of the parts, which are not needed any more."""
+        """Release the bytes of the parts, which are no longer needed."""
         callbacks, self.on_release = self.on_release, []
         for callback in callbacks:
             callback()
 
 
 class ChunkTable(msgspec.Struct):
-    """Chunks of one agent's checkpoint of one epoch, which the next checkpoint may refer to.
+    """Chunks of one agent's checkpoint of one epoch; the next checkpoint may refer to them.
 
     Attributes:
-        by_token: token -> chunk.
-        by_place: (part, chunk) -> (hash, chunk), for chunks without a token. The hash is `xxh3_128` under this process's
+        by_token: token → chunk.
+        by_place: (part, chunk) → (hash, chunk), for chunks without a token. The hash is `xxh3_128` under this process's
             seed; empty after a restore, where only the digest is known.
-        digests: of all chunks.
+        digests: digest → chunk, of all chunks.
     """
 
     by_token: dict[int, ChunkReference] = {}

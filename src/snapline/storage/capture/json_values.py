@@ -1,8 +1,8 @@
 """A saved state as JSON, without the classes that wrote it, and without NumPy.
 
-Records are objects, histories and arrays lists (of arrays one level for each dimension), bytes base64 text, keys that are no text their
-text. NaN and infinities, which JSON has no word for, are null. A pickle, a random generator and an array of a type that only NumPy knows are shown
-by kind and size. `plain_values.py` makes the same values for Python.
+Records become objects; histories and arrays become lists (nested by dimension); bytes become base64 text; other keys become their
+text. NaN and infinities, which JSON lacks, become null. Pickles, random generators and arrays of types that only NumPy can decode
+are shown by kind and size. `plain_values.py` makes the same values for Python.
 """
 
 import math
@@ -14,15 +14,15 @@ from snapline.storage.capture.first_values import first_values
 from snapline.storage.capture.saved_values import SavedArray, SavedBytes, SavedHistory
 
 CONTENT_FACTOR = 4
-"""Largest ratio of a state to its JSON: numbers of eight bytes are two characters at least."""
+"""Largest ratio of a state to its JSON: a number of eight bytes takes at least two characters."""
 
 
 def json_of(tree: object, bytes_max: int) -> bytes:
     """Return a tree of `saved_values` as JSON.
 
     Raises:
-        UsageError: it takes more than this.
-        DamagedDataError: something is not what was written.
+        UsageError: the JSON exceeds `bytes_max`.
+        DamagedDataError: some bytes differ from those written.
     """
     text = msgspec.json.encode(_Values(bytes_max).of(tree))
     if len(text) > bytes_max:
@@ -39,7 +39,7 @@ def too_large(size_bytes: int, bytes_max: int) -> UsageError:
 
 
 class _Values:
-    """Counts what is read before it is read."""
+    """Converts values, and counts the bytes of each before reading it."""
 
     def __init__(self, bytes_max: int) -> None:
         self._left = CONTENT_FACTOR * bytes_max

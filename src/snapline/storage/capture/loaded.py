@@ -1,10 +1,10 @@
-"""Is NumPy loaded? Only then can there be an array, and only who has some pays for loading it."""
+"""Access to NumPy only if it is already loaded: without it there are no arrays, and importing it costs time."""
 
 import sys
 from typing import Any
 
 
 def loaded_numpy() -> Any:  # the module
-    """NumPy, if it is loaded, and not only being loaded by another thread, as by the one that cuts the first blob: half of it lacks `ndarray`."""
-    found = sys.modules.get("numpy")
-    return None if getattr(getattr(found, "__spec__", None), "_initializing", False) else found
+    """Return NumPy if it is completely loaded. While another thread imports it, such as the one that cuts the first blob, `ndarray` is missing."""
+    module = sys.modules.get("numpy")
+    return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module

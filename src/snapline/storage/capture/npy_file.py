@@ -12,15 +12,15 @@ SUFFIX = ".npy"
 
 _MAGIC = b"\x93NUMPY\x01\x00"
 _ALIGNMENT = 64
-"""Alignment of the values in the file, so that it can be mapped."""
+"""Alignment of the values in the file, which allows memory mapping."""
 
 
 def write_npy(array: SavedArray, path: Path) -> int:
-    """Write it, read and checked, to a new file; return the file's size.
+    """Read, check and write an array to a new file; return the file's size.
 
     Raises:
-        UsageError: the file exists or is not called FILE.npy, or NumPy has no such type.
-        DamagedDataError: the array is not what was written.
+        UsageError: the file exists or does not end in .npy, or NumPy has no such type.
+        DamagedDataError: the array's bytes differ from those written.
         StoreError: the file cannot be written.
     """
     if path.suffix != SUFFIX:

@@ -1,7 +1,7 @@
-"""A saved state as plain values: dicts, lists, scalars, NumPy arrays, torch tensors, bytes. None of the classes that wrote it is needed.
+"""A saved state as plain values: dicts, lists, scalars, NumPy arrays, torch tensors, bytes. The classes that wrote it are not needed.
 
-A record (a struct, a dataclass) is a dict; tuples and sets are lists, enums their values, dates and UUIDs text, as MessagePack
-keeps them; a history is the list of its records, a blob its bytes. A pickle stays the bytes that it is: loading one runs code.
+A record (a struct, a dataclass) becomes a dict. As in MessagePack, tuples and sets become lists, enums their values, and dates and UUIDs
+text. A history becomes the list of its records, a blob its bytes. A pickle stays bytes, since loading it would run code.
 """
 
 import ast
@@ -28,11 +28,11 @@ _STEP = re.compile(r"(?:^|\.)([^.\[\]]+)|\[([^\]]+)\]")
 
 
 def plain_value(value: object) -> object:
-    """Return what a tree of `saved_values` holds; arrays own their memory.
+    """Return the values of a tree of `saved_values`; arrays own their memory.
 
     Raises:
-        DamagedDataError: something is not what was written.
-        UsageError: it holds an array or tensor, and NumPy or torch is not installed.
+        DamagedDataError: some bytes differ from those written.
+        UsageError: the tree holds an array or tensor, and NumPy or torch is not installed.
     """
     match value:
         case dict():
@@ -75,28 +75,28 @@ def _bytes(value: SavedBytes) -> object:
 
 
 def find_field(tree: object, path: str) -> object:
-    """Return the value at a path such as `mind.notes[3].text` or `table["a b"]`. Nothing but what lies on it is read.
+    """Return the value at a path such as `mind.notes[3].text` or `table["a b"]`. Only values along the path are read.
 
     Raises:
-        NotFoundError: there is nothing; names what is there instead.
-        UsageError: it is no path.
+        NotFoundError: there is no such value; names the existing ones.
+        UsageError: `path` is invalid.
     """
-    found, done = tree, ""
+    value, done = tree, ""
     for key, text in steps_of(path):
-        found = _step(found, key, done)
+        value = _step(value, key, done)
         done += text
-    return found
+    return value
 
 
 def steps_of(path: str) -> Iterable[tuple[object, str]]:
-    """Yield the steps of a path: a name, a key or an index, and how it is written there; UsageError: it is none."""
+    """Yield the steps of a path: a name, a key or an index, and its text; UsageError if the path is invalid."""
     end = 0
     while end < len(path):
-        found = _STEP.match(path, end)
-        if found is None:
+        match = _STEP.match(path, end)
+        if match is None:
             raise UsageError(f"{path!r} is no path of a field: write it like mind.notes[3].text")
-        yield (found[1] if found[1] is not None else _literal(found[2])), found[0]
-        end = found.end()
+        yield (match[1] if match[1] is not None else _literal(match[2])), match[0]
+        end = match.end()
 
 
 def _literal(text: str) -> object:
@@ -109,7 +109,7 @@ def _literal(text: str) -> object:
 
 
 def _step(value: object, key: object, done: str) -> object:
-    where = f"the field {done.lstrip('.')!r}" if done else "the state"
+    owner = f"the field {done.lstrip('.')!r}" if done else "the state"
     if isinstance(value, SavedHistory):
         value = value.records()
     if isinstance(value, dict):
@@ -117,10 +117,10 @@ def _step(value: object, key: object, done: str) -> object:
             return value[key]
         names = [str(name) for name in value]
         more = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
-        raise NotFoundError(f"{where} has no {key!r}: it has {', '.join(names[:NAMES_SHOWN]) or 'nothing'}{more}")
+        raise NotFoundError(f"{owner} has no {key!r}: it has {', '.join(names[:NAMES_SHOWN]) or 'nothing'}{more}")
     if isinstance(value, list | tuple):
         if isinstance(key, int) and -len(value) <= key < len(value):
             return value[key]
-        raise NotFoundError(f"{where} is a list of {len(value):,}: it has no {key!r}")
+        raise NotFoundError(f"{owner} is a list of {len(value):,}: it has no {key!r}")
     kind = str(value) if isinstance(value, SavedArray | SavedBytes | msgspec.msgpack.Ext) else type(value).__name__
-    raise NotFoundError(f"{where} has no fields: it is {kind}")
+    raise NotFoundError(f"{owner} has no fields: it is {kind}")

@@ -1,10 +1,10 @@
-"""A saved state as a tree of plain values, without the classes that wrote it, and without reading what is not used.
+"""A saved state as a tree of plain values, without the classes that wrote it. Unused values are not read.
 
-Dicts, lists and scalars come as they are. What MessagePack has no word for comes as one of the classes here: they know how large
-it is and what it consists of, and read its bytes when asked. So two states with gigabytes of arrays are compared by the digests
-of their chunks; neither NumPy nor torch is needed, no pickle is loaded, and no generator is made.
+Dicts, lists and scalars are decoded as they are. Values that MessagePack cannot represent become one of the classes here. They know their size
+and chunks, and read their bytes on request. So two states with gigabytes of arrays are compared by the digests
+of their chunks. Neither NumPy nor torch is needed, no pickle is loaded, and no generator is created.
 
-`describe.py` makes a description of such a tree for people, `plain_values.py` the values themselves.
+`describe.py` describes such a tree for people, `plain_values.py` converts it to the values themselves.
 """
 
 import math
@@ -34,10 +34,10 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint, ChunkReference, S
 from snapline.storage.store.record import digest_of
 
 ReadParts = Callable[[str, Sequence[StatePart]], Sequence[Buffer]]
-"""`PartReader.read`: agent, parts -> the bytes of each, checked (G11)."""
+"""`PartReader.read`: agent, parts → the checked bytes of each (G11)."""
 
 FAILURES = (msgspec.DecodeError, UnicodeDecodeError, ValueError, TypeError, IndexError, RecursionError)
-"""Errors that decoding may raise for a record that is none, or one that needs its classes."""
+"""Errors that decoding may raise for an invalid record, or one that needs its classes."""
 
 _NAMES = {RANDOM_EXTENSION: "random generator", GENERATOR_EXTENSION: "random generator", PICKLE_EXTENSION: "pickle"}
 
@@ -46,8 +46,8 @@ class Content:
     """Bytes in the state's record, or in a part of it.
 
     Attributes:
-        size_bytes: how many.
-        part: None: they are in the record.
+        size_bytes: number of bytes.
+        part: the part that holds them; None if they are in the record.
     """
 
     def __init__(self, data: Buffer | None, part: StatePart | None, read: Callable[[StatePart], Buffer]) -> None:
@@ -58,7 +58,7 @@ class Content:
 
     @property
     def identity(self) -> bytes:
-        """Equal for equal contents that are cut in the same way. Nothing is read."""
+        """Return a value that is equal for equal contents with equal chunks. Reads nothing."""
         return self.part.digests if self.part is not None else digest_of(self._data or b"")
 
     def whole(self) -> memoryview:
@@ -68,7 +68,7 @@ class Content:
         return memoryview(self._read(msgspec.structs.replace(self.part, kind=PART_BLOB, head=b"")))
 
     def span(self, start: int, size_bytes: int) -> memoryview:
-        """Read some bytes: of a part, only the chunks that hold them."""
+        """Read a range of bytes; of a part, only the needed chunks."""
         end = start + size_bytes
         if self.part is None:
             return memoryview(self._data or b"")[start:end]
@@ -82,17 +82,17 @@ class Content:
         return self.chunks(wanted)[start - first : end - first] if wanted else memoryview(b"")
 
     def chunks(self, chunks: Sequence[ChunkReference]) -> memoryview:
-        """Read some of a part's chunks, one after the other."""
+        """Read some of a part's chunks, concatenated."""
         assert self.part is not None
         sizes = [chunk.size_bytes for chunk in chunks]
         digests = b"".join([chunk.digest for chunk in chunks])
         return memoryview(
             self._read(StatePart(PART_BLOB, b"", sum(sizes), 0, sizes, digests))
-        )  # of any kind: bytes are asked for
+        )  # of any kind: only bytes are needed
 
 
 class SavedArray:
-    """An array or a tensor. `dtype` is NumPy's or torch's name; `order` that of its bytes, "C" or "F"."""
+    """An array or a tensor. `dtype` is NumPy's or torch's name; `order` its memory order, "C" or "F"."""
 
     def __init__(self, head: ArrayHead, content: Content, *, is_tensor: bool) -> None:
         self.dtype = head.dtype
@@ -117,7 +117,7 @@ class SavedArray:
 
 
 class SavedHistory:
-    """A history. `length`: how many records it has; None: it has to be read to know."""
+    """A history. `length`: number of records; None if it is unknown before reading."""
 
     def __init__(self, content: Content) -> None:
         self.content = content
@@ -126,10 +126,10 @@ class SavedHistory:
         self._records: list[object] | None = None
 
     def records(self) -> list[object]:
-        """Read its records, as plain values.
+        """Read the records as plain values.
 
         Raises:
-            DamagedDataError: it cannot be replayed.
+            DamagedDataError: the history cannot be replayed.
         """
         if self._records is None:
             part, data = self.content.part, self.content.whole()
@@ -141,9 +141,9 @@ class SavedHistory:
 
 
 class SavedBytes:
-    """A blob, or opaque bytes: a pickle, a generator of random numbers, what a later release wrote.
+    """A blob, or opaque bytes: a pickle, the state of a random generator, or a value of a later release.
 
-    `code` is its extension, if it is in the record.
+    `code` is its extension code, if it is in the record.
     """
 
     def __init__(self, name: str, content: Content, code: int = 0) -> None:
@@ -162,7 +162,7 @@ def read_state(checkpoint: AgentCheckpoint, read_parts: ReadParts) -> object:
     """Return the state of a checkpoint; None if the agent is unborn.
 
     Raises:
-        DamagedDataError: its record cannot be decoded.
+        DamagedDataError: the record cannot be decoded.
     """
 
     def read(part: StatePart) -> Buffer:
@@ -181,12 +181,12 @@ def read_state(checkpoint: AgentCheckpoint, read_parts: ReadParts) -> object:
 def read_record(
     record: Buffer, parts: Sequence[StatePart] = (), read: Callable[[StatePart], Buffer] | None = None
 ) -> object:
-    """Return what a record of MessagePack holds: a state, or the body of a message, which has no parts.
+    """Return the tree of a MessagePack record: a state, or the body of a message, which has no parts.
 
-    `read`: reads a part, checked; without it parts can be described, and not read.
+    `read`: reads and checks a part; without it parts can be described, but not read.
 
     Raises:
-        One of FAILURES: it cannot be decoded.
+        One of FAILURES: the record cannot be decoded.
     """
     reading = read or _refuse_to_read
 
@@ -241,7 +241,7 @@ def _decoded_list(data: memoryview) -> list[object]:
 
 
 def _replayed(part: StatePart, data: memoryview) -> list[object]:
-    replay = Replay(Any)  # plain values: nobody knows the type of the records here
+    replay = Replay(Any)  # plain values: the type of the records is unknown here
     start = 0
     for chunk in part.chunks():
         replay.do(data[start : start + chunk.size_bytes])

@@ -1,11 +1,11 @@
 """The journal of a durable turn in checkpoints: sealed runs of entries as chunks, and the open rest in the checkpoint itself.
 
 The problem: a turn of thousands of entries is checkpointed hundreds of times, and its journal only grows. So finished entries are
-*sealed* in runs, from the beginning on. A run becomes a chunk: written once, and named by later checkpoints, like a chunk of a state that has
-not changed; code that keeps, copies, checks or deletes chunks needs no change. The rest, less than a run, is in the turn itself.
+*sealed* in runs, beginning with the oldest. A run becomes a chunk: written once, and named by later checkpoints, like an unchanged chunk of a
+state. Code that stores, copies, checks or deletes chunks needs no change. The rest, less than a run, is in the turn itself.
 
-Invariant: where a run ends is a function of the entries alone. So a journal that came back from a checkpoint is cut in the same places
-again, and its chunks are those that the store has. Another release may cut elsewhere: then they are written once more, and nothing worse.
+Invariant: the end of a run is a function of the entries alone. So a restored journal is cut in the same places
+again, and its chunks are those in the store. Another release may cut differently, which only stores them once more.
 """
 
 from collections.abc import Sequence
@@ -17,17 +17,17 @@ from snapline.storage.capture.image import PART_JOURNAL, Buffer, CapturedPart, S
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, SavedTurn, StatePart
 
 RUN_ENTRIES = 1000
-"""Largest number of entries in a run: as many are encoded again at each checkpoint, which takes about a tenth of a millisecond."""
+"""Largest number of entries in a run. Each checkpoint encodes up to as many open entries again, which takes about a tenth of a millisecond."""
 
 RUN_BYTES = 64 * 1024
-"""Size of the results at which a run is full, whatever the number of its entries. As much is written again at each checkpoint."""
+"""Size of the results at which a run is full, for any number of entries. Each checkpoint writes up to as much again."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[JournalEntry])
 
 
 class SealedRuns(msgspec.Struct, frozen=True):
-    """The beginning of a journal: its runs, encoded, in order, and how many entries are in them."""
+    """The beginning of a journal: its encoded runs, in order, and the number of entries in them."""
 
     count: int
     runs: tuple[bytes, ...]
@@ -37,7 +37,7 @@ class SealedJournal:
     """Sealed runs of one turn's journal.
 
     Attributes:
-        count: of the sealed entries.
+        count: number of sealed entries.
     """
 
     __slots__ = ("_measured", "_open_bytes", "_runs", "count")
@@ -45,11 +45,11 @@ class SealedJournal:
     def __init__(self) -> None:
         self._runs: list[bytes] = []
         self.count = 0
-        self._measured = 0  # entries that were looked at
-        self._open_bytes = 0  # of those among them that are not sealed
+        self._measured = 0  # number of measured entries
+        self._open_bytes = 0  # size of the measured entries that are not sealed
 
     def seal(self, journal: Sequence[JournalEntry]) -> SealedRuns | None:
-        """Seal what is full; return all that is sealed, None if nothing is. `journal` is what it was the last time, and what was added since."""
+        """Seal full runs; return all sealed runs, or None. `journal` must extend that of the previous call."""
         for place in range(self._measured, len(journal)):
             self._open_bytes += len(journal[place].result)
             if self._open_bytes >= RUN_BYTES or place + 1 - self.count >= RUN_ENTRIES:
@@ -60,7 +60,7 @@ class SealedJournal:
 
 
 def with_journal(image: StateImage, sealed: SealedRuns | None) -> StateImage:
-    """Return the same image with the runs as its last part; the part comes out of the chunking in the same place."""
+    """Return the same image with the runs as its last part; chunking keeps the part's position."""
     if sealed is None:
         return image
     chunks = [SourceChunk(0, run, len(run)) for run in sealed.runs]
@@ -70,21 +70,21 @@ def with_journal(image: StateImage, sealed: SealedRuns | None) -> StateImage:
 
 
 def split_journal(parts: list[StatePart]) -> tuple[list[StatePart], StatePart | None]:
-    """The parts of the state, and the journal's."""
+    """Split the parts into those of the state, and the journal's."""
     if parts and parts[-1].kind == PART_JOURNAL:
         return parts[:-1], parts[-1]
     return parts, None
 
 
 def joined_turn(turn: SavedTurn, part: StatePart, content: Buffer) -> SavedTurn:
-    """The turn with its whole journal.
+    """Return the turn with its complete journal.
 
     Args:
-        part: of the journal, as the checkpoint has it.
-        content: its bytes, checked.
+        part: the journal's part from the checkpoint.
+        content: its checked bytes.
 
     Raises:
-        DamagedDataError: they are no journal.
+        DamagedDataError: the bytes are not a journal.
     """
     entries: list[JournalEntry] = []
     view, start = memoryview(content), 0
@@ -98,15 +98,15 @@ def joined_turn(turn: SavedTurn, part: StatePart, content: Buffer) -> SavedTurn:
 
 
 def whole_turn(checkpoint: AgentCheckpoint, content: Buffer) -> AgentCheckpoint:
-    """The same checkpoint with its turn's whole journal in the turn; `content` is that of its journal's part.
+    """Return the checkpoint with the complete journal in its turn; `content` is that of the journal's part.
 
     Raises:
-        DamagedDataError: the part is no journal, or belongs to no turn.
+        DamagedDataError: the part is not a journal, or belongs to no turn.
     """
     turn, part = checkpoint.turn, checkpoint.journal_part
     if part is None:
         return checkpoint
     if turn is None:
         raise DamagedDataError(f"the checkpoint of agent {checkpoint.agent!r} has a journal and no turn")
-    whole = joined_turn(turn, part, content)
-    return msgspec.structs.replace(checkpoint, saved_turn=whole, saved_journal=msgspec.UNSET)
+    turn_with_journal = joined_turn(turn, part, content)
+    return msgspec.structs.replace(checkpoint, saved_turn=turn_with_journal, saved_journal=msgspec.UNSET)

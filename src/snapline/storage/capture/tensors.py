@@ -1,9 +1,9 @@
-"""Torch tensors as bytes, through NumPy, without importing torch: who has a tensor has imported it.
+"""Torch tensors as bytes, through NumPy, without importing torch: a process with tensors has already imported it.
 
-A tensor on any device comes to the CPU and is seen as plain bytes in C order. So types without a counterpart in NumPy
-(bfloat16, the 8-bit floats) need no rule of their own. What is kept is dtype, shape and values. What is not: the device
-(it comes back on the CPU), `requires_grad` and the graph, the strides. Subclasses such as `Parameter`, sparse and quantized
-tensors are refused: they would come back as something else.
+A tensor on any device is moved to the CPU and viewed as plain bytes in C order. So types without a counterpart in NumPy
+(bfloat16, the 8-bit floats) need no special case. Dtype, shape and values are saved. The device
+(tensors are restored on the CPU), `requires_grad`, the graph and the strides are not. Subclasses such as `Parameter`, and sparse or quantized
+tensors are refused: they would be restored as something else.
 """
 
 import math
@@ -17,22 +17,22 @@ from snapline.storage.capture.image import Buffer
 
 
 def is_tensor(value: object) -> bool:
-    """Return whether it is a torch tensor, or of a subclass."""
+    """Return whether `value` is a torch tensor, or of a subclass."""
     return is_tensor_class(type(value))
 
 
 def is_tensor_class(kind: type) -> bool:
-    """Return whether it is the class of torch's tensors, or a subclass."""
+    """Return whether `kind` is torch's tensor class, or a subclass."""
     torch = sys.modules.get("torch")
     tensor = getattr(torch, "Tensor", None)  # None while torch is being imported
     return tensor is not None and issubclass(kind, tensor)
 
 
 def check_tensor(tensor: Any) -> None:
-    """Refuse what would come back as something else.
+    """Refuse a tensor that would be restored as something else.
 
     Raises:
-        NotImplementedError: names what is wrong with `tensor`.
+        NotImplementedError: names the problem of `tensor`.
     """
     torch = sys.modules["torch"]
     if type(tensor) is not torch.Tensor:
@@ -46,31 +46,31 @@ def check_tensor(tensor: Any) -> None:
 
 
 def size_of(tensor: Any) -> int:
-    """Return how many bytes it takes.
+    """Return the size in bytes.
 
     Raises:
-        NotImplementedError: it cannot be saved.
+        NotImplementedError: the tensor cannot be saved.
     """
     check_tensor(tensor)
     return int(tensor.numel()) * int(tensor.element_size())
 
 
 def head_of(tensor: Any) -> bytes:
-    """Return dtype and shape, as they precede its bytes."""
+    """Return the encoded dtype and shape, which precede the bytes."""
     return msgspec.msgpack.encode((str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
 
 
 def bytes_of(tensor: Any) -> Any:
-    """Return its bytes in C order as a flat uint8 ndarray; of a contiguous tensor on the CPU a view, otherwise a copy.
+    """Return the bytes in C order as a flat uint8 ndarray: a view of a contiguous tensor on the CPU, otherwise a copy.
 
     Raises:
-        NotImplementedError: it cannot be saved.
+        NotImplementedError: the tensor cannot be saved.
     """
     check_tensor(tensor)
     torch = sys.modules["torch"]
     try:
         plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-        flat = plain.as_strided((plain.numel(),), (1,))  # of one element or none, strides may be anything
+        flat = plain.as_strided((plain.numel(),), (1,))  # with at most one element, strides may be anything
         return flat.view(torch.uint8).numpy()
     except RuntimeError as error:  # such as a device that is gone
         raise NotImplementedError(f"a torch tensor that cannot be read: {error}") from error
@@ -81,7 +81,7 @@ def make_tensor(dtype: str, shape: tuple[int, ...], content: Buffer) -> Any:
 
     Raises:
         EncodingError: torch is not installed, or has no such dtype.
-        TypeError, ValueError: dtype, shape and content contradict each other.
+        TypeError, ValueError: dtype, shape and content do not fit.
     """
     try:
         import torch  # type: ignore[import-not-found,unused-ignore]  # optional

@@ -1,16 +1,16 @@
-"""Tokens: numbers that name one content, and are never used for another.
+"""Tokens: numbers that identify one content each, and are never reused.
 
-All parts of an agent's image share one table `token -> chunk`. So every kind of part must draw its tokens here: two counters
-would give two contents one token, and a checkpoint would silently hold the wrong bytes.
+All parts of an agent's image share one table token → chunk. So every kind of part must draw its tokens here: with two counters,
+two contents could have one token, and a checkpoint would silently hold the wrong bytes.
 
-A token means nothing outside the process that drew it, and is never stored.
+A token is meaningless outside the process that drew it, and is never stored.
 """
 
 import itertools
 
 BLOCK_TOKENS = 1 << 32
-"""Tokens in a block: what is cut into pieces later, by another thread, numbers them `first`, `first + 1`, … itself. A blob
-of 2**32 pieces of 16 KiB would have 64 TiB."""
+"""Tokens in a block. A blob that another thread cuts later numbers its chunks `first`, `first + 1`, …. A blob
+of 2**32 chunks of 16 KiB would have 64 TiB."""
 
 _blocks = itertools.count(1)
 

@@ -1,26 +1,26 @@
 """`TorchState`: a torch model in training, as a value in an agent's state.
 
-Problem: what must be saved of a training is spread over live objects (parameters and buffers of the model, moments and
-hyper-parameters of the optimizer, schedulers, random numbers), and `state_dict()` shows it as of now: the optimizer's is a
-new dictionary each time. Kept in a state, such dictionaries would be out of date after one step, unnoticed.
+Problem: the state of a training run is spread over live objects (parameters and buffers of the model, moments and
+hyper-parameters of the optimizer, schedulers, random numbers). `state_dict()` shows it only as of now: the optimizer's is a
+new dictionary each time. Such dictionaries in a state would silently be outdated after one step.
 
 Model: a `TorchState` refers to the live objects and copies nothing. The encoder calls `record()`, which reads their
-state dictionaries at that moment; tensors in it become parts of the image like any others. What is decoded is not live: it
-holds what was saved, until the agent has built model and optimizer again, and calls `load_into`.
+state dictionaries at that moment; tensors in it become parts of the image like any others. A decoded `TorchState` is not live: it
+holds the saved data until the agent has built model and optimizer again, and calls `load_into`.
 
     live    `of(model, optimizer)`, or after `load_into`    record() reads the live objects
-    held    decoded from a checkpoint                       record() gives what was saved: it may be captured again at once
+    held    decoded from a checkpoint                       record() returns the saved data, so it may be captured again at once
 
 Invariants:
 
-1. A record is of one moment: that of the capture, which lies between two turns (G1).
-2. Parts keep their places from capture to capture, so layers that were not trained are not stored again: model first, then
+1. A record is of one moment: that of the capture, between two turns (G1).
+2. Parts keep their places from capture to capture, so untrained layers are not stored again: model first, then
    optimizer, then the rest. New entries of an optimizer come after the parameters.
-3. `load_into` looks at everything that it can before it changes anything. Afterwards model, optimizer and random numbers
-   are bit for bit what was captured (G3): also where `Optimizer.load_state_dict` would round moments to the type of the weights.
-4. Tied weights are stored once, and must be tied in the model that they are loaded into.
+3. `load_into` checks everything possible before it changes anything. Afterwards model, optimizer and random numbers
+   are bit for bit as captured (G3), even where `Optimizer.load_state_dict` would round moments to the type of the weights.
+4. Tied weights are stored once, and must be tied in the model into which they are loaded.
 
-Not kept, since `state_dict()` does not have it: gradients, `requires_grad`, train or eval mode, buffers that are not persistent,
+Not saved, since `state_dict()` lacks it: gradients, `requires_grad`, train or eval mode, buffers that are not persistent,
 devices, generators of other devices than the CPU. The code that builds the model sets these.
 """
 
@@ -43,7 +43,7 @@ _NAMES_SHOWN_MAX = 3
 
 
 class _Saved(msgspec.Struct):
-    """Contents of a checkpoint. `objects`: names in `extra` that are state dictionaries of live objects."""
+    """Saved contents. `objects`: names in `extra` whose values are state dictionaries of live objects."""
 
     model: dict[str, Any]
     metadata: Any
@@ -56,9 +56,9 @@ class _Saved(msgspec.Struct):
 
 @typing.final
 class TorchState:
-    """A model in training: put it into a field that is declared as `TorchState`.
+    """A model in training, for a field declared as `TorchState`.
 
-    Made with `of`. In a restored agent it is not live: build the model and call `load_into`.
+    Create it with `of`. In a restored agent it is not live: build the model and call `load_into`.
     """
 
     __slots__ = ("__weakref__", "_extra", "_is_drawing", "_keeps_random", "_model", "_optimizer", "_own", "_saved")
@@ -68,7 +68,7 @@ class TorchState:
         self._optimizer: Any = None
         self._extra: Mapping[str, Any] = {}
         self._keeps_random = False
-        self._own: Any = None  # state of the agent's own stream of random numbers
+        self._own: Any = None  # state of the agent's own random stream
         self._is_drawing = False
         self._saved: _Saved | None = None
 
@@ -82,18 +82,18 @@ class TorchState:
         seed: int | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> "TorchState":
-        """Return the state of a live model. It refers to what is given, and reads it at each capture.
+        """Return the state of a live model. It refers to the given objects, and reads them at each capture.
 
         Args:
             model: a `torch.nn.Module`.
             optimizer: a `torch.optim.Optimizer` over its parameters.
-            rng: whether the state of torch's generator on the CPU, one for the whole process, belongs to it.
-            seed: gives the agent a stream of random numbers of its own, for agents that share a process: see `randomness`.
-                Then `rng` does not matter.
+            rng: whether to include the state of torch's generator on the CPU, which the whole process shares.
+            seed: gives the agent its own stream of random numbers, for agents that share a process: see `randomness`.
+                Then `rng` has no effect.
             extra: name → anything that has `state_dict()` and `load_state_dict()`, such as a scheduler; or plain data.
 
         Raises:
-            UsageError: it is no model or no optimizer.
+            UsageError: `model` is not a model, or `optimizer` is not an optimizer.
         """
         _expect(model, "a model", "state_dict", "load_state_dict", "parameters")
         if optimizer is not None:
@@ -111,7 +111,7 @@ class TorchState:
 
     @property
     def is_live(self) -> bool:
-        """Return whether there is a model. After a restore not until `load_into`."""
+        """Return whether there is a model; False after a restore until `load_into`."""
         return self._model is not None
 
     @property
@@ -119,7 +119,7 @@ class TorchState:
         """The live model.
 
         Raises:
-            UsageError: there is none yet.
+            UsageError: there is no model yet.
         """
         if self._model is None:
             raise UsageError(
@@ -134,23 +134,23 @@ class TorchState:
 
     @property
     def extra(self) -> Mapping[str, Any]:
-        """Return the `extra` that `of` was given, or what was saved of it."""
+        """Return the `extra` given to `of`, or its saved data."""
         return self._extra
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the model's, live or as saved: to look at a checkpoint without building the model. Change nothing in it."""
+        """Return the model's state dictionary, live or saved, to inspect a checkpoint without a model. Do not change it."""
         return dict(self._saved.model if self._saved is not None else self.model.state_dict())
 
     # ---- random numbers ------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def randomness(self) -> Iterator[None]:
-        """Within this block torch draws from the agent's own stream, whatever other agents of the process draw.
+        """Let torch draw from the agent's own stream within this block, independent of other agents of the process.
 
-        The block must not await: others would draw from the stream meanwhile.
+        The block must not await: other agents would draw from the stream meanwhile.
 
         Raises:
-            UsageError: it has no such stream, or is within a block already.
+            UsageError: there is no own stream, or a block is already active.
         """
         if self._own is None:
             raise UsageError("this TorchState has no random numbers of its own: make it with TorchState.of(…, seed=…)")
@@ -179,17 +179,17 @@ class TorchState:
     # ---- to a checkpoint -----------------------------------------------------------------------------------------------
 
     def record(self) -> dict[str, Any]:
-        """Return what is to be saved, as of now: plain data and tensors, which are the live ones.
+        """Return the current data to save: plain data and the live tensors.
 
         Raises:
-            NotImplementedError: something cannot be saved; names its path.
+            NotImplementedError: a value cannot be saved; names its path.
         """
         return self._fold(self._read(), TensorPlaces())
 
     def distinct_tensors(self) -> list[Any]:
-        """All tensors of the record, tied ones once: to find out whether others in the state share their memory.
+        """Return all tensors of the record, tied ones once, to detect other values of the state that share their memory.
 
-        What cannot be saved ends the list: it is refused when the state is encoded.
+        An unsavable value ends the list: encoding the state will refuse it.
         """
         places = TensorPlaces()
         with contextlib.suppress(NotImplementedError):
@@ -227,10 +227,10 @@ class TorchState:
 
     @classmethod
     def from_record(cls, record: Any) -> "TorchState":
-        """Return the state of a record that was decoded. It holds the record's tensors.
+        """Return the state of a decoded record, with the record's tensors.
 
         Raises:
-            EncodingError: it is none.
+            EncodingError: `record` is not that of a TorchState.
         """
         made = cls()
         try:
@@ -245,7 +245,7 @@ class TorchState:
         return made
 
     def load_into(self, model: Any, optimizer: Any = None, *, extra: Mapping[str, Any] | None = None) -> None:
-        """Put what was saved into a model and an optimizer that were built as before; from then on they are live.
+        """Load the saved data into a model and an optimizer built as before; then this object is live.
 
         Args:
             model: same names, shapes, dtypes and ties of weights. Any device.
@@ -253,8 +253,8 @@ class TorchState:
             extra: a new object for each name whose `state_dict()` was saved. Plain data is in `extra` already.
 
         Raises:
-            UsageError: they do not fit, or it is live already. Found before anything was changed, unless an object refuses
-                in its own `load_state_dict`.
+            UsageError: the objects do not fit, or this object is already live. Raised before any change, unless an object's own
+                `load_state_dict` fails.
         """
         saved = self._saved
         if saved is None:
@@ -280,7 +280,7 @@ class TorchState:
 
 
 def _torch() -> Any:
-    """Return torch, imported once a model has been built."""
+    """Return torch, which is imported if a model exists."""
     import torch  # type: ignore[import-not-found,unused-ignore]  # optional
 
     return torch
@@ -296,9 +296,9 @@ def _has_state(value: object) -> bool:
 
 
 def _plain_metadata(state_dict: Any) -> Any:
-    """Versions of the modules, by which their classes read older state dictionaries."""
-    found = getattr(state_dict, "_metadata", None)
-    return None if found is None else dict(found)
+    """Return the versions of the modules, which their classes use to read older state dictionaries."""
+    versions = getattr(state_dict, "_metadata", None)
+    return None if versions is None else dict(versions)
 
 
 def _unfolded(record: dict[str, Any]) -> _Saved:
@@ -321,8 +321,12 @@ def _check_model(saved: dict[str, Any], present: Mapping[str, Any]) -> None:
     _refuse("are not in the model", [name for name in saved if name not in present])
     _refuse("were not saved", [name for name in present if name not in saved])
     _refuse("differ", [words for name in saved if (words := _difference(name, saved[name], present[name]))])
-    one, other = _ties(saved), _ties(present)
-    names = [f"{name!r} with {(one.get(name) or other[name])!r}" for name in saved if one.get(name) != other.get(name)]
+    one, present_ties = _ties(saved), _ties(present)
+    names = [
+        f"{name!r} with {(one.get(name) or present_ties[name])!r}"
+        for name in saved
+        if one.get(name) != present_ties.get(name)
+    ]
     _refuse("are tied in one of both only", names)
 
 
@@ -344,15 +348,15 @@ def _difference(name: str, saved: Any, present: Any) -> str:
 
 
 def _ties(state_dict: Mapping[str, Any]) -> dict[str, str]:
-    """Name → first name of the same tensor, for those that have two."""
+    """Return name → first name of the same tensor, for tensors with several names."""
     first: dict[Any, str] = {}
-    found = {}
+    ties = {}
     for name, value in state_dict.items():
         if tensors.is_tensor(value) and not _torch().nn.parameter.is_lazy(value) and (memory := memory_of(value)):
             known = first.setdefault(memory, name)
             if known != name:
-                found[name] = known
-    return found
+                ties[name] = known
+    return ties
 
 
 def _check_optimizer(saved: dict[str, Any] | None, optimizer: Any) -> None:
@@ -372,7 +376,7 @@ def _check_optimizer(saved: dict[str, Any] | None, optimizer: Any) -> None:
 def _load(saved: _Saved, model: Any, optimizer: Any, objects: dict[str, Any]) -> None:
     wanted = OrderedDict(saved.model)
     if saved.metadata is not None:
-        wanted._metadata = saved.metadata  # type: ignore[attr-defined]  # where torch looks for it
+        wanted._metadata = saved.metadata  # type: ignore[attr-defined]  # torch reads it there
     model.load_state_dict(wanted)
     if optimizer is not None and saved.optimizer is not None:
         optimizer.load_state_dict(saved.optimizer)
@@ -382,7 +386,7 @@ def _load(saved: _Saved, model: Any, optimizer: Any, objects: dict[str, Any]) ->
 
 
 def _put_exactly(saved: dict[str, Any], optimizer: Any) -> None:
-    """`load_state_dict` has made all moments the type of their parameter: bfloat16, of float32 ones. Put back what was saved."""
+    """Restore the saved moments: `load_state_dict` has converted float32 moments to the type of their parameter, such as bfloat16."""
     indices = [index for group in saved["param_groups"] for index in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, parameter in zip(indices, parameters, strict=True):
@@ -391,7 +395,7 @@ def _put_exactly(saved: dict[str, Any], optimizer: Any) -> None:
 
 
 def _as_saved(saved: Any, loaded: Any) -> Any:
-    """Return `saved`, tensors on the devices of those in `loaded`."""
+    """Return `saved`, with tensors on the devices of those in `loaded`."""
     if tensors.is_tensor(saved):
         return saved.to(loaded.device) if tensors.is_tensor(loaded) else saved
     if type(saved) is dict and type(loaded) is dict:

@@ -1,23 +1,23 @@
 """Converts a `state_dict()` of a model, an optimizer or a scheduler to plain data, and back.
 
-Problem: such dictionaries are nested at will, and declared nowhere. MessagePack alone would bring a tuple back as a list, and
-one tensor under two names as two. So what it cannot represent gets a mark: a dict with the one key `""`.
+Problem: such dictionaries are nested arbitrarily and have no declared types. MessagePack alone would restore a tuple as a list, and
+one tensor under two names as two. So values that it cannot represent get a mark: a dict with the one key `""`.
 
     {"": ["tuple", [item, …]]}              {"": ["set", [item, …]]}, sorted
     {"": ["dict", [[key, value], …]]}       where a key is not text, or empty
     {"": ["counter", [[key, count], …]]}    collections.Counter
     {"": ["number", array]}                 a NumPy scalar, as an array without dimensions
-    {"": ["same", [key, …]]}                the same tensor as at this path
+    {"": ["same", [key, …]]}                the same tensor as the one at this path
 
-Tensors, arrays and generators stay as they are, in the order of the dictionaries: their order, and so their places in the
-list of parts, is the same at each capture as long as the dictionaries keep theirs.
+Tensors, arrays and generators stay as they are, in the order of the dictionaries. So their order, and their place in the
+list of parts, is the same at each capture as long as the dictionaries keep their order.
 
 Invariants:
 
 1. `unfold(fold(x))` equals x in types and values (an OrderedDict becomes a dict), or `fold` refuses x (G3).
-2. A tensor is stored once, and comes back as one object, however many names it has in one section. A section is what is loaded
-   in one piece: a tensor in two sections would come back as two, and is refused.
-3. `same` names a path and not a number, so that a migration may take entries out, and no other tensor slips into their place.
+2. A tensor is stored once and restored as one object, for any number of names in one section. A section is loaded
+   as one piece: a tensor in two sections would be restored as two, so it is refused.
+3. `same` contains a path, not a number, so that a migration may remove entries without shifting references to other tensors.
 """
 
 import collections
@@ -45,10 +45,10 @@ class TensorPlaces:
         self._places: dict[_Memory, _Path] = {}
 
     def earlier(self, tensor: Any, path: _Path) -> _Path | None:
-        """Return the path under which the tensor is known, or remember this one and return None.
+        """Return the known path of the tensor, or remember `path` and return None.
 
         Raises:
-            NotImplementedError: it is in another section, or cannot be saved.
+            NotImplementedError: the tensor is in another section, or cannot be saved.
         """
         tensors.check_tensor(tensor)
         memory = memory_of(tensor)
@@ -66,14 +66,14 @@ class TensorPlaces:
 
 
 def memory_of(tensor: Any) -> _Memory:
-    """Return what two tensors have in common that are one and the same; empty if it has no elements.
+    """Return the identity of a tensor's memory, shape and strides; empty if it has no elements.
 
-    Views of other shapes are others: their values are kept for each.
+    Views of other shapes are different tensors: their values are saved separately.
     """
     if not tensor.numel():
         return ()
-    where = (str(tensor.device), tensor.data_ptr(), tensor.is_conj(), tensor.is_neg())
-    return (*where, tensor.dtype, tuple(tensor.shape), tensor.stride())
+    location = (str(tensor.device), tensor.data_ptr(), tensor.is_conj(), tensor.is_neg())
+    return (*location, tensor.dtype, tuple(tensor.shape), tensor.stride())
 
 
 def path_text(path: _Path) -> str:
@@ -85,11 +85,11 @@ def fold(value: Any, path: _Path, places: TensorPlaces) -> Any:
     """Return `value` as plain data.
 
     Args:
-        path: the section's name, and the keys that led here.
-        places: of the tensors of the whole record.
+        path: the section's name, followed by keys.
+        places: tensors of the whole record.
 
     Raises:
-        NotImplementedError: something in it cannot be saved; names its path.
+        NotImplementedError: a value cannot be saved; names its path.
     """
     kind = type(value)
     if kind in _ATOMS:
@@ -119,14 +119,14 @@ def _fold_dict(value: Any, path: _Path, places: TensorPlaces) -> Any:
 
 
 def _step(key: object) -> object:
-    """A key as a step of a path: as it is, if it is the same after decoding."""
+    """Return a key as a step of a path: unchanged, if decoding preserves it."""
     return key if type(key) in (str, int) else repr(key)
 
 
 def _fold_rare(value: Any, path: _Path) -> Any:
     numpy = loaded_numpy()
     if numpy is not None and isinstance(value, numpy.ndarray):
-        return value  # the encoder looks at it
+        return value  # the encoder handles it
     if numpy is not None and isinstance(value, numpy.generic):
         return {MARK: ["number", numpy.array(value)]}
     if type(value) is random.Random or generators.is_generator(value):
@@ -138,10 +138,10 @@ def _fold_rare(value: Any, path: _Path) -> Any:
 
 
 class Unfolding:
-    """Takes plain data back to what was folded, sections in the order in which they were.
+    """Restores values from plain data; sections must come in the order in which they were folded.
 
     Raises, in `unfold`:
-        EncodingError: it is not what `fold` makes, or names a tensor that is not there.
+        EncodingError: the data is not a result of `fold`, or names a missing tensor.
     """
 
     def __init__(self) -> None:
@@ -159,8 +159,8 @@ class Unfolding:
         if MARK not in plain:
             return {key: self.unfold(item, (*path, key)) for key, item in plain.items()}
         try:
-            word, body = plain[MARK]
-            return self._marked(word, body, path)
+            mark, body = plain[MARK]
+            return self._marked(mark, body, path)
         except (TypeError, ValueError, AttributeError) as error:
             raise EncodingError(f"the saved {path_text(path)} cannot be read: {error}") from error
 
@@ -177,8 +177,8 @@ class Unfolding:
             case "dict" | "counter":
                 made = {}
                 for key, item in body:
-                    found = self.unfold(key, path)
-                    made[found] = self.unfold(item, (*path, _step(found)))
+                    unfolded = self.unfold(key, path)
+                    made[unfolded] = self.unfold(item, (*path, _step(unfolded)))
                 return collections.Counter(made) if word == "counter" else made
         raise EncodingError(f"the saved {path_text(path)} is marked {word!r}, which is not known: use a newer snapline")
 

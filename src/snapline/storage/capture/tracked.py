@@ -1,13 +1,13 @@
-"""Arrays whose captures cost what changed: kept in write-tracked memory, or marked by hand. `trackers.py` has the theory.
+"""Arrays whose capture cost depends on the changes: in write-tracked memory, or marked manually. `trackers.py` has the theory.
 
-- `tracked_array`, `adopt`: the kernel reports writes (`write_tracking.py`), for memory that we mapped. Registered at the first
-  capture. Where the kernel cannot, and for small arrays, the array is an ordinary one and captures copy it whole.
-- `mark_dirty(array, rows)`: the user reports writes, and promises with the first mark that from then on all writes are marked. For
-  any array. `checking(True)` compares fully and finds a forgotten mark.
+- `tracked_array`, `adopt`: the kernel reports writes to memory that we mapped (`write_tracking.py`). The memory is registered at the first
+  capture. Without kernel support, and for small arrays, the array is an ordinary one and captures copy it whole.
+- `mark_dirty(array, rows)`: the user reports writes to any array. The first mark promises that all later writes are marked.
+  `checking(True)` compares everything and finds a forgotten mark.
 
-After a restore: an array that was tracked (`is_tracked` when it was captured) is read into `allocate`d memory and tracked
-again by `retrack`; with `assume_stored` its first capture already copies only what changed. Marks end with the process: the
-first mark after a restore begins again, and the capture after it is whole.
+After a restore, an array that was tracked when it was captured (`is_tracked`) is read into `allocate`d memory, and `retrack`
+tracks it again. With `assume_stored` its first capture already copies only changes. Marks end with the process: the
+first mark after a restore starts over, and the capture after it is complete.
 """
 
 import math
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     import numpy
     from numpy.typing import DTypeLike
 
-    Array = numpy.ndarray[Any, Any]  # any shape and dtype: which ones does not matter here
+    Array = numpy.ndarray[Any, Any]  # any shape and dtype: these do not matter here
     Rows = slice | SupportsIndex | Iterable[SupportsIndex]
 
 TRACKED_BYTES_MIN = 1024 * 1024
-"""Below, `tracked_array` gives an ordinary array: a scan costs as much as copying that much does (0.05 ms)."""
+"""Smallest tracked array; `tracked_array` returns an ordinary array for less: scanning costs as much as copying it (0.05 ms)."""
 
 
 def tracked_array(shape: SupportsIndex | Sequence[SupportsIndex], dtype: "DTypeLike" = float) -> "Array":
-    """Return a zero-filled array whose captures copy only what was written since the last complete one.
+    """Return a zero-filled array whose captures copy only pages written since the last complete one.
 
-    It is an ordinary writable `numpy.ndarray`, in C order, and needs no marks (`mark_dirty` on it does nothing). Keep it
+    The array is an ordinary writable `numpy.ndarray`, in C order, and needs no marks (`mark_dirty` on it does nothing). Keep it
     whole in the state. The first write to each 4 KiB page after a capture costs about 1 to 2 µs. Where the kernel cannot
     track writes (Linux before 6.7, no permission) and below 1 MiB captures copy it whole. Tracking ends for an array that
     is mostly rewritten between captures. Copies of it (`array.copy()`, `array + 1`) are not tracked: write in place.
 
     Raises:
-        UsageError: no such shape or dtype, or NumPy is not installed.
-        ExternalFailureError: there is not that much memory.
+        UsageError: the shape or dtype is invalid, or NumPy is not installed.
+        ExternalFailureError: the machine is out of memory.
     """
     numpy = _need_numpy()
     try:
@@ -62,7 +62,7 @@ def tracked_array(shape: SupportsIndex | Sequence[SupportsIndex], dtype: "DTypeL
 
 
 def adopt(array: "Array") -> "Array":
-    """Return a tracked copy of `array`, as `tracked_array` makes them; put that into the state.
+    """Return a tracked copy of `array`, as from `tracked_array`; put the copy into the state.
 
     Raises:
         As `tracked_array`.
@@ -73,10 +73,10 @@ def adopt(array: "Array") -> "Array":
 
 
 def allocate(size_bytes: int) -> memoryview:
-    """Return zero-filled, writable memory for an array that `retrack` shall track.
+    """Return zero-filled, writable memory for an array that `retrack` will track.
 
     Raises:
-        ExternalFailureError: there is not that much memory.
+        ExternalFailureError: the machine is out of memory.
     """
     if size_bytes >= TRACKED_BYTES_MIN and not write_tracking.is_supported():
         return memoryview(write_tracking.map_memory(size_bytes))[:size_bytes]
@@ -87,7 +87,7 @@ def allocate(size_bytes: int) -> memoryview:
 
 
 def retrack(buffer: memoryview, dtype: "DTypeLike", shape: Sequence[int]) -> "Array":
-    """Return an array over `buffer`, from `allocate` and filled, that is tracked from its first capture on.
+    """Return an array over `buffer`, a filled one from `allocate`, that is tracked from its first capture on.
 
     Raises:
         UsageError: dtype and shape do not fit the buffer.
@@ -110,17 +110,17 @@ def retrack(buffer: memoryview, dtype: "DTypeLike", shape: Sequence[int]) -> "Ar
 def assume_stored(
     array: "Array", references: Sequence[ChunkReference], *, chunk_bytes: int
 ) -> dict[int, ChunkReference]:
-    """Track `array` from now on; return the tokens of its chunks, for the table that its next capture has as base.
+    """Track `array` from now on; return the tokens of its chunks, for the base table of its next capture.
 
-    For a restored array, before anybody writes to it: its first capture then copies only what was written since.
+    Call it for a restored array before any write to it: then its first capture copies only later writes.
 
     Args:
-        array: from `retrack`.
-        references: of the chunks it was read from, in order.
-        chunk_bytes: their size.
+        array: an array from `retrack`.
+        references: the chunks from which it was read, in order.
+        chunk_bytes: size of the chunks.
 
     Returns:
-        Nothing if the array is not tracked, or was cut otherwise: then its first capture copies it whole.
+        An empty dict if the array is not tracked, or was cut differently: then its first capture copies it whole.
     """
     tracker = tracker_of(array)
     if tracker is None or chunk_bytes <= 0 or len(references) != -(-array.nbytes // chunk_bytes):
@@ -132,7 +132,7 @@ def assume_stored(
 
 
 def tracker_of(array: "Array") -> Tracker | None:
-    """Return the tracker of `array`; None: it is not tracked, so copy it whole."""
+    """Return the tracker of `array`; None if it is not tracked and must be copied whole."""
     if not trackers:
         return None
     tracker = trackers.get(id(root_of(array)))
@@ -140,29 +140,29 @@ def tracker_of(array: "Array") -> Tracker | None:
 
 
 def is_tracked(array: "Array") -> bool:
-    """Return whether `array` came from `tracked_array`, `adopt` or `retrack` and is still tracked: restore it by `retrack`.
+    """Return whether `array` came from `tracked_array`, `adopt` or `retrack` and is still tracked, so a restore calls `retrack`.
 
-    Also where this machine cannot track writes: the one that restores it perhaps can.
+    True even if this machine cannot track writes: the restoring machine may.
     """
     tracker = trackers.get(id(root_of(array)))
     return isinstance(tracker, KernelTracker) and not tracker.was_given_up and tracker.covers(array)
 
 
 def mark_dirty(array: "Array", rows: "Rows") -> None:
-    """Mark rows of an array as changed, so that the next captures copy only these.
+    """Mark rows of an array as changed, so that the next captures copy only marked rows.
 
-    The first mark is a promise: from the capture after it, writes without a mark are not captured, and lost in a recovery.
-    So mark every write, before the turn ends; `checking(True)` in tests finds forgotten ones. Marks may be more than what
-    changed. A new array object in the state starts again, without a promise. Gains only for an array that is whole and in C
+    The first mark is a promise: after the next capture, writes without a mark are not captured, and lost in a recovery.
+    So mark every write before the turn ends; `checking(True)` finds forgotten marks in tests. Marks may cover more than the
+    changes. A new array object in the state starts again, without a promise. Marks only help for an array that is whole and in C
     order; marks through views of it count. Arrays of `tracked_array` need no marks and ignore them.
 
     Args:
-        array: in the state, or a view of one.
+        array: an array in the state, or a view of one.
         rows: indices into the first axis of `array`, as in `array[rows]`: a number, a slice, several numbers, or one bool
             for each row.
 
     Raises:
-        UsageError: not an array, or no such rows.
+        UsageError: `array` is not an array, or `rows` are out of range.
     """
     numpy = _need_numpy()
     if not isinstance(array, numpy.ndarray) or not array.ndim:
@@ -179,28 +179,28 @@ def mark_dirty(array: "Array", rows: "Rows") -> None:
 def checking(is_on: bool) -> None:
     """Compare arrays with marks fully at each capture, and raise on a write without a mark. For tests.
 
-    Costs twice the memory of these arrays and the time to compare them. Counts from the next capture of each array.
+    Costs twice the memory of these arrays and the time to compare them. Takes effect at the next capture of each array.
     """
     Settings.is_checking = is_on
 
 
 def _marked_by(array: "Array") -> list[Tracker]:
-    """Return the trackers of the memory that `array` shows; make one if there is none and it would be of use."""
+    """Return the trackers of the memory of `array`; create one if there is none and it would be useful."""
     root = root_of(array)
     tracker = trackers.get(id(root))
     if tracker is not None and tracker.process == os.getpid() and tracker.covers(root):
         return [tracker]
     # Another array object over the same memory may be the one that is tracked.
     low, high = bounds_of(root)
-    found = [
+    matching = [
         other for other in list(trackers.values()) if other.address < high and low < other.address + other.size_bytes
     ]
-    if not found and root.nbytes and root.flags.c_contiguous and not root.dtype.hasobject:
+    if not matching and root.nbytes and root.flags.c_contiguous and not root.dtype.hasobject:
         MarkTracker(root, array)
-    return found
+    return matching
 
 
-def _need_numpy() -> Any:  # the module: NumPy has no type for itself that holds without it
+def _need_numpy() -> Any:  # the module: NumPy's type needs NumPy
     try:
         import numpy
     except ImportError as error:

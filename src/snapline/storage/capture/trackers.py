@@ -1,22 +1,22 @@
 """Trackers of changes in an array: by the kernel, or by the user's marks. `tracked.py` is the API.
 
 Model: an array's bytes are cut into chunks of a fixed size. A tracker gives each chunk a *token*, and a new one to each chunk
-that changed since the capture before. A token names one content and is never used again. So one rule decides, for any
-base: a chunk whose token is in the base's table has the base's content, and is handed out without data; all others are
-copied. Nothing is ever "taken back": if an epoch aborts, the tokens it captured are simply not in the next base, and their
-chunks are copied once more. That is how changes accumulate over every capture since the base (store.md, section 6).
+that changed since the previous capture. A token identifies one content and is never reused. So one rule holds for any
+base: a chunk whose token is in the base's table has the base's content, and is returned without data; all others are
+copied. An aborted epoch needs no cleanup: its tokens are simply not in the next base, and those
+chunks are copied once more. So changes accumulate over every capture since the base (store.md, section 6).
 
 Invariants:
 
-1. A chunk changes its token before anything else of a capture can fail (no room in the arena): a change is never forgotten.
-2. What is handed out was copied after the kernel was asked, so a write meanwhile is in the copy, or in the next answer, or
+1. A chunk changes its token before any other step of a capture can fail (no room in the arena): a change is never forgotten.
+2. Returned chunks were copied after the kernel's report, so a concurrent write is in the copy, in the next report, or
    in both.
 3. A tracker belongs to memory, not to an array object: marks through any view reach it, and every array that covers exactly
    that memory in C order has it. Any other array has none and is copied whole.
-4. In a forked child there are no trackers.
-5. A tracker that does not know reports that everything changed.
+4. A forked child has no trackers.
+5. A tracker without information reports that everything changed.
 
-Called on the thread that runs the agent's turns, between turns; not by two threads at once for one array.
+Call trackers between turns, on the thread that runs the agent's turns, and never on two threads at once for one array.
 """
 
 import logging
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
     import numpy
 
-    Array = numpy.ndarray[Any, Any]  # any shape and dtype: which ones does not matter here
+    Array = numpy.ndarray[Any, Any]  # any shape and dtype: these do not matter here
 
 log = logging.getLogger("snapline.host")
 
 OFF_AFTER = 4
-"""Captures in a row with more than half of the pages written, after which an array is not tracked any more. A fault costs
-several times the copy of its page, so tracking a busy array only loses; four, so that one or two rewrites do not count."""
+"""Number of consecutive captures with more than half of the pages written, after which tracking of the array ends. A page fault costs
+several times the copy of its page, so tracking a busy array only loses. With four, one or two rewrites do not count."""
 
 _SHOWN_ROWS_MAX = 8
-"""Forgotten rows that an error lists: enough to find the place in the code."""
+"""Number of forgotten rows in an error message: enough to find the place in the code."""
 
 
 class ArenaSlot(Protocol):
@@ -71,21 +71,21 @@ class Settings:
 
 
 trackers: dict[int, "Tracker"] = {}
-"""Trackers by id of the root. An entry goes when its root does, so an id is never taken for another array's."""
+"""Trackers by id of the root. An entry is removed with its root, so an id never refers to another array."""
 
 
 class Tracker(ABC):
     """Finds which chunks of one piece of memory changed.
 
     Attributes:
-        root: the array that owns the memory, weakly; all its views keep it alive.
-        address, size_bytes: of the memory, when it was registered.
-        process: that may use this tracker.
-        name: the array as the user sees it, in words, for errors and notes.
-        chunk_bytes: of the last capture; 0: none yet.
-        clean: for each chunk the token of its content at the last capture, as it is handed out if the base has it. Images share these: never change
-        them. Empty: no capture yet.
-        numbers: the fresh tokens of this array.
+        root: weak reference to the array that owns the memory; all its views keep it alive.
+        address, size_bytes: the memory, when it was registered.
+        process: id of the process that may use this tracker.
+        name: description of the array for errors and log lines.
+        chunk_bytes: chunk size of the last capture; 0 before the first.
+        clean: for each chunk the token of its content at the last capture, as returned if the base contains it. Images share these entries: never
+            change them. Empty before the first capture.
+        numbers: iterator of fresh tokens for this array.
     """
 
     def __init__(self, root: "Array", shown: "Array") -> None:
@@ -106,33 +106,36 @@ class Tracker(ABC):
 
     @property
     def is_on(self) -> bool:
-        """Return whether captures may rely on it."""
+        """Return whether captures may rely on this tracker."""
         return self.process == os.getpid()
 
     def covers(self, array: "Array") -> bool:
-        """Return whether `array` is this memory, whole, in C order, and the memory is still where it was."""
+        """Return whether `array` covers exactly this memory, in C order, and the memory has not moved."""
         root = self.root()
-        same = root is not None and address_of(root) == self.address and root.nbytes == self.size_bytes
+        is_same_memory = root is not None and address_of(root) == self.address and root.nbytes == self.size_bytes
         return (
-            same and array.flags.c_contiguous and array.nbytes == self.size_bytes and address_of(array) == self.address
+            is_same_memory
+            and array.flags.c_contiguous
+            and array.nbytes == self.size_bytes
+            and address_of(array) == self.address
         )
 
     def chunks(
         self, base: ChunkTable | None, chunk_bytes: int, pool: Pool
     ) -> tuple[list[SourceChunk], Callable[[], None] | None]:
-        """Return the chunks of the array as it is now, and what gives their room back (None: no room was needed).
+        """Return the current chunks of the array, and a function that releases their buffers (None if no buffer was needed).
 
-        Chunks that `base` has come without data; the others' bytes lie in room from `pool`, so later writes do not reach
+        Chunks in `base` come without data. The bytes of the others are in buffers from `pool`, so later writes do not reach
         them. With few changes the array is hardly read.
 
         Args:
-            base: what the last complete epoch consists of; None: nothing.
-            chunk_bytes: size of all chunks but the last. With another size than before, everything counts as changed.
-            pool: where the copies go.
+            base: chunks of the last complete epoch; None for none.
+            chunk_bytes: size of all chunks but the last. If it differs from the previous size, everything counts as changed.
+            pool: source of the buffers for copies.
 
         Raises:
             UsageError: the array is gone; or `checking` is on and a mark was forgotten.
-            Whatever `pool.take` raises: the next capture then knows as much as this one did.
+            Any error of `pool.take`: the next capture then has the same information as this one.
         """
         root = self.root()
         if root is None:
@@ -143,23 +146,23 @@ class Tracker(ABC):
         missing = [place for place, chunk in enumerate(self.clean) if chunk.token not in known]
         if not missing:
             return self.clean.copy(), None
-        room = pool.take(sum([self.clean[place].size_bytes for place in missing]))
+        buffer = pool.take(sum([self.clean[place].size_bytes for place in missing]))
         try:
-            return self._copied(content, missing, room.view), room.release
+            return self._copied(content, missing, buffer.view), buffer.release
         except BaseException:
-            room.release()
+            buffer.release()
             raise
 
     @abstractmethod
     def start(self, content: "Array") -> None:
-        """Start counting changes: the chunks have tokens now. Runs again when the size of the chunks changes."""
+        """Start tracking changes, after the chunks got tokens. Called again when the chunk size changes."""
 
     @abstractmethod
     def changed(self, content: "Array") -> "Array":
-        """Return which chunks may have changed since the call before, or since `start`: a bool for each."""
+        """Return which chunks may have changed since the previous call, or since `start`: a bool for each."""
 
-    def mark(self, start: int, end: int) -> None:  # noqa: B027  # who asks the kernel needs no marks
-        """The bytes from `start` to `end` (any integers; offsets from `address`) changed."""
+    def mark(self, start: int, end: int) -> None:  # noqa: B027  # kernel trackers ignore marks
+        """Mark the bytes from `start` to `end` (any integers; offsets from `address`) as changed."""
 
     def mark_many(self, starts: "Array", ends: "Array") -> None:  # noqa: B027  # the same
         """Mark many ranges; see `mark`."""
@@ -199,12 +202,12 @@ class Tracker(ABC):
 
 
 class KernelTracker(Tracker):
-    """Asks the kernel. Switches itself off for an array that is mostly rewritten, and never on again.
+    """Tracks writes through the kernel. Switches itself off permanently for an array that is mostly rewritten.
 
     Attributes:
-        writes: the kernel's side; armed at the first capture. None: this memory cannot be tracked.
-        was_given_up: it was tracked, and did not pay or did not work.
-        busy: captures in a row with more than half of the pages written.
+        writes: the kernel's tracker; armed at the first capture. None if this memory cannot be tracked.
+        was_given_up: tracking ended because it did not pay off or did not work.
+        busy: number of consecutive captures with more than half of the pages written.
     """
 
     def __init__(self, root: "Array", *, is_mapped: bool) -> None:
@@ -241,7 +244,7 @@ class KernelTracker(Tracker):
         return covering(starts, ends, count=len(self.clean), chunk_bytes=self.chunk_bytes)
 
     def _scan(self) -> "array.array[int] | None":
-        """Return what was written, as `scan_words`; None: unknown."""
+        """Return the written ranges, as `scan_words`; None if unknown."""
         try:
             return None if self.writes is None else self.writes.scan_words()
         except ExternalFailureError as error:
@@ -262,16 +265,16 @@ class KernelTracker(Tracker):
 
 
 class MarkTracker(Tracker):
-    """Trusts the marks of `mark_dirty`.
+    """Tracks changes by the marks of `mark_dirty`.
 
     Attributes:
-        row_bytes: of a row, for errors.
-        dirty: bool for each chunk: marked since the last capture. None: no capture yet.
-        seen, marked: with `checking`: the bytes at the last capture, and which of them were marked since. Otherwise None.
+        row_bytes: size of a row, for errors.
+        dirty: bool for each chunk: marked since the last capture. None before the first capture.
+        seen, marked: with `checking`: the bytes at the last capture, and a bool for each byte marked since. Otherwise None.
     """
 
     def __init__(self, root: "Array", shown: "Array") -> None:
-        """`shown`: the array that was marked; its rows are what errors name if it covers the memory."""
+        """`shown`: the marked array; errors name its rows if it covers the memory."""
         is_whole = shown.nbytes == root.nbytes and shown.flags.c_contiguous
         shown = shown if is_whole else root
         super().__init__(root, shown)
@@ -296,7 +299,7 @@ class MarkTracker(Tracker):
         return result
 
     def mark(self, start: int, end: int) -> None:
-        # Before the first capture everything counts as changed anyway.
+        # Before the first capture everything counts as changed.
         start, end = max(start, 0), min(end, self.size_bytes)
         if self.dirty is not None and start < end:
             self.dirty[start // self.chunk_bytes : (end - 1) // self.chunk_bytes + 1] = True
@@ -321,7 +324,7 @@ class MarkTracker(Tracker):
         self.marked = numpy.zeros(len(content), bool) if is_checking else None
 
     def _check(self, content: "Array") -> None:
-        """Raise if a byte changed that was not marked; exactly so, not by chunks."""
+        """Raise if an unmarked byte changed; the check is exact, not by chunks."""
         if self.seen is None or self.marked is None:
             return  # Checking began after the last capture.
         forgotten = ((content != self.seen) & ~self.marked).nonzero()[0]
@@ -333,7 +336,7 @@ class MarkTracker(Tracker):
 
 
 def _fresh_tokens() -> Iterator[int]:
-    """Yield tokens without end."""
+    """Yield tokens endlessly."""
     while True:
         first = fresh_token()
         yield from range(first, first + BLOCK_TOKENS)
@@ -341,5 +344,5 @@ def _fresh_tokens() -> Iterator[int]:
 
 def _listed(rows: list[int]) -> str:
     shown = ", ".join(map(str, rows[:_SHOWN_ROWS_MAX]))
-    more = len(rows) - _SHOWN_ROWS_MAX
-    return f"{'row' if len(rows) == 1 else 'rows'} {shown}" + (f" and {more} more" if more > 0 else "")
+    hidden_count = len(rows) - _SHOWN_ROWS_MAX
+    return f"{'row' if len(rows) == 1 else 'rows'} {shown}" + (f" and {hidden_count} more" if hidden_count > 0 else "")

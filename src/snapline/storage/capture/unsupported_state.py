@@ -1,16 +1,16 @@
-"""Finds what a state may not hold by walking it: why, and under which path.
+"""Finds unsupported values in a state by walking it, with the reason and the path.
 
-Two walks over the objects of a state, neither of them in the usual pause:
+There are two walks over the objects of a state, neither in a regular pause:
 
-- `check`, once for each agent at its first capture, looks for what would be saved without an error and come back as something
-  else (G3): a mutable object that two paths lead to (it would come back as two), and arrays that share memory.
-- `explain`, after a capture has failed, looks for the value that was refused, and advises what to do.
+- `check`, once for each agent at its first capture, finds values that would be saved without an error and restored as something
+  else (G3): a mutable object reached by two paths (it would become two), and arrays that share memory.
+- `explain`, after a failed capture, finds the refused value and recommends a change.
 
 `check` goes depth first, in the order of the fields, without recursion: a state may be nested deeper than the interpreter's
-stack. Immutable objects may be shared, since nobody can tell one from two; what they hold is looked at on each way to them.
+stack. Immutable objects may be shared, since copies are indistinguishable; their contents are checked on each path to them.
 
-`explain` goes down only: from an object that cannot be encoded to the first of its members that cannot. So it costs a few
-encodings of the state, however large that is.
+`explain` only descends: from an object that cannot be encoded to the first of its members that cannot. So it costs a few
+encodings of the state, of any size.
 """
 
 import datetime
@@ -43,20 +43,20 @@ from snapline.storage.capture.values import (
 )
 
 WALK_OBJECTS_MAX = 500_000
-"""Containers and mutable objects that `check` looks at: about half a second, once in an agent's life. What lies beyond is
-not looked at."""
+"""Number of containers and mutable objects that `check` visits: about half a second, once in an agent's life. Further objects are
+not checked."""
 
 OVERLAP_CHECKS_MAX = 10_000
-"""Pairs of arrays with interleaved memory that are compared exactly: 10 ms. Only views of one array are such pairs."""
+"""Number of pairs of arrays with interleaved memory that are compared exactly: 10 ms. Only views of one array are such pairs."""
 
 OVERLAP_WORK_MAX = 100_000
-"""Largest work of one exact comparison: the problem is NP-hard in the number of dimensions. Beyond, the pair counts as overlapping."""
+"""Limit on the work of one exact comparison: the problem is NP-hard in the number of dimensions. Beyond it the pair counts as overlapping."""
 
 DEPTH_MAX = 1_000
-"""Largest number of steps of a path that `explain` follows, and in which an object is searched for itself. msgspec fails at such a depth."""
+"""Longest path that `explain` follows, and depth to which it searches an object for itself. msgspec fails at this depth."""
 
 _SHOWN_CHARACTERS_MAX = 40
-"""Largest length of a dict's key in a path."""
+"""Longest text of a dict key in a path."""
 
 _IMMUTABLE: frozenset[type] = frozenset(
     {
@@ -64,7 +64,7 @@ _IMMUTABLE: frozenset[type] = frozenset(
         *(datetime.datetime, datetime.date, datetime.time, datetime.timedelta),
     }
 )
-"""Leaves that may be shared. Others, and enums, are found out one by one."""
+"""Leaf types whose objects may be shared. Other types, and enums, are examined individually."""
 
 _MODULES: dict[str, str] = {
     "_thread": "a lock",
@@ -83,7 +83,7 @@ _MODULES: dict[str, str] = {
     "weakref": "a weak reference",
     "_weakref": "a weak reference",
 }
-"""Top module of a class -> what its objects are, as a user would say it."""
+"""Top module of a class → the user's term for its objects."""
 
 _OUTSIDE = "keep it outside the state, and make it anew where it is needed"
 
@@ -92,7 +92,7 @@ _KEY = "key"
 
 
 class _Node(msgspec.Struct, gc=False):
-    """One way to one object: the steps lead back to the state. There may be many, and they die together: no garbage."""
+    """One path to one object: the steps lead back to the state. Nodes need no garbage collection: they are freed together."""
 
     value: Any
     parent: "_Node | None"
@@ -108,11 +108,11 @@ class _Node(msgspec.Struct, gc=False):
         return "state" + "".join(reversed(steps))
 
     def subject(self) -> object:
-        """Return what to encode to see whether it can be: a key only as one."""
+        """Return the object to encode as a test; a dict key is tested as a key."""
         return {self.value: None} if self.step[0] == _KEY else self.value
 
     def is_inside(self, value: object) -> bool:
-        """Return whether `value` is one of the objects on the way."""
+        """Return whether `value` is one of the objects on the path."""
         node = self.parent
         for _ in range(DEPTH_MAX):
             if node is None:
@@ -133,11 +133,11 @@ def _step_text(step: _Step) -> str:
     return "[an element]" if kind == "{" else "[a key]"
 
 
-# ---- what would come back as something else -------------------------------------------------------------------------
+# ---- values that would be restored as something else -------------------------------------------------------------------
 
 
 def check(state: object) -> None:
-    """Look for mutable objects with two paths, and for arrays that share memory.
+    """Find mutable objects with two paths, and arrays that share memory.
 
     Raises:
         EncodingError: names both paths.
@@ -152,10 +152,10 @@ class _Walk:
     """The walk of `check`.
 
     Attributes:
-        first: id -> first way to each mutable object. Keeps it alive: an id may not come twice.
-        arrays: ways to arrays and tensors.
-        waiting: to be entered, the next one last.
-        seen: how many containers and mutable objects there were.
+        first: id → first path to each mutable object. Keeps the object alive, so its id is not reused.
+        arrays: paths to arrays and tensors.
+        waiting: nodes to visit, the next one last.
+        seen: number of containers and mutable objects visited.
     """
 
     def __init__(self, state: object) -> None:
@@ -168,11 +168,11 @@ class _Walk:
         self._meet(root, _traits_of(state))
 
     def enter(self, node: _Node) -> None:
-        """Look at the members of one object."""
+        """Visit the members of one object."""
         opened = _open(node.value)
         if opened is None:
             return
-        found, traits_of = [], self._traits
+        entered, traits_of = [], self._traits
         kind, keys, members = opened
         for key, member in zip(keys, members, strict=False):
             traits = traits_of.get(type(member))
@@ -188,9 +188,9 @@ class _Walk:
                 child = _Node(member, node, (kind, key))
                 self._meet(child, traits)
                 if has_more:
-                    found.append(child)
-        found.reverse()
-        self.waiting += found
+                    entered.append(child)
+        entered.reverse()
+        self.waiting += entered
 
     def _meet(self, node: _Node, traits: int) -> None:
         if traits & _MUTABLE:
@@ -205,7 +205,7 @@ _CONTAINER, _MUTABLE, _ARRAY = 1, 2, 4
 
 
 def _traits_of(value: Any) -> int:
-    """Return the traits of its type's objects; 0: leaves that may be shared, and what is refused when it is encoded."""
+    """Return the traits of objects of its type; 0 for leaves that may be shared, and for values that encoding refuses."""
     traits = _CONTAINER if _open(value) is not None else 0
     if _extent(value) is not None:
         traits |= _ARRAY
@@ -213,9 +213,9 @@ def _traits_of(value: Any) -> int:
 
 
 def _open(value: Any) -> tuple[str, Iterable[object], Iterable[Any]] | None:
-    """Return a container's contents: kind of the steps, their keys, the members. None: it is no container.
+    """Return a container's contents: kind of the steps, their keys, the members. None if `value` is not a container.
 
-    The keys of a dict are not looked at: they are hashable, so immutable.
+    The keys of a dict are not visited: they are hashable, so immutable.
     """
     if isinstance(value, dict):
         return "[", value.keys(), value.values()
@@ -244,7 +244,7 @@ def _fields_of(kind: Any) -> Sequence[str] | None:
 
 
 def _holds_only_leaves(container: Any) -> bool:
-    """A million numbers in a list cost a few ms here, and a second one by one."""
+    """Return whether a container holds only leaves. A million numbers in a list take a few ms here, and a second one by one."""
     opened = _open(container)
     return opened is not None and _IMMUTABLE.issuperset(map(type, opened[2]))
 
@@ -260,7 +260,7 @@ def _twice(node: _Node, known: _Node) -> str:
 
 
 def _check_memory(nodes: list[_Node]) -> None:
-    """Arrays in the order of their memory: only those that begin before an earlier one ends can overlap it."""
+    """Compare arrays in the order of their memory: an array can only overlap earlier ones that end after its beginning."""
     spans = sorted(((*_span_of(node.value), index) for index, node in enumerate(nodes)), key=lambda span: span[:3])
     open_spans: list[tuple[int, int, int]] = []
     checks = 0
@@ -285,7 +285,7 @@ def _span_of(value: object) -> tuple[int, int]:
 
 
 def _extent(value: Any) -> tuple[int, int] | None:
-    """First and last byte + 1 of an array or tensor; None if it is none."""
+    """Return first and last address + 1 of an array or tensor; None for other values."""
     numpy = loaded_numpy()
     if numpy is not None and isinstance(value, numpy.ndarray):
         return _bounds(value.__array_interface__["data"][0], value.shape, value.strides, value.itemsize)
@@ -306,20 +306,20 @@ def _bounds(address: int, shape: Iterable[int], strides: Iterable[int], item_byt
 
 
 def _share_memory(one: Any, other: Any) -> bool:
-    """Return whether two arrays whose spans overlap share memory. Of tensors only the spans are compared."""
+    """Return whether two arrays whose spans overlap share memory. For tensors only the spans are compared."""
     import numpy
 
     if not isinstance(one, numpy.ndarray) or not isinstance(other, numpy.ndarray):
         return True
     try:
-        work: Any = OVERLAP_WORK_MAX  # any number will do; NumPy's own annotation knows two of them
+        work: Any = OVERLAP_WORK_MAX  # any number is valid; NumPy's annotation allows only two
         return bool(numpy.shares_memory(one, other, max_work=work))
     except _too_hard_error(numpy):
         return True
 
 
 def _too_hard_error(numpy: Any) -> type[Exception]:
-    """NumPy 2 has moved it."""
+    """Return NumPy's error class, which NumPy 2 has moved."""
     return getattr(numpy, "exceptions", numpy).TooHardError  # type: ignore[no-any-return]  # an exception class
 
 
@@ -336,7 +336,7 @@ def _may_be_shared(value: object) -> bool:
 
 
 def _is_mutable(value: object) -> bool:
-    """Return whether it is one of the mutable kinds that a state may hold. Forbidden objects are found when the state is encoded."""
+    """Return whether `value` is of a mutable type that a state may hold. Encoding detects forbidden objects."""
     numpy = loaded_numpy()
     return (
         isinstance(value, list | dict | set | bytearray | random.Random | Pickled)
@@ -350,11 +350,11 @@ def _is_mutable(value: object) -> bool:
     )
 
 
-# ---- what was refused -----------------------------------------------------------------------------------------------
+# ---- refused values --------------------------------------------------------------------------------------------------
 
 
 def explain(state: object, error: BaseException, *, allow_pickle: bool = False) -> str:
-    """Say which value of `state` cannot be saved, and what to do about it; called after encoding raised `error`."""
+    """Return which value of `state` cannot be saved, with advice; called after encoding raised `error`."""
     attempt = _Attempt(allow_pickle=allow_pickle)
     if attempt.failure_of(state):
         return _descend(_Node(state, None, (".", "")), attempt)
@@ -370,9 +370,9 @@ def _descend(node: _Node, attempt: "_Attempt") -> str:
     for _ in range(DEPTH_MAX):
         if node.is_inside(node.value):
             return f"{node.path()} contains itself: refer to things by a key"
-        words = _unsavable_words(node.value)
-        if words:
-            return f"{node.path()} is {words}, which cannot be saved: {_OUTSIDE}"
+        description = _unsavable_words(node.value)
+        if description:
+            return f"{node.path()} is {description}, which cannot be saved: {_OUTSIDE}"
         inner = next((member for member in _members(node) if attempt.failure_of(member.subject())), None)
         if inner is None:
             return f"{node.path()} cannot be saved: {attempt.failure_of(node.subject())}"
@@ -390,7 +390,7 @@ def _members(node: _Node) -> Iterator[_Node]:
 
 
 class _Attempt:
-    """Encodes to see whether it works. Copies no arrays."""
+    """Test encoder: encodes a value without copying arrays."""
 
     def __init__(self, *, allow_pickle: bool) -> None:
         self._allow_pickle = allow_pickle
@@ -417,7 +417,7 @@ class _Attempt:
 
 
 def _unsavable_words(value: object) -> str:
-    """Return the user's term for an object that only the process that made it can have; otherwise an empty text."""
+    """Return the user's term for an object that is only valid in its own process; otherwise an empty text."""
     if inspect.iscoroutine(value) or inspect.isawaitable(value):
         return "a coroutine, task or future"
     if inspect.isgenerator(value) or inspect.isasyncgen(value):

@@ -1,9 +1,9 @@
-"""Single values that MessagePack cannot represent: their form in a record, and back.
+"""Encoding and decoding of single values that MessagePack cannot represent.
 
-msgspec hands every value that it does not know to `encode_value` and gets an extension for it: a code and a body.
+msgspec passes every value of an unknown type to `encode_value` and gets an extension for it: a code and a body.
 
     1  NumPy array     length of head (1 byte) | head = MessagePack of [dtype, shape] | bytes in C order
-    2  part            MessagePack integer: its place in the image's list of parts
+    2  part            MessagePack integer: its index in the image's list of parts
     3  History         MessagePack array of its records
     4  random.Random   see `generators.py`
     5  numpy Generator see `generators.py`
@@ -11,12 +11,12 @@ msgspec hands every value that it does not know to `encode_value` and gets an ex
     7  torch.Tensor    as an array, with torch's name of the dtype
     8  Blob            its bytes
 
-Codes 2 and 6 mean something only together with a checkpoint's parts or with a permission: `encoder.py` and `decoder.py` see
-to them. The others are complete in themselves, in a state as in a message.
+Codes 2 and 6 are only valid together with a checkpoint's parts or a permission; `encoder.py` and `decoder.py` handle
+them. The others are self-contained, in a state as in a message.
 
-The rule of this module: a value comes back as what it was, or is refused when it is saved (G3). So subclasses that would
-lose their class are refused. Nothing is imported for a type of which no object can exist yet: a module that
-is not loaded has no instances. Nothing here runs code out of the data, except a pickle that was allowed.
+The rule of this module: a value is restored equal and of the same class, or is refused when it is saved (G3). So subclasses that would
+lose their class are refused. No module is imported for the check: if a module
+is not loaded, its types have no instances. Nothing here runs code from the data, except a permitted pickle.
 """
 
 import pickle
@@ -56,10 +56,10 @@ _Value = TypeVar("_Value")
 
 
 class Pickled(Generic[_Value]):
-    """A value of any class, saved with pickle. Loading a pickle runs code: anyone who can write the store can then run code here.
+    """A value of any class, saved with pickle. Loading a pickle runs code, so anyone who can write to the store can run code here.
 
-    So it takes two marks: a field declared as `Pickled[…]`, and `allow_pickle = True` on the agent class. Without the
-    second it is refused when it is saved and when it is loaded.
+    So it requires both a field declared as `Pickled[…]` and `allow_pickle = True` on the agent class. Without the
+    second, saving and loading are refused.
     """
 
     __slots__ = ("value",)
@@ -70,7 +70,7 @@ class Pickled(Generic[_Value]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Pickled) and bool(self.value == other.value)
 
-    __hash__ = None  # type: ignore[assignment]  # mutable, as what it holds may be
+    __hash__ = None  # type: ignore[assignment]  # mutable, as its value may be
 
     def __repr__(self) -> str:
         return f"Pickled({self.value!r})"
@@ -80,10 +80,10 @@ class Pickled(Generic[_Value]):
 
 
 def encode_value(value: object) -> object:
-    """Return the form of `value` in MessagePack; for msgspec's `enc_hook`.
+    """Return the MessagePack form of `value`; for msgspec's `enc_hook`.
 
     Raises:
-        NotImplementedError: it cannot be saved.
+        NotImplementedError: the value cannot be saved.
     """
     numpy = loaded_numpy()
     if numpy is not None and isinstance(value, numpy.ndarray):
@@ -128,11 +128,11 @@ def pickled_bytes(wrapped: "Pickled[Any]") -> bytes:
     """Return the pickle.
 
     Raises:
-        NotImplementedError: it cannot be pickled.
+        NotImplementedError: the value cannot be pickled.
     """
     try:
         return pickle.dumps(wrapped.value, protocol=5)
-    except Exception as error:  # whatever the class of the value raises
+    except Exception as error:  # anything that the value's class raises
         raise NotImplementedError(
             f"a {type(wrapped.value).__qualname__} that cannot be pickled ({type(error).__name__}: {error})"
         ) from error
@@ -145,10 +145,10 @@ def is_a(value: object, module: str, name: str) -> bool:
 
 
 def check_array(array: Any) -> None:
-    """Refuse what would come back as something else: only the bytes and the dtype's short name are saved.
+    """Refuse an array that would be restored as something else: only the bytes and the dtype's short name are saved.
 
     Raises:
-        NotImplementedError: names what is wrong with `array`, an ndarray.
+        NotImplementedError: names the problem of `array`, an ndarray.
     """
     import numpy
 
@@ -165,7 +165,7 @@ def check_array(array: Any) -> None:
 
 
 def array_head(array: Any, *, is_tracked: bool = False, order: str = "C") -> bytes:
-    """Return dtype and shape of an ndarray, as they precede its bytes; the rest only where it is not the usual."""
+    """Return the encoded dtype and shape of an ndarray, and the other fields if they differ from the defaults."""
     head: tuple[object, ...] = (array.dtype.str, array.shape)
     if order != "C":
         head = (*head, is_tracked, order)
@@ -194,8 +194,8 @@ class ArrayHead(NamedTuple):
     """Head of an array or tensor.
 
     Attributes:
-        is_tracked: it was in write-tracked memory, and shall be again.
-        order: of its bytes, "C" or "F" (Fortran: the first index changes fastest).
+        is_tracked: the array was in write-tracked memory, and is tracked again after a restore.
+        order: memory order of its bytes, "C" or "F" (Fortran: the first index changes fastest).
     """
 
     dtype: str
@@ -205,7 +205,7 @@ class ArrayHead(NamedTuple):
 
 
 def split_head(data: memoryview) -> tuple[ArrayHead, memoryview]:
-    """Take the body of an array or tensor apart into head and bytes."""
+    """Split the body of an array or tensor into head and bytes."""
     end = 1 + data[0]
     return msgspec.msgpack.decode(data[1:end], type=ArrayHead), data[end:]
 
@@ -214,7 +214,7 @@ def make_array(head: ArrayHead, content: Buffer) -> Any:
     """Return the array over `content`, without a copy.
 
     Raises:
-        TypeError, ValueError: head and content contradict each other.
+        TypeError, ValueError: head and content do not fit.
     """
     import numpy
 
@@ -222,10 +222,10 @@ def make_array(head: ArrayHead, content: Buffer) -> Any:
 
 
 def decode_value(code: int, data: memoryview) -> object:
-    """Return the value of an extension that is complete in itself; arrays are read-only views of `data`.
+    """Return the value of a self-contained extension; arrays are read-only views of `data`.
 
     Raises:
-        EncodingError, TypeError, ValueError, msgspec.DecodeError: it is none.
+        EncodingError, TypeError, ValueError, msgspec.DecodeError: the data is invalid.
     """
     decode = _DECODERS.get(code)
     if decode is None:
@@ -266,17 +266,17 @@ _DECODERS: dict[int, Callable[[memoryview], object]] = {
 
 
 def decode_own_value(code: int, data: memoryview) -> object:
-    """Decode like `decode_value`, but an array owns its memory and may be written: states are changed in place."""
+    """Decode like `decode_value`, but arrays own writable memory, since states are changed in place."""
     if code == ARRAY_EXTENSION:
         return make_array(*split_head(data)).copy()
     return decode_value(code, data)
 
 
 def decode_declared(declared: Any, value: object) -> object:
-    """Return `value` as the declared type, which msgspec does not know; for msgspec's `dec_hook`.
+    """Return `value` as a declared type that is unknown to msgspec; for msgspec's `dec_hook`.
 
     Raises:
-        NotImplementedError, TypeError, ValueError: it is something else.
+        NotImplementedError, TypeError, ValueError: the value has another type.
     """
     origin = typing.get_origin(declared) or declared
     if isinstance(origin, type) and isinstance(value, origin):
@@ -286,17 +286,17 @@ def decode_declared(declared: Any, value: object) -> object:
         return torch_state.TorchState.from_record(value)
     numpy = loaded_numpy()
     if numpy is not None and isinstance(origin, type) and issubclass(origin, numpy.generic):
-        return origin(value)  # saved as the plain number that it is
+        return origin(value)  # saved as a plain number
     raise NotImplementedError(f"a {type(value).__qualname__} where {declared} is declared")
 
 
 def record_type_of(declared: Any) -> Any:
-    """Return the `T` of `History[T]`; Any if there is none."""
+    """Return the `T` of `History[T]`; Any if it is missing."""
     return (typing.get_args(declared) or (Any,))[0]
 
 
 def _with_records_as(declared: Any, history: Any) -> object:
-    """Convert records that the extension decoded without their declared type: they are dicts and tuples still."""
+    """Convert records that were decoded without their declared type and are still dicts and tuples."""
     record_type = record_type_of(declared)
     if record_type is Any:
         return history

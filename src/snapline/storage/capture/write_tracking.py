@@ -1,28 +1,28 @@
 """Finds written pages of our own memory: userfaultfd in asynchronous write-protect mode, and `PAGEMAP_SCAN`.
 
-Problem: a capture of a large array should cost what changed, not what is there, and we do not know what changed.
+Problem: a capture of a large array should cost only its changes, but a process does not know which pages it wrote.
 
 Model: the kernel knows. A page that is *armed* (write-protected by userfaultfd) is disarmed by the first write to it, from
 user code or from a system call such as `read`. In mode `WP_ASYNC` the kernel does that itself: no handler, no thread, no
 signal; the writer pays one page fault. `PAGEMAP_SCAN` with `PM_SCAN_WP_MATCHING` returns the disarmed pages and arms them
-again, in one step for each page. So each write is seen by exactly one scan: the first that runs after it (or the one that
-runs while it happens, or both). A copy that is made after the scan and before the next write holds what the scan reported.
+again, atomically for each page. So each write is seen by the first scan after it, by a concurrent
+scan, or by both. A copy that is made after the scan and before the next write holds the reported content.
 
 Invariants:
 
-1. From the end of `arm` to `close`, a page that no scan reports has not been written since the scan before, or since `arm`.
+1. From the end of `arm` to `close`, a page that no scan reports has not been written since the previous scan, or since `arm`.
 2. A page that was never touched reads as zeros. `WP_UNPOPULATED` arms it too, so its first write is reported.
-3. Handles belong to one process. After `fork()` the child's memory is not registered, and the handles it inherited still
-   speak of its parent's. So a tracker is of use only to the process that made it: `is_mine`.
+3. Handles belong to one process. After `fork()` the child's memory is not registered, and its inherited handles still
+   refer to its parent's. So a tracker is only valid in the process that made it: `is_mine`.
 
-Not seen: writes past the page tables, by a device (memory pinned for a GPU, RDMA, an `O_DIRECT` read still under way during
+Not detected: writes that bypass the page tables, by a device (memory pinned for a GPU, RDMA, an `O_DIRECT` read still in progress during
 a scan), and writes of another process to shared memory. We register private anonymous memory only.
 
-Huge pages may stay on: on a write the kernel splits an armed huge page, so that the reports have 4 KiB grain anyway.
+Huge pages may stay on: on a write the kernel splits an armed huge page, so the reports have a granularity of 4 KiB anyway.
 Measured on Linux 6.18, 1 GiB: arming 0.07 ms with huge pages, 8 ms without; scans with 1 % written 0.1 to 0.7 ms either way.
 
 Numbers are from the kernel's `userfaultfd.h`, `fs.h`; `Documentation/admin-guide/mm/pagemap.rst` and `userfaultfd.rst`.
-Carries no guarantee alone: G11 and G1 rest on captures being whole, so `tracked.py` is tested against full comparison.
+Carries no guarantee alone: G11 and G1 need complete captures, so `tracked.py` is tested against full comparison.
 """
 
 import array
@@ -38,13 +38,13 @@ import threading
 from snapline.errors import ExternalFailureError, UsageError
 
 _SYSCALL_USERFAULTFD = {"x86_64": 323, "aarch64": 282, "riscv64": 282}
-"""Number of the system call by machine, for 64-bit processes. Others are not supported: their numbers differ, and nobody has run it there."""
+"""Number of the system call by machine, for 64-bit processes. Other machines are not supported: their numbers differ and are untested."""
 
 _UFFD_USER_MODE_ONLY = 1
-"""Needs no privilege. Faults in the kernel are resolved asynchronously as well, so nothing is lost by it."""
+"""Needs no privilege. Faults in the kernel are also resolved asynchronously, so this loses nothing."""
 _UFFD_API = 0xAA
 _FEATURE_PAGEFAULT_FLAG_WP = 1 << 0
-_FEATURE_WP_UNPOPULATED = 1 << 13  # implied by the next one; asked for, because invariant 2 rests on it
+_FEATURE_WP_UNPOPULATED = 1 << 13  # implied by the next one; explicit, because invariant 2 needs it
 _FEATURE_WP_ASYNC = 1 << 15
 _FEATURES = _FEATURE_PAGEFAULT_FLAG_WP | _FEATURE_WP_UNPOPULATED | _FEATURE_WP_ASYNC
 _UFFDIO_API = 0xC018AA3F
@@ -62,23 +62,23 @@ _SCAN_CHECK_WPASYNC = 1 << 1
 _MADV_HUGEPAGE = 14
 
 SCAN_REGIONS = 4096
-"""Regions that one system call returns: 96 KiB of buffer, which fits a core's cache. A scan calls again until it is through."""
+"""Regions returned by one system call: 96 KiB of buffer, which fits a core's cache. A scan repeats the call until the end."""
 REGION_WORDS = 3
 """Number of words of a `page_region`: start, end, categories."""
 
 HUGE_PAGE_BYTES = 2 * 1024 * 1024
-"""Smallest mapping that asks for huge pages: below, none fits in."""
+"""Smallest mapping that asks for huge pages: a smaller one cannot hold any."""
 
 
 class _Handles:
     """The two descriptors that one process needs, for all its trackers.
 
     Attributes:
-        userfault: registers and arms memory.
-        pagemap: of this process; scans.
-        process: who opened them.
-        regions: what a scan writes to.
-        lock: on `regions`: two hosts of one process may scan on two threads.
+        userfault: descriptor that registers and arms memory.
+        pagemap: descriptor of this process's page map, for scans.
+        process: id of the process that opened them.
+        regions: buffer for the results of a scan.
+        lock: guards `regions`: two hosts of one process may scan on two threads.
     """
 
     def __init__(self, userfault: int, pagemap: int) -> None:
@@ -90,7 +90,7 @@ class _Handles:
 
 
 _handles_by_process: dict[int, _Handles] = {}
-"""Handles by process: at most one entry for this process and, after a fork, those of its parents, which are never used again."""
+"""Handles by process: at most one entry for this process and, after a fork, those of its ancestors, which are never used again."""
 _verdicts: dict[int, str] = {}
 """Results of `is_supported`, by process."""
 
@@ -98,7 +98,7 @@ _verdicts: dict[int, str] = {}
 def is_supported() -> str:
     """Return an empty string if this process can track writes, otherwise the reason why not.
 
-    The first call in a process tries it out on two pages: some systems accept the calls and track nothing.
+    The first call in a process tests tracking on a few pages: some systems accept the calls and track nothing.
     """
     process = os.getpid()
     if process not in _verdicts:
@@ -110,7 +110,7 @@ def map_memory(size_bytes: int) -> mmap.mmap:
     """Return zero-filled private memory of at least `size_bytes` (not 0) that a `WriteTracker` can register.
 
     Raises:
-        ExternalFailureError: there is not that much memory.
+        ExternalFailureError: the machine is out of memory.
     """
     try:
         memory = mmap.mmap(-1, page_rounded(size_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -130,8 +130,8 @@ class WriteTracker:
     """Reports the written pages of one mapping.
 
     Args:
-        address: where it starts: page aligned, from `map_memory`.
-        size_bytes: whole pages.
+        address: start of the mapping: page aligned, from `map_memory`.
+        size_bytes: length in whole pages.
 
     The caller keeps the mapping alive until `close`, or drops tracker and mapping together: unmapping unregisters.
     """
@@ -149,10 +149,10 @@ class WriteTracker:
         return self._handles is not None and self._handles.process == os.getpid()
 
     def arm(self) -> None:
-        """Track writes from now on. Called once.
+        """Track writes from now on. Call once.
 
         Raises:
-            ExternalFailureError: the kernel refuses.
+            ExternalFailureError: the kernel call fails.
         """
         reason = is_supported()
         if reason:
@@ -171,9 +171,9 @@ class WriteTracker:
             raise ExternalFailureError(f"cannot track writes: {error}; use an ordinary array") from error
 
     def scan(self) -> list[tuple[int, int]]:
-        """Return the byte ranges `(start, end)` written since the scan before (or `arm`), and arm them again.
+        """Return the byte ranges `(start, end)` written since the previous scan (or `arm`), and arm them again.
 
-        Offsets from the start of the mapping: whole pages, ascending, not overlapping.
+        Ranges are offsets from the start of the mapping: whole pages, ascending, not overlapping.
 
         Raises:
             ExternalFailureError: as `scan_words`.
@@ -183,17 +183,17 @@ class WriteTracker:
         return [(start - self.address, end - self.address) for start, end in zip(starts, ends, strict=True)]
 
     def scan_words(self) -> "array.array[int]":
-        """Scan like `scan`, with a flat result: for each range three words, start address, end address and a word without use.
+        """Scan like `scan`, with a flat result: for each range three words, start address, end address and an unused word.
 
         Raises:
-            ExternalFailureError: the scan failed. What was written is not known any more: take everything as written, and `close`.
+            ExternalFailureError: the scan failed. The written pages are now unknown: treat everything as written, and `close`.
         """
         handles = self._handles
         if handles is None or handles.process != os.getpid():
             raise ExternalFailureError("cannot scan for writes: not armed in this process; arm the tracker first")
         found = array.array("Q")
         position, end = self.address, self.address + self.size_bytes
-        # Bounded: each call moves on by a page at least, and usually to the end.
+        # Bounded: each call advances by at least a page, usually to the end.
         while position < end:
             with handles.lock:
                 count, position = self._scan_from(handles, position)
@@ -201,7 +201,7 @@ class WriteTracker:
         return found
 
     def _scan_from(self, handles: _Handles, position: int) -> tuple[int, int]:
-        """Scan once. Return the number of regions found, and where the kernel stopped."""
+        """Scan once. Return the number of regions found, and the address at which the kernel stopped."""
         argument = bytearray(_SCAN_ARGUMENT.pack(*self._scan_argument(handles, position)))
         try:
             count = fcntl.ioctl(handles.pagemap, _PAGEMAP_SCAN, argument)
@@ -222,7 +222,7 @@ class WriteTracker:
         return (_SCAN_ARGUMENT.size, flags, position, end, 0, regions, SCAN_REGIONS, 0, 0, written, 0, written)
 
     def close(self) -> None:
-        """Stop tracking; writes cost nothing again. May run twice. In a forked child it does nothing."""
+        """Stop tracking; writes cost nothing again. May be called twice. Does nothing in a forked child."""
         handles, self._handles = self._handles, None
         if handles is None or handles.process != os.getpid():
             return
@@ -236,14 +236,14 @@ def _ask_for_huge_pages(memory: mmap.mmap) -> None:
     try:
         memory.madvise(_MADV_HUGEPAGE)
     except OSError:
-        return  # A kernel without huge pages: small ones do.
+        return  # Without huge pages, small ones suffice.
 
 
 def _open_handles() -> _Handles:
     """Return this process's handles.
 
     Raises:
-        OSError: the kernel refuses, or does not know the features.
+        OSError: the kernel call fails, or the kernel lacks the features.
     """
     known = _handles_by_process.get(os.getpid())
     if known is not None:
@@ -266,7 +266,7 @@ def _open_userfault() -> int:
     """Return a new userfaultfd.
 
     Raises:
-        OSError: the kernel refuses.
+        OSError: the kernel call fails.
     """
     number = _SYSCALL_USERFAULTFD[platform.machine()]
     library = ctypes.CDLL(None, use_errno=True)
@@ -278,7 +278,7 @@ def _open_userfault() -> int:
 
 
 def _try_out() -> str:
-    """Return why writes cannot be tracked here; empty: they can."""
+    """Return why writes cannot be tracked here; empty if they can."""
     if platform.machine() not in _SYSCALL_USERFAULTFD or struct.calcsize("P") != 8:
         return f"not known how to on {platform.machine()} ({platform.architecture()[0]})"
     try:
@@ -300,10 +300,10 @@ def _reason_of(error: OSError) -> str:
 
 
 def _is_seeing_writes(handles: _Handles) -> bool:
-    """Return whether a scan reports a first write, and no more than that."""
+    """Return whether a scan reports a first write, and nothing else."""
     page = mmap.PAGESIZE
     memory = map_memory(3 * page)
-    memory[0] = 1  # One page that is there, two that were never touched.
+    memory[0] = 1  # One populated page, two untouched ones.
     anchor = ctypes.c_char.from_buffer(memory)
     tracker = WriteTracker(ctypes.addressof(anchor), 3 * page)
     try:

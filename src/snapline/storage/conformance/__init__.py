@@ -1,8 +1,8 @@
-"""Conformance checks for every disk of a checkpoint store: ours, and other people's.
+"""Conformance checks for every disk of a checkpoint store, including third-party ones.
 
-`Store` trusts its disk in a few points, and nothing works without them: a name is given once; it leads to all bytes or to none;
-what was acknowledged is seen by all; listings are complete. The checks here test these through the port (`storage/store/disk.py`), with many
-threads, and then run whole stores, host logs and outputs on it. They cannot see whether bytes outlive a power cut.
+`Store` relies on a few properties of its disk. A name is created once; a name has all its bytes or does not exist;
+acknowledged changes are visible to all; listings are complete. The checks test these through the protocol (`storage/store/disk.py`), with many
+threads, and then run whole stores, host logs and outputs on it. They cannot check whether bytes survive a power failure.
 
 In a test suite:
 
@@ -10,10 +10,10 @@ In a test suite:
     def test_my_disk(check: conformance.Check, tmp_path: Path) -> None:
         check(lambda place: MyDisk(tmp_path / place))
 
-`open_disk(place)` returns a new disk object each time; the same place means the same bytes, and a place used for the first time is empty.
-So several objects on one place represent several processes. What the checks wrote remains: give places that may be thrown away.
+`open_disk(place)` returns a new disk object each time. The same place means the same bytes, and a new place is empty.
+So several objects on one place represent several processes. The checks leave their files behind: use disposable places.
 
-Directories may be real or only common starts of names. So nothing is demanded of listing a missing directory, of making one twice, of
+Directories may be real or only common prefixes of names. So the checks make no demands on listing a missing directory, creating one twice, or
 unlinking one name from two threads.
 """
 
@@ -38,7 +38,7 @@ __all__ = [
 
 
 def checks() -> list[Check]:
-    """Return all checks, the simple ones first. Each is a function of `open_disk` and, if you like, `racers`."""
+    """Return all checks, the simple ones first. Each is a function of `open_disk` and optionally `racers`."""
     return [*DISK_CHECKS, *STORE_CHECKS, *LOG_CHECKS, *OUTPUT_CHECKS]
 
 
@@ -47,10 +47,10 @@ def check_disk(open_disk: OpenDisk, *, racers: int = RACERS) -> None:
 
     Args:
         open_disk: see the module's text.
-        racers: threads that race in those checks that race.
+        racers: number of threads in checks with races.
 
     Raises:
-        ConformanceError: the first check that failed, by name, and what it saw.
+        ConformanceError: names the first failed check, and the reason.
     """
     for check in checks():
         check(open_disk, racers)

@@ -1,4 +1,4 @@
-"""Checks of the port itself."""
+"""Checks of the `Disk` protocol itself."""
 
 import contextlib
 import itertools
@@ -21,18 +21,18 @@ from snapline.storage.conformance.harness import (
 from snapline.storage.store.disk import Disk, make_durable_directory
 
 RACED_NAMES = 20
-"""A server that decides by chance, even fairly, is caught almost surely."""
+"""Number of races: enough to detect a server that decides randomly, even fairly."""
 
 ENTRIES = 1200
-"""Object stores list at most 1000 names in one answer."""
+"""Number of files: object stores list at most 1000 names in one answer."""
 
 _LARGE_BYTES = 20 * 2**20
-"""Above every client's size for one part, 5 to 16 MiB."""
+"""Size above every client's multipart threshold of 5 to 16 MiB."""
 
 _SEEN_BYTES = 4 * 2**20
 _SEEN_FILES = 6
 _LOOKS_MAX = 100_000
-"""A reader looks for parts of files until the writers end; so often at most."""
+"""Limit on a reader's attempts to see partial files, which end when the writers end."""
 
 _DIRECTORY = "packs/w"
 
@@ -57,7 +57,7 @@ def check_what_was_written_is_read(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_pieces_are_kept_when_their_buffer_changes(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a caller may use its buffer again once `write` has returned."""
+    """Check that a caller may reuse its buffer after `write` has returned."""
     disk = prepare(open_disk("a"), "packs")
     buffer = bytearray(b"a" * 1000)
     handle = disk.open_temporary("packs", temporary_name())
@@ -73,7 +73,7 @@ def check_pieces_are_kept_when_their_buffer_changes(open_disk: OpenDisk, racers:
 
 @check
 def check_a_name_is_given_once(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a second file cannot take the name, whatever it holds; once the name is free it can."""
+    """Check that a second file cannot take the name, with any contents, until the name is removed."""
     disk, other = prepare(open_disk("a"), "refs"), open_disk("a")
     create(disk, "refs/1", b"first")
     for data in (b"second, and longer", b"first", b""):
@@ -90,7 +90,7 @@ def check_a_name_is_given_once(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_one_of_racing_writers_wins(open_disk: OpenDisk, racers: int) -> None:
-    """Check that of threads that link one name at once exactly one succeeds, and the name leads to its bytes."""
+    """Check that if threads link one name at once, exactly one succeeds, and the file has its bytes."""
     prepare(open_disk("a"), "refs")
     disks = [open_disk("a") for _ in range(racers)]
     for name in range(RACED_NAMES):
@@ -110,17 +110,17 @@ def _demand_one_winner(disks: list[Disk], path: str, contents: list[bytes]) -> N
 
 @check
 def check_ranges(open_disk: OpenDisk, racers: int) -> None:
-    """Check that any part can be read; fewer bytes come only where the file ends before."""
+    """Check that any part can be read; fewer bytes are returned only if the file ends earlier."""
     disk = prepare(open_disk("a"), "packs")
     data = pattern(100_003)
     create(disk, "packs/1", data)
     create(disk, "packs/empty")
     for offset in (0, 1, 4095, 65_536, 100_000, 100_002, 100_003, 100_004, 2**33):
         for length in (0, 1, 3, 4096, 100_003, 2**20):
-            found = disk.read("packs/1", offset, length)
+            read_data = disk.read("packs/1", offset, length)
             demand(
-                found == data[offset : offset + length],
-                f"read({offset}, {length}) of {len(data)} bytes returned {len(found)} bytes, or wrong ones",
+                read_data == data[offset : offset + length],
+                f"read({offset}, {length}) of {len(data)} bytes returned {len(read_data)} bytes, or wrong ones",
             )
     for offset, length in ((0, 0), (0, 10), (5, 5)):
         demand(disk.read("packs/empty", offset, length) == b"", "bytes were read from an empty file")
@@ -128,7 +128,7 @@ def check_ranges(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_large_file(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a file of 20 MiB comes back, whole and in parts."""
+    """Check that a file of 20 MiB can be read, whole and in parts."""
     disk = prepare(open_disk("a"), "packs")
     data = pattern(_LARGE_BYTES)
     cuts = (0, 7, 9 * 2**20 + 1, _LARGE_BYTES)
@@ -169,21 +169,21 @@ def check_no_one_sees_a_part(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_listing(open_disk: OpenDisk, racers: int) -> None:
-    """Files and directories of one level, sorted; nothing of levels below, or of directories with a similar name."""
+    """Check that a listing has the files and directories of one level, sorted, and nothing of deeper or similarly named ones."""
     disk = prepare(open_disk("a"), "packs", "packs/w", "packs/w1", "packs/w/deep")
     for path in ("packs/w/b", "packs/w/a", "packs/w/Z", "packs/w/a.b", "packs/w/deep/x", "packs/w1/c", "packs/v"):
         create(disk, path, b"1")
-    found = [(entry.name, entry.is_directory) for entry in disk.list_directory("packs/w")]
-    demand(found == [("Z", False), ("a", False), ("a.b", False), ("b", False), ("deep", True)], f"listed {found}")
-    found = [(entry.name, entry.is_directory) for entry in disk.list_directory("packs")]
-    demand(found == [("v", False), ("w", True), ("w1", True)], f"listed {found}")
-    found = [(entry.name, entry.is_directory) for entry in open_disk("a").list_directory("")]
-    demand(("packs", True) in found, f"the store's root lists {found}")
+    listed = [(entry.name, entry.is_directory) for entry in disk.list_directory("packs/w")]
+    demand(listed == [("Z", False), ("a", False), ("a.b", False), ("b", False), ("deep", True)], f"listed {listed}")
+    listed = [(entry.name, entry.is_directory) for entry in disk.list_directory("packs")]
+    demand(listed == [("v", False), ("w", True), ("w1", True)], f"listed {listed}")
+    listed = [(entry.name, entry.is_directory) for entry in open_disk("a").list_directory("")]
+    demand(("packs", True) in listed, f"the store's root lists {listed}")
 
 
 @check
 def check_long_listing(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a listing with more entries than one answer of an object store holds leaves nothing out."""
+    """Check that a listing with more entries than one answer of an object store holds is complete."""
     disk = prepare(open_disk("a"), "packs", "packs/00500.d")
     create(disk, "packs/00500.d/x", b"1")
     paths = [f"packs/{number:05}" for number in range(ENTRIES)]
@@ -195,22 +195,22 @@ def check_long_listing(open_disk: OpenDisk, racers: int) -> None:
     for result in race(racers, write):
         if result is not None:
             raise result
-    found = [f"packs/{entry.name}" for entry in disk.list_directory("packs")]
+    listed = [f"packs/{entry.name}" for entry in disk.list_directory("packs")]
     wanted = sorted([*paths, "packs/00500.d"])
-    missing = sorted(set(wanted) - set(found))
+    missing = sorted(set(wanted) - set(listed))
     demand(not missing, f"{len(missing)} of {len(wanted)} entries were left out, the first is {missing[:1]}")
-    demand(found == wanted, "entries came twice, or not sorted")
+    demand(listed == wanted, "entries came twice, or not sorted")
 
 
 @check
 def check_unlink(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a name that was removed is gone for all at once; its neighbours stay."""
+    """Check that a removed name is gone for all processes at once, and its neighbours stay."""
     disk, other = prepare(open_disk("a"), "packs"), open_disk("a")
     names = ["1", "1.a", "11"]
     for count, name in enumerate(names, 1):
         create(disk, f"packs/{name}", name.encode())
-        found = [entry.name for entry in other.list_directory("packs")]
-        demand(found == names[:count], f"another process listed {found} after {count} files")
+        listed = [entry.name for entry in other.list_directory("packs")]
+        demand(listed == names[:count], f"another process listed {listed} after {count} files")
     disk.unlink("packs/1")
     demand_missing("size of a removed file", other.size, "packs/1")
     demand_missing("reading a removed file", other.read, "packs/1", 0, 1)
@@ -220,7 +220,7 @@ def check_unlink(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_what_is_missing_is_missing(open_disk: OpenDisk, racers: int) -> None:
-    """FileNotFoundError for names that were never given, also where longer ones were."""
+    """Check that unused names raise FileNotFoundError, even if a longer name is in use."""
     disk = prepare(open_disk("a"), "packs", _DIRECTORY)
     create(disk, f"{_DIRECTORY}/1.abc", b"x")
     for path in (f"{_DIRECTORY}/1", f"{_DIRECTORY}/1.ab", f"{_DIRECTORY}/1.abcd", "snapline-store", "temporary/0-1"):
@@ -232,7 +232,7 @@ def check_what_is_missing_is_missing(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_names(open_disk: OpenDisk, racers: int) -> None:
-    """Check that every name that `layout` makes is a file of its own: case counts, length too."""
+    """Check that every name made by `layout` is a separate file: case and length count."""
     disk = prepare(open_disk("a"), "packs")
     letters = "abcdefghijklmnopqrstuvwxyz"
     names = [letters, letters.upper(), "a-b_c.d0123456789", "-a", "_a", ".a", "..a", "a.", "a..b", "...", "A", "a"]
@@ -242,13 +242,13 @@ def check_names(open_disk: OpenDisk, racers: int) -> None:
         create(disk, f"packs/{name}/{name}", name.encode())
     for name in names:
         demand(read_all(disk, f"packs/{name}/{name}") == name.encode(), f"{name!r} leads to another file")
-    found = [entry.name for entry in disk.list_directory("packs")]
-    demand(found == sorted(names), f"listed {found}")
+    listed = [entry.name for entry in disk.list_directory("packs")]
+    demand(listed == sorted(names), f"listed {listed}")
 
 
 @check
 def check_unfinished_files_are_invisible(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a file that was written and closed without a name leaves nothing, not even in `temporary`."""
+    """Check that a file that was written and closed without a name leaves nothing behind, not even in `temporary`."""
     disk = prepare(open_disk("a"), "packs")
     handle = disk.open_temporary("packs", temporary_name())
     disk.write(handle, [b"x" * 1000])
@@ -262,13 +262,13 @@ def check_unfinished_files_are_invisible(open_disk: OpenDisk, racers: int) -> No
 
 @check
 def check_directories(open_disk: OpenDisk, racers: int) -> None:
-    """Check that a directory may be made again, is not removed with what it holds, and comes back after it was removed."""
+    """Check that a directory may be made twice, is not removed unless empty, and can be made again after removal."""
     disk = prepare(open_disk("a"), "packs", _DIRECTORY, _DIRECTORY)
     create(disk, f"{_DIRECTORY}/1", b"x")
     with contextlib.suppress(OSError):
         disk.remove_directory(_DIRECTORY)
     demand(read_all(disk, f"{_DIRECTORY}/1") == b"x", "a directory was removed together with its file")
-    disk.size(_DIRECTORY)  # There is something: `Store` asks so whether a directory is there.
+    disk.size(_DIRECTORY)  # `Store` checks in this way whether a directory exists.
     disk.unlink(f"{_DIRECTORY}/1")
     disk.remove_directory(_DIRECTORY)
     demand(not disk.list_directory("packs"), "a removed directory is listed")

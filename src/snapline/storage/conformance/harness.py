@@ -1,4 +1,4 @@
-"""Shared parts of the disk checks: how one is declared, races of threads, and the writing of files."""
+"""Shared parts of the disk checks: the declaration of checks, races of threads, and writing files."""
 
 import array
 import functools
@@ -10,23 +10,23 @@ from typing import ParamSpec, TypeVar
 from snapline.storage.store.disk import Disk, make_durable_directory, write_once
 
 OpenDisk = Callable[[str], Disk]
-"""Returns a new disk object for the place of that name."""
+"""Returns a new disk object for the named place."""
 
 Check = Callable[..., None]
 """Called with `open_disk` and optionally `racers`; raises ConformanceError."""
 
 RACERS = 8
-"""Enough that a server with several workers mixes them up."""
+"""Default number of racing threads: enough that a server with several workers interleaves them."""
 
 RACE_TIMEOUT_S = 120.0
-"""A race takes seconds even on a slow server; a thread that hangs must not hang the tests."""
+"""Time limit of a race in seconds: it takes seconds even on a slow server, and a hanging thread must not hang the tests."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
 class ConformanceError(AssertionError):
-    """A disk does not do what a store needs. The message begins with the name of the check."""
+    """A disk does not meet the requirements of a store. The message begins with the name of the check."""
 
 
 def check(function: Callable[[OpenDisk, int], None]) -> Check:
@@ -37,14 +37,14 @@ def check(function: Callable[[OpenDisk, int], None]) -> Check:
         try:
             function(functools.partial(_open_named, open_disk, function.__name__), racers)
         except Exception as error:
-            words = str(error) if isinstance(error, ConformanceError) else f"{type(error).__name__}: {error}"
-            raise ConformanceError(f"{function.__name__}: {words}") from error
+            message = str(error) if isinstance(error, ConformanceError) else f"{type(error).__name__}: {error}"
+            raise ConformanceError(f"{function.__name__}: {message}") from error
 
     return run
 
 
 def _open_named(open_disk: OpenDisk, name: str, place: str) -> Disk:
-    """Give each check places of its own."""
+    """Open a place that belongs to one check."""
     return open_disk(f"{name}-{place}".replace("_", "-"))
 
 
@@ -57,10 +57,10 @@ def demand(is_so: bool, words: str) -> None:
 def demand_missing(words: str, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
     """Demand that the call raises FileNotFoundError."""
     try:
-        found = function(*args, **kwargs)
+        result = function(*args, **kwargs)
     except FileNotFoundError:
         return
-    raise ConformanceError(f"{words}: FileNotFoundError was due, it returned {str(found)[:80]}")
+    raise ConformanceError(f"{words}: FileNotFoundError was due, it returned {str(result)[:80]}")
 
 
 def race(count: int, action: Callable[[int], T]) -> list[T | Exception]:
@@ -84,7 +84,7 @@ def race(count: int, action: Callable[[int], T]) -> list[T | Exception]:
 
 
 def prepare(disk: Disk, *directories: str) -> Disk:
-    """Make the store's directory and those within; return the disk."""
+    """Create the store's directory and the given subdirectories; return the disk."""
     disk.make_root()
     for directory in directories:
         make_durable_directory(disk, directory)
@@ -92,12 +92,12 @@ def prepare(disk: Disk, *directories: str) -> Disk:
 
 
 def create(disk: Disk, path: str, *pieces: bytes) -> None:
-    """Make a file as `Store` does."""
+    """Create a file as `Store` does."""
     write_once(disk, path, pieces, temporary_name=temporary_name(), point="conformance")
 
 
 def create_unsynced(disk: Disk, path: str, pieces: Sequence[bytes]) -> None:
-    """Make a file that need not outlive a crash: for checks that make many."""
+    """Create a file that need not survive a crash, for checks with many files."""
     handle = disk.open_temporary(path.rpartition("/")[0], temporary_name())
     try:
         disk.write(handle, pieces)

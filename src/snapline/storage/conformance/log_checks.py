@@ -1,4 +1,4 @@
-"""Checks of host logs on a disk: what inputs from outside rest on."""
+"""Checks of host logs on a disk."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,21 +9,21 @@ from snapline.storage.log.record import LogBatch, LoggedInput, PreparedBatch
 from snapline.storage.store.store import Store
 
 RACED_NUMBERS = 10
-"""A server that decides by chance, even fairly, is caught almost surely."""
+"""Number of races: enough to detect a server that decides randomly, even fairly."""
 
 RACED_LOGS = 5
 
 APPENDED_MAX = 1000
-"""An appender that is never stopped must not go on for ever. Sealing takes a few requests, so it is stopped after some ten."""
+"""Largest number of appends, if sealing fails to stop the appender. Sealing takes a few requests, so it usually stops after some ten."""
 
 _LOG = LogName(1, "h1", 1)
 _BEFORE = 12
-"""Entries before the race: more than nine, so that a listing by name is not one by number."""
+"""Entries before the race: more than nine, so that the order by name differs from that by number."""
 
 
 @check
 def check_life_of_a_log(open_disk: OpenDisk, racers: int) -> None:
-    """Batches are appended, read, sealed away and deleted; each step is seen by another process."""
+    """Check that another process sees batches being appended, read, sealed and deleted."""
     store, other = _open_two(open_disk)
     demand(other.read_logs() == {}, "a new store has logs")
     for number in range(1, _BEFORE + 1):
@@ -37,17 +37,20 @@ def check_life_of_a_log(open_disk: OpenDisk, racers: int) -> None:
     removed = store.delete_batches([(_LOG, number) for number in range(1, _BEFORE + 2)])
     demand(len(removed) == _BEFORE, f"{len(removed)} of {_BEFORE} batches were deleted")
     demand(other.read_logs() == {_LOG: [_BEFORE + 1]}, f"after the deletion there is {other.read_logs()}")
-    found = other.verify()
-    demand(found.is_whole and not found.unreferenced, f"verify finds {found.findings[:1]}, {found.unreferenced[:1]}")
+    verification = other.verify()
+    demand(
+        verification.is_whole and not verification.unreferenced,
+        f"verify finds {verification.findings[:1]}, {verification.unreferenced[:1]}",
+    )
 
 
 @check
 def check_one_batch_for_each_number(open_disk: OpenDisk, racers: int) -> None:
-    """Check that of processes that append different batches under one number exactly one succeeds, also when all repeat."""
+    """Check that if processes append different batches under one number, exactly one succeeds, also after retries."""
     store = Store.create("a", disk=open_disk("a"))
     stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers)]
     for number in range(1, RACED_NUMBERS + 1):
-        prepared = [each.prepare_batch(_LOG, number, _make_batch(number)) for each in stores]
+        prepared = [one_store.prepare_batch(_LOG, number, _make_batch(number)) for one_store in stores]
         results = race(racers, _appending(stores, prepared))
         winners = [racer for racer, result in enumerate(results) if result is True]
         losers = [result for result in results if result is not True]
@@ -59,7 +62,7 @@ def check_one_batch_for_each_number(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_the_same_batch_by_many(open_disk: OpenDisk, racers: int) -> None:
-    """Processes that append the same bytes all succeed."""
+    """Check that processes that append the same bytes all succeed."""
     store = Store.create("a", disk=open_disk("a"))
     stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers)]
     for number in range(1, RACED_NUMBERS + 1):
@@ -70,7 +73,7 @@ def check_the_same_batch_by_many(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_racing_seals(open_disk: OpenDisk, racers: int) -> None:
-    """Check appends of a host while others seal its log: each of them then reads all that was acknowledged, and nothing more is."""
+    """Check appends of a host while others seal its log: each sealer then reads all acknowledged batches, and no later ones are acknowledged."""
     store = Store.create("a", disk=open_disk("a"))
     stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers + 1)]
     for start in range(1, RACED_LOGS + 1):
@@ -79,14 +82,14 @@ def check_racing_seals(open_disk: OpenDisk, racers: int) -> None:
             _append(store, number, log)
         results = race(racers + 1, _sealing_while_appended(stores, log))
         demand(all(isinstance(result, set) for result in results), f"a racer got {_first_error(results)!r}")
-        taken, *found = [result for result in results if isinstance(result, set)]
-        lost = sorted(number for number in taken if any(number not in each for each in found))
+        taken, *seen_by_readers = [result for result in results if isinstance(result, set)]
+        lost = sorted(number for number in taken if any(number not in seen for seen in seen_by_readers))
         demand(not lost, f"batches {lost} were acknowledged, and one who sealed the log does not find them")
         demand(not _append(store, max(taken) + 1, log), "a sealed log takes more")
 
 
 def _sealing_while_appended(stores: list[Store], log: LogName) -> Callable[[int], set[int]]:
-    """Racer 0 appends until it is refused; the others seal and read."""
+    """Return an action in which racer 0 appends until it is refused, and the others seal and read."""
 
     def append_all(store: Store) -> set[int]:
         taken = set(range(1, _BEFORE + 1))

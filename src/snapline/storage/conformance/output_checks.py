@@ -1,4 +1,4 @@
-"""Checks of outputs on a disk: what a fleet gives to the outside rests on it."""
+"""Checks of outputs on a disk."""
 
 from collections.abc import Callable
 
@@ -7,14 +7,14 @@ from snapline.storage.outputs.record import EmittedOutput
 from snapline.storage.store.store import Store
 
 EPOCHS = 12
-"""More than nine, so that a listing by name is not one by number."""
+"""More than nine, so that the order by name differs from that by number."""
 
 _CREATED_NS = 10**18
 
 
 @check
 def check_life_of_outputs(open_disk: OpenDisk, racers: int) -> None:
-    """Outputs are released, read, acknowledged and deleted; each step is seen by another process."""
+    """Check that another process sees outputs being released, read, acknowledged and deleted."""
     store, other = Store.create("a", disk=open_disk("a")), Store.open("a", disk=open_disk("a"))
     demand(other.output_epochs() == [] and other.output_consumers() == {}, "a new store has outputs")
     for epoch in range(1, EPOCHS + 1):
@@ -29,13 +29,16 @@ def check_life_of_outputs(open_disk: OpenDisk, racers: int) -> None:
     demand(len(removed) == EPOCHS - 1, f"{len(removed)} of {EPOCHS - 1} releases were deleted")
     demand(other.output_epochs() == [EPOCHS], f"after the deletion there is {other.output_epochs()}")
     demand(other.forget_consumer("c1") and store.output_consumers() == {}, "a consumer that was forgotten is there")
-    found = other.verify()
-    demand(found.is_whole and not found.unreferenced, f"verify finds {found.findings[:1]}, {found.unreferenced[:1]}")
+    verification = other.verify()
+    demand(
+        verification.is_whole and not verification.unreferenced,
+        f"verify finds {verification.findings[:1]}, {verification.unreferenced[:1]}",
+    )
 
 
 @check
 def check_one_release_by_many(open_disk: OpenDisk, racers: int) -> None:
-    """Processes that release the same epochs all succeed, and each output is there once."""
+    """Check that processes that release the same epochs all succeed, and each output exists once."""
     store = Store.create("a", disk=open_disk("a"))
     stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers)]
     for epoch in range(1, EPOCHS + 1):
@@ -47,7 +50,7 @@ def check_one_release_by_many(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_one_consumer_moved_by_many(open_disk: OpenDisk, racers: int) -> None:
-    """Processes that move the same consumer all succeed, and it is where the furthest has moved it."""
+    """Check that processes that move the same consumer all succeed, and the furthest position wins."""
     store = Store.create("a", disk=open_disk("a"))
     stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers)]
     for epoch in range(1, racers + 1):
@@ -69,7 +72,7 @@ def _releasing(stores: list[Store], epoch: int) -> Callable[[int], None]:
 
 
 def _read(store: Store, after: str) -> list[int]:
-    return [each.number for batch in store.read_outputs(after) for each in batch.outputs]
+    return [output.number for batch in store.read_outputs(after) for output in batch.outputs]
 
 
 OUTPUT_CHECKS = [check_life_of_outputs, check_one_release_by_many, check_one_consumer_moved_by_many]

@@ -16,7 +16,7 @@ _CREATED = "2025-01-01T00:00:00Z"
 
 @check
 def check_life_of_a_store(open_disk: OpenDisk, racers: int) -> None:
-    """Epochs are written, read, verified and deleted; each step is seen by another process."""
+    """Check that another process sees epochs being written, read, verified and deleted."""
     store = Store.create("a", disk=open_disk("a"))
     other = Store.open("a", disk=open_disk("a"))
     demand(other.store_id == store.store_id, "another process opened another store")
@@ -35,7 +35,7 @@ def check_life_of_a_store(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_garbage_is_found(open_disk: OpenDisk, racers: int) -> None:
-    """Check that what no ref needs is found and swept, and nothing else is."""
+    """Check that exactly the files that no ref needs are found and swept."""
     store, other = Store.create("a", disk=open_disk("a")), Store.open("a", disk=open_disk("a"))
     store.publish(1, _write_epoch(store, 1))
     _write_epoch(store, 2)
@@ -65,7 +65,7 @@ def check_probes(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_checkpoint_packs(open_disk: OpenDisk, racers: int) -> None:
-    """Checkpoints that agents take on their own are found, verified and swept."""
+    """Check that packs of checkpoints that agents take on their own are found, verified and swept."""
     store, other = Store.create("a", disk=open_disk("a")), Store.open("a", disk=open_disk("a"))
     for plan in (1, 2):
         taken = [AgentCheckpoint(agent="a", kind="k:K", epoch=0, number=plan, state=b"state" * plan)]
@@ -81,7 +81,7 @@ def check_checkpoint_packs(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_racing_creators_share_one_store(open_disk: OpenDisk, racers: int) -> None:
-    """Processes that open a store or make it, at the same time, get the same one."""
+    """Check that processes that concurrently open or create a store get the same one."""
 
     def create(_: int) -> str:
         return Store.open_or_create("a", disk=open_disk("a")).store_id
@@ -93,7 +93,7 @@ def check_racing_creators_share_one_store(open_disk: OpenDisk, racers: int) -> N
 
 @check
 def check_racing_leaders_agree(open_disk: OpenDisk, racers: int) -> None:
-    """Leaders that publish one epoch with one root all succeed."""
+    """Check that leaders that publish one epoch with one root all succeed."""
     store = Store.create("a", disk=open_disk("a"))
     stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers)]
     for epoch in range(1, _RACED_EPOCHS + 1):
@@ -108,11 +108,11 @@ def check_racing_leaders_agree(open_disk: OpenDisk, racers: int) -> None:
 
 @check
 def check_two_fleets_stop(open_disk: OpenDisk, racers: int) -> None:
-    """Check that of leaders that publish one epoch with different roots one succeeds; the others get an error."""
+    """Check that if leaders publish one epoch with different roots, one succeeds, and the others get an error."""
     store = Store.create("a", disk=open_disk("a"))
     stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers)]
     for epoch in range(1, _RACED_EPOCHS + 1):
-        roots = [_write_epoch(each, epoch, fleet=f"fleet{number}") for number, each in enumerate(stores)]
+        roots = [_write_epoch(one_store, epoch, fleet=f"fleet{number}") for number, one_store in enumerate(stores)]
         results = race(racers, _publishing(stores, epoch, roots))
         winners = [number for number, result in enumerate(results) if result is None]
         demand(len(winners) == 1, f"{len(winners)} of {racers} fleets published epoch {epoch}")
@@ -147,7 +147,7 @@ def _blobs(epoch: int) -> list[tuple[str, bytes]]:
 
 
 def _make_manifest(store: Store, epoch: int, fleet: str = "conformance") -> Manifest:
-    """Write an epoch's pack; return the manifest that belongs to it."""
+    """Write an epoch's pack; return its manifest."""
     pack = store.write_pack(writer="h1.1", epoch=epoch, blobs=_blobs(epoch))
     entries = store.read_pack_index(pack)
     lines = [agent_line(entry, pack=0, kind="k:K", host="h1", incarnation=1) for entry in entries]
@@ -161,14 +161,14 @@ def _write_epoch(store: Store, epoch: int, fleet: str = "conformance") -> str:
 
 def _demand_epoch_restores(store: Store, epoch: int) -> None:
     manifest = store.read_manifest(store.read_ref(epoch), epoch=epoch)
-    found = list(store.read_checkpoints(manifest))
-    demand(found == [_make_checkpoint(agent, epoch) for agent in _agents()], f"epoch {epoch} came back changed")
+    checkpoints = list(store.read_checkpoints(manifest))
+    demand(checkpoints == [_make_checkpoint(agent, epoch) for agent in _agents()], f"epoch {epoch} came back changed")
 
 
 def _demand_whole(store: Store, *, unreferenced: int) -> None:
-    found = store.verify()
-    demand(found.is_whole, f"verify finds {found.findings[:1]}")
-    demand(len(found.unreferenced) == unreferenced, f"verify finds as garbage {found.unreferenced}")
+    verification = store.verify()
+    demand(verification.is_whole, f"verify finds {verification.findings[:1]}")
+    demand(len(verification.unreferenced) == unreferenced, f"verify finds as garbage {verification.unreferenced}")
 
 
 def _first_error(results: list[str | Exception] | list[Exception | None]) -> Exception | None:

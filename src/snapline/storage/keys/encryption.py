@@ -1,20 +1,20 @@
 """The ciphers of a store: AES-256-GCM throughout, from the optional package `cryptography`, imported when first needed.
 
-Two uses, with keys that never meet:
+Two uses, with separate keys:
 
 - *Wrapping* (`wrap`, `unwrap`): a key-encryption key encrypts the 32 bytes of another key under 12 random bytes as
-  nonce. Few keys are wrapped with one key-encryption key (one a writer), far below the 2³² where random nonces might
-  meet.
-- *Packs* (`PackCipher`): each pack has a key of its own, HKDF-SHA256 of the writer's data key with the pack's id. So
-  the nonce may simply be the blob's index in the pack. The one rule on which all secrecy hangs: **never two blobs
-  under one key and one nonce.** Pack ids are random and used once; within a pack a cipher seals indices in ascending
-  order only, and refuses anything else; a cipher that opens a pack never seals.
+  nonce. Few keys are wrapped with one key-encryption key (one per writer), far below the 2³² where random nonces might
+  collide.
+- *Packs* (`PackCipher`): each pack has its own key, HKDF-SHA256 of the writer's data key with the pack's id. So
+  the nonce may simply be the blob's index in the pack. All secrecy depends on one rule: **never two blobs
+  under one key and one nonce.** Pack ids are random and used once. Within a pack a cipher seals indices only in ascending
+  order, and refuses others. A cipher that opens a pack never seals.
 
-A tag of 16 bytes authenticates what was encrypted together with its *context*: bytes that are not stored, which the
-caller makes of everything the blob or key is bound to. Another context, index or key, or a changed byte: the tag does
+A tag of 16 bytes authenticates the encrypted bytes together with their *context*. The context is not stored; the
+caller computes it from everything to which the blob or key is bound. With another context, index or key, or a changed byte, the tag does
 not match.
 
-GCM alone does not commit to its key: one could make bytes that open under two. `check_of` therefore names a key, and is
+GCM alone does not commit to its key: an attacker could make bytes that decrypt under two keys. So `check_of` identifies a key, and is
 compared after unwrapping.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 KEY_BYTES = 32
 NONCE_BYTES = 12
 OVERHEAD_BYTES = 16
-"""Bytes that sealing adds: the tag."""
+"""Bytes added by sealing: the tag."""
 
 WRAPPED_BYTES = NONCE_BYTES + KEY_BYTES + OVERHEAD_BYTES
 
@@ -61,7 +61,7 @@ def require_package() -> None:
 
 
 def check_of(key: bytes) -> bytes:
-    """Return 16 bytes that identify this key, and reveal nothing about it."""
+    """Return 16 bytes that identify this key without revealing anything about it."""
     return blake3(key, derive_key_context=_CHECK_CONTEXT).digest(CHECK_BYTES)
 
 
@@ -71,17 +71,17 @@ def wrap(wrapping: bytes, key: bytes, *, nonce: bytes, context: bytes) -> bytes:
 
 
 def unwrap(wrapping: bytes, wrapped: bytes, *, context: bytes) -> bytes:
-    """Return the key that was wrapped; ValueError: by another key, for another context, or it was changed."""
+    """Return the unwrapped key; ValueError if another key or context was used, or if the bytes were changed."""
     if len(wrapped) != WRAPPED_BYTES:
         raise ValueError(f"{len(wrapped)} bytes are no wrapped key")
     return _decrypt(_aead(wrapping), wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], context)
 
 
 class PackCipher:
-    """Seals or opens the blobs of one pack. Opening may be done by several threads at once.
+    """Seals or opens the blobs of one pack. Several threads may open at once.
 
     Attributes:
-        key_id: names the data key, for the pack's header.
+        key_id: id of the data key, for the pack's header.
     """
 
     OVERHEAD_BYTES = OVERHEAD_BYTES
@@ -93,7 +93,7 @@ class PackCipher:
         self._next_index = 0
 
     def seal(self, index: int, context: bytes, data: Buffer) -> bytes:
-        """Return `data` encrypted, 16 bytes longer. `index` is that of the blob: each call's is above the last one's.
+        """Return `data` encrypted, 16 bytes longer. `index` is the blob's; it must ascend from call to call.
 
         Raises:
             UsageError: the index does not ascend, the pack was opened for reading, or `data` is above 2 GiB.
@@ -111,7 +111,7 @@ class PackCipher:
         return self._aead.encrypt(nonce, _flat(data), context)
 
     def open(self, index: int, context: bytes, data: Buffer) -> bytes:
-        """Return what was sealed; ValueError: not under this key, index and context, or it was changed."""
+        """Return the plain bytes; ValueError if key, index or context differ, or if the bytes were changed."""
         return _decrypt(self._aead, _nonce(index), data, context)
 
 
@@ -152,7 +152,7 @@ def _nonce(index: int) -> bytes:
 
 
 def _flat(data: Buffer) -> Buffer:
-    """Return a view of plain bytes, which is all that the package takes."""
+    """Return a flat view of bytes, as the package requires."""
     if isinstance(data, memoryview) and (data.format != "B" or data.ndim != 1):
         return data.cast("B")
     return data

@@ -1,4 +1,4 @@
-"""Key files, which only an operator holds. They are never in the store.
+"""Key files of the operator. They are never in the store.
 
 A file has one line, `<word> <id> <base64 of 32 bytes>`:
 
@@ -8,15 +8,15 @@ A file has one line, `<word> <id> <base64 of 32 bytes>`:
 | `snapline-signing-key-v1` | Ed25519 private key: signs refs | secret |
 | `snapline-verify-key-v1` | Ed25519 public key: verifies signatures | public |
 
-The word keeps a key from being used for another purpose: all three are 32 bytes long. The id is a digest: of the
-secret under a purpose of its own for the first, of the public key for the other two. So a mistyped or damaged file is
-found, one key has one name everywhere, and the private and the public half bear the same. An id reveals nothing about
+The word prevents use of a key for another purpose: all three are 32 bytes long. The id is a digest: for the first of the
+secret under a separate purpose, for the other two of the public key. So a mistyped or damaged file is
+detected, a key has the same id everywhere, and the private and the public half have the same id. An id reveals nothing about
 a secret of 256 random bits.
 
-A secret file that its group or others may read is refused: what everybody could copy is no secret. The mode is that
-of the opened file, so nobody can swap it between check and reading.
+A secret file that its group or others may read is refused, since others could copy the key. The mode is that
+of the opened file, so nobody can swap the file between check and reading.
 
-Nothing here is read unless `keys_from_environment` or `read_keys` is called. No message and no `repr` holds a secret.
+Keys are only read by `keys_from_environment` and `read_keys`. No message and no `repr` contains a secret.
 """
 
 import base64
@@ -41,20 +41,20 @@ SIGNING_KEY_VARIABLE = "SNAPLINE_SIGNING_KEY"
 VERIFY_KEY_VARIABLE = "SNAPLINE_VERIFY_KEY"
 
 KEY_FILES_MAX = 16
-"""Largest number of keys of one kind: the one in use and those before it. More are surely a wrong list, and each is tried."""
+"""Largest number of keys of one kind: the current one and earlier ones. Each is tried, and a longer list is surely a mistake."""
 
 _FILE_BYTES_MAX = 256
-"""A key file has about 90 bytes, a token file some 50; checked before it is parsed."""
+"""Largest key file: it has about 90 bytes, a token file about 50. Checked before parsing."""
 
 TOKEN_CHARACTERS_MAX = 200
-"""Largest length of a token, as for the tokens of people."""
+"""Largest length of a token, as for users' tokens."""
 
 _WRAPPING_WORD = "snapline-key-v1"
 _SIGNING_WORD = "snapline-signing-key-v1"
 _VERIFY_WORD = "snapline-verify-key-v1"
 _ID_CONTEXT = "snapline 1 id of a key file"
 _ID_BYTES = 8
-"""Length of a key's id: enough to distinguish the keys of one operator. The id is a name and a check against mistakes, not a proof."""
+"""Length of a key's id: enough to distinguish the keys of one operator. The id is a name and detects mistakes; it is not a proof."""
 
 _LINE = re.compile(rb"([a-z0-9-]{1,40}) ([0-9a-f]{16}) ([A-Za-z0-9+/=]{44})\n?")
 
@@ -93,9 +93,9 @@ class Keys:
     """Keys of one process for a store.
 
     Attributes:
-        wrapping: the first wraps what is new, all unwrap; empty: nothing is encrypted.
-        signing: signs refs; None: this process cannot.
-        verifying: a ref must be signed by one of them, or by `signing`; with neither, signatures are not required.
+        wrapping: key-encryption keys: the first wraps new keys, all unwrap; empty if nothing is encrypted.
+        signing: key that signs refs; None if this process cannot sign.
+        verifying: a ref must be signed by one of these, or by `signing`; with neither, signatures are not required.
     """
 
     wrapping: tuple[WrappingKey, ...] = ()
@@ -103,11 +103,11 @@ class Keys:
     verifying: tuple[VerifyKey, ...] = ()
 
     def find(self, key_id: str) -> WrappingKey | None:
-        """Return the key-encryption key called `key_id`; None if it was not given."""
+        """Return the key-encryption key `key_id`; None if it was not given."""
         return next((key for key in self.wrapping if key.key_id == key_id), None)
 
     def verify_keys(self) -> tuple[VerifyKey, ...]:
-        """Return all public keys whose signature counts."""
+        """Return all public keys whose signatures are accepted."""
         return self.verifying if self.signing is None else (self.signing.verify_key(), *self.verifying)
 
 
@@ -117,26 +117,26 @@ NO_KEYS = Keys()
 def keys_from_environment(environment: Mapping[str, str] | None = None) -> Keys:
     """Return the keys that the environment names (default: that of this process).
 
-    `SNAPLINE_STORE_KEY` and `SNAPLINE_VERIFY_KEY` take several paths with `:` between, `SNAPLINE_SIGNING_KEY` one.
+    `SNAPLINE_STORE_KEY` and `SNAPLINE_VERIFY_KEY` take several paths separated by `:`, `SNAPLINE_SIGNING_KEY` one.
 
     Raises:
         UsageError: a variable is empty, or a file cannot be used; see `read_keys`.
     """
-    given = os.environ if environment is None else environment
-    signing = _paths(given, SIGNING_KEY_VARIABLE)
+    variables = os.environ if environment is None else environment
+    signing = _paths(variables, SIGNING_KEY_VARIABLE)
     if len(signing) > 1:
         raise UsageError(f"{SIGNING_KEY_VARIABLE} names {len(signing)} files: one key signs, give its file alone")
     return read_keys(
-        store_keys=_paths(given, STORE_KEY_VARIABLE),
+        store_keys=_paths(variables, STORE_KEY_VARIABLE),
         signing_key=signing[0] if signing else None,
-        verify_keys=_paths(given, VERIFY_KEY_VARIABLE),
+        verify_keys=_paths(variables, VERIFY_KEY_VARIABLE),
     )
 
 
 def read_keys(
     *, store_keys: Sequence[Path] = (), signing_key: Path | None = None, verify_keys: Sequence[Path] = ()
 ) -> Keys:
-    """Return the keys in these files; a key that comes twice counts once.
+    """Return the keys in these files; duplicates count once.
 
     Raises:
         UsageError: a file is missing, readable by others, of another kind, or damaged; or there are too many.
@@ -187,7 +187,7 @@ def generate_signing_key(
     _write(public_path, _VERIFY_WORD, key.key_id, key.public, mode=0o644)
     try:
         _write(path, _SIGNING_WORD, key.key_id, key.secret, mode=0o600)
-    except BaseException:  # A public half that belongs to nothing would only mislead.
+    except BaseException:  # A public half without its private half would mislead.
         with contextlib.suppress(OSError):
             public_path.unlink()
         raise
@@ -206,11 +206,11 @@ def make_signing_key(secret: bytes) -> SigningKey:
 
 
 def read_token_file(path: Path) -> str:
-    """Return the token in a file, without what is around it. A file that others may read is refused as a key file is.
+    """Return the token in a file, without surrounding whitespace. A file that others may read is refused, like a key file.
 
     Raises:
-        UsageError: it cannot be read, others may use it, or it holds no token.
-        StoreError: its disk failed.
+        UsageError: the file cannot be read, is accessible to others, or contains no token.
+        StoreError: the disk failed.
     """
     token = _content(path, "token file", is_secret=True).decode(errors="replace").strip()
     if not token.isascii() or not token.isprintable() or not 0 < len(token) <= TOKEN_CHARACTERS_MAX:
@@ -224,7 +224,7 @@ def read_token_file(path: Path) -> str:
 
 
 def _paths(environment: Mapping[str, str], variable: str) -> list[Path]:
-    """Return the paths. An empty variable is refused: a user who meant a key must not get a store without."""
+    """Return the paths. An empty variable is refused: a user who meant to set a key must not get an unencrypted store."""
     if variable not in environment:
         return []
     names = environment[variable].split(":")
@@ -245,18 +245,18 @@ def _checked(path: Path, key_id: str, right_id: str) -> str:
 
 def _read(path: Path, word: str, *, is_secret: bool) -> tuple[str, bytes]:
     """Return id and key of a file that must begin with `word`."""
-    found = _LINE.fullmatch(_content(path, "key file", is_secret=is_secret))
-    if found is None:
+    match = _LINE.fullmatch(_content(path, "key file", is_secret=is_secret))
+    if match is None:
         raise UsageError(f"{path} is no key file: `snapline keys generate` makes one")
-    if found[1].decode() != word:
-        raise UsageError(f"{path} holds a {found[1].decode()}, a {word} is needed: give the other file")
+    if match[1].decode() != word:
+        raise UsageError(f"{path} holds a {match[1].decode()}, a {word} is needed: give the other file")
     try:
-        key = base64.b64decode(found[3], validate=True)
+        key = base64.b64decode(match[3], validate=True)
     except binascii.Error:
         key = b""
     if len(key) != KEY_BYTES:
         raise UsageError(f"the key file {path} is damaged: it holds no {KEY_BYTES} bytes; take it from your backup")
-    return found[2].decode(), key
+    return match[2].decode(), key
 
 
 def _content(path: Path, what: str, *, is_secret: bool) -> bytes:
@@ -272,7 +272,7 @@ def _content(path: Path, what: str, *, is_secret: bool) -> bytes:
 
 
 def _write(path: Path, word: str, key_id: str, key: bytes, *, mode: int) -> None:
-    """Never over a file: it could be the only copy of a key."""
+    """Write a new file; never overwrite, since the old file could be the only copy of a key."""
     line = f"{word} {key_id} {base64.b64encode(key).decode()}\n".encode()
     with _translating(path, "write"):
         handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode)
@@ -292,13 +292,13 @@ def _write(path: Path, word: str, key_id: str, key: bytes, *, mode: int) -> None
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    """A named pipe would wait for a writer for ever."""
+    """Open without blocking: a named pipe would wait for a writer forever."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 @contextlib.contextmanager
 def _translating(path: Path, verb: str, what: str = "key file") -> Iterator[None]:
-    """Turn OSError into an error of ours."""
+    """Translate OSError to snapline's errors."""
     try:
         yield
     except FileExistsError as error:

@@ -1,19 +1,19 @@
 """The records in `keys/`: keys of the store, each wrapped by a key-encryption key that is not in the store.
 
     keys/digest.<generation>     the one key of all digests of plain bytes
-    keys/<key id>.<generation>   a writer's data key; its id: 32 hexadecimal digits, random
+    keys/<key id>.<generation>   a writer's data key; its id is 32 random hexadecimal digits
 
-A record (kind `KEYS`) is written once. It is rotated by writing the same key, wrapped again, as the next generation,
-and removing the old one (`key_rotation.py`). So there may be several generations of one key for a while, and two
-rules of reading:
+A record (kind `KEYS`) is written once. Rotation writes the same key, wrapped again, as the next generation,
+and removes the old one (`key_rotation.py`). So several generations of one key may exist for a while, and reading follows
+two rules:
 
-1. The newest generation that opens counts. An older one counts only if the newest whole one bears the same check,
-   that is, holds the same key: a process that made `digest.0` while a rotation had already replaced another `digest.0` made a stray.
-2. A directory is not listed in one instant. While a rotation runs a listing may miss the new name and the old. So
-   what is missing or fails is looked for again until the listing stays the same.
+1. The newest generation that can be unwrapped counts. An older one counts only if the newest intact one has the same check,
+   that is, the same key. Otherwise it is a stray: a process created `digest.0` after a rotation had replaced another `digest.0`.
+2. Listing a directory is not atomic. During a rotation a listing may miss both the new name and the old. So
+   reading is repeated after a failure until the listing stays the same.
 
-The tag over a wrapped key covers store, key id, generation, writer, wrapping key and check: a record put under another
-name, or into another store, does not open. The digest of the record (`record.py`) finds damage without any key.
+The tag over a wrapped key covers store, key id, generation, writer, wrapping key and check. So a record under another
+name, or in another store, cannot be unwrapped. The digest of the record (`record.py`) detects damage without any key.
 """
 
 import contextlib
@@ -34,16 +34,16 @@ from snapline.storage.store.record import canonical, seal, unseal
 KEYS_KIND = b"KEYS"
 
 DIGEST_KEY = "digest"
-"""Id of the key of digests: no data key can be called so."""
+"""Id of the digest key; data keys cannot have this id."""
 
 GENERATION_MAX = 999_999
-"""Several rotations a day for a thousand years."""
+"""Largest generation: enough for several rotations a day for a thousand years."""
 
 RECORD_BYTES_MAX = 1024
-"""A record has about 350 bytes, 500 with the longest writer. Checked before reading."""
+"""Largest record: it has about 350 bytes, 500 with the longest writer id. Checked before reading."""
 
 LISTINGS_MAX = 8
-"""Rule 2: each repetition means that another rotation did something in between. More is no rotation."""
+"""Limit of rule 2: each repetition means that another rotation made a change in between."""
 
 _KEY_ID = re.compile(r"[0-9a-f]{32}")
 _PATH = re.compile(r"keys/(digest|[0-9a-f]{32})\.(0|[1-9][0-9]{0,5})")
@@ -55,13 +55,13 @@ class KeyRecord(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
     """Body of a record.
 
     Attributes:
-        check: identifies the key inside; the same in all generations.
-        generation: as in the name.
-        key: as in the name: `digest`, or the id of a data key.
+        check: identifies the wrapped key; the same in all generations.
+        generation: as in the file name.
+        key: as in the file name: `digest`, or the id of a data key.
         store: the store's id.
         wrapped: nonce, encrypted key, tag.
         wrapper: id of the key-encryption key.
-        writer: whose data key it is; empty for `digest`.
+        writer: owner of the data key; empty for `digest`.
     """
 
     check: bytes
@@ -78,14 +78,14 @@ class KeyRecord(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
         return key_path(self.key, self.generation)
 
     def context(self) -> bytes:
-        """Return what the wrapped key is bound to."""
+        """Return the context to which the wrapped key is bound."""
         return canonical.encode(
             (_PURPOSE, self.store, self.key, self.generation, self.writer, self.wrapper, self.check)
         )
 
 
 class OpenedKey(msgspec.Struct, frozen=True, gc=False):
-    """A key, and the record it came from."""
+    """A key and its record."""
 
     record: KeyRecord
     secret: bytes
@@ -103,13 +103,13 @@ def key_path(key_id: str, generation: int) -> str:
 
 
 def parse_key_path(path: str) -> tuple[str, int] | None:
-    """Return key id and generation; None if no record can have this path."""
+    """Return key id and generation; None for other paths."""
     match = _PATH.fullmatch(path)
     return None if match is None else (match[1], int(match[2]))
 
 
 def is_data_key_id(key_id: str) -> bool:
-    """Return whether a writer's data key can be called so."""
+    """Return whether this is the id of a writer's data key."""
     return _KEY_ID.fullmatch(key_id) is not None
 
 
@@ -117,25 +117,25 @@ def is_data_key_id(key_id: str) -> bool:
 
 
 def list_keys(disk: Disk) -> dict[str, list[int]]:
-    """Return key id → generations, the newest first, sorted by id. Empty if nothing was ever encrypted here."""
+    """Return key id → generations, the newest first, sorted by id. Empty if nothing was ever encrypted in this store."""
     with files.reading(disk, KEYS):
         try:
             entries = disk.list_directory(KEYS)
         except FileNotFoundError:
             return {}
-    found: dict[str, list[int]] = {}
+    generations: dict[str, list[int]] = {}
     for name in (parse_key_path(f"{KEYS}/{entry.name}") for entry in entries if not entry.is_directory):
         if name is not None:
-            found.setdefault(name[0], []).append(name[1])
-    return {key_id: sorted(found[key_id], reverse=True) for key_id in sorted(found)}
+            generations.setdefault(name[0], []).append(name[1])
+    return {key_id: sorted(generations[key_id], reverse=True) for key_id in sorted(generations)}
 
 
 def read_record(disk: Disk, path: str, store_id: str | None) -> KeyRecord:
     """Return the record at `path` after every check that needs no key; `store_id` None skips that comparison.
 
     Raises:
-        DamagedDataError: missing, damaged, or of another name or store.
-        StoreError: of a later version.
+        DamagedDataError: the record is missing, damaged, or belongs to another name or store.
+        StoreError: a later version of snapline wrote the record.
     """
     data = files.read_file(disk, path, epoch=None, size_bytes_max=RECORD_BYTES_MAX)
     body = unseal(KEYS_KIND, data, path=path, epoch=None)
@@ -148,7 +148,7 @@ def read_record(disk: Disk, path: str, store_id: str | None) -> KeyRecord:
 
 
 def open_record(record: KeyRecord, keys: Keys) -> bytes | None:
-    """Return the key in the record; None: its wrapping key is not among `keys`. DamagedDataError: it does not open."""
+    """Return the key in the record; None if its wrapping key is not among `keys`. DamagedDataError if it cannot be unwrapped."""
     wrapping = keys.find(record.wrapper)
     if wrapping is None:
         return None
@@ -172,23 +172,23 @@ def check_key_file(disk: Disk, path: str, *, store_id: str | None, keys: Keys) -
 def open_key(
     disk: Disk, store_id: str, key_id: str, keys: Keys, *, listed: dict[str, list[int]] | None = None
 ) -> OpenedKey:
-    """Return the key called `key_id`, from the newest generation that opens.
+    """Return the key `key_id`, from the newest generation that can be unwrapped.
 
-    `listed` is what `list_keys` returned lately: who opens many keys lists them once.
+    `listed` is a recent result of `list_keys`; callers that open many keys list them once.
 
     Raises:
         StoreKeyError: its wrapping key is not among `keys`; names it.
-        DamagedDataError: missing, or every generation is damaged.
+        DamagedDataError: the key is missing, or every generation is damaged.
     """
     generations = (list_keys(disk) if listed is None else listed).get(key_id, [])
     for _ in range(LISTINGS_MAX):
         try:
             return _open_newest(disk, store_id, key_id, generations, keys)
         except StoreError:
-            found = list_keys(disk).get(key_id, [])
-            if found == generations:
+            relisted = list_keys(disk).get(key_id, [])
+            if relisted == generations:
                 raise
-            generations = found
+            generations = relisted
     raise StoreError(
         f"the key {key_id} in the store {disk.location} changes all the time: let rotations end, try again"
     )
@@ -217,9 +217,11 @@ def _open_newest(disk: Disk, store_id: str, key_id: str, generations: list[int],
 
 
 def _missing(disk: Disk, record: KeyRecord, keys: Keys) -> StoreKeyError:
-    given = f"{STORE_KEY_VARIABLE} names {', '.join([key.key_id for key in keys.wrapping])}" if keys.wrapping else ""
+    given_keys = (
+        f"{STORE_KEY_VARIABLE} names {', '.join([key.key_id for key in keys.wrapping])}" if keys.wrapping else ""
+    )
     return StoreKeyError(
-        f"the store {disk.location} is encrypted with key {record.wrapper}, and {given or 'no key is given'}; "
+        f"the store {disk.location} is encrypted with key {record.wrapper}, and {given_keys or 'no key is given'}; "
         f"give its key file in {STORE_KEY_VARIABLE} ({record.path})"
     )
 
@@ -245,9 +247,9 @@ def make_record(
 
 
 def write_record(disk: Disk, record: KeyRecord, *, random_bytes: Callable[[int], bytes], point: str) -> bool:
-    """Write a record; False if there is one of this name, which then need not be durable yet.
+    """Write a record durably; return False if one of this name exists, which then may not be durable yet.
 
-    True: it is durable, and so is every name `keys/` has shown before. Who made that may have died before its sync.
+    On True, every name that `keys/` has shown before is durable too: its writer may have died before its sync.
     """
     data = seal(KEYS_KIND, canonical.encode(record))
     with files.writing(disk, f"the key {record.path}"):
@@ -261,7 +263,7 @@ def write_record(disk: Disk, record: KeyRecord, *, random_bytes: Callable[[int],
 
 
 def remove_generations(disk: Disk, paths: Collection[str]) -> list[str]:
-    """Remove these records; return those that were there. What replaces them is durable already."""
+    """Remove these records; return the existing ones. Their replacements must be durable."""
     with files.writing(disk, "the removal of old keys"):
         removed = files.unlink(disk, paths)
         if removed:
@@ -272,8 +274,8 @@ def remove_generations(disk: Disk, paths: Collection[str]) -> list[str]:
 def remove_unneeded(disk: Disk, store_id: str, *, needed: Collection[str], open_writers: Collection[str]) -> list[str]:
     """Remove data keys that no pack needs; return the paths removed.
 
-    The caller looked for `needed`, the key ids that packs name, after it knew `open_writers`, whose next pack may need
-    a key that no pack names yet. The key of digests, and records that cannot be read, stay.
+    The caller determined `needed`, the key ids that packs name, after `open_writers`: the next pack of an open writer may need
+    a key that no pack names yet. The digest key, and unreadable records, stay.
     """
     paths = []
     for key_id, generations in list_keys(disk).items():

@@ -1,21 +1,21 @@
-"""Rotation: every key of a store, wrapped by another key-encryption key. Packs are never written again.
+"""Key rotation: every key of a store is wrapped by another key-encryption key. Packs are not rewritten.
 
-In rounds, until a round finds nothing to do:
+Rotation works in rounds, until a round finds nothing to do:
 
-1. open every key with the old or the new keys. If one needs a key that was not given, stop: nothing has been changed;
-2. write each that the new key does not wrap yet as the next generation, durable;
+1. open every key with the old or the new keys. If a key needs another key file, stop: nothing has been changed;
+2. write each key that the new key does not wrap yet as the next generation, durably;
 3. only then remove older generations.
 
-So at each moment, and after a crash at any, every key has a generation that opens with the old or with the new key.
-Running rotations again completes what a crash left. A writer that still has the old key may make new keys meanwhile:
+So at each moment, and after a crash at any, every key has a generation that the old or the new key unwraps.
+Running the rotation again completes an interrupted one. A writer that still has the old key may make new keys meanwhile:
 the next round finds them. Hence the order for operators (docs/protection.md): first give every process both files,
-the new one first; then rotate; then take the old file away.
+the new one first; then rotate; then remove the old file.
 
 A record that is damaged in all its generations cannot be rewrapped. It is left as it is, the others are rotated, and
-then it is named.
+then it is reported.
 
-Who copied both the old key file and `keys/` before can read what was written until then: rotation shuts out keys that
-got lost from now on, it does not call back what they opened."""
+An attacker who copied both the old key file and `keys/` can still read what was written before the rotation: rotation only
+protects later data."""
 
 import os
 from collections.abc import Callable
@@ -37,25 +37,25 @@ from snapline.storage.store.disk import Disk
 from snapline.storage.store.layout import KEYS
 
 ROUNDS_MAX = 8
-"""One does the work, one sees that it is done; more are needed only while others write keys under the old key."""
+"""Limit on rounds: one does the work, one verifies it; more are needed only while others write keys under the old key."""
 
 
 def rotate(
     disk: Disk, store_id: str, old: Keys, new: Keys, *, random_bytes: Callable[[int], bytes] = os.urandom
 ) -> int:
-    """Wrap every key of the store by the first of `new`; return how many records were written. May be repeated.
+    """Wrap every key of the store with the first key of `new`; return the number of records written. May be repeated.
 
     Raises:
         UsageError: `new` has no key.
-        StoreError: a key needs another file than those given, or the disk failed. What was rotated until then stays so.
+        StoreError: a key needs another key file, or the disk failed. Keys that were already rotated stay so.
         DamagedDataError: a key is lost; all others were rotated.
     """
     if not new.wrapping:
         raise UsageError("there is no new key to rotate to: `snapline keys generate FILE` makes one")
-    both = Keys((*new.wrapping, *old.wrapping))
+    all_keys = Keys((*new.wrapping, *old.wrapping))
     written = 0
     for _ in range(ROUNDS_MAX):
-        rotation = _Round(disk, store_id, both, random_bytes)
+        rotation = _Round(disk, store_id, all_keys, random_bytes)
         rotation.open_all()
         rotation.rewrap()
         removed = rotation.remove_old()
@@ -71,7 +71,7 @@ def rotate(
 
 
 class _Round:
-    """One pass over `keys/`. `keys.wrapping[0]` is the one to wrap with."""
+    """One pass over `keys/`. `keys.wrapping[0]` wraps the keys."""
 
     def __init__(self, disk: Disk, store_id: str, keys: Keys, random_bytes: Callable[[int], bytes]) -> None:
         self._disk = disk
@@ -81,7 +81,7 @@ class _Round:
         self._listed = list_keys(disk)
         self._opened: dict[str, OpenedKey] = {}
         self._newest: dict[str, int] = {}
-        """Key id → the generation that makes older ones needless."""
+        """Key id → the generation that replaces older ones."""
         self.damage: list[DamagedDataError] = []
         self.written = 0
 
@@ -115,7 +115,7 @@ class _Round:
                 self.written += 1
 
     def remove_old(self) -> list[str]:
-        """Remove replaced generations. One written by a rotation that died may not be durable yet: sync before relying on it."""
+        """Remove replaced generations. Sync first: those of an interrupted rotation may not be durable yet."""
         old = [
             key_path(key_id, generation)
             for key_id, newest in self._newest.items()

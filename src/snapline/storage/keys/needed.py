@@ -1,4 +1,4 @@
-"""Finds the keys of an encrypted store that something in it still needs."""
+"""Finds the keys of an encrypted store that are still in use."""
 
 from snapline.storage.log.reader import keys_of_batches
 from snapline.storage.object_streams.segments import keys_of_shelves
@@ -10,7 +10,7 @@ from snapline.storage.store.disk import Disk
 
 
 def needed_keys(disk: Disk, store_id: str) -> set[str]:
-    """Return the ids of the keys that packs, batches, outputs and shelves name; DamagedDataError, StoreError if one cannot be read."""
+    """Return the ids of the keys that packs, batches, outputs and object streams name; DamagedDataError, StoreError if a file cannot be read."""
     paths = [*retention.pack_paths(disk), *checkpoint_packs.find(disk)]
     packs = {key_of_pack(disk, path, store_id) for path in paths}
     return packs | keys_of_batches(disk, store_id) | keys_of_outputs(disk, store_id) | keys_of_shelves(disk, store_id)

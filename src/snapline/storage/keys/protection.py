@@ -1,28 +1,28 @@
-"""Encryption and signatures of one store: only its owner can read it, and he accepts only what he wrote.
+"""Encryption and signatures of one store: only the owner can read it, and only the owner's data is accepted.
 
-Model: others may read the store, and may change it as they like; they have no key file. Then
+Model: others may read the store, and may change it arbitrarily, but have no key file. Then
 
-- they learn names, sizes and times (headers, indices, manifests are plain), and which blobs are equal; no content.
+- they learn names, sizes and times (headers, indices, manifests are plain), and which blobs are equal, but no content.
   Digests of plain bytes are keyed with a key of the store, so a guess cannot be compared with them;
-- whatever they put in place of a blob, key or ref is refused: blobs are authenticated together with their place, size
-  and digest, refs are signed over store, epoch and root, and plain blobs and unsigned refs are refused outright by a process that has a key for
-  them (a downgrade would otherwise be the simplest attack);
-- they can delete, and no key helps against that.
+- any replacement of a blob, key or ref is refused. Blobs are authenticated together with their place, size
+  and digest. Refs are signed over store, epoch and root. A process that has a key refuses plain blobs or unsigned refs, which
+  prevents downgrade attacks;
+- they can delete, which keys cannot prevent.
 
-Keys, from the outside in (`key_files.py`, `key_records.py`, `encryption.py`):
+Key hierarchy (`key_files.py`, `key_records.py`, `encryption.py`):
 
     key-encryption key (a file of the operator)  wraps
-      digest key (one a store)                   keys the digests of plain bytes
-      data key (one a writer, that is, one run of a host; made at its first pack)
+      digest key (one per store)                 keys the digests of plain bytes
+      data key (one per writer, that is, per start of a host; made at its first pack)
         pack key = HKDF(data key, pack id)       seals the blobs of one pack
 
-A key's record is durable before `begin_pack` returns, so no pack becomes visible whose key a crash can take. Which keys
-there are is read when they are needed; nothing is created by opening a store, or by reading.
+A key's record is durable before `begin_pack` returns, so a crash cannot remove the key of a visible pack. Keys
+are read when they are needed; opening or reading a store creates nothing.
 
-The kinds of stores are kept apart when one is opened. With keys in it, and no key file: refused. With a key file, and
-packs but no keys in it: refused, since it is either a plain store, or its keys were taken away.
+Opening a store checks its kind. A store with keys is refused without a key file. A store with
+packs but no keys is refused with a key file: it is either a plain store, or its keys were removed.
 
-Carries: G11, also against changes on purpose.
+Carries: G11, also against tampering.
 """
 
 import hmac
@@ -50,19 +50,19 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 DATA_KEYS_MAX = 256
-"""Data keys kept in memory: a restore reads packs of few writers. One that was dropped is read again, 1 ms."""
+"""Number of data keys kept in memory: a restore reads packs of few writers. Reading a dropped one again takes 1 ms."""
 
 PACK_CIPHERS_MAX = 1024
-"""Ciphers of packs kept for reading: an epoch of a large fleet. One that was dropped costs 0.1 ms."""
+"""Number of pack ciphers kept for reading: an epoch of a large fleet. Making a dropped one again takes 0.1 ms."""
 
 WRITERS_MAX = 64
-"""Writers that one process writes for: one, but for tests. One that was dropped gets another data key."""
+"""Number of writers whose keys are kept: a process has one, except in tests. A dropped one gets another data key."""
 
 BEGUN_PACKS_MAX = 4096
-"""Ids of packs begun that are remembered, to refuse a second use: a caller that repeats one does it soon."""
+"""Number of pack ids remembered to refuse a second use: a caller that repeats one does so soon."""
 
 VERIFIED_MAX = 64
-"""Signatures that are remembered as right: all batches of a host log bear the same certificate."""
+"""Number of valid signatures that are remembered: all batches of a host log contain the same certificate."""
 
 _KEY_ID_BYTES = 16
 
@@ -83,7 +83,7 @@ class Protection:
         digest_key: bytes | None = None,
         random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        """Use `load_protection`, which checks that keys and store belong together. `digest_key` None: not read yet."""
+        """Use `load_protection`, which checks that keys and store belong together. `digest_key` is None if it was not read yet."""
         self._disk = disk
         self._store_id = store_id
         self._keys = keys
@@ -103,13 +103,13 @@ class Protection:
 
     @property
     def encrypts(self) -> bool:
-        """New blobs are encrypted, plain ones are refused."""
+        """Whether new blobs are encrypted, and plain ones refused."""
         return bool(self._keys.wrapping)
 
     def prepare(self) -> None:
-        """Make the key of digests now, if the store has none and is to be encrypted; otherwise it is made when needed.
+        """Create the digest key now, if the store is to be encrypted and has none; otherwise it is created on first use.
 
-        Racing processes agree on one only where the disk can create without replacing. On an object store that cannot,
+        Racing processes agree on one only if the disk supports conditional creation. On other object stores
         the coordinator calls this before it lets any host write.
         """
         if self.encrypts:
@@ -119,18 +119,18 @@ class Protection:
         """Return the digest of a blob's plain bytes, 32 bytes: BLAKE3, keyed if this store is encrypted.
 
         Raises:
-            StoreError: the store's first digest, and its key could not be written.
+            StoreError: the digest key had to be created, and could not be written.
         """
         if not self.encrypts:
             return digest_of(data)
         return blake3(data, key=self._digest_key or self._load_digest_key()).digest()
 
     def begin_pack(self, writer: str, pack_id: str) -> PackCipher:
-        """Return the cipher for the blobs of a new pack. The key it needs is durable when this returns.
+        """Return the cipher for the blobs of a new pack. Its key is durable when this returns.
 
         Args:
-            writer: gets a data key of its own at its first pack.
-            pack_id: random, and never used before: the key is derived from it, and a second pack would share it.
+            writer: id of the writer, which gets a data key at its first pack.
+            pack_id: random, and never used before: the pack's key is derived from it.
 
         Raises:
             UsageError: there is no key, or the pack was begun before.
@@ -147,10 +147,10 @@ class Protection:
             return PackCipher(key_id, self._data_key(key_id), pack_id, seals=True)
 
     def open_pack(self, key_id: str, pack_id: str) -> PackCipher:
-        """Return what opens the blobs of a pack whose header names `key_id`.
+        """Return the cipher that opens the blobs of a pack whose header names `key_id`.
 
         Raises:
-            StoreError: no key file was given that opens that key; names the one that does.
+            StoreError: no given key file unwraps that key; names the required one.
             DamagedDataError: the key is missing or damaged.
         """
         if not is_data_key_id(key_id):
@@ -159,26 +159,26 @@ class Protection:
             )
         with self._lock:
             name = f"{key_id} {pack_id}"
-            found = self._ciphers.get(name)
-            if found is None:
-                found = PackCipher(key_id, self._data_key(key_id), pack_id, seals=False)
-                self._ciphers.put(name, found)
-            return found
+            cipher = self._ciphers.get(name)
+            if cipher is None:
+                cipher = PackCipher(key_id, self._data_key(key_id), pack_id, seals=False)
+                self._ciphers.put(name, cipher)
+            return cipher
 
     def check_key_file(self, path: str) -> KeyRecord:
-        """Return the record of a key after every check that our keys allow; DamagedDataError names what is wrong."""
+        """Return the record of a key after every check that the given keys allow; DamagedDataError names the problem."""
         return key_records.check_key_file(self._disk, path, store_id=self._store_id, keys=self._keys)
 
     # -- signatures ----------------------------------------------------------------------------------------------------
 
     @property
     def signs(self) -> bool:
-        """Refs written by this process are signed."""
+        """Whether refs written by this process are signed."""
         return self._signer is not None
 
     @property
     def verifies(self) -> bool:
-        """Refs without a right signature are refused."""
+        """Whether refs without a valid signature are refused."""
         return bool(self._verifiers)
 
     def sign(self, message: bytes) -> bytes:
@@ -188,7 +188,7 @@ class Protection:
         return signing.sign(self._signer, message)
 
     def verify(self, message: bytes, signature: bytes) -> bool:
-        """Did one of the keys we trust sign `message`? False for anything else, such as no bytes at all."""
+        """Return whether a trusted key signed `message`; False for invalid or empty signatures."""
         known = blake3(len(message).to_bytes(8, "big") + message + signature).hexdigest()
         with self._lock:
             if self._verified.get(known):
@@ -200,31 +200,31 @@ class Protection:
         return is_signed
 
     def log_key(self) -> bytes:
-        """Return the public half of the key with which this process signs batches of host logs. No other process knows the private half."""
+        """Return the public half of the key with which this process signs batches of host logs. The private half never leaves the process."""
         return self._own_log_key()[1]
 
     def sign_batch(self, message: bytes) -> bytes:
-        """Return the signature of `message` by that key."""
+        """Return the signature of `message` with that key."""
         return signing.sign(self._own_log_key()[0], message)
 
     def verify_batch(self, public: bytes, message: bytes, signature: bytes) -> bool:
-        """Did the private half of `public` sign `message`? False, too, for bytes that are no key."""
+        """Return whether the private half of `public` signed `message`; False for an invalid key."""
         try:
             return signing.is_signed(signing.load_public(public), message, signature)
         except UsageError:
             return False
 
     def vouch(self, message: bytes) -> bytes:
-        """Return a signature of `message` where refs are signed, else its digest under a key that follows from the key of digests.
+        """Return a signature of `message` where refs are signed, otherwise its digest under a key derived from the digest key.
 
         Raises:
-            UsageError: refs are signed, and there is only the public key.
-            StoreError: the key of digests could not be written.
+            UsageError: refs are signed, and only the public key is given.
+            StoreError: the digest key could not be written.
         """
         return self.sign(message) if self.verifies else self._tag(message)
 
     def is_vouched(self, message: bytes, tag: bytes) -> bool:
-        """Did somebody with a key make this tag?"""
+        """Return whether a holder of a key made this tag."""
         return self.verify(message, tag) if self.verifies else hmac.compare_digest(self._tag(message), tag)
 
     # -- inside --------------------------------------------------------------------------------------------------------
@@ -241,13 +241,13 @@ class Protection:
         return blake3(message, key=key).digest()
 
     def _load_digest_key(self) -> bytes:
-        """Return the digest key. Of racing processes one makes the key; all get that one."""
+        """Return the digest key. If several processes race, one makes the key, and all get that one."""
         with self._lock:
             if self._digest_key is None:
                 is_ours = DIGEST_KEY not in list_keys(self._disk) and self._write_key(DIGEST_KEY, writer="")
                 opened = open_key(self._disk, self._store_id, DIGEST_KEY, self._keys)
                 if is_ours and opened.record.generation > 0:
-                    # A rotation had replaced another first generation, when we made this one: ours is a stray.
+                    # A rotation had already replaced another first generation: this record is a stray.
                     key_records.remove_generations(self._disk, [key_records.key_path(DIGEST_KEY, 0)])
                 self._digest_key = opened.secret
             return self._digest_key
@@ -260,7 +260,7 @@ class Protection:
         return key_id
 
     def _write_key(self, key_id: str, *, writer: str) -> bool:
-        """Make a new key; False if another process made it first."""
+        """Create a key; return False if another process created it first."""
         secret = self._random_bytes(KEY_BYTES)
         record = make_record(
             self._store_id,
@@ -274,21 +274,21 @@ class Protection:
         return key_records.write_record(self._disk, record, random_bytes=self._random_bytes, point="store.keys.create")
 
     def _data_key(self, key_id: str) -> bytes:
-        found = self._data_keys.get(key_id)
-        if found is None:
-            found = open_key(self._disk, self._store_id, key_id, self._keys).secret
-            self._data_keys.put(key_id, found)
-        return found
+        data_key = self._data_keys.get(key_id)
+        if data_key is None:
+            data_key = open_key(self._disk, self._store_id, key_id, self._keys).secret
+            self._data_keys.put(key_id, data_key)
+        return data_key
 
 
 def load_protection(
     disk: Disk, store_id: str, keys: Keys, *, random_bytes: Callable[[int], bytes] = os.urandom
 ) -> Protection:
-    """Return what guards the store, after checking that it and `keys` belong together. Changes nothing.
+    """Return the store's protection, after checking that the store and `keys` belong together. Changes nothing.
 
     Raises:
-        StoreKeyError: the store is encrypted, and its key file is not among `keys`; or it is not, and there is a key.
-        DamagedDataError: its key of digests is missing or damaged.
+        StoreKeyError: the store is encrypted and its key file is not among `keys`, or it is not encrypted and there is a key.
+        DamagedDataError: its digest key is missing or damaged.
         UsageError: the package `cryptography` is needed and missing.
     """
     if keys.wrapping:
@@ -299,14 +299,14 @@ def load_protection(
 
 
 def chosen_keys(keys: Keys | None, disk: Disk | None) -> Keys | None:
-    """Return `keys`, or those of the environment. Whoever brings a disk brings the keys as well."""
+    """Return `keys`, or those of the environment. With a `disk`, the environment is not used."""
     return keys_from_environment() if keys is None and disk is None else keys
 
 
 def guard_of(
     disk: Disk, store_id: str, keys: Keys | None, *, random_bytes: Callable[[int], bytes] = os.urandom
 ) -> Protection | None:
-    """Return what guards the store; None if there is nothing to guard it with. Errors as `load_protection`."""
+    """Return the store's protection; None without keys. Errors as `load_protection`."""
     if keys is None:
         return None
     guard = load_protection(disk, store_id, keys, random_bytes=random_bytes)
@@ -314,12 +314,12 @@ def guard_of(
 
 
 def _list_keys(disk: Disk, *, is_key_given: bool) -> dict[str, list[int]]:
-    """Return the store's keys; StoreKeyError if it cannot have any, and there is a key file."""
+    """Return the store's keys; StoreKeyError if the store is unencrypted and there is a key file."""
     listed = list_keys(disk)
     if listed or not is_key_given or not _holds_packs(disk):
         return listed
     listed = list_keys(disk)
-    if listed:  # Someone made the first key just now, and then the first pack.
+    if listed:  # Another process has just created the first key, and then the first pack.
         return listed
     raise StoreKeyError(
         f"the store {disk.location} holds packs, batches, outputs or a shelf, but no keys: it was made without encryption, or its folder "
@@ -328,11 +328,13 @@ def _list_keys(disk: Disk, *, is_key_given: bool) -> dict[str, list[int]]:
 
 
 def _holds_packs(disk: Disk) -> bool:
-    """Return whether there is a file in a writer's folder, a batch, an output, or a segment. A folder without any may be left by a writer that died
-    early."""
+    """Return whether there is a file in a writer's folder, a batch, an output, or a segment. A writer that died early may leave an empty
+    folder."""
     for folder in (layout.PACKS, layout.CHECKPOINTS):
         for entry in _list(disk, folder):
-            if entry.is_directory and any(not found.is_directory for found in _list(disk, f"{folder}/{entry.name}")):
+            if entry.is_directory and any(
+                not entry_in_folder.is_directory for entry_in_folder in _list(disk, f"{folder}/{entry.name}")
+            ):
                 return True
     return (
         holds_batches(disk)
@@ -350,7 +352,7 @@ def _list(disk: Disk, directory: str) -> list[DirectoryEntry]:
 
 
 class _Recent(Generic[_Value]):
-    """A dict of the `size_max` entries used last."""
+    """A dict of the `size_max` most recently used entries."""
 
     def __init__(self, size_max: int) -> None:
         self._size_max = size_max
@@ -360,14 +362,14 @@ class _Recent(Generic[_Value]):
         return name in self._entries
 
     def get(self, name: str) -> _Value | None:
-        """Return the entry, which counts as used now."""
+        """Return the entry and mark it as used."""
         if name not in self._entries:
             return None
         self._entries.move_to_end(name)
         return self._entries[name]
 
     def put(self, name: str, value: _Value) -> None:
-        """Add an entry; the one that was not used for longest goes."""
+        """Add an entry; the least recently used one is dropped."""
         self._entries[name] = value
         if len(self._entries) > self._size_max:
             self._entries.popitem(last=False)

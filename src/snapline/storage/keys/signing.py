@@ -1,14 +1,14 @@
 """Signatures over refs and host logs: Ed25519, from the optional package `cryptography`, imported when first needed.
 
-A ref is all that makes an epoch a snapshot, and its root covers everything under it. So one signature over store,
-epoch and root vouches for the whole snapshot: nobody without the private key can make one, move one to another store
-or another number, or change one. Ed25519 draws no random number: every leader with the same key writes the same ref,
+A ref makes an epoch a snapshot, and its root covers everything under it. So one signature over store,
+epoch and root authenticates the whole snapshot: without the private key nobody can create or change one, or move one to another store
+or another number. Ed25519 draws no random number, so every leader with the same key writes the same ref,
 as racing leaders must (`Store.publish`).
 
-Hosts do not have the private key. Each of them makes a key of its own, and the coordinator signs its public half for each log that the host
-opens (`log_message`): the log's certificate, which every batch carries.
+Hosts do not have the private key. Each makes its own key, and the coordinator signs the public half for each log that the host
+opens (`log_message`): the log's certificate, which every batch contains.
 
-Limit: a signature cannot show that the newest epoch was not deleted. The coordinator's log knows which there must be.
+Limit: a signature cannot show that the newest epoch was not deleted. Only the coordinator's log knows which epochs must exist.
 """
 
 from typing import TYPE_CHECKING
@@ -25,12 +25,12 @@ _LOG_PURPOSE = "snapline host log 1"
 
 
 def epoch_message(store_id: str, epoch: int, root: str) -> bytes:
-    """Return what is signed for a ref: canonical MessagePack of purpose, store id, epoch and root."""
+    """Return the message to sign for a ref: canonical MessagePack of purpose, store id, epoch and root."""
     return canonical.encode((_PURPOSE, store_id, epoch, root))
 
 
 def log_message(store_id: str, plan: int, host: str, start: int, public: bytes) -> bytes:
-    """Return what is signed for a host log: that its batches are signed with the private half of `public`."""
+    """Return the message to sign for a host log: its batches are signed with the private half of `public`."""
     return canonical.encode((_LOG_PURPOSE, store_id, plan, host, start, public))
 
 
@@ -45,7 +45,7 @@ def sign(private: "Ed25519PrivateKey", message: bytes) -> bytes:
 
 
 def is_signed(public: "Ed25519PublicKey", message: bytes, signature: bytes) -> bool:
-    """Did the private half of `public` sign `message`? False for bytes that are no signature at all."""
+    """Return whether the private half of `public` signed `message`; False for invalid signatures."""
     from cryptography.exceptions import InvalidSignature
 
     try:
@@ -65,7 +65,7 @@ def load_private(secret: bytes) -> "Ed25519PrivateKey":
 
 
 def load_public(public: bytes) -> "Ed25519PublicKey":
-    """Return the public key of 32 bytes; UsageError if they are none, or without the package."""
+    """Return the public key of 32 bytes; UsageError if the bytes are invalid, or the package is missing."""
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     except ImportError as error:

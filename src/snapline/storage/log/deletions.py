@@ -1,17 +1,17 @@
 """Records of deleted batches of host logs, made by the deleter.
 
-The problem. Anyone who can write to the store can remove a batch, and what it held would be missing without a trace: logs have gaps where garbage
-was deleted, and nothing else records their ends. The model is that of `keys/protection.py`: the attacker has no key.
+The problem. Anyone who can write to the store can remove a batch without a trace: deletion of garbage leaves gaps in logs, and nothing else
+records where logs end. The model is that of `keys/protection.py`: the attacker has no key.
 
-So where a store is signed or encrypted, a record lists what is deleted, before it is (`log/deleted.<random>`, kind `LDEL`): ranges of
-numbers for each log, vouched for with a key. Every number of a log up to its highest batch, and up to the newest one that the coordinator
-knows of, is a batch or in such a range; anything else is missing.
+Where a store is signed or encrypted, a record lists batches before they are deleted (`log/deleted.<random>`, kind `LDEL`). The record holds
+ranges of numbers for each log, authenticated with a key. Every number up to the highest batch, and up to the newest that the coordinator
+knows, is a batch or in such a range. Any other number is missing.
 
-Several processes may delete at once: what counts is the union of all records. A writer of one puts all others' ranges in it, and removes those that
-it has read. So a record that comes back is still true, and ranges are never lost. A batch in a range may be there still, after a crash, or again,
-because somebody has brought it back: it is garbage, and is ignored.
+Several processes may delete at once: the union of all records counts. A writer copies all other ranges into its record and removes the records that
+it has read. So a record that reappears is still true, and ranges are never lost. A batch in a range may still exist after a crash,
+or because somebody has restored it. Such a batch is garbage and is ignored.
 
-Carries R1 of inputs, also against changes on purpose.
+Carries R1 of inputs, also against tampering.
 """
 
 from bisect import bisect_right
@@ -31,24 +31,24 @@ from snapline.storage.store.record import canonical, seal, unseal
 DELETIONS_KIND = b"LDEL"
 
 DELETIONS_BYTES_MAX = 2**26
-"""A log takes some 40 bytes, and a few more for each batch that stays among those that went. Checked before anything is read."""
+"""Largest record (64 MiB): a log takes about 40 bytes, plus a few for each remaining batch between deleted ones. Checked before reading."""
 
 TRIES_MAX = 10
-"""A record is replaced once a sweep, every few seconds at most; reading all takes milliseconds."""
+"""Limit on tries to read a consistent set. A sweep replaces a record every few seconds at most; reading all takes milliseconds."""
 
 _PURPOSE = "snapline deletions 1"
 
 Spans = list[tuple[int, int]]
-"""Ranges of numbers, first and last, ascending, with gaps between."""
+"""Ranges of numbers, first and last, ascending, never adjacent."""
 
 
 class DeletionsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of a record of deletions.
 
     Attributes:
-        logs: directory of a log → what was deleted of it.
-        store: where it belongs.
-        tag: `Guard.vouch` of all of that.
+        logs: directory of a log → its deleted ranges.
+        store: id of the store.
+        tag: `Guard.vouch` of the other fields.
     """
 
     logs: dict[str, Spans]
@@ -56,7 +56,7 @@ class DeletionsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tag: bytes = b""
 
     def message(self) -> bytes:
-        """Return what is vouched for."""
+        """Return the bytes that the tag authenticates."""
         return canonical.encode((_PURPOSE, self.store, self.logs))
 
 
@@ -73,8 +73,8 @@ def read_deletions(disk: Disk, path: str, *, store_id: str | None, guard: Guard 
     """Return the body of one record.
 
     Raises:
-        DamagedDataError: it is missing, damaged, or of another store.
-        StoreError: it was written without a key.
+        DamagedDataError: the record is missing, damaged, or belongs to another store.
+        StoreError: the record was written without a key.
     """
     body = unseal(
         DELETIONS_KIND,
@@ -93,7 +93,7 @@ def read_deletions(disk: Disk, path: str, *, store_id: str | None, guard: Guard 
 
 
 def read_all(disk: Disk, *, store_id: str | None, guard: Guard) -> tuple[dict[str, Spans], list[str]]:
-    """Return what was deleted, directory → ranges, and the paths of the records of it.
+    """Return the deleted ranges by directory, and the paths of their records.
 
     Raises:
         StoreError: a record is damaged, or was written without a key; or the store cannot be read.
@@ -104,8 +104,9 @@ def read_all(disk: Disk, *, store_id: str | None, guard: Guard) -> tuple[dict[st
             records = [read_deletions(disk, path, store_id=store_id, guard=guard) for path in paths]
         except DamagedDataError as error:
             if set(paths) <= set(find_deletions(disk)):
-                raise StoreError(str(error)) from error  # no reason to go back to an older epoch
-            continue  # somebody has replaced it
+                # Not a DamagedDataError, which would make recovery fall back to an older epoch.
+                raise StoreError(str(error)) from error
+            continue  # Another process has just replaced the record.
         union: dict[str, Spans] = {}
         for record in records:
             for directory, spans in record.logs.items():
@@ -123,7 +124,7 @@ def note_deletions(
     random: str,
     temporary_name: str,
 ) -> None:
-    """Write down, durably, that these batches are deleted; OSError, or errors as `read_deletions` and `Guard.vouch`."""
+    """Record durably that these batches are deleted. Raises OSError, or errors as `read_deletions` and `Guard.vouch`."""
     logs, replaced = read_all(disk, store_id=store_id, guard=guard)
     for log, numbers in wanted.items():
         logs[log.directory] = join(logs.get(log.directory, []) + [(number, number) for number in numbers])
@@ -152,7 +153,7 @@ def holds(spans: Spans, number: int) -> bool:
 
 
 def first_missing(batches: Collection[int], spans: Spans, newest: int) -> int:
-    """Return the lowest number that is neither there nor deleted, up to the highest batch and to `newest`; 0: none."""
+    """Return the lowest number up to the highest batch and `newest` that is neither present nor deleted; 0 if none."""
     known = join([*[(number, number) for number in batches], *spans])
     end = known[0][1] if known and known[0][0] <= 1 else 0
     return end + 1 if end < max([newest, *batches]) else 0

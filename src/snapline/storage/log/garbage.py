@@ -1,27 +1,27 @@
 """Finds which batches of host logs may be deleted.
 
-The problem. After a failure an agent goes back to an epoch, and gets the inputs beyond its number there once more, out of the logs. Which
-epoch it will be is not known: the newest may yet be condemned. So an input must stay as long as one of the kept epochs could need it.
+The problem. After a failure an agent goes back to an epoch, and gets its later inputs again from the logs. The target epoch
+is not known in advance: the newest one may still be rejected. So an input must stay as long as a kept epoch could need it.
 
-The model. A cut holds for each agent in it the number of the last input that it had consumed. An epoch *covers* an input if that number
-is not below the input's, or if the agent had left before it: then no agent is there to consume it. An epoch before the
-agent's birth covers none of its inputs: the agent is made again on the way, and needs them all. A batch may go when each kept epoch
-covers each of its inputs, and each of its entries. A batch is one file, so one input keeps the others.
+The model. A cut holds for each agent in it the number of the last input that the agent had consumed. An epoch *covers* an input in two cases:
+that number is not below the input's, or the agent had left before the epoch, so no agent exists to consume it. An epoch before the
+agent's creation covers none of its inputs: recovery creates the agent again, and it needs them all. A batch may be deleted when each kept epoch
+covers each of its inputs and each of its entries. A batch is one file, so one needed input keeps the others.
 
-Entries of durable turns likewise: a cut holds how many of an agent's have ended, and covers their entries. But a turn that a recovery has undone
-need not come again: then nothing would ever cover it. It comes soon or never. So the entries of plans before the present one keep
-nothing any more when all kept epochs are *settled*: far behind that plan's beginning. Should a turn come later still, its steps are
-run again; inputs have no such end.
+The same holds for entries of durable turns: a cut holds the number of an agent's finished turns, and covers their entries. But a turn that a
+recovery has undone may never run again, and then no epoch would ever cover it. If it runs again, then soon. So entries of plans before the present
+one are no longer needed when all kept epochs are *settled*: far behind that plan's beginning. A turn that is repeated even later runs its steps
+again. Inputs have no such limit.
 
 The caller's duties:
 
-1. `epochs` are all epochs that a recovery may go back to: those that the coordinator's log keeps, those that are pinned, and the lines of
-   open plans. Without any, nothing goes.
-2. `left` names agents that do not exist now, and not those that were made again under the same id: what was admitted
-   for the second life is needed by an epoch between the two lives.
-3. Batches may be deleted late, by an old leader: what is covered once stays covered, as epochs only become fewer and later.
+1. `epochs` are all epochs that a recovery may go back to: those that the coordinator's log keeps, pinned ones, and the recovery lines of
+   open plans. Without any epoch, nothing is deleted.
+2. `left` names agents that do not exist now. It excludes agents that were created again under the same id: an epoch between
+   two incarnations needs the inputs accepted for the second one.
+3. An old leader may delete batches late: a covered batch stays covered, as epochs only become fewer and later.
 
-Supports R1 of inputs (an acknowledged one takes effect, whatever is rolled back), as G7 for checkpoints.
+Supports R1 of inputs (an acknowledged input takes effect after any rollback), as G7 for checkpoints.
 """
 
 from collections.abc import Iterable, Mapping
@@ -38,9 +38,9 @@ class BatchNumbers(msgspec.Struct, frozen=True, gc=False):
     """Numbers of a batch that garbage collection needs.
 
     Attributes:
-        log, number: which one.
-        highest: agent → the highest number of its inputs in there.
-        turns: agent → the highest number of its durable turns in there.
+        log, number: name of the batch.
+        highest: agent → the highest number of its inputs in the batch.
+        turns: agent → the highest number of its durable turns in the batch.
     """
 
     log: LogName
@@ -50,7 +50,7 @@ class BatchNumbers(msgspec.Struct, frozen=True, gc=False):
 
 
 class Settled(msgspec.Struct, frozen=True, gc=False):
-    """Epoch from which on nothing is repeated that was done under plans before this one."""
+    """Epoch from which on no work of earlier plans than `plan` is repeated."""
 
     plan: int
     epoch: int
@@ -60,10 +60,10 @@ NEVER = Settled(0, 0)
 
 
 def numbers_of(log: LogName, number: int, batch: LogBatch) -> BatchNumbers:
-    """Return what garbage asks of this batch: small enough to be kept for each."""
+    """Return the numbers of this batch: small enough to be kept in memory for each batch."""
     highest: dict[str, int] = {}
-    for each in batch.inputs:
-        highest[each.agent] = max(each.number, highest.get(each.agent, 0))
+    for logged in batch.inputs:
+        highest[logged.agent] = max(logged.number, highest.get(logged.agent, 0))
     turns: dict[str, int] = {}
     for entry in batch.entries:
         turns[entry.agent] = max(entry.turn, turns.get(entry.agent, 0))
@@ -77,13 +77,13 @@ def find_garbage(
     turns: Mapping[int, Mapping[str, int]] | None = None,
     settled: Settled = NEVER,
 ) -> list[tuple[LogName, int]]:
-    """Return the batches that may go, in the order given; see the module's text for the duties.
+    """Return the batches that may be deleted, in the given order; see the module's text for the caller's duties.
 
     Args:
-        batches: any; those of a log that is not there any more too.
+        batches: any batches, also those of a deleted log.
         epochs: number of each kept epoch → its `Metadata.inputs`.
-        left: agent → the lowest epoch that it had left before.
-        turns: number of each kept epoch → its `Metadata.durable_turns`; None: none has ended anywhere.
+        left: agent → the lowest epoch before which it had left.
+        turns: number of each kept epoch → its `Metadata.durable_turns`; None if no turn has ended anywhere.
     """
     if not epochs:
         return []
@@ -107,7 +107,7 @@ class _Floors:
         self._known: dict[str, float] = {}
 
     def cover(self, highest: Mapping[str, int]) -> bool:
-        """Return whether the kept epochs cover all of these."""
+        """Return whether the kept epochs cover all these numbers."""
         return all(number <= self._of(agent) for agent, number in highest.items())
 
     def _of(self, agent: str) -> float:
@@ -119,7 +119,7 @@ class _Floors:
 def _floor(agent: str, epochs: Mapping[int, Mapping[str, int]], left: int | None) -> float:
     """Return the highest number that every epoch covers.
 
-    If an epoch knows an agent that is listed as having left before it, the agent was made again (duty 2), and has not left.
+    If an epoch knows an agent that is listed as having left before it, the agent was made again (duty 2), and counts as present.
     """
     if left is not None and any(agent in inputs for epoch, inputs in epochs.items() if epoch >= left):
         left = None

@@ -2,10 +2,10 @@
 
     log/<plan>/<host>-<start>/<n>        entry n = 1, 2, 3 …: a batch, or a seal
     log/<plan>/<host>-<start>/sealing    mark: a process has begun to seal the log
-    log/<plan>/<host>-<start>/sealed     mark: nothing will be taken any more
-    log/deleted.<random>                 which batches were deleted, of all logs (`deletions.py`)
+    log/<plan>/<host>-<start>/sealed     mark: the log accepts no more batches
+    log/deleted.<random>                 the deleted batches of all logs (`deletions.py`)
 
-A host's id may hold dashes and dots: the last dash ends it.
+Host ids may contain dashes and dots: the last dash ends the id.
 """
 
 import re
@@ -17,7 +17,7 @@ from snapline.ids import check_id
 from snapline.storage.store.layout import EPOCH_MAX, LOG
 
 NUMBER_MAX = EPOCH_MAX
-"""Largest number of plans, starts and entries: fits a signed integer of 64 bits."""
+"""Largest number of a plan, start or entry; fits a signed 64-bit integer."""
 
 SEALING = "sealing"
 SEALED = "sealed"
@@ -30,7 +30,7 @@ _ENTRY = re.compile(r"[1-9][0-9]{0,18}")
 
 
 class LogName(msgspec.Struct, frozen=True, order=True, gc=False):
-    """One host's log under one plan: of that start of the host."""
+    """Name of the log that one start of a host writes under one plan."""
 
     plan: int
     host: str
@@ -43,7 +43,7 @@ class LogName(msgspec.Struct, frozen=True, order=True, gc=False):
 
     @property
     def writer(self) -> str:
-        """Names that run of the host, as its packs do."""
+        """Writer id of this start of the host, as used in pack names."""
         return f"{self.host}.{self.start}"
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class LogName(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 def check_log(log: LogName) -> LogName:
-    """Return `log` if there can be one; UsageError otherwise."""
+    """Return `log` if it is valid; UsageError otherwise."""
     check_id(log.host, "host")
     if not (1 <= log.plan <= NUMBER_MAX and 0 <= log.start <= NUMBER_MAX):
         raise UsageError(f"there is no log of plan {log.plan} and start {log.start}: plans count from 1, starts from 0")
@@ -59,7 +59,7 @@ def check_log(log: LogName) -> LogName:
 
 
 def check_number(number: int) -> int:
-    """Return `number` if an entry can have it; UsageError otherwise."""
+    """Return `number` if it is a valid entry number; UsageError otherwise."""
     if not 1 <= number <= NUMBER_MAX:
         raise UsageError(f"{number} is no number of an entry: they count from 1")
     return number
@@ -76,12 +76,12 @@ def deletions_path(random: str) -> str:
 
 
 def is_deletions_path(path: str) -> bool:
-    """Return whether it can be the path of a record of deletions."""
+    """Return whether `path` names a record of deletions."""
     return _DELETIONS.fullmatch(path) is not None
 
 
 def parse_directory(path: str) -> LogName | None:
-    """Return the log whose entries lie there; None if none can."""
+    """Return the log with this directory; None for other paths."""
     match = _DIRECTORY.fullmatch(path)
     if match is None:
         return None
@@ -90,7 +90,7 @@ def parse_directory(path: str) -> LogName | None:
 
 
 def parse_path(path: str) -> tuple[LogName, int | str] | None:
-    """Return log and number, or log and mark; None if no file of a log can have this path."""
+    """Return log and number, or log and mark; None for paths that no log file has."""
     directory, _, name = path.rpartition("/")
     log = parse_directory(directory)
     if log is not None and name in MARKS:

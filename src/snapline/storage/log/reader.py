@@ -1,11 +1,11 @@
 """Reading host logs. An entry counts as durable only after its reader has synced its directory.
 
-An entry may be seen before it is durable: its writer may die before it syncs the directory. If the reader acted on it
-then, a power cut could take away what others have built on. So a listing is followed by a sync of every directory in which it
-has found something new; but not where it has found the mark `sealed`, which is made after a sync, and after which nothing comes.
+A reader may see an entry before it is durable: its writer may die before it syncs the directory. If the reader acted on it
+then, a power failure could remove an entry that others rely on. So after a listing the reader syncs every directory with
+new entries. Logs with the mark `sealed` need no sync: the mark is created after a sync, and no entry follows.
 
-Entries have gaps, where garbage was deleted; nothing may be concluded from a number that is missing. Where the store is signed or
-encrypted, a record lists what was deleted (`deletions.py`), and `missing_batches` what is missing otherwise.
+Deletion of garbage leaves gaps, so a missing number proves nothing by itself. Where the store is signed or
+encrypted, records list the deleted batches (`deletions.py`), and `missing_batches` returns the ones that are missing otherwise.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -38,11 +38,11 @@ from snapline.storage.store.layout import LOG
 from snapline.storage.store.record import HEAD_BYTES
 
 READINGS = 3
-"""Number of readings of the deletion records before something counts as missing: one listing may miss a record and the one that replaces it."""
+"""Number of passes over the deletion records before a batch counts as missing. One listing may miss a record and also its replacement."""
 
 
 def why_none(disk: Disk) -> str:
-    """Why there can be no host logs on this disk, or ""."""
+    """Return why this disk cannot hold host logs; "" if it can."""
     return "" if creates_only(disk) else f"the store {disk.location} overwrites objects"
 
 
@@ -54,24 +54,24 @@ class LogReader:
         self._store_id = store_id
         self._guard = guard
         self._durable: dict[LogName, frozenset[int]] = {}
-        """Entries that a listing of ours has found before a sync of ours."""
+        """Entries that this reader has listed and not yet synced."""
 
     @property
     def why_none(self) -> str:
-        """Why there can be no host logs in this store, or ""."""
+        """Return why this store cannot hold host logs; "" if it can."""
         return why_none(self._disk)
 
     def read_logs(self) -> dict[LogName, list[int]]:
-        """Return the numbers of the entries there are; see `Store.read_logs`."""
-        found = {}
+        """Return the numbers of all entries; see `Store.read_logs`."""
+        logs = {}
         for log in find_logs(self._disk):
             numbers, marks = list_log(self._disk, log)
             if numbers:
                 if SEALED not in marks:
                     self._make_durable(log, frozenset(numbers))
                 self._durable[log] = frozenset(numbers)
-                found[log] = numbers
-        return found
+                logs[log] = numbers
+        return logs
 
     def read_batch(self, log: LogName, number: int) -> LogBatch | None:
         """Return a batch, or None for a seal; see `Store.read_batch`."""
@@ -94,7 +94,7 @@ class LogReader:
     def missing_batches(
         self, batches: Mapping[LogName, Collection[int]], newest: Mapping[LogName, int]
     ) -> dict[LogName, int]:
-        """Return which batches somebody has taken away; see `Store.missing_batches`."""
+        """Return the lowest missing batch of each log; see `Store.missing_batches`."""
         if self._guard is None or not authenticates(self._guard):
             return {}
         return missing_batches(self._disk, batches, newest, store_id=self._store_id, guard=self._guard)
@@ -109,7 +109,7 @@ class LogReader:
 
 
 def find_logs(disk: Disk) -> list[LogName]:
-    """Return all logs that have a directory, sorted. A store in which none was ever written has no folder for them."""
+    """Return all logs that have a directory, sorted. A store that never held a log has no folder for them."""
     logs = []
     for plan in _directories(disk, LOG):
         for directory in _directories(disk, plan):
@@ -120,7 +120,7 @@ def find_logs(disk: Disk) -> list[LogName]:
 
 
 def list_numbers(disk: Disk, log: LogName) -> list[int]:
-    """Return the numbers of the entries, ascending; nothing if the log has no directory."""
+    """Return the numbers of the entries, ascending; empty if the log has no directory."""
     return list_log(disk, log)[0]
 
 
@@ -130,10 +130,10 @@ def list_batches(disk: Disk, log: LogName) -> list[int]:
 
 
 def list_log(disk: Disk, log: LogName) -> tuple[list[int], list[str]]:
-    """Return the numbers of the entries, ascending, and the marks; nothing if the log has no directory."""
+    """Return the numbers of the entries, ascending, and the marks; both empty if the log has no directory."""
     entries = files.listed(disk, log.directory)
-    found = [parse_path(f"{log.directory}/{entry.name}") for entry in entries if not entry.is_directory]
-    names = [place[1] for place in found if place is not None]
+    parsed = [parse_path(f"{log.directory}/{entry.name}") for entry in entries if not entry.is_directory]
+    names = [place[1] for place in parsed if place is not None]
     return sorted([name for name in names if isinstance(name, int)]), [name for name in names if isinstance(name, str)]
 
 
@@ -145,7 +145,7 @@ def missing_batches(
     store_id: str | None,
     guard: Guard,
 ) -> dict[LogName, int]:
-    """Return for each log that lacks one the lowest number that is neither a batch nor deleted, up to its highest, and its newest."""
+    """Return log → its lowest number, up to its highest batch and `newest`, that is neither a batch nor deleted. Complete logs are absent."""
     missing: dict[LogName, int] = {}
     for _ in range(READINGS):
         deleted, _ = read_all(disk, store_id=store_id, guard=guard)
@@ -185,7 +185,7 @@ def keys_of_batches(disk: Disk, store_id: str) -> set[str]:
 
 
 def check_entry(disk: Disk, path: str, *, store_id: str | None, guard: Guard | None) -> None:
-    """Read a whole file of a log and compare everything; errors as `read_entry`, but what is missing is damage."""
+    """Read a whole log file and check it; errors as `read_entry`, but a missing file is damage."""
     body = _read(disk, path, store_id)
     if isinstance(body, BatchBody):
         open_batch(body, guard, path=path)
@@ -195,15 +195,15 @@ def read_entry(disk: Disk, path: str, *, store_id: str | None) -> BatchBody | Se
     """Return the body of the file at `path`, after every check that needs no key.
 
     Raises:
-        NotFoundError: it is not there (any more).
-        DamagedDataError, StoreError: see `decode_file`; or it cannot be read.
+        NotFoundError: the file does not exist.
+        DamagedDataError, StoreError: see `decode_file`; or the file cannot be read.
     """
     try:
         return _read(disk, path, store_id)
     except DamagedDataError as error:
         if _is_missing(disk, path):
-            words = f"{path} is not in the store {disk.location}: it may have been deleted as garbage"
-            raise NotFoundError(words) from error
+            reason = f"{path} is not in the store {disk.location}: it may have been deleted as garbage"
+            raise NotFoundError(reason) from error
         raise
 
 

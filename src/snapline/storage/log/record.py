@@ -1,14 +1,13 @@
-"""The files of host logs: batches of what a host has taken from outside, seals, and marks.
+"""File format of host logs: batches of the external inputs that a host has accepted, seals, and marks.
 
-All are records (`storage/store/record.py`): kind `LBAT`, and `LSEA` for seals and marks. Each names its store and place, so a file in the wrong
-place is damage.
+All files are records (`storage/store/record.py`): kind `LBAT` for batches, `LSEA` for seals and marks. Each record contains its store and path, so
+a file in the wrong place counts as damage.
 
-A batch bears a random nonce: so two batches are never the same bytes, and a writer that finds its own bytes knows that they are its own. Where
-the store is encrypted, the batch's contents are sealed under a key of their own, derived from the nonce as a pack's from its id, and
-bound to its place; host, plan, start, number and length remain to be seen. Where refs are signed, batches are (version 2): by a key
-that their host has made for itself, whose public half the coordinator has signed for this log (the certificate). The bytes of seals and marks
-follow from their places: any
-number of processes may write them.
+A batch contains a random nonce, so no two batches have the same bytes. A writer that finds its own bytes knows that it wrote them. Where
+the store is encrypted, the contents of a batch are sealed under a key of their own, derived from the nonce and
+bound to the batch's place. Host, plan, start, number and length remain readable. Where refs are signed, batches are signed too (version 2).
+The signing key belongs to the host, and the coordinator certifies its public half for this log.
+The bytes of seals and marks follow from their places, so any number of processes may write them.
 """
 
 import msgspec
@@ -26,7 +25,7 @@ from snapline.storage.store.guarded_data import open_data
 from snapline.storage.store.record import RECORD_VERSION, canonical, digest_of, seal, unseal, version_of
 
 BATCH_BYTES_MAX = 2**26
-"""64 MiB, a whole file: four of the longest messages. Checked before writing, and before anything is read."""
+"""Largest batch file (64 MiB, four of the longest messages). Checked before writing and before reading."""
 
 BATCH_KIND = b"LBAT"
 SEAL_KIND = b"LSEA"
@@ -39,15 +38,15 @@ _KIND = slice(8, 12)
 
 
 class LoggedInput(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A message from outside to an agent.
+    """An external message to an agent.
 
     Attributes:
-        agent: its receiver.
-        number: counts the inputs of this agent, from 1, over all its owners and lives.
-        client: its sender.
+        agent: receiver.
+        number: counts the inputs of this agent from 1, over all its owners and incarnations.
+        client: sender.
         key: the client's idempotency key.
-        payload: the message, as `encode_message` gives it.
-        admitted_ns: wall-clock time since 1970, for people.
+        payload: the message as encoded by `encode_message`.
+        admitted_ns: wall-clock time of acceptance in nanoseconds since 1970, for people only.
     """
 
     agent: str
@@ -59,21 +58,21 @@ class LoggedInput(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
 
 
 EFFECT = "effect"
-"""Kind of a journal's entry that is an effect."""
+"""Kind of a journal entry that records an effect."""
 
 BEGUN = "begun"
-"""Suffix of a host log entry for an effect that is about to be called. No journal has such entries."""
+"""Suffix of a host log entry for an effect that is about to be executed. Journals never contain such entries."""
 
 
 class LoggedEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A finished entry of a durable turn's journal: what a repetition of that very turn need not do again.
+    """A finished journal entry of a durable turn; a repetition of the same turn does not run that step again.
 
     Attributes:
-        agent: whose turn it is.
+        agent: the agent that runs the turn.
         turn: counts the durable turns of this agent along its history, from 1.
-        seed: of the turn: which one it was, of all that had this number in some history; 16 bytes.
-        place: in the journal, from 0.
-        prefix: digest of all entries before it, 16 bytes.
+        seed: 16 bytes that identify the turn among all turns of this number in any history.
+        place: position in the journal, from 0.
+        prefix: digest of all earlier entries, 16 bytes.
         entry: the entry itself.
     """
 
@@ -86,7 +85,7 @@ class LoggedEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
 
 
 class LogBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One entry of a log. `saved_entries`: `entries`, under their name in the file: absent if there are none."""
+    """One entry of a log. `saved_entries` are the `entries` as stored in the file, which omits an empty list."""
 
     inputs: list[LoggedInput] = []
     saved_entries: list[LoggedEntry] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="entries")
@@ -98,7 +97,7 @@ class LogBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PreparedBatch(msgspec.Struct, frozen=True):
-    """A batch in its final form for the store: `data` at `path`, however often it is tried."""
+    """A batch ready to be stored: each try writes the same `data` at `path`."""
 
     log: LogName
     number: int
@@ -111,9 +110,9 @@ class BatchBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
 
     Attributes:
         data: MessagePack of the `LogBatch`; encrypted if there is a key.
-        key: id of the key that `data` is encrypted under; empty: it is not.
+        key: id of the key that encrypts `data`; empty if not encrypted.
         nonce: 32 random hexadecimal digits.
-        host, number, plan, start, store: where it belongs.
+        host, number, plan, start, store: place of the batch.
     """
 
     data: bytes
@@ -131,7 +130,7 @@ class BatchBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
         return LogName(self.plan, self.host, self.start)
 
     def context(self) -> bytes:
-        """Return what encryption binds the data to."""
+        """Return the context to which encryption binds the data."""
         return canonical.encode((_PURPOSE, self.store, self.plan, self.host, self.start, self.number, self.nonce))
 
     @property
@@ -144,9 +143,9 @@ class SignedBatchBody(BatchBody, frozen=True, gc=False, forbid_unknown_fields=Tr
     """Body of a signed batch: version 2.
 
     Attributes:
-        signer: public half of the host's key.
-        certificate: signature of the coordinator over log and `signer`.
-        signature: of the host, over all of the body but this.
+        signer: public half of the host's signing key.
+        certificate: the coordinator's signature over log and `signer`.
+        signature: the host's signature over the rest of the body.
     """
 
     signer: bytes
@@ -154,7 +153,7 @@ class SignedBatchBody(BatchBody, frozen=True, gc=False, forbid_unknown_fields=Tr
     signature: bytes = b""
 
     def message(self) -> bytes:
-        """Return what the host signs."""
+        """Return the bytes that the host signs."""
         return canonical.encode((_SIGNED_PURPOSE, digest_of(canonical.encode(replace(self, signature=b"")))))
 
 
@@ -189,10 +188,10 @@ def encode_batch(
     guard: Guard | None,
     certificate: bytes = b"",
 ) -> PreparedBatch:
-    """Return the batch's file. The key that it needs is durable when this returns. `certificate`: of the log, where batches are signed.
+    """Return the batch's file; its encryption key is durable when this returns. `certificate` is the log's, where batches are signed.
 
     Raises:
-        UsageError: an input cannot be, or it is too large.
+        UsageError: an input is invalid, or the batch is too large.
         StoreError: the key could not be written.
     """
     path = entry_path(log, number)
@@ -214,12 +213,12 @@ def encode_batch(
 
 
 def encode_seal(log: LogName, entry: int | str, *, store_id: str) -> bytes:
-    """Return the file of a seal in the place of this entry, or of this mark."""
+    """Return the file of a seal with this entry number, or of this mark."""
     return seal(SEAL_KIND, canonical.encode(SealBody(str(entry), log.host, log.plan, log.start, store_id)))
 
 
 def is_batch(data: bytes) -> bool:
-    """Return whether this is the beginning of a batch's file, as far as it shows."""
+    """Return whether `data` looks like the beginning of a batch file."""
     return data[_KIND] == BATCH_KIND
 
 
@@ -227,8 +226,8 @@ def decode_file(data: bytes, *, path: str, store_id: str | None) -> BatchBody | 
     """Return the body of the file at `path`, after every check that needs no key; `store_id` None skips that comparison.
 
     Raises:
-        DamagedDataError: damaged, or of another place or store.
-        StoreError: of a later version.
+        DamagedDataError: the file is damaged, or belongs to another path or store.
+        StoreError: a later version of snapline wrote the file.
     """
     body: BatchBody | SealBody
     if data[_KIND] == SEAL_KIND:
@@ -245,12 +244,12 @@ def decode_file(data: bytes, *, path: str, store_id: str | None) -> BatchBody | 
 
 
 def open_batch(body: BatchBody, guard: Guard | None, *, path: str) -> LogBatch:
-    """Return the batch in a body that was checked.
+    """Return the batch in a body that `decode_file` has checked.
 
     Raises:
-        DamagedDataError: it does not open under its key, or what is inside cannot be.
-        UnsignedBatchError: it is not signed as the guard demands.
-        StoreError: it is not encrypted, and there is a key; or the other way round.
+        DamagedDataError: the data cannot be decrypted, or its contents are invalid.
+        UnsignedBatchError: the batch is not signed as the guard demands.
+        StoreError: the batch is not encrypted and there is a key, or the reverse.
     """
     _check_signature(body, guard, path)
     context = body.context()
@@ -264,11 +263,11 @@ def open_batch(body: BatchBody, guard: Guard | None, *, path: str) -> LogBatch:
 
 
 class UnsignedBatchError(StoreError):
-    """A batch that no host of the fleet has signed: it is not damage, and no reason to go back to an older epoch."""
+    """A batch that no host of the fleet has signed. This is not damage, so recovery does not fall back to an older epoch."""
 
 
 def is_certificate(guard: Guard, store_id: str, log: LogName, public: bytes, certificate: bytes) -> bool:
-    """Return whether the owner of the key has signed that this host may sign the batches of this log."""
+    """Return whether the owner of the key has certified the host's `public` key for this log."""
     return guard.verify(log_message(store_id, log.plan, log.host, log.start, public), certificate)
 
 
@@ -289,12 +288,12 @@ def _check_signature(body: BatchBody, guard: Guard | None, path: str) -> None:
 
 
 def _contradiction(batch: LogBatch) -> str:
-    """Return what is impossible about `batch`; empty if nothing is. Asked before writing and after reading."""
-    numbered = [(each.agent, each.number, "an input") for each in batch.inputs]
-    numbered += [(each.agent, each.turn, "a durable turn") for each in batch.entries]
-    for agent, number, what in numbered:
+    """Return what is invalid in `batch`; empty if nothing is. Checked before writing and after reading."""
+    numbered = [(logged.agent, logged.number, "an input") for logged in batch.inputs]
+    numbered += [(logged.agent, logged.turn, "a durable turn") for logged in batch.entries]
+    for agent, number, kind in numbered:
         if not 1 <= number <= NUMBER_MAX:
-            return f"{number} is no number of {what}: they count from 1"
+            return f"{number} is no number of {kind}: they count from 1"
         try:
             check_id(agent)
         except UsageError as error:

@@ -1,37 +1,41 @@
-"""Writing host logs: appending batches, sealing, and deleting what is not needed any more.
+"""Writing host logs: appending batches, sealing logs, and deleting batches.
 
-The problem. A host acknowledges an input when it is durable, and a later owner of the agent must find it. The host may be slow
-and not know that it was replaced: what it writes then must be found by the new owner, or not be acknowledged.
+The problem. A host acknowledges an input once it is durable, and a later owner of the agent must find it. A slow host may not
+know that it was replaced. Whatever it then writes must be found by the new owner, or must not be acknowledged.
 
-The model. Of all that would create one name, one succeeds (`disk.py`: `link`; `object_disk.py`: a PUT that may create only). A log has
-one appender, which takes numbers in ascending order, the next one after the outcome of the last is known. Sealers may be many, at
-any time, each as slow as it likes, and may die anywhere. A listing of a directory is not taken in one instant: it has what was
-there from its beginning to its end, and may miss or have what came or went meanwhile.
+The model. If several processes create the same name, exactly one succeeds (`disk.py`: `link`; `object_disk.py`: a conditional PUT). A log has
+one appender. It takes numbers in ascending order, each after the outcome of the previous one is known. There may be many sealers, at
+any time, of any speed, and each may die anywhere. Listing a directory is not atomic: the result contains everything that
+existed throughout the listing, and may miss or contain entries that appeared or disappeared meanwhile.
 
-**Appending** creates the next number. A name that is taken by the same bytes is success: an earlier try of ours came that far, and
-only its last sync is missing. Taken by anything else, the batch was not taken, and never will be: the log is being sealed.
+**Appending** creates the next number. If the name is taken by the same bytes, the append succeeded: an earlier try came that far, and
+only its last sync is missing. If anything else has the name, the batch was not appended and never will be: the log is being sealed.
 
-**Sealing.** 1. The mark `sealing` is made. 2. The log is listed. 3. A seal is created above the highest number (unless one is there): the
-next one first, and while batches are faster, 2, 4, 8 … above the one that failed, so that no appender outruns it. 4. From there
-downwards each number is sealed, until one is a batch. Now all numbers between are seals, and all below that batch have been
-used; so the appender's next number is a seal: it will acknowledge nothing more. 5. The mark `sealed` spares others the work. Numbers
-are never probed upwards: deleted batches leave gaps.
+**Sealing.**
 
-A seal met on the way down is no reason to stop: its maker may have died before it had sealed what is below. Neither is a file that
-is damaged: more seals do no harm.
+1. Create the mark `sealing`.
+2. List the log.
+3. Create a seal above the highest number, unless one exists. Try the next number first. While batches are faster, try 2, 4, 8 … above the
+   number that failed, so no appender can outrun the sealer.
+4. Seal each number from there downwards, until one is a batch. Now all numbers between are seals, and all below that batch have been
+   used. So the appender's next number is a seal, and it will acknowledge nothing more.
+5. Create the mark `sealed`, which saves others the work.
 
-**Deleting** leaves seals and the highest number; and in a log that is marked `sealing` it waits for the mark `sealed`. Without
-that a listing could miss both the highest number, deleted after a higher one was appended, and that higher one: the seal would
-take a number in the middle, and the appender go on above it. With it: what is deleted was below a number that was listed before the mark
-was looked for, hence before the mark was there, hence before the sealer listed. So the highest number at the moment when the
-sealer began to list is there until it ended, and stops it on its way down.
+Sealers never probe numbers upwards, since deleted batches leave gaps. A sealer does not stop at an existing seal on the way down: the maker of that
+seal may have died before it sealed the numbers below. A damaged file does not stop it either. Extra seals are harmless.
 
-Deletions are recorded before, where the store is signed or encrypted (`deletions.py`).
+**Deleting** spares seals and the highest number. In a log with the mark `sealing` it waits for the mark `sealed`. Otherwise
+a listing could miss both the old highest number, deleted after a higher one was appended, and the new highest one. The seal would then
+take a number in the middle, and the appender would go on above it. The rule prevents this. A deleted batch was below a number that was listed
+before the deleter looked for the mark, so before the mark existed, so before the sealer listed. So the number that was highest when the
+sealer began to list still exists when it ends, and stops it on its way down.
 
-Once a log is sealed, a sealer that is late may still make seals in the place of deleted batches. They do no harm. So a reader reads *all*
-numbers and passes over seals.
+Where the store is signed or encrypted, deletions are recorded beforehand (`deletions.py`).
 
-Carries R1 of inputs as far as storage goes: what was acknowledged is found after the log was sealed, and nothing is acknowledged
+After a log is sealed, a late sealer may still create seals in place of deleted batches. They are harmless. So a reader reads *all*
+numbers and skips seals.
+
+Carries R1 of inputs for storage: acknowledged inputs are found after the log is sealed, and nothing is acknowledged
 after that.
 """
 
@@ -50,10 +54,10 @@ from snapline.storage.store.guard import Guard, authenticates
 from snapline.storage.store.layout import LOG, TEMPORARY, parse_temporary_path
 
 JUMPS_MAX = 40
-"""Step 3: each doubles the distance. The appender would have to append 2⁴⁰ batches meanwhile."""
+"""Step 3: each jump doubles the distance. To outrun 40 jumps, the appender would have to append 2⁴⁰ batches."""
 
 FILLED_MAX = 100_000
-"""Step 4: as many as the last jump, about twice what the appender has done since the listing. More is no log."""
+"""Step 4: at most the length of the last jump, about twice what was appended since the listing. A longer run of seals is an error."""
 
 _ID_BYTES = 16
 
@@ -69,7 +73,7 @@ class LogWriter:
         self._known_directories: set[LogName] = set()
         """Logs whose directories this object has synced in their parents."""
         self._certified: tuple[LogName, bytes, bytes] | None = None
-        """The log that was written last, what was given for it, and its certificate, which was checked."""
+        """The log written last, the certificate given for it, and the verified certificate."""
 
     def prepare(self, log: LogName, number: int, batch: LogBatch, certificate: bytes = b"") -> PreparedBatch:
         """Return the batch's file; see `Store.prepare_batch`."""
@@ -105,7 +109,7 @@ class LogWriter:
                 self._check_other(path)
                 self._disk.sync_directory(log.directory)
                 return False
-            except OSError:  # Whatever failed, the next call does not rely on the directory.
+            except OSError:  # The next call must not rely on the directory.
                 self._known_directories.discard(log)
                 raise
         return True
@@ -126,7 +130,7 @@ class LogWriter:
                     top = self._seal_above(log, top)
                 self._seal_below(log, top)
                 failpoint("store.log.seal.closed")
-                self._disk.sync_directory(log.directory)  # What was found, too: whoever sees the mark believes it.
+                self._disk.sync_directory(log.directory)  # The mark vouches for all entries.
                 self._mark(log, SEALED)
             except OSError:
                 self._known_directories.discard(log)
@@ -140,9 +144,9 @@ class LogWriter:
         removed = []
         with files.writing(self._disk, "the deletion of batches"):
             listed = {log: self._find_deletable(log, wanted[log]) for log in sorted(wanted)}
-            found = {log: numbers for log, numbers in listed.items() if numbers}
-            self._note(found)
-            for log, numbers in found.items():
+            deletable = {log: numbers for log, numbers in listed.items() if numbers}
+            self._note(deletable)
+            for log, numbers in deletable.items():
                 removed += files.unlink(self._disk, [entry_path(log, number) for number in numbers])
                 failpoint("store.log.batch.deleted")
             removed += self._sweep_temporary(plans_below)
@@ -151,8 +155,8 @@ class LogWriter:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _certificate(self, log: LogName, given: bytes) -> bytes:
-        """Return the log's certificate. A batch that no reader would accept must not be acknowledged. A process with the private key certifies
-        itself."""
+        """Return the log's certificate. A process with the private key certifies itself. A batch that readers would reject must not be
+        acknowledged."""
         guard = self._guard
         if guard is None or not guard.verifies:
             return b""
@@ -168,7 +172,7 @@ class LogWriter:
         return certificate
 
     def _mark(self, log: LogName, mark: str) -> None:
-        """Create a mark. Only its presence counts: what another process has written there is not read."""
+        """Create a mark. Only its presence counts; contents written by another process are not read."""
         path, data = entry_path(log, mark), encode_seal(log, mark, store_id=self._store_id)
         try:
             write_once(self._disk, path, (data,), temporary_name=self._temporary_name(log), point="store.log.mark")
@@ -191,7 +195,7 @@ class LogWriter:
         raise StoreError(f"{log} grows faster than it can be sealed: stop that host, and try again")
 
     def _seal_below(self, log: LogName, top: int) -> None:
-        """Step 4."""
+        """Step 4: seal downwards to the first batch."""
         for number in range(top - 1, max(0, top - 1 - FILLED_MAX), -1):
             path = entry_path(log, number)
             if holds_batch(self._disk, path) or (not self._create_seal(log, number) and holds_batch(self._disk, path)):
@@ -200,7 +204,7 @@ class LogWriter:
             raise StoreError(f"{log} has {FILLED_MAX} seals and no batch below: look at {log.directory} in the store")
 
     def _create_seal(self, log: LogName, number: int) -> bool:
-        """Create a seal; return whether one is there durably, now or since earlier."""
+        """Create a seal; return whether one durably exists, new or old."""
         path, data = entry_path(log, number), encode_seal(log, number, store_id=self._store_id)
         name = self._temporary_name(log)
         try:
@@ -210,7 +214,7 @@ class LogWriter:
         return True
 
     def _is_seal(self, log: LogName, number: int) -> bool:
-        """Byte by byte: what is damaged is none."""
+        """Return whether the file equals a seal byte by byte. A damaged file does not."""
         path, data = entry_path(log, number), encode_seal(log, number, store_id=self._store_id)
         with files.reading(self._disk, path):
             return self._disk.size(path) == len(data) and self._disk.read(path, 0, len(data)) == data
@@ -223,17 +227,17 @@ class LogWriter:
             raise StoreError(f"{path} was deleted just now: try again") from error
 
     def _find_deletable(self, log: LogName, numbers: set[int]) -> list[int]:
-        """Find deletable batches. The order counts: the listing, then the look for the mark; see the module's text."""
+        """Find deletable batches. The listing must come before the check for the mark; see the module's text."""
         listed = list_numbers(self._disk, log)
         highest = max(listed, default=0)
         wanted = [number for number in listed if number in numbers and number < highest]
         if not wanted or (self._is_marked(log, SEALING) and not self._is_marked(log, SEALED)):
             return []
-        self._disk.sync_directory(log.directory)  # So that a mark that we rely on does not vanish.
+        self._disk.sync_directory(log.directory)  # The mark `sealed` must survive a power failure.
         return [number for number in wanted if holds_batch(self._disk, entry_path(log, number))]
 
     def _note(self, found: dict[LogName, list[int]]) -> None:
-        """Before they go."""
+        """Record the batches before they are deleted."""
         if self._guard is None or not authenticates(self._guard) or not found:
             return
         note_deletions(
@@ -251,8 +255,10 @@ class LogWriter:
         except FileNotFoundError:
             return []
         paths = [f"{TEMPORARY}/{entry.name}" for entry in entries]
-        found = [(path, *(parse_temporary_path(path) or ("", 0))) for path in paths]
-        return files.unlink(self._disk, [path for path, folder, plan in found if folder == LOG and plan < plans_below])
+        temporary_files = [(path, *(parse_temporary_path(path) or ("", 0))) for path in paths]
+        return files.unlink(
+            self._disk, [path for path, folder, plan in temporary_files if folder == LOG and plan < plans_below]
+        )
 
     def _prepare_directory(self, log: LogName) -> None:
         """Make the log's directory durable, once."""

@@ -1,8 +1,8 @@
-"""Index of a shelf, in memory: entries by path and name, objects by digest, and their references.
+"""In-memory index of an object stream: entries by path and name, objects by digest, and their references.
 
-Pure: it reads no file and knows no lock. An object is *live* as long as an entry or a live object refers to it; objects refer to older
-ones only (their digests are in it), so there are no circles and counting is exact. What is live no more is forgotten at once; its bytes are
-dead, until their segment is written again.
+Pure: the index reads no file and takes no lock. An object is *live* as long as an entry or a live object refers to it. Objects refer only to
+older ones, whose digests they contain, so there are no cycles and reference counts are exact. An object that is no longer live is forgotten at once.
+Its bytes are dead until compaction rewrites their segment.
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ Path = tuple[str, ...]
 
 
 class StoredObject(msgspec.Struct, gc=False):
-    """Place of an object; `count` is how many entries and live objects refer to it."""
+    """Place of an object; `count` is the number of entries and live objects that refer to it."""
 
     segment: int
     offset: int
@@ -34,12 +34,12 @@ class SegmentSize(msgspec.Struct, gc=False):
 
 
 class ObjectStreamIndex:
-    """Index of a shelf.
+    """Index of an object stream.
 
     Attributes:
-        objects: by digest.
+        objects: stored objects by digest.
         entries: first word of the path → path → name → digest.
-        segments: by number, all that are there.
+        segments: all existing segments by number.
     """
 
     def __init__(self) -> None:
@@ -48,19 +48,19 @@ class ObjectStreamIndex:
         self.segments: dict[int, SegmentSize] = {}
 
     def find(self, path: Path, name: str) -> bytes | None:
-        """Return the object that is called so."""
+        """Return the object with this name."""
         return self.entries.get(path[0], {}).get(path, {}).get(name)
 
     def apply(self, segment: int, offset: int, contents: Contents) -> None:
-        """Apply a durable commit whose objects begin at `offset`. Nothing is released before all of it is held."""
+        """Apply a durable commit whose objects begin at `offset`. All its references are counted before any is released."""
         for line in contents.objects:
             self._add(StoredObject(segment, offset, line))
             offset += line.stored_bytes
         released = [self._set(entry) for entry in contents.entries]
         self._release(digest for digest in released if digest is not None)
-        for line in contents.objects:  # Nobody has named it, or somebody has taken the name again.
-            found = self.objects.get(line.digest)
-            if found is not None and not found.count:
+        for line in contents.objects:  # An object may never have got a name, or may have lost it in the same commit.
+            stored = self.objects.get(line.digest)
+            if stored is not None and not stored.count:
                 self._forget([line.digest])
 
     def grow(self, segment: int, size_bytes: int) -> None:
@@ -68,9 +68,9 @@ class ObjectStreamIndex:
         self.segments.setdefault(segment, SegmentSize(0)).size_bytes = size_bytes
 
     def move(self, digest: bytes, segment: int, offset: int, line: ObjectLine) -> None:
-        """Move a live object that was written again."""
-        found = self.objects[digest]
-        found.segment, found.offset, found.line = segment, offset, line
+        """Move a live object to its new place after compaction."""
+        stored = self.objects[digest]
+        stored.segment, stored.offset, stored.line = segment, offset, line
 
     def _add(self, found: StoredObject) -> None:
         self.objects[found.line.digest] = found
@@ -78,7 +78,7 @@ class ObjectStreamIndex:
             self.objects[digest].count += 1
 
     def _set(self, entry: EntryLine) -> bytes | None:
-        """Return what the name meant before."""
+        """Return the previous digest of the name."""
         folders = self.entries.setdefault(entry.path[0], {})
         names = folders.setdefault(entry.path, {})
         before = names.pop(entry.name, None)
@@ -93,25 +93,25 @@ class ObjectStreamIndex:
 
     def _release(self, digests: Iterable[bytes]) -> None:
         for digest in digests:
-            found = self.objects[digest]
-            found.count -= 1
-            if not found.count:
+            stored = self.objects[digest]
+            stored.count -= 1
+            if not stored.count:
                 self._forget([digest])
 
     def _forget(self, digests: list[bytes]) -> None:
-        """Forget objects that are unreferenced, and what only they referred to."""
+        """Forget unreferenced objects, and those to which only they referred."""
         while digests:
             gone = self.objects.pop(digests.pop())
             self.segments[gone.segment].dead_bytes += gone.line.stored_bytes + LINE_BYTES
             for digest in references_of(gone.line.references):
-                found = self.objects[digest]
-                found.count -= 1
-                if not found.count:
+                stored = self.objects[digest]
+                stored.count -= 1
+                if not stored.count:
                     digests.append(digest)
 
 
 class ObjectStreamReplay:
-    """Reads a shelf's commits again, in order, into an index. Only at the end is it known which objects are live."""
+    """Replays an object stream's commits in order into an index. Only the end of the replay shows which objects are live."""
 
     def __init__(self) -> None:
         self._places: dict[bytes, StoredObject] = {}
@@ -120,7 +120,7 @@ class ObjectStreamReplay:
         self._names: dict[tuple[Path, str], bytes] = {}
 
     def add(self, segment: int, offset: int, contents: Contents) -> None:
-        """The next commit; its objects begin at `offset`."""
+        """Replay the next commit, whose objects begin at `offset`."""
         for line in contents.objects:
             self._bury(self._places.get(line.digest))
             self._places[line.digest] = StoredObject(segment, offset, line)
@@ -132,28 +132,28 @@ class ObjectStreamReplay:
                 self._names[path, name] = digest
 
     def grow(self, segment: int, size_bytes: int) -> None:
-        """Record how far the segment was read."""
+        """Record the length read of the segment."""
         self._index.grow(segment, size_bytes)
 
     def finish(self) -> tuple[ObjectStreamIndex, list[bytes]]:
-        """Return the index, and the digests of objects that should be there and are not."""
+        """Return the index, and the digests of referenced objects that are missing."""
         index, missing = self._index, []
         waiting = list(self._names.values())
         for (path, name), digest in self._names.items():
             index.entries.setdefault(path[0], {}).setdefault(path, {})[name] = digest
         while waiting:
             digest = waiting.pop()
-            found = self._places.get(digest)
-            if found is None:
+            stored = self._places.get(digest)
+            if stored is None:
                 missing.append(digest)
                 continue
-            found.count += 1
-            if found.count == 1:
-                index.objects[digest] = found
-                waiting += references_of(found.line.references)
-        for found in self._places.values():
-            if not found.count:
-                self._bury(found)
+            stored.count += 1
+            if stored.count == 1:
+                index.objects[digest] = stored
+                waiting += references_of(stored.line.references)
+        for stored in self._places.values():
+            if not stored.count:
+                self._bury(stored)
         for segment, size in index.segments.items():
             size.dead_bytes = self._dead.get(segment, 0)
         return index, missing

@@ -1,22 +1,24 @@
-"""A shelf: entries by name and objects by digest, in a store, for programs that save much of the same again and again.
+"""An object stream: entries by name and objects by digest, for programs that repeatedly save nearly the same state.
 
-The problem. A program saves its state after every step, and most of it is what it was. It must pay for what is new only, to have each
-step whole or not at all after a crash, to save from many threads, and to get rid of old steps.
+The problem. A program saves its state after every step, and most of the state has not changed. It should pay only for the changes.
+After a crash each step must exist whole or not at all. Many threads save, and old steps are deleted.
 
-A **commit** adds objects and names some, all of it or nothing: it is one record at the end of a log (`segments.py`), durable when
-`commit` returns. An object that is there costs a reference; one that is no longer named, or referred to, is forgotten (`index.py`).
-What waits while another commit is written goes with the next one: many threads share one `fdatasync`.
+A **commit** adds and names objects, all or nothing. It is one record at the end of a log (`segments.py`), durable when
+`commit` returns. An object that is already stored costs only a reference. An object without a name or reference is forgotten (`index.py`).
+Changes that arrive while a commit is being written go into the next one, so many threads share one `fdatasync`.
 
-**One process at a time.** On a file system a lock ensures this; the second is refused. On an object store nothing prevents it beforehand: of two
-that begin the same segment one succeeds, and the other is refused from then on. A process made by `fork` may not write.
+**One process at a time.** On a file system a lock ensures this: a second process is refused. On an object store nothing prevents it beforehand.
+If two processes begin the same segment, one succeeds and the other is refused from then on. A forked child must not write.
 
-**Writing again.** Segments of which half is dead, and many small ones, are written again into a new one, whose header replaces them: that is the
-moment it counts, and they are removed. A name that was taken away stays taken away as long as an older segment is there.
+**Compaction.** Segments that are half dead, and many small ones, are rewritten into a new segment. The header of the new segment replaces
+them, and then they are removed. The removal of a name is kept as long as an older segment exists.
 
-The callers' duties: an object refers to what is on the shelf, or in the same change; and a caller that finds it gone (`StaleReferenceError`: its
-last name was taken away meanwhile) adds it again.
+The caller's duties:
 
-Carries G11 (every byte is compared with a digest before it is used).
+1. An object refers only to objects in the stream or in the same change.
+2. A caller that gets `StaleReferenceError`, because the last name of an object was removed meanwhile, adds the object again.
+
+Carries G11 (every byte is checked against a digest before it is used).
 """
 
 import contextlib
@@ -53,18 +55,18 @@ from snapline.storage.store.store import Store
 
 SMALL_BYTES = 2**20
 SMALL_SEGMENTS_MAX = 32
-"""Number of segments below 1 MiB that are written again as one: each costs a read at opening, and on an object store each commit makes one."""
+"""Number of segments below 1 MiB that trigger a merge. Each costs a read when the stream is opened, and on an object store each commit makes one."""
 
 GAP_BYTES_MAX = 2**14
-"""Largest gap between two objects that is read along with them: cheaper than a second call."""
+"""Largest gap between two objects that is read along with them, because that is cheaper than a second call."""
 
 _READ_BYTES_MAX = 2**23
 _MOVES_MAX = 10
-"""An object that is written again while it is read is looked up again, so often at most."""
+"""Limit on lookups of one object: compaction may move the object while it is read."""
 
 
 class StaleReferenceError(NotFoundError):
-    """A change refers to an object that is not on the shelf (any more)."""
+    """A change refers to an object that is not, or no longer, in the stream."""
 
 
 class Change:
@@ -76,7 +78,7 @@ class Change:
         self.entries: list[EntryLine] = []
 
     def add(self, data: Buffer, references: Iterable[bytes] = ()) -> bytes:
-        """Add an object; return its digest. UsageError: it is too large."""
+        """Add an object; return its digest. Raises UsageError if it is too large."""
         if len(data) > OBJECT_BYTES_MAX:
             raise UsageError(f"an object of {len(data)} bytes is too large for a shelf: at most {OBJECT_BYTES_MAX}")
         joined = b"".join(references)
@@ -85,7 +87,7 @@ class Change:
         return digest
 
     def name(self, path: Path, name: str, digest: bytes | None) -> None:
-        """Call an object so; None: nothing is called so any more. UsageError: UTF-8 cannot say the name."""
+        """Name an object; a `digest` of None removes the name. Raises UsageError if `name` is not valid UTF-8."""
         try:
             "".join((*path, name)).encode()
         except UnicodeEncodeError as error:
@@ -103,7 +105,7 @@ class _Waiting:
 
 
 class ObjectStream:
-    """One shelf. Threads may share it."""
+    """One open object stream. Threads may share it."""
 
     def __init__(
         self, segments: ObjectStreamSegments, *, guard: Guard | None, location: str, lock: int | None = None
@@ -116,20 +118,20 @@ class ObjectStream:
         self._pid = os.getpid()
         self._index = ObjectStreamIndex()
         self._index_lock = threading.Lock()
-        """Guards index and queue; held for moments only."""
+        """Guards index and queue; held only briefly."""
         self._writing = threading.Lock()
-        """Held by the one thread that writes; it takes the other lock inside."""
+        """Held by the writing thread, which takes the other lock inside."""
         self._queue: list[_Waiting] = []
         self._is_closed = False
         self._may_write_again = True
 
     @staticmethod
     def open(store: Store, name: str, *, random_bytes: Callable[[int], bytes] = os.urandom) -> "ObjectStream":
-        """Open the shelf called so, and make it if there is none.
+        """Open the stream `name`, and create it if it does not exist.
 
         Raises:
-            ObjectStreamInUseError: another process has it, or another object of this one.
-            DamagedDataError: something in it is not what was written.
+            ObjectStreamInUseError: another process, or another object of this process, has the stream open.
+            DamagedDataError: some stored bytes differ from those written.
             UsageError: the store is an object store that overwrites.
         """
         disk = store.disk
@@ -157,7 +159,7 @@ class ObjectStream:
         return object_stream
 
     def close(self) -> None:
-        """Let go of the shelf. May be called twice."""
+        """Close the stream. May be called twice."""
         with self._writing:
             self._is_closed = True
             self._segments.close()
@@ -172,62 +174,62 @@ class ObjectStream:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def first_words(self) -> list[str]:
-        """Return what paths begin with."""
+        """Return the first words of all paths."""
         with self._index_lock:
             return list(self._index.entries)
 
     def paths(self, first_word: str) -> list[Path]:
-        """Return the paths that begin so and have entries."""
+        """Return the paths that begin with this word and have entries."""
         with self._index_lock:
             return list(self._index.entries.get(first_word, ()))
 
     def entries(self, path: Path) -> dict[str, bytes]:
-        """Return the names there and the objects they call."""
+        """Return the names in `path`, each with its object's digest."""
         with self._index_lock:
             return dict(self._index.entries.get(path[0], {}).get(path, {}))
 
     def find(self, path: Path, name: str) -> bytes | None:
-        """Return the digest of the object that is called so."""
+        """Return the digest of the object with this name."""
         with self._index_lock:
             return self._index.find(path, name)
 
     def holds(self, digest: bytes) -> bool:
-        """Return whether the object is there."""
+        """Return whether the object is stored."""
         with self._index_lock:
             return digest in self._index.objects
 
     def references(self, digest: bytes) -> list[bytes]:
-        """Return what an object refers to; NotFoundError: it is gone."""
+        """Return the digests to which an object refers; NotFoundError if it is gone."""
         return references_of(self._look_up([digest])[digest].line.references)
 
     def read(self, digests: Iterable[bytes]) -> dict[bytes, bytes]:
         """Return objects, each checked.
 
         Raises:
-            NotFoundError: one of them is not named any more.
-            DamagedDataError: one is not what was written.
+            NotFoundError: one of them is no longer named.
+            DamagedDataError: the bytes of one differ from those written.
         """
-        found: dict[bytes, bytes] = {}
+        contents: dict[bytes, bytes] = {}
         wanted = set(digests)
         for _ in range(_MOVES_MAX):
-            places = self._look_up(wanted - found.keys())
+            places = self._look_up(wanted - contents.keys())
             for run in _runs(places):
-                with contextlib.suppress(FileNotFoundError):  # Its segment was written again: it is elsewhere.
-                    found |= self._read_run(run)
-            if len(found) == len(wanted):
-                return found
+                with contextlib.suppress(FileNotFoundError):  # Compaction removed its segment and moved the object.
+                    contents |= self._read_run(run)
+            if len(contents) == len(wanted):
+                return contents
         raise DamagedDataError(f"a segment of {SHELVES} in the store {self._location} is missing: bring it back")
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def commit(self, change: Change) -> None:
-        """Make a change, durable when this returns; whole or not at all, whatever crashes.
+        """Apply a change atomically; it is durable when this returns.
 
         Raises:
-            StaleReferenceError: it refers to what is not there; nothing was changed.
-            StoreError: the disk refused; whether it is there will be seen when the shelf is opened again.
+            StaleReferenceError: the change refers to objects that are not stored; nothing was changed.
+            StoreError: the disk failed. The next opening of the stream shows whether the change is stored.
             ObjectStreamInUseError: another process has written.
-            UsageError: the shelf is closed, or was opened by the process that this one was forked from.
+            UsageError: the stream is closed, or was opened by the parent of this process.
         """
         waiting = _Waiting(change)
         with self._index_lock:
@@ -261,7 +263,7 @@ class ObjectStream:
         self._remove([number for number in numbers if number not in self._index.segments])
 
     def _commit_all(self, batch: list[_Waiting]) -> None:
-        """Make the changes of a batch as one commit; each change that cannot be made gets an error."""
+        """Write the changes of a batch as one commit; each change that cannot be applied gets an error."""
         try:
             self._check_open()
             objects, entries = self._fit(batch)
@@ -281,13 +283,14 @@ class ObjectStream:
             if self._may_write_again:
                 self._write_again()
         except (OSError, UsageError, StoreError):
-            self._may_write_again = False  # What was asked for is done. It costs space until the next opening.
+            # The commit succeeded. Compaction waits for the next opening; this only costs space.
+            self._may_write_again = False
         except BaseException:
             self._give_up([])
             raise
 
     def _give_up(self, batch: list[_Waiting]) -> None:
-        """Close after an interrupt in the middle: what is on the disk is whole, what is in memory may not be."""
+        """Close after an interrupt: the stream on the disk is whole, the index in memory may not be."""
         self._is_closed = True
         _fail(batch, StoreError, "the commit was interrupted, and may be there or not: open the shelf again")
 
@@ -298,10 +301,10 @@ class ObjectStream:
             raise UsageError("the shelf was opened before this process was forked: open it in the process that writes")
 
     def _fit(self, batch: list[_Waiting]) -> tuple[dict[bytes, NewObject], list[EntryLine]]:
-        """Return what is new in a batch; a change whose references are gone is left out, and gets an error."""
+        """Return the new objects and entries of a batch. A change whose references are gone is left out and gets an error."""
         objects: dict[bytes, NewObject] = {}
         entries: list[EntryLine] = []
-        known = self._index.objects  # Only the writing thread changes it.
+        known = self._index.objects  # Only the writing thread changes the index.
         for waiting in batch:
             change = waiting.change
             new = {digest: found for digest, found in change.objects.items() if digest not in known}
@@ -331,7 +334,7 @@ class ObjectStream:
         ]
 
     def _write_again(self) -> None:
-        """Write segments again that are mostly dead, or many and small."""
+        """Compact segments that are mostly dead, or small and numerous."""
         chosen = _choose(self._index)
         if not chosen:
             return
@@ -348,7 +351,7 @@ class ObjectStream:
         self._remove(chosen)
 
     def _living(self, chosen: list[int]) -> tuple[list[NewObject], list[EntryLine]]:
-        """Return what is needed of these segments."""
+        """Return the live objects and entries of these segments."""
         others = self._index.segments.keys() - set(chosen)
         objects: list[NewObject] = []
         entries: dict[tuple[Path, str], EntryLine] = {}
@@ -364,47 +367,49 @@ class ObjectStream:
 
     def _living_objects(self, number: int, start: int, contents: Contents) -> Iterator[NewObject]:
         for line in contents.objects:
-            found = self._index.objects.get(line.digest)
-            if found is not None and (found.segment, found.offset) == (number, start):
+            entry_place = self._index.objects.get(line.digest)
+            if entry_place is not None and (entry_place.segment, entry_place.offset) == (number, start):
                 stored = self._segments.read_stored(number, start, line.stored_bytes)
                 yield line.digest, line.references, self._segments.read_object(number, start, line, stored)
             start += line.stored_bytes
 
     def _remove(self, numbers: Iterable[int]) -> None:
-        """Remove segments. What cannot be removed now is removed at the next opening: it does not count any more."""
+        """Remove segments. One that cannot be removed now no longer counts, and is removed at the next opening."""
         for number in numbers:
             with contextlib.suppress(OSError):
                 self._segments.remove(number)
 
     def _look_up(self, digests: Iterable[bytes]) -> dict[bytes, StoredObject]:
         with self._index_lock:
-            found = {digest: self._index.objects.get(digest) for digest in digests}
-            if None in found.values():
+            places = {digest: self._index.objects.get(digest) for digest in digests}
+            if None in places.values():
                 raise NotFoundError("nothing on the shelf is called so any more: it was deleted")
-            return {digest: msgspec.structs.replace(each) for digest, each in found.items() if each is not None}
+            return {digest: msgspec.structs.replace(place) for digest, place in places.items() if place is not None}
 
     def _read_run(self, run: list[StoredObject]) -> dict[bytes, bytes]:
-        """Read objects that lie near each other, at once."""
+        """Read objects that lie near each other in one call."""
         first, last = run[0], run[-1]
         length = last.offset + last.line.stored_bytes - first.offset
         data = self._segments.read_stored(first.segment, first.offset, length)
-        found = {}
-        for each in run:
-            place = each.offset - first.offset
-            stored = data[place : place + each.line.stored_bytes] if len(run) > 1 else data
-            found[each.line.digest] = self._segments.read_object(each.segment, each.offset, each.line, stored)
-        return found
+        contents = {}
+        for stored_object in run:
+            place = stored_object.offset - first.offset
+            stored = data[place : place + stored_object.line.stored_bytes] if len(run) > 1 else data
+            contents[stored_object.line.digest] = self._segments.read_object(
+                stored_object.segment, stored_object.offset, stored_object.line, stored
+            )
+        return contents
 
 
 def _runs(places: Mapping[bytes, StoredObject]) -> Iterator[list[StoredObject]]:
-    """Yield the places in lists of what can be read at once."""
+    """Yield the places in lists that can each be read in one call."""
     run: list[StoredObject] = []
-    # An empty object lies where the next one begins, and must come before it: a run ends with its last object.
-    for each in sorted(places.values(), key=lambda found: (found.segment, found.offset, found.line.stored_bytes)):
-        if run and not _are_near(run[0], run[-1], each):
+    # An empty object has the offset of the next one and must precede it: a run ends with its last object.
+    for place in sorted(places.values(), key=lambda found: (found.segment, found.offset, found.line.stored_bytes)):
+        if run and not _are_near(run[0], run[-1], place):
             yield run
             run = []
-        run.append(each)
+        run.append(place)
     if run:
         yield run
 
@@ -416,13 +421,13 @@ def _are_near(first: StoredObject, last: StoredObject, each: StoredObject) -> bo
 
 
 def _choose(index: ObjectStreamIndex) -> list[int]:
-    """Return the segments to be written again: at most about one segment's worth of what lives."""
-    found = sorted(index.segments.items())
-    small = [number for number, size in found if size.size_bytes < SMALL_BYTES]
+    """Return the segments to compact: about one segment of live data at most."""
+    segments = sorted(index.segments.items())
+    small = [number for number, size in segments if size.size_bytes < SMALL_BYTES]
     if len(small) >= SMALL_SEGMENTS_MAX:
         return small
     chosen, living = [], 0
-    for number, size in found:
+    for number, size in segments:
         is_large = size.size_bytes >= SMALL_BYTES
         if is_large and size.dead_bytes * 2 >= size.size_bytes:
             living += size.size_bytes - size.dead_bytes

@@ -1,21 +1,21 @@
-"""Files of a shelf: a header, then commits, one after the other, each whole or absent.
+"""Segment files of an object stream: a header, then commits in sequence; each commit is whole or absent.
 
-    shelves/<shelf>/<n>     segment n = 1, 2, 3 …: header | commit | commit | …
-    shelves/<shelf>/lock    for the one process that has it open
+    shelves/<stream>/<n>     segment n = 1, 2, 3 …: header | commit | commit | …
+    shelves/<stream>/lock    held by the one process that has the stream open
 
-Header and commits are records (`storage/store/record.py`) of the kinds `SHSG` and `SHCO`. After a commit's record come the bytes of its objects, in
-the order in which its contents list them; the record holds their total length.
+Header and commits are records (`storage/store/record.py`) of the kinds `SHSG` and `SHCO`. The bytes of a commit's objects follow its record, in
+the order of its contents; the record holds their total length.
 
-**Objects** are bytes and the digests of other objects that they refer to. An object is called by its digest: the same object is
-there once. The digest is over references and bytes, keyed where the store is encrypted; its last bit shows whether there are references, so
-that no bytes can pass for bytes with references. **Entries** give an object a name: a path of words, and a word in it.
+An **object** is bytes and the digests of other objects that it refers to. Its digest is its name, so equal objects are stored
+once. The digest covers references and bytes, keyed where the store is encrypted. Its last bit shows whether there are references, so
+plain bytes cannot pass for bytes with references. An **entry** names an object by a path of words and a last word.
 
-A header lists which earlier segments count, and how long each is (`alive`): what comes after that was never acknowledged, and other
-segments are garbage. So a byte that is missing in the middle of a shelf is damage, and only the end of the newest segment may be torn; and a
-segment takes the place of others the moment it has its name.
+A header lists which earlier segments are alive, and the length of each (`alive`). Bytes beyond that length were never acknowledged; segments that
+are not listed are garbage. So a missing byte in the middle of a stream is damage, and only the end of the newest segment may be torn.
+A segment replaces others at the moment its file gets its name.
 
-Where the store is encrypted, each segment has a key of its own, derived from its random id as a pack's is. Contents of commits, which hold the
-names, and objects are sealed under it, numbered by their offset and bound to their place.
+Where the store is encrypted, each segment has its own key, derived from its random id, as for packs. Objects, and the contents of commits with
+their names, are sealed under this key. Each is numbered by its offset and bound to its place.
 """
 
 import lz4.block
@@ -34,19 +34,19 @@ HEADER_KIND = b"SHSG"
 COMMIT_KIND = b"SHCO"
 
 LOCK_NAME = "lock"
-"""Name of the lock file, next to the segments. Empty; locked while a process on this file system has the shelf open."""
+"""Name of the lock file, next to the segments. Empty; locked while a process on this file system has the stream open."""
 
 COMPRESSED_BYTES_MIN = 128
-"""Below, lz4 saves next to nothing."""
+"""Smaller objects are not compressed: lz4 would save next to nothing."""
 
 OBJECT_BYTES_MAX = 2**31 - 1 - CIPHER_OVERHEAD_BYTES
-"""Largest object: what can be encrypted in one call."""
+"""Largest object: the most that one call can encrypt."""
 
 _NUMBER_DIGITS_MAX = 18
 
 
 class SegmentHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a segment's first record; `key` is the id of the key, empty where nothing is encrypted."""
+    """Body of a segment's first record; `key` is the id of the key, empty if the store is not encrypted."""
 
     alive: list[tuple[int, int]]
     key: str
@@ -61,7 +61,7 @@ class SegmentHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return segment_path(self.object_stream, self.number)
 
     def context(self, purpose: str, offset: int, *more: object) -> bytes:
-        """Return what encryption binds the bytes at `offset` to."""
+        """Return the context to which encryption binds the bytes at `offset`."""
         return canonical.encode(
             (f"snapline shelf {purpose} 1", self.store, self.object_stream, self.segment, offset, *more)
         )
@@ -78,7 +78,7 @@ class ObjectLine(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
 
 
 class EntryLine(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Assignment of a name: from now on `name` in `path` is the object `digest`; None: the name is removed."""
+    """Assignment of a name: `name` in `path` now refers to the object `digest`; None removes the name."""
 
     path: tuple[str, ...]
     name: str
@@ -86,14 +86,14 @@ class EntryLine(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
 
 
 class Contents(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Contents of one commit; entries count in their order."""
+    """Contents of one commit; entries apply in their order."""
 
     objects: list[ObjectLine]
     entries: list[EntryLine]
 
 
 class CommitBody(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Body of a commit's record: the length of what follows the record, and `Contents`, sealed where there is a key."""
+    """Body of a commit's record: `Contents`, sealed where there is a key, and the length of the object data after the record."""
 
     data_bytes: int
     contents: bytes
@@ -110,12 +110,12 @@ def check_object_stream(object_stream: str) -> str:
 
 
 def segment_path(object_stream: str, number: int) -> str:
-    """Return where a segment lies."""
+    """Return the path of a segment."""
     return f"{SHELVES}/{object_stream}/{number}"
 
 
 def parse_segment_name(name: str) -> int | None:
-    """Return the number of the segment that is called so; None if none is."""
+    """Return the number of the segment with this file name; None if it is not a segment's name."""
     is_number = name.isascii() and name.isdigit() and len(name) <= _NUMBER_DIGITS_MAX and not name.startswith("0")
     return int(name) if is_number else None
 
@@ -124,8 +124,8 @@ def digest_of_object(data: Buffer, references: bytes, guard: Guard | None) -> by
     """Return the name of an object."""
     if references:
         data = (len(references) // DIGEST_BYTES).to_bytes(8, "little") + references + bytes(data)
-    found = guard.digest(data) if guard is not None and guard.encrypts else digest_of(data)
-    return found[:-1] + bytes((found[-1] & 0xFE | bool(references),))
+    digest = guard.digest(data) if guard is not None and guard.encrypts else digest_of(data)
+    return digest[:-1] + bytes((digest[-1] & 0xFE | bool(references),))
 
 
 def has_references(digest: bytes) -> bool:
@@ -147,8 +147,8 @@ def decode_header(record: bytes, *, path: str, store_id: str | None) -> SegmentH
     """Return the header in a segment's first record.
 
     Raises:
-        DamagedDataError: damaged, or of another place or store.
-        StoreError: of a later version.
+        DamagedDataError: the header is damaged, or belongs to another path or store.
+        StoreError: a later version of snapline wrote the header.
     """
     body = unseal(HEADER_KIND, record, path=path, epoch=None)
     with files.decoding(path):
@@ -164,7 +164,7 @@ def encode_commit(
     objects: list[tuple[bytes, bytes, Buffer]],
     entries: list[EntryLine],
 ) -> tuple[Contents, list[Buffer]]:
-    """Return the contents of a commit at `offset`, and its bytes; an object is its digest, its references and its plain bytes."""
+    """Return the contents of a commit at `offset`, and its bytes. An object is given as digest, references and plain bytes."""
     lines, compressed = [], []
     for digest, references, data in objects:
         codec, stored = compress(data, None) if len(data) >= COMPRESSED_BYTES_MIN else (CODEC_PLAIN, data)
@@ -187,7 +187,7 @@ def encode_commit(
 
 
 def decode_commit(record: bytes, header: SegmentHeader, guard: Guard | None, *, offset: int) -> tuple[Contents, int]:
-    """Return the contents of the commit's record at `offset`, and how many bytes follow it; errors as `decode_header`."""
+    """Return the contents of the commit record at `offset`, and the number of bytes that follow it; errors as `decode_header`."""
     path = header.path
     raw = unseal(COMMIT_KIND, record, path=path, epoch=None)
     with files.decoding(path):
@@ -205,7 +205,7 @@ def decode_commit(record: bytes, header: SegmentHeader, guard: Guard | None, *, 
 
 
 def object_context(header: SegmentHeader, offset: int, line: ObjectLine) -> bytes:
-    """Return what encryption binds an object to."""
+    """Return the context to which encryption binds an object."""
     return header.context("object", offset, line.codec, line.size_bytes, line.digest, line.references)
 
 
@@ -213,8 +213,8 @@ def open_object(stored: bytes, header: SegmentHeader, guard: Guard | None, *, of
     """Return an object's plain bytes after every check (G11).
 
     Raises:
-        DamagedDataError: they are not what was written.
-        StoreError: they are encrypted, and there is no key; or the other way round.
+        DamagedDataError: the bytes differ from those written.
+        StoreError: the bytes are encrypted and there is no key, or the reverse.
     """
     path = header.path
     if len(stored) != line.stored_bytes:
@@ -232,7 +232,7 @@ def open_object(stored: bytes, header: SegmentHeader, guard: Guard | None, *, of
 
 
 def _contradiction(contents: Contents, data_bytes: int, *, is_sealed: bool) -> str:
-    """Return what is impossible about a commit; empty if nothing is. Asked before anything is allocated."""
+    """Return what is inconsistent in a commit; empty if nothing is. Checked before anything is allocated."""
     for line in contents.objects:
         stored_bytes = line.stored_bytes - (CIPHER_OVERHEAD_BYTES if is_sealed else 0)
         if len(line.digest) != DIGEST_BYTES or len(line.references) % DIGEST_BYTES:

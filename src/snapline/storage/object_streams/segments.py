@@ -1,11 +1,10 @@
-"""The segments of a shelf on a disk: appending commits, and reading them again.
+"""The segments of an object stream on a disk: appending and reading commits.
 
-The one segment that is written stays open: a commit is one write and one `fdatasync`. On a disk whose files are whole from the first (an
-object store) each commit is a segment of its own. A segment gets its name only with its first commit in it, as `write_once` does it: so a listing
-finds it whole up to there.
+The newest segment stays open: a commit is one write and one `fdatasync`. On an object store, whose files cannot grow, each commit is a segment of
+its own. A segment gets its name only after its first commit is written, as in `write_once`. So every listed segment is whole up to there.
 
-After a write or a sync that failed the state of the disk is unknown. The segment is left as it is, and the next commit begins another one,
-whose header holds how much of it counts.
+After a failed write or sync the state of the disk is unknown. The segment is left as it is, and the next commit begins a new segment,
+whose header records the valid length of the old one.
 """
 
 import contextlib
@@ -34,24 +33,24 @@ from snapline.storage.store.layout import SHELVES, TEMPORARY, parse_temporary_pa
 from snapline.storage.store.record import HEAD_BYTES, MAGIC, Buffer, record_bytes
 
 SEGMENT_BYTES_MAX = 2**26
-"""64 MiB: then another segment begins. What is written again at a time is about as much."""
+"""Size after which a new segment begins (64 MiB). One compaction rewrites about as much."""
 
 _ID_BYTES = 16
 _WINDOW_BYTES = 2**20
-"""Read at a time: some hundreds of commits."""
+"""Bytes per read (1 MiB): some hundreds of commits."""
 
 NewObject = tuple[bytes, bytes, Buffer]
-"""Digest, references, plain bytes."""
+"""Digest, references and plain bytes of an object to write."""
 
 
 class ObjectStreamInUseError(UsageError):
-    """A second process writes this shelf, or a second object of this one."""
+    """A second process, or a second object of this process, writes the same stream."""
 
     exit_code = 11
 
 
 class ObjectStreamSegments:
-    """Writes the segments of one shelf, one caller at a time. Reading may be done by any number of threads."""
+    """Writes the segments of one object stream for one caller at a time. Any number of threads may read."""
 
     def __init__(
         self,
@@ -75,7 +74,7 @@ class ObjectStreamSegments:
 
     @property
     def newest(self) -> int:
-        """The number of the newest segment; 0: there is none."""
+        """The number of the newest segment; 0 if there is none."""
         return self._newest
 
     def is_full(self) -> bool:
@@ -83,13 +82,13 @@ class ObjectStreamSegments:
         return self._handle is None or self._end >= SEGMENT_BYTES_MAX
 
     def append(self, objects: list[NewObject], entries: list[EntryLine]) -> tuple[int, Contents, int]:
-        """Write a commit behind the last one, durable when this returns.
+        """Write a commit after the last one; it is durable when this returns.
 
         Returns:
-            where its objects begin, its contents, and where the segment now ends.
+            offset of its objects, its contents, and the new end of the segment.
 
         Raises:
-            OSError: the disk refused; the next commit must begin a segment.
+            OSError: the disk failed; the next commit must begin a segment.
         """
         assert self._handle is not None
         header = self._headers[self._newest]
@@ -99,7 +98,7 @@ class ObjectStreamSegments:
             failpoint("store.shelf.commit.written")
             self._disk.sync_data(self._handle)
             failpoint("store.shelf.commit.durable")
-        except BaseException:  # An interrupt, too: where the file ends is not known any more.
+        except BaseException:  # After an interrupt, too, the end of the file is unknown.
             self.close()
             raise
         start = self._end + len(pieces[0])
@@ -109,10 +108,10 @@ class ObjectStreamSegments:
     def begin(
         self, alive: list[tuple[int, int]], objects: list[NewObject], entries: list[EntryLine]
     ) -> tuple[int, Contents, int]:
-        """Begin the next segment with a commit; `alive` are the earlier ones that still count. See `append`.
+        """Begin the next segment with a commit; `alive` are the earlier segments that are still needed. See `append`.
 
         Raises:
-            ObjectStreamInUseError: somebody else has begun it.
+            ObjectStreamInUseError: another process has begun it.
         """
         self.close()
         number = self._newest + 1
@@ -124,7 +123,7 @@ class ObjectStreamSegments:
         header = SegmentHeader(alive, key, number, segment, self._objects, self._store_id)
         head = encode_header(header)
         contents, pieces = encode_commit(header, cipher, len(head), objects, entries)
-        # Whatever comes of it, the number is used: what was linked and never acknowledged is not `alive` afterwards.
+        # The number counts as used even after a failure: an unacknowledged file of this number is not listed in `alive` later.
         self._newest = number
         handle = self._create(header.path, [head, *pieces])
         self._headers[number], self._cipher = header, cipher
@@ -136,19 +135,19 @@ class ObjectStreamSegments:
         return len(head) + len(pieces[0]), contents, self._end
 
     def close(self) -> None:
-        """Write no more to the segment that is open."""
+        """Close the open segment for writing."""
         handle, self._handle = self._handle, None
         if handle is not None:
             with contextlib.suppress(OSError):
                 self._disk.close(handle)
 
     def remove(self, number: int) -> None:
-        """Remove a segment that does not count any more."""
+        """Remove a segment that is no longer needed."""
         self._headers.pop(number, None)
         files.unlink(self._disk, [segment_path(self._objects, number)])
 
     def prepare(self) -> None:
-        """Make the shelf's directory durable, and remove what a process that was killed left."""
+        """Make the stream's directory durable, and remove the temporary files of killed processes."""
         make_durable_directory(self._disk, SHELVES)
         make_durable_directory(self._disk, f"{SHELVES}/{self._objects}")
         with contextlib.suppress(FileNotFoundError):
@@ -163,7 +162,7 @@ class ObjectStreamSegments:
         return open_object(stored, header, self._guard, offset=offset, line=line)
 
     def read_stored(self, number: int, offset: int, length: int) -> bytes:
-        """Return bytes of a segment; FileNotFoundError: it was removed."""
+        """Return bytes of a segment; FileNotFoundError: the segment was removed."""
         path = segment_path(self._objects, number)
         try:
             return self._disk.read(path, offset, length)
@@ -175,20 +174,20 @@ class ObjectStreamSegments:
             raise
 
     def list_segments(self) -> list[int]:
-        """Return the numbers of the segments there are, ascending."""
+        """Return the numbers of all segments, ascending."""
         return list_segments(self._disk, self._objects)
 
     def open_newest(self, number: int) -> SegmentHeader:
-        """Read the newest segment's header, which lists what counts."""
+        """Read the newest segment's header, which lists the segments in use."""
         self._newest = number
         return self._header(number)
 
     def commits(self, number: int, end: int | None) -> Iterator[tuple[int, Contents, int]]:
-        """Yield the commits of a segment, as `append` returns them; `end` None: as far as they are whole.
+        """Yield the commits of a segment, in the form that `append` returns. With `end` None, stop before the first incomplete commit.
 
         Raises:
-            DamagedDataError: something that counts is not what was written.
-            StoreError: it is encrypted, and there is no key; or the other way round.
+            DamagedDataError: acknowledged bytes differ from those written.
+            StoreError: the segment is encrypted and there is no key, or the reverse.
         """
         header = self._header(number)
         yield from read_commits(self._disk, header, self._guard, end=end)
@@ -200,7 +199,7 @@ class ObjectStreamSegments:
         return self._headers[number]
 
     def _create(self, path: str, pieces: list[Buffer]) -> int:
-        """Create a file like `write_once`, but leave it open."""
+        """Create a file as `write_once` does, and leave it open."""
         directory = path.rpartition("/")[0]
         handle = self._disk.open_temporary(directory, f"shelf-{self._newest}-{self._random_bytes(_ID_BYTES).hex()}")
         try:
@@ -215,10 +214,10 @@ class ObjectStreamSegments:
             failpoint("store.shelf.segment.durable")
         except FileExistsError:
             self._disk.close(handle)
-            words = (
+            message = (
                 f"another process writes the shelf {self._objects!r} of the store {self._disk.location}: open it again"
             )
-            raise ObjectStreamInUseError(words) from None
+            raise ObjectStreamInUseError(message) from None
         except BaseException:
             self._disk.close(handle)
             raise
@@ -226,18 +225,18 @@ class ObjectStreamSegments:
 
 
 def list_segments(disk: Disk, object_stream: str) -> list[int]:
-    """Return the numbers of a shelf's segments, ascending."""
+    """Return the numbers of an object stream's segments, ascending."""
     with files.reading(disk, f"{SHELVES}/{object_stream}"):
         try:
             entries = disk.list_directory(f"{SHELVES}/{object_stream}")
         except FileNotFoundError:
             return []
-    found = [parse_segment_name(entry.name) for entry in entries if not entry.is_directory]
-    return sorted(number for number in found if number is not None)
+    segment_numbers = [parse_segment_name(entry.name) for entry in entries if not entry.is_directory]
+    return sorted(number for number in segment_numbers if number is not None)
 
 
 def list_shelves(disk: Disk) -> list[str]:
-    """Return the names of a store's shelves."""
+    """Return the names of a store's object streams."""
     with files.reading(disk, SHELVES):
         try:
             return [entry.name for entry in disk.list_directory(SHELVES) if entry.is_directory]
@@ -264,7 +263,7 @@ def read_header(disk: Disk, path: str, *, store_id: str | None) -> SegmentHeader
 
 
 def check_segment(disk: Disk, path: str, *, store_id: str | None, guard: Guard | None, end: int | None) -> None:
-    """Read a whole segment and compare everything; errors as `ObjectStreamSegments.commits`."""
+    """Read a whole segment and check all its digests; errors as `ObjectStreamSegments.commits`."""
     header = read_header(disk, path, store_id=store_id)
     for start, contents, commit_end in read_commits(disk, header, guard, end=end):
         with files.reading(disk, path):
@@ -289,13 +288,13 @@ def read_commits(
         except DamagedDataError:
             if end is not None or _has_commit_behind(window, header, guard, offset):
                 raise
-            return  # Torn: it was never acknowledged.
+            return  # Torn: this commit was never acknowledged.
         if (
             end is None
             and commit_end == window.size_bytes
             and not _is_whole(window, header, guard, record_end, contents)
         ):
-            return  # The same: the last one's objects.
+            return  # Torn in the last commit's objects, which were never acknowledged either.
         yield record_end, contents, commit_end
         offset = commit_end
 
@@ -324,7 +323,7 @@ def _is_whole(window: "_Window", header: SegmentHeader, guard: Guard | None, off
 
 
 def _has_commit_behind(window: "_Window", header: SegmentHeader, guard: Guard | None, offset: int) -> bool:
-    """Return whether there is a whole commit after what cannot be read. Then that was acknowledged, and is damage: commits are written one by one."""
+    """Return whether a whole commit follows the unreadable one. Then the unreadable one was acknowledged and is damaged: commits are sequential."""
     rest = window.read(offset, window.size_bytes - offset)
     place = rest.find(MAGIC, 1)
     while place > 0:
@@ -336,7 +335,7 @@ def _has_commit_behind(window: "_Window", header: SegmentHeader, guard: Guard | 
 
 
 class _Window:
-    """Reads a file piece by piece, a large piece at a time."""
+    """Buffered reader of a file that reads a large window at a time."""
 
     def __init__(self, disk: Disk, path: str, size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -346,7 +345,7 @@ class _Window:
         self._data = b""
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return the bytes from `offset` on, as many as there are."""
+        """Return up to `length` bytes from `offset` on."""
         length = min(length, self.size_bytes - offset)
         if not self._start <= offset <= offset + length <= self._start + len(self._data):
             with files.reading(self._disk, self._path):

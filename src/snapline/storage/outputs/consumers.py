@@ -1,7 +1,7 @@
-"""Named consumers of outputs: how far each has come, so that what it has not had is kept for it.
+"""Named consumers of outputs. The position of each is stored, so outputs it has not read are kept.
 
-A place is a record of kind `OCUR`, written once; the next one bears the next number, and those below go. So of several processes that
-acknowledge at a time each either is the next, or looks again; also one that finds a later number. A consumer's place never goes back.
+A position is a record of kind `OCUR`, written once. A new position has the next number, and the older files are deleted. If several processes
+acknowledge at once, each either writes the next number or reads the position again, also if it finds a later number. A consumer never moves back.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ from snapline.storage.store.record import canonical, seal, unseal
 CURSOR_KIND = b"OCUR"
 
 TRIES_MAX = 20
-"""Largest number of attempts to find a place while others change it: each failure is another's success."""
+"""Largest number of attempts to move a consumer while others move it: each failure is another process's success."""
 
 _ID_BYTES = 16
 
 
 class ConsumerPlace(msgspec.Struct, frozen=True, gc=False):
-    """Position of a consumer: its cursor as text, and the time of its acknowledgement (wall clock, since 1970)."""
+    """Position of a consumer: its cursor as text, and the wall-clock time of its acknowledgement in nanoseconds since 1970."""
 
     cursor: str
     acknowledged_ns: int
@@ -49,7 +49,7 @@ def read_consumers(disk: Disk, store_id: str) -> dict[str, ConsumerPlace]:
     """Return all named consumers, sorted by name.
 
     Raises:
-        DamagedDataError: the newest place of one is damaged.
+        DamagedDataError: the newest position of a consumer is damaged.
         StoreError: the store cannot be read.
     """
     for _ in range(TRIES_MAX):
@@ -61,11 +61,11 @@ def read_consumers(disk: Disk, store_id: str) -> dict[str, ConsumerPlace]:
 def acknowledge(
     disk: Disk, store_id: str, name: str, cursor: str, *, now_ns: int, random_bytes: Callable[[int], bytes]
 ) -> ConsumerPlace:
-    """Move a consumer to `cursor`, durably when this returns, unless it is there or beyond; return where it is. The first time makes it.
+    """Move a consumer forward to `cursor`, durably; return its position. The first call creates the consumer.
 
     Raises:
-        UsageError: no consumer can be called so, or it is no cursor.
-        StoreError: it could not be written: repeat.
+        UsageError: the consumer's name or the cursor is invalid.
+        StoreError: the position could not be written; repeat the call.
     """
     wanted = parse_cursor(cursor)
     consumer_path(name, 1)
@@ -79,7 +79,7 @@ def acknowledge(
 
 
 def forget(disk: Disk, name: str) -> bool:
-    """Remove a consumer: nothing is kept for it any more; return whether there was one."""
+    """Remove a consumer: outputs are no longer kept for it; return whether it existed."""
     consumer_path(name, 1)
     with files.writing(disk, f"the removal of consumer {name!r}"):
         paths = [consumer_path(name, number) for number in _list(disk).get(name, [])]
@@ -90,7 +90,7 @@ def forget(disk: Disk, name: str) -> bool:
 
 
 def check_place(disk: Disk, path: str, *, store_id: str | None) -> None:
-    """Read a whole file of a consumer's place and compare everything; DamagedDataError, StoreError."""
+    """Read and check a whole position file of a consumer; raises DamagedDataError, StoreError."""
     name, _ = parse_consumer_path(path) or ("", 0)
     _decode(disk, path, name, store_id)
 
@@ -117,8 +117,8 @@ def _advance(
     except FileExistsError as error:
         raise _ChangedError from error
     if max(_list(disk).get(name, []), default=0) > number:
-        raise _ChangedError  # others were two steps further: they had removed this number, or it could not have been written
-    files.unlink(disk, [consumer_path(name, each) for each in numbers])
+        raise _ChangedError  # Others moved on by two steps and had removed this number before it was written.
+    files.unlink(disk, [consumer_path(name, old_number) for old_number in numbers])
     return place
 
 
@@ -155,15 +155,15 @@ def _decode(disk: Disk, path: str, name: str, store_id: str | None) -> ConsumerP
 
 
 def _list(disk: Disk) -> dict[str, list[int]]:
-    """Return the numbers of the places that there are, ascending, by consumer."""
+    """Return the numbers of all position files, ascending, by consumer."""
     entries = files.listed(disk, CONSUMERS)
     places = [parse_consumer_path(f"{CONSUMERS}/{entry.name}") for entry in entries if not entry.is_directory]
-    found: dict[str, list[int]] = {}
+    numbers: dict[str, list[int]] = {}
     for name, number in sorted([place for place in places if place is not None]):
-        found.setdefault(name, []).append(number)
-    return found
+        numbers.setdefault(name, []).append(number)
+    return numbers
 
 
 def lowest_cursor(places: dict[str, ConsumerPlace]) -> Cursor | None:
-    """Return the place that all consumers have reached; None if there are no consumers."""
+    """Return the position that all consumers have reached; None if there are no consumers."""
     return min([parse_cursor(place.cursor) for place in places.values()], default=None)

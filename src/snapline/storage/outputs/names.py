@@ -1,10 +1,10 @@
-"""Names of output files and of readers' places in them.
+"""Names of output files and of the consumers' position files.
 
-    outputs/<epoch>.0                   the first part of what was released with an epoch; it holds the number of parts
+    outputs/<epoch>.0                   first part of an epoch's release; it holds the number of parts
     outputs/<epoch>.<part>.<release>    part 1, 2 … of the release whose random id part 0 names
-    outputs/consumers/<name>.<number>   the place of a named consumer; the highest number counts
+    outputs/consumers/<name>.<number>   position of a named consumer; the highest number counts
 
-A name of a consumer may hold dots: the last one ends it.
+A consumer's name may contain dots: the last one ends the name.
 """
 
 import re
@@ -25,7 +25,7 @@ _CURSOR = re.compile(rf"({_NUMBER})\.({_COUNT})")
 
 
 class Cursor(msgspec.Struct, frozen=True, order=True, gc=False):
-    """Position of a reader: all files below `epoch`, and the first `taken` outputs of that epoch's file."""
+    """Position of a reader: all releases before `epoch`, and the first `taken` outputs of that epoch's release."""
 
     epoch: int = 0
     taken: int = 0
@@ -35,7 +35,7 @@ class Cursor(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 START = Cursor()
-"""Nothing taken yet; as text it is empty."""
+"""The cursor before all outputs; its text form is empty."""
 
 
 class PartName(msgspec.Struct, frozen=True, gc=False):
@@ -52,14 +52,14 @@ class PartName(msgspec.Struct, frozen=True, gc=False):
 
 
 def first_path(epoch: int) -> str:
-    """Return the path of part 0; UsageError if nothing can be released with such an epoch."""
+    """Return the path of part 0; UsageError if the epoch is invalid."""
     if not 1 <= epoch <= EPOCH_MAX:
         raise UsageError(f"{epoch} is no epoch that outputs are released with: they count from 1")
     return PartName(epoch, 0, "").path
 
 
 def parse_part_path(path: str) -> PartName | None:
-    """Return the part's name from its path; None if no part can have it."""
+    """Return the part's name from its path; None for other paths."""
     match = _PART.fullmatch(path)
     if match is None or int(match[1]) > EPOCH_MAX:
         return None
@@ -67,7 +67,7 @@ def parse_part_path(path: str) -> PartName | None:
 
 
 def parse_cursor(text: str) -> Cursor:
-    """Return the parsed cursor; UsageError if it is none."""
+    """Return the parsed cursor; UsageError if it is invalid."""
     if not text:
         return START
     match = _CURSOR.fullmatch(text)
@@ -77,11 +77,11 @@ def parse_cursor(text: str) -> Cursor:
 
 
 def consumer_path(name: str, number: int) -> str:
-    """Return the path of the `number`-th place of a consumer; UsageError if none can be called so."""
+    """Return the path of the `number`-th position of a consumer; UsageError if the name is invalid."""
     return f"{CONSUMERS}/{check_id(name, 'consumer')}.{number}"
 
 
 def parse_consumer_path(path: str) -> tuple[str, int] | None:
-    """Return name and number; None if no place of a consumer can have this path."""
+    """Return name and number; None for other paths."""
     match = _CONSUMER.fullmatch(path)
     return None if match is None or int(match[2]) > EPOCH_MAX else (match[1], int(match[2]))

@@ -1,17 +1,17 @@
-"""Reading output files: from any place on, each output once, with notices of what was reverted.
+"""Reading outputs from a cursor: each output once, with notices of reverted ones.
 
-The model. Files are released in ascending order of their epochs, and never change. Each names the epoch before it *in its history* (`after`), and
-which file was the newest when it was written (`previous`). A reader goes through the files in ascending order. When it meets a file whose `after`
-is below the file that it read last, the fleet has gone back: everything that the reader has from epochs above `after` is reverted, and it gets a
-notice (`UndoneEpochs`) before what is in the file.
+The model. Files are released in ascending order of their epochs, and never change. Each names the previous epoch *in its history* (`after`), and
+the newest file when it was written (`previous`). A reader reads the files in ascending order. A file whose `after`
+is below the last file read shows that the fleet went back. Then all outputs that the reader has from epochs above `after` are reverted. The reader
+gets a notice (`UndoneEpochs`) before the contents of the file.
 
-The reader then always has the contents of the files of one history: the newest file's, its `after`'s, and so on. For the newest file ≤
-`after` is in the history of `after`: a history that passes over a file has a file of its own at the place where it does
+So the reader always has the contents of the files of one history: the newest file's, its `after`'s, and so on. The reason: the newest file ≤
+`after` is in the history of `after`. A history that skips a file has a file of its own at that place
 (`OutputWriter`).
 
-A reader that comes back with a cursor knows the file that it read last by it; so it gets the same as one that stayed. Files that retention
-has deleted leave a gap, which `previous` shows: if the file before is above the cursor, or has more outputs than the cursor counts, something was
-missed, and the reader gets an error.
+The cursor of a returning reader names the file that it read last, so it gets the same outputs as one that stayed. Retention
+deletes files and leaves gaps, which `previous` shows. If the previous file is above the cursor, or has more outputs than the cursor counts, outputs
+were missed, and the reader gets an error.
 
 A file counts as durable only after its reader has synced the directory, as with host logs.
 """
@@ -40,11 +40,11 @@ from snapline.storage.store.layout import OUTPUTS
 
 
 class UndoneEpochs(msgspec.Struct, frozen=True, gc=False):
-    """The fleet went back to an earlier epoch: every output that the reader has from epochs above `after` is taken back.
+    """The fleet went back to an earlier epoch: all outputs of epochs above `after` are reverted.
 
     Attributes:
-        after: the epoch that the fleet went back to, or a later one of the same history.
-        epochs: those whose outputs are taken back, ascending, as far as their files are left.
+        after: the epoch to which the fleet went back, or a later one of the same history.
+        epochs: epochs whose outputs are reverted, ascending, as far as their files still exist.
     """
 
     after: int
@@ -52,14 +52,14 @@ class UndoneEpochs(msgspec.Struct, frozen=True, gc=False):
 
 
 class OutputBatch(msgspec.Struct, frozen=True):
-    """Outputs that a reader gets at once: all of one part of a release, or what it had not taken of it.
+    """Outputs delivered together: one part of a release, or the rest of it after the cursor.
 
     Attributes:
-        epoch: of the release.
-        first: how many outputs of the release come before.
+        epoch: epoch of the release.
+        first: number of outputs of the release before these.
         outputs: sorted by agent and number.
-        undone: what is taken back before the outputs are given; None: nothing.
-        created_ns: wall-clock time since 1970 when the release was written.
+        undone: epochs that are reverted before these outputs apply; None if none.
+        created_ns: wall-clock time at which the release was written, in nanoseconds since 1970.
     """
 
     epoch: int
@@ -70,11 +70,11 @@ class OutputBatch(msgspec.Struct, frozen=True):
 
     @property
     def end(self) -> Cursor:
-        """Cursor of a reader that has taken the batch."""
+        """Cursor of a reader after the batch."""
         return Cursor(self.epoch, self.first + len(self.outputs))
 
     def cursor(self, index: int) -> Cursor:
-        """Return the cursor of a reader that has taken the first `index` outputs of the batch; 0: only what was undone."""
+        """Return the cursor after the first `index` outputs of the batch; 0 means after the reverts only."""
         return Cursor(self.epoch, self.first + index)
 
 
@@ -86,17 +86,17 @@ class OutputReader:
         self._store_id = store_id
         self._guard = guard
         self._durable = 0
-        """The newest epoch that a listing of ours has found before a sync of ours."""
+        """Newest epoch that this reader has listed before a sync."""
 
     def epochs(self) -> list[int]:
         """Return the epochs that have a released file, ascending, durable; see `Store.output_epochs`."""
-        found = released_epochs(list_parts(self._disk))
-        if found and found[-1] > self._durable:
+        epochs = released_epochs(list_parts(self._disk))
+        if epochs and epochs[-1] > self._durable:
             failpoint("store.outputs.read.found")
             with files.reading(self._disk, OUTPUTS):
                 self._disk.sync_directory(OUTPUTS)
-            self._durable = found[-1]
-        return found
+            self._durable = epochs[-1]
+        return epochs
 
     def head(self, epoch: int) -> OutputBody:
         """Return part 0 of a release; errors as `read_part`."""
@@ -107,11 +107,11 @@ class OutputReader:
         if not _is_there(self._disk, first_path(epoch)):
             raise NotFoundError(f"epoch {epoch} has no outputs in the store {self._disk.location}")
         head = self.head(epoch)
-        outputs = [each for part in range(len(head.counts)) for each in self._part(head, part)]
+        outputs = [output for part in range(len(head.counts)) for output in self._part(head, part)]
         return Release(epoch, head.after, head.root, head.created_ns, outputs)
 
     def batches(self, after: str, epochs: Sequence[int] | None = None) -> Iterator[OutputBatch]:
-        """Yield what a reader at this cursor has not had, as far as it is released now; see `Store.read_outputs`."""
+        """Yield the outputs after this cursor that are released now; see `Store.read_outputs`."""
         position = parse_cursor(after)
         if epochs is None:
             epochs = self.epochs()
@@ -125,7 +125,7 @@ class OutputReader:
                 if damage is not None or (epoch != position.epoch and _is_there(self._disk, first_path(epoch))):
                     raise
                 damage = error if _is_there(self._disk, first_path(epoch)) else None
-                continue  # Deleted meanwhile, or perhaps read to its end: the next one shows whether something is missed.
+                continue  # Deleted meanwhile, or perhaps already read: the next release shows whether outputs are missing.
             if damage is not None and Cursor(*head.previous) > position:
                 raise damage
             damage = None
@@ -135,7 +135,7 @@ class OutputReader:
             raise damage
 
     def _rest_of(self, head: OutputBody, position: Cursor, epochs: Sequence[int]) -> Iterator[OutputBatch]:
-        """Yield what a reader at `position`, in this release or the one before, has not had of it."""
+        """Yield the outputs of this release after `position`, which is in this release or the one before."""
         undone = None
         if head.epoch == position.epoch:
             if position > head.end:
@@ -161,7 +161,7 @@ class OutputReader:
         )
 
     def _undone(self, head: OutputBody, position: Cursor, epochs: Sequence[int]) -> UndoneEpochs | None:
-        """Return the epochs that the fleet has passed over, of those that a reader at `position` has."""
+        """Return the epochs that a reader at `position` has and that the fleet has reverted."""
         if position.epoch <= head.after:
             return None
         undone, epoch = [position.epoch], position.epoch
@@ -170,7 +170,7 @@ class OutputReader:
                 before = self.head(epoch).after
             except DamagedDataError:
                 break
-            epoch = max([each for each in epochs if each <= before], default=0)
+            epoch = max([candidate for candidate in epochs if candidate <= before], default=0)
             if epoch <= head.after:
                 break
             undone.append(epoch)
@@ -191,16 +191,16 @@ class OutputReader:
 
 
 def check_belongs(body: OutputBody, head: OutputBody) -> None:
-    """Check that a part is of the release that part 0 claims. Raises DamagedDataError."""
+    """Check that a part belongs to the release that part 0 names; raises DamagedDataError."""
     if msgspec.structs.replace(head, part=body.part, data=body.data, key=body.key) != body:
         raise damaged(body.path, f"it differs from {head.path} about the release that both belong to")
 
 
 def list_parts(disk: Disk) -> list[PartName]:
-    """Return all parts there are, by epoch and part. A store in which none was ever written has no folder for them."""
+    """Return all parts, by epoch and part. A store without outputs has no folder for them."""
     entries = files.listed(disk, OUTPUTS)
-    found = [parse_part_path(f"{OUTPUTS}/{entry.name}") for entry in entries if not entry.is_directory]
-    return sorted([name for name in found if name is not None], key=lambda name: (name.epoch, name.part, name.release))
+    names = [parse_part_path(f"{OUTPUTS}/{entry.name}") for entry in entries if not entry.is_directory]
+    return sorted([name for name in names if name is not None], key=lambda name: (name.epoch, name.part, name.release))
 
 
 def released_epochs(parts: list[PartName]) -> list[int]:
@@ -212,7 +212,7 @@ def read_part(disk: Disk, path: str, *, store_id: str | None) -> OutputBody:
     """Return the body of a part, after every check that needs no key.
 
     Raises:
-        DamagedDataError, StoreError: see `decode_part`; or it is missing, or cannot be read.
+        DamagedDataError, StoreError: see `decode_part`; or the file is missing or cannot be read.
     """
     data = files.read_file(disk, path, epoch=None, size_bytes_max=FILE_BYTES_MAX)
     return decode_part(data, path=path, store_id=store_id)

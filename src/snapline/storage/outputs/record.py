@@ -1,14 +1,14 @@
-"""The output files: outputs of agents, as released with an epoch.
+"""File format of released outputs.
 
-All are records (`storage/store/record.py`) of kind `OUTP`. A release is one file, or several parts where there is much: part 0 says how many
-outputs are in which part, the others bear the random id of their release, which part 0 names. So tries that died leave parts that are never read,
-and no try can complete another's. Every part names its place; elsewhere it is damage.
+All files are records (`storage/store/record.py`) of kind `OUTP`. A release is one file, or several parts if it is large. Part 0 lists the number
+of outputs of each part. The names of other parts contain the random id of their release, which part 0 names. So parts of interrupted tries are
+never read, and no try can complete another's. Every part contains its path; elsewhere it counts as damaged.
 
-What follows from the epoch is the same in every try: the outputs, in their order, and hence every reader's cursor. How they
-are divided into parts may differ.
+The outputs and their order follow from the epoch, so they are the same in every try, and so is every reader's cursor. The division
+into parts may differ.
 
-Where the store is encrypted, the outputs are sealed under a key of their own, derived from the id of the release as a pack's from its id,
-and bound to everything else in the part; epoch, root, lengths and counts remain to be seen.
+Where the store is encrypted, the outputs are sealed under their own key, derived from the id of the release. They are
+bound to all other fields of the part. Epoch, root, lengths and counts remain readable.
 """
 
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ from snapline.storage.store.layout import EPOCH_MAX, check_root
 from snapline.storage.store.record import canonical, seal, unseal
 
 FILE_BYTES_MAX = 2**26
-"""64 MiB, one part. Checked before writing, and before anything is read."""
+"""Largest part (64 MiB). Checked before writing and before reading."""
 
 PART_BYTES = 2**23
-"""8 MiB: where a part ends, unless one output alone is longer. A reader holds one part at a time."""
+"""Size at which a part ends (8 MiB), unless one output alone is longer. A reader holds one part at a time."""
 
 OUTPUT_KIND = b"OUTP"
 WRITER = "outputs"
-"""Names the key of those who release, as a host's run names that of its packs."""
+"""Writer id of releases, used to look up their encryption key, as a host's start is used for its packs."""
 
 _PURPOSE = "snapline outputs 1"
 _OVERHEAD_BYTES = 64
@@ -41,11 +41,11 @@ _OVERHEAD_BYTES = 64
 
 
 RESERVED = "@"
-"""Prefix of the runtime's own topics: no agent can emit under them by `ctx.emit`."""
+"""Prefix of the runtime's own topics: `ctx.emit` rejects them."""
 
 
 def is_wanted(topic: str, wanted: str) -> bool:
-    """Return whether a consumer of `wanted` gets this topic. "" is all that agents have chosen themselves."""
+    """Return whether a consumer of `wanted` gets this topic. "" means all topics of agents."""
     return topic == wanted if wanted else not topic.startswith(RESERVED)
 
 
@@ -53,11 +53,11 @@ class EmittedOutput(msgspec.Struct, frozen=True, gc=False, array_like=True, forb
     """An output of an agent.
 
     Attributes:
-        agent: its sender.
+        agent: sender.
         number: counts the outputs of this agent along its history, from 1.
-        topic: chosen by the agent.
-        payload: the message, as `encode_message` gives it.
-        emitted_ns: wall-clock time since 1970, for people.
+        topic: topic chosen by the agent.
+        payload: the message as encoded by `encode_message`.
+        emitted_ns: wall-clock time in nanoseconds since 1970, for people only.
     """
 
     agent: str
@@ -71,17 +71,17 @@ class OutputBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
     """Body of a part's record.
 
     Attributes:
-        after: the epoch before this one in its history; what was released between them is reverted.
-        counts: how many outputs each part has, part 0 first.
-        created_ns: wall-clock time since 1970 when it was written.
+        after: the epoch before this one in its history; outputs released between the two are reverted.
+        counts: number of outputs in each part, part 0 first.
+        created_ns: wall-clock time of writing in nanoseconds since 1970.
         data: MessagePack of the list of `EmittedOutput`; encrypted if there is a key.
-        epoch, store: where it belongs.
-        key: id of the key that `data` is encrypted under; empty: it is not.
-        part: which one this is.
-        previous: epoch and number of outputs of the newest release before this one in the store, of whatever history, that holds outputs or
-            takes some back; (0, 0) if there was none. So a reader sees that something in between was deleted.
+        epoch, store: place of the release.
+        key: id of the key that encrypts `data`; empty if not encrypted.
+        part: number of this part.
+        previous: epoch and number of outputs of the previous release in the store, of any history, that holds or reverts
+            outputs; (0, 0) if there was none. It shows a reader that a release in between was deleted.
         release: 32 random hexadecimal digits.
-        root: of the epoch.
+        root: root of the epoch.
     """
 
     after: int
@@ -97,7 +97,7 @@ class OutputBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
     store: str
 
     def context(self) -> bytes:
-        """Return what encryption binds the data to: all else."""
+        """Return the context to which encryption binds the data: all other fields."""
         return canonical.encode((_PURPOSE, msgspec.structs.replace(self, data=b"")))
 
     @property
@@ -111,12 +111,12 @@ class OutputBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tr
         return Cursor(self.epoch, sum(self.counts))
 
     def part_path(self, part: int) -> str:
-        """Return where another part of this release lies."""
+        """Return the path of another part of this release."""
         return PartName(self.epoch, part, self.release if part else "").path
 
 
 class Release(msgspec.Struct, frozen=True):
-    """All that was released with one epoch; the fields are those of `OutputBody`."""
+    """All outputs released with one epoch; the fields are those of `OutputBody`."""
 
     epoch: int
     after: int
@@ -130,7 +130,7 @@ _outputs_decoder = msgspec.msgpack.Decoder(list[EmittedOutput])
 
 
 def check_outputs(outputs: Sequence[EmittedOutput]) -> list[EmittedOutput]:
-    """Return the outputs in their order, by agent and number; UsageError if one cannot be, or comes twice."""
+    """Return the outputs sorted by agent and number; UsageError if one is invalid or a duplicate."""
     ordered = sorted(outputs, key=_place)
     reason = _contradiction(ordered)
     if reason:
@@ -139,24 +139,24 @@ def check_outputs(outputs: Sequence[EmittedOutput]) -> list[EmittedOutput]:
 
 
 def divide(outputs: Sequence[EmittedOutput]) -> list[list[EmittedOutput]]:
-    """Return the outputs in parts, at least one: each as long as one read should be."""
+    """Return the outputs in at least one part of about `PART_BYTES` each."""
     parts: list[list[EmittedOutput]] = [[]]
     size_bytes = 0
-    for each in outputs:
-        length = len(each.payload) + len(each.topic) + len(each.agent) + _OVERHEAD_BYTES
+    for output in outputs:
+        length = len(output.payload) + len(output.topic) + len(output.agent) + _OVERHEAD_BYTES
         if parts[-1] and size_bytes + length > PART_BYTES:
             parts.append([])
             size_bytes = 0
-        parts[-1].append(each)
+        parts[-1].append(output)
         size_bytes += length
     return parts
 
 
 def encode_parts(head: OutputBody, parts: Sequence[Sequence[EmittedOutput]], guard: Guard | None) -> list[bytes]:
-    """Return the parts' files. The key that they need is durable when this returns.
+    """Return the parts' files. Their encryption key is durable when this returns.
 
     Raises:
-        UsageError: one is too large.
+        UsageError: a part is too large.
         StoreError: the key could not be written.
     """
     cipher = guard.begin_pack(WRITER, head.release) if guard is not None and guard.encrypts else None
@@ -176,8 +176,8 @@ def decode_part(data: bytes, *, path: str, store_id: str | None) -> OutputBody:
     """Return the body of the file at `path`, after every check that needs no key; `store_id` None skips that comparison.
 
     Raises:
-        DamagedDataError: damaged, or of another place or store.
-        StoreError: of a later version.
+        DamagedDataError: the file is damaged, or belongs to another path or store.
+        StoreError: a later version of snapline wrote the file.
     """
     raw = unseal(OUTPUT_KIND, data, path=path, epoch=None)
     with files.decoding(path):
@@ -190,11 +190,11 @@ def decode_part(data: bytes, *, path: str, store_id: str | None) -> OutputBody:
 
 
 def open_outputs(body: OutputBody, guard: Guard | None) -> list[EmittedOutput]:
-    """Return the outputs in a part that was checked.
+    """Return the outputs in a part that `decode_part` has checked.
 
     Raises:
-        DamagedDataError: it does not open under its key, or what is inside cannot be.
-        StoreError: it is not encrypted, and there is a key; or the other way round.
+        DamagedDataError: the data cannot be decrypted, or its contents are invalid.
+        StoreError: the part is not encrypted and there is a key, or the reverse.
     """
     data = open_data(
         body.data,
@@ -220,14 +220,14 @@ def _place(output: EmittedOutput) -> tuple[str, int]:
 
 
 def _contradiction(outputs: Sequence[EmittedOutput]) -> str:
-    """Return what is impossible about outputs in their order; empty if nothing is. Asked before writing and after reading."""
-    for index, each in enumerate(outputs):
-        if not 1 <= each.number <= EPOCH_MAX:
-            return f"{each.number} is no number of an output: they count from 1"
-        if index and _place(outputs[index - 1]) >= _place(each):
-            return f"output {each.number} of agent {each.agent!r} is out of order, or comes twice"
+    """Return what is invalid in sorted outputs; empty if nothing is. Checked before writing and after reading."""
+    for index, output in enumerate(outputs):
+        if not 1 <= output.number <= EPOCH_MAX:
+            return f"{output.number} is no number of an output: they count from 1"
+        if index and _place(outputs[index - 1]) >= _place(output):
+            return f"output {output.number} of agent {output.agent!r} is out of order, or comes twice"
         try:
-            check_id(each.agent)
+            check_id(output.agent)
         except UsageError as error:
             return str(error)
     return ""

@@ -1,29 +1,29 @@
-"""Releasing outputs with an epoch, and deleting what all readers have had.
+"""Releasing outputs with an epoch, and deleting outputs that all consumers have read.
 
-The problem. A release is never undone, and is in the store once, whichever process releases, however often, and wherever it dies: a leader that is
-slow, or was replaced and does not know it, does the same as the next one.
+The problem. A release is never undone and exists once, whichever processes release it, however often, and wherever they die. A slow
+leader that was replaced without knowing it does the same as its successor.
 
-The model. Of all that would create one name, one succeeds, as for host logs. The *part 0* of an epoch's release is created last: it makes the
-release. Its other parts bear the random id of the try, so what others left behind is not touched, and part 0 names only its own. The
-outputs follow from the epoch; so any try may be first.
+The model. If several processes create the same name, exactly one succeeds, as for host logs. *Part 0* of an epoch's release is created last and
+completes the release. The names of the other parts contain the random id of the try. So parts of other tries stay untouched, and part 0 names only
+its own. The outputs follow from the epoch, so any try may be first.
 
 The caller's duties:
 
-1. Epochs are released in ascending order: when one is, no lower one with outputs ever will be for the first time.
-2. `after` is the epoch before this one in its history, and the newest file ≤ `after` is of that history too.
-3. Every first epoch after a fall-back is released, with or without outputs.
+1. Epochs are released in ascending order: after a release, no lower epoch with outputs is released for the first time.
+2. `after` is the previous epoch of the same history, and the newest file ≤ `after` is of that history too.
+3. The first epoch after each rollback is released, with or without outputs.
 
-**Releasing** a second time is success: part 0 is there with the same root and `after`; or a higher epoch's is, and by duty 1 this
-one's was released once, and may be deleted since. Damage to a part 0 is for its readers to find: it was whole when it was released.
+**Releasing** a second time succeeds in two cases. Either part 0 exists with the same root and `after`. Or a higher epoch's part 0 exists; by duty 1
+this epoch was released once and perhaps deleted since. Damage to an existing part 0 is left for readers to find: the file was whole when released.
 
-**Nothing is written** for an epoch without outputs; except where files between `after` and it are passed over: readers that have those must get a
-notice; and where the caller must be sure that nobody writes it later (an epoch whose bytes are damaged, and that a leader may be about to
-release). So the newest file ≤ `after` of any file is in that file's history, as `OutputReader` supposes.
+**No file is written** for an epoch without outputs, with two exceptions. If files between `after` and the epoch are skipped, readers of
+those need a notice. And the caller may have to ensure that nobody writes the file later: the epoch's bytes are damaged, and a leader may be about
+to release it. So for any file, the newest file ≤ its `after` is in its history, as `OutputReader` requires.
 
-**Deleting** goes in ascending order and spares the newest file, which shows a later leader what was released (above), and readers what
-was deleted (`previous`). Parts that no part 0 names go when a higher epoch was released: they will never be completed. A process that is
-slow beyond all measure may create a part 0 below the files that are left. Its outputs are right, and those who read on from there see
-the gap. Nobody else sees it.
+**Deleting** goes in ascending order and spares the newest file. That file shows a later leader what was released, and readers what
+was deleted (`previous`). Parts that no part 0 names are deleted after a higher epoch is released: they will never be completed. An extremely
+slow process may create a part 0 below the remaining files. Its outputs are correct; readers that read on from there get the error for
+a gap, and no other reader notices it.
 """
 
 import contextlib
@@ -46,17 +46,17 @@ from snapline.storage.store.guard import Guard
 from snapline.storage.store.layout import OUTPUTS, TEMPORARY, check_root, parse_temporary_path
 
 AGE_NS_MAX = 7 * 24 * 3600 * 10**9
-"""A week: a consumer that was away over a long weekend finds everything."""
+"""Default age at which releases are deleted, in nanoseconds (a week): enough for a consumer that is away over a long weekend."""
 
 KEPT_NS_MIN = 3600 * 10**9
-"""An hour: readers without a name, which nothing waits for, come to no harm because those that have one are quick."""
+"""Default minimum age of a deletion, in nanoseconds (an hour): fast named consumers do not cut off unnamed readers, for which nothing waits."""
 
 STEPS = 24
-"""Divisor: from one release to the next no more than such a part of these times counts (`storage/ages.py`): after a jump of the clock the last ones
-stay."""
+"""Divisor: the time between two releases counts as at most this fraction of those ages (`storage/ages.py`). So the newest releases survive a
+jump of the clock."""
 
 LOOKED_AT = 256
-"""Approximate number of releases that a deletion looks at: of more, at some only, and what lies between goes with the next of them."""
+"""Approximate number of releases that one deletion reads. If there are more, it reads a sample, and deletes each with the releases before it."""
 
 _ID_BYTES = 16
 
@@ -73,20 +73,20 @@ class OutputWriter:
         random_bytes: Callable[[int], bytes],
         watchers: Sequence[Callable[[int], None]] = (),
     ) -> None:
-        """Create the writer. `watchers` are called from any thread, with the epoch of each release, and 0 when some were deleted."""
+        """Create the writer. `watchers` are called from any thread, with the epoch of each release, and with 0 after a deletion."""
         self._watchers = watchers
         self._disk = disk
         self._store_id = store_id
         self._guard = guard
         self._random_bytes = random_bytes
         self._newest: OutputBody | None = None
-        """The newest release, as far as this object knows; without its data."""
+        """The newest known release, without its data."""
         self._heads: dict[int, OutputBody] = {}
-        """Heads of releases that deletions have looked at."""
+        """Heads of releases that deletions have read."""
         self._handled = 0
-        """Epoch last released here. Only the next one needs no look at the store: between others a leader elsewhere may have released."""
+        """Epoch last released by this object. Only its direct successor needs no check of the store: another leader may have released others."""
         self._lock = threading.Lock()
-        """Held while temporary files are written, and while those of others are removed."""
+        """Held while temporary files are written, and while other processes' temporary files are removed."""
 
     def release(
         self, epoch: int, root: str, after: int, outputs: Sequence[EmittedOutput] | None, *, created_ns: int
@@ -123,7 +123,7 @@ class OutputWriter:
         return forget(self._disk, consumer)
 
     def delete(self, *, now_ns: int, age_ns_max: int, kept_ns_min: int) -> list[str]:
-        """Delete what all have had, and what is old; see `Store.delete_outputs`."""
+        """Delete releases that all consumers have read, and old ones; see `Store.delete_outputs`."""
         with files.writing(self._disk, "the deletion of outputs"):
             parts = list_parts(self._disk)
             epochs = released_epochs(parts)
@@ -146,7 +146,7 @@ class OutputWriter:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _check_reached(self, cursor: Cursor) -> None:
-        """Refuse a place beyond all releases, which would let everything go that is released until there."""
+        """Refuse a cursor beyond all releases: it would allow the deletion of all releases up to it."""
         if self._newest is not None and self._newest.epoch >= cursor.epoch:
             return
         if cursor.epoch > max(released_epochs(list_parts(self._disk)), default=0):
@@ -157,7 +157,7 @@ class OutputWriter:
         return self._head_of(epochs[-1]) if epochs else None
 
     def _head_of(self, epoch: int) -> OutputBody:
-        """Return part 0 of a release without its data. Of a damaged one nothing is known but the epoch: readers find the damage."""
+        """Return part 0 of a release without its data. For a damaged one only the epoch is filled in: readers find the damage."""
         try:
             return msgspec.structs.replace(self._read(epoch), data=b"")
         except DamagedDataError:
@@ -167,16 +167,16 @@ class OutputWriter:
         return read_part(self._disk, first_path(epoch), store_id=self._store_id)
 
     def _check_same(self, path: str, root: str, after: int) -> None:
-        """Was this epoch released as it is to be now? Then it is durable when this returns."""
+        """Check that this epoch was released with the same root and `after`, and make that release durable."""
         try:
             self._disk.size(path)
-            found = read_part(self._disk, path, store_id=self._store_id)
+            head = read_part(self._disk, path, store_id=self._store_id)
         except (FileNotFoundError, DamagedDataError):
-            found = None
-        if found is not None and (found.root, found.after) != (root, after):
+            head = None
+        if head is not None and (head.root, head.after) != (root, after):
             raise StoreError(
-                f"two fleets on one store: the outputs of epoch {found.epoch} of {self._disk.location} are of root "
-                f"{found.root[:12]}… after epoch {found.after}, not {root[:12]}… after {after}; give each fleet a store of its own"
+                f"two fleets on one store: the outputs of epoch {head.epoch} of {self._disk.location} are of root "
+                f"{head.root[:12]}… after epoch {head.after}, not {root[:12]}… after {after}; give each fleet a store of its own"
             )
         self._prepare_directory()
         self._disk.sync_directory(OUTPUTS)
@@ -218,7 +218,7 @@ class OutputWriter:
         self._newest = head
 
     def _due(self, epochs: list[int], now_ns: int, age_ns_max: int, kept_ns_min: int) -> set[int]:
-        """Return the lowest of `epochs`, up to the last that may go; never the newest. Of a damaged one only its epoch is known."""
+        """Return the lowest of `epochs` up to the last deletable one; never the newest. Of a damaged one only its epoch is known."""
         passed = lowest_cursor(read_consumers(self._disk, self._store_id))
         heads = self._some_heads(epochs)
         times = [head.created_ns for head in heads] + [now_ns]
@@ -232,22 +232,22 @@ class OutputWriter:
         return {epoch for epoch in epochs[:-1] if epoch <= last}
 
     def _some_heads(self, epochs: list[int]) -> list[OutputBody]:
-        """Return heads of the newest release and of others, evenly; the same ones again at the next look. Damaged ones are left out."""
+        """Return heads of the newest release and of an even sample of others; the sample is the same at the next call. Damaged ones are left out."""
         apart = 1 << max(0, len(epochs) // LOOKED_AT).bit_length()
-        looked_at = [epoch for epoch in epochs[:-1] if epoch % apart == 0] + epochs[-1:]
-        heads = [self._heads.get(epoch) or self._head_of(epoch) for epoch in looked_at]
+        sampled = [epoch for epoch in epochs[:-1] if epoch % apart == 0] + epochs[-1:]
+        heads = [self._heads.get(epoch) or self._head_of(epoch) for epoch in sampled]
         self._heads = {head.epoch: head for head in heads if head.release}
         return list(self._heads.values())
 
     def _unlink(self, heads: list[str], others: list[str]) -> list[str]:
-        """Unlink releases, each before its other parts, also if the power fails."""
+        """Unlink releases, each part 0 durably before the other parts."""
         removed = files.unlink(self._disk, heads)
         if removed and others:
             self._disk.sync_directory(OUTPUTS)
         return removed + files.unlink(self._disk, others)
 
     def _abandoned(self, parts: list[PartName], epochs: list[int], due: set[int]) -> list[str]:
-        """Parts below the newest release that belong to none."""
+        """Return the parts below the newest release that belong to no release."""
         lower = [name for name in parts if name.part and name.epoch <= epochs[-1] and name.epoch not in due]
         releases: dict[int, str] = {}
         for epoch in {name.epoch for name in lower} & set(epochs):
@@ -264,8 +264,10 @@ class OutputWriter:
             except FileNotFoundError:
                 return []
             paths = [f"{TEMPORARY}/{entry.name}" for entry in entries]
-            found = [(path, *(parse_temporary_path(path) or ("", 0))) for path in paths]
-            return files.unlink(self._disk, [path for path, folder, n in found if folder == OUTPUTS and n <= epoch])
+            temporary_files = [(path, *(parse_temporary_path(path) or ("", 0))) for path in paths]
+            return files.unlink(
+                self._disk, [path for path, folder, n in temporary_files if folder == OUTPUTS and n <= epoch]
+            )
 
     def _prepare_directory(self) -> None:
         self._require_create_only()
@@ -279,12 +281,12 @@ class OutputWriter:
 
 
 def order_of_parts(count: int) -> list[int]:
-    """Part 0 is last: it makes the release."""
+    """Return the numbers of the parts in the order of creation. Part 0 is last: it completes the release."""
     return [*range(1, count), 0]
 
 
 def _previous(newest: OutputBody | None) -> Cursor:
-    """Return the place that a reader must have reached before the next release. A missed release that holds nothing and reverts nothing does not
+    """Return the cursor that a reader must have reached before the next release. Releases that hold and revert nothing do not
     count."""
     if newest is None:
         return START

@@ -3,14 +3,14 @@
     magic "SNAPBLOB" (8) | kind (u8) | codec (u8) | name length (u16) | 0 (u32) | stored size (u64) | plain size (u64)
     | digest of the plain bytes (32) | BLAKE3 of the stored bytes (32) | name | check (16) | stored bytes
 
-Integers are little-endian; the check is the front of BLAKE3 over the header before it. So a scan for the magic finds every
-blob of a pack that lost its footer, and can distinguish a whole blob from a damaged one. Two digests, because a flipped bit in
-compressed bytes may decompress to the right plain bytes; stored plain, they are the same digest, computed once.
+Integers are little-endian; the check is the front of BLAKE3 over the preceding header. So a scan for the magic finds every
+blob of a pack that lost its footer, and can distinguish a whole blob from a damaged one. There are two digests because a flipped bit in
+compressed bytes may still decompress to the right plain bytes. For plain storage both are the same digest, computed once.
 
 The digest of the plain bytes is BLAKE3, keyed where the blob is encrypted. Encryption binds a blob to its place
-(`Keyring.context`): one that was moved to another pack, or to another place in it, does not open.
+(`Keyring.context`): a blob that was moved within its pack, or to another pack, cannot be decrypted.
 
-Nothing is used before its digest was compared, and no length is believed before the check over it (G11).
+No bytes are used before their digest is compared, and no length before the check over it (G11).
 """
 
 import struct
@@ -27,21 +27,21 @@ from snapline.storage.store.record import DIGEST_BYTES, Buffer, canonical, diges
 KIND_CHECKPOINT = 1
 """An `AgentCheckpoint`."""
 KIND_CHUNK = 2
-"""A piece of a part of a state. It has no name: its digest finds it."""
+"""A chunk of a part of a state. It has no name; it is found by its digest."""
 
 CODEC_PLAIN = 0
 CODEC_LZ4 = 1
 CODEC_ENCRYPTED = 2
-"""Added to one of the others: encrypted after it was compressed."""
+"""Added to one of the others: the bytes were compressed, then encrypted."""
 
 KINDS = frozenset({KIND_CHECKPOINT, KIND_CHUNK})
 CODECS = frozenset({CODEC_PLAIN, CODEC_LZ4, CODEC_ENCRYPTED, CODEC_ENCRYPTED | CODEC_LZ4})
 
 BLOB_BYTES_MAX = 2**33
-"""8 GiB: a checkpoint is held in memory as a whole; more is surely a damaged or hostile length."""
+"""Largest blob (8 GiB): a checkpoint is held in memory as a whole, and a larger length is damaged or hostile."""
 
 LZ4_BYTES_MAX = 2**28
-"""256 MiB: lz4's block format ends below 2 GiB, and what is that large consists of arrays, which do not shrink."""
+"""Largest blob to compress (256 MiB): lz4's block format ends below 2 GiB, and states that large consist of arrays, which do not shrink."""
 
 LZ4_RATIO_MAX = 255
 """lz4 encodes at most 255 bytes of output in one byte of input: a larger claim is a bomb."""
@@ -63,10 +63,10 @@ class BlobEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
         name: the agent; in a checkpoint pack `<number>.<agent>`; empty for a chunk.
         kind: `KIND_…`.
         codec: `CODEC_…`.
-        offset: of its header in the pack.
+        offset: offset of its header in the pack.
         stored_bytes: length without header, as stored.
         size_bytes: length of the plain bytes.
-        digest: of the plain bytes.
+        digest: digest of the plain bytes.
         stored_digest: BLAKE3 of the stored bytes.
     """
 
@@ -81,12 +81,12 @@ class BlobEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
 
     @property
     def label(self) -> str:
-        """Label that distinguishes it from the other blobs of its pack, for messages."""
+        """Label for messages, unique among the blobs of the pack."""
         return self.name or f"chunk {self.digest.hex()[:12]}"
 
 
 class PackBlob(msgspec.Struct, gc=False):
-    """A blob to be written. `digest` of the plain bytes, if it is known; `compress` None: a probe decides."""
+    """A blob to be written. `digest` is that of the plain bytes, if known; with `compress` None, a probe decides."""
 
     name: str
     kind: int
@@ -96,7 +96,7 @@ class PackBlob(msgspec.Struct, gc=False):
 
 
 def in_groups(blobs: Iterable[PackBlob], size_bytes: int) -> Iterator[list[PackBlob]]:
-    """Blobs for one pack after the other: each has so many bytes at the least, but the last."""
+    """Yield the blobs in groups, one per pack; each but the last has at least `size_bytes` bytes."""
     group: list[PackBlob] = []
     found_bytes = 0
     for blob in blobs:
@@ -110,7 +110,7 @@ def in_groups(blobs: Iterable[PackBlob], size_bytes: int) -> Iterator[list[PackB
 
 
 class Keyring(msgspec.Struct, frozen=True):
-    """Keys that open or seal the blobs of one pack; `cipher` None: they are not encrypted."""
+    """Keys that open or seal the blobs of one pack; `cipher` is None if they are not encrypted."""
 
     store_id: str
     pack_id: str
@@ -130,7 +130,7 @@ class Keyring(msgspec.Struct, frozen=True):
 
 
 OPEN = Keyring("", "")
-"""Keyring for packs that are not encrypted, where there is no key."""
+"""Keyring for unencrypted packs of a store without keys."""
 
 
 def header_bytes(name: str) -> int:
@@ -160,7 +160,7 @@ def encode_blob(blob: PackBlob, *, offset: int, keyring: Keyring = OPEN) -> tupl
 
 
 def encode_header(entry: BlobEntry) -> bytes:
-    """Return the header of the blob `entry`. It does not hold the offset."""
+    """Return the header of the blob `entry`. The header does not contain the offset."""
     name = entry.name.encode("ascii")
     head = (
         _FIXED.pack(
@@ -180,7 +180,7 @@ def encode_header(entry: BlobEntry) -> bytes:
 
 
 def contradiction_of(entry: BlobEntry) -> str:
-    """Return what is impossible about `entry`; empty if nothing is. Asked before anything is allocated."""
+    """Return what is invalid in `entry`; empty if nothing is. Checked before anything is allocated."""
     if entry.kind not in KINDS or entry.codec not in CODECS:
         return f"kind {entry.kind} or codec {entry.codec} is unknown to this snapline: use a newer one"
     if not entry.name.isascii() or min(entry.offset, entry.stored_bytes, entry.size_bytes) < 0:
@@ -201,11 +201,11 @@ def contradiction_of(entry: BlobEntry) -> str:
 def decode_blob(data: Buffer, entry: BlobEntry, *, path: str, epoch: int | None, keyring: Keyring = OPEN) -> Buffer:
     """Return the plain bytes of the blob whose header and stored bytes are `data`, after every check.
 
-    What is stored plain is not copied. `entry` comes from a manifest or an index, whose digest has been checked.
+    Plain blobs are not copied. `entry` comes from a manifest or an index, whose digest has been checked.
 
     Raises:
         DamagedDataError: names `path`, `epoch` and the agent.
-        StoreError: it is not encrypted, and there is a key; or the other way round.
+        StoreError: the blob is not encrypted and there is a key, or the reverse.
     """
     reason = contradiction_of(entry) or _find_damage(data, entry)
     if reason:
@@ -278,7 +278,7 @@ def compress(plain: Buffer, wanted: bool | None) -> tuple[int, Buffer]:
 def compresses(plain: Buffer) -> bool:
     """Return whether lz4 saves anything on a sample of `plain`."""
     if len(plain) <= _PROBE_BYTES:
-        return True  # The sample would be all of it.
+        return True  # The sample would be the whole blob.
     sample = _sample(plain)
     return _pays(len(lz4.block.compress(sample, store_size=False)), len(sample))
 
@@ -288,7 +288,7 @@ def _pays(stored_bytes: int, plain_bytes: int) -> bool:
 
 
 def _sample(plain: Buffer) -> bytes:
-    """Return 64 KiB from four places: a state often begins with text and goes on with arrays."""
+    """Return 64 KiB from four places: a state often begins with text and continues with arrays."""
     part = _PROBE_BYTES // _PROBE_PARTS
     step = (len(plain) - part) // (_PROBE_PARTS - 1)
     return b"".join(plain[i * step : i * step + part] for i in range(_PROBE_PARTS))

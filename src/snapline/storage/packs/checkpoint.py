@@ -1,9 +1,9 @@
 """Contents of one agent's checkpoint, and its bytes.
 
 A checkpoint is one blob of a pack: the MessagePack array `[version, fields]`. `docs/snapshot-format.md` lists the fields
-for a reader without this code. `storage/` treats the state itself as opaque bytes: `agent_runtime` encodes it.
+for readers without this code. `storage/` treats the state itself as opaque bytes: `agent_runtime` encodes it.
 
-All channel numbers count from 1; 0 means that nothing was sent, or consumed, on that channel.
+All channel numbers count from 1; 0 means that nothing was sent or consumed on that channel.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from snapline.storage.packs.saved_effects import SavedEffects
 from snapline.storage.store.record import DIGEST_BYTES, Buffer
 
 CHECKPOINT_VERSION = 2
-"""Version of the fields below. Version 1, which had no parts, is read as well; others are refused."""
+"""Version of the fields below. Version 1, which had no parts, can still be read; others are rejected."""
 
 _READABLE = (1, CHECKPOINT_VERSION)
 
@@ -30,14 +30,14 @@ class InTransitMessage(msgspec.Struct, frozen=True, gc=False, array_like=True, f
 
 
 class ParkedMessage(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A message that a finished turn sent and that had no channel credit yet: it has no number."""
+    """A message of a finished turn that waits for channel credit, so it has no number yet."""
 
     receiver: str
     payload: bytes
 
 
 class SavedTimer(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A timer that had not fired; `remaining_ns` counts from the record."""
+    """A timer that had not fired; `remaining_ns` is relative to the checkpoint."""
 
     name: str
     remaining_ns: int
@@ -45,14 +45,14 @@ class SavedTimer(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
 
 
 class BootClock(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Reading of a machine's clock that counts on during sleep or while our processes are down, and cannot be set; of one start of the machine,
-    `boot`."""
+    """Reading of a monotonic machine clock, which runs on during sleep and while our processes are down. `boot` identifies the start of the
+    machine."""
 
     boot: str
     now_ns: int
 
     def since(self, earlier: "BootClock") -> int:
-        """Return the nanoseconds since another reading; 0 if unknown: of another machine, or before this one was started."""
+        """Return the nanoseconds since another reading; 0 if unknown: it is from another machine or an earlier boot."""
         return max(0, self.now_ns - earlier.now_ns) if self.boot == earlier.boot else 0
 
 
@@ -68,20 +68,20 @@ class DeadLetterRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, f
 
 
 class DeadLetterNumbers(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Numbers of an agent's dead letters: those that are kept, in their order, and the newest there ever was."""
+    """Numbers of an agent's dead letters: those that are kept, in order, and the newest ever assigned."""
 
     last: int
     numbers: list[int]
 
 
 def counted_letters(count: int, kept: int) -> DeadLetterNumbers:
-    """Return the numbers as long as none was taken out. `count`: how many there ever were; `kept`: the newest ones."""
+    """Return the numbers as long as none was removed. `count` is the number of dead letters ever, `kept` that of the newest ones kept."""
     last = max(count, kept)
     return DeadLetterNumbers(last, list(range(last - kept + 1, last + 1)))
 
 
 class SpawnRequest(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A spawn that a finished turn requested and that the coordinator had not reserved yet."""
+    """A spawn that a finished turn requested and that the coordinator has not reserved yet."""
 
     agent: str
     kind: str
@@ -89,20 +89,20 @@ class SpawnRequest(msgspec.Struct, frozen=True, gc=False, array_like=True, forbi
 
 
 DROPPED = b"\x00dropped"
-"""Stands in place of an answer: the input was dropped when the fleet went back on purpose. No message has an empty type name."""
+"""Marks an input that was dropped by an intended rollback, in place of an answer. No message has an empty type name."""
 
 
 class KnownKey(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """An input that the agent has consumed: the key that its client gave it, for the case that it comes again.
+    """A consumed input, remembered by its client's key to recognize a repetition.
 
     Attributes:
-        number: of the input.
-        digest: of its payload, 16 bytes.
-        admitted_ns: wall-clock time since 1970 of its host.
+        number: number of the input.
+        digest: digest of its payload, 16 bytes.
+        admitted_ns: wall-clock time of its host in nanoseconds since 1970.
         is_dead_lettered: it became a dead letter.
-        reply: what its turn answered; empty: nothing, or it is forgotten. `DROPPED`: it had no turn, and counts as a dead letter.
-        is_open: it is consumed, and its turn has not ended yet: a durable one, or one that waits in the stash.
-        retried_by: the key of the operator's word that had its dead letter tried again: what that is answered is the answer to both.
+        reply: answer of its turn; empty if there was none, or if it is forgotten. `DROPPED`: it had no turn, and counts as a dead letter.
+        is_open: it is consumed, but its turn has not ended: the turn is durable, or the input waits in the stash.
+        retried_by: key of the operator command that retried its dead letter; both get the answer of that retry.
     """
 
     key: str
@@ -116,19 +116,19 @@ class KnownKey(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
 
     @property
     def is_dropped(self) -> bool:
-        """Return whether it never had a turn: the fleet went back, and inputs were dropped."""
+        """Return whether the input never had a turn, because a rollback dropped inputs."""
         return self.reply == DROPPED
 
 
 class SavedInputs(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Inputs from outside that an agent knows: the number of the last one it consumed, and the latest keys, oldest first."""
+    """External inputs known to an agent: the number of the last consumed one, and the latest keys, oldest first."""
 
     number: int = 0
     keys: list[KnownKey] = []
 
     @property
     def settled(self) -> int:
-        """The last input up to which all turns have ended."""
+        """Number of the last input up to which all turns have ended."""
         return min([known.number - 1 for known in self.keys if known.is_open], default=self.number)
 
 
@@ -136,12 +136,12 @@ NO_INPUTS = SavedInputs()
 
 
 class SavedOutput(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """An output of an agent that its host does not know to be released.
+    """An output of an agent that, as far as its host knows, is not released yet.
 
     Attributes:
-        number: of the agent's outputs, from 1, over all its owners and lives, along its history.
-        payload: as `encode_message` gives it.
-        emitted_ns: wall-clock time since 1970, for people only.
+        number: counts the agent's outputs from 1 along its history, over all its owners and incarnations.
+        payload: the message as encoded by `encode_message`.
+        emitted_ns: wall-clock time in nanoseconds since 1970, for people only.
     """
 
     number: int
@@ -151,7 +151,7 @@ class SavedOutput(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
 
 
 class SavedOutputs(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """An agent's outputs: the number of the last one, and the pending ones: ascending, without a gap, up to that number."""
+    """An agent's outputs: the number of the last one, and the pending ones, ascending and without a gap up to that number."""
 
     number: int = 0
     pending: list[SavedOutput] = []
@@ -161,7 +161,7 @@ NO_OUTPUTS = SavedOutputs()
 
 
 TURN_TIMER = "\0waited"
-"""Names the timer of a durable turn that waits: no agent's own has such a name."""
+"""Name of the timer of a waiting durable turn. No timer of an agent can have this name."""
 
 
 class JournalEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -169,12 +169,12 @@ class JournalEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbi
 
     Attributes:
         kind: "step", "effect", "call", "sleep", "receive" or "now".
-        name: of the step, or effect; the agent that is called; the type that is to be received.
-        digest: of the arguments, 8 bytes; empty: there are none.
-        outcome: "done", "failed", or "late", when its time was over; "" as long as the turn waits for it. Of effects also "adopted": an
-            earlier turn has done it; and "refused": with other arguments.
-        result: the value, encoded; of "receive" the message; of a failed step its error.
-        sender: of a received message; of an effect that was called its key and generation.
+        name: name of the step or effect, the called agent, or the type to receive.
+        digest: digest of the arguments, 8 bytes; empty if there are none.
+        outcome: "done", "failed", or "late" after a timeout; "" while the turn waits for it. Effects may also be "adopted" (an
+            earlier turn has done it) or "refused" (an earlier turn used other arguments).
+        result: the encoded value; of "receive" the message; of a failed step its error.
+        sender: sender of a received message; key and generation of an effect that was called.
     """
 
     kind: str
@@ -186,13 +186,13 @@ class JournalEntry(msgspec.Struct, frozen=True, gc=False, array_like=True, forbi
 
 
 class SavedTurn(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A durable turn that has begun and not ended. The state saved with it is the one that it began with.
+    """A durable turn that has begun and not ended. It is saved with the state at its beginning.
 
     Attributes:
-        what, sender, payload, key: of its cause; `key` of an input.
-        seed: of its random numbers, 16 bytes.
-        journal: finished entries; in a file those that are in no chunk yet (`AgentCheckpoint.journal_part`).
-        waits: the entry that it waits for; None: the last one is finished, and the turn has not gone on yet.
+        what, sender, payload, key: the message that caused the turn; `key` is set for inputs.
+        seed: seed of its random numbers, 16 bytes.
+        journal: finished entries; in a file, only those that are not in chunks yet (`AgentCheckpoint.journal_part`).
+        waits: the entry for which the turn waits; None if the last one is finished and the turn has not resumed yet.
     """
 
     what: str
@@ -205,10 +205,10 @@ class SavedTurn(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
 
 
 class StashedMessage(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A message that counts as received and has not had its turn: a durable turn has taken a later one first.
+    """A message that counts as received but has not had its turn: a durable turn has received a later one first.
 
     Attributes:
-        key: of an input.
+        key: idempotency key, of an input.
     """
 
     sender: str
@@ -217,7 +217,7 @@ class StashedMessage(msgspec.Struct, frozen=True, gc=False, array_like=True, for
 
 
 class ChunkReference(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """A chunk of a state's part: BLAKE3 of its plain bytes, and how many they are."""
+    """A chunk of a state's part: BLAKE3 digest and length of its plain bytes."""
 
     digest: bytes
     size_bytes: int
@@ -228,11 +228,11 @@ class StatePart(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
 
     Attributes:
         kind: `PART_…` of `storage/capture/image.py`.
-        head: what the kind needs to make it an object again.
-        size_bytes: of all chunks together.
-        chunk_bytes: size of every chunk but the last; 0: see `sizes`.
-        sizes: of each chunk, where `chunk_bytes` is 0.
-        digests: of the chunks in order, 32 bytes each, one after the other.
+        head: information that the kind needs to rebuild the object.
+        size_bytes: total length of all chunks.
+        chunk_bytes: size of every chunk but the last; 0 if `sizes` holds the sizes.
+        sizes: size of each chunk, if `chunk_bytes` is 0.
+        digests: concatenated digests of the chunks in order, 32 bytes each.
     """
 
     kind: int
@@ -252,7 +252,7 @@ class StatePart(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
         ]
 
     def contradiction(self) -> str:
-        """Return what is impossible about it; empty if nothing is. Asked before anything is allocated."""
+        """Return what is invalid in the part; empty if nothing is. Checked before anything is allocated."""
         count, rest = divmod(len(self.digests), DIGEST_BYTES)
         if rest or self.size_bytes < 0 or self.chunk_bytes < 0 or any(size <= 0 for size in self.sizes):
             return "a part has an impossible length"
@@ -269,22 +269,24 @@ class StatePart(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_u
 class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One agent inside one cut: state, channel numbers, channel state, outbox, timers, dead letters.
 
-    Or, in a checkpoint pack, one that an agent took on its own: then `epoch` is 0 and `in_transit` empty, since it is in no
-    cut yet, and `sender_log` holds what a later cut may need. `basis`, `sender_log`, `round`, `turns` and `inputs` are missing in
-    files of earlier releases: they read as their defaults. `outputs`, `turn`, `journal`, `stash` and `effects` are missing where there are none,
-    `dead_letter_numbers` where no dead letter was ever taken out, `durable_turns` where none has begun, `clock` where no timer is set.
+    In a checkpoint pack, it is one that an agent took on its own. Then `epoch` is 0 and `in_transit` empty, since it is in no
+    cut yet, and `sender_log` holds messages that a later cut may need.
+
+    Files of earlier releases lack `basis`, `sender_log`, `round`, `turns` and `inputs`, which then have their defaults. Files omit empty `outputs`,
+    `turn`, `journal`, `stash` and `effects`. They omit `dead_letter_numbers` if no dead letter was ever removed, `durable_turns` if
+    none has begun, and `clock` if no timer is set.
 
     Attributes:
-        agent: its id.
+        agent: id of the agent.
         kind: class of the agent, `"module:Class"`.
-        incarnation: the incarnation that recorded it.
-        number: how many checkpoints this agent had taken before, over all incarnations.
-        epoch: the epoch this record serves; 0: none yet.
-        basis: why it was taken: "coordinated" (for an epoch), "initial", "basic", "forced" or "tentative".
-        round: the epoch of the koo-toueg round that a tentative one belongs to.
-        turns: finished since the checkpoint before.
-        parts: of the state, in the order in which it names them.
-        is_unborn: the message that creates the agent is in transit in this cut: there is no state yet.
+        incarnation: the incarnation that recorded the checkpoint.
+        number: number of earlier checkpoints of this agent, over all incarnations.
+        epoch: the epoch of this checkpoint; 0 if it belongs to none yet.
+        basis: reason: "coordinated" (for an epoch), "initial", "basic", "forced" or "tentative".
+        round: for a tentative checkpoint, the epoch of its koo-toueg round.
+        turns: number of turns finished since the previous checkpoint.
+        parts: parts of the state, in the order in which the state names them.
+        is_unborn: the message that creates the agent is in transit in this cut, so there is no state yet.
         is_started: `on_start` has run.
         is_leaving: `ctx.stop()` was called.
         state: encoded by `agent_runtime`; opaque here.
@@ -295,16 +297,16 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         received: sender → last number consumed before the record.
         protocol_state: frozen image of the checkpointing protocol's core.
         in_transit: sender → the channel state, in order of numbers.
-        sender_log: receiver → all that was sent since the checkpoint before, in order of numbers.
-        outbox: sent by finished turns, waiting for channel credit, in order.
-        dead_letters: the latest ones; `dead_letter_count` counts all there ever were, less those that were handled after all.
-        saved_numbers: `dead_letter_numbers`, under that name in the file.
-        recorded_ns: wall-clock time since 1970, for pictures only: nothing is decided from it.
-        inputs: consumed from outside; those beyond its number come again from the host log.
-        saved_outputs, saved_turn, saved_stash, saved_turns, saved_effects: `outputs`, `turn`, `stash`, `durable_turns` and `effects`, under those
-            names in the file.
-        saved_clock: when it was recorded, by the machine's own clock: what has passed since counts for its timers.
-        saved_journal: `journal_part`, under the name `journal` in the file.
+        sender_log: receiver → all messages sent since the previous checkpoint, in order of numbers.
+        outbox: messages of finished turns that wait for channel credit, in order.
+        dead_letters: the latest dead letters; `dead_letter_count` counts all, except those that were handled successfully later.
+        saved_numbers: `dead_letter_numbers`, as stored in the file.
+        recorded_ns: wall-clock time in nanoseconds since 1970, for diagrams only: nothing is decided from it.
+        inputs: consumed external inputs; the host log delivers later ones again.
+        saved_outputs, saved_turn, saved_stash, saved_turns, saved_effects: `outputs`, `turn`, `stash`, `durable_turns` and `effects`, as stored
+            in the file.
+        saved_clock: reading of the machine's clock at the checkpoint: elapsed time since then counts for the timers.
+        saved_journal: `journal_part`, stored in the file as `journal`.
     """
 
     agent: str
@@ -346,22 +348,22 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def dead_letter_numbers(self) -> DeadLetterNumbers:
-        """Numbers of its dead letters. Until one is taken out they are counted."""
+        """Numbers of the agent's dead letters; consecutive until one is removed."""
         return self.saved_numbers or counted_letters(self.dead_letter_count, len(self.dead_letters))
 
     @property
     def outputs(self) -> SavedOutputs:
-        """Outputs that it has emitted; its pending outputs are in no output file of an epoch before this one's."""
+        """Outputs of the agent; pending ones are in no output file of an earlier epoch."""
         return self.saved_outputs or NO_OUTPUTS
 
     @property
     def turn(self) -> SavedTurn | None:
-        """A durable turn that has not ended; the state is the one that it began with."""
+        """The durable turn that has not ended, if any; the state is the one at its beginning."""
         return self.saved_turn or None
 
     @property
     def journal_part(self) -> StatePart | None:
-        """The beginning of its journal, in chunks; `storage/capture/sealed_journal.py` puts both together."""
+        """The beginning of the turn's journal, in chunks; `storage/capture/sealed_journal.py` combines both parts."""
         return self.saved_journal or None
 
     @property
@@ -373,7 +375,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def chunked(self) -> list[StatePart]:
-        """All that is in chunks: the parts of the state, and the journal's."""
+        """All chunked parts: those of the state, and the journal's."""
         return self.parts if self.journal_part is None else [*self.parts, self.journal_part]
 
     @property
@@ -383,7 +385,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def ended_turns(self) -> int:
-        """Number of them that have ended."""
+        """Number of durable turns that have ended."""
         return self.durable_turns - (1 if self.saved_turn else 0)
 
     @property
@@ -393,12 +395,12 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def stash(self) -> list[StashedMessage]:
-        """Received, waiting for their turns, in order."""
+        """Received messages that wait for their turns, in order."""
         return self.saved_stash or []
 
     @property
     def effects(self) -> SavedEffects | None:
-        """External effects that it knows of."""
+        """External effects known to the agent."""
         return self.saved_effects or None
 
     @property
@@ -407,7 +409,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         return len(self.state) + sum([part.size_bytes for part in self.parts])
 
     def digests(self) -> dict[bytes, None]:
-        """Return the digests of the chunks that state and journal consist of, each once, in order."""
+        """Return the digests of the chunks of state and journal, each once, in order."""
         return {chunk.digest: None for part in self.chunked for chunk in part.chunks()}
 
 
@@ -421,7 +423,7 @@ def encode_checkpoint(checkpoint: AgentCheckpoint) -> bytes:
     """Return the blob for `checkpoint`: the same bytes for the same values.
 
     Raises:
-        EncodingError: a field holds a value that MessagePack cannot, such as an integer above 64 bits.
+        EncodingError: MessagePack cannot encode a field's value, such as an integer above 64 bits.
     """
     try:
         return _encoder.encode((CHECKPOINT_VERSION, checkpoint))
@@ -430,7 +432,7 @@ def encode_checkpoint(checkpoint: AgentCheckpoint) -> bytes:
 
 
 def size_of(messages: Iterable[list[InTransitMessage]]) -> tuple[int, int]:
-    """Return how many messages these channels hold, and the bytes of their payloads and piggybacks."""
+    """Return the number of messages in these channels, and the bytes of their payloads and piggybacks."""
     count = size_bytes = 0
     for channel in messages:
         count += len(channel)
@@ -442,8 +444,8 @@ def decode_checkpoint(blob: Buffer) -> AgentCheckpoint:
     """Return the checkpoint in `blob`, whose digest the caller has checked.
 
     Raises:
-        StoreError: it has a version this release does not read.
-        DamagedDataError: it is no checkpoint.
+        StoreError: this release cannot read its version.
+        DamagedDataError: `blob` is not a checkpoint.
     """
     try:
         version, fields = _envelope_decoder.decode(blob)

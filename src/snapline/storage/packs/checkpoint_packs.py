@@ -1,11 +1,11 @@
-"""Packs of checkpoints that agents take on their own: what a recovery line is made of before it is an epoch.
+"""Packs of checkpoints that agents take on their own: the material of recovery lines that are not epochs yet.
 
-They lie in `checkpoints/<writer>/<plan>.<random>` and are packs like those of epochs. No file of the store names them:
-hosts report them to the coordinator, which knows which ones a recovery can need, and after its restart finds them here.
+The files `checkpoints/<writer>/<plan>.<random>` have the format of an epoch's packs. No file of the store names them:
+hosts report them to the coordinator, which knows which ones a recovery may need, and finds them here after a restart.
 An agent may have several checkpoints in one pack, in the order in which it took them.
-A file that a crash brings back after it was deleted does no harm for the same reason, so deletions are not synced.
+A deleted file that a crash brings back is harmless for the same reason, so deletions are not synced.
 
-Directories stay when they are empty: a host may be about to link a file into one.
+Empty directories stay: a host may be about to link a file into one.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ from snapline.storage.store.guard import Guard
 
 
 def find(disk: Disk, plan: int | None = None) -> list[str]:
-    """Return the paths of all checkpoint packs, or of one plan's, sorted."""
+    """Return the paths of all checkpoint packs, or of those of one plan, sorted."""
     return sorted([path for path, name in _packs(disk) if plan is None or name.number == plan])
 
 
 def refer_to(disk: Disk, path: str, *, store_id: str) -> PackReference:
-    """Return what the writer of the pack reported of it; see `Store.refer_to_checkpoints`."""
+    """Return the writer's reference to the pack; see `Store.refer_to_checkpoints`."""
     return _read_index(disk, path, store_id)[1]
 
 
@@ -84,7 +84,7 @@ def _choose(entries: list[BlobEntry], wanted: Mapping[str, Collection[int]], pat
 
 
 def delete(disk: Disk, paths: Collection[str]) -> list[str]:
-    """Delete checkpoint packs; return those that were there."""
+    """Delete checkpoint packs; return the existing ones."""
     for path in paths:
         _check_path(path)
     removed = files.unlink(disk, paths)
@@ -93,7 +93,7 @@ def delete(disk: Disk, paths: Collection[str]) -> list[str]:
 
 
 def sweep(disk: Disk, *, plans_below: int, kept: Collection[str]) -> list[str]:
-    """Delete what belongs to earlier plans; see `Store.sweep_checkpoints`."""
+    """Delete checkpoint packs of earlier plans; see `Store.sweep_checkpoints`."""
     removed = delete(disk, [path for path, name in _packs(disk) if name.number < plans_below and path not in kept])
     with contextlib.suppress(FileNotFoundError):
         for entry in disk.list_directory(layout.TEMPORARY):
@@ -118,8 +118,8 @@ def _read_index(disk: Disk, path: str, store_id: str) -> tuple[PackIndex, PackRe
 
 
 def _packs(disk: Disk) -> list[tuple[str, layout.PackName]]:
-    """Return the checkpoint packs. A store in which none was ever written has no folder for them; a folder may vanish only with the store."""
-    found = []
+    """Return the checkpoint packs. A store without any has no folder for them; a folder vanishes only with the store."""
+    packs = []
     with contextlib.suppress(FileNotFoundError):
         for writer in disk.list_directory(layout.CHECKPOINTS):
             if writer.is_directory:
@@ -128,5 +128,5 @@ def _packs(disk: Disk) -> list[tuple[str, layout.PackName]]:
                     path = f"{directory}/{entry.name}"
                     name = layout.parse_pack_path(path, layout.CHECKPOINTS)
                     if name is not None and not entry.is_directory:
-                        found.append((path, name))
-    return found
+                        packs.append((path, name))
+    return packs

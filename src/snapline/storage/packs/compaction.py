@@ -1,47 +1,47 @@
-"""Compaction: live blobs move out of packs that are mostly dead, and of many small packs into few.
+"""Compaction: live blobs are moved out of packs that are mostly dead, and many small packs are merged.
 
-The problem. A pack goes when no manifest names it. One chunk that is reused for weeks keeps a whole pack of dead ones, and an epoch whose chunks
-were written over many epochs is in as many files.
+The problem. A pack is deleted only when no manifest names it. One chunk that is reused for weeks keeps a whole pack of dead chunks. An epoch whose
+chunks were written over many epochs is spread over as many files.
 
 The model. Files are written once. A manifest `<root>.<g>` lists the contents of an epoch (the root) and their places; a later generation lists the
-same contents. A blob is *live* if the newest generation of a published epoch names it.
+same contents at other places. A blob is *live* if the newest generation of a published epoch names it.
 
-One call of `compact` does three things, each bounded:
+Each call of `compact` does three things, each bounded:
 
 1. **retire**: it removes generations that were replaced at least `GRACE_S` ago, if the newest one is whole;
-2. **plan**: it picks packs under `LIVE_SHARE_MIN` live, and the small packs of an epoch that lies in too many;
-3. **move**: it copies their live blobs into new packs (each under its digests; encrypted ones are sealed again, since they are
+2. **plan**: it picks packs less than `LIVE_SHARE_MIN` live, and the small packs of an epoch that is spread over too many;
+3. **move**: it copies their live blobs into new packs (each under its digests; encrypted ones are encrypted again, since they are
    bound to their place), and writes the next generation of each manifest that names one of them, the newest epoch's first.
 
 Packs that are no longer named are left to `Store.delete_unreferenced`.
 
 Invariants:
 
-- **I1** Each published root has, at every moment, a generation that is whole: all its packs are there and agree with it.
-  Only `retire` removes generations of epochs that stay, and it reads the indexes of all packs of the newest back first.
-- **I2** A pack that any generation names stays (`retention.py`). So a replaced generation *is* the grace of its packs: a
-  reader that began with it, and a commit that found reused chunks through it, have an hour before anything vanishes.
-- **I3** A manifest names packs of its epoch or before. A new pack has the number of the oldest epoch that needs one of its
-  blobs; checkpoints of different epochs go into different packs, for an agent comes once in a pack.
+- **I1** Each published root has, at every moment, a generation that is whole: all its packs exist and agree with it.
+  Only `retire` removes generations of epochs that stay, and it first reads the indexes of all packs of the newest one.
+- **I2** A pack that any generation names stays (`retention.py`). So a replaced generation *is* the grace period of its packs. A
+  reader that began with it, or a commit that found reused chunks through it, has an hour before anything is deleted.
+- **I3** A manifest names packs of its own or earlier epochs. A new pack has the number of the oldest epoch that needs one of its
+  blobs. Checkpoints of different epochs go into different packs, since a pack holds at most one checkpoint of an agent.
 - **I4** The root does not cover locations. It is computed again before a generation is written, and must be the same.
 
-Crash. New packs are durable before a generation names them, a generation before an older one goes: after a crash at any
-step each ref restores. What is left is an unnamed pack, or a generation more.
+Crashes. New packs are durable before a generation names them, and a generation before an older one is removed. So after a crash at any
+step each ref can be restored. An unnamed pack or an extra generation may remain.
 
-Two processes. Only the leader compacts, but a deposed one may not know it yet, and come late with any step:
+Two processes. Only the leader compacts, but a deposed leader may not know it yet, and may execute any step late:
 
-- its packs have random names: nobody else's are hit;
-- a generation is created, never replaced: of two processes that write the same number one stops. A late one with an
-  old number, whose epoch goes on, is older than the newest, and retired like any other. If the epoch was deleted meanwhile, the generation's writer
+- its packs have random names, so they never collide with those of others;
+- a generation is created, never replaced: if two processes write the same number, one stops. A late generation with an
+  old number is older than the newest, and retired like any other. If the epoch was deleted meanwhile, the generation's writer
   finds no ref, and removes it;
-- it removes a generation only if a newer one was whole, after the grace, which it counted itself. Of a root's whole generations the newest is never
-  removed;
-- another's sweep may take a new pack before a generation names it, if it looked before and deletes after. Therefore sweeps
-  leave packs of the writer `WRITER` alone (`open_writers`); here they are removed after `GRACE_S` without a name. Should a pack
-  be missing all the same, the generation that names it is not whole: the next call removes it, and the older one counts
+- it removes a generation only if a newer one was whole, and after a grace period that it measured itself. The newest whole generation of a root is
+  never removed;
+- another process's sweep may delete a new pack before a generation names it, if it listed before and deletes after. Therefore sweeps
+  skip packs of the writer `WRITER` (`open_writers`). Compaction itself removes them after `GRACE_S` without a name. If a pack
+  is missing nevertheless, the generation that names it is not whole: the next call removes it, and the older one is valid
   again. Readers meanwhile try the other generations (`generations.py`).
 
-All this assumes that no process stops for longer than `GRACE_S` between looking and acting.
+All this assumes that no process stops for longer than `GRACE_S` between reading and acting.
 
 Carries: G4 and G7, which it must not break; G11 (nothing is copied unchecked).
 """
@@ -64,30 +64,30 @@ from snapline.storage.store.guard import Guard
 from snapline.storage.store.manifest import Manifest, agent_line, chunk_place, encode_manifest
 
 LIVE_SHARE_MIN = 0.5
-"""Below, a pack's blobs are moved: a store then takes at most about twice what is live, and each move frees as much as it
+"""Live share below which a pack's blobs are moved. So a store takes at most about twice its live bytes, and each move frees as much as it
 writes."""
 
 DEAD_BYTES_MIN = 2**20
-"""Packs under the share stay while all of them together hold less than 1 MiB dead: it would not pay for the new files."""
+"""Sparse packs stay while all of them together hold less than 1 MiB of dead bytes: new files would not pay off."""
 
 PACKS_PER_EPOCH_MAX = 32
-"""Largest number of small packs for each host: more are merged. A restore opens each pack; 32 are read in a few milliseconds."""
+"""Largest number of small packs for each host before they are merged. A restore opens each pack; 32 are read in a few milliseconds."""
 
 PACK_BYTES_MAX = 64 * 2**20
 """Largest size of new packs (one larger blob gets a pack of its own). They are held in memory while they are written."""
 
 SMALL_BYTES_MAX = PACK_BYTES_MAX // 2
-"""A pack with less live is small. Two small ones fit a new pack, so merging makes fewer of them."""
+"""Live bytes below which a pack is small. Two small packs fit into a new one, so merging reduces their number."""
 
 MERGED_PACKS_MIN = 4
-"""Fewer are not merged: their chunks make up to half as many packs, and their checkpoints one more for the epoch."""
+"""Smallest merge. Chunks of a merge fill up to half as many packs as before, and the epoch's checkpoints one more."""
 
 COMPACT_BYTES_MAX = 256 * 2**20
-"""Copied by one call: about a second, so that the idle sweep that calls gets to its other work."""
+"""Bytes copied by one call: about a second, so that the calling idle sweep gets to its other work."""
 
 GENERATIONS_MAX = 8
-"""Largest number of generations of one manifest: with more waiting for their grace nothing is moved, or manifests would fill the disk instead of
-packs."""
+"""Largest number of generations of one manifest. If more wait for their grace period, nothing is moved: otherwise manifests would fill the disk
+instead of packs."""
 
 __all__ = ["GRACE_S", "WRITER", "Compacted", "Notes", "compact", "plan_compaction", "relocated"]
 
@@ -98,7 +98,7 @@ Create = Callable[..., None]
 
 
 class LiveBlob(msgspec.Struct, gc=False):
-    """A blob to be moved: where it lies, and the oldest and the newest epoch that need it."""
+    """A blob to be moved: its place, and the oldest and newest epoch that need it."""
 
     pack: PackReference
     entry: BlobEntry
@@ -110,7 +110,7 @@ class Compacted(msgspec.Struct, frozen=True):
     """Result of one call.
 
     Attributes:
-        copied_bytes: of the blobs moved, as they were stored.
+        copied_bytes: stored size of the moved blobs.
         packs, generations: paths of the files written.
         removed: paths of the generations and packs removed.
     """
@@ -127,8 +127,8 @@ def plan_compaction(
     """Return the blobs that should move, pack by pack, at most about `bytes_max` of them; changes nothing.
 
     Raises:
-        StoreError: the store cannot be read just now.
-        OSError: likewise.
+        StoreError: the store cannot be read now.
+        OSError: as StoreError.
     """
     survey = _Survey(disk, store_id, aside)
     return survey.blobs_of(survey.choose(bytes_max), bytes_max)
@@ -169,7 +169,7 @@ class _Survey:
 
     Attributes:
         listing: names of all refs and manifests.
-        epochs: root -> epoch, of the published epochs whose ref can be read, newest first.
+        epochs: root → epoch, of the published epochs whose ref can be read, newest first.
     """
 
     def __init__(self, disk: Disk, store_id: str, aside: Collection[str]) -> None:
@@ -183,14 +183,14 @@ class _Survey:
         self._aside = set(aside)
         self._packs: dict[str, PackReference] = {}
         self._live: dict[str, dict[int, int]] = {}
-        """Path of a pack -> offset of a live blob -> its bytes."""
+        """Path of a pack → offset of a live blob → its size in bytes."""
         self._of_epoch: dict[int, tuple[int, list[str]]] = {}
-        """Epoch -> how many hosts, which packs."""
+        """Epoch → number of hosts, and the packs."""
         self._unknown_up_to = -1
-        """An epoch whose manifest cannot be read may need anything that is not newer."""
+        """Newest epoch with an unreadable manifest: it may need any pack that is not newer."""
 
     def generations_max(self) -> int:
-        """Number of generations of the manifest that has most."""
+        """Number of generations of the manifest with the most generations."""
         return max(map(len, self._generations.values()), default=0)
 
     def newest(self, root: str) -> tuple[int, Manifest]:
@@ -200,11 +200,11 @@ class _Survey:
 
     @property
     def is_complete(self) -> bool:
-        """Could every manifest be read?"""
+        """Return whether every manifest could be read."""
         return self._unknown_up_to < 0
 
     def choose(self, bytes_max: int) -> list[str]:
-        """Return the packs to be emptied, those that gain most first."""
+        """Return the packs to be emptied, the most profitable first."""
         self._look()
         chosen = self._sparse()
         rest = bytes_max - sum(map(self._live_bytes, chosen))
@@ -215,9 +215,9 @@ class _Survey:
         return chosen
 
     def blobs_of(self, paths: Sequence[str], bytes_max: int) -> list[LiveBlob]:
-        """Return what is live in these packs, in their order, until `bytes_max` is reached; one blob at least."""
+        """Return at least one of the live blobs of these packs, in their order, until `bytes_max` is reached."""
         ranks = {path: rank for rank, path in enumerate(paths)}
-        found: dict[tuple[int, int], LiveBlob] = {}
+        live_blobs: dict[tuple[int, int], LiveBlob] = {}
         if not paths:
             return []
         for root, epoch in self.epochs.items():
@@ -226,9 +226,9 @@ class _Survey:
                     rank = ranks.get(pack.path)
                     if rank is None:
                         continue
-                    known = found.setdefault((rank, entry.offset), LiveBlob(pack, entry, epoch, epoch))
+                    known = live_blobs.setdefault((rank, entry.offset), LiveBlob(pack, entry, epoch, epoch))
                     known.first_epoch = min(known.first_epoch, epoch)
-        blobs = [found[place] for place in sorted(found)]
+        blobs = [live_blobs[place] for place in sorted(live_blobs)]
         before = itertools.accumulate([_stored(blob.entry) for blob in blobs], initial=0)
         return [blob for blob, used in zip(blobs, before, strict=False) if used < bytes_max]
 
@@ -249,7 +249,7 @@ class _Survey:
         self._leave_open_ones()
 
     def _leave_open_ones(self) -> None:
-        """Spare packs that belong to no published epoch: theirs may be about to be published, so they would stay anyway."""
+        """Skip packs of unpublished epochs: those may be about to be published, so the packs would stay anyway."""
         for root, numbers in sorted(self._generations.items()):
             for number in numbers if root not in self.epochs else ():
                 with contextlib.suppress(DamagedDataError):
@@ -265,17 +265,17 @@ class _Survey:
 
     def _sparse(self) -> list[str]:
         """Return the packs that are mostly dead, the emptiest first."""
-        found = []
+        sparse = []
         dead_bytes = 0
         for path in sorted(self._live):
             live, all_bytes = self._live_bytes(path), self._blob_bytes(path)
             if live < LIVE_SHARE_MIN * all_bytes:
-                found.append((live / all_bytes, path))
+                sparse.append((live / all_bytes, path))
                 dead_bytes += all_bytes - live
-        return [path for _, path in sorted(found)] if dead_bytes >= DEAD_BYTES_MIN else []
+        return [path for _, path in sorted(sparse)] if dead_bytes >= DEAD_BYTES_MIN else []
 
     def _blob_bytes(self, path: str) -> int:
-        """Return the bytes of all blobs, dead ones too; 0 where the pack must be left alone, or is surely not sparse.
+        """Return the bytes of all blobs, dead ones too; 0 if the pack must be skipped, or is certainly not sparse.
 
         The file's length decides for most packs. The others' indexes are read: in a pack of tiny blobs headers and index
         are the larger part, and nothing is gained by moving them.
@@ -291,7 +291,7 @@ class _Survey:
         return sum(map(_stored, index.entries))
 
     def _scattered(self, epoch: int, chosen: Collection[str], bytes_max: int) -> list[str]:
-        """Return the small packs of an epoch that lies in too many, the smallest first; empty if it does not."""
+        """Return the small packs of an epoch that is spread over too many, the smallest first; otherwise empty."""
         hosts, paths = self._of_epoch[epoch]
         small = [path for path in paths if self._is_free(path) and self._live_bytes(path) < SMALL_BYTES_MAX]
         if len(small) <= PACKS_PER_EPOCH_MAX * hosts:
@@ -313,9 +313,9 @@ _Place = tuple[PackReference, BlobEntry]
 
 
 def _batches(blobs: Iterable[LiveBlob]) -> Iterator[tuple[int, list[list[LiveBlob]]]]:
-    """Yield what goes into one pack: its number, and for each new blob all old ones that it replaces.
+    """Yield the contents of each new pack: its number, and for each new blob all old ones that it replaces.
 
-    Chunks that are needed as long lie together, so that they die together; otherwise as they lay, for the reader's sake.
+    Chunks that die at the same time are placed together; otherwise the old order is kept, for fast reading.
     """
     chunks: dict[bytes, list[LiveBlob]] = {}
     checkpoints: dict[int, list[list[LiveBlob]]] = {}
@@ -333,19 +333,19 @@ def _batches(blobs: Iterable[LiveBlob]) -> Iterator[tuple[int, list[list[LiveBlo
 def _split(group: Iterable[list[LiveBlob]]) -> Iterator[list[list[LiveBlob]]]:
     batch: list[list[LiveBlob]] = []
     size_bytes = 0
-    for same in group:
-        blob_bytes = _stored(same[0].entry)
+    for copies in group:
+        blob_bytes = _stored(copies[0].entry)
         if batch and size_bytes + blob_bytes > PACK_BYTES_MAX:
             yield batch
             batch, size_bytes = [], 0
-        batch.append(same)
+        batch.append(copies)
         size_bytes += blob_bytes
     if batch:
         yield batch
 
 
 class _Mover:
-    """Copies blobs. `places`: where a blob lay (path, offset) -> where it lies as well now."""
+    """Copies blobs. `places`: old place of a blob (path, offset) → its additional new place."""
 
     def __init__(self, disk: Disk, store_id: str, notes: Notes, guard: Guard | None, write_pack: WritePack) -> None:
         self._disk = disk
@@ -358,24 +358,24 @@ class _Mover:
         self.copied_bytes = 0
 
     def move(self, number: int, batch: list[list[LiveBlob]]) -> None:
-        """Write one pack, and note where its blobs lie. What cannot be read stays where it is, for `verify` to name."""
-        contents = [data for same in batch if (data := self._read(same)) is not None]
+        """Write one pack and record the new places of its blobs. Unreadable blobs stay where they are, for `verify` to report."""
+        contents = [data for copies in batch if (data := self._read(copies)) is not None]
         if not contents:
             return
         chunks = [blob for blob in contents if blob.kind == KIND_CHUNK]
         blobs = [(blob.name, blob.data) for blob in contents if blob.kind != KIND_CHUNK]
         pack = self._write_pack(writer=WRITER, epoch=number, blobs=blobs, chunks=chunks)
         index = read_reported_index(self._disk, pack, store_id=self._store_id, epoch=number)
-        found = {entry.name or entry.digest: entry for entry in index.entries}
-        for same in batch:
-            entry = found.get(same[0].entry.name or same[0].entry.digest)
+        written = {entry.name or entry.digest: entry for entry in index.entries}
+        for copies in batch:
+            entry = written.get(copies[0].entry.name or copies[0].entry.digest)
             if entry is not None:
-                self.places |= {(blob.pack.path, blob.entry.offset): (pack, entry) for blob in same}
+                self.places |= {(blob.pack.path, blob.entry.offset): (pack, entry) for blob in copies}
         self.packs.append(pack.path)
         self.copied_bytes += sum(map(_stored, index.entries))
 
     def _read(self, same: list[LiveBlob]) -> PackBlob | None:
-        """Return the first of these copies that is whole."""
+        """Return the first undamaged one of these copies."""
         for blob in same:
             pack, entry = blob.pack, blob.entry
             keyring = keyring_of(self._guard, store_id=self._store_id, path=pack.path, key_id=pack.key_id)
@@ -403,7 +403,7 @@ def _write_generations(survey: _Survey, places: Mapping[tuple[str, int], _Place]
         if found_root != root:
             raise StoreError(f"the manifest of epoch {epoch} would have the root {found_root[:12]}… if its blobs moved")
         path = layout.manifest_path(root, generation + 1)
-        with contextlib.suppress(FileExistsError):  # Another process compacts; what it wrote is as good.
+        with contextlib.suppress(FileExistsError):  # Another process compacts too; its generation is as good.
             create(path, data, epoch=epoch, point="store.generation")
             if _is_published(survey.disk, survey.store_id, epoch, root):
                 written.append(path)
@@ -448,7 +448,7 @@ def relocated(manifest: Manifest, places: Mapping[tuple[str, int], _Place]) -> M
 
 
 def _is_published(disk: Disk, store_id: str, epoch: int, root: str) -> bool:
-    """Return whether the ref has this root. A ref that cannot be read just now counts: the sweep handles what is left."""
+    """Return whether the ref has this root. An unreadable ref counts as published: the sweep removes what remains."""
     try:
         return files.read_ref(disk, epoch, store_id) == root
     except DamagedDataError:

@@ -1,10 +1,10 @@
-"""Gathers the contents of a manifest from the packs that hosts report: the packs that an epoch needs, and the place of each chunk.
+"""Gathers the contents of a manifest from the packs that hosts report: all packs that an epoch needs, and the place of each chunk.
 
-A reported pack's index names what else its checkpoints need: packs written with it, and chunks of a base epoch. Both are
+The index of a reported pack names what its checkpoints need from elsewhere: packs written with it, and chunks of a base epoch. Both are
 resolved here, once, into a list of every pack and every chunk: the manifest refers to no other manifest.
 
-A host reuses chunks of its base only, and the base must still be kept. So deletion cannot race with reuse, if the caller lets
-no epoch go between this and the manifest being written: deletion spares what any manifest names (`retention.py`).
+A host reuses only chunks of its base, and the base must still exist. Deletion spares what any manifest names (`retention.py`). So deletion cannot
+race with reuse, if the caller deletes no epoch between gathering and writing the manifest.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,8 +24,8 @@ class Gathered(msgspec.Struct, frozen=True):
     """Contents of the packs of one epoch.
 
     Attributes:
-        packs: those reported, in their order, then all others that are needed.
-        checkpoints: for each reported pack, agent -> its blob.
+        packs: the reported packs, in their order, then all others that are needed.
+        checkpoints: for each reported pack, agent → its blob.
         chunks: every chunk that a checkpoint may name.
     """
 
@@ -42,17 +42,17 @@ def gather(
     epoch: int,
     read_base: Callable[[int], Manifest],
 ) -> Gathered:
-    """Read the indexes of all packs of `epoch`, and find what they reuse; `read_base` returns a base epoch's manifest.
+    """Read the indexes of all packs of `epoch`, and find the packs and chunks that they reuse; `read_base` returns a base epoch's manifest.
 
     Raises:
-        DamagedDataError: a pack is missing, or not the one reported.
+        DamagedDataError: a pack is missing, or differs from the reported one.
         StoreError: a chunk is not in the base.
     """
     return _Gathering(disk, store_id, epoch, read_base).run(references)
 
 
 class _Gathering:
-    """One run. `_places`: digest -> place; `_numbers`: path of a pack -> its place in `_packs`."""
+    """One run of `gather`. `_places`: digest → place; `_numbers`: path of a pack → its index in `_packs`."""
 
     def __init__(self, disk: Disk, store_id: str, epoch: int, read_base: Callable[[int], Manifest]) -> None:
         self._disk = disk

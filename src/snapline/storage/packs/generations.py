@@ -1,10 +1,10 @@
-"""Generations of a manifest: which of them count, and when a replaced one goes.
+"""Generations of a manifest: which of them are valid, and when a replaced one is deleted.
 
-A generation `<root>.<g>` is replaced by a higher one of the same root, with other places for the blobs
-(`compaction.py`, which has the theory). It keeps its packs for as long as it is there, because deletion spares what any manifest
-names: so it is removed only after a grace, and only when the newest is whole.
+A generation `<root>.<g>` is replaced by a higher one of the same root with other places for the blobs
+(`compaction.py` has the theory). Deletion spares all packs that any manifest names, so a generation keeps its packs as long as it
+exists. So it is removed only after a grace period, and only if the newest one is whole.
 
-Carries: part of G4: each published root keeps a generation that is whole.
+Carries part of G4: each published root keeps a generation that is whole.
 """
 
 import contextlib
@@ -22,21 +22,21 @@ from snapline.storage.store.disk import Disk
 from snapline.storage.store.manifest import Manifest, encode_manifest
 
 WRITER = "compaction"
-"""The writer of the packs that compaction makes; no run of a host is called so: their names end in its number."""
+"""Writer id of the packs that compaction writes. No host start has this id: theirs end in a number."""
 
 GRACE_S = 3600.0
-"""Time that a replaced generation stays. A commit or a restore takes minutes at most, a deposed leader notices in seconds."""
+"""Seconds that a replaced generation stays. A commit or restore takes minutes at most; a deposed leader notices within seconds."""
 
 
 class Notes(msgspec.Struct):
-    """Notes of one process from call to call. Losing them costs only time.
+    """State that one process keeps between calls. Losing it costs only time.
 
     Attributes:
-        replaced: path of a generation that was replaced -> when that was first seen.
-        unnamed: path of a pack of ours that is not named -> when that was first seen.
-        whole: newest generations that were found whole since they appeared.
-        aside: packs that could not be read: they stay as they are.
-        packs_of: path of a manifest -> the packs that it names.
+        replaced: path of a replaced generation → time at which that was first seen.
+        unnamed: path of a compaction pack that no manifest names → time at which that was first seen.
+        whole: newest generations that have been verified as whole.
+        aside: packs that could not be read; compaction skips them.
+        packs_of: path of a manifest → the packs that it names.
         quiet: refs and manifests as they were when there was nothing to do.
     """
 
@@ -49,36 +49,36 @@ class Notes(msgspec.Struct):
 
 
 def read_newest(disk: Disk, root: str, *, epoch: int | None) -> Manifest:
-    """Return the newest generation, for a writer of a new manifest, which must name packs that stay; errors as `files.read_manifest`."""
+    """Return the newest generation, for writing a new manifest, which must name packs that stay; errors as `files.read_manifest`."""
     generation = max(files.generations(disk).get(root, [0]))
     return files.read_manifest(disk, root, epoch=epoch, generation=generation)
 
 
 def other_generations(disk: Disk, manifest: Manifest) -> Iterator[Manifest]:
-    """Yield the generations that say otherwise where the blobs of `manifest` lie, newest first.
+    """Yield the generations with other places for the blobs of `manifest`, newest first.
 
-    For a reader that misses a pack: it read a generation that was replaced an hour ago, or one that never became whole.
+    For a reader that misses a pack: its generation was replaced an hour ago, or never became whole.
     """
     root, _ = encode_manifest(manifest)
     numbers: list[int] = []
-    with contextlib.suppress(OSError):  # Then the reader's own error says more.
+    with contextlib.suppress(OSError):  # The reader's own error is more useful.
         numbers = sorted(files.generations(disk).get(root, []), reverse=True)
     for generation in numbers:
         with contextlib.suppress(StoreError):
-            found = files.read_manifest(disk, root, generation=generation)
-            if (found.packs, found.agents, found.chunks) != (manifest.packs, manifest.agents, manifest.chunks):
-                yield found
+            other = files.read_manifest(disk, root, generation=generation)
+            if (other.packs, other.agents, other.chunks) != (manifest.packs, manifest.agents, manifest.chunks):
+                yield other
 
 
 def published_roots(disk: Disk, store_id: str) -> dict[str, int]:
-    """Return root -> epoch of the refs that can be read."""
-    found = {}
+    """Return root → epoch of all readable refs."""
+    epochs = {}
     for entry in disk.list_directory(layout.EPOCH_REFS):
         epoch = layout.parse_ref_path(f"{layout.EPOCH_REFS}/{entry.name}")
         if epoch is not None and not entry.is_directory:
             with contextlib.suppress(StoreError):
-                found[files.read_ref(disk, epoch, store_id)] = epoch
-    return found
+                epochs[files.read_ref(disk, epoch, store_id)] = epoch
+    return epochs
 
 
 def entries_of(manifest: Manifest) -> Iterator[tuple[PackReference, BlobEntry]]:
@@ -89,7 +89,7 @@ def entries_of(manifest: Manifest) -> Iterator[tuple[PackReference, BlobEntry]]:
 
 
 class Retirement:
-    """Removes what was replaced, `grace_s` after this process saw that."""
+    """Removes replaced generations `grace_s` after this process first saw the replacement."""
 
     def __init__(self, disk: Disk, store_id: str, notes: Notes, *, now_s: float, grace_s: float) -> None:
         self._disk = disk
@@ -116,21 +116,21 @@ class Retirement:
     def _retire(self, root: str, epoch: int, older: list[int], newest: int) -> list[str]:
         path = layout.manifest_path(root, newest)
         paths = [layout.manifest_path(root, number) for number in older]
-        due = [each for each in paths if self._is_due(self._notes.replaced, each)]
+        due = [candidate for candidate in paths if self._is_due(self._notes.replaced, candidate)]
         if path in self._notes.whole and not due:
             return []
         if self._is_whole(root, epoch, newest):
             self._notes.whole.add(path)
             return self._remove(due)
         self._notes.whole.discard(path)
-        # It never became whole, or was hit since. An older one that is whole counts again: readers find it at once.
+        # The newest never became whole, or was damaged since. An older whole one becomes valid again: readers find it at once.
         return self._remove([path] if any(self._is_whole(root, epoch, number) for number in older) else [])
 
     def _is_due(self, since: Mapping[str, float], path: str) -> bool:
         return self._now_s - since.get(path, self._now_s) >= self._grace_s
 
     def _is_whole(self, root: str, epoch: int, generation: int) -> bool:
-        """Return whether every pack is there, and its index agrees with the manifest."""
+        """Return whether every pack exists and its index agrees with the manifest."""
         try:
             manifest = files.read_manifest(self._disk, root, epoch=epoch, generation=generation)
         except DamagedDataError:
@@ -151,39 +151,39 @@ class Retirement:
         return {entry.name or entry.digest: entry for entry in index.entries}
 
     def _remove_unnamed(self, generations: Mapping[str, Sequence[int]]) -> list[str]:
-        """Remove packs of ours that no manifest has named for the grace: a compaction was broken off."""
+        """Remove packs of interrupted compactions: no manifest has named them for the grace period."""
         directory = f"{layout.PACKS}/{WRITER}"
         with contextlib.suppress(FileNotFoundError):
-            found = [f"{directory}/{entry.name}" for entry in self._disk.list_directory(directory)]
-            found = [path for path in found if layout.parse_pack_path(path) is not None]
-            named = self._named(generations) if found else set[str]()
+            paths = [f"{directory}/{entry.name}" for entry in self._disk.list_directory(directory)]
+            paths = [path for path in paths if layout.parse_pack_path(path) is not None]
+            named = self._named(generations) if paths else set[str]()
             if named is not None:
-                unnamed = [path for path in found if path not in named]
+                unnamed = [path for path in paths if path not in named]
                 due = [path for path in unnamed if self._is_due(self._notes.unnamed, path)]
                 self._notes.unnamed = {path: self._notes.unnamed.get(path, self._now_s) for path in unnamed}
                 return files.unlink(self._disk, due)
         return []
 
     def _named(self, generations: Mapping[str, Sequence[int]]) -> set[str] | None:
-        """Return what any manifest names; None if one cannot be read, so that the names are unknown."""
+        """Return all paths that any manifest names; None if a manifest cannot be read."""
         known = self._notes.packs_of
-        found: dict[str, frozenset[str]] = {}
+        packs_by_manifest: dict[str, frozenset[str]] = {}
         for root, numbers in generations.items():
             for number in numbers:
                 path = layout.manifest_path(root, number)
                 try:
-                    found[path] = known[path] if path in known else self._packs_of(root, number)
+                    packs_by_manifest[path] = known[path] if path in known else self._packs_of(root, number)
                 except DamagedDataError:
                     return None
-        self._notes.packs_of = found
-        return {pack for packs in found.values() for pack in packs}
+        self._notes.packs_of = packs_by_manifest
+        return {pack for packs in packs_by_manifest.values() for pack in packs}
 
     def _packs_of(self, root: str, generation: int) -> frozenset[str]:
         manifest = files.read_manifest(self._disk, root, generation=generation)
         return frozenset([pack.path for pack in manifest.packs])
 
     def _remove(self, paths: Sequence[str]) -> list[str]:
-        """Remove generations. What stays must be durable first: who wrote it may have died before it synced the directory."""
+        """Remove generations. The remaining ones must be durable first: their writer may have died before it synced the directory."""
         if not paths:
             return []
         self._disk.sync_directory(layout.MANIFESTS)

@@ -5,14 +5,14 @@
     footer: index offset (u64) | index length (u64) | index digest (32) | check (16) | magic "SNAPFOOT" (8)
 
 The header's body is the map `{epoch, store, writer, pack}`, and the index's body begins with the same, so each binds the
-file to its store, epoch and name. (In a checkpoint pack `epoch` is the plan.) A checkpoint's blob bears its agent's id; in a
-checkpoint pack, where an agent may have several, number and id (`layout.checkpoint_name`). Chunks have no name. The blobs
-fill the space between header and index without a gap: with the digests of header, blobs, index and footer no byte of the
-file is left unchecked. The index digest (the last 32 bytes of the index record) goes to the coordinator, which reads it back
+file to its store, epoch and name. (In a checkpoint pack `epoch` is the plan.) A checkpoint's blob is named after its agent. In a
+checkpoint pack, where an agent may have several, the name is number and id (`layout.checkpoint_name`). Chunks have no name. The blobs
+fill the space between header and index without a gap. So the digests of header, blobs, index and footer cover every byte of the
+file. The index digest (the last 32 bytes of the index record) goes to the coordinator, which reads it back
 before it commits the epoch.
 
 The index also lists what the checkpoints in the pack need from elsewhere: chunks of the base epoch (`base`, `reused`), and
-other packs of the same writer and epoch (`others`), written with it because there was much to write. The maker of a manifest finds them from there
+other packs of the same writer and epoch (`others`), written because one pack would be too large. The manifest is built from these lists
 (`gathering.py`).
 """
 
@@ -40,10 +40,10 @@ from snapline.storage.store.disk import Disk
 from snapline.storage.store.record import DIGEST_BYTES, Buffer, canonical, digest_of, seal, unseal
 
 INDEX_VERSION = 2
-"""Version 1 knew no chunks, and nothing elsewhere."""
+"""Version 1 had no chunks and no references to other packs."""
 
 INDEX_BYTES_MAX = 2**28
-"""256 MiB: a million blobs of one host. Checked before anything is read."""
+"""Largest index (256 MiB): a million blobs of one host. Checked before reading."""
 
 _HEADER_KIND = b"PACK"
 _INDEX_KIND = b"INDX"
@@ -52,13 +52,13 @@ _FOOTER = struct.Struct("<QQ32s16s8s")
 _CHECKED = struct.Struct("<QQ32s")
 _CHECK_BYTES = 16
 _TAIL_BYTES = 2**16
-"""One read gets footer and index of a pack of up to some 500 blobs."""
+"""Bytes of a first read at the end: enough for footer and index of a pack of about 500 blobs."""
 
 
 class PackReference(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Report of a host on a pack it wrote: enough to see whether the file is still that one.
+    """Report of a host on a pack it wrote: enough to recognize the same file later.
 
-    `key_id` names the key under which its blobs are encrypted; empty: they are not, or it was not looked up yet.
+    `key_id` names the key that encrypts its blobs; empty if they are not encrypted, or if the key was not looked up yet.
     """
 
     path: str
@@ -80,8 +80,8 @@ class PackNeeds(msgspec.Struct, frozen=True, gc=False):
     """Chunks and packs that the checkpoints of a pack need from elsewhere.
 
     Attributes:
-        base: the epoch that holds the chunks `reused`; 0: none.
-        reused: digests of chunks.
+        base: the epoch that holds the chunks `reused`; 0 for none.
+        reused: digests of chunks in the base.
         others: packs of the same writer and epoch.
     """
 
@@ -91,7 +91,7 @@ class PackNeeds(msgspec.Struct, frozen=True, gc=False):
 
 
 class PackIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of the index record. `reused` holds digests one after the other; see `PackNeeds`. `key` is the key's id."""
+    """Body of the index record. `reused` is the concatenated digests; see `PackNeeds`. `key` is the key's id."""
 
     entries: list[BlobEntry]
     epoch: int
@@ -104,7 +104,7 @@ class PackIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     others: list[PackReference] = []
 
     def header(self) -> bytes:
-        """Return the header record that the file must begin with."""
+        """Return the header record with which the file must begin."""
         return encode_header(PackHeader(epoch=self.epoch, pack=self.pack, store=self.store, writer=self.writer))
 
     def checkpoints(self) -> list[BlobEntry]:
@@ -116,7 +116,7 @@ class PackIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [entry for entry in self.entries if entry.kind == KIND_CHUNK]
 
     def reused_digests(self) -> list[bytes]:
-        """Return the digests of the chunks that lie in the base."""
+        """Return the digests of the chunks in the base epoch."""
         return [self.reused[i : i + DIGEST_BYTES] for i in range(0, len(self.reused), DIGEST_BYTES)]
 
 
@@ -132,7 +132,7 @@ class PackWriter:
     """Turns blobs into the bytes of one pack, a piece at a time.
 
     Attributes:
-        size_bytes: of all pieces handed out so far.
+        size_bytes: total size of all pieces returned so far.
         index_digest: known after `pieces` has ended.
     """
 
@@ -149,14 +149,14 @@ class PackWriter:
 
     @property
     def key_id(self) -> str:
-        """Names the key that its blobs are encrypted under; empty: they are not."""
+        """Id of the key that encrypts the pack's blobs; empty if they are not encrypted."""
         return self._keyring.cipher.key_id if self._keyring.cipher is not None else ""
 
     def pieces(self, blobs: Iterable[PackBlob]) -> Iterator[Buffer]:
         """Yield the file's bytes in order.
 
         Raises:
-            UsageError: a name is no id (in a checkpoint pack: not number and id), or comes twice, as a chunk does.
+            UsageError: a name is invalid (in a checkpoint pack: not number and id), or a name or chunk is a duplicate.
         """
         header = encode_header(self._header)
         yield header
@@ -216,11 +216,11 @@ class PackWriter:
 def read_index(disk: Disk, path: str, *, size_bytes: int, store_id: str | None) -> tuple[PackIndex, PackReference]:
     """Read and check footer and index of the pack at `path`, which is `size_bytes` long.
 
-    The blobs are not read; that they lie in the file without a gap is checked. `store_id` None skips that comparison.
+    The blobs are not read, but they must fill the file without a gap. `store_id` None skips the comparison of the store.
 
     Raises:
-        DamagedDataError: something is not what was written.
-        StoreError: it has another version, or `path` can be no pack.
+        DamagedDataError: some bytes differ from those written.
+        StoreError: the pack has another version, or `path` is not a valid path of a pack.
     """
     name = layout.parse_any_pack_path(path)
     epoch = None if name is None else name.epoch

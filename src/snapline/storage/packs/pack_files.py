@@ -1,4 +1,4 @@
-"""Reading packs back: the index as it was reported, and blobs under their digests (G11)."""
+"""Reading packs: reported indexes and blobs, both checked against their digests (G11)."""
 
 from snapline.errors import DamagedDataError
 from snapline.storage.packs.blob import OPEN, BlobEntry, Keyring, decode_blob, header_bytes
@@ -12,14 +12,14 @@ from snapline.storage.store.record import Buffer
 
 
 def difference_in_size(found: int, expected: int) -> str:
-    """Return what a wrong length means; empty if it is right."""
+    """Return a description of a wrong length; empty if it is right."""
     if found < expected:
         return f"truncated: {found} of {expected} bytes"
     return f"{found - expected} surplus bytes after the end" if found > expected else ""
 
 
 def keyring_of(guard: Guard | None, *, store_id: str, path: str, key_id: str) -> Keyring:
-    """Return what opens the blobs of the pack at `path`, written under `key_id`.
+    """Return the keyring that decrypts the blobs of the pack at `path`, written under `key_id`.
 
     Raises:
         StoreError: there is no such key.
@@ -35,21 +35,21 @@ def read_reported_index(disk: Disk, reference: PackReference, *, store_id: str, 
     """Return the index of the pack that a host reported.
 
     Raises:
-        DamagedDataError: the file is missing, or not the one reported.
+        DamagedDataError: the file is missing, or differs from the reported one.
     """
     with files.reading(disk, reference.path, epoch=epoch):
         size_bytes = disk.size(reference.path)
         reason = difference_in_size(size_bytes, reference.size_bytes)
         if reason:
             raise damaged(reference.path, reason, epoch=epoch)
-        index, found = read_index(disk, reference.path, size_bytes=size_bytes, store_id=store_id)
-    if found.index_digest != reference.index_digest:
+        index, actual = read_index(disk, reference.path, size_bytes=size_bytes, store_id=store_id)
+    if actual.index_digest != reference.index_digest:
         raise damaged(reference.path, "its index is not the one that was reported", epoch=epoch)
     return index
 
 
 def key_of_pack(disk: Disk, path: str, store_id: str) -> str:
-    """Return the id of the key that the pack's blobs are encrypted under; DamagedDataError, StoreError."""
+    """Return the id of the key that encrypts the pack's blobs; raises DamagedDataError, StoreError."""
     with files.reading(disk, path):
         return read_index(disk, path, size_bytes=disk.size(path), store_id=store_id)[0].key
 
@@ -72,7 +72,7 @@ def read_checkpoint(
 ) -> AgentCheckpoint:
     """Return the checkpoint at `entry`; see `read_blob`.
 
-    It holds its agent's id, in a checkpoint pack also its number; both are compared with its name.
+    The checkpoint contains its agent's id, and in a checkpoint pack also its number; both are compared with the blob's name.
     """
     plain = read_blob(disk, path, entry, epoch=epoch, keyring=keyring)
     try:

@@ -1,9 +1,8 @@
-"""Reading the parts of states back: every chunk straight into the memory that the array will use.
+"""Reading the parts of states: each chunk goes straight into the memory that the array will use.
 
-Chunks that lie side by side in a pack are read with one call, and where they are stored plain, without a copy: headers and
-contents go to their own places (`read_into`). Every digest is checked before anybody else sees a byte (G11). Much data is
-read by two threads: reading and hashing both leave the interpreter's lock alone. From an object store ranges are read side by side
-whenever there are several.
+Adjacent chunks of a pack are read with one call. If they are stored plain, no copy is made: headers and
+contents go to their own buffers (`read_into`). Every digest is checked before the bytes are returned (G11). Two threads read large
+amounts: reading and hashing both release the interpreter's lock. From an object store, several ranges are always read in parallel.
 """
 
 import contextlib
@@ -36,19 +35,19 @@ from snapline.storage.store.parallel_io import requests_at_once, side_by_side
 from snapline.storage.store.record import digest_of
 
 RUN_BYTES_MAX = 8 * 2**20
-"""Read at once: large enough that the calls do not count, small enough that two threads share the work evenly."""
+"""Largest read: large enough that call overhead is negligible, small enough that two threads share the work evenly."""
 
 RUN_CHUNKS_MAX = 500
-"""Two buffers a chunk; the kernel takes 1,024 in one call."""
+"""Chunks per read: each takes two buffers, and the kernel takes 1,024 in one call."""
 
 PARALLEL_BYTES_MIN = 64 * 2**20
-"""Below this starting threads costs more than they save."""
+"""Below this size, starting threads costs more than it saves."""
 
 THREADS = 2
 
 
 class ChunkSource(msgspec.Struct, frozen=True, gc=False):
-    """Place of a chunk, and the keyring that opens it."""
+    """Place of a chunk, and the keyring that decrypts it."""
 
     path: str
     entry: BlobEntry
@@ -72,7 +71,7 @@ class PartReader:
         where: str,
         others: Callable[[], Iterable["PartReader"]] = tuple,
     ) -> None:
-        """Create the reader. `others` are called, once, where a chunk cannot be read: it may have moved (`generations.py`)."""
+        """Create the reader. `others` is called once if a chunk cannot be read: compaction may have moved it (`generations.py`)."""
         self._disk = disk
         self._sources = sources
         self._epoch = epoch
@@ -80,10 +79,10 @@ class PartReader:
         self._others = others
 
     def read(self, agent: str, parts: Sequence[StatePart]) -> list[memoryview]:
-        """Return the bytes of each part, in memory of its own that may be written.
+        """Return the bytes of each part, in its own writable memory.
 
         Raises:
-            DamagedDataError: a chunk is missing, or not what was written; names file, epoch and agent.
+            DamagedDataError: a chunk is missing, or its bytes differ from those written; names file, epoch and agent.
         """
         try:
             return self._read_here(agent, parts)
@@ -133,9 +132,11 @@ class PartReader:
         headers = [bytearray(header_bytes("")) for _ in run]
         buffers = [memoryview(x) for task, header in zip(run, headers, strict=True) for x in (header, task.target)]
         with files.reading(self._disk, path, epoch=self._epoch):
-            found = read_into(self._disk, path, run[0].source.entry.offset, buffers)
-        if found < sum(map(len, buffers)):
-            raise damaged(path, f"truncated: {found} bytes left at {run[0].source.entry.offset}", epoch=self._epoch)
+            read_bytes = read_into(self._disk, path, run[0].source.entry.offset, buffers)
+        if read_bytes < sum(map(len, buffers)):
+            raise damaged(
+                path, f"truncated: {read_bytes} bytes left at {run[0].source.entry.offset}", epoch=self._epoch
+            )
         for task, header in zip(run, headers, strict=True):
             self._check(task, header)
 
@@ -151,7 +152,7 @@ class PartReader:
         raise damaged(task.source.path, reason, epoch=self._epoch)
 
     def _read_packed(self, path: str, run: list[_Task]) -> None:
-        """Read a run that is compressed or encrypted, and so needs a copy anyway."""
+        """Read a run that is compressed or encrypted, and therefore needs a copy."""
         start, end = run[0].source.entry.offset, end_of(run[-1].source.entry)
         with files.reading(self._disk, path, epoch=self._epoch):
             data = memoryview(self._disk.read(path, start, end - start))
@@ -170,7 +171,7 @@ def reader_of_manifest(
     path: str,
     others: Callable[[], Iterable[PartReader]] = tuple,
 ) -> PartReader:
-    """Return what reads the parts of the checkpoints in `manifest`, which lies at `path`."""
+    """Return a reader for the parts of the checkpoints in `manifest`, the file at `path`."""
     keyrings = [keyring_of(guard, store_id=store_id, path=pack.path, key_id=pack.key_id) for pack in manifest.packs]
     sources = {
         chunk.digest: ChunkSource(manifest.packs[chunk.pack].path, chunk.entry(), keyrings[chunk.pack])
@@ -180,7 +181,7 @@ def reader_of_manifest(
 
 
 def reader_of_pack(disk: Disk, index: PackIndex, path: str, *, store_id: str, guard: Guard | None) -> PartReader:
-    """Return what reads the parts of the checkpoints in a checkpoint pack, which holds all of them."""
+    """Return a reader for the parts of the checkpoints in a checkpoint pack, which holds all their chunks."""
     keyring = keyring_of(guard, store_id=store_id, path=path, key_id=index.key)
     sources = {entry.digest: ChunkSource(path, entry, keyring) for entry in index.chunks()}
     return PartReader(disk, sources, epoch=None, where=path)

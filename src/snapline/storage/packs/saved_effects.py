@@ -4,20 +4,20 @@ import msgspec
 
 
 class KnownEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """An effect of the agent that has ended, kept by key for repeated requests.
+    """A finished effect of the agent, kept by key to answer repeated requests.
 
     Attributes:
-        key: within the agent; one that begins with `@` was made up for its turn, and is forgotten with it.
-        generation: how often it was really run, not counting repetitions: from 1, one more after each compensation.
-        digest: of its name and arguments, 8 bytes.
+        key: key, unique within the agent; one that begins with `@` was generated for its turn and is forgotten with it.
+        generation: number of real executions, not counting repetitions: starts at 1 and grows after each compensation.
+        digest: digest of name and arguments, 8 bytes.
         outcome: "done", "failed" or "compensated".
-        result: of what is done, encoded.
-        arguments: for people.
-        ended_ns: wall-clock time since 1970 of its host.
-        is_orphan: its turn has failed permanently, and no later one has taken it over: it may be undone.
-        name, undo, undo_arguments: as of `MadeEffect`; empty where it cannot be undone.
-        letter: of an orphan: the number of the dead letter that its turn became; 0: none is known.
-        late_s: of what has failed: how long its last call might be on its way when it ended.
+        result: encoded result of a successful effect.
+        arguments: arguments as text, for people.
+        ended_ns: wall-clock time of its host in nanoseconds since 1970.
+        is_orphan: its turn has failed permanently and no later turn has adopted it: it may be compensated.
+        name, undo, undo_arguments: as in `MadeEffect`; empty if it cannot be compensated.
+        letter: of an orphan, the number of its turn's dead letter; 0 if unknown.
+        late_s: of a failed effect, how long its last call may still have been running when it ended.
     """
 
     key: str
@@ -36,17 +36,17 @@ class KnownEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid
 
 
 class OpenEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """The effect that the agent's turn waits for.
+    """The effect for which the agent's turn waits.
 
     Attributes:
-        key, generation, digest, arguments: as of `KnownEffect`.
-        number: of the agent's output that is its intent: when that is released, it may be called.
-        name, undo, undo_arguments: as of `MadeEffect`.
-        undoes, undoes_generation: of a compensation: what it undoes.
-        is_marked: before it is called, a mark is written to the host log: without one it was not.
-        is_begun: there is such a mark; the log may not keep it as long as the effect is open.
-        is_repeated: a call under this key has failed, or was made in a history that the fleet has given up: it may have done it.
-        timeout_s: how long a call of it may take.
+        key, generation, digest, arguments: as in `KnownEffect`.
+        number: number of the agent's output that announces the effect; the effect may run after that output is released.
+        name, undo, undo_arguments: as in `MadeEffect`.
+        undoes, undoes_generation: of a compensation, the effect that it compensates.
+        is_marked: a mark is written to the host log before each call, so without a mark the effect was never called.
+        is_begun: such a mark exists; the log may drop it while the effect is still open.
+        is_repeated: a call under this key has failed, or was made in a reverted history: it may have taken effect.
+        timeout_s: time limit of a call in seconds.
     """
 
     key: str
@@ -66,11 +66,11 @@ class OpenEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
 
 
 class MadeEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """An effect that the agent's current durable turn has made, or tried to: should the turn fail, this is to be undone.
+    """An effect that the agent's current durable turn has made or tried; it is compensated if the turn fails.
 
     Attributes:
-        undo: `"module:function"`, or "": it cannot be.
-        undo_arguments: of that, each encoded.
+        undo: compensation as `"module:function"`, or "" if there is none.
+        undo_arguments: its arguments, each encoded.
     """
 
     key: str
@@ -81,7 +81,7 @@ class MadeEffect(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_
 
 
 class SavedEffects(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Effects of an agent: the latest keys, oldest first; those of the present turn, oldest first; and the open one."""
+    """Effects of an agent: the latest finished ones, those of the current turn (both oldest first), and the open one."""
 
     keys: list[KnownEffect] = []
     made: list[MadeEffect] = []

@@ -1,18 +1,18 @@
-"""Summaries of a store's manifests, one for each snapshot; and a SQLite file that caches them.
+"""Summaries of a store's snapshots, cached in a SQLite file.
 
-The problem. To list the snapshots of a store every manifest must be read, and each has a line for each agent: slow where they
-are many or far away. Manifests never change, so once is enough.
+The problem. To list snapshots, every manifest must be read, and each has a line for each agent. This is slow where they
+are many or remote. Manifests never change, so reading each once is enough.
 
-The model. `Catalog` is a cache and nothing else: one row for each published epoch, keyed by number and root. Every use
-compares it with the store's listing and its refs, which are small: a row of an epoch that is gone, or has another root, is
-dropped; an epoch without a row is read. Damaged snapshots are looked at each time, since a disk may come back. A catalog that is missing,
-broken, of another version of this page or of another store is made again. **Nothing is decided from it**: what is deleted,
-restored or verified is read from the store. A manifest that is damaged after it was read is found by `verify`, not here.
+The model. `Catalog` is only a cache: one row for each published epoch, keyed by number and root. Every use
+compares it with the store's listing and its refs, which are small. A row whose epoch is gone or has another root is
+dropped; an epoch without a row is read. Damaged snapshots are read each time, since a disk may come back. A catalog that is missing,
+broken, of another schema version or of another store is rebuilt. **No decision relies on the catalog**: deletion,
+restore and verification read the store. `verify` finds manifests that were damaged after they were cached; the catalog does not.
 
-It is bounded by the store: rows go with their epochs, and the file is rewritten when half of it is empty.
+The size is bounded by the store: rows are deleted with their epochs, and the file is rewritten when half of it is empty.
 
-The caller gives its place: on a local disk, one for each user. Several processes may share it (WAL); one that cannot
-have it within `BUSY_S`, or cannot write it, does without.
+The caller chooses the path: on a local disk, one for each user. Several processes may share the file (WAL). A process that cannot
+lock it within `BUSY_S`, or cannot write it, works without it.
 """
 
 import contextlib
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from snapline.storage.store.store import Store
 
 SCHEMA_VERSION = 1
-"""Version of the table below. A file of another version is thrown away: there is nothing in it that the store does not know."""
+"""Version of the table below. A file of another version is deleted: the store holds all its information."""
 
 BUSY_S = 2.0
-"""Longest wait for the file. Others hold it for milliseconds; a process that waits longer reads the manifests itself."""
+"""Longest wait for the file's lock, in seconds. Others hold it for milliseconds; after a longer wait a process reads the manifests itself."""
 
 VACUUM_PAGES_MIN = 32
-"""Number of 4 KiB pages: a smaller file is not worth rewriting."""
+"""Smallest file that is worth rewriting, in pages of 4 KiB."""
 
 _SUFFIXES = ("", "-wal", "-shm")
 
@@ -55,12 +55,12 @@ CREATE TABLE snapshots (
 
 
 class SnapshotSummary(msgspec.Struct, frozen=True):
-    """A published epoch in a few words; the fields are those of its manifest.
+    """Summary of a published epoch; the fields are those of its manifest.
 
     Attributes:
-        hosts: names, sorted.
-        stored_bytes: length of all packs that it names. Packs may be shared: sums over epochs count them again.
-        damage: why it cannot be read, in words; empty if it can. Then only `epoch` and perhaps `root` are known.
+        hosts: names of the hosts, sorted.
+        stored_bytes: total length of all packs that the epoch names. Epochs share packs, so sums over epochs count them repeatedly.
+        damage: why the epoch cannot be read; empty if it can. Otherwise only `epoch` and perhaps `root` are known.
     """
 
     epoch: int
@@ -85,17 +85,17 @@ _INSERT = "INSERT OR REPLACE INTO snapshots VALUES ({})".format(",".join("?" * l
 
 
 def time_of(summary: SnapshotSummary) -> SnapshotTime:
-    """Return what a retention policy must know of a snapshot."""
+    """Return the facts that a retention policy needs about a snapshot."""
     created_ns = parse_created(summary.created)
     is_manual = summary.trigger == BY_HAND
     return SnapshotTime(summary.epoch, created_ns, is_damaged=bool(summary.damage), is_manual=is_manual)
 
 
 def summarise(store: "Store", epoch: int, *, root: str = "") -> SnapshotSummary | None:
-    """Return the summary of the manifest of `epoch` (`root`: as just read from its ref); None if the epoch was deleted meanwhile.
+    """Return the summary of the manifest of `epoch`; None if the epoch was deleted meanwhile. `root` is as just read from its ref.
 
     Raises:
-        StoreError: the store cannot be read, which is not damage.
+        StoreError: the store cannot be read, for a reason other than damage.
     """
     try:
         root = root or store.read_ref(epoch)
@@ -124,14 +124,14 @@ def summarise(store: "Store", epoch: int, *, root: str = "") -> SnapshotSummary 
 
 
 def read_summaries(store: "Store", path: Path | None = None) -> list[SnapshotSummary]:
-    """Return a summary of each snapshot, oldest first, with the help of the catalog at `path` if there can be one.
+    """Return a summary of each snapshot, oldest first, using the catalog at `path` if it is usable.
 
     Raises:
-        StoreError: the store cannot be read. A catalog that cannot be used is no error.
+        StoreError: the store cannot be read. An unusable catalog is not an error.
     """
     import sqlite3
 
-    for place in (path, path, None):  # as it is; made anew, if it was broken; without a file
+    for place in (path, path, None):  # existing file; rebuilt, if it was broken; in memory
         try:
             with Catalog(place, store.store_id) as catalog:
                 return catalog.refresh(store)
@@ -144,7 +144,7 @@ def read_summaries(store: "Store", path: Path | None = None) -> list[SnapshotSum
 
 
 class Catalog:
-    """One catalog file, or one in memory (`path` None); a context manager. Its errors are those of `sqlite3`, and `_BrokenError`."""
+    """One catalog file, or one in memory (`path` None); a context manager. Raises errors of `sqlite3`, and `_BrokenError`."""
 
     def __init__(self, path: Path | None, store_id: str) -> None:
         self._path = path
@@ -165,31 +165,33 @@ class Catalog:
         self.close()
 
     def close(self) -> None:
-        """Close the file; again is fine."""
+        """Close the file. May be called twice."""
         if self._database is not None:
             self._database.close()
             self._database = None
 
     def refresh(self, store: "Store") -> list[SnapshotSummary]:
-        """Compare with the store, read what is new, drop what is gone; return all, oldest first."""
+        """Compare with the store, read new manifests, drop deleted ones; return all summaries, oldest first."""
         known = {summary.epoch: summary for summary in self.rows()}
-        found = [summary for epoch in store.epochs() if (summary := _look(store, epoch, known.get(epoch))) is not None]
-        there = {summary.epoch for summary in found}
+        summaries = [
+            summary for epoch in store.epochs() if (summary := _look(store, epoch, known.get(epoch))) is not None
+        ]
+        there = {summary.epoch for summary in summaries}
         gone = [epoch for epoch in known if epoch not in there]
-        changed = [summary for summary in found if known.get(summary.epoch) != summary]
+        changed = [summary for summary in summaries if known.get(summary.epoch) != summary]
         if gone or changed:
             with self._connection() as database:
                 database.executemany("DELETE FROM snapshots WHERE epoch = ?", [(epoch,) for epoch in gone])
                 database.executemany(_INSERT, map(_row, changed))
             self._shrink()
-        return found
+        return summaries
 
     def rows(self) -> list[SnapshotSummary]:
-        """Return what is remembered, oldest first."""
+        """Return the cached summaries, oldest first."""
         rows = self._connection().execute("SELECT * FROM snapshots ORDER BY epoch").fetchall()
         try:
             return [_summary(row) for row in rows]
-        except (ValueError, TypeError) as error:  # What msgspec says of values that are no summary's is a ValueError.
+        except (ValueError, TypeError) as error:  # msgspec raises a ValueError for values of other types.
             raise _BrokenError(f"{self._path} holds something else than summaries") from error
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -206,7 +208,7 @@ class Catalog:
             make_private(self._path.parent)
         self._database = sqlite3.connect(self._path or ":memory:", timeout=BUSY_S)
         self._database.execute("PRAGMA journal_mode = WAL")
-        self._database.execute("PRAGMA synchronous = OFF")  # What a crash of the machine breaks is made anew.
+        self._database.execute("PRAGMA synchronous = OFF")  # A catalog broken by a power failure is rebuilt.
 
     def _is_ours(self) -> bool:
         database = self._connection()
@@ -246,7 +248,7 @@ def _look(store: "Store", epoch: int, known: SnapshotSummary | None) -> Snapshot
 
 
 def _row(summary: SnapshotSummary) -> tuple[Any, ...]:
-    """Return the values of a row: hosts are a JSON array."""
+    """Return the values of a row; hosts are a JSON array."""
     values = msgspec.structs.asdict(summary)
     values["hosts"] = msgspec.json.encode(summary.hosts).decode()
     return tuple([values[name] for name in _FIELDS])
@@ -259,11 +261,11 @@ def _summary(row: Iterable[Any]) -> SnapshotSummary:
 
 
 class _BrokenError(Exception):
-    """A catalog that SQLite can read and we cannot."""
+    """A catalog that SQLite can read, but with invalid contents."""
 
 
 def _is_broken(error: Exception) -> bool:
-    """Return whether the file is no catalog of ours. Not if it is only locked, full or forbidden: then it is somebody's."""
+    """Return whether the file is not a valid catalog. A locked, full or inaccessible file is not broken."""
     if isinstance(error, _BrokenError | UnicodeDecodeError):
         return True
     name = getattr(error, "sqlite_errorname", "")

@@ -8,7 +8,7 @@ from snapline.storage.retention.pins import Pin, Tag
 from snapline.storage.store.store import Store
 
 _TOKEN_BYTES = 16
-"""Random names never meet: 128 bits."""
+"""Size of a random name: 128 bits, so names never collide."""
 
 
 class Holds:
@@ -27,7 +27,7 @@ class Holds:
 
     @contextlib.contextmanager
     def holding(self, epoch: int) -> Iterator[Pin]:
-        """Pin a snapshot for as long as the block takes. If the process dies meanwhile the pin stays: `unpin` removes it."""
+        """Pin a snapshot for the duration of the block. If the process dies meanwhile, the pin stays: `unpin` removes it."""
         token = self._token()
         made = self._pin(epoch, token)
         try:
@@ -36,7 +36,7 @@ class Holds:
             pins.unpin_own(self._disk, epoch, token)
 
     def unpin(self, epoch: int) -> bool:
-        """Remove its pins."""
+        """Remove all pins of an epoch."""
         return pins.unpin(self._disk, epoch)
 
     def tag(self, name: str, epoch: int) -> Tag:
@@ -53,7 +53,7 @@ class Holds:
         return pins.list_pins(self._disk, self._id)
 
     def pinned(self) -> list[int]:
-        """Return the epochs that are pinned, ascending; also by damaged pins."""
+        """Return the epochs that are pinned, ascending; damaged pins count."""
         return pins.pinned_epochs(self._disk)
 
     def tags(self) -> list[Tag]:
@@ -61,18 +61,18 @@ class Holds:
         return pins.list_tags(self._disk, self._id)
 
     def held(self) -> dict[int, str]:
-        """Epoch → why it must stay."""
+        """Return epoch → the reason to keep it."""
         return pins.held_epochs(self._disk, self._id)
 
     def delete(
         self, epochs: Sequence[int], delete: Callable[[int], list[str]] | None = None
     ) -> dict[int, list[str] | None]:
-        """Delete those of `epochs` that are not held, by `delete` or else `Store.delete_epoch`."""
+        """Delete those of `epochs` that are not held, with `delete` or by default `Store.delete_epoch`."""
         delete = delete or self._store.delete_epoch
         return pins.guarded_delete(self._disk, self._id, epochs, delete, tokens=self._token, now_s=self._now_s())
 
     def clear_remains(self, *, is_alone: bool = False) -> list[str]:
-        """Remove what the dead left."""
+        """Remove the pins and intents of dead processes."""
         return pins.clear_remains(self._disk, self._id, now_s=self._now_s(), is_alone=is_alone)
 
     def _pin(self, epoch: int, token: str) -> Pin:

@@ -1,36 +1,36 @@
-"""Pins and tags: a person's request to keep a snapshot; and the one way to delete a snapshot without breaking it.
+"""Pins and tags: requests to keep a snapshot; and deletion of snapshots that respects them.
 
-    pins/<epoch>.<random>        this epoch is kept                          record PINS {created, epoch, root, store}
-    tags/<name>                  this epoch is kept, and has a name          record TAGS {created, epoch, maker, name, root, store}
-    deleting/<epoch>.<random>    somebody is about to delete this epoch      record DELE {begun_s, epoch, store}
+    pins/<epoch>.<random>        this epoch is kept                       record PINS {created, epoch, root, store}
+    tags/<name>                  this epoch is kept under a name          record TAGS {created, epoch, maker, name, root, store}
+    deleting/<epoch>.<random>    a process is about to delete this epoch  record DELE {begun_s, epoch, store}
 
-The problem. A pin is made by a command, a deletion by the coordinator or by another command, perhaps at the same moment and
-on different machines. A pin must either stop the deletion or be refused: one that was granted for a snapshot that is gone
-would be a lie.
+The problem. A command makes a pin. The coordinator or another command deletes, perhaps at the same moment and
+on another machine. A pin must either stop the deletion or be refused. A pin that was granted for a deleted snapshot would be a
+false promise.
 
-The model. All see one store, whose listings are current and whose files are created only if absent (a local directory, an
-object store). Anybody may die or be slow at any step. The two sides do as in Dekker's algorithm, each raises its flag before
+The model. All processes see one store, whose listings are current and whose files are created only if absent (a local directory, an
+object store). Any process may die or be slow at any step. The two sides follow Dekker's algorithm: each raises its flag before
 it looks for the other's:
 
-| who pins or tags | who deletes |
+| pinning or tagging | deleting |
 | --- | --- |
 | 1. read the ref | 1. create `deleting/<epoch>.<random>` |
 | 2. create the pin or tag | 2. list pins |
 | 3. list `deleting`: another's intent → refused | 3. list tags: one names the epoch → not deleted |
-| 4. look for the ref: gone → refused | 4. delete: the ref first |
+| 4. read the ref: gone → refused | 4. delete: the ref first |
 | refused: remove what 2 created | 5. remove what 1 created |
 
-Why it works. If 3 comes before the deleter's 1, the pin was there before the deleter's 2 and 3, which see it. Otherwise 3 sees
-the intent; or the intent is gone again, and so is the ref, if anything was deleted: 4 sees that. **3 must come before 4.**
+Why it works. If the pinner's 3 precedes the deleter's 1, the pin existed before the deleter's 2 and 3, which see it. Otherwise 3 sees
+the intent, or the intent is gone again. In the second case a deletion also removed the ref, and 4 sees that. **3 must come before 4.**
 
-Each file that makes a claim is its maker's own (hence the random names): who is refused removes its own pin and nobody
-else's, who deletes removes its own intent. So several may pin and several may delete one epoch at once. A tag's name
-is taken by one maker; the second is refused, even if it asks for the same.
+Each process creates its own files with random names. A refused pinner removes only its own pin, a deleter only
+its own intent. So several processes may pin and several may delete one epoch at once. Only one process gets a tag's name;
+the second is refused, even if it names the same epoch.
 
-What the dead leave. An intent refuses new pins of its epoch until `clear_remains` removes it: when the ref is gone, when the
+Remains of dead processes. An intent refuses new pins of its epoch until `clear_remains` removes it. This happens when the ref is gone, when the
 intent is older than `INTENT_S_MAX`, or at once if the caller knows that no other process deletes. A pin whose maker died between 2 and
-4 counts as any other; if its snapshot is gone altogether, `clear_remains` removes it. If the ref alone is gone the pin
-stays: then the ref was lost, not deleted, since a deletion leaves no manifest or leaves an intent.
+4 counts as any other. `clear_remains` removes it if its snapshot is gone altogether. If only the ref is gone, the pin
+stays: the ref was lost, not deleted, since a deletion leaves no manifest or leaves an intent.
 
 Supports G7.
 """
@@ -53,18 +53,18 @@ from snapline.storage.timestamps import instant
 
 PINS, TAGS, DELETING = "pins", "tags", "deleting"
 DIRECTORIES = (PINS, TAGS, DELETING)
-"""Made when the first file is written in them."""
+"""Directories of pins, tags and intents; each is created with its first file."""
 
 PIN_KIND, TAG_KIND, INTENT_KIND = b"PINS", b"TAGS", b"DELE"
 
 INTENT_S_MAX = 3600
-"""A deleter needs milliseconds from its look at the pins to the ref; minutes on a sick store. One that took an hour is dead."""
+"""Age in seconds at which an intent counts as left by a dead process. A deleter needs milliseconds, or minutes on a slow store."""
 
 HELD_MAX = 10_000
-"""Pins, and tags: each deletion reads all tags, and a person looks after them. Beyond that, no new ones."""
+"""Largest number of pins, and of tags: each deletion reads all tags. New ones beyond it are refused."""
 
 DELETED_AT_ONCE = 64
-"""Epochs under one look at the pins: so the tags are not read again for each. A crash leaves at most so many intents."""
+"""Number of epochs deleted per read of the pins and tags. A crash leaves at most this many intents."""
 
 PINNED = "pinned"
 
@@ -75,7 +75,7 @@ _TOKEN = re.compile(r"[0-9a-f]{32}")
 
 
 class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a pin. `root` is the snapshot's, `created` the pin's time (UTC, ISO 8601)."""
+    """Body of a pin. `root` is the snapshot's root, `created` the time of the pin (UTC, ISO 8601)."""
 
     epoch: int
     root: str
@@ -84,7 +84,7 @@ class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Tag(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a tag, as that of a pin, with its own name. `maker` is random: no two makers write the same bytes."""
+    """Body of a tag: as that of a pin, with the tag's name. `maker` is random, so no two makers write the same bytes."""
 
     name: str
     maker: str
@@ -109,14 +109,14 @@ _KINDS: dict[type, bytes] = {Pin: PIN_KIND, Tag: TAG_KIND, Intent: INTENT_KIND}
 _TYPES: dict[str, type[Record]] = {PINS: Pin, TAGS: Tag, DELETING: Intent}
 
 Steps = Generator[None, None, _Result]
-"""A procedure that yields wherever another process may come between: each part touches what is shared at most once."""
+"""A procedure that yields wherever another process may interleave: each part touches shared state at most once."""
 
 
 # -- names ------------------------------------------------------------------------------------------------------------
 
 
 def check_tag(name: str) -> str:
-    """Return `name` if a tag may be called so; UsageError otherwise."""
+    """Return `name` if it is a valid tag name; UsageError otherwise."""
     check_id(name, "tag")
     if name in (".", "..", "latest") or name.isdecimal():
         raise UsageError(f"a tag cannot be called {name!r}: as the name of a snapshot it means something else")
@@ -141,20 +141,20 @@ def parse_tag_path(path: str) -> str | None:
 
 
 def pin(disk: Disk, store_id: str, epoch: int, *, token: str, now_s: float) -> Pin:
-    """Pin a snapshot, durable when this returns. One that is pinned may be pinned again.
+    """Pin a snapshot, durable when this returns. A pinned snapshot may be pinned again.
 
-    `token`: 32 random hexadecimal digits, fresh for each call; so for all functions here.
+    `token` is 32 random hexadecimal digits, fresh for each call, here and in the functions below.
 
     Raises:
         NotFoundError: there is no such snapshot.
-        StoreError: it is being deleted, or the disk failed.
-        UsageError: too many pins.
+        StoreError: the snapshot is being deleted, or the disk failed.
+        UsageError: there are too many pins.
     """
     return _run(pin_steps(disk, store_id, epoch, token=token, now_s=now_s))
 
 
 def tag(disk: Disk, store_id: str, name: str, epoch: int, *, token: str, now_s: float) -> Tag:
-    """Tag a snapshot; errors as `pin`, and UsageError if the tag exists: to move it, remove it first."""
+    """Tag a snapshot; errors as `pin`, and UsageError if the tag exists. To move a tag, remove it first."""
     return _run(tag_steps(disk, store_id, name, epoch, token=token, now_s=now_s))
 
 
@@ -184,12 +184,12 @@ def unpin(disk: Disk, epoch: int) -> bool:
 
 
 def unpin_own(disk: Disk, epoch: int, token: str) -> None:
-    """Remove the one pin that was made with this token; one that is gone is no error."""
+    """Remove the pin that was made with this token, if it still exists."""
     _remove(disk, PINS, [f"{PINS}/{epoch}.{_check_token(token)}"])
 
 
 def untag(disk: Disk, name: str) -> bool:
-    """Remove a tag, also a damaged one; return whether it was there."""
+    """Remove a tag, even a damaged one; return whether it existed."""
     return bool(_remove(disk, TAGS, [f"{TAGS}/{check_tag(name)}"]))
 
 
@@ -197,15 +197,15 @@ def list_pins(disk: Disk, store_id: str) -> list[Pin]:
     """Return the pins, ascending by epoch, one for each epoch.
 
     Raises:
-        DamagedDataError: one cannot be read.
+        DamagedDataError: a pin cannot be read.
     """
-    found: dict[int, Pin] = {}
+    pins: dict[int, Pin] = {}
     for path in _paths(disk, PINS):
         epoch = parse_claim_path(path)
         record = None if epoch is None else _read(disk, path, Pin, store_id)
         if record is not None:
-            found.setdefault(record.epoch, record)
-    return [found[epoch] for epoch in sorted(found)]
+            pins.setdefault(record.epoch, record)
+    return [pins[epoch] for epoch in sorted(pins)]
 
 
 def pinned_epochs(disk: Disk) -> list[int]:
@@ -217,14 +217,14 @@ def list_tags(disk: Disk, store_id: str) -> list[Tag]:
     """Return the tags, sorted by name.
 
     Raises:
-        DamagedDataError: one cannot be read.
+        DamagedDataError: a tag cannot be read.
     """
     paths = [path for path in _paths(disk, TAGS) if parse_tag_path(path) is not None]
     return [record for path in paths if (record := _read(disk, path, Tag, store_id)) is not None]
 
 
 def tagged_epoch(disk: Disk, store_id: str, name: str) -> int | None:
-    """Return the epoch that the tag `name` names; None if there is no such tag, or none can be called so.
+    """Return the epoch that the tag `name` names; None if there is no such tag, or the name is invalid.
 
     Raises:
         DamagedDataError: the tag cannot be read.
@@ -235,10 +235,10 @@ def tagged_epoch(disk: Disk, store_id: str, name: str) -> int | None:
 
 
 def held_epochs(disk: Disk, store_id: str) -> dict[int, str]:
-    """Return epoch → `"pinned"` or `"tag NAME"` of all that are held.
+    """Return epoch → `"pinned"` or `"tag NAME"` of all held epochs.
 
     Raises:
-        DamagedDataError: a tag cannot be read. Nobody knows what it holds, so nothing can be deleted.
+        DamagedDataError: a tag cannot be read. It may hold any epoch, so nothing can be deleted.
     """
     return _run(_held_steps(disk, store_id))
 
@@ -255,14 +255,14 @@ def guarded_delete(
     tokens: Callable[[], str],
     now_s: float,
 ) -> dict[int, list[str] | None]:
-    """Delete epochs that are not held; return epoch → the paths removed, None for those that are held.
+    """Delete epochs that are not held; return epoch → the removed paths, or None if the epoch is held.
 
-    `delete` removes one epoch, its ref first (`Store.delete_epoch`). If it raises, the rest is not deleted, and no intent remains.
+    `delete` removes one epoch, its ref first (`Store.delete_epoch`). If it raises, later epochs are not deleted, and no intent remains.
     """
     done: dict[int, list[str] | None] = {}
     for first in range(0, len(epochs), DELETED_AT_ONCE):
-        some = epochs[first : first + DELETED_AT_ONCE]
-        done |= _run(delete_steps(disk, store_id, some, delete, token=tokens(), now_s=now_s))
+        batch = epochs[first : first + DELETED_AT_ONCE]
+        done |= _run(delete_steps(disk, store_id, batch, delete, token=tokens(), now_s=now_s))
     return done
 
 
@@ -275,7 +275,7 @@ def delete_steps(
     token: str,
     now_s: float,
 ) -> Steps[dict[int, list[str] | None]]:
-    """The steps of `guarded_delete`, of at most `DELETED_AT_ONCE` epochs."""
+    """The steps of `guarded_delete` for at most `DELETED_AT_ONCE` epochs."""
     own: list[str] = []
     done: dict[int, list[str] | None] = {}
     try:
@@ -292,7 +292,7 @@ def delete_steps(
                 yield
             done[epoch] = None if epoch in held else delete(epoch)
         yield
-    except Exception:  # Not of a crash: whoever dies leaves its intents.
+    except Exception:  # A process that dies leaves its intents to `clear_remains`.
         with contextlib.suppress(StoreError):
             _remove(disk, DELETING, own)
         raise
@@ -303,7 +303,7 @@ def delete_steps(
 def clear_remains(disk: Disk, store_id: str, *, now_s: float, is_alone: bool = False) -> list[str]:
     """Remove what dead pinners and deleters left behind; return the paths.
 
-    `is_alone`: the caller knows that no other process deletes; then every intent is left by a dead process.
+    `is_alone`: the caller knows that no other process deletes, so every intent is from a dead process.
     """
     intents = [(path, epoch) for path in _paths(disk, DELETING) if (epoch := parse_claim_path(path)) is not None]
     dead = [
@@ -320,12 +320,12 @@ def clear_remains(disk: Disk, store_id: str, *, now_s: float, is_alone: bool = F
 
 
 def read_record(disk: Disk, path: str, store_id: str | None) -> Record | None:
-    """Return what the file at `path` in one of `DIRECTORIES` holds; None if it has just been removed.
+    """Return the record at `path` in one of `DIRECTORIES`; None if it has just been removed.
 
-    `store_id` None skips that comparison.
+    `store_id` None skips the comparison of the store.
 
     Raises:
-        DamagedDataError: it is damaged, or no file of a store has this name.
+        DamagedDataError: the file is damaged, or has an unknown name.
     """
     if not _is_claim(path):
         raise damaged(path, "no file of a snapline store has this name")
@@ -345,7 +345,7 @@ def _run(steps: Steps[_Result]) -> _Result:
 
 
 def _claim(disk: Disk, path: str, record: Pin | Tag, token: str, *, what: str) -> Steps[None]:
-    """Steps 2 to 4 of who pins or tags; FileExistsError if the path is taken."""
+    """Run steps 2 to 4 of pinning or tagging; FileExistsError if the path is taken."""
     directory = path.partition("/")[0]
     if len(_paths(disk, directory)) >= HELD_MAX:
         raise UsageError(f"the store {disk.location} has {HELD_MAX} {directory}: remove some first")
@@ -380,7 +380,7 @@ def _create(disk: Disk, path: str, record: Record, token: str, *, what: str) -> 
         if not _is_there(disk, directory):
             make_durable_directory(disk, directory)
         try:
-            # Nobody else writes these bytes: if they are there, then from a try of ours whose answer was lost.
+            # Only this call writes these bytes. If they exist, an earlier try succeeded and its answer was lost.
             files.create_or_compare(disk, path, data, temporary_name=f"{record.epoch}-{token}", point="store.held")
         except FileExistsError:
             is_taken = True
@@ -425,7 +425,7 @@ def _is_claim(path: str) -> bool:
 
 
 def _is_stray(disk: Disk, path: str, store_id: str, being_deleted: frozenset[int]) -> bool:
-    """Return whether a pin or tag names a snapshot that was deleted. If only its ref is gone, it was lost; then no."""
+    """Return whether a pin or tag names a snapshot that was deleted. If only its ref is gone, the ref was lost: return False."""
     record = None
     with contextlib.suppress(DamagedDataError):
         record = _read(disk, path, _TYPES[path.partition("/")[0]], store_id) if _is_claim(path) else None
@@ -452,7 +452,7 @@ def _paths(disk: Disk, directory: str) -> list[str]:
 
 
 def _remove(disk: Disk, directory: str, paths: list[str]) -> list[str]:
-    """Remove the names, durably; return those that were there."""
+    """Remove the files durably; return those that existed."""
     with files.writing(disk, f"the removal of {directory}"):
         removed = files.unlink(disk, paths)
         if removed:

@@ -1,16 +1,16 @@
-"""Deleting epochs, and what is unreferenced.
+"""Deleting epochs and unreferenced files.
 
-The order is ref, manifest, packs, with the directory synced after each but the last: so whatever a crash leaves, a ref
-has its manifest, and a manifest its packs. What remains otherwise is garbage, which the next sweep finds.
+Files are deleted in the order ref, manifest, packs, and the directory is synced after each but the last. So after a crash every ref still
+has its manifest, and every manifest its packs. Other remains are garbage, which the next sweep finds.
 
-Packs are shared: an epoch's manifest may name those of earlier ones. So a pack goes only if no manifest that stays names it,
-whether a ref leads to that manifest or not: its epoch may be complete and not published, or about to be. The needs of an unreadable manifest are
-unknown: then no pack goes that is as old as its epoch, or at all if not even that is
-known. Manifests are written once, so their contents are remembered (`Notes`).
+Packs are shared: an epoch's manifest may name packs of earlier epochs. So a pack is deleted only if no remaining manifest names it. This includes
+manifests without a ref, whose epoch may be complete and about to be published. The needs of an unreadable manifest are
+unknown. Then no pack that is as old as its epoch is deleted, and no pack at all if even the epoch is
+unknown. Manifests are written once, so their contents are cached (`Notes`).
 
-The sweep (`delete_unreferenced`) keeps every pack and manifest that a ref needs; everything of an epoch whose ref or manifest
-cannot be read; and everything of epochs and writers that the caller lists as possibly in use. Only one process deletes, and
-none but it publishes: otherwise a ref could appear while the sweep looks.
+The sweep (`delete_unreferenced`) keeps every pack and manifest that a ref needs. It keeps everything of an epoch whose ref or manifest
+cannot be read, and of epochs and writers that the caller lists as possibly in use. Only one process deletes, and
+only that process publishes: otherwise a ref could appear during the sweep.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from snapline.storage.store.disk import Disk
 from snapline.storage.store.manifest import Manifest
 
 Notes = dict[str, tuple[int, frozenset[str]]]
-"""Path of a manifest -> its epoch, and the packs that it names. A manifest never changes, so the owner of a store keeps
-these from one deletion to the next; those of manifests that are gone are dropped."""
+"""Path of a manifest → its epoch, and the packs that it names. A manifest never changes, so the owner of a store keeps
+these from one deletion to the next. Entries of deleted manifests are dropped."""
 
 
 def delete_epoch(disk: Disk, store_id: str, epoch: int, notes: Notes) -> list[str]:
@@ -54,7 +54,7 @@ def delete_unreferenced(
     open_epochs: frozenset[int],
     open_writers: frozenset[str],
 ) -> list[str]:
-    """Delete what no ref needs; see `Store.delete_unreferenced`."""
+    """Delete files that no ref needs; see `Store.delete_unreferenced`."""
     sweep = _Sweep(disk, store_id, begun_below, open_epochs, open_writers)
     sweep.find_needed()
     removed = files.unlink(disk, sweep.manifests_to_delete())
@@ -71,7 +71,7 @@ def delete_unreferenced(
 def _belongings(disk: Disk, store_id: str, epoch: int, notes: Notes) -> tuple[list[str], list[str]]:
     """Return the manifest of an epoch, in all its generations, and the packs that any of them names, each once.
 
-    Where ref or manifest is damaged: the packs that bear its number.
+    If ref or manifest is damaged, return the packs with its epoch number.
     """
     manifests: list[str] = []
     try:
@@ -100,10 +100,10 @@ def _packs_of(disk: Disk, path: str, root: str, epoch: int, notes: Notes) -> Seq
 class _Named:
     """Packs that the present manifests name.
 
-    A damaged one that no ref leads to can no longer become a snapshot: it is left aside.
+    A damaged manifest without a ref can no longer become a snapshot, so it is ignored.
 
     Attributes:
-        kept_up_to: packs of epochs up to this one stay, since its manifest cannot be read; -1: there is none.
+        kept_up_to: packs of epochs up to this one stay, since its manifest cannot be read; -1 if there is none.
     """
 
     def __init__(self, disk: Disk, store_id: str, notes: Notes) -> None:
@@ -114,7 +114,7 @@ class _Named:
             del notes[gone]
         damaged: list[str] = []
         for path in paths:
-            known = notes.get(path)  # first, since a deletion looks at every name
+            known = notes.get(path)  # first, since a deletion checks every name
             if known is None:
                 parsed = layout.parse_manifest_path(path)
                 if parsed is None:
@@ -135,29 +135,29 @@ class _Named:
 
 
 def _note(disk: Disk, path: str, root: str, generation: int, notes: Notes) -> tuple[int, frozenset[str]]:
-    """Read epoch and packs of a manifest, and note them. StoreError: the store cannot be read just now; nothing may be deleted."""
+    """Read and cache epoch and packs of a manifest. StoreError: the store cannot be read now, so nothing may be deleted."""
     return note(notes, path, files.read_manifest(disk, root, generation=generation))
 
 
 def note(notes: Notes, path: str, manifest: Manifest) -> tuple[int, frozenset[str]]:
-    """Note epoch and packs of a manifest that has just been read or written; return them."""
+    """Cache epoch and packs of a manifest that has just been read or written; return them."""
     known = notes[path] = manifest.metadata.epoch, frozenset(pack.path for pack in manifest.packs)
     return known
 
 
 def _roots(disk: Disk, store_id: str) -> dict[str, int]:
-    """Return the roots that refs name, with their epochs."""
-    found = {}
+    """Return root → epoch of all refs."""
+    epochs = {}
     for path in _list_files(disk, layout.EPOCH_REFS):
         epoch = layout.parse_ref_path(path)
         if epoch is not None:
             with contextlib.suppress(StoreError):
-                found[files.read_ref(disk, epoch, store_id)] = epoch
-    return found
+                epochs[files.read_ref(disk, epoch, store_id)] = epoch
+    return epochs
 
 
 class _Sweep:
-    """One search for garbage. `_kept_epochs`: something about them cannot be read, so nothing of them is touched."""
+    """One search for garbage. Epochs in `_kept_epochs` have unreadable files, so none of their files is deleted."""
 
     def __init__(
         self, disk: Disk, store_id: str, begun_below: int, open_epochs: frozenset[int], open_writers: frozenset[str]
@@ -185,7 +185,7 @@ class _Sweep:
 
     def manifests_to_delete(self) -> list[str]:
         """Return the manifests to delete. Unreadable ones stay, as their epoch is unknown. `verify` reports them."""
-        found = []
+        unreferenced = []
         for path in _list_files(self._disk, layout.MANIFESTS):
             root, generation = layout.parse_manifest_path(path) or ("", 0)
             if not root or root in self._needed_roots:
@@ -193,11 +193,11 @@ class _Sweep:
             with contextlib.suppress(StoreError):
                 manifest = files.read_manifest(self._disk, root, generation=generation)
                 if self._is_over(manifest.metadata.epoch):
-                    found.append(path)
-        return found
+                    unreferenced.append(path)
+        return unreferenced
 
     def find_named(self, notes: Notes) -> None:
-        """Look at the manifests that stay."""
+        """Collect the packs that the remaining manifests name."""
         self._named = _Named(self._disk, self._store_id, notes)
 
     def packs_to_delete(self) -> list[str]:
@@ -212,16 +212,16 @@ class _Sweep:
         ]
 
     def temporary_to_delete(self) -> list[str]:
-        found = []
+        old_files = []
         with contextlib.suppress(FileNotFoundError):
             for path in _list_files(self._disk, layout.TEMPORARY):
                 folder, epoch = layout.parse_temporary_path(path) or ("", 0)
                 if folder == layout.PACKS and self._is_over(epoch):
-                    found.append(path)
-        return found
+                    old_files.append(path)
+        return old_files
 
     def remove_empty_directories(self) -> None:
-        """Remove empty directories. One that is not empty, or not ours, stays."""
+        """Remove empty directories. Others stay."""
         for entry in self._disk.list_directory(layout.PACKS):
             if entry.is_directory and entry.name not in self._open_writers:
                 with contextlib.suppress(OSError):
@@ -237,14 +237,14 @@ def pack_paths(disk: Disk) -> list[str]:
 
 
 def _packs(disk: Disk) -> list[tuple[str, layout.PackName]]:
-    found = []
+    paths = []
     for entry in disk.list_directory(layout.PACKS):
         if entry.is_directory:
             for path in _list_files(disk, f"{layout.PACKS}/{entry.name}"):
                 name = layout.parse_pack_path(path)
                 if name is not None:
-                    found.append((path, name))
-    return found
+                    paths.append((path, name))
+    return paths
 
 
 def _list_files(disk: Disk, directory: str) -> list[str]:

@@ -1,31 +1,31 @@
-"""Retention of snapshots that no recovery needs any more: the last few, one an hour, one a day, those taken by hand, and those that are held.
+"""Retention of snapshots that no recovery needs: the last ones, one an hour, one a day, manual ones, and held ones.
 
-The problem. A fleet writes a snapshot every few seconds. All of them fill any disk; the newest alone does not help somebody
+The problem. A fleet writes a snapshot every few seconds. Keeping all fills any disk. Keeping only the newest does not help somebody
 who finds out on Tuesday what went wrong on Sunday.
 
-The model. `retained` is a pure function of the snapshots there are, the policy and the time. A snapshot is kept if
+The model. `retained` is a pure function of the existing snapshots, the policy and the time. A snapshot is kept if
 
-1. it is held (by a pin, a tag, a recovery): the caller reports this, with the reason;
+1. it is held (by a pin, a tag or a recovery): the caller passes these with the reason;
 2. it is one of the last `keep_last`, by epoch number. Damaged ones do not count, and those among the last stay: they are
    evidence, and a reader that looks for the newest must see them;
-3. it is the newest of one of the last `hourly` hours, or of one of the last `daily` days (UTC). They end with the newest
-   snapshot, not with the clock: a store that lies untouched for a month loses nothing by that;
+3. it is the newest of one of the last `hourly` hours, or of one of the last `daily` days (UTC). The hours and days end with the newest
+   snapshot, not with the clock: a store that nobody uses for a month loses nothing;
 4. it is one of the last `manual` that somebody took by hand;
-5. it is at most `within_s` older than the newest. A clock that is put right must make no snapshot old: what passed from one to the next counts
-   for an hour at most;
-6. its time is not known, or lies after the clock's. Then a clock is wrong, and what cannot be judged is not deleted. Such a snapshot represents no
+5. it is at most `within_s` older than the newest. The time between two consecutive snapshots counts as an hour at most, so a clock
+   correction makes no snapshot old;
+6. its time is unknown, or later than the clock. Then a clock is wrong, and nothing uncertain is deleted. Such a snapshot represents no
    hour and no day, so it displaces no other one.
 
-Numbers order snapshots, clocks do not: of two in one hour the higher number is the newer one, also where the clock went back.
+Snapshots are ordered by number, not by clock. Of two in one hour, the higher number is the newer, even if the clock went back.
 
 Invariants (tested as properties):
 
 - the newest snapshot is kept;
-- at most `keep_last + hourly + daily + manual` are kept by rules 2 to 4, but for damaged ones;
-- while time goes forward, what was dropped is never wanted again by rules 1 to 4: for an hour's newest is also what a day's newest is chosen
-  from. So deleting early what is not retained ends with the same snapshots as deleting late.
+- rules 2 to 4 keep at most `keep_last + hourly + daily + manual`, not counting damaged ones;
+- while time goes forward, rules 1 to 4 never need a snapshot again that they dropped: a day's newest is also an hour's newest.
+  So early and late deletion end with the same snapshots.
 
-Supports G7: this only ever decides *keep*; the coordinator decides what may be deleted at all.
+Supports G7: the policy only decides what to *keep*; the coordinator decides what may be deleted.
 """
 
 import re
@@ -41,16 +41,16 @@ HOUR_NS, DAY_NS = 3_600_000_000_000, 86_400_000_000_000
 _1970 = datetime(1970, 1, 1, tzinfo=UTC)
 
 COUNT_MAX = 1_000_000
-"""Largest value of each number of a policy. A list of so many epochs is the most that `snapshot list` could show to anybody."""
+"""Largest number in a policy; `snapshot list` could not usefully show more."""
 
 LAST, HOURLY, DAILY, MANUAL, WITHIN = "last", "hourly", "daily", "manual", "within"
 UNKNOWN_TIME, FUTURE_TIME = "time unknown", "created later than now"
-"""Why a snapshot is kept; others come from the caller: `pinned`, `tag NAME`, `in use`."""
+"""Reasons to keep a snapshot; the caller passes others: `pinned`, `tag NAME`, `in use`."""
 
 _FIELDS = {LAST: "keep_last", HOURLY: "hourly", DAILY: "daily", MANUAL: "manual", WITHIN: "within_s"}
 
 BY_HAND = "hand"
-"""The trigger of snapshots that somebody took by hand, in their manifests."""
+"""Trigger of manual snapshots in their manifests."""
 
 WITHIN_S_MAX = 10 * 366 * 86_400
 """Ten years."""
@@ -59,14 +59,14 @@ _UNITS_S = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class Policy(msgspec.Struct, frozen=True):
-    """Snapshots kept beyond need.
+    """Numbers of snapshots to keep beyond those needed for recovery.
 
     Attributes:
-        keep_last: so many of the newest; at least 1.
-        hourly: the newest of each hour, for so many hours; 0: none.
-        daily: the newest of each day, for so many days; 0: none.
-        manual: so many of the newest that were taken by hand; 0: none.
-        within_s: all that are at most so many seconds older than the newest; 0: none.
+        keep_last: number of newest snapshots to keep; at least 1.
+        hourly: number of hours of which the newest snapshot is kept; 0 for none.
+        daily: number of days of which the newest snapshot is kept; 0 for none.
+        manual: number of newest manual snapshots to keep; 0 for none.
+        within_s: age in seconds, relative to the newest, up to which all are kept; 0 for none.
     """
 
     keep_last: int = 10
@@ -93,10 +93,10 @@ class SnapshotTime(msgspec.Struct, frozen=True):
     """Facts about a snapshot that the policy needs.
 
     Attributes:
-        epoch: its number.
-        created_ns: nanoseconds since 1970; None if unknown. A whole number: near the edge of an hour a fraction may be on either side.
-        is_damaged: it cannot be restored.
-        is_manual: somebody took it by hand.
+        epoch: epoch number.
+        created_ns: nanoseconds since 1970; None if unknown. An integer, since rounding could move a time across the edge of an hour.
+        is_damaged: the snapshot cannot be restored.
+        is_manual: somebody took the snapshot by hand.
     """
 
     epoch: int
@@ -106,46 +106,46 @@ class SnapshotTime(msgspec.Struct, frozen=True):
 
 
 def parse_policy(text: str, default: Policy | None = None) -> Policy:
-    """Return the policy of a text such as `"last=10,hourly=24,daily=14,manual=100,within=2h"`; what is left out is as in `default`.
+    """Return the policy of a text such as `"last=10,hourly=24,daily=14,manual=100,within=2h"`; omitted parts are as in `default`.
 
     Raises:
-        UsageError: an unknown name, one given twice, no number, or one that is not possible.
+        UsageError: a name is unknown or given twice, or a number is missing or out of range.
     """
-    given: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
-        name, _, count = (word.strip() for word in part.partition("="))
+        name, _, count = (text_part.strip() for text_part in part.partition("="))
         if name not in _FIELDS:
             raise UsageError(
                 f"{part!r} is no part of a retention: write last=N,hourly=N,daily=N,manual=N,within=DURATION"
             )
-        if _FIELDS[name] in given:
+        if _FIELDS[name] in numbers:
             raise UsageError(f"the retention {text!r} gives {name} twice: give it once")
         if name == WITHIN:
-            given[_FIELDS[name]] = parse_duration_s(count)
+            numbers[_FIELDS[name]] = parse_duration_s(count)
             continue
         if not (count.isascii() and count.isdecimal() and len(count) <= len(str(COUNT_MAX))):
             raise UsageError(f"{part!r} needs a number from 0 to {COUNT_MAX}: write {name}=N")
-        given[_FIELDS[name]] = int(count)
-    return msgspec.structs.replace(default or Policy(), **given)
+        numbers[_FIELDS[name]] = int(count)
+    return msgspec.structs.replace(default or Policy(), **numbers)
 
 
 def parse_duration_s(text: str) -> int:
     """Return the seconds of `"90s"`, `"30m"`, `"2h"` or `"7d"`; a number alone is seconds.
 
     Raises:
-        UsageError: it is no duration.
+        UsageError: `text` is not a duration.
     """
-    found = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text)
-    if found is None:
+    match = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text)
+    if match is None:
         raise UsageError(f"{text!r} is no duration: write a whole number and a unit, such as 90s, 30m, 2h or 7d")
-    return int(found[1]) * _UNITS_S[found[2]]
+    return int(match[1]) * _UNITS_S[match[2]]
 
 
 def parse_created(created: str) -> int | None:
-    """Return a manifest's `created` in nanoseconds since 1970; None if it is no time."""
+    """Return a manifest's `created` in nanoseconds since 1970; None if it is not a time."""
     try:
-        when = datetime.fromisoformat(created)
-        return 1000 * (((when if when.tzinfo else when.replace(tzinfo=UTC)) - _1970) // timedelta(microseconds=1))
+        time = datetime.fromisoformat(created)
+        return 1000 * (((time if time.tzinfo else time.replace(tzinfo=UTC)) - _1970) // timedelta(microseconds=1))
     except (ValueError, OverflowError):
         return None
 
@@ -155,15 +155,15 @@ def retained(
 ) -> dict[int, str]:
     """Return the epochs to keep, ascending, each with the first reason that applies.
 
-    `held` has reasons that count before all others, such as `"pinned"`; epochs that are not among `snapshots` do not matter.
+    `held` holds reasons that precede all others, such as `"pinned"`; epochs outside `snapshots` are ignored.
     """
     ordered = sorted(snapshots, key=lambda snapshot: snapshot.epoch)
-    sound = [snapshot for snapshot in ordered if not snapshot.is_damaged]
-    oldest_of_last = sound[-policy.keep_last].epoch if len(sound) >= policy.keep_last else 0
-    judged = [(x.epoch, x.created_ns) for x in sound if x.created_ns is not None and x.created_ns <= now_ns]
+    undamaged = [snapshot for snapshot in ordered if not snapshot.is_damaged]
+    oldest_of_last = undamaged[-policy.keep_last].epoch if len(undamaged) >= policy.keep_last else 0
+    judged = [(x.epoch, x.created_ns) for x in undamaged if x.created_ns is not None and x.created_ns <= now_ns]
     hourly = _newest_of_each(judged, HOUR_NS, policy.hourly)
     daily = _newest_of_each(judged, DAY_NS, policy.daily)
-    manual = frozenset([x.epoch for x in sound if x.is_manual][-policy.manual :] if policy.manual else ())
+    manual = frozenset([x.epoch for x in undamaged if x.is_manual][-policy.manual :] if policy.manual else ())
     within = _within(judged, policy.within_s * 10**9)
     kept: dict[int, str] = {}
     for snapshot in ordered:

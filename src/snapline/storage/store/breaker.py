@@ -1,44 +1,44 @@
-"""A circuit breaker: how often to try a store that fails.
+"""A circuit breaker: decides how often to try a failing store.
 
-Problem. A store that is full or out of reach fails every attempt, and each attempt costs: states are captured, packs are
-written in part, the network is loaded, the log fills. A store that is back should be used again soon all the same.
+Problem. A full or unreachable store fails every attempt, and each attempt costs: states are captured, packs are
+partly written, the network is loaded, the log fills. Yet a store that works again should be used soon.
 
-Model. An *attempt* is anything that ends in one of three ways: it has succeeded, it has failed because of the store, or it
-has ended for a reason that shows nothing about the store. Attempts may overlap and end in any order. The breaker is
+Model. An *attempt* is anything that ends in one of three ways: it succeeds, it fails because of the store, or it
+ends for a reason that shows nothing about the store. Attempts may overlap and end in any order. The breaker is
 
     closed   regular attempts may begin at any time
-    open     since FAILURES_TO_OPEN failures in a row. One regular attempt, the *probe*, may begin when `next_try_ns` has
-             come. If it fails, the next one has to wait twice as long, at most PROBE_NS_MAX; if it shows nothing, the next one may begin at once
+    open     after FAILURES_TO_OPEN failures in a row. One regular attempt, the *probe*, may begin at `next_try_ns`.
+             If it fails, the wait for the next one doubles, up to PROBE_NS_MAX; if it shows nothing, the next one may begin at once
 
-A success of any attempt closes it. Attempts that a user requests may begin at any time: they need no permission of the breaker, but report their
-outcome. Those that fail during the probe do not make the wait longer; otherwise a user who tries by hand would defer the repair.
+Any success closes the breaker. Attempts that a user requests may begin at any time, without the breaker's permission, but their
+outcome counts. Their failures during the probe do not lengthen the wait; otherwise a user who retries manually would delay the recovery.
 
-Invariants (`validate`): open exactly from the failure that is the FAILURES_TO_OPEN-th in a row to the next success; no probe
+Invariants (`validate`): open exactly from the FAILURES_TO_OPEN-th failure in a row to the next success; no probe
 while closed; the wait between two probes is PROBE_NS × 2ⁿ, at most PROBE_NS_MAX.
 
-Pure: no clock, no I/O, no chance; the time is handed in and must not run backwards. It carries no guarantee: it decides when
+Pure: no clock, no I/O, no randomness. The caller passes the time, which must not run backwards. The breaker carries no guarantee: it decides when
 something is tried, never what counts as stored.
 """
 
 FAILURES_TO_OPEN = 3
-"""Failures in a row. One or two may be a hiccup, such as a leader change of an object store; a third one seldom is."""
+"""Failures in a row that open the breaker. One or two may be transient, such as a leader change of an object store; a third seldom is."""
 
 PROBE_NS = 1_000_000_000
-"""Time from the failure that opens it to the first probe. A full disk is not emptied faster."""
+"""Nanoseconds from the opening failure to the first probe (1 s). A full disk is not emptied faster."""
 
 PROBE_NS_MAX = 60_000_000_000
-"""Longest wait for a probe: a store that is back is used again within a minute, and a probe a minute is no load."""
+"""Longest wait for a probe in nanoseconds (1 min): a working store is used again within a minute, and a probe a minute is negligible load."""
 
 
 class Breaker:
-    """Decides when one store is tried. Not thread-safe.
+    """Decides when a failing store is tried again. Not thread-safe.
 
     Attributes:
-        is_open: see the module.
-        failures: in a row.
-        reason: of the latest failure; "" after a success.
-        since_ns: time of the first failure in a row; 0 while there is none.
-        next_try_ns: while open, when the next probe may begin; 0 while closed.
+        is_open: see the module's text.
+        failures: number of failures in a row.
+        reason: reason of the latest failure; "" after a success.
+        since_ns: time of the first failure in a row; 0 if there is none.
+        next_try_ns: time of the next probe while open; 0 while closed.
     """
 
     __slots__ = ("_probe", "_wait_ns", "failures", "is_open", "next_try_ns", "reason", "since_ns")
@@ -57,12 +57,12 @@ class Breaker:
         return not self.is_open or (self._probe is None and now_ns >= self.next_try_ns)
 
     def begun(self, attempt: int, now_ns: int) -> None:
-        """Record that attempt number `attempt` has begun, whatever its cause. If a probe is due, it is the probe."""
+        """Record that attempt number `attempt` has begun, regular or requested by a user. If a probe is due, the attempt is the probe."""
         if self.is_open and self.allows(now_ns):
             self._probe = attempt
 
     def succeeded(self, attempt: int) -> bool:
-        """Record that the attempt has stored what it should. Return whether this has closed the breaker."""
+        """Record that the attempt has succeeded. Return whether this has closed the breaker."""
         has_closed = self.is_open
         self.is_open = False
         self.failures, self.reason, self.since_ns, self.next_try_ns = 0, "", 0, 0
@@ -70,7 +70,7 @@ class Breaker:
         return has_closed
 
     def failed(self, attempt: int, now_ns: int, reason: str) -> bool:
-        """Record that the store has failed the attempt, perhaps once more. Return whether this has opened the breaker."""
+        """Record that the store has failed the attempt, for the first time or again. Return whether this has opened the breaker."""
         self.failures += 1
         self.reason = reason
         if self.failures == 1:
@@ -86,7 +86,7 @@ class Breaker:
         return False
 
     def ended(self, attempt: int) -> None:
-        """Record that the attempt has ended and shows nothing about the store. May be called for attempts whose outcome is known."""
+        """Record that the attempt has ended and shows nothing about the store. May be called again for attempts with a known outcome."""
         if attempt == self._probe:
             self._probe = None
 
@@ -94,7 +94,7 @@ class Breaker:
         """Check the invariants.
 
         Raises:
-            AssertionError: one does not hold.
+            AssertionError: an invariant does not hold.
         """
         assert self.is_open == (self.failures >= FAILURES_TO_OPEN), "open without failures, or the other way round"
         assert (self.failures > 0) == bool(self.reason), "a failure without its reason, or the other way round"

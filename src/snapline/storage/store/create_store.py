@@ -1,4 +1,4 @@
-"""Making a new store: its directories, then the identity, which makes it one."""
+"""Creating a new store: first its directories, then the identity file, which completes it."""
 
 import contextlib
 from collections.abc import Callable
@@ -12,15 +12,15 @@ from snapline.storage.store.reader import exists
 UNFINISHED_FORK = "holds a fork that was not finished: make it again with `snapline snapshot fork --again`"
 
 _ID_BYTES = 16
-"""Random ids never meet: 128 bits."""
+"""Size of a store id: 128 bits, so random ids never collide."""
 
 
 def found_store(disk: Disk, *, random_bytes: Callable[[int], bytes]) -> str:
-    """Make a new store on the disk, durable when this returns; return its id.
+    """Create a new store on the disk, durable when this returns; return its id.
 
     Raises:
-        UsageError: there is a store already, or something else.
-        StoreError: the disk refused.
+        UsageError: the disk already has a store or other files.
+        StoreError: the disk failed.
     """
     with files.writing(disk, "a new store"):
         disk.make_root()
@@ -39,7 +39,7 @@ def found_store(disk: Disk, *, random_bytes: Callable[[int], bytes]) -> str:
 
 
 def check_free(disk: Disk) -> None:
-    """Refuse to make a store over a store, or in a directory that holds something else."""
+    """Refuse to create a store over an existing one, or in a directory with other files."""
     if exists(disk, layout.IDENTITY):
         raise _already_there(disk)
     if exists(disk, layout.FORK):
@@ -53,7 +53,7 @@ def check_free(disk: Disk) -> None:
 
 
 def no_store(disk: Disk) -> StoreMissingError:
-    """Say that there is no store, and why, as far as that can be seen."""
+    """Return the error for a missing store, with the cause if it is known."""
     if exists(disk, layout.FORK):
         return StoreMissingError(f"there is no store at {disk.location} yet: it {UNFINISHED_FORK}")
     return StoreMissingError(f"there is no store at {disk.location}: check the path and whether it is mounted")

@@ -13,10 +13,10 @@ class Finding(msgspec.Struct, frozen=True):
 
     Attributes:
         path: inside the store, such as `packs/h1.3/7.ab12…`.
-        epoch: the epoch it belongs to; None where that cannot be known, and where it belongs to none.
-        reason: what is wrong, in words.
-        agent: whose checkpoint is hit; empty where no single one is.
-        number: of that checkpoint, in a checkpoint pack; otherwise None.
+        epoch: the epoch of the file; None if unknown, and for files that belong to none.
+        reason: description of the problem.
+        agent: the agent whose checkpoint is damaged; empty if it is not a single one.
+        number: number of that checkpoint, in a checkpoint pack; otherwise None.
     """
 
     path: str
@@ -33,21 +33,21 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def damaged(path: str, reason: str, *, epoch: int | None = None, blob: str = "") -> DamagedDataError:
-    """Return (not raise) the error for damage; `finding_of` gets the evidence back out of it.
+    """Return (not raise) the error for damage; `finding_of` extracts its evidence again.
 
-    `blob`: name of the blob that is hit, which names its agent; empty where no single one is.
+    `blob`: name of the damaged blob, which names its agent; empty if it is not a single one.
     """
     agent, number = owner_of(path, blob)
     finding = Finding(path=path, epoch=epoch, reason=reason, agent=agent, number=number)
-    whose = f", agent {agent!r}" if agent else ""
-    whose += "" if number is None else f", checkpoint {number}"
+    owner = f", agent {agent!r}" if agent else ""
+    owner += "" if number is None else f", checkpoint {number}"
     if epoch is not None:
-        where, step = f" (epoch {epoch})", "restore an earlier epoch"
+        context, step = f" (epoch {epoch})", "restore an earlier epoch"
     elif finding.plan is not None:
-        where, step = f" (plan {finding.plan})", "a recovery goes back to a checkpoint before it"
+        context, step = f" (plan {finding.plan})", "a recovery goes back to a checkpoint before it"
     else:
-        where, step = "", "check the store's disk"
-    error = DamagedDataError(f"{path}{where}{whose} is damaged: {reason}; {step}")
+        context, step = "", "check the store's disk"
+    error = DamagedDataError(f"{path}{context}{owner} is damaged: {reason}; {step}")
     error.__dict__["finding"] = finding
     return error
 
@@ -63,25 +63,25 @@ class RecordOfPlace(Protocol):
 
 
 def check_place(record: RecordOfPlace, path: str, store_id: str | None) -> None:
-    """Raise DamagedDataError if the record that lay at `path` belongs elsewhere; `store_id` None skips that comparison."""
+    """Raise DamagedDataError if the record at `path` belongs elsewhere; `store_id` None skips that comparison."""
     if record.path != path:
         raise damaged(path, f"it is the file {record.path}")
     check_store(record.store, path, store_id)
 
 
 def check_store(store: str, path: str, store_id: str | None, *, epoch: int | None = None) -> None:
-    """Raise DamagedDataError if the data at `path` is of another store; `store_id` None: any will do."""
+    """Raise DamagedDataError if the data at `path` belongs to another store; `store_id` None accepts any."""
     if store_id is not None and store != store_id:
         raise damaged(path, f"it belongs to store {store}, this is {store_id}", epoch=epoch)
 
 
 def owner_of(path: str, blob: str) -> tuple[str, int | None]:
-    """Return whose checkpoint the blob called `blob` in the pack at `path` is; its number, if that is a checkpoint pack."""
+    """Return the agent, and in a checkpoint pack the number, of the checkpoint blob `blob` in the pack at `path`."""
     known = parse_checkpoint_name(blob) if parse_pack_path(path, CHECKPOINTS) is not None else None
     return known or (blob, None)
 
 
 def finding_of(error: DamagedDataError) -> Finding | None:
-    """Return the evidence of an error that `storage/` raised; None if it came from elsewhere."""
+    """Return the finding in an error that `storage/` raised; None if it came from elsewhere."""
     finding = error.__dict__.get("finding")
     return finding if isinstance(finding, Finding) else None

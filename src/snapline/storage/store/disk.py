@@ -1,22 +1,22 @@
-"""The disk as `storage/` sees it: a port of primitive calls, and the local file system behind it.
+"""The disk as `storage/` sees it: a protocol of primitive calls, and its implementation for the local file system.
 
-Every file is written once and never changed. `write_once` makes one appear under its name whole and durable, or not at all:
+Every file is written once and never changed. `write_once` makes a file appear under its name whole and durable, or not at all:
 
-1. a temporary file is opened; unnamed where the file system can (`O_TMPFILE`), so that a killed process leaves nothing;
-2. its bytes are written;
-3. `fdatasync`: the bytes are on the disk before any name leads to them;
-4. `link` to the name, which fails if the name exists. Never a rename over a name: that would replace what others rely on;
-5. `fsync` of the directory: now the name is on the disk too.
+1. open a temporary file; unnamed where the file system supports it (`O_TMPFILE`), so a killed process leaves nothing;
+2. write its bytes;
+3. `fdatasync`: the bytes are on the disk before any name refers to them;
+4. `link` to the name, which fails if the name exists. Never rename over a name: that would replace a file on which others rely;
+5. `fsync` the directory: now the name is on the disk too.
 
-If `fdatasync` fails the file is abandoned: the kernel may have dropped the dirty pages and call the next sync a success. The
-next attempt writes another file. A directory is different: its entries are journalled, and a journal that could not be
-written refuses everything after it. So the sync of a directory may be repeated.
+If `fdatasync` fails, the file is abandoned: the kernel may have dropped the dirty pages and report success for the next sync. The
+next attempt writes another file. A directory is different: its entries are journalled, and a failed journal
+refuses all later writes. So the sync of a directory may be repeated.
 
-The caller's one duty: a new directory is synced in its parent before a file inside it counts as durable
+The caller's one duty: sync a new directory in its parent before a file inside it counts as durable
 (`make_durable_directory`).
 
 A simulator replaces `Disk`; the crash test records its calls. Paths are relative to the store; `""` is the store itself.
-All methods raise OSError, and nothing else.
+All methods raise only OSError.
 """
 
 import contextlib
@@ -34,41 +34,41 @@ from snapline.storage.store.locks import lock_file
 from snapline.storage.store.record import Buffer
 
 WRITE_BYTES = 8 * 2**20
-"""Pieces are gathered to this size before a write: a small pack is one call, a large one is never held twice."""
+"""Size of one write: a small pack is one call, and a large one is never held twice."""
 
 _JOIN_BYTES_MAX = 2**18
-"""Below 256 KiB joining the pieces is cheaper than the kernel's work per buffer."""
+"""Below 256 KiB, joining the pieces is cheaper than the kernel's work per buffer."""
 
 _BUFFERS_MAX = 1024
-"""IOV_MAX of Linux."""
+"""Buffers per call (IOV_MAX of Linux)."""
 
 _NO_UNNAMED_FILES = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
-"""Errors of file systems and old kernels without `O_TMPFILE`."""
+"""Errors of file systems and old kernels that lack `O_TMPFILE`."""
 
 _READ_BYTES_MAX = 2**30
-"""Linux reads at most 2 GiB - 4 KiB in one call."""
+"""Largest read: Linux reads at most 2 GiB - 4 KiB in one call."""
 
 
 class AwayError(OSError):
-    """The store that was opened on a disk is not there now, or another one is (`opened_disk.py`)."""
+    """The opened store is away, or another store is in its place (`opened_disk.py`)."""
 
 
 class DirectoryEntry(msgspec.Struct, frozen=True, gc=False):
-    """A name in a directory. What is no directory counts as a file."""
+    """A name in a directory. Everything that is not a directory counts as a file."""
 
     name: str
     is_directory: bool
 
 
 class Disk(Protocol):
-    """Primitive calls; nothing here decides anything."""
+    """Primitive calls of a disk; they make no decisions."""
 
     @property
     def location(self) -> str:
         """Location of the store, for messages."""
 
     def make_root(self) -> None:
-        """Make the store's directory and its ancestors, each synced in its parent; existing ones are fine."""
+        """Make the store's directory and its ancestors, each synced in its parent; existing ones are kept."""
 
     def make_directory(self, path: str) -> None:
         """Make one directory; FileExistsError if it exists."""
@@ -80,7 +80,7 @@ class Disk(Protocol):
         """Make the directory's entries durable."""
 
     def open_temporary(self, directory: str, name: str) -> int:
-        """Open a file for writing that has no name yet, or (where that is impossible) `temporary/<name>`."""
+        """Open a file for writing without a name, or with the name `temporary/<name>` if the file system needs one."""
 
     def write(self, handle: int, pieces: Sequence[Buffer]) -> None:
         """Append all pieces."""
@@ -95,13 +95,13 @@ class Disk(Protocol):
         """Close the file and remove its temporary name, if it has one."""
 
     def unlink(self, path: str) -> None:
-        """Remove a name; FileNotFoundError if there is none."""
+        """Remove a name; FileNotFoundError if it does not exist."""
 
     def size(self, path: str) -> int:
         """Return the file's length."""
 
     def read(self, path: str, offset: int, length: int) -> bytes:
-        """Return the bytes from `offset` on: `length` of them, fewer only if the file ends before."""
+        """Return the bytes from `offset` on: `length` bytes, fewer only if the file ends earlier."""
 
     def list_directory(self, path: str) -> list[DirectoryEntry]:
         """Return the directory's entries, sorted by name."""
@@ -126,7 +126,7 @@ class LocalDisk:
             missing.append(path)
             path = path.parent
         for directory in reversed(missing):
-            directory.mkdir(mode=0o700, exist_ok=True)  # states are in it
+            directory.mkdir(mode=0o700, exist_ok=True)  # States of agents may be confidential.
             _sync_directory(directory.parent)
 
     def make_directory(self, path: str) -> None:
@@ -148,7 +148,7 @@ class LocalDisk:
                 if error.errno not in _NO_UNNAMED_FILES:
                     raise
                 self._has_unnamed_files = False
-        os.stat(self._full(directory))  # as above: nothing is made where the store is not
+        os.stat(self._full(directory))  # Create nothing if the store is not there.
         path = self._full(f"{TEMPORARY}/{name}")
         os.makedirs(self._full(TEMPORARY), exist_ok=True)
         handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
@@ -206,31 +206,31 @@ class LocalDisk:
             os.close(handle)
 
     def read_into(self, path: str, offset: int, buffers: Sequence[memoryview]) -> int:
-        """Fill `buffers`, one after the other, from `offset` on; return how many bytes there were."""
+        """Fill `buffers`, one after the other, from `offset` on; return the number of bytes read."""
         handle = os.open(self._full(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        rest, found = [buffer for buffer in buffers if len(buffer)], 0
+        rest, read_bytes = [buffer for buffer in buffers if len(buffer)], 0
         try:
             while rest:
-                count = os.preadv(handle, rest[:_BUFFERS_MAX], offset + found)
+                count = os.preadv(handle, rest[:_BUFFERS_MAX], offset + read_bytes)
                 if not count:
                     break
-                found += count
+                read_bytes += count
                 rest = _drop_front(rest, count)
         finally:
             os.close(handle)
-        return found
+        return read_bytes
 
     def lock(self, path: str) -> int:
-        """Lock a file, made if it is missing, until the descriptor is closed or the process ends.
+        """Lock a file, creating it if it is missing, until the descriptor is closed or the process ends.
 
-        LockHeldError: it is locked.
+        Raises LockHeldError if it is locked.
         """
         return lock_file(self._full(path))
 
     def list_directory(self, path: str) -> list[DirectoryEntry]:
         with os.scandir(self._full(path)) as entries:
-            found = [DirectoryEntry(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-        return sorted(found, key=lambda entry: entry.name)
+            listing = [DirectoryEntry(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        return sorted(listing, key=lambda entry: entry.name)
 
     def _full(self, path: str) -> str:
         return os.path.join(self._root, path)
@@ -241,7 +241,7 @@ def write_once(disk: Disk, path: str, pieces: Iterable[Buffer], *, temporary_nam
 
     Raises:
         FileExistsError: the name is taken; nothing was changed.
-        OSError: the disk refused. If only the last step failed, the file is there, and may or may not outlive a crash.
+        OSError: the disk failed. If only the last step failed, the file exists, and may or may not survive a crash.
     """
     directory = path.rpartition("/")[0]
     handle = disk.open_temporary(directory, temporary_name)
@@ -261,9 +261,9 @@ def write_once(disk: Disk, path: str, pieces: Iterable[Buffer], *, temporary_nam
 
 
 def read_into(disk: Disk, path: str, offset: int, buffers: Sequence[memoryview]) -> int:
-    """Fill `buffers`, one after the other, from `offset` on; return how many bytes there were.
+    """Fill `buffers`, one after the other, from `offset` on; return the number of bytes read.
 
-    A disk may have a `read_into` of its own, which copies nothing; others read, and it is copied here.
+    Uses the disk's own `read_into`, which copies nothing, or else `read` and a copy.
     """
     direct = getattr(disk, "read_into", None)
     if direct is not None:
@@ -278,17 +278,17 @@ def read_into(disk: Disk, path: str, offset: int, buffers: Sequence[memoryview])
 
 
 def creates_only(disk: Disk) -> bool:
-    """Return whether the disk gives a name once. An object store may be configured to overwrite."""
+    """Return whether the disk refuses to overwrite a name. Some object stores overwrite."""
     return bool(getattr(getattr(disk, "abilities", None), "creates_only", True))
 
 
 def appends(disk: Disk) -> bool:
-    """Return whether a file that has its name can still grow. An object cannot."""
+    """Return whether a named file can still grow. Objects cannot."""
     return bool(getattr(getattr(disk, "abilities", None), "appends", True))
 
 
 def make_durable_directory(disk: Disk, path: str) -> None:
-    """Make a directory if it is missing, and sync it in its parent either way: who made it may have died before that."""
+    """Create a directory if it is missing, and sync its parent in any case: its creator may have died before the sync."""
     with contextlib.suppress(FileExistsError):
         disk.make_directory(path)
     disk.sync_directory(path.rpartition("/")[0])

@@ -23,7 +23,7 @@ from snapline.storage.store.manifest import MANIFEST_BYTES_MAX, Manifest, decode
 from snapline.storage.store.record import canonical, seal, unseal
 
 SMALL_BYTES_MAX = 4096
-"""Identity, refs and probes have about 200 bytes; room for signatures. Checked before reading."""
+"""Largest small file: identity, refs and probes have about 200 bytes, plus signatures. Checked before reading."""
 
 IDENTITY_KIND = b"STOR"
 REF_KIND = b"EREF"
@@ -31,7 +31,7 @@ PROBE_KIND = b"PROB"
 
 
 class IdentityBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Body of the identity file: 32 random hexadecimal digits."""
+    """Body of the identity file: the store's id, 32 random hexadecimal digits."""
 
     store: str
 
@@ -45,7 +45,7 @@ class RefBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True)
 
 
 class SignedRefBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Body of a signed ref: version 2. Ed25519 over `signing.epoch_message` follows from key and message, so it is the same too."""
+    """Body of a signed ref (version 2). The Ed25519 signature over `signing.epoch_message` is deterministic, so any leader writes the same bytes."""
 
     epoch: int
     root: str
@@ -80,9 +80,9 @@ def writing(disk: Disk, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading(disk: Disk, path: str, *, epoch: int | None = None, blob: str = "") -> Iterator[None]:
-    """Translate OSError from reading a file that must be there: missing or unreadable bytes are damage.
+    """Translate OSError from reading a file that must exist: missing or unreadable bytes are damage.
 
-    Unless nothing can be read: then the disk is to blame, or the way to it, and it may come back with every byte.
+    If nothing of the store can be read, the disk or the network is to blame, and the bytes may still be intact: StoreError.
     """
     try:
         yield
@@ -93,7 +93,7 @@ def reading(disk: Disk, path: str, *, epoch: int | None = None, blob: str = "") 
 def unreadable(
     error: OSError, disk: Disk, path: str, *, epoch: int | None = None, blob: str = ""
 ) -> DamagedDataError | StoreError:
-    """Return (not raise) what such an error means: see `reading`, which costs more than a small read."""
+    """Return (not raise) the translated error: see `reading`, whose overhead exceeds that of a small read."""
     if isinstance(error, FileNotFoundError):
         return damaged(path, "it is missing", epoch=epoch, blob=blob)
     if error.errno == errno.EIO and _answers(disk):
@@ -111,7 +111,7 @@ def _answers(disk: Disk) -> bool:
 
 
 def listed(disk: Disk, directory: str) -> list[DirectoryEntry]:
-    """Return the entries of a directory that is made when something is first written in it: none where it is not made yet.
+    """Return the entries of a directory that is created with its first file; empty if it does not exist yet.
 
     Raises:
         StoreError: the store is away, or cannot be read.
@@ -137,14 +137,14 @@ def read_file(disk: Disk, path: str, *, epoch: int | None, size_bytes_max: int) 
 def create_or_compare(
     disk: Disk, path: str, data: bytes, *, temporary_name: str, point: str, epoch: int | None = None
 ) -> bool:
-    """Write `data` once under a name that follows from it; return whether a file was there already, with the same bytes.
+    """Write `data` once under a name that follows from it; return whether a file with the same bytes already existed.
 
-    Its directory is synced even then: the process that linked it may not have come that far.
+    Its directory is synced in that case too: the process that linked the file may have died before its sync.
 
     Raises:
-        FileExistsError: there are other bytes.
-        DamagedDataError: what is there cannot be read.
-        OSError: the disk refused.
+        FileExistsError: a file with other bytes exists.
+        DamagedDataError: the existing file cannot be read.
+        OSError: the disk failed.
     """
     try:
         write_once(disk, path, (data,), temporary_name=temporary_name, point=point)
@@ -160,7 +160,7 @@ def create_or_compare(
 
 
 def unlink(disk: Disk, paths: Iterable[str]) -> list[str]:
-    """Remove the names, in this order; return those that were there. Not durable before the directory is synced."""
+    """Remove the files in this order; return those that existed. Not durable before the directory is synced."""
     removed = []
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
@@ -175,7 +175,7 @@ def encode_identity(store_id: str) -> bytes:
 
 
 def encode_ref(epoch: int, root: str, store_id: str, guard: Guard | None = None) -> bytes:
-    """Return the ref's file; signed if the guard can."""
+    """Return the ref's file; signed if the guard has a signing key."""
     if guard is None or not guard.signs:
         return seal(REF_KIND, canonical.encode(RefBody(epoch=epoch, root=root, store=store_id)))
     signature = guard.sign(epoch_message(store_id, epoch, root))
@@ -200,8 +200,8 @@ def read_ref(disk: Disk, epoch: int, store_id: str | None, guard: Guard | None =
     """Return the root that the ref of `epoch` names. `store_id` None skips that comparison.
 
     Raises:
-        DamagedDataError: it is missing, damaged, or of another store or epoch.
-        UnsignedRefError: it is not signed as the guard demands.
+        DamagedDataError: the ref is missing, damaged, or belongs to another store or epoch.
+        UnsignedRefError: the ref is not signed as the guard demands.
     """
     path = ref_path(epoch)
     data = read_file(disk, path, epoch=epoch, size_bytes_max=SMALL_BYTES_MAX)
@@ -249,9 +249,9 @@ def read_probe(disk: Disk, path: str, store_id: str | None) -> bytes:
 
 
 def read_manifest(disk: Disk, root: str, *, epoch: int | None = None, generation: int | None = None) -> Manifest:
-    """Return the manifest with `root`, after every check; `epoch` is what it must be of, where that is known.
+    """Return the manifest with `root`, after every check; `epoch` is its expected epoch, if known.
 
-    `generation` None: the first one, or the latest where that was replaced.
+    With `generation` None, the first one is read, or the latest if the first was replaced.
     """
     if generation is None:
         generation = find_generation(disk, root)
@@ -261,7 +261,7 @@ def read_manifest(disk: Disk, root: str, *, epoch: int | None = None, generation
 
 
 def find_generation(disk: Disk, root: str) -> int:
-    """Return which generation of a manifest to read: 0 while it is there, so that most readers need not list."""
+    """Return which generation of a manifest to read: 0 while it exists, so that most readers need not list."""
     with contextlib.suppress(OSError):
         disk.size(manifest_path(root))
         return 0
@@ -271,13 +271,13 @@ def find_generation(disk: Disk, root: str) -> int:
 
 
 def generations(disk: Disk) -> dict[str, list[int]]:
-    """Return the generations there are of each manifest, root → numbers."""
-    found: dict[str, list[int]] = {}
+    """Return all generations of each manifest, root → numbers."""
+    generations: dict[str, list[int]] = {}
     for entry in disk.list_directory(MANIFESTS):
         parsed = parse_manifest_path(f"{MANIFESTS}/{entry.name}")
         if parsed is not None and not entry.is_directory:
-            found.setdefault(parsed[0], []).append(parsed[1])
-    return found
+            generations.setdefault(parsed[0], []).append(parsed[1])
+    return generations
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
-"""The record that makes a store that of a fork: a fleet made out of one snapshot of another (`storage/transfer/forking.py`).
+"""The record of a fork: a fleet made from one snapshot of another fleet (`storage/transfer/forking.py`).
 
     fork        record FORK {created, epoch, gone, is_live, name, parent, parent_name, root, signature, store}
 
-It is the first file of the store, and the identity is the last: where there is one without the other, a fork was not finished. Where
-refs are signed, so is this: else somebody could allow effects that were never allowed.
+The record is the first file of the store, and the identity is the last. A record without identity is an unfinished fork. Where
+refs are signed, so is the record: otherwise an attacker could allow a fork to make effects.
 """
 
 import msgspec
@@ -19,7 +19,7 @@ from snapline.storage.store.record import canonical, seal, unseal
 FORK_KIND = b"FORK"
 
 FORK_BYTES_MAX = 64 * 2**20
-"""A fleet has at most 200,000 agents in its life, with ids of 128 bytes. Checked before anything is read."""
+"""Largest record: a fleet has at most 200,000 agents in its life, with ids of 128 bytes. Checked before reading."""
 
 _PURPOSE = "snapline fork 1"
 
@@ -28,14 +28,14 @@ class ForkRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Record of a fork.
 
     Attributes:
-        name: its own.
-        parent: the store's id, and so the cluster, of the fleet that it was made of; `parent_name`: that fleet's name.
-        epoch: of the snapshot, in both fleets; `root`: the snapshot's root in the parent's store.
-        is_live: whether it may do effects.
-        gone: ids of agents that had left before the snapshot, as far as its agents know them. Never used again.
-        store: its own id.
+        name: name of the fork.
+        parent: store id, and so cluster id, of the parent fleet; `parent_name`: name of that fleet.
+        epoch: epoch of the snapshot, in both fleets; `root`: the snapshot's root in the parent's store.
+        is_live: whether the fork may make effects.
+        gone: ids of agents that had left before the snapshot, as far as its agents know them. Never reused.
+        store: store id of the fork.
         created: UTC time, ISO 8601; for people.
-        signature: of the record with an empty one; empty: it is not signed.
+        signature: signature of the record with this field empty; empty if not signed.
     """
 
     name: str
@@ -51,18 +51,18 @@ class ForkRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def encode_fork(record: ForkRecord, guard: Guard | None) -> bytes:
-    """Return the file; signed if the guard can."""
+    """Return the file; signed if the guard has a signing key."""
     if guard is not None and guard.signs:
         record = msgspec.structs.replace(record, signature=guard.sign(_message(record)))
     return seal(FORK_KIND, canonical.encode(record))
 
 
 def read_fork(disk: Disk, store_id: str | None, guard: Guard | None = None) -> ForkRecord | None:
-    """Return what the store's fleet was forked from; None: it is no fork. `store_id` None skips that comparison.
+    """Return the record of the store's fork; None if it is not a fork. `store_id` None skips that comparison.
 
     Raises:
-        DamagedDataError: the record is damaged, or another store's.
-        StoreError: it is not signed as the guard demands, or cannot be read.
+        DamagedDataError: the record is damaged, or belongs to another store.
+        StoreError: the record is not signed as the guard demands, or cannot be read.
     """
     with files.reading(disk, FORK):
         try:

@@ -1,4 +1,4 @@
-"""Interface of the format to encryption and signatures; `protection.py` implements it. Without keys there is no guard at all.
+"""Interface to encryption and signatures; `protection.py` implements it. A store without keys has no guard.
 
 Digests of plain bytes are keyed where blobs are encrypted, so that they reveal no content. Digests of stored bytes are not.
 """
@@ -13,13 +13,13 @@ class Cipher(Protocol):
 
     @property
     def key_id(self) -> str:
-        """Names the key that the pack's key is derived from."""
+        """Id of the store's key from which the pack's key is derived."""
 
     def seal(self, index: int, context: bytes, data: Buffer) -> bytes:
-        """Return `data` encrypted, `CIPHER_OVERHEAD_BYTES` longer; `index` is that of the blob in its pack."""
+        """Return `data` encrypted, `CIPHER_OVERHEAD_BYTES` longer; `index` is the blob's index in its pack."""
 
     def open(self, index: int, context: bytes, data: Buffer) -> bytes:
-        """Return what was sealed. ValueError: it was not sealed under this key, index and context."""
+        """Return the plain bytes. ValueError if they were not sealed under this key, index and context."""
 
 
 class Guard(Protocol):
@@ -27,15 +27,15 @@ class Guard(Protocol):
 
     @property
     def encrypts(self) -> bool:
-        """Blobs are encrypted, and plain ones refused."""
+        """Whether blobs are encrypted, and plain ones refused."""
 
     @property
     def signs(self) -> bool:
-        """Refs are signed."""
+        """Whether refs are signed."""
 
     @property
     def verifies(self) -> bool:
-        """Refs without a valid signature are refused."""
+        """Whether refs without a valid signature are refused."""
 
     def digest(self, data: Buffer) -> bytes:
         """Return the keyed digest of a blob's plain bytes."""
@@ -47,32 +47,32 @@ class Guard(Protocol):
         """Return the key of a pack that was written under `key_id`."""
 
     def check_key_file(self, path: str) -> object:
-        """Check the record of a key as far as our keys allow; DamagedDataError names what is wrong."""
+        """Check the record of a key as far as the available keys allow; DamagedDataError names the problem."""
 
     def sign(self, message: bytes) -> bytes:
         """Return the signature of `message`."""
 
     def verify(self, message: bytes, signature: bytes) -> bool:
-        """Return whether this is its signature."""
+        """Return whether `signature` is a valid signature of `message`."""
 
     def log_key(self) -> bytes:
         """Return the public half of the key with which this process signs batches of host logs."""
 
     def sign_batch(self, message: bytes) -> bytes:
-        """Return the signature of `message` by that key."""
+        """Return the signature of `message` with that key."""
 
     def verify_batch(self, public: bytes, message: bytes, signature: bytes) -> bool:
-        """Did the private half of `public` sign `message`?"""
+        """Return whether the private half of `public` has signed `message`."""
 
     def vouch(self, message: bytes) -> bytes:
-        """Return a tag that only who has a key can make: a signature where refs are signed, else a keyed digest."""
+        """Return a tag that only the holder of a key can make: a signature where refs are signed, otherwise a keyed digest."""
 
     def is_vouched(self, message: bytes, tag: bytes) -> bool:
-        """Return whether this is its tag."""
+        """Return whether `tag` is a valid tag of `message`."""
 
 
 def authenticates(guard: Guard | None) -> bool:
-    """Return whether what is read must have been written by somebody with a key."""
+    """Return whether only holders of a key can write data that is accepted."""
     return guard is not None and (guard.verifies or guard.encrypts)
 
 

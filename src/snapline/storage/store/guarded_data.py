@@ -1,4 +1,4 @@
-"""Opening data that a record holds under a key of its own: batches of host logs, parts of output files."""
+"""Decryption of data with a key of its own: batches of host logs, and parts of output files."""
 
 from snapline.errors import StoreError, StoreKeyError
 from snapline.storage.store.damage import damaged
@@ -8,11 +8,11 @@ from snapline.storage.store.guard import Guard
 def open_data(
     data: bytes, guard: Guard | None, *, key: str, nonce: str, index: int, context: bytes, path: str
 ) -> bytes:
-    """Return the plain bytes; `key` is empty where they are not encrypted, and `path` names the file in errors.
+    """Return the plain bytes. `key` is empty if they are not encrypted, and `path` names the file in errors.
 
     Raises:
-        DamagedDataError: they do not open under their key.
-        StoreError: they are not encrypted, and there is a key; or the other way round.
+        DamagedDataError: the bytes cannot be decrypted.
+        StoreError: the bytes are not encrypted and there is a key, or the reverse.
     """
     if not key:
         if guard is not None and guard.encrypts:

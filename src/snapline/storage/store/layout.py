@@ -1,23 +1,23 @@
 """Paths of a store's files, and names of stores.
 
-    snapline-store                          identity: which store this is
-    fork                                    what its fleet was forked from, if it was (`fork_record.py`)
+    snapline-store                          identity: the store's id
+    fork                                    record of the parent fleet, if the fleet is a fork (`fork_record.py`)
     packs/<writer>/<epoch>.<random>         checkpoints of one host for one epoch
     checkpoints/<writer>/<plan>.<random>    checkpoints that agents of one host took on their own, under one plan
-    manifests/<root>.<generation>           what belongs to one epoch, and where it lies
+    manifests/<root>.<generation>           contents of one epoch, and their places
     refs/epochs/<number>                    the root of a complete epoch
-    pins/…, tags/…, deleting/…              who holds an epoch, and which are being deleted (`pins.py`)
-    log/<plan>/<host>-<start>/<n>           what a host has taken from outside, and seals (`storage/log/`)
-    outputs/…                               what agents gave to the outside, and who has read it (`storage/outputs/`)
-    shelves/<shelf>/<n>                     entries by name and objects by digest, of programs on the store (`storage/object_streams/`)
+    pins/…, tags/…, deleting/…              holds on epochs, and intents to delete epochs (`pins.py`)
+    log/<plan>/<host>-<start>/<n>           external inputs accepted by a host, and seals (`storage/log/`)
+    outputs/…                               outputs of agents, and positions of their consumers (`storage/outputs/`)
+    shelves/<stream>/<n>                    object streams of programs that use the store (`storage/object_streams/`)
     keys/<key>.<generation>                 wrapped keys of an encrypted store (`key_records.py`)
-    replicas/<replica>.<number>             which logs the coordinator's replicas have had (`log_marks.py`)
-    probes/<random>                         shows that two processes see the same store
+    replicas/<replica>.<number>             logs that the coordinator's replicas have had (`log_marks.py`)
+    probes/<random>                         files that show whether two processes see the same store
     temporary/<epoch>-<random>              only where the file system has no unnamed files; of checkpoints plan-<plan>-…,
-                                            of host logs log-<plan>-…, of outputs output-<epoch>-…, of shelves shelf-<n>-…
+                                            of host logs log-<plan>-…, of outputs output-<epoch>-…, of object streams shelf-<n>-…
 
-Paths are relative to the store, with `/`. Names that come from elsewhere (a host's report) are checked here before they
-are opened. Inside a checkpoint pack a checkpoint is called `<number>.<agent>`, since one agent may have several there.
+Paths are relative to the store, with `/`. Names from elsewhere (a host's report) are checked here before they
+are opened. In a checkpoint pack a checkpoint's name is `<number>.<agent>`, since one agent may have several there.
 """
 
 import re
@@ -45,7 +45,7 @@ SHELVES = "shelves"
 TEMPORARY = "temporary"
 
 DIRECTORIES = (PACKS, MANIFESTS, REFS, EPOCH_REFS, PROBES)
-"""Directories in the order of creation: parents first. `checkpoints`, `log` and `outputs` are made when something is written there."""
+"""Directories in the order of creation: parents first. `checkpoints`, `log` and `outputs` are created with their first file."""
 
 HOLDS = ("pins", "tags", "deleting")
 KEYS = "keys"
@@ -67,13 +67,13 @@ ROOT_DIRECTORIES = frozenset(
         "lost+found",
     }
 )
-"""Names allowed next to the identity; the last one where the store is a file system of its own."""
+"""Names allowed next to the identity; the last one exists where the store is a file system of its own."""
 
 EPOCH_MAX = 2**63 - 1
-"""The limit of plans and of checkpoint numbers, too: what fits a signed integer of 64 bits."""
+"""Largest epoch, plan and checkpoint number: fits a signed 64-bit integer."""
 
 PATHS_KEPT = 1024
-"""Names of packs that were parsed last: a manifest's are looked at again by every step that touches the epoch."""
+"""Size of the cache of parsed pack names: every step of an epoch uses the names in its manifest again."""
 
 _EPOCH = r"(0|[1-9][0-9]{0,18})"
 _PACK = re.compile(rf"(packs|checkpoints)/([A-Za-z0-9_.-]{{1,128}})/{_EPOCH}\.([0-9a-f]{{32}})")
@@ -96,7 +96,7 @@ class PackName(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def epoch(self) -> int | None:
-        """The epoch it belongs to; None for a checkpoint pack."""
+        """Epoch of the pack; None for a checkpoint pack."""
         return self.number if self.folder == PACKS else None
 
     @property
@@ -109,7 +109,7 @@ def parse_location(url: str) -> Path:
     """Return the directory that a `file:///…` URL or a plain path names.
 
     Raises:
-        UsageError: another scheme, or a URL of another machine.
+        UsageError: the URL has another scheme, or names another machine.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -125,21 +125,21 @@ def parse_location(url: str) -> Path:
 
 
 def check_epoch(epoch: int) -> int:
-    """Return `epoch` if it can be one; UsageError otherwise."""
+    """Return `epoch` if it is valid; UsageError otherwise."""
     if not 0 <= epoch <= EPOCH_MAX:
         raise UsageError(f"{epoch} is no epoch number: they count from 0")
     return epoch
 
 
 def check_plan(plan: int) -> int:
-    """Return `plan` if it can be one; UsageError otherwise."""
+    """Return `plan` if it is valid; UsageError otherwise."""
     if not 1 <= plan <= EPOCH_MAX:
         raise UsageError(f"{plan} is no number of a plan: they count from 1")
     return plan
 
 
 def check_writer(writer: str) -> str:
-    """Return `writer` if it is an id and safe as a directory's name; UsageError otherwise."""
+    """Return `writer` if it is an id and safe as the name of a directory; UsageError otherwise."""
     if writer in (".", ".."):
         raise UsageError(f"{writer!r} cannot name a writer: it is a directory's own name")
     return check_id(writer, "writer")
@@ -153,12 +153,12 @@ def check_root(root: str) -> str:
 
 
 def pack_path(name: PackName) -> str:
-    """Return the path of the pack called `name`."""
+    """Return the path of the pack `name`."""
     return f"{name.directory}/{name.number}.{name.pack_id}"
 
 
 def manifest_path(root: str, generation: int = 0) -> str:
-    """Return the path of the manifest with `root`. A later generation has the same content, in other places."""
+    """Return the path of the manifest with `root`. A later generation has the same content at other places."""
     return f"{MANIFESTS}/{check_root(root)}.{generation}"
 
 
@@ -168,13 +168,13 @@ def ref_path(epoch: int) -> str:
 
 
 def temporary_name(name: PackName) -> str:
-    """Return what the unfinished file of a pack is called, where it needs a name."""
+    """Return the name of a pack's unfinished file on file systems that need one."""
     return f"{'' if name.folder == PACKS else 'plan-'}{name.number}-{name.pack_id}"
 
 
 @lru_cache(PATHS_KEPT)
 def parse_pack_path(path: str, folder: str = PACKS) -> PackName | None:
-    """Return the pack's name from its path; None if no pack in `folder` (`PACKS` or `CHECKPOINTS`) can have it."""
+    """Return the pack's name from its path; None if it is not the path of a pack in `folder` (`PACKS` or `CHECKPOINTS`)."""
     match = _PACK.fullmatch(path)
     if match is None or match[1] != folder or match[2] in (".", "..") or int(match[3]) > EPOCH_MAX:
         return None
@@ -182,59 +182,59 @@ def parse_pack_path(path: str, folder: str = PACKS) -> PackName | None:
 
 
 def parse_any_pack_path(path: str) -> PackName | None:
-    """Return the pack's name from its path; None if neither an epoch's pack nor a checkpoint pack can have it."""
+    """Return the pack's name from its path; None if it is neither an epoch's pack nor a checkpoint pack."""
     return parse_pack_path(path) or parse_pack_path(path, CHECKPOINTS)
 
 
 def checkpoint_name(agent: str, number: int) -> str:
-    """Return what checkpoint `number` of `agent` is called in a checkpoint pack; UsageError if there can be none."""
+    """Return the name of checkpoint `number` of `agent` in a checkpoint pack; UsageError if the number is invalid."""
     if not 0 <= number <= EPOCH_MAX:
         raise UsageError(f"{number} is no number of a checkpoint: they count from 0")
     return f"{number}.{check_id(agent)}"
 
 
 def parse_checkpoint_name(name: str) -> tuple[str, int] | None:
-    """Return agent and number; None if no checkpoint in a checkpoint pack can be called so.
+    """Return agent and number; None if this is not the name of a checkpoint in a checkpoint pack.
 
-    The first dot ends the number: agents' ids may hold dots.
+    The first dot ends the number: agents' ids may contain dots.
     """
     match = _CHECKPOINT.fullmatch(name)
     return None if match is None or int(match[1]) > EPOCH_MAX else (match[2], int(match[1]))
 
 
 def parse_manifest_path(path: str) -> tuple[str, int] | None:
-    """Return root and generation; None if no manifest can have this path."""
+    """Return root and generation; None for other paths."""
     match = _MANIFEST.fullmatch(path)
     return None if match is None else (match[1], int(match[2]))
 
 
 def is_root(root: str) -> bool:
-    """Return whether a manifest can have this root."""
+    """Return whether this is the text of a root."""
     return _ROOT.fullmatch(root) is not None
 
 
 def parse_ref_path(path: str) -> int | None:
-    """Return the epoch; None if no ref can have this path."""
+    """Return the epoch; None for other paths."""
     match = _REF.fullmatch(path)
     return None if match is None or int(match[1]) > EPOCH_MAX else int(match[1])
 
 
 def parse_temporary_path(path: str) -> tuple[str, int] | None:
-    """Return what a temporary file was opened for: folder (`PACKS` also for an epoch's other files), and epoch or plan.
+    """Return the purpose of a temporary file: folder (`PACKS` also for an epoch's other files), and epoch or plan.
 
-    None if it is no temporary file.
+    None if it is not a temporary file.
     """
     match = _TEMPORARY.fullmatch(path)
     return None if match is None else (_TEMPORARY_FOLDERS[match[1] or ""], int(match[2]))
 
 
 def is_probe_path(path: str) -> bool:
-    """Return whether a probe can have this path."""
+    """Return whether this is the path of a probe."""
     return _PROBE.fullmatch(path) is not None
 
 
 def check_probe(path: str) -> str:
-    """Return `path` if a probe can have it; UsageError otherwise."""
+    """Return `path` if it is the path of a probe; UsageError otherwise."""
     if not is_probe_path(path):
         raise UsageError(f"{path!r} is no path of a probe")
     return path

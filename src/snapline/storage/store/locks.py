@@ -1,7 +1,7 @@
 """Lock files: one process at a time; the second gets an error that names the first.
 
-The kernel lets go of a lock when the descriptor is closed or its process ends, however it ends. The file's text is for people: only
-while the file is locked does it name the holder.
+The kernel releases a lock when its descriptor is closed or its process ends in any way. The file's text is for people: it names the
+holder, but only while the file is locked.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import socket
 from datetime import UTC, datetime
 
 HOLDER_BYTES_MAX = 400
-"""A number, the name of a machine (255 characters at most), and an instant."""
+"""Largest text: a process id, a machine's name (255 characters at most), and a time."""
 
 
 class LockHeldError(BlockingIOError):
@@ -19,11 +19,11 @@ class LockHeldError(BlockingIOError):
 
 
 def lock_file(path: str | os.PathLike[str]) -> int:
-    """Lock a file, made if it is missing, and write there who holds it; returns the descriptor that holds the lock.
+    """Lock a file, creating it if it is missing, and write the holder into it; return the descriptor that holds the lock.
 
     Raises:
-        LockHeldError: somebody has locked it.
-        OSError: it cannot be opened.
+        LockHeldError: another process holds the lock.
+        OSError: the file cannot be opened.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -36,7 +36,7 @@ def lock_file(path: str | os.PathLike[str]) -> int:
         os.close(handle)
         raise
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    with contextlib.suppress(OSError):  # a full disk: the lock is held all the same
+    with contextlib.suppress(OSError):  # on a full disk the lock still holds
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}, since {now}\n".encode(), 0)
     return handle

@@ -1,12 +1,12 @@
-"""Marks of the coordinator's logs: which log each replica has had, and which of them has had a vote.
+"""Marks of the coordinator's logs: the logs that each replica has had, and which of them may vote.
 
-A replica of the coordinator that lost its disk has forgotten its votes and what it acknowledged. It cannot see that by
-itself: an empty folder is also how everything begins. So the store remembers (`coordinator/raft/learner.py` decides). It is the right place, since
-it names the cluster: emptying it as well begins another one.
+A coordinator replica that lost its disk has forgotten its votes and what it acknowledged. It cannot detect that by
+itself, since a new replica also starts with an empty folder. So the store keeps a record (`coordinator/raft/learner.py` decides). The store is the
+right place, since it names the cluster: emptying it too starts another cluster.
 
-    replicas/<replica>.<number>     1, 2, 3 …: the newest is in force
+    replicas/<replica>.<number>     1, 2, 3 …: the newest counts
 
-Files are written once. Two that would write the same number see each other: one of them fails.
+Files are written once. If two processes write the same number, one of them fails.
 """
 
 import re
@@ -23,7 +23,7 @@ from snapline.storage.store.record import canonical, seal, unseal
 
 MARK_KIND = b"RLOG"
 NUMBER_MAX = 10**9
-"""Largest number of marks of one replica: each is a disk that was lost."""
+"""Largest number of marks of one replica: each stands for a lost disk."""
 
 _PATH = re.compile(rf"{layout.REPLICAS}/([A-Za-z0-9_.-]{{1,128}})\.([1-9][0-9]{{0,8}})")
 
@@ -46,15 +46,15 @@ def read_marks(disk: Disk, store_id: str) -> dict[str, list[LogMark]]:
     """Return the marks of each replica, oldest first.
 
     Raises:
-        DamagedDataError: one is damaged or of another store.
+        DamagedDataError: a mark is damaged or belongs to another store.
         StoreError: the store cannot be read.
     """
-    found: dict[str, dict[int, LogMark]] = {}
+    marks_by_replica: dict[str, dict[int, LogMark]] = {}
     for path in _paths(disk):
         replica, number = parse_mark_path(path) or ("", 0)
         if number:
-            found.setdefault(replica, {})[number] = read_mark(disk, path, store_id)
-    return {replica: [marks[number] for number in sorted(marks)] for replica, marks in sorted(found.items())}
+            marks_by_replica.setdefault(replica, {})[number] = read_mark(disk, path, store_id)
+    return {replica: [marks[number] for number in sorted(marks)] for replica, marks in sorted(marks_by_replica.items())}
 
 
 def read_mark(disk: Disk, path: str, store_id: str | None) -> LogMark:
@@ -74,7 +74,7 @@ def add_mark(disk: Disk, store_id: str, replica: str, mark: LogMark, *, random_b
     """Make `mark` the newest of `replica`; durable when this returns.
 
     Raises:
-        StoreError: it cannot be written, or another process of this replica was faster.
+        StoreError: the mark cannot be written, or another process of this replica was faster.
     """
     number = (
         max([number for path in _paths(disk) for name, number in [_parsed(path)] if name == replica], default=0) + 1
@@ -93,7 +93,7 @@ def add_mark(disk: Disk, store_id: str, replica: str, mark: LogMark, *, random_b
 
 
 def parse_mark_path(path: str) -> tuple[str, int] | None:
-    """Return replica and number; None if it is no path of a mark."""
+    """Return replica and number; None for other paths."""
     match = _PATH.fullmatch(path)
     return (match[1], int(match[2])) if match else None
 

@@ -6,14 +6,14 @@ The file is a record (kind `MANI`) whose body is the MessagePack array `[metadat
 - content: one array for each agent, sorted by agent: `[agent, kind, host, incarnation, is_unborn, digest, size]`;
 - locations: `[packs, places, chunks]`; a pack is `[path, size, index digest, key id]`, a place is `[pack, offset, stored
   size, codec, stored digest]`, one for each agent in the same order; a chunk is `[digest, pack, offset, stored size, size,
-  codec, stored digest]`, sorted by digest, the stored digest empty where it is the same.
+  codec, stored digest]`, sorted by digest, the stored digest empty if equal to the digest.
 
-The **root** is BLAKE3 over `"snapline root 1\0"`, metadata and content, as in the file; not over locations. So
-blobs may be moved (`compaction.py`) and a new generation be written under the same root: the root in the coordinator's log
-stays true. The record's own digest covers everything.
+The **root** is BLAKE3 over `"snapline root 1\0"`, metadata and content, as in the file, but not over locations. So
+`compaction.py` may move blobs and write a new generation under the same root, and the root in the coordinator's log
+stays valid. The record's own digest covers everything.
 
-An agent's checkpoint lists its chunks, and is covered by the root through its digest. The manifest holds the place of *every* one: nothing refers
-to another manifest, and restoring follows no chain. So packs of earlier epochs may be named; none of later ones. Files of version 1 knew no
+An agent's checkpoint lists its chunks, and the root covers it through its digest. The manifest holds the place of *every* chunk: it refers
+to no other manifest, and a restore follows no chain. So it may name packs of earlier epochs, but none of later ones. Files of version 1 have no
 chunks, and only packs of their own epoch.
 """
 
@@ -34,10 +34,10 @@ from snapline.storage.store.record import DIGEST_BYTES, OVERHEAD_BYTES, canonica
 MANIFEST_VERSION = 2
 
 MANIFEST_BYTES_MAX = 256 * 2**20
-"""A line takes about 200 bytes: a million agents; a chunk about 55: 300 GB of arrays. Checked before anything is read."""
+"""Largest manifest: a million agents at about 200 bytes, or 300 GB of arrays at 55 bytes a chunk. Checked before reading."""
 
 PACK_BYTES_MAX = 2**60
-"""Above any disk, and below what file offsets can hold."""
+"""Upper limit for pack sizes: larger than any disk, and within file offsets."""
 
 _KIND = b"MANI"
 _ROOT_CONTEXT = b"snapline root 1\0"
@@ -47,28 +47,28 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Metadata of an epoch, without its agents. Part of the root.
 
     Attributes:
-        epoch: its number.
-        created: UTC time, ISO 8601. Decides how long a forgotten epoch stays (`retention_policy.py`), and nothing else.
+        epoch: number of the epoch.
+        created: UTC time, ISO 8601. Used only by retention (`retention_policy.py`).
         trigger: its cause, such as `"periodic"`.
         fleet: the fleet's name.
         cluster: random id of the fleet's run.
         plan: the recovery plan in force.
         protocol: the checkpointing protocol.
         raft_index: position of the epoch's begin in the coordinator's log.
-        hosts: host → its start, for the hosts that took part.
-        kinds: agent class → version of its state's schema; empty where unknown.
-        dependencies: distribution → version, of what ran.
-        topology_fingerprint: over agents, classes and channels.
-        config_hash: over the fleet's definition.
+        hosts: host → its start, for the participating hosts.
+        kinds: agent class → version of its state's schema; empty if unknown.
+        dependencies: distribution → version, in the running environment.
+        topology_fingerprint: digest of agents, classes and channels.
+        config_hash: digest of the fleet's definition.
         state_bytes, channel_state_bytes, channel_state_messages: sizes, from the hosts' reports.
-        inputs: agent → number of the last input that it has consumed in the cut; only agents that have consumed one. Missing
-            in the file where it is empty, as in those that were written earlier: so their roots stay what they were.
-        outputs: agent → number of the last output that it has emitted in the cut; only agents that have emitted one. Missing
-            in the file likewise.
-        durable_turns: agent → how many of its durable turns have ended in the cut; only agents of which one has. Missing in the file likewise.
-        ordinals: agent → its place in the vectors that its protocol keeps; only where agents checkpoint on their own. Missing likewise.
-        next_ordinal: above all places that any agent of the fleet ever had. Missing where it is 0.
-        validity: what was proven when the epoch was committed. Later findings are not written here.
+        inputs: agent → number of the last input consumed in the cut; only agents that have consumed one. Files omit it
+            if empty, as older files do, so their roots stay the same.
+        outputs: agent → number of the last output emitted in the cut; only agents that have emitted one. Omitted
+            likewise.
+        durable_turns: agent → number of its durable turns that have ended in the cut; only agents with at least one. Omitted likewise.
+        ordinals: agent → its index in the vectors of its protocol; only where agents checkpoint on their own. Omitted likewise.
+        next_ordinal: first index above all those ever used by an agent of the fleet. Omitted if 0.
+        validity: what was proven when the epoch was committed. Later findings are not recorded here.
     """
 
     epoch: int
@@ -96,13 +96,13 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One agent of an epoch: its checkpoint's digest (part of the root), and where the blob lies (not part of it).
+    """One agent of an epoch: its checkpoint's digest (part of the root), and the place of the blob (not part of it).
 
     Attributes:
         agent, kind, host, incarnation, is_unborn: as reported.
         digest: BLAKE3 of the plain checkpoint, `size_bytes` long.
         pack: index into the manifest's `packs`.
-        offset: of the blob's header in the pack.
+        offset: offset of the blob's header in the pack.
         stored_bytes: length of the blob without its header, as stored with `codec` (0 plain, 1 lz4 block).
         stored_digest: BLAKE3 of the stored bytes.
     """
@@ -155,7 +155,7 @@ def agent_line(
 
 
 class ChunkPlace(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
-    """Place of one chunk; as `BlobEntry`, with `pack` the index into the manifest's `packs`."""
+    """Place of one chunk; fields as in `BlobEntry`, with `pack` the index into the manifest's `packs`."""
 
     digest: bytes
     pack: int
@@ -193,7 +193,7 @@ def chunk_place(entry: BlobEntry, *, pack: int) -> ChunkPlace:
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """An epoch as the store knows it. `agents` and `chunks` are sorted once it has been written or read."""
+    """Contents and places of an epoch. `agents` and `chunks` are sorted after encoding or decoding."""
 
     metadata: Metadata
     agents: list[AgentLine]
@@ -205,7 +205,7 @@ class Manifest(msgspec.Struct, frozen=True):
         place = bisect_left(self.agents, agent, key=_agent_of)
         if place < len(self.agents) and self.agents[place].agent == agent:
             return self.agents[place]
-        for line in self.agents:  # not sorted, or not there
+        for line in self.agents:  # The lines are not sorted, or the agent is missing.
             if line.agent == agent:
                 return line
         raise NotFoundError(f"agent {agent!r} is not in epoch {self.metadata.epoch}: `snapshot show` lists its agents")
@@ -227,7 +227,7 @@ def encode_manifest(manifest: Manifest) -> tuple[str, bytes]:
     """Return root (hexadecimal) and file of `manifest`.
 
     Raises:
-        UsageError: it contradicts itself, such as a line outside its pack.
+        UsageError: the manifest is inconsistent, such as a blob outside its pack.
     """
     reason = _contradiction(manifest)
     if reason:
@@ -261,7 +261,7 @@ def decode_manifest(data: bytes, *, root: str, path: str, epoch: int | None) -> 
 
     Raises:
         DamagedDataError: a digest, the root or a line is wrong.
-        StoreError: it has another version.
+        StoreError: the file has another version.
     """
     body = unseal(_KIND, data, path=path, epoch=epoch, versions=(1, MANIFEST_VERSION))
     try:
@@ -283,10 +283,10 @@ def decode_manifest(data: bytes, *, root: str, path: str, epoch: int | None) -> 
 
 
 def _read_locations(locations: msgspec.Raw) -> _Locations:
-    """Read the locations. Version 1 ends before the chunks, which its length shows."""
+    """Decode the locations. Version 1 has no chunks and is recognized by its length."""
     try:
-        found: _Locations = _locations_decoder.decode(locations)
-        return found
+        decoded: _Locations = _locations_decoder.decode(locations)
+        return decoded
     except msgspec.ValidationError:
         packs, places = _locations_1_decoder.decode(locations)
         return packs, places, []
@@ -317,7 +317,7 @@ def _join_lines(lines: list[_Content], places: list[_Place]) -> list[AgentLine]:
 
 
 def _contradiction(manifest: Manifest) -> str:
-    """Return what is wrong inside the manifest; empty if nothing is. Asked before writing and after reading."""
+    """Return what is invalid in the manifest; empty if nothing is. Checked before writing and after reading."""
     epoch = manifest.metadata.epoch
     if not 0 <= epoch <= layout.EPOCH_MAX:
         return f"{epoch} is no epoch number"

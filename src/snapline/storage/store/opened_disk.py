@@ -1,19 +1,19 @@
-"""The disk on which a store was opened: a file is missing only where the store itself is there, known by its id.
+"""The disk of an opened store: a file counts as missing only if the store itself is present, which its id shows.
 
-Problem. A mount that is gone leaves an empty directory, a bucket may be emptied, and another store may lie at the path. A reader that then finds no
-pin, no log or no epoch must not take that for "there was none"; and nothing may be made or deleted there.
+Problem. A missing mount leaves an empty directory, a bucket may be emptied, and another store may be at the path. A reader that then finds no
+pin, log or epoch must not conclude that there was none. Nothing may be created or deleted there either.
 
 Model. The identity file is written once and never changed. So a reader that has just read the id has seen that store.
 
-1. A missing file and an empty listing are looked for again after the id was read: only the second look counts.
+1. After a missing file or an empty listing, the id is read and the call repeated: only the second result counts.
 2. A listing counts if the id can be read after it.
-3. The id is read before anything is made, linked or removed.
+3. The id is read before anything is created, linked or removed.
 
-Otherwise `AwayError`. It means "not now", never "missing". Files that are there are not covered: they are checked by their contents, and
-`StoreReader.judged` reads the id and looks again before that counts as damage.
+If a check fails, the disk raises `AwayError`, which means "not now", never "missing". Existing files are not covered: their contents are checked,
+and `StoreReader.judged` reads the id and the file again before it reports damage.
 
-Limit: a store that goes and comes back twice between two calls is not noticed; neither is one that goes between rule 3 and the write.
-A write costs an object store one small GET more.
+Limits: a store that vanishes and returns twice between two calls is not noticed, nor is one that vanishes between rule 3 and the write.
+On an object store each write costs one more small GET.
 """
 
 import errno
@@ -31,7 +31,7 @@ _Result = TypeVar("_Result")
 
 
 class OpenedDisk:
-    """Implements `Disk` over another one, `below`. What only some disks have (`abilities`, `lock`) is that one's."""
+    """Implements `Disk` over another disk, `below`. Optional members (`abilities`, `lock`) are those of `below`."""
 
     def __init__(self, disk: Disk, store_id: str) -> None:
         self.below = disk
@@ -46,19 +46,21 @@ class OpenedDisk:
         return self.below.location
 
     def require_there(self) -> None:
-        """Read the id; AwayError: it cannot be read, or is that of another store."""
+        """Read the id; AwayError if it cannot be read, or is another store's."""
         try:
             if self.below.read(IDENTITY, 0, files.SMALL_BYTES_MAX) == self._identity:
                 return
-            found = files.read_identity(self.below)
+            actual_id = files.read_identity(self.below)
         except OSError as error:
             raise AwayError(
                 errno.ESTALE, f"it is away: what it is known by cannot be read ({error.strerror or error})", IDENTITY
             ) from error
         except DamagedDataError as error:
             raise AwayError(errno.ESTALE, f"nobody knows whether it is there: {error}", IDENTITY) from error
-        if found != self._store_id:
-            raise AwayError(errno.ESTALE, f"another store (id {found}) is there; bring {self._store_id} back", IDENTITY)
+        if actual_id != self._store_id:
+            raise AwayError(
+                errno.ESTALE, f"another store (id {actual_id}) is there; bring {self._store_id} back", IDENTITY
+            )
 
     # -- changing: rule 3 --------------------------------------------------------------------------------------------
 

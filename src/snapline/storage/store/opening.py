@@ -1,22 +1,22 @@
-"""Finding the disk that a store's URL names, and finding out what an object store can do.
+"""Opens the disk of a store's URL, and probes what an object store can do.
 
     /data/store, file:///data/store     a directory that all hosts share
-    s3://bucket/prefix                  S3 and what speaks its language
+    s3://bucket/prefix                  S3 and compatible stores
     gs://bucket/prefix                  Google Cloud Storage
     az://container/prefix               Azure
-    memory://name                       objects in this process, for tests; gone when it ends
+    memory://name                       objects in this process, for tests; lost when it ends
 
-Keys, region and endpoint come from the environment, under the names that their own tools use (`AWS_ACCESS_KEY_ID`,
-`AWS_ENDPOINT_URL`, `AWS_ALLOW_HTTP`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME` …); none is ours.
+Keys, region and endpoint come from the standard environment variables of the providers' tools (`AWS_ACCESS_KEY_ID`,
+`AWS_ENDPOINT_URL`, `AWS_ALLOW_HTTP`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME` …); snapline defines none of its own.
 
-**The probe.** The store's safety rests on PUTs that may create only (G4: one ref per epoch). Some servers take the condition
-and ignore it. So on opening a random object is put twice, with different bytes. If the second succeeds, or the first bytes are
-gone, the store overwrites, and is refused; `allow_unconditional=True` opens it all the same, which is safe only where
-one coordinator decides what is written under each name. Then a range of it is read: where that fails, whole objects are.
+**The probe.** The store's safety relies on conditional PUTs (G4: one ref per epoch). Some servers accept the condition
+and ignore it. So opening puts a random object twice, with different bytes. If the second PUT succeeds, or the first bytes are
+gone, the store overwrites objects and is refused. `allow_unconditional=True` opens it nevertheless, which is safe only if
+one coordinator decides what is written under each name. Then a range is read; if that fails, only whole objects are read later.
 
-The object is called like a temporary file of epoch 0 and removed at once. What a killed opener leaves is garbage to `verify` and to
-the sweep, no damage. A key that may not write opens for reading only. Six small requests, each time: no memory of
-earlier answers, since the server may have been replaced.
+The probe has the name of a temporary file of epoch 0 and is removed at once. `verify` and the sweep treat the probe of a killed process as
+garbage, not as damage. A key without write permission opens the store for reading only. Each opening makes six small requests: earlier
+answers are not cached, since the server may have been replaced.
 """
 
 import contextlib
@@ -37,36 +37,36 @@ if TYPE_CHECKING:
     from obstore.store import MemoryStore, ObjectStore
 
 CONNECT_TIMEOUT_S = 5
-"""Connecting takes milliseconds, or a lost packet or two."""
+"""Seconds to connect: it takes milliseconds, or a lost packet or two."""
 
 REQUEST_TIMEOUT_S = 40
-"""Time limit for one request with its whole answer: a pack of 64 MiB at 1.7 MB/s. `AWS_TIMEOUT` and its like set another."""
+"""Seconds for one request with its whole answer: a pack of 64 MiB at 1.7 MB/s. `AWS_TIMEOUT` and its equivalents override it."""
 
 RETRY_S = 12
-"""No retry begins later. With the pause before the last and its request all ends below 60 s: then the caller decides."""
+"""Seconds after which no retry begins. With the last pause and request a call ends within 60 s; then the caller decides."""
 
 RETRIES_MAX = 5
-"""One to four seconds of pauses in all: for a lost connection or a throttled request. Longer outages are for the caller to wait out."""
+"""Retries, with one to four seconds of pauses in all, for a lost connection or a throttled request. Callers handle longer outages."""
 
 _PAUSE_FIRST_S = 0.1
 _PAUSE_MAX_S = 2
 
 MEMORY_STORES_MAX = 1000
-"""Largest number of `memory://` stores per process: more than tests name, and a loop that makes names without end is stopped."""
+"""Largest number of `memory://` stores per process: more than tests need, and a limit for endless loops."""
 
 _ENVIRONMENT = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
-"""Schemes of object stores, and how the names of their variables begin."""
+"""Schemes of object stores, with the prefix of their environment variables."""
 
 _FLAGS = ("allow_http", "allow_invalid_certificates")
 _TEXTS = ("timeout", "connect_timeout", "proxy_url")
-"""Options of the client that are read from the environment here: obstore forgets them once we set any option."""
+"""Client options that are read from the environment here: obstore ignores them once any option is set."""
 
 _PREFIX = re.compile(r"(/[A-Za-z0-9_.=+@,-]+)*/?")
 _PROBE_BYTES = (b"0123456789abcdef", b"fedcba9876543210")
 """Contents of the two PUTs of a probe."""
 
 _CONDITION_REFUSED = frozenset({errno.EOPNOTSUPP, errno.EREMOTEIO})
-"""Errors of a server that does not support conditions: 501 and its like."""
+"""Errors of a server without conditional requests, such as 501."""
 
 _ID_BYTES = 16
 
@@ -81,12 +81,12 @@ def open_disk(
 
     Args:
         url: see the module's text.
-        allow_unconditional: take an object store that overwrites: only for a fleet with one coordinator.
-        random_bytes: for the probe's name.
+        allow_unconditional: accept an object store that overwrites; only for a fleet with one coordinator.
+        random_bytes: source of the probe's name.
 
     Raises:
-        UsageError: no such scheme, a malformed URL, a missing extra, or a store that overwrites.
-        StoreError: the object store cannot be reached, or loses bytes.
+        UsageError: the scheme is unknown, the URL malformed, an extra missing, or the store overwrites.
+        StoreError: the object store is unreachable, or loses bytes.
     """
     scheme, separator, rest = url.partition("://")
     scheme = scheme.lower()
@@ -111,10 +111,10 @@ def open_disk(
 
 
 def probe(store: "ObjectStore", *, random_bytes: Callable[[int], bytes] = os.urandom) -> Abilities:
-    """Find out what an object store can do; see the module's text.
+    """Probe what an object store can do; see the module's text.
 
     Raises:
-        OSError: it cannot be reached, the key may neither read nor write, or what was written does not come back.
+        OSError: the store is unreachable, the key may neither read nor write, or the written bytes do not come back.
     """
     path = f"{TEMPORARY}/0-{random_bytes(_ID_BYTES).hex()}"
     try:
@@ -122,25 +122,25 @@ def probe(store: "ObjectStore", *, random_bytes: Callable[[int], bytes] = os.ura
     except PermissionError:
         return Abilities(may_write=False, reads_ranges=_reads_ranges_of_identity(store))
     try:
-        whole = get_whole(store, path)
-        if whole not in _PROBE_BYTES:
-            raise OSError(f"it returned {len(whole)} bytes that were never written")
-        is_first = whole == _PROBE_BYTES[0]
-        return Abilities(creates_only=is_refused and is_first, reads_ranges=_reads_ranges(store, path, whole))
+        content = get_whole(store, path)
+        if content not in _PROBE_BYTES:
+            raise OSError(f"it returned {len(content)} bytes that were never written")
+        is_first = content == _PROBE_BYTES[0]
+        return Abilities(creates_only=is_refused and is_first, reads_ranges=_reads_ranges(store, path, content))
     finally:
         _remove(store, path)
 
 
 def _put_is_refused(store: "ObjectStore", path: str) -> bool:
     """Put twice; return whether the second was refused."""
-    # The name is random: if it is taken at once, then by a try of ours whose answer was lost.
+    # The name is random. If it is taken at once, an earlier try of this call took it and its answer was lost.
     try:
         with contextlib.suppress(FileExistsError):
             put_new(store, path, [_PROBE_BYTES[0]])
     except PermissionError:
         raise
     except OSError:
-        # Some servers refuse the condition itself. If the world is to blame, the PUT without it says so.
+        # Some servers reject the condition itself. If something else is wrong, the unconditional PUT fails too.
         _put(store, path)
     try:
         put_new(store, path, [_PROBE_BYTES[1]])
@@ -160,7 +160,7 @@ def _put(store: "ObjectStore", path: str) -> None:
 
 
 def _reads_ranges(store: "ObjectStore", path: str, whole: bytes) -> bool:
-    """Return whether a part in the middle comes back, and one that reaches over the end."""
+    """Return whether a range in the middle, and one that extends over the end, can be read."""
     half = len(whole) // 2
     try:
         parts = get_range(store, path, 1, half - 1), get_range(store, path, half, len(whole))
@@ -197,7 +197,7 @@ def _normalized(scheme: str, rest: str, url: str) -> str:
 
 
 def _memory_store(location: str) -> "MemoryStore":
-    """Return the objects of that name, the same for all who ask in this process."""
+    """Return the in-memory store of that name, shared by all callers in this process."""
     memory_store = _imported("memory").MemoryStore
     with _memory_lock:
         if location not in _memory_stores:
@@ -241,7 +241,7 @@ def _client_options(prefix: str) -> dict[str, str | bool]:
     return options
 
 
-def _imported(scheme: str) -> Any:  # A module: its two makers of stores have no common type.
+def _imported(scheme: str) -> Any:  # A module: its two store classes have no common type.
     try:
         import obstore.store
     except ModuleNotFoundError as error:

@@ -1,8 +1,8 @@
-"""Calls to a disk side by side: an object store answers each request after a while, and many at once hide that.
+"""Parallel calls to a disk: an object store has a high latency per request, and parallel requests hide it.
 
-A pack is one object, and is put by one request that may create only; so it is there whole or not at all, and what went wrong is tried again
-by the pack (`Store.write_pack`). No object is sent in parts: radosgw ignores the condition where the parts are put together, and an upload that
-broke off would stay until somebody looks for such. Much is many packs, and these are sent side by side.
+A pack is one object, sent by one conditional request. So it exists whole or not at all, and a failure is retried
+for the whole pack (`Store.write_pack`). Multipart uploads are not used: radosgw ignores the condition when it joins the parts, and an interrupted
+upload would stay until somebody looks for it. Large amounts of data are many packs, and these are sent in parallel.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,18 +15,18 @@ ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
 _AHEAD = 4
-"""Calls for each thread that are begun before anybody has taken a result: who takes only the first ones waits for few others."""
+"""Calls per thread that begin before a result is taken: a caller that takes only the first results waits for few others."""
 
 
 def requests_at_once(disk: Disk) -> int:
-    """Return how many requests the disk answers sooner in parallel than one after the other; 1: none."""
+    """Return the number of requests worth sending to the disk in parallel; 1 means sequentially."""
     return int(getattr(disk, "requests_at_once", 1))
 
 
 def side_by_side(call: Callable[[ItemT], ResultT], items: Sequence[ItemT], count: int) -> Iterator[ResultT]:
-    """Yield what `call` returns for each item, in order; up to `count` calls run at once, in threads.
+    """Yield the result of `call` for each item, in order; up to `count` calls run at once, in threads.
 
-    The first that raises ends it; calls that have begun are waited for.
+    The first exception ends the iteration, after the calls that have begun.
     """
     if min(count, len(items)) < 2:
         yield from map(call, items)

@@ -33,14 +33,14 @@ from snapline.storage.store.verify import Verification
 _Result = TypeVar("_Result")
 
 _PREFIX_DIGITS_MIN = 4
-"""A shorter prefix of a root is more likely a typing error."""
+"""Shortest prefix of a root that is accepted; a shorter one is more likely a typing error."""
 
 
 class StoreReader:
-    """One checkpoint store, as far as it is only read.
+    """Read-only view of one checkpoint store.
 
     Attributes:
-        store_id: random, made with the store; its files name it.
+        store_id: random id, created with the store; its files contain it.
     """
 
     def __init__(self, disk: Disk, store_id: str, *, guard: Guard | None = None) -> None:
@@ -58,26 +58,26 @@ class StoreReader:
 
     @property
     def disk(self) -> Disk:
-        """The disk it lies on: for `storage/` itself, which keeps the store's rules."""
+        """The store's disk; only for `storage/` itself, which keeps the store's rules."""
         return self._disk
 
     @property
     def guard(self) -> Guard | None:
-        """Keys of the store; None: blobs are not encrypted and refs not signed."""
+        """Keys of the store; None if blobs are not encrypted and refs not signed."""
         return self._guard
 
     def require_there(self) -> None:
-        """Read the id of the store that was opened; StoreError: it is not there now, or another one is."""
+        """Read the id of the opened store; StoreError if it is away, or another store is in its place."""
         with files.reading(self._disk, layout.IDENTITY):
             if isinstance(self._disk, OpenedDisk):
                 self._disk.require_there()
 
     def judged(self, read: Callable[[], _Result]) -> _Result:
-        """Return what `read` returns. It may be called twice: damage counts if it is found again after the store's id was read.
+        """Return the result of `read`. On damage, the store's id is read and `read` called again: only repeated damage counts.
 
         Raises:
-            DamagedDataError: it is damaged, and not just for a moment.
-            StoreError: the store is not there now, or as `read`.
+            DamagedDataError: the damage persists.
+            StoreError: the store is away, or as `read`.
         """
         try:
             return read()
@@ -100,15 +100,15 @@ class StoreReader:
         return files.read_ref(self._disk, epoch, self.store_id, self._guard)
 
     def read_manifest(self, root: str, *, epoch: int | None = None) -> Manifest:
-        """Return the manifest with `root`; given `epoch`, errors name it, and it must be of that epoch.
+        """Return the manifest with `root`; if `epoch` is given, the manifest must be of that epoch, and errors name it.
 
         Raises:
-            DamagedDataError: missing or damaged.
+            DamagedDataError: the manifest is missing or damaged.
         """
         return files.read_manifest(self._disk, layout.check_root(root), epoch=epoch)
 
     def read_checkpoint(self, manifest: Manifest, agent: str) -> AgentCheckpoint:
-        """Return one agent's checkpoint; every digest was checked before a byte is returned (G11).
+        """Return one agent's checkpoint; every digest is checked first (G11).
 
         Raises:
             NotFoundError: the agent is not in this epoch.
@@ -119,16 +119,19 @@ class StoreReader:
     def read_checkpoints(self, manifest: Manifest, agents: Collection[str] | None = None) -> Iterator[AgentCheckpoint]:
         """Yield the checkpoints of `agents` (default: all), sorted by agent; errors as `read_checkpoint`.
 
-        From an object store they are read side by side, some ahead of those that were yielded.
+        From an object store they are read in parallel and slightly ahead.
         """
         lines = manifest.agents
         if agents is not None:
-            found = {line.agent: line for line in manifest.agents}
-            lines = [found[agent] if agent in found else manifest.line_of(agent) for agent in sorted(set(agents))]
+            lines_by_agent = {line.agent: line for line in manifest.agents}
+            lines = [
+                lines_by_agent[agent] if agent in lines_by_agent else manifest.line_of(agent)
+                for agent in sorted(set(agents))
+            ]
         yield from side_by_side(functools.partial(self._read_line, manifest), lines, requests_at_once(self._disk))
 
     def part_reader(self, manifest: Manifest) -> PartReader:
-        """Return what reads the parts of the states of this epoch: arrays, histories, blobs."""
+        """Return a reader for the parts of the states of this epoch: arrays, histories, blobs."""
 
         def others() -> Iterator[PartReader]:
             return map(self._part_reader, other_generations(self._disk, manifest))
@@ -141,7 +144,7 @@ class StoreReader:
             return checkpoint_packs.find(self._disk, plan)
 
     def refer_to_checkpoints(self, path: str) -> PackReference:
-        """Return what the writer of a checkpoint pack reported of it; errors as `read_checkpoint_pack`."""
+        """Return the writer's reference to a checkpoint pack; errors as `read_checkpoint_pack`."""
         return checkpoint_packs.refer_to(self._disk, path, store_id=self.store_id)
 
     def read_checkpoint_pack(
@@ -149,13 +152,13 @@ class StoreReader:
     ) -> list[AgentCheckpoint]:
         """Return the checkpoints `wanted`, agent → numbers (default: all), of a checkpoint pack, in its order.
 
-        Every digest was checked, and each checkpoint against its name. Given a reference, the file must
-        be the one that was reported.
+        Every digest is checked, and each checkpoint is compared with its name. Given a reference, the file must
+        be the reported one.
 
         Raises:
-            NotFoundError: it does not hold one of them.
-            DamagedDataError: missing or damaged; names the file and, where one blob is hit, the agent.
-            UsageError: no checkpoint pack can have this path.
+            NotFoundError: the pack lacks one of them.
+            DamagedDataError: the pack is missing or damaged; names the file, and the agent if one blob is damaged.
+            UsageError: the path is not one of a checkpoint pack.
         """
         return checkpoint_packs.read(self._disk, pack, wanted, store_id=self.store_id, guard=self._guard)
 
@@ -167,7 +170,7 @@ class StoreReader:
         """Return the epoch that `"latest"`, a number, a tag, or a unique prefix (4 digits or more) of a root names.
 
         Raises:
-            NotFoundError: none, or several.
+            NotFoundError: no snapshot matches, or several do.
         """
         epochs = self.epochs()
         if snapshot == "latest":
@@ -179,39 +182,39 @@ class StoreReader:
         tagged = pins.tagged_epoch(self._disk, self.store_id, snapshot)
         if tagged is not None and tagged in epochs:
             return tagged
-        found = self._with_root_prefix(epochs, snapshot) if len(snapshot) >= _PREFIX_DIGITS_MIN else []
-        if not found:
+        matching = self._with_root_prefix(epochs, snapshot) if len(snapshot) >= _PREFIX_DIGITS_MIN else []
+        if not matching:
             raise NotFoundError(f"no snapshot {snapshot!r} in the store {self.location}: `snapshot list` shows what is")
-        if len(found) > 1:
-            raise NotFoundError(f"{snapshot!r} begins the roots of epochs {found}: give more digits")
-        return found[0]
+        if len(matching) > 1:
+            raise NotFoundError(f"{snapshot!r} begins the roots of epochs {matching}: give more digits")
+        return matching[0]
 
     def verify(self, epoch: int | None = None) -> Verification:
-        """Read every byte of every file of the store, or of one epoch, and report what is not as it was written.
+        """Read every byte of every file of the store, or of one epoch, and report what differs from what was written.
 
         Changes nothing, and may run while a fleet uses the store.
 
         Raises:
             NotFoundError: there is no such epoch.
-            StoreError: the store is not there now.
+            StoreError: the store is away.
         """
         with files.reading(self._disk, layout.EPOCH_REFS):
             if epoch is not None and not exists(self._disk, layout.ref_path(epoch)):
                 raise NotFoundError(f"epoch {epoch} is not in the store {self.location}: `snapshot list` shows what is")
-            found = verify.verify_disk(self._disk, self.store_id, epoch=epoch, guard=self._guard)
-        if found.findings:
+            verification = verify.verify_disk(self._disk, self.store_id, epoch=epoch, guard=self._guard)
+        if verification.findings:
             self.require_there()
-        return found
+        return verification
 
     @property
     def why_no_logs(self) -> str:
-        """Why this store takes no host logs, or ""."""
+        """Return why this store cannot hold host logs; "" if it can."""
         return self._log_reader.why_none
 
     def read_logs(self) -> dict[LogName, list[int]]:
-        """Return all host logs that hold anything: log → numbers of its entries, ascending, batches and seals.
+        """Return all non-empty host logs: log → numbers of its entries (batches and seals), ascending.
 
-        They are durable when this returns. There are gaps, and seals may be anywhere: read all, and pass over what is none.
+        They are durable when this returns. There are gaps, and seals may be anywhere: read all entries and skip the seals.
 
         Raises:
             StoreError: the store cannot be read.
@@ -219,20 +222,20 @@ class StoreReader:
         return self._log_reader.read_logs()
 
     def read_batch(self, log: LogName, number: int) -> LogBatch | None:
-        """Return one entry of a host log, durable when this returns; None: a seal.
+        """Return one entry of a host log, durable when this returns; None for a seal.
 
         Raises:
-            NotFoundError: there is none. If `read_logs` listed it: every kept epoch covers it, and it was deleted meanwhile.
+            NotFoundError: there is no such entry. If `read_logs` listed it, every kept epoch covers it, and it was deleted meanwhile.
             DamagedDataError: names its path.
-            StoreError: the store cannot be read, or it is not encrypted as the store is.
+            StoreError: the store cannot be read, or the batch's encryption differs from the store's.
         """
         return self._log_reader.read_batch(log, number)
 
     def without_deleted(self, logs: Mapping[LogName, list[int]]) -> dict[LogName, list[int]]:
-        """Return what `read_logs` gave without the numbers of batches that were deleted as garbage.
+        """Return the result of `read_logs` without the numbers of batches that were deleted as garbage.
 
-        Where the store is signed or encrypted; else nothing is known of that. A batch that is there all the same was left by a crash, or somebody
-        without a key has brought it back: callers that deliver logs to agents must not read it.
+        Deletions are known only where the store is signed or encrypted. A deleted batch that still exists was left by a crash, or somebody
+        without a key has restored it. Callers that deliver logs to agents must not read it.
 
         Raises:
             StoreError: as `missing_batches`.
@@ -242,22 +245,22 @@ class StoreReader:
     def missing_batches(
         self, batches: Mapping[LogName, Collection[int]], newest: Mapping[LogName, int]
     ) -> dict[LogName, int]:
-        """Return which host logs lack a batch that was not deleted as garbage: log → the lowest number of one.
+        """Return the host logs that lack a batch that was not deleted as garbage: log → the lowest number of one.
 
-        That is known where the store is signed or encrypted. Else nothing is missing.
+        That is known only where the store is signed or encrypted. Otherwise the result is empty.
 
         Args:
-            batches: log → numbers of the batches that `read_logs` and `read_batch` gave. Whoever appends must not do so meanwhile.
-            newest: log → the number of a batch that was appended, as far as is known.
+            batches: log → numbers of the batches found by `read_logs` and `read_batch`. Nobody may append meanwhile.
+            newest: log → the highest number known to be appended.
 
         Raises:
-            StoreError: the store cannot be read, or somebody without a key has written down deletions.
+            StoreError: the store cannot be read, or somebody without a key has recorded deletions.
         """
         return self._log_reader.missing_batches(batches, newest)
 
     @property
     def log_key(self) -> bytes:
-        """The public key that this process signs batches of host logs with; empty where refs are not signed."""
+        """Public key with which this process signs batches of host logs; empty where refs are not signed."""
         return self._guard.log_key() if self._guard is not None and self._guard.verifies else b""
 
     @property
@@ -266,7 +269,7 @@ class StoreReader:
         return authenticates(self._guard)
 
     def output_epochs(self) -> list[int]:
-        """Return the epochs that outputs were released with, and are kept, ascending. They are durable when this returns.
+        """Return the epochs with kept releases of outputs, ascending. The releases are durable when this returns.
 
         Raises:
             StoreError: the store cannot be read.
@@ -274,46 +277,46 @@ class StoreReader:
         return self._output_reader.epochs()
 
     def read_release(self, epoch: int) -> Release:
-        """Return all that was released with an epoch.
+        """Return all outputs released with an epoch.
 
         Raises:
-            NotFoundError: there is none, or it was deleted.
+            NotFoundError: there is no such release, or it was deleted.
             DamagedDataError: names its path.
-            StoreError: the store cannot be read, or it is not encrypted as the store is.
+            StoreError: the store cannot be read, or the release's encryption differs from the store's.
         """
         return self._output_reader.release(epoch)
 
     def watch_outputs(self, watcher: Callable[[int], None]) -> None:
-        """Call `watcher` with the epoch of each release that this object makes, or finds made, and with 0 when some were deleted.
+        """Call `watcher` with the epoch of each release that this object makes or finds, and with 0 after a deletion.
 
-        It is called from the thread that does that, and must return at once.
+        The call comes from the releasing or deleting thread, so it must return at once.
         """
         self._output_watchers.append(watcher)
 
     def read_outputs(self, after: str = "", *, epochs: Sequence[int] | None = None) -> Iterator[OutputBatch]:
-        """Yield the released outputs beyond a cursor, in their order, as far as there are any now; read while they are taken.
+        """Yield the released outputs after a cursor, in order, as far as they are released now. Files are read lazily.
 
-        `after`: empty for the oldest that are left, or a cursor that came with an output; each output's is `OutputBatch.cursor`. Where the fleet went
-        back, a batch lists what is reverted before its outputs count. `epochs`: the result of `output_epochs`, if the caller keeps it.
+        `after`: empty for the oldest remaining output, or a cursor that came with an output; each output's is `OutputBatch.cursor`. After a rollback
+        of the fleet, a batch lists the reverted outputs, which come before its own. `epochs`: the result of `output_epochs`, if the caller has it.
 
         Raises:
-            UsageError: it is no cursor of this store.
-            NotFoundError: what comes after it was deleted; names the oldest that is left.
+            UsageError: `after` is not a cursor of this store.
+            NotFoundError: outputs after the cursor were deleted; names the oldest remaining ones.
             DamagedDataError, StoreError: as `read_release`.
         """
         return self._output_reader.batches(after, epochs)
 
     def output_consumers(self) -> dict[str, ConsumerPlace]:
-        """Return how far the named consumers of outputs are, sorted by name; DamagedDataError, StoreError."""
+        """Return the positions of the named consumers of outputs, sorted by name; raises DamagedDataError, StoreError."""
         return read_consumers(self._disk, self.store_id)
 
     def read_probe(self, path: str) -> bytes:
         """Return the content of a probe that another process wrote.
 
         Raises:
-            DamagedDataError: it is missing (this may be another store) or damaged.
-            UsageError: no probe can have this path.
-            StoreKeyError: we would encrypt, and who wrote the probe does not.
+            DamagedDataError: the probe is missing (this may be another store) or damaged.
+            UsageError: the path is not one of a probe.
+            StoreKeyError: this process encrypts, and the writer of the probe does not.
         """
         layout.check_probe(path)
         if self._guard is not None and self._guard.encrypts and not list_keys(self._disk):
@@ -323,19 +326,19 @@ class StoreReader:
         return files.read_probe(self._disk, path, self.store_id)
 
     def fork_record(self) -> ForkRecord | None:
-        """Return what the store's fleet was forked from, None if it was not; DamagedDataError, StoreError."""
+        """Return the fork record of the store's fleet, None if it is not a fork; raises DamagedDataError, StoreError."""
         return read_fork(self._disk, self.store_id, self._guard)
 
     def log_marks(self) -> dict[str, list[LogMark]]:
-        """Return the marks of each of the coordinator's replicas, oldest first; DamagedDataError, StoreError."""
+        """Return the marks of each of the coordinator's replicas, oldest first; raises DamagedDataError, StoreError."""
         return read_marks(self._disk, self.store_id)
 
     def read_pack_index(self, reference: PackReference) -> list[BlobEntry]:
-        """Read the footer and index of a reported pack back, and compare. The blobs themselves are not read.
+        """Read and check footer and index of a reported pack. The blobs themselves are not read.
 
         Raises:
-            DamagedDataError: the file is missing, or not the one reported.
-            UsageError: no pack can have this path.
+            DamagedDataError: the file is missing, or differs from the reported one.
+            UsageError: the path is not one of a pack.
         """
         epoch = epoch_of_pack(reference.path)
         return pack_files.read_reported_index(self._disk, reference, store_id=self.store_id, epoch=epoch).entries
@@ -347,7 +350,7 @@ class StoreReader:
         )
 
     def _read_line(self, manifest: Manifest, line: AgentLine) -> AgentCheckpoint:
-        """Blobs may have moved since the manifest was read, or be whole elsewhere: another generation knows."""
+        """Read an agent's checkpoint. If that fails, try other generations: the blob may have moved, or be intact elsewhere."""
         try:
             return self._read_place(manifest, line)
         except DamagedDataError:
@@ -364,16 +367,16 @@ class StoreReader:
         )
 
     def _with_root_prefix(self, epochs: list[int], prefix: str) -> list[int]:
-        found = []
+        matching = []
         for epoch in epochs:
             with contextlib.suppress(DamagedDataError, NotFoundError):  # A damaged ref has no root to compare.
                 if self.read_ref(epoch).startswith(prefix.lower()):
-                    found.append(epoch)
-        return found
+                    matching.append(epoch)
+        return matching
 
 
 def epoch_of_pack(path: str) -> int:
-    """Return the epoch of the pack at `path`; UsageError if no pack of an epoch can lie there."""
+    """Return the epoch of the pack at `path`; UsageError for other paths."""
     name = layout.parse_pack_path(path)
     if name is None:
         raise UsageError(f"{path!r} is no path of a pack: they look like packs/<writer>/<epoch>.<random>")

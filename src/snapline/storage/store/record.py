@@ -1,9 +1,9 @@
-"""The envelope of every small file, and of a pack's header and index: sealed by a BLAKE3 digest over all that precedes it.
+"""The envelope of every small file, and of a pack's header and index, with a BLAKE3 digest over all preceding bytes.
 
     magic "SNAPLINE" (8) | kind (4) | version (u32) | body length (u64) | body (MessagePack) | BLAKE3 of all before (32)
 
-Integers are little-endian. This outer layout never changes: so a reader can distinguish a damaged file (the digest is wrong) from
-a whole file of a later version (the digest is right, the version is not ours), and refuse the latter clearly.
+Integers are little-endian. This outer layout never changes. So a reader can distinguish a damaged file (wrong digest) from
+an intact file of a later version (right digest, unknown version), and reject the latter with a clear error.
 """
 
 import struct
@@ -15,7 +15,7 @@ from snapline.errors import StoreError
 from snapline.storage.store.damage import damaged
 
 RECORD_VERSION = 1
-"""Version of all kinds but those that name another."""
+"""Default version of a record."""
 
 DIGEST_BYTES = 32
 
@@ -37,7 +37,7 @@ def digest_of(data: Buffer) -> bytes:
 
 
 def seal(kind: bytes, body: bytes, *, version: int = RECORD_VERSION) -> bytes:
-    """Return the record of `kind` (4 letters) around `body`."""
+    """Return the record of `kind` (4 bytes) around `body`."""
     head = _HEAD.pack(MAGIC, kind, version, len(body)) + body
     return head + digest_of(head)
 
@@ -45,13 +45,13 @@ def seal(kind: bytes, body: bytes, *, version: int = RECORD_VERSION) -> bytes:
 def unseal(
     kind: bytes, data: bytes, *, path: str, epoch: int | None, versions: tuple[int, ...] = (RECORD_VERSION,)
 ) -> bytes:
-    """Return the body of the record that `data` is, from the first byte to the last.
+    """Return the body of the record `data`, which must contain nothing else.
 
-    `path` and `epoch` go into the errors; `versions` are those that the caller can read.
+    `path` and `epoch` are used in errors; `versions` are those that the caller can read.
 
     Raises:
         DamagedDataError: wrong magic, kind, length or digest; missing or surplus bytes.
-        StoreError: whole, but of another version.
+        StoreError: the record is intact, but of another version.
     """
     if len(data) < OVERHEAD_BYTES:
         raise damaged(path, f"truncated: {len(data)} bytes left, a record has at least {OVERHEAD_BYTES}", epoch=epoch)
@@ -71,12 +71,12 @@ def unseal(
 
 
 def version_of(data: bytes) -> int:
-    """Return the version of a record that `unseal` took."""
+    """Return the version of a record that `unseal` has accepted."""
     return int(_HEAD.unpack_from(data)[2])
 
 
 def record_bytes(head: bytes) -> int | None:
-    """Return the length of the record that begins with these `HEAD_BYTES`, as far as can be seen; None: none begins so."""
+    """Return the length of the record that begins with these `HEAD_BYTES`; None if they are not the beginning of a record."""
     if len(head) < HEAD_BYTES:
         return None
     magic, _, _, length = _HEAD.unpack_from(head)

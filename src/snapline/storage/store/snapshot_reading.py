@@ -1,8 +1,8 @@
-"""Reading all that one snapshot consists of, in the order in which it lies: to copy it, and to compare every byte (G11).
+"""Reading all blobs of one snapshot in the order of their places, to copy or to verify it (G11).
 
-A manifest lists each blob's place and digest. So blobs are read by it alone, and those side by side with one call:
-from an object store, a pack of a thousand chunks takes eight requests. Indexes of packs are read where a manifest is
-compared with what is there (`check_places`).
+A manifest lists each blob's place and digest. So blobs are read from the manifest alone, and adjacent ones with one call:
+from an object store, a pack of a thousand chunks takes eight requests. Indexes of packs are read only to compare
+the manifest with the packs (`check_places`).
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,28 +22,28 @@ from snapline.storage.store.record import Buffer
 from snapline.storage.store.store import Store
 
 RUN_BYTES_MAX = 8 * 2**20
-"""Largest read at once: a request to an object store then costs little compared with its bytes."""
+"""Largest read: on an object store the cost of a request is then small compared with its bytes."""
 
 
 class Placed(msgspec.Struct, frozen=True, gc=False):
-    """A blob and the pack it lies in."""
+    """A blob and its pack."""
 
     pack: PackReference
     entry: BlobEntry
 
 
 Key = tuple[str, bytes]
-"""Name and digest: what makes two blobs the same. Chunks have no name."""
+"""Name and digest, which identify a blob. Chunks have no name."""
 
 
 def check_epoch(store: Store, epoch: int, checked: set[str]) -> None:
-    """Read every blob of every pack that a snapshot needs, and compare.
+    """Read and check every blob of every pack that a snapshot needs.
 
-    `checked`: paths of packs that were read before, and are not again; those read now are added.
+    `checked`: paths of packs that were already read and are skipped; the packs read now are added.
 
     Raises:
         NotFoundError: there is no such epoch.
-        DamagedDataError: names the first file that is not as it was written.
+        DamagedDataError: names the first damaged file.
     """
     manifest = store.read_manifest(store.read_ref(epoch), epoch=epoch)
     check_places(store, manifest)
@@ -57,7 +57,7 @@ def check_epoch(store: Store, epoch: int, checked: set[str]) -> None:
 
 
 def read_blobs(store: Store, blobs: Iterable[Placed], epoch: int) -> Iterator[tuple[Placed, Buffer]]:
-    """Yield blobs with their plain bytes, sorted by place, after every check; those side by side are read at once.
+    """Yield blobs with their plain bytes, sorted by place and checked; adjacent ones are read with one call.
 
     Raises:
         DamagedDataError: names file, epoch and agent.
@@ -72,7 +72,7 @@ def read_blobs(store: Store, blobs: Iterable[Placed], epoch: int) -> Iterator[tu
 
 
 def check_places(store: Store, manifest: Manifest) -> None:
-    """Check that every pack is there, with the blobs that the manifest lists. Blobs are not read."""
+    """Check that every pack exists, with the blobs that the manifest lists. Blobs are not read."""
     entries: dict[tuple[int, Key], BlobEntry] = {}
     for number, pack in enumerate(manifest.packs):
         entries |= {(number, key_of(entry)): entry for entry in store.read_pack_index(pack)}
@@ -117,7 +117,7 @@ def _read_run(disk: Disk, run: list[Placed], epoch: int, keyring: Keyring = OPEN
 
 
 def _runs(blobs: Iterable[Placed]) -> Iterator[list[Placed]]:
-    """Yield blobs in lists that one read can serve: side by side in one pack."""
+    """Yield blobs in lists that one read can serve: adjacent in one pack."""
     run: list[Placed] = []
     for blob in sorted(blobs, key=place_of):
         if run:

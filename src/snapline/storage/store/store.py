@@ -1,27 +1,27 @@
 """The checkpoint store: packs of checkpoints, a manifest per epoch, a ref per complete epoch (docs/snapshot-format.md).
 
-Next to them are checkpoint packs: what agents saved on their own, and the coordinator makes an epoch of when it is on a line; and what the fleet
-exchanges with the outside: host logs and outputs.
+The store also holds checkpoint packs, host logs and outputs. Checkpoint packs hold what agents saved on their own; the coordinator makes an epoch of
+such checkpoints when they are on a recovery line. Host logs and outputs are the fleet's exchange with the outside.
 
-The life of an epoch here:
+The life of an epoch in the store:
 
-1. every host writes a pack (`write_pack`; `write_chunks` with it where there is much) and reports the `PackReference`;
-2. the coordinator reads each pack's index back and finds what they reuse (`gather`), and writes the manifest
+1. every host writes a pack (`write_pack`, and `write_chunks` for large amounts) and reports the `PackReference`;
+2. the coordinator reads the index of each pack, finds reused chunks (`gather`), and writes the manifest
    (`write_manifest`);
 3. it commits *epoch complete, root* in its log: the commit point;
-4. it publishes the ref (`publish`). The ref's bytes follow from the log: any leader may do it, again too.
+4. it publishes the ref (`publish`). The ref's bytes follow from the log: any leader may publish it, repeatedly too.
 
 Callers' duties:
 
-1. Only roots that are complete in the log are published, and only after `write_manifest` returned.
-2. `delete_epoch` and `delete_unreferenced` are called from one place, with the epochs that may still be in use; a complete
+1. Only publish roots that are complete in the log, and only after `write_manifest` has returned.
+2. Call `delete_epoch` and `delete_unreferenced` from one place, with the epochs that may still be in use; a complete
    epoch whose ref is not published yet is in use.
-3. Every epoch number is used once in a store. `publish` finds out where two fleets share one.
-4. A checkpoint pack is deleted only when the epoch that makes it needless is complete in the log.
-5. No epoch is deleted between `gather` and the end of `write_manifest`: what was gathered may lie in its packs.
+3. Use every epoch number once in a store. `publish` detects two fleets that share one store.
+4. Delete a checkpoint pack only after the epoch that replaces it is complete in the log.
+5. Delete no epoch between `gather` and the end of `write_manifest`: gathered chunks may be in its packs.
 
-All calls block, and may come from any thread. A call that raised has changed nothing that others see, except that a file
-may remain which nothing refers to. Calls may be repeated; `write_pack` then makes another pack.
+All calls block, and may come from any thread. A failed call has changed nothing that others see, except that an
+unreferenced file may remain. Calls may be repeated; `write_pack` then writes another pack.
 
 Carries: G4 (whole: packs and manifest are durable before anything refers to them; one root per epoch) and G11 (every byte
 read is compared with a digest first).
@@ -62,10 +62,10 @@ from snapline.storage.store.reader import StoreReader, epoch_of_pack, exists
 from snapline.storage.store.record import Buffer, digest_of
 
 SIGNERS_MAX = 16
-"""Newest refs that are searched for one that a given key has signed: an attacker who forges refs in the store rarely forges so many."""
+"""Number of newest refs to search for one that a given key has signed: an attacker who forges refs rarely forges more."""
 
 _ID_BYTES = 16
-"""Random ids never meet: 128 bits."""
+"""Size of a random id: 128 bits, so ids never collide."""
 
 
 class Store(StoreReader):
@@ -89,22 +89,22 @@ class Store(StoreReader):
             disk, store_id, guard=guard, random_bytes=random_bytes, watchers=self._output_watchers
         )
         self._known_directories: set[str] = set()
-        """Directories of packs that this object has synced in their parents."""
+        """Pack directories that this object has synced in their parents."""
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
     @staticmethod
     def open(path: str | os.PathLike[str], *, disk: Disk | None = None, keys: Keys | None = None) -> "Store":
-        """Open the store at a URL or a plain path (`opening.py`); changes nothing. A `disk` is used instead of `path`.
+        """Open the store at a URL or a plain path (`opening.py`); changes nothing. If `disk` is given, it is used instead of `path`.
 
-        `keys` None: those that the environment names (docs/protection.md), unless a `disk` is given.
+        With `keys` None, the keys come from the environment (docs/protection.md), unless a `disk` is given.
 
         Raises:
-            StoreMissingError: there is none.
+            StoreMissingError: there is no store.
             DamagedDataError: its identity file is damaged.
-            StoreKeyError: it has another key than is given, or it has one and none is given, or the other way round.
-            StoreError: an object store that cannot be trusted.
-            UsageError: an unknown scheme.
+            StoreKeyError: the given key is missing, superfluous, or not the store's.
+            StoreError: the object store cannot be trusted.
+            UsageError: the scheme is unknown.
         """
         keys = chosen_keys(keys, disk)
         disk = disk or open_disk(os.fspath(path))
@@ -115,7 +115,7 @@ class Store(StoreReader):
         return store
 
     def _check_signer(self) -> None:
-        """Refuse a store none of whose newest refs is signed by a key of ours: one forged ref is damage, all of them are of another key."""
+        """Refuse a store if no given key has signed any of its newest refs: one bad ref is damage, but all of them mean a wrong key."""
         if self.guard is None or not self.guard.verifies:
             return
         refused: files.UnsignedRefError | None = None
@@ -142,10 +142,10 @@ class Store(StoreReader):
         keys: Keys | None = None,
         random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> "Store":
-        """Make a new store there, durable when this returns.
+        """Create a new store, durable when this returns.
 
         Raises:
-            UsageError: there is a store already, or something else.
+            UsageError: the location already has a store or other files.
         """
         keys = chosen_keys(keys, disk)
         disk = disk or open_disk(os.fspath(path))
@@ -156,7 +156,7 @@ class Store(StoreReader):
 
     @staticmethod
     def open_or_create(path: str | os.PathLike[str], *, disk: Disk | None = None, keys: Keys | None = None) -> "Store":
-        """Open the store, or make it if there is none; of several racing processes all get the same store."""
+        """Open the store, or create it if there is none; racing processes all get the same store."""
         keys = chosen_keys(keys, disk)
         disk = disk or open_disk(os.fspath(path))
         with contextlib.suppress(StoreMissingError):
@@ -171,7 +171,7 @@ class Store(StoreReader):
     # -- committing --------------------------------------------------------------------------------------------------
 
     def digest(self, data: Buffer) -> bytes:
-        """Return the digest that a chunk of these bytes has here: keyed where blobs are encrypted."""
+        """Return the digest of a chunk with these bytes: keyed where blobs are encrypted."""
         guard = self._guard
         return guard.digest(data) if guard is not None and guard.encrypts else digest_of(data)
 
@@ -186,19 +186,19 @@ class Store(StoreReader):
     ) -> PackReference:
         """Write checkpoints, `(agent, encoded checkpoint)`, and their chunks as one pack; durable when this returns.
 
-        `writer` names one run of one host, such as `h1.3`; `needs` what else the checkpoints are made of. Large packs are
+        `writer` names one start of one host, such as `h1.3`; `needs` lists chunks and packs that the checkpoints use from elsewhere. Large packs are
         written while `chunks` and `blobs` are consumed.
 
         Raises:
-            StoreError: the disk is full or failed. Nothing remains but garbage; another call makes another file.
-            UsageError: a name is no id, or an agent comes twice.
+            StoreError: the disk is full or failed. Only garbage remains; another call writes another file.
+            UsageError: a name is invalid, or an agent is a duplicate.
         """
         name = self._pack_name(writer, epoch)
         all_blobs = itertools.chain(chunks, _checkpoints(blobs))
         return self._write_pack(name, all_blobs, needs=needs, what=f"the pack of epoch {epoch}", point="store.pack")
 
     def write_chunks(self, *, writer: str, epoch: int, chunks: Iterable[PackBlob]) -> PackReference:
-        """Write chunks alone as a pack, to be named by the `needs` of a later one; otherwise as `write_pack`."""
+        """Write chunks alone as a pack, which the `needs` of a later pack names; otherwise as `write_pack`."""
         name = self._pack_name(writer, epoch)
         return self._write_pack(name, chunks, what=f"chunks of epoch {epoch}", point="store.chunks")
 
@@ -212,8 +212,8 @@ class Store(StoreReader):
     ) -> PackReference:
         """Write checkpoints that agents took on their own, `(agent, number, encoded)`, as one checkpoint pack.
 
-        An agent may come several times, with different numbers. Otherwise as `write_pack`; all chunks that they consist of
-        are in here. Their `epoch` is 0. Nothing in the store refers to the pack: its writer reports it to the coordinator.
+        An agent may have several, with different numbers. Otherwise as `write_pack`; the pack contains all chunks of its
+        checkpoints. Their `epoch` is 0. No file in the store refers to the pack: its writer reports it to the coordinator.
         """
         layout.check_writer(writer)
         pack_id = self._random_bytes(_ID_BYTES).hex()
@@ -223,14 +223,14 @@ class Store(StoreReader):
         return self._write_pack(name, all_blobs, what=f"checkpoints of plan {plan}", point="store.checkpoints")
 
     def gather(self, references: Sequence[PackReference], *, epoch: int, bases: Mapping[int, str]) -> Gathered:
-        """Read the indexes of all packs reported for `epoch` back, and find the chunks that they reuse.
+        """Read the indexes of all packs reported for `epoch`, and find the chunks that they reuse.
 
-        `bases`: the epochs that may be reused from, with their roots.
+        `bases`: the epochs whose chunks may be reused, with their roots.
 
         Raises:
-            DamagedDataError: a pack is missing, or not the one reported.
-            StoreError: what a pack reuses is not in its base, or that is no base any more.
-            UsageError: no pack can have such a path.
+            DamagedDataError: a pack is missing, or differs from the reported one.
+            StoreError: a reused chunk is not in its base, or the base is no longer in `bases`.
+            UsageError: a path is not one of a pack.
         """
         for reference in references:
             epoch_of_pack(reference.path)
@@ -246,10 +246,10 @@ class Store(StoreReader):
         return gather(self._disk, references, store_id=self.store_id, epoch=epoch, read_base=read_base)
 
     def write_manifest(self, manifest: Manifest) -> str:
-        """Write the manifest, durable when this returns; return its root. The same manifest again is success.
+        """Write the manifest, durable when this returns; return its root. Writing the same manifest again succeeds.
 
         Raises:
-            UsageError: it contradicts itself.
+            UsageError: the manifest is inconsistent.
             StoreError: the disk failed, or another manifest has this root.
         """
         root, data = encode_manifest(manifest)
@@ -267,11 +267,11 @@ class Store(StoreReader):
         return root
 
     def publish(self, epoch: int, root: str) -> None:
-        """Write the ref of a complete epoch, durable when this returns. The same root again is success.
+        """Write the ref of a complete epoch, durable when this returns. Publishing the same root again succeeds.
 
         Raises:
-            StoreError: the epoch has another root: two fleets use this store. Or the manifest is missing.
-            DamagedDataError: there is a ref, and it is damaged.
+            StoreError: the epoch has another root, so two fleets use this store; or the manifest is missing.
+            DamagedDataError: the existing ref is damaged.
         """
         path = layout.ref_path(epoch)
         manifest = layout.manifest_path(root, files.find_generation(self._disk, root))
@@ -288,92 +288,92 @@ class Store(StoreReader):
                     "give each fleet a store of its own"
                 ) from None
 
-    # -- host logs: what hosts have taken from outside (`storage/log/`) ----------------------------------------------
+    # -- host logs: external inputs accepted by hosts (`storage/log/`) -----------------------------------------------
 
     def certify_log(self, log: LogName, public: bytes) -> bytes:
-        """Return the certificate with which the host of this log may sign its batches, by the key of which `public` is the public half.
+        """Return the certificate with which the host of this log may sign its batches; `public` is the public half of the host's key.
 
-        Empty where refs are not signed.
+        The certificate is empty where refs are not signed.
         """
         return self._log_writer.certify(log, public)
 
     def prepare_batch(self, log: LogName, number: int, batch: LogBatch, certificate: bytes = b"") -> PreparedBatch:
         """Return the file of a batch, for `append_batch` until its outcome is known. Writes at most a key.
 
-        `certificate`: the coordinator's, for `log_key`, where refs are signed; who has the private key needs none.
+        `certificate`: the coordinator's certificate for `log_key`, where refs are signed; not needed with the private key.
 
         Raises:
-            UsageError: there can be no such entry, or it is above `records.BATCH_BYTES_MAX`.
+            UsageError: the entry is invalid, or larger than `records.BATCH_BYTES_MAX`.
             StoreError: the key could not be written; or batches are signed here, and this is not the log's certificate.
         """
         return self._log_writer.prepare(log, number, batch, certificate)
 
     def append_batch(self, prepared: PreparedBatch) -> bool:
-        """Create the entry. True: it is durable, now or since an earlier try. False: another holds its number, permanently.
+        """Create the entry. True: it is durable, now or since an earlier try. False: its number is permanently taken by another entry.
 
-        The caller appends one batch at a time, and takes the next number when the outcome of the last is known.
+        The caller appends one batch at a time, and takes the next number after the outcome of the last is known.
 
         Raises:
-            StoreError: it may or may not be there: repeat with the same `prepared`.
+            StoreError: the outcome is unknown: repeat with the same `prepared`.
         """
         return self._log_writer.append(prepared)
 
     def seal_log(self, log: LogName) -> None:
-        """End a log, even one that nothing was written to; durable when this returns. Any number of processes may, again too.
+        """Seal a log, even an empty one; durable when this returns. Any number of processes may seal it, repeatedly too.
 
-        From then on `read_logs` finds every batch of it that was or will be acknowledged.
+        From then on `read_logs` finds every batch of the log that was or will be acknowledged.
 
         Raises:
-            StoreError: it may or may not be sealed: repeat.
+            StoreError: the outcome is unknown: repeat.
         """
         self._log_writer.seal(log)
 
     def delete_batches(self, places: Iterable[tuple[LogName, int]], *, plans_below: int = 0) -> list[str]:
         """Delete batches that no epoch needs (`log/garbage.py`) and temporary files of smaller plans; return the paths removed.
 
-        Seals stay, and of each log the highest number. So do all batches of a log that is just being sealed: ask again.
+        Seals stay, and so does the highest number of each log. Batches of a log that is being sealed stay as well: call again later.
         """
         return self._log_writer.delete(places, plans_below=plans_below)
 
-    # -- outputs: what agents have given to the outside (`storage/outputs/`) -------------------------------------------
+    # -- outputs: outputs of agents to the outside (`storage/outputs/`) ------------------------------------------------
 
     def release_outputs(
         self, epoch: int, root: str, after: int, outputs: Sequence[EmittedOutput] | None, *, created_ns: int
     ) -> None:
-        """Release outputs with a complete epoch, durably; the same release again is success. The duties: `storage/outputs/writer.py`.
+        """Release outputs with a complete epoch, durably; repeating the same release succeeds. The caller's duties: `storage/outputs/writer.py`.
 
         Args:
             epoch, root: the complete epoch. Epochs are released in ascending order.
-            after: the epoch before it in its history; 0: none.
-            outputs: what its turns have emitted beyond `after`, in any order. Without any, a file is written only where it reverts others; None:
-                there are none, and a file is written, so that no other one is written later.
-            created_ns: wall-clock time since 1970: retention counts from it.
+            after: the previous epoch in its history; 0 for none.
+            outputs: outputs of the epoch's turns since `after`, in any order. If empty, a file is written only if it reverts others. If None,
+                there are no outputs, and an empty file prevents a later release.
+            created_ns: wall-clock time in nanoseconds since 1970, for retention.
 
         Raises:
-            StoreError: it may or may not be released: repeat. Or the epoch has another root: two fleets use this store.
-            UsageError: an output cannot be, or comes twice; or the disk overwrites objects.
+            StoreError: the outcome is unknown: repeat. Or the epoch has another root: two fleets use this store.
+            UsageError: an output is invalid or a duplicate; or the disk overwrites objects.
         """
         self._output_writer.release(epoch, root, after, outputs, created_ns=created_ns)
 
     def acknowledge_outputs(self, consumer: str, cursor: str, *, now_ns: int) -> ConsumerPlace:
-        """Say that a named consumer has had all up to `cursor`, durably; return where it is: never further back than before.
+        """Record durably that a named consumer has read all outputs up to `cursor`; return its position, which never moves back.
 
-        The first time makes the consumer; the cursor may be empty.
+        The first call creates the consumer; the cursor may be empty.
 
         Raises:
-            UsageError: no consumer can be called so, or it is no cursor of this store.
-            StoreError: it could not be written: repeat.
+            UsageError: the name is invalid, or `cursor` is not a cursor of this store.
+            StoreError: the position could not be written: repeat.
         """
         return self._output_writer.acknowledge(consumer, cursor, now_ns=now_ns)
 
     def forget_consumer(self, consumer: str) -> bool:
-        """Keep nothing for this consumer any more; return whether there was one."""
+        """Remove this consumer, so outputs are no longer kept for it; return whether it existed."""
         return self._output_writer.forget(consumer)
 
     def delete_outputs(self, *, now_ns: int, age_ns_max: int = AGE_NS_MAX, kept_ns_min: int = KEPT_NS_MIN) -> list[str]:
-        """Delete releases that all named consumers have passed and that are not too young, or that are old; not the newest.
+        """Delete releases that are older than `age_ns_max`, or that all named consumers have read and are older than `kept_ns_min`.
 
-        Return the paths removed. Without a named consumer only the age counts. Called from one place at a time, by the releaser.
+        Spare the newest. Return the removed paths. Without a named consumer only the age counts. Only the releaser calls this, one call at a time.
         """
         return self._output_writer.delete(now_ns=now_ns, age_ns_max=age_ns_max, kept_ns_min=kept_ns_min)
 
@@ -382,8 +382,8 @@ class Store(StoreReader):
     def delete_epoch(self, epoch: int) -> list[str]:
         """Delete a published epoch: its ref, then its manifest, then its packs; return the paths removed.
 
-        The caller knows that no recovery needs it any more (G7). If this is interrupted, what remains is garbage for
-        `delete_unreferenced`. An epoch that is not there is no error.
+        The caller knows that no recovery needs it (G7). If the deletion is interrupted, `delete_unreferenced` removes the
+        rest. A missing epoch is not an error.
         """
         with files.writing(self._disk, f"the deletion of epoch {epoch}"):
             return retention.delete_epoch(self._disk, self.store_id, epoch, self._notes)
@@ -394,10 +394,10 @@ class Store(StoreReader):
         """Delete manifests and packs that no ref needs, and old temporary files; return the paths removed.
 
         Args:
-            begun_below: only epochs with a smaller number are touched. One more than the latest epoch begun when the
-                caller looked: an epoch that begins meanwhile is then safe.
-            open_epochs: not touched: not decided yet, or complete but not published.
-            open_writers: their packs and directories are not touched.
+            begun_below: only epochs with a smaller number are deleted. Pass one more than the latest epoch begun at the time of
+                the caller's check, so that epochs that begin meanwhile are safe.
+            open_epochs: epochs to spare: undecided ones, and complete ones that are not published.
+            open_writers: writers whose packs and directories are spared.
         """
         with files.writing(self._disk, "the deletion of garbage"):
             return retention.delete_unreferenced(
@@ -418,12 +418,12 @@ class Store(StoreReader):
     ) -> compaction.Compacted:
         """Move live blobs out of packs that are mostly dead, about `bytes_max` of them; see `compaction.py`.
 
-        Whoever deletes calls this, too, now and then; it may run while epochs are committed and read. `now_s` comes from a
-        clock that does not jump. What was replaced goes `grace_s` later, in later calls of the same object; its packs then
-        go with `delete_unreferenced`, which should be given `open_writers=(compaction.WRITER,)`.
+        The deleting process should call this regularly; it may run while epochs are committed and read. `now_s` comes from a
+        clock that does not jump. Later calls of the same object remove replaced generations after `grace_s`. Then
+        `delete_unreferenced` removes their packs; give it `open_writers=(compaction.WRITER,)`.
 
         Raises:
-            StoreError: the disk is full or failed. Every epoch is as whole as it was; another call goes on.
+            StoreError: the disk is full or failed. Every epoch is as intact as before; another call continues.
         """
         with files.writing(self._disk, "compacted packs"):
             return compaction.compact(
@@ -441,7 +441,7 @@ class Store(StoreReader):
     def delete_unneeded_keys(self) -> list[str]:
         """Delete the keys that no pack, batch or output names; return the paths removed. Only while no process writes to the store.
 
-        Nothing goes if one of them cannot be read: the key that it needs is unknown.
+        If one of those files cannot be read, nothing is deleted, since its key is unknown.
         """
         if self._guard is None or not self._guard.encrypts:
             return []
@@ -453,19 +453,19 @@ class Store(StoreReader):
             return key_records.remove_unneeded(self._disk, self.store_id, needed=needed, open_writers=())
 
     def delete_checkpoints(self, paths: Collection[str]) -> list[str]:
-        """Delete checkpoint packs; return the paths removed. One that is not there is no error."""
+        """Delete checkpoint packs; return the paths removed. A missing one is not an error."""
         with files.writing(self._disk, "the deletion of checkpoints"):
             return checkpoint_packs.delete(self._disk, paths)
 
     def sweep_checkpoints(self, *, plans_below: int, kept: Collection[str] = ()) -> list[str]:
-        """Delete checkpoint packs of plans with a smaller number, but `kept`; return the paths removed."""
+        """Delete checkpoint packs of plans with a smaller number, except `kept`; return the paths removed."""
         with files.writing(self._disk, "the deletion of checkpoints"):
             return checkpoint_packs.sweep(self._disk, plans_below=plans_below, kept=kept)
 
     # -- probes: do two processes see the same store? ----------------------------------------------------------------
 
     def write_probe(self) -> tuple[str, bytes]:
-        """Write a probe; return its path and its random content, which `read_probe` elsewhere must return."""
+        """Write a probe; return its path and its random content, which `read_probe` of another process must return."""
         token = self._random_bytes(_ID_BYTES)
         path = f"{layout.PROBES}/{self._random_bytes(_ID_BYTES).hex()}"
         with files.writing(self._disk, "a probe"):
@@ -473,7 +473,7 @@ class Store(StoreReader):
         return path, token
 
     def remove_probe(self, path: str) -> None:
-        """Remove a probe; one that is gone is no error."""
+        """Remove a probe; a missing one is not an error."""
         layout.check_probe(path)
         with files.writing(self._disk, "the removal of a probe"), contextlib.suppress(FileNotFoundError):
             self._disk.unlink(path)
@@ -481,7 +481,7 @@ class Store(StoreReader):
     # -- marks: which logs the coordinator's replicas have had -------------------------------------------------------
 
     def add_log_mark(self, replica: str, mark: LogMark) -> None:
-        """Make `mark` the newest of `replica`, durably; StoreError if another process of it was faster."""
+        """Make `mark` the newest of `replica`, durably; StoreError if another process of that replica was faster."""
         add_mark(self._disk, self.store_id, replica, mark, random_bytes=self._random_bytes)
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -500,7 +500,7 @@ class Store(StoreReader):
                 self._prepare_directory(name, f"{point}.directory")
                 temporary_name = layout.temporary_name(name)
                 write_once(self._disk, path, pack.pieces(blobs), temporary_name=temporary_name, point=point)
-            except OSError:  # Whatever failed, the next call does not rely on the directory.
+            except OSError:  # The next call must not rely on the directory.
                 self._known_directories.discard(name.directory)
                 raise
         return PackReference(path, pack.size_bytes, pack.index_digest, pack.key_id)
@@ -512,7 +512,7 @@ class Store(StoreReader):
         return Keyring(self.store_id, name.pack_id, guard, guard.begin_pack(name.writer, name.pack_id))
 
     def _prepare_directory(self, name: layout.PackName, point: str) -> None:
-        """Make the writer's directory durable, once; again if a sweep found it empty and removed it."""
+        """Make the writer's directory durable, once, and again after a sweep has removed the empty directory."""
         if name.directory not in self._known_directories or not exists(self._disk, name.directory):
             if name.folder not in layout.DIRECTORIES:
                 make_durable_directory(self._disk, name.folder)
@@ -529,7 +529,7 @@ class Store(StoreReader):
 
 
 def _identity_of(disk: Disk) -> str:
-    """Return the store's id. Damage is looked at again: the store may have gone between two calls."""
+    """Return the store's id. Damage is checked again: the store may have gone away between two calls."""
     with files.reading(disk, layout.IDENTITY):
         try:
             if exists(disk, layout.IDENTITY):

@@ -1,25 +1,25 @@
-"""Reading every byte of a store and reporting what is not as it was written (G11).
+"""Verification of a store: read every byte and report what differs from what was written (G11).
 
-Demands:
+The checks:
 
-- identity, what it was forked from, refs, manifests and probes: whole records, of this store, under the right name;
-- each ref names a manifest that is there; each manifest names packs that are there, with the listed length and index digest, and lists every blob
-  as the pack's index does, and every chunk that a checkpoint consists of;
-- each pack, of epochs and of checkpoints: header, blobs, index and footer fill the file without a gap, each under its digest;
-- batches and seals of host logs: whole records of this store under the right name; batches open under their keys, and are signed where
-  refs are; where there is a key, none is missing below another but those that were deleted;
-- outputs: whole parts, which open under their keys, and of each release all that its first part names; places of consumers;
-- shelves: segments whose commits follow each other without a gap, each object under its digest; the end of the newest may be torn;
-- pins, tags and keys: whole records under the right name (whether a key opens cannot be seen without it);
-- nothing else lies in the store.
+- identity, fork record, refs, manifests and probes are whole records of this store under the right name;
+- each ref names an existing manifest. Each manifest names existing packs, with the listed length and index digest. It lists every blob
+  as the pack's index does, and every chunk of each checkpoint;
+- in each pack, of epochs and of checkpoints, header, blobs, index and footer fill the file without a gap, each under its digest;
+- batches and seals of host logs are whole records of this store under the right name. Batches can be decrypted, and are signed where
+  refs are. Where there is a key, only deleted batches are missing below existing ones;
+- outputs are whole parts that can be decrypted, and each release has all parts that its first one names; positions of consumers are whole;
+- object streams are segments whose commits follow each other without a gap, each object under its digest; the end of the newest may be torn;
+- pins, tags and keys are whole records under the right name (whether a key can be unwrapped is unknown without the store's key);
+- the store contains no other files.
 
-Manifests and packs that no ref needs (an epoch was aborted, or is being written), and parts of outputs that were not released (yet), are read
-like the others, and listed as `unreferenced`. A store in use may be verified: files appear in the order pack, manifest, ref and vanish in the order
-ref, manifest, pack, and we look in the order ref, manifest, pack. So what we miss was deleted meanwhile exactly if the file that names it is gone
-as well.
+Manifests and packs without a ref (an epoch was aborted, or is being written), and parts of unreleased outputs, are read
+like the others, and listed as `unreferenced`. A store in use may be verified. Files appear in the order pack, manifest, ref and vanish in the order
+ref, manifest, pack; verification reads in the order ref, manifest, pack. So a file that it misses was deleted meanwhile exactly if the file that
+names it is gone as well.
 
-An epoch whose ref was lost altogether cannot be known from here, nor the end of a host log: the coordinator's log knows which ones there must
-be, and which batches.
+Verification cannot detect an epoch whose ref is lost altogether, nor a lost end of a host log: only the coordinator's log knows
+which epochs and batches must exist.
 """
 
 import contextlib
@@ -53,13 +53,13 @@ from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.opening import open_disk
 
 LISTINGS_OF_LOGS = 3
-"""Number of listings that lack the same batch: a host that appends may hide one from a listing, hardly from three."""
+"""Number of listings that must miss the same batch: a host that appends may hide one from one listing, but hardly from three."""
 
 _ROOT_NAMES = layout.ROOT_DIRECTORIES | {layout.IDENTITY, layout.FORK}
 
 
 class CheckedFile(msgspec.Struct, frozen=True, gc=False):
-    """A file that was read from its first byte to its last."""
+    """A file that was read completely."""
 
     path: str
     epoch: int | None
@@ -70,8 +70,8 @@ class Verification(msgspec.Struct):
     """Outcome of a verification.
 
     Attributes:
-        checked: all files read, damaged ones too.
-        findings: what is wrong; empty if the store is whole.
+        checked: all files read, including damaged ones.
+        findings: the problems; empty if the store is whole.
         unreferenced: paths of manifests and packs that no ref needs, of parts of outputs that no release names, and of temporary
             files: garbage, or an epoch that is being written. Not damage.
     """
@@ -82,14 +82,14 @@ class Verification(msgspec.Struct):
 
     @property
     def is_whole(self) -> bool:
-        """No finding."""
+        """Whether there are no findings."""
         return not self.findings
 
 
 def verify_disk(
     disk: Disk, store_id: str | None, *, epoch: int | None = None, guard: Guard | None = None
 ) -> Verification:
-    """Verify a whole store, or one published epoch. `store_id` None: the identity is damaged, do not compare with it."""
+    """Verify a whole store, or one published epoch. With `store_id` None, ids are not compared, because the identity file is damaged."""
     verifier = _Verifier(disk, store_id, guard)
     if epoch is None:
         verifier.check_all()
@@ -104,10 +104,10 @@ def verify_location(url: str, *, disk: Disk | None = None) -> Verification:
 
 
 class _Verifier:
-    """One run.
+    """One verification run.
 
-    `_roots`: root that a ref names -> its epoch. `_seen`: path of a pack that was read -> its index, None if that is damaged.
-    `_digests`: path of a pack -> digests of the chunks that each checkpoint in it consists of.
+    `_roots`: root of a ref → its epoch. `_seen`: path of a read pack → its index, or None if that is damaged.
+    `_digests`: path of a pack → digests of the chunks of each checkpoint in it.
     """
 
     def __init__(self, disk: Disk, store_id: str | None, guard: Guard | None) -> None:
@@ -122,9 +122,9 @@ class _Verifier:
     def check_all(self) -> None:
         with self._noting(layout.IDENTITY, None):
             self._note_checked(layout.IDENTITY, None)
-            found = files.read_identity(self._disk)
-            if self._store_id is not None and found != self._store_id:
-                raise damaged(layout.IDENTITY, f"it is the identity of store {found}, not {self._store_id}")
+            actual_id = files.read_identity(self._disk)
+            if self._store_id is not None and actual_id != self._store_id:
+                raise damaged(layout.IDENTITY, f"it is the identity of store {actual_id}, not {self._store_id}")
         self._check_root_directory()
         self._check_fork()
         for path in self._files(layout.EPOCH_REFS):
@@ -227,7 +227,7 @@ class _Verifier:
                 self.verification.findings.append(Finding(pack.path, epoch, reason))
 
     def _check_chunks(self, manifest: Manifest, path: str) -> None:
-        """Check that every chunk that a checkpoint consists of has a place."""
+        """Check that every chunk of every checkpoint has a place."""
         places = {chunk.digest for chunk in manifest.chunks}
         for line in manifest.agents:
             wanted = self._digests.get(manifest.packs[line.pack].path, {}).get(line.agent, [])
@@ -236,7 +236,7 @@ class _Verifier:
                 self.verification.findings.append(Finding(path, manifest.metadata.epoch, reason, line.agent))
 
     def _check_pack(self, path: str, folder: str, expected: PackReference | None = None) -> PackIndex | None:
-        """Read a whole pack; return its index if that can be trusted."""
+        """Read a whole pack; return its index if it is intact."""
         name = layout.parse_pack_path(path, folder)
         if name is None:
             self._note_unknown(path)
@@ -246,8 +246,8 @@ class _Verifier:
             reason = "" if expected is None else difference_in_size(size_bytes, expected.size_bytes)
             if reason:
                 raise damaged(path, reason, epoch=name.epoch)
-            index, found = read_index(self._disk, path, size_bytes=size_bytes, store_id=self._store_id)
-            if expected is not None and found.index_digest != expected.index_digest:
+            index, actual = read_index(self._disk, path, size_bytes=size_bytes, store_id=self._store_id)
+            if expected is not None and actual.index_digest != expected.index_digest:
                 raise damaged(path, "its index is not the one that the manifest names", epoch=name.epoch)
             header = index.header()
             if self._disk.read(path, 0, len(header)) != header:
@@ -266,7 +266,7 @@ class _Verifier:
             data = self._disk.read(path, entry.offset, header_bytes(entry.name) + entry.stored_bytes)
             plain = decode_blob(data, entry, path=path, epoch=epoch, keyring=keyring)
             if entry.kind == KIND_CHECKPOINT:
-                with contextlib.suppress(StoreError):  # As it was written, but by a later snapline: not damaged.
+                with contextlib.suppress(StoreError):  # Written by a later snapline: not damaged.
                     self._digests.setdefault(path, {})[entry.name] = list(decode_checkpoint(plain).digests())
 
     def _check_probe(self, path: str) -> None:
@@ -293,7 +293,7 @@ class _Verifier:
             self._check_none_missing()
 
     def _check_none_missing(self) -> None:
-        """Check that no batch is missing. One missing in one listing may have been appended during it: then another listing has it."""
+        """Check that no batch is missing. One missing from a listing may have been appended meanwhile: another listing will have it."""
         guard = self._guard
         if guard is None or not authenticates(guard):
             return
@@ -315,7 +315,7 @@ class _Verifier:
             check_entry(self._disk, path, store_id=self._store_id, guard=self._guard)
 
     def _check_outputs(self) -> None:
-        """Check outputs. Parts are listed before they are read: what a release names and the listing has not was never there, or is deleted."""
+        """Check outputs. Parts are listed before they are read, so a part that is named but not listed never existed, or was deleted."""
         if not self._is_there(layout.OUTPUTS):
             return
         names: list[PartName] = []
@@ -362,7 +362,7 @@ class _Verifier:
                 check_place(self._disk, path, store_id=self._store_id)
 
     def _check_object_stream(self, directory: str) -> None:
-        """Check one shelf. A segment that the newest does not count is garbage: it was written again, or never acknowledged."""
+        """Check one object stream. A segment that the newest does not list is garbage: it was compacted, or never acknowledged."""
         numbers = []
         for path in self._files(directory):
             name = path.rpartition("/")[2]
@@ -424,7 +424,7 @@ class _Verifier:
     # -- notes -------------------------------------------------------------------------------------------------------
 
     def _note_checked(self, path: str, epoch: int | None) -> int:
-        """Note that the file is read now; return the note's position. FileNotFoundError if it is gone."""
+        """Record that the file is being read; return the index of the record. FileNotFoundError if the file is gone."""
         self.verification.checked.append(CheckedFile(path, epoch, self._disk.size(path)))
         return len(self.verification.checked) - 1
 
@@ -432,13 +432,13 @@ class _Verifier:
         self.verification.findings.append(Finding(path, None, "no file of a snapline store has this name"))
 
     def _check_missing(self, path: str, epoch: int, *, referrer: str) -> None:
-        """Note a missing file, unless the file that names it has been deleted meanwhile."""
+        """Report a missing file, unless the file that names it has been deleted meanwhile."""
         if self._is_there(referrer) and not self._is_there(path):
             self.verification.findings.append(Finding(path, epoch, f"it is missing; {referrer} names it"))
 
     @contextlib.contextmanager
     def _noting(self, path: str, epoch: int | None) -> Iterator[None]:
-        """Turn errors into findings. The identity must be there; another file that vanished was deleted meanwhile."""
+        """Turn errors into findings. The identity must exist; any other vanished file was deleted meanwhile."""
         try:
             yield
         except FileNotFoundError:
@@ -479,11 +479,11 @@ class _Verifier:
         return self._entries_if_there(directory, is_directory=False)
 
     def _entries_if_there(self, directory: str, *, is_directory: bool) -> list[str]:
-        """Return the entries of a directory that is made when the first file is written in it."""
+        """Return the entries of a directory that is created with its first file."""
         return self._entries(directory, is_directory=is_directory) if self._is_there(directory) else []
 
     def _entries(self, directory: str, *, is_directory: bool) -> list[str]:
-        """Return the paths of the files (or the directories) in `directory`; note what is of the other kind."""
+        """Return the paths of the files (or the directories) in `directory`; report entries of the other kind."""
         paths = []
         for entry in self._list(directory):
             path = f"{directory}/{entry.name}"
@@ -495,7 +495,7 @@ class _Verifier:
 
 
 def _pass_on_away(error: Exception) -> None:
-    """Raise the cause if the store is not there now: then nothing is a finding."""
+    """Raise the cause if the store is away now; then nothing is a finding."""
     cause = error if isinstance(error, OSError) else error.__cause__
     if isinstance(cause, AwayError):
         raise cause

@@ -1,19 +1,19 @@
-"""Snapshots in one file: a tar of a complete little store, which anybody can unpack and open.
+"""Snapshots in one file: a tar of a complete small store, which anybody can unpack and open.
 
     snapline-store                         } directories first, then files, each sorted by path;
-    keys/… (if the store is encrypted)     } all as they lie in the store
+    keys/… (if the store is encrypted)     } all as in the store
     manifests/<root>.<generation>
     packs/<writer>/<epoch>.<random>
     refs/epochs/<epoch>
 
-The problem. A snapshot shall be kept, sent and looked at without the store it came from; and what comes from elsewhere must not be trusted.
+The problem. A snapshot shall be kept, sent and inspected without its original store; and files from elsewhere must not be trusted.
 
-**Writing.** Files are copied byte by byte, packs as a whole: an archive may hold chunks of other epochs that share a pack. So keys
-and signatures stay valid, an encrypted store's archive is encrypted, and nothing is decoded. The file is written under a temporary name next to it,
-read back and verified, synced, and linked to its name, which must be free: a crash leaves `<name>.<random>.partial` at most. The same snapshots of
-the same store give the same bytes: no times, no owners.
+**Writing.** Files are copied byte by byte, packs as a whole, so an archive may hold chunks of other epochs that share a pack. Keys
+and signatures stay valid, an encrypted store's archive is encrypted, and nothing is decoded. The file is written under a temporary name,
+read back and verified, synced, and linked to its name, which must be free. A crash leaves at most `<name>.<random>.partial`. The same snapshots of
+the same store give the same bytes: the archive has no times and no owners.
 
-**Reading.** `archive_disk.py` shows the tar to the store as a disk that can be read only. The whole of it is verified before anything
+**Reading.** `archive_disk.py` presents the tar to the store as a read-only disk. All of it is verified before anything
 is copied out of it (`transfer.py`).
 
 Carries: G11.
@@ -49,7 +49,7 @@ from snapline.storage.transfer.archive_disk import (
 from snapline.storage.transfer.transfer import Copied, copy_epoch
 
 COPY_BYTES = 8 * 2**20
-"""Read and written at once."""
+"""Size of one read and write."""
 
 SUFFIX = ".partial"
 
@@ -58,7 +58,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK
 
 
 class Exported(msgspec.Struct, frozen=True):
-    """Contents of an archive: epoch -> root; and its length."""
+    """Contents of an archive: epoch → root, and its length."""
 
     roots: dict[int, str]
     size_bytes: int
@@ -74,8 +74,8 @@ def write_archive(
 
     Raises:
         UsageError: the file exists, no epoch was given, or a pack is too large.
-        NotFoundError: no such epoch, or it was deleted meanwhile.
-        DamagedDataError: something in the store is not what was written.
+        NotFoundError: an epoch does not exist, or was deleted meanwhile.
+        DamagedDataError: some bytes in the store differ from those written.
         StoreError: the disk failed.
     """
     if not epochs:
@@ -99,15 +99,15 @@ def write_archive(
 def _paths_of(store: Store, roots: dict[int, str]) -> list[str]:
     """Return the files that the archive holds, sorted."""
     disk = store.disk
-    found = {layout.IDENTITY: None}
+    paths = {layout.IDENTITY: None}
     for epoch, root in roots.items():
         manifest = store.read_manifest(root, epoch=epoch)
-        found[layout.ref_path(epoch)] = None
-        found[layout.manifest_path(root, files.find_generation(disk, root))] = None
-        found |= {pack.path: None for pack in manifest.packs}
+        paths[layout.ref_path(epoch)] = None
+        paths[layout.manifest_path(root, files.find_generation(disk, root))] = None
+        paths |= {pack.path: None for pack in manifest.packs}
     with files.reading(disk, layout.KEYS), contextlib.suppress(FileNotFoundError):
-        found |= {f"{layout.KEYS}/{entry.name}": None for entry in disk.list_directory(layout.KEYS)}
-    return sorted(found)
+        paths |= {f"{layout.KEYS}/{entry.name}": None for entry in disk.list_directory(layout.KEYS)}
+    return sorted(paths)
 
 
 def _write(store: Store, paths: list[str], temporary: Path) -> None:
@@ -139,7 +139,7 @@ def _write_member(disk: Disk, path: str, file: IO[bytes]) -> None:
 
 
 def _verify(store: Store, path: Path) -> None:
-    """Read the archive back: what is given its name is whole."""
+    """Read back and verify the archive, before it gets its name."""
     with reading_archive(path) as disk:
         for finding in Store(disk, store.store_id, guard=store.guard).verify().findings:
             raise damaged(finding.path, finding.reason, epoch=finding.epoch, blob=finding.agent)
@@ -151,13 +151,13 @@ def _check_free(path: Path) -> None:
 
 
 def _give_name(temporary: Path, path: Path) -> None:
-    """Name the file, durably; never in place of another."""
+    """Give the file its name durably, without replacing another file."""
     try:
         os.link(temporary, path)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))  # it is ours from here on
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))  # claims the name
         os.replace(temporary, path)
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -194,14 +194,14 @@ def _telling_deletion(store: Store, epochs: Iterable[int]) -> Iterator[None]:
 
 
 def read_archive(path: Path, target: Store, *, keys: Keys | None = None, is_home: bool = False) -> list[Copied]:
-    """Verify an archive from its first byte to its last, then copy its snapshots into `target`, in order of their numbers.
+    """Verify the whole archive, then copy its snapshots into `target`, in order of their numbers.
 
-    A copy that fails leaves those before it in `target`; again goes on where it failed. `keys` None: those that the environment
-    names. See `transfer.copy_epoch` for what it raises and for the caller's duties.
+    A failed copy leaves the previous ones in `target`; another call continues. With `keys` None, the environment's are
+    used. See `transfer.copy_epoch` for its errors and for the caller's duties.
 
     Raises:
         NotFoundError: there is no such file.
-        DamagedDataError: something in it is not as it was written. Nothing was copied.
+        DamagedDataError: some bytes in the archive differ from those written. Nothing was copied.
     """
     with reading_archive(path) as disk:
         source = open_archive(disk, keys=keys)

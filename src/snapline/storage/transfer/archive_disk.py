@@ -1,10 +1,10 @@
-"""A tar as the store's port sees a disk: the reading half, over a file that must not be believed.
+"""A tar archive as a read-only store disk. The file is not trusted.
 
-It accepts exactly what `archive.py` writes: each header is made again from name and length and compared with the one found,
-padding and end are zeros, nothing follows. So every byte is under a comparison, or under a digest that the store checks; and
-links, devices, sparse files, extended headers, absolute paths and `..` do not exist: no such header is ever made. Names must be
-those of a store's files, directories before files, each sorted: so none comes twice. Nothing is unpacked. Nothing is allocated on
-the word of the file but by the store's own reads, which are bounded.
+The disk accepts exactly what `archive.py` writes. Each header is generated again from name and length and compared with the stored one,
+padding and end are zeros, and nothing follows. So every byte is compared, or covered by a digest that the store checks.
+Links, devices, sparse files, extended headers, absolute paths and `..` are impossible: no such header is ever generated. Names must be
+those of a store's files, directories before files, each sorted, so duplicates are impossible. Nothing is unpacked. Lengths in the file cause no
+allocations except for the store's own reads, which are bounded.
 
 Supports G11.
 """
@@ -28,13 +28,13 @@ BLOCK_BYTES = 512
 """Size of a block of tar."""
 
 END_BYTES = 2 * BLOCK_BYTES
-"""Zeros at the end of a tar."""
+"""Length of the zeros at the end of a tar."""
 
 MEMBER_BYTES_MAX = 8**11 - 1
 """Largest member that a header of the plain format (ustar) can hold: 8 GiB. Packs have 64 MiB, unless one agent's state alone is larger."""
 
 MEMBERS_MAX = 1_000_000
-"""Files and directories in one archive: 60 TB of packs. Checked while the headers are read: 200 MB of memory at most."""
+"""Largest number of files and directories in one archive: 60 TB of packs. Checked while headers are read, so they take at most 200 MB of memory."""
 
 FILE, DIRECTORY = tarfile.REGTYPE, tarfile.DIRTYPE
 _MODES = {FILE: 0o644, DIRECTORY: 0o755}
@@ -47,12 +47,12 @@ class _Member(msgspec.Struct, frozen=True, gc=False):
 
 @contextlib.contextmanager
 def reading_archive(path: Path) -> Iterator["ArchiveDisk"]:
-    """Hold an archive open.
+    """Open an archive for the duration of the block.
 
     Raises:
         NotFoundError: there is no such file.
-        DamagedDataError: it is not what was written, or no archive.
-        StoreError: it cannot be read.
+        DamagedDataError: the file is damaged, or not an archive.
+        StoreError: the file cannot be read.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -72,7 +72,7 @@ def reading_archive(path: Path) -> Iterator["ArchiveDisk"]:
 
 
 class ArchiveDisk:
-    """Implements `snapline.storage.store.disk.Disk`; what would write raises OSError. Threads may share it. See `reading_archive`."""
+    """Implements `snapline.storage.store.disk.Disk`; writing methods raise OSError. Threads may share it. See `reading_archive`."""
 
     def __init__(self, path: Path, handle: int) -> None:
         self._path = path
@@ -81,7 +81,7 @@ class ArchiveDisk:
         self._directories: dict[str, list[DirectoryEntry]] = {"": []}
 
     def scan(self) -> None:
-        """Read all headers; see the module's text for what is compared."""
+        """Read and check all headers; see the module's text."""
         size_bytes = os.fstat(self._handle).st_size
         offset, before = 0, (False, "")
         while offset < size_bytes - END_BYTES:
@@ -125,7 +125,7 @@ class ArchiveDisk:
             raise FileNotFoundError(errno.ENOENT, "missing", path)
         return sorted(self._directories[path], key=lambda entry: entry.name)
 
-    # The half of the port that writes.
+    # Writing methods of `Disk`.
 
     def make_root(self) -> None:
         raise _read_only()
@@ -167,13 +167,13 @@ class ArchiveDisk:
 
     def _read_header(self, offset: int) -> tuple[str, int, bool]:
         """Return name, length, and whether it is a directory."""
-        found = os.pread(self._handle, BLOCK_BYTES, offset)
+        header = os.pread(self._handle, BLOCK_BYTES, offset)
         try:
-            prefix, name = _text(found[345:500]), _text(found[:100])
+            prefix, name = _text(header[345:500]), _text(header[:100])
             path = (f"{prefix}/{name}" if prefix else name).removesuffix("/")
-            length, kind = int(found[124:135], 8), found[156:157]
+            length, kind = int(header[124:135], 8), header[156:157]
             is_directory = kind == DIRECTORY
-            is_right = found == header_of(path, length, kind)
+            is_right = header == header_of(path, length, kind)
         except ValueError:
             is_right = False
         if not is_right:
@@ -200,7 +200,7 @@ class ArchiveDisk:
 
 
 def header_of(path: str, size_bytes: int, kind: bytes) -> bytes:
-    """Return the one header that a file or directory has here; ValueError if there can be none."""
+    """Return the header of a file or directory; ValueError if the path is invalid."""
     if kind not in _MODES:
         raise ValueError(f"{path!r} is neither a file nor a directory")
     info = tarfile.TarInfo(path)
@@ -212,14 +212,14 @@ def header_of(path: str, size_bytes: int, kind: bytes) -> bytes:
 
 
 def directories_of(paths: Iterable[str]) -> list[str]:
-    """Return the directories that an archive with these files has, sorted: also those that every store has."""
-    found = dict.fromkeys(layout.DIRECTORIES)
+    """Return the sorted directories of an archive with these files, including those that every store has."""
+    directories = dict.fromkeys(layout.DIRECTORIES)
     for path in paths:
         directory = path.rpartition("/")[0]
         while directory:
-            found[directory] = None
+            directories[directory] = None
             directory = directory.rpartition("/")[0]
-    return sorted(found)
+    return sorted(directories)
 
 
 def _is_directory_name(path: str) -> bool:
@@ -240,7 +240,7 @@ def _is_file_name(path: str) -> bool:
 
 
 def _is_key_name(path: str) -> bool:
-    """Return whether it is a path of a key. Its contents, and whether its name fits them, the guard checks."""
+    """Return whether `path` is that of a key. The guard checks its contents."""
     folder, _, name = path.partition("/")
     return folder == layout.KEYS and name not in ("", ".", "..") and "/" not in name
 

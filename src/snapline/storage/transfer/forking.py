@@ -1,23 +1,23 @@
-"""Forking: a new store for a new fleet, which begins with one snapshot of another fleet.
+"""Forking: creates a store for a new fleet, which starts from one snapshot of another fleet.
 
-The problem. The fork lives on: it has a store, and so a cluster, of its own, and shares nothing with its parent. It begins with the
-parent's snapshot under the same number (stamps of messages in transit name epochs), and with other bytes: the manifest names the new
-cluster, some states were changed, and in an encrypted store digests are others. So it has another root.
+The problem. The fork has its own store, and so its own cluster, and shares nothing with its parent. It starts from the
+parent's snapshot under the same number (stamps of messages in transit name epochs), but with other bytes. The manifest names the new
+cluster, some states were changed, and in an encrypted store the digests differ. So it has another root.
 
 The steps, each durable before the next:
 
-1. `fork`, what the store is to be (`store/fork_record.py`). While it is there without the identity, the folder is not a store.
+1. `fork`, the record of the fork (`store/fork_record.py`). A folder with this record and without the identity is not a store.
 2. Packs with the chunks, by the writer `fork`; a pack with the checkpoints; the manifest.
-3. Inputs that are to be taken along, in a host log of the plan that the snapshot was made under; sealed.
-4. The ref. A process with the key signs it: a fork of a signed store is another fleet's, whose keys are those given for it.
-5. The identity, which makes it a store.
+3. The pending inputs to take along, in a sealed host log of the snapshot's plan.
+4. The ref. A process with the key signs it with the keys given for the fork, which are not those of the parent.
+5. The identity, which completes the store.
 
-So a crash leaves no fork: either nothing of the name, or the record of step 1. `begin_again` removes all of that, the record last, and starts over.
-The coordinator of the new fleet makes its state of record and manifest when it starts (`coordinator/service/fork_founding.py`).
+So a crash leaves no fork, or an unfinished one with the record of step 1. `begin_again` removes all its files, the record last, and starts over.
+The coordinator of the new fleet creates its state from record and manifest when it starts (`coordinator/service/fork_founding.py`).
 
-The callers' duties: the snapshot is pinned meanwhile; no other process makes a fork there (`begin_again` could remove its files).
+The caller's duties: pin the snapshot meanwhile, and let no other process make a fork in the same place (`begin_again` could remove its files).
 
-Carries: G4 (the ref comes after all that it names), G11 (every byte is compared with its digest on the way).
+Carries: G4 (the ref comes after everything it names), G11 (every byte is compared with its digest).
 """
 
 import contextlib
@@ -52,25 +52,25 @@ from snapline.storage.store.store import Store
 from snapline.storage.transfer.transfer import groups_of
 
 FORK_WRITER = "fork"
-"""Writer of the packs of forks, and host of the log with the inputs that they took along. Runs of hosts have other names."""
+"""Writer of the packs of forks, and host of the log with their pending inputs. Host starts have other names."""
 
 TRIGGER = "fork"
-"""Why there is such an epoch."""
+"""Trigger of a fork's first epoch."""
 
 INPUTS_BYTES_MAX = 8 * 2**20
-"""Largest size of the payloads in one batch, so that with all else in it a batch stays below its limit of 64 MiB."""
+"""Largest size of the payloads in one batch, so that the whole batch stays below its limit of 64 MiB."""
 
 _ID_BYTES = 16
 
 
 class ForkOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """Order to make a fork of a snapshot.
+    """Parameters of a fork.
 
     Attributes:
         name, is_live, parent_name, gone, created: see `ForkRecord`.
-        fleet, config_hash: of the definition that the fork is run with.
-        changed: agent → its checkpoint, where it is not that of the snapshot. Their parts are those of the snapshot.
-        inputs: to be taken along: of each agent those after its last one, without a gap.
+        fleet, config_hash: name and hash of the fleet definition of the fork.
+        changed: agent → its checkpoint, if it differs from the snapshot's. The parts are those of the snapshot.
+        inputs: pending inputs to take along: for each agent those after its last consumed one, without a gap.
     """
 
     name: str
@@ -94,16 +94,16 @@ def write_fork(
     begin_again: bool = False,
     random_bytes: Callable[[int], bytes] = os.urandom,
 ) -> Store:
-    """Make the fork's store, durable when this returns, and return it.
+    """Create the fork's store, durable when this returns, and return it.
 
     Args:
-        keys: of the new store.
-        begin_again: what an unfinished fork has left at `target` goes first.
+        keys: keys of the new store.
+        begin_again: first remove the remains of an unfinished fork at `target`.
 
     Raises:
-        UsageError: there is something else at `target`, or an unfinished fork.
-        DamagedDataError: something in `source` is not what was written.
-        StoreError: a disk failed. Nothing is there but what `begin_again` removes.
+        UsageError: `target` holds other files, or an unfinished fork.
+        DamagedDataError: some bytes in `source` differ from those written.
+        StoreError: a disk failed. Only files that `begin_again` removes remain.
     """
     root = source.read_ref(epoch)
     manifest = source.read_manifest(root, epoch=epoch)
@@ -148,7 +148,7 @@ def _write_first(target: Disk, data: bytes, *, temporary_name: str) -> None:
 
 
 def clear_unfinished(target: Disk) -> None:
-    """Remove what an unfinished fork has left, the record last. Nothing is done where there is none, or a store. Raises OSError."""
+    """Remove the remains of an unfinished fork, the record last. Does nothing if there is none, or a store. Raises OSError."""
     if exists(target, layout.IDENTITY) or not exists(target, layout.FORK):
         return
     for entry in target.list_directory(""):
@@ -160,7 +160,7 @@ def clear_unfinished(target: Disk) -> None:
 
 
 def _empty(target: Disk, directory: str) -> None:
-    """Remove the files below a directory; directories do not matter."""
+    """Remove the files below a directory; directories stay."""
     with contextlib.suppress(FileNotFoundError):
         for entry in target.list_directory(directory):
             path = f"{directory}/{entry.name}"
@@ -172,7 +172,7 @@ def _empty(target: Disk, directory: str) -> None:
 
 
 class _Fork:
-    """One run, from the chunks to the manifest.
+    """Writes one fork, from the chunks to the manifest.
 
     Attributes:
         _digests: digest of a chunk in the source → in the target.
@@ -256,7 +256,7 @@ def _moved(line: AgentLine, entry: BlobEntry, pack: int) -> AgentLine:
 
 
 def with_digests(checkpoint: AgentCheckpoint, digests: Mapping[bytes, bytes]) -> AgentCheckpoint:
-    """Return the checkpoint as its chunks are called now."""
+    """Return the checkpoint with the new digests of its chunks."""
     if all(digests[digest] == digest for digest in checkpoint.digests()):
         return checkpoint
     journal = checkpoint.journal_part
@@ -272,7 +272,7 @@ def _renamed(part: StatePart, digests: Mapping[bytes, bytes]) -> StatePart:
 
 
 def write_inputs(target: Store, plan: int, inputs: Sequence[LoggedInput]) -> None:
-    """Write inputs into a host log of a plan that is over, and seal it; nothing if there are none.
+    """Write inputs to a host log of a finished plan, and seal it. Does nothing without inputs.
 
     Raises:
         StoreError, UsageError: as `Store.append_batch`; or the store overwrites objects.
@@ -280,8 +280,8 @@ def write_inputs(target: Store, plan: int, inputs: Sequence[LoggedInput]) -> Non
     if not inputs:
         return
     log = LogName(plan, FORK_WRITER, 0)
-    for number, some in enumerate(_batches(inputs), 1):
-        if not target.append_batch(target.prepare_batch(log, number, LogBatch(some))):
+    for number, batch in enumerate(_batches(inputs), 1):
+        if not target.append_batch(target.prepare_batch(log, number, LogBatch(batch))):
             raise UsageError(f"somebody else writes at {target.location} just now: give another place")
     target.seal_log(log)
 
@@ -289,11 +289,11 @@ def write_inputs(target: Store, plan: int, inputs: Sequence[LoggedInput]) -> Non
 def _batches(inputs: Iterable[LoggedInput]) -> Iterator[list[LoggedInput]]:
     batch: list[LoggedInput] = []
     size_bytes = 0
-    for each in inputs:
-        if batch and size_bytes + len(each.payload) > INPUTS_BYTES_MAX:
+    for logged in inputs:
+        if batch and size_bytes + len(logged.payload) > INPUTS_BYTES_MAX:
             yield batch
             batch, size_bytes = [], 0
-        batch.append(each)
-        size_bytes += len(each.payload)
+        batch.append(logged)
+        size_bytes += len(logged.payload)
     if batch:
         yield batch

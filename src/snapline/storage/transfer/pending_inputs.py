@@ -1,4 +1,4 @@
-"""Inputs from outside that are not consumed in a snapshot, read from the host logs of a fleet that may run on."""
+"""External inputs that a snapshot has not consumed, read from the host logs of a fleet that may be running."""
 
 from collections.abc import Mapping
 
@@ -8,21 +8,21 @@ from snapline.storage.log.record import LoggedInput
 from snapline.storage.store.store import Store
 
 READINGS = 3
-"""Number of readings that lack the same batch: a host that appends may hide one from a listing, hardly from three."""
+"""Number of readings that must miss the same batch: a host that appends may hide one from one listing, but hardly from three."""
 
 
 def pending_inputs(store: Store, consumed: Mapping[str, int]) -> list[LoggedInput]:
-    """Return the inputs of these agents beyond the numbers given, in the order of agents and numbers. Nothing is sealed.
+    """Return the inputs of these agents after the given numbers, sorted by agent and number. Seals nothing.
 
-    What a host takes meanwhile may be there or not. There are gaps where no epoch that the fleet keeps needs an input any more.
+    Inputs that hosts accept meanwhile may be missing. There are gaps where no kept epoch of the fleet needs an input.
 
     Raises:
-        DamagedDataError: a batch is not what was written.
-        StoreError: the store cannot be read, or somebody without a key has written or taken away a batch.
+        DamagedDataError: the bytes of a batch differ from those written.
+        StoreError: the store cannot be read, or somebody without a key has written or removed a batch.
     """
     missing: dict[LogName, int] = {}
     for _ in range(READINGS):
-        found: dict[tuple[str, int], LoggedInput] = {}
+        inputs: dict[tuple[str, int], LoggedInput] = {}
         batches: dict[LogName, list[int]] = {}
         for log, numbers in store.without_deleted(store.read_logs()).items():
             for number in numbers:
@@ -33,21 +33,21 @@ def pending_inputs(store: Store, consumed: Mapping[str, int]) -> list[LoggedInpu
                 if batch is None:
                     continue
                 batches.setdefault(log, []).append(number)
-                for each in batch.inputs:
-                    if each.number > consumed.get(each.agent, each.number):
-                        found[each.agent, each.number] = each
+                for logged in batch.inputs:
+                    if logged.number > consumed.get(logged.agent, logged.number):
+                        inputs[logged.agent, logged.number] = logged
         missing = store.missing_batches(batches, {})
         if not missing:
-            return [found[place] for place in sorted(found)]
+            return [inputs[place] for place in sorted(inputs)]
     log, number = next(iter(missing.items()))
     raise StoreError(f"batch {number} of {log} was taken out of the store ({log.directory}), and not by snapline")
 
 
 def first_gap(inputs: list[LoggedInput], consumed: Mapping[str, int]) -> tuple[str, int] | None:
-    """Return agent and number of the first input that is missing below one that is there; None: none is."""
+    """Return agent and number of the first input that is missing below an existing one; None if there is none."""
     last = dict(consumed)
-    for each in inputs:
-        if each.number != last[each.agent] + 1:
-            return each.agent, last[each.agent] + 1
-        last[each.agent] = each.number
+    for logged in inputs:
+        if logged.number != last[logged.agent] + 1:
+            return logged.agent, last[logged.agent] + 1
+        last[logged.agent] = logged.number
     return None

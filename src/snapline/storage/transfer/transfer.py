@@ -1,25 +1,25 @@
-"""Copying one snapshot into another store: the same root there, and every byte compared with its digest on the way (G11).
+"""Copying one snapshot into another store, with the same root. Every byte is compared with its digest (G11).
 
-The problem. A snapshot is a ref, a manifest, and blobs that lie in packs which other snapshots share. The root covers content,
-not places. So a copy has other packs and other places, and the same root: trust in the one extends to the other.
+The problem. A snapshot is a ref, a manifest, and blobs in packs that other snapshots share. The root covers content,
+not places. So a copy has other packs and other places, but the same root, and can be trusted like the original.
 
-The steps, in the order of any epoch: packs (of at most `PACK_BYTES_MAX`, by the writer `copy`), manifest, ref. What a crash leaves
-is unreferenced garbage, and more than that: the next try begins with it. A blob is not copied if it lies
+The steps are in the order of any epoch: packs (of at most `PACK_BYTES_MAX`, by the writer `copy`), manifest, ref. A crash leaves
+unreferenced garbage, which the next try reuses. A blob is not copied if it is
 
-1. in a pack that an earlier try of this copy left, or a simultaneous one of somebody else;
+1. in a pack that an earlier try of this copy left, or a simultaneous copy by another process;
 2. in a pack that the target's manifests of near epochs name, up to this epoch's number: a manifest names no later packs.
 
-The indexes of these packs are read and compared before they are relied on; their blobs are not (`snapshot_reading.check_epoch`
-does that). If a manifest with this root is there already, and its packs are, it only lacks its ref.
+The indexes of these packs are read and checked before they are used; their blobs are not (`snapshot_reading.check_epoch`
+does that). If a manifest with this root and its packs already exist, only the ref is missing.
 
-The callers' duties:
+The caller's duties:
 
-1. No process deletes epochs of the target meanwhile. If one does all the same, it is found: a deletion removes its manifest, then
-   looks which packs others name, then removes packs. We write ours, then look whether those we took chunks from are still there.
-   If they are, the deletion sees ours. **Write, then look; not the other way round.**
-2. No fleet runs on the target. Fleets number their epochs themselves, and two with one number would stop the fleet. So a store that
-   a fleet writes to takes back its own epochs only, below its newest one: those numbers it will not use again. A fleet trusts its log, so it does
-   not go back to one of them by itself.
+1. No process deletes epochs of the target meanwhile. A violation is detected: a deletion removes its manifest, then
+   reads which packs others name, then removes packs. The copy writes its manifest, then checks that the reused packs still exist.
+   If they do, the deletion sees the copy's manifest. **Write first, then check; not the other way round.**
+2. No fleet runs on the target. Fleets number their epochs themselves, and two epochs with one number would stop the fleet. So a store that
+   a fleet writes to accepts only its own epochs, below its newest one: the fleet will not use those numbers again. A fleet trusts its log, so it
+   does not go back to such an epoch by itself.
 
 Digests of encrypted stores are keyed, and agents' checkpoints list digests. So a snapshot keeps its root only between stores
 with the same digests: both without encryption, or both with the keys of one store.
@@ -57,25 +57,25 @@ from snapline.storage.store.snapshot_reading import (
 from snapline.storage.store.store import Store
 
 COPY_WRITER = "copy"
-"""Writer of the packs of copies. Names of other writers end in a hyphen and the number of a run, so none has this name."""
+"""Writer of the packs of copies. Names of other writers end in the number of a host start, so none has this name."""
 
 PACK_BYTES_MAX = 64 * 2**20
-"""Largest number of plain bytes in one pack: an object store's client holds a pack in memory, and deletion works by the pack. A larger blob has
-a pack of its own."""
+"""Largest number of plain bytes in one pack: an object store's client holds a pack in memory, and deletion works by pack. A larger blob has
+its own pack."""
 
 NEIGHBOURS_MAX = 16
-"""Epochs of the target whose chunks are looked through, the nearest ones: a manifest may have megabytes, and what nearer ones do
-not hold farther ones seldom do."""
+"""Number of the target's nearest epochs whose chunks are searched. A manifest may have megabytes, and farther epochs seldom hold
+chunks that nearer ones lack."""
 
 
 class Copied(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a copy.
 
     Attributes:
-        epoch, root: of the snapshot, in both stores.
-        is_new: it was not there before.
-        written_bytes: length of the packs that were written.
-        found_bytes: plain bytes that the target had already.
+        epoch, root: those of the snapshot, in both stores.
+        is_new: the target did not have the snapshot before.
+        written_bytes: length of the written packs.
+        found_bytes: plain bytes that the target already had.
     """
 
     epoch: int
@@ -86,26 +86,26 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def copy_epoch(source: Store, target: Store, epoch: int, *, is_home: bool = False) -> Copied:
-    """Copy a snapshot; when this returns it is published in `target`, and durable. Again is success.
+    """Copy a snapshot; when this returns it is published in `target`, and durable. Copying again succeeds.
 
     Args:
         source: may be in use by a fleet.
         target: see the module's text for the caller's duties.
-        epoch: of `source`.
-        is_home: the caller knows that a fleet writes to `target`, even if nothing of it is there yet.
+        epoch: epoch of `source`.
+        is_home: the caller knows that a fleet writes to `target`, even if it has not written anything yet.
 
     Raises:
         NotFoundError: the epoch is not in `source`, or was deleted meanwhile.
-        DamagedDataError: something in `source` is not what was written, or the copy of an earlier try was damaged.
-        UsageError: `target` takes no such snapshots: it is a fleet's own, or its digests are others.
+        DamagedDataError: some bytes in `source` differ from those written, or the copy of an earlier try was damaged.
+        UsageError: `target` cannot accept the snapshot: it is a fleet's own store, or its digests differ.
         StoreError: `target` has another snapshot under this number, or a disk failed.
     """
     root = source.read_ref(epoch)
-    there = _root_in(target, epoch)
-    if there is not None:
-        if there != root:
+    existing_root = _root_in(target, epoch)
+    if existing_root is not None:
+        if existing_root != root:
             raise StoreError(
-                f"epoch {epoch} of {target.location} is another snapshot (root {there[:12]}…, not {root[:12]}…): "
+                f"epoch {epoch} of {target.location} is another snapshot (root {existing_root[:12]}…, not {root[:12]}…): "
                 "give another store"
             )
         target.read_manifest(root, epoch=epoch)
@@ -121,11 +121,11 @@ def copy_epoch(source: Store, target: Store, epoch: int, *, is_home: bool = Fals
 
 
 def is_encrypted(store: Store) -> bool:
-    """Return whether its blobs are encrypted, and so its digests keyed."""
+    """Return whether the store's blobs are encrypted, and so its digests keyed."""
     return store.guard is not None and store.guard.encrypts
 
 
-# -- what may be copied where -----------------------------------------------------------------------------------------
+# -- permitted copies --------------------------------------------------------------------------------------------------
 
 
 def _root_in(store: Store, epoch: int) -> str | None:
@@ -136,20 +136,20 @@ def _root_in(store: Store, epoch: int) -> str | None:
 
 
 def _check_digests(source: Store, target: Store) -> None:
-    """Refuse where a chunk's digest would be another one in the target. Nothing is written to find out but the digest key."""
+    """Refuse a target with other chunk digests. The check writes at most the target's digest key."""
     if is_encrypted(source) == is_encrypted(target) and (
         not is_encrypted(source) or source.digest(b"snapline") == target.digest(b"snapline")
     ):
         return
-    which = source if is_encrypted(source) else target
+    encrypted = source if is_encrypted(source) else target
     raise UsageError(
-        f"the store {which.location} is encrypted, and digests in it depend on its keys: its snapshots cannot be copied to or "
+        f"the store {encrypted.location} is encrypted, and digests in it depend on its keys: its snapshots cannot be copied to or "
         "from a store with other keys, or none (`snapshot export` makes a file of one, with its keys)"
     )
 
 
 def _check_receives(target: Store, about: Metadata, *, is_home: bool) -> None:
-    """Refuse what a fleet on `target` might take for its own, or need the number of."""
+    """Refuse an epoch that a fleet on `target` might take for its own, or whose number it might use."""
     if not is_home and not _has_writers(target):
         return
     newest = target.epochs()[-1:]
@@ -162,7 +162,7 @@ def _check_receives(target: Store, about: Metadata, *, is_home: bool) -> None:
 
 
 def _has_writers(store: Store) -> bool:
-    """Return whether anybody has written here but copies."""
+    """Return whether any writer other than copies has written to the store."""
     with files.reading(store.disk, layout.PACKS):
         writers = store.disk.list_directory(layout.PACKS)
     return any(entry.name != COPY_WRITER for entry in writers) or bool(store.checkpoint_packs())
@@ -185,11 +185,11 @@ def _telling_deletion(source: Store, epoch: int) -> Iterator[None]:
 
 
 class _Copy:
-    """One run.
+    """One run of `copy_epoch`.
 
     Attributes:
-        _placed: blobs of the snapshot that lie in the target.
-        _lenders: path of a pack -> path of the manifest of another epoch of the target that names it.
+        _placed: blobs of the snapshot that are in the target.
+        _lenders: path of a pack → path of the manifest of another epoch of the target that names it.
     """
 
     def __init__(self, source: Store, target: Store, manifest: Manifest, root: str) -> None:
@@ -227,10 +227,10 @@ class _Copy:
         lines = [Placed(packs[line.pack], line.entry()) for line in self._manifest.agents]
         return {key_of(blob.entry): blob for blob in (*chunks, *lines)}
 
-    # What the target has.
+    # Finding blobs in the target.
 
     def _is_written(self) -> bool:
-        """Did an earlier try come as far as the manifest? One whose packs are gone is removed: no ref leads to it."""
+        """Return whether an earlier try wrote the manifest. A manifest without its packs is removed: no ref names it."""
         disk = self._target.disk
         generations = files.generations(disk).get(self._root, [])
         if not generations:
@@ -251,11 +251,11 @@ class _Copy:
             self._take(reference, entries, wanted)
         epochs = [epoch for epoch in self._target.epochs() if epoch != self._epoch]
         for epoch in sorted(epochs, key=lambda epoch: (abs(epoch - self._epoch), epoch))[:NEIGHBOURS_MAX]:
-            with contextlib.suppress(DamagedDataError, NotFoundError):  # Then it lends nothing.
+            with contextlib.suppress(DamagedDataError, NotFoundError):  # An unreadable epoch is not used.
                 self._find_in(epoch, wanted)
 
     def _left_behind(self) -> Iterator[tuple[PackReference, list[BlobEntry]]]:
-        """Packs of this epoch that copies wrote. One that is damaged is left aside."""
+        """Yield packs of this epoch that earlier copies wrote, except damaged ones."""
         disk, directory = self._target.disk, f"{layout.PACKS}/{COPY_WRITER}"
         with files.reading(disk, directory):
             try:
@@ -290,7 +290,7 @@ class _Copy:
             if key in wanted and wanted[key].entry.size_bytes == entry.size_bytes:
                 self._placed.setdefault(key, Placed(pack, entry))
 
-    # What it gets.
+    # Writing to the target.
 
     def _write_pack(self, group: list[Placed]) -> None:
         chunks = [blob for blob in group if blob.entry.kind == KIND_CHUNK]
@@ -320,7 +320,7 @@ class _Copy:
             )
         try:
             self._target.write_manifest(manifest)
-        except StoreError:  # Has somebody else just written it, with packs of his own? Then his is as good.
+        except StoreError:  # Another process may have written a manifest with its own packs, which is as good.
             if not self._is_written():
                 raise
         failpoint("store.copy.manifest")
@@ -352,7 +352,7 @@ class _Copy:
         return Manifest(self._manifest.metadata, lines, list(packs.values()), chunks)
 
     def _check_lenders(self) -> None:
-        """Check, after the manifest is durable, whether an epoch was deleted whose packs it names. See the module's text."""
+        """Check, after the manifest is durable, that the packs it shares with other epochs still exist. See the module's text."""
         used = {blob.pack.path: None for blob in self._placed.values()}
         disk = self._target.disk
         for path in [self._lenders[path] for path in used if path in self._lenders]:
@@ -370,7 +370,7 @@ class _Copy:
 
 
 def groups_of(blobs: Iterable[Placed]) -> Iterator[list[Placed]]:
-    """Yield blobs in lists that make a pack each."""
+    """Yield blobs in lists, one per pack."""
     group: list[Placed] = []
     size_bytes = 0
     for blob in blobs:

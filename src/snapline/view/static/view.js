@@ -1,12 +1,12 @@
-// What the view's pages do by themselves. All of it is comfort: without scripts pages are the same, and stand still.
+// Live updates of the view's pages. Without scripts the pages have the same content, but do not update.
 "use strict";
 
 const body = document.body;
 const live = document.getElementById("live");
 let heard = 0;
-let ahead = 0; // of the server's clock, in milliseconds, as far as a time in the page shows it
+let ahead = 0; // offset of the server's clock, in milliseconds, as shown by the times in the page
 
-// ---- what changes ---------------------------------------------------------------------------------------------------
+// ---- live updates ---------------------------------------------------------------------------------------------------
 
 function replace(id, html) {
   const old = document.getElementById(id);
@@ -15,7 +15,7 @@ function replace(id, html) {
   made.innerHTML = html;
   const fresh = made.content.firstElementChild;
   const focused = old.contains(document.activeElement) ? document.activeElement : null;
-  if (!fresh || (focused && focused.matches("input, select"))) return; // somebody is typing: it comes again
+  if (!fresh || (focused && focused.matches("input, select"))) return; // the viewer is typing: the server sends the element again
   const href = focused && focused.getAttribute("href");
   change(old, fresh);
   if (!focused || (focused.isConnected && focused.getAttribute("href") === href)) return;
@@ -24,13 +24,13 @@ function replace(id, html) {
   (same || document.getElementById("main")).focus({ preventScroll: true });
 }
 
-// What differs, and nothing else: whoever reads or marks a table keeps the place, and the browser has little to lay out.
+// Change only the differences, so that scrolling and selections survive, and the browser has little to lay out.
 function change(old, fresh) {
   if (old.isEqualNode(fresh)) return;
   if (old.nodeName !== fresh.nodeName || old.id !== fresh.id) return old.replaceWith(fresh);
   if (!old.attributes) return void (old.nodeValue = fresh.nodeValue);
-  if (old.matches("time[data-age]") && old.dateTime === fresh.dateTime) return; // `tick` keeps it true
-  const opens = old.matches("details[id]") ? "open" : ""; // who has opened it wants it open
+  if (old.matches("time[data-age]") && old.dateTime === fresh.dateTime) return; // `tick` updates it
+  const opens = old.matches("details[id]") ? "open" : ""; // keep it open
   for (const { name } of [...old.attributes]) {
     if (name !== opens && !fresh.hasAttribute(name)) old.removeAttribute(name);
   }
@@ -122,7 +122,7 @@ for (const kind of ["input", "change", "submit"]) {
 
 // ---- links that change a part of the page -----------------------------------------------------------------------------
 
-// Of a wide picture the event that is told about is in sight, or what happened last.
+// Scroll a wide picture to the chosen event, or to the last events.
 function sight() {
   for (const box of document.querySelectorAll(".picture")) {
     const ring = box.querySelector(".ring");
@@ -133,7 +133,7 @@ function sight() {
   names();
 }
 
-// The names of its rows stay in sight.
+// Keep the names of rows visible.
 function names() {
   for (const box of document.querySelectorAll(".picture")) {
     const named = box.querySelector("g.names");
@@ -176,7 +176,7 @@ document.addEventListener("click", (event) => {
 
 addEventListener("popstate", () => location.pathname + location.search !== here && location.reload());
 
-// Keys of links that have one, where nobody is typing.
+// Keyboard shortcuts of links, unless the viewer is typing.
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
   const link = [...document.querySelectorAll("a[data-key]")].find((each) => each.dataset.key === event.key);

@@ -1,1 +1,1 @@
-"""Code that runs in AutoGen's environment: the standard library and autogen-core only, nothing of ours but this folder and its two neighbours."""
+"""Code that runs in AutoGen's environment: it may import only the standard library, autogen-core, this folder, `names.py` and `frames.py`."""

@@ -1,7 +1,7 @@
-"""A fleet for one AutoGen program, whose turns go on in the program itself.
+"""A fleet for one AutoGen program, whose turns run in the program itself.
 
-A `SnaplineRuntime` that is used in place of `SingleThreadedAgentRuntime` has one. It is processes of snapline's environment (`session.py`): states and messages are there, and survive the program's hosts. Turns are
-run here, in the program's own loop and with its own objects, whatever factory has made them.
+It belongs to a `SnaplineRuntime` that replaces `SingleThreadedAgentRuntime`. The fleet consists of processes in snapline's environment
+(`session.py`), which own states and messages; these survive a crash of the fleet's hosts. Turns run in the program's own loop, with its own objects.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ from snapline.adapters.autogen.inside.serving import serve_frames
 from snapline.adapters.autogen.inside.turns import TurnRunner
 
 SNAPLINE_PYTHON = "SNAPLINE_PYTHON"
-"""The interpreter of snapline's environment."""
+"""Environment variable: the Python interpreter of snapline's environment."""
 
 
 SHUTDOWN_STEPS = 10
-"""Steps of the event loop: the sender of a cancelled message hears of it when its handler has."""
+"""Steps of the event loop until the sender of a cancelled message is notified, after its handler."""
 
 
 class TurnGate:
-    """Turns begin while it is open; or one by one, when they are let through."""
+    """Gate at the beginning of turns: if closed, turns wait, and can be let through one by one."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -40,8 +40,8 @@ class TurnGate:
 
     @property
     def waiting(self) -> int:
-        """Number of turns that wait."""
-        return sum(not each.done() for each in self._waiting)
+        """Number of waiting turns."""
+        return sum(not future.done() for future in self._waiting)
 
     async def __call__(self) -> None:
         if self._is_open:
@@ -51,17 +51,17 @@ class TurnGate:
         await place
 
     def open(self) -> None:
-        """Open for all turns."""
+        """Open the gate for all turns."""
         self._is_open = True
         while self.let_one():
             pass
 
     def close(self) -> None:
-        """Close: from now on turns wait."""
+        """Close the gate: from now on turns wait."""
         self._is_open = False
 
     def let_one(self) -> bool:
-        """Let the first through, if there is one."""
+        """Let the first waiting turn through; return whether there was one."""
         while self._waiting:
             place = self._waiting.popleft()
             if not place.done():
@@ -71,10 +71,10 @@ class TurnGate:
 
 
 class ProgramFleet:
-    """The processes of a program's fleet, and what is said to them.
+    """The processes of a program's fleet, and requests to them.
 
     Attributes:
-        gate: of the fleet's turns.
+        gate: gate of the fleet's turns.
     """
 
     def __init__(self, runner: TurnRunner, hosts: int, python: str) -> None:
@@ -96,7 +96,7 @@ class ProgramFleet:
     # -- messages ------------------------------------------------------------------------------------------------------
 
     async def ask(self, item: Item, token: CancellationToken) -> Any:
-        """Send a message, and wait for what its turn answers: as soon as it has ended, in this process."""
+        """Send a message and wait for the answer of its turn, which is available in this process as soon as the turn has ended."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         token.link_future(answer)
         self._runner.heard[item["id"]] = answer
@@ -112,14 +112,14 @@ class ProgramFleet:
             del self._runner.heard[item["id"]]
 
     async def send(self, item: Item) -> None:
-        """Send a message to each of `to`; returns when the fleet has taken it."""
+        """Send a message to each receiver in `to`; return when the fleet has accepted it."""
         await self.up()
         await self._say({"do": "send", "item": item})
 
-    # -- its life ------------------------------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------------------------------
 
     async def up(self) -> None:
-        """See that it runs."""
+        """Start the fleet if it is not running."""
         async with self._changing:
             if not self._is_up:
                 await self._open()
@@ -127,36 +127,36 @@ class ProgramFleet:
                 self._is_up = True
 
     async def idle(self) -> None:
-        """Wait until nothing is under way in it."""
+        """Wait until the fleet has no pending work."""
         if self._is_up:
             await self._say({"do": "idle"})
 
     async def down(self) -> None:
-        """Have it take a snapshot, and end its processes. The next `up` goes on from there."""
+        """Stop the fleet with a snapshot. The next `up` starts from it."""
         async with self._changing:
             if self._is_up:
                 self._is_up = False
                 await self._say({"do": "stop"})
 
     async def save(self) -> dict[str, Any]:
-        """A snapshot of it, with all messages under way, and for people each agent's state."""
+        """Return a snapshot of the fleet, with all messages in transit, and readable states of the agents."""
         await self.up()
         return await self._say({"do": "save"})
 
     async def give(self, agent: str, state: Kept, before: Kept | None) -> None:
-        """Have an agent be in this state, if it is in the one before."""
+        """Set an agent's state, if its current state is `before`."""
         await self.up()
         await self._say({"do": "give", "agent": agent, "state": state, "before": before})
 
     async def load(self, snapshot: str) -> None:
-        """Become what was saved."""
+        """Replace the fleet with a saved snapshot."""
         async with self._changing:
             await self._open()
             self._is_up = False
             await self._say({"do": "load", "snapshot": snapshot})
 
     async def end(self) -> None:
-        """Leave nothing behind."""
+        """Stop the fleet and delete its data."""
         await self.down()
         if self._writer is not None:
             self._writer.close()
@@ -182,7 +182,7 @@ class ProgramFleet:
         self._reading = asyncio.get_running_loop().create_task(self._read(reader))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One host, as long as it lives."""
+        """Serve one host until it disconnects."""
         writer.write(to_bytes({"hello": ""}))
         try:
             await serve_frames(self._runner, reader, writer)
@@ -194,41 +194,43 @@ class ProgramFleet:
             raise RuntimeError("the runtime's fleet has ended")
         self._numbers += 1
         number = self._numbers
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        future = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
             self._writer.write(to_bytes({**frame, "number": number}))
             await self._writer.drain()
-            found = await answer
+            reply = await future
         finally:
             del self._asked[number]
-        if "failed" in found:
-            raise RuntimeError(found["failed"])
-        return found
+        if "failed" in reply:
+            raise RuntimeError(reply["failed"])
+        return reply
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         while (frame := await read_frame(reader)) is not None:
-            answer = self._asked.get(frame["number"])
-            if answer is not None and not answer.done():
-                answer.set_result(frame)
-        for answer in self._asked.values():
-            if not answer.done():
-                answer.set_exception(RuntimeError("the runtime's fleet has ended: its output says why"))
+            future = self._asked.get(frame["number"])
+            if future is not None and not future.done():
+                future.set_result(frame)
+        for future in self._asked.values():
+            if not future.done():
+                future.set_exception(RuntimeError("the runtime's fleet has ended: its output says why"))
 
 
 def _session(python: str, folder: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start it, in snapline's environment and not in this one's. It ends when nobody is at the other end of its socket."""
-    ours, theirs = socket.socketpair()
+    """Start the session in snapline's environment. It ends when this end of its socket is closed."""
+    parent_socket, child_socket = socket.socketpair()
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [python, "-m", "snapline.adapters.autogen.session", str(folder)]
-    with theirs:
-        return subprocess.Popen(command, stdin=theirs.fileno(), stdout=theirs.fileno(), env=environment), ours
+    with child_socket:
+        return subprocess.Popen(
+            command, stdin=child_socket.fileno(), stdout=child_socket.fileno(), env=environment
+        ), parent_socket
 
 
 def snapline_python(given: str) -> str:
-    """Raises RuntimeError if nobody says where it is."""
-    found = given or os.environ.get(SNAPLINE_PYTHON, "")
-    if not found:
+    """Return the interpreter of snapline's environment; raise RuntimeError if it is not configured."""
+    python = given or os.environ.get(SNAPLINE_PYTHON, "")
+    if not python:
         raise RuntimeError(
             f"where is snapline? Give `python=`, or set {SNAPLINE_PYTHON} to the Python of its environment"
         )
-    return found
+    return python

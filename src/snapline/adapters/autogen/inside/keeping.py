@@ -1,6 +1,7 @@
-"""Messages and states of AutoGen's as they are kept: a form and a text.
+"""Encoding of AutoGen's messages and states as a form and a text.
 
-Whatever JSON gives back as it was is JSON, so that people can read it in snapshots. Everything else is a pickle. Which attributes an agent is made of: `AgentKeeper`.
+Values that JSON reproduces exactly are JSON, so that they are readable in snapshots. All others are pickled. `AgentKeeper` selects the attributes
+that make up an agent's state.
 """
 
 import base64
@@ -14,24 +15,24 @@ from autogen_core import JSON_DATA_CONTENT_TYPE, BaseAgent
 from autogen_core._serialization import SerializationRegistry
 
 JSON_FORM, MESSAGE_FORM, PICKLE_FORM = "json", "message", "pickle"
-"""A plain value; a message by AutoGen's own serializer of its type; anything else."""
+"""A plain value; a message encoded by AutoGen's serializer of its type; any other object."""
 
 Kept = dict[str, str]
-"""`form`, `body`, and of a message its `type`."""
+"""`form`, `body`, and for a message its `type`."""
 
 OF_AUTOGEN = frozenset({"_id", "_runtime", "_description", "_handlers"})
-"""Attributes that AutoGen's base classes set. They are made anew."""
+"""Attributes set by AutoGen's base classes. They are recreated and not saved."""
 
 
 class NotSerializableError(ValueError):
-    """A message or a state that cannot be kept; says which, and what to do."""
+    """A message or state that cannot be saved; the text says which, and how to proceed."""
 
 
 def keep(value: object, what: str) -> Kept:
-    """Return a value, as JSON if that gives it back as it was.
+    """Encode a value, as JSON if JSON reproduces it exactly.
 
     Raises:
-        NotSerializableError: it cannot be pickled.
+        NotSerializableError: the value cannot be pickled.
     """
     if is_json(value, set()):
         return {"form": JSON_FORM, "body": json.dumps(value)}
@@ -44,7 +45,7 @@ def keep(value: object, what: str) -> Kept:
 
 
 def read_kept(kept: Kept, serializers: SerializationRegistry) -> Any:  # what was kept
-    """Return what `keep` and `keep_message` have kept."""
+    """Decode a value encoded by `keep` or `keep_message`."""
     form, body = kept["form"], kept["body"]
     if form == JSON_FORM:
         return json.loads(body)
@@ -54,10 +55,10 @@ def read_kept(kept: Kept, serializers: SerializationRegistry) -> Any:  # what wa
 
 
 def keep_message(message: object, serializers: SerializationRegistry) -> Kept:
-    """Return a message, by AutoGen's serializer of its type if that gives it back as it was.
+    """Encode a message, with AutoGen's serializer of its type if that reproduces it exactly.
 
     Raises:
-        NotSerializableError: it cannot be pickled either.
+        NotSerializableError: the message cannot be pickled either.
     """
     name = type(message).__name__
     if not is_json(message, set()) and serializers.is_registered(
@@ -72,17 +73,17 @@ def keep_message(message: object, serializers: SerializationRegistry) -> Kept:
 
 
 def keep_error(error: BaseException) -> Kept:
-    """Keep what a handler has raised, for the one that waits for its reply."""
+    """Encode an error raised by a handler, for the caller that waits for its reply."""
     try:
         kept = keep(error, "an error")
         pickle.loads(base64.b64decode(kept["body"]))
-    except Exception:  # whatever the error's class does
+    except Exception:  # the error's class may raise anything
         kept = keep(RuntimeError(f"{type(error).__qualname__}: {error}"), "an error")
     return {"type": type(error).__qualname__, **kept}
 
 
 def is_json(value: object, seen: set[int]) -> bool:
-    """Return whether JSON gives it back as it was. A list that is in two places would come back as two."""
+    """Return whether JSON reproduces the value exactly. A list that occurs in two places would be decoded as two."""
     if value is None or type(value) in (bool, int, str):
         return True
     if type(value) is float:
@@ -96,14 +97,14 @@ def is_json(value: object, seen: set[int]) -> bool:
 
 
 class AgentKeeper:
-    """State of an agent's object, apart from what is made anew with it.
+    """State of an agent's object, without the parts that are recreated with it.
 
-    An agent that has both `save_state` and `load_state` is kept by these. Any other by its attributes: all but those of AutoGen's base classes, and those that its factory
-    has made and pickle does not take: clients, locks, queues.
+    An agent with both `save_state` and `load_state` is saved with these. Any other agent is saved by its attributes. Attributes of
+    AutoGen's base classes are excluded, and those created by its factory that cannot be pickled, such as clients, locks and queues.
     """
 
     def __init__(self, made: Any) -> None:
-        """`made`: as its factory has made it."""
+        """`made`: the object as created by its factory."""
         self._agent = made
         kind = type(made)
         methods = [(getattr(kind, name), getattr(BaseAgent, name)) for name in ("save_state", "load_state")]
@@ -112,17 +113,17 @@ class AgentKeeper:
         self._made_anew = OF_AUTOGEN | made_anew
 
     async def save(self) -> Kept:
-        """Return its state now.
+        """Return the object's current state.
 
         Raises:
-            NotSerializableError: it cannot be kept; names the attribute.
+            NotSerializableError: the state cannot be saved; names the attribute.
         """
-        who = f"the state of agent {self._agent.id}"
+        description = f"the state of agent {self._agent.id}"
         if self._saves_itself:
-            return keep(dict(await self._agent.save_state()), who)
+            return keep(dict(await self._agent.save_state()), description)
         attributes = {name: value for name, value in vars(self._agent).items() if name not in self._made_anew}
         try:
-            return keep(attributes, who)
+            return keep(attributes, description)
         except NotSerializableError as error:
             name = next((name for name in attributes if not _is_kept(self._agent, name)), "")
             raise NotSerializableError(
@@ -131,7 +132,7 @@ class AgentKeeper:
             ) from error
 
     async def load(self, state: Mapping[str, Any]) -> None:
-        """Give a fresh object this state."""
+        """Set the state of a new object."""
         if self._saves_itself:
             await self._agent.load_state(state)
             return
@@ -144,6 +145,6 @@ class AgentKeeper:
 def _is_kept(made: object, name: str) -> bool:
     try:
         pickle.dumps(vars(made)[name])
-    except Exception:  # whatever the classes inside do
+    except Exception:  # a user's class may raise anything
         return False
     return True

@@ -1,13 +1,14 @@
-"""One turn of an unchanged agent, from one stand to the next.
+"""One turn of an unchanged agent, run from one wait to the next.
 
-The problem: AutoGen's handlers are coroutines in a loop that does not say what they wait for. A turn has to leave for its host when nothing goes on in it any more
-without others: when it is over, or when it waits for replies.
+The problem: AutoGen's handlers are coroutines in a loop that does not reveal what they wait for. Control must return to the host when the turn
+cannot continue by itself: when it is over, or when it waits for replies.
 
-The model: a turn is its handler, and the tasks that it has created, and theirs (`track_tasks`). It *stands* when each of them has ended or waits for a reply. It is *over* when each has ended; but a
-task that is nothing but a `send_message` of whose reply nobody hears (`asyncio.create_task(self.send_message(…))`, and the handler has returned) counts as ended. It is a send without a reply.
+The model: a turn consists of its handler, the tasks created by it, and their tasks (`track_tasks`). It *stands* (is blocked) when each of them has
+ended or waits for a reply. It is *over* when each has ended. One kind of task counts as ended: a bare `send_message` whose reply is not used
+(`asyncio.create_task(self.send_message(…))` after the handler has returned). It is a send without a reply.
 
-What a task waits for is read from the task. Most things are seen through (tasks, `gather`); where something else is waited for besides a reply, a lock or the network, the turn is
-given a moment, and then stands as it is: its host looks again.
+The awaited future is read from the task object. Most waits can be resolved (tasks, `gather`). If a task waits for something other than a reply, such
+as a lock or the network, the turn gets a short time, and then counts as blocked: its host checks again later.
 """
 
 import asyncio
@@ -22,24 +23,24 @@ from autogen_core import BaseAgent
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 0.02
-"""A turn that waits for a reply and for something else that is quick stands once, and not twice."""
+"""Time for other, short waits of a turn that waits for a reply, so that it returns to the host once and not twice."""
 
 Item = dict[str, Any]
-"""One message that leaves: `to` whom, `message`, `topic`, `id`, and `call`: the number of the reply that is awaited."""
+"""An outgoing message: `to`: receivers, `message`, `topic`, `id`, and `call`: number of the awaited reply."""
 
 current: ContextVar["LiveTurn | None"] = ContextVar("snapline-autogen-turn", default=None)
 
 _SENDS: set[CodeType] = {BaseAgent.send_message.__code__}
-"""Coroutines that are a send, and nothing but that."""
+"""Code objects of coroutines that only send a message."""
 
 
 def is_send(method: Callable[..., Any]) -> None:
-    """Declare one more of them."""
+    """Register a coroutine function that only sends a message."""
     _SENDS.add(method.__code__)
 
 
 def track_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Have each task that is created in a turn known to that turn."""
+    """Register each task that is created in a turn with that turn."""
 
     def factory(loop: asyncio.AbstractEventLoop, coroutine: Any, context: Context | None = None) -> asyncio.Task[Any]:
         task = asyncio.Task(coroutine, loop=loop, context=context)
@@ -52,18 +53,18 @@ def track_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class LiveTurn:
-    """A turn that goes on in this process.
+    """A turn that runs in this process.
 
     Attributes:
-        items: what it has sent since its last stand.
+        items: messages sent since it last returned to the host.
     """
 
     def __init__(self) -> None:
         self.items: list[Item] = []
-        self._replies: dict[int, asyncio.Future[Any]] = {}  # asked for, and not there yet
+        self._replies: dict[int, asyncio.Future[Any]] = {}  # requested, but not yet received
         self._early: dict[
             int, Any
-        ] = {}  # there, and not asked for yet: a turn that is run again is told in its old order
+        ] = {}  # received, but not yet requested: a rerun turn gets its replies in the original order
         self._calls = 0
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._main: asyncio.Task[Any] | None = None
@@ -72,10 +73,10 @@ class LiveTurn:
         self._patience: asyncio.TimerHandle | None = None
         self._is_closed = False
 
-    # -- for its host --------------------------------------------------------------------------------------------------
+    # -- interface for the host ----------------------------------------------------------------------------------------
 
     async def begin(self, handling: Coroutine[Any, Any, Any]) -> bool:
-        """Run the handler until the turn stands; return whether it is over."""
+        """Run the handler until the turn is blocked or over; return whether it is over."""
         token = current.set(self)
         try:
             self._main = asyncio.get_running_loop().create_task(handling)
@@ -84,13 +85,13 @@ class LiveTurn:
         return await self.go_on()
 
     async def go_on(self) -> bool:
-        """Wait until the turn stands; return whether it is over."""
+        """Wait until the turn is blocked or over; return whether it is over."""
         self._stand = asyncio.get_running_loop().create_future()
         self._check_soon()
         return await self._stand
 
     def answered(self, call: int, answer: Any) -> None:
-        """Take the reply to a call."""
+        """Deliver the reply to a call."""
         future = self._replies.pop(call, None)
         if future is None:
             self._early[call] = answer
@@ -98,17 +99,17 @@ class LiveTurn:
             future.set_result(answer)
 
     def result(self) -> Any:  # the handler's own
-        """Return what the handler has returned; raise what it has raised."""
+        """Return the handler's result, or raise its error."""
         assert self._main is not None
         return self._main.result()
 
     def take_items(self, *, is_over: bool) -> list[Item]:
-        """Return what has been sent since the last stand. When the turn is over nobody waits for replies to it."""
-        taken, self.items = self.items, []
-        return [{**item, "call": -1} for item in taken] if is_over else taken
+        """Return the messages sent since the last call. If the turn is over, they expect no replies."""
+        items, self.items = self.items, []
+        return [{**item, "call": -1} for item in items] if is_over else items
 
     def close(self) -> None:
-        """Close a turn that is over, or has been undone: what is left of it has no effect."""
+        """Close a turn that is over or undone: its remaining tasks have no effect."""
         self._is_closed = True
         if self._patience is not None:
             self._patience.cancel()
@@ -120,7 +121,7 @@ class LiveTurn:
         if self._stand is not None and not self._stand.done():
             self._stand.cancel()
 
-    # -- for the runtime -----------------------------------------------------------------------------------------------
+    # -- interface for the runtime -------------------------------------------------------------------------------------
 
     def send(self, item: Item) -> None:
         """Send a message without a reply."""
@@ -128,7 +129,7 @@ class LiveTurn:
             self.items.append({**item, "call": -1})
 
     def ask(self, item: Item) -> asyncio.Future[Any]:
-        """A message, and its reply."""
+        """Send a message and return the future of its reply."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._is_closed:
             future.cancel()
@@ -143,10 +144,10 @@ class LiveTurn:
         self._check_soon()
         return future
 
-    # -- does it stand? ------------------------------------------------------------------------------------------------
+    # -- detection of a blocked turn -----------------------------------------------------------------------------------
 
     def created(self, task: asyncio.Task[Any]) -> None:
-        """A task that belongs to it."""
+        """Add a task to the turn."""
         self._tasks[task] = None
         task.add_done_callback(self._ended)
 
@@ -170,7 +171,7 @@ class LiveTurn:
         elif any(_is_ready(task) for task in undone):
             self._check_soon()
         elif not self._waiting():
-            return  # for something of its own, and its tasks say when they have ended
+            return  # a task waits for another task of the turn, whose end triggers the next check
         elif all(self._waits_for_replies(_waits_for(task)) for task in undone):
             self._stand.set_result(False)
         elif self._patience is None:

@@ -1,6 +1,6 @@
 """Registrations of a program: factories of agents, subscriptions, serializers, intervention handlers.
 
-As in AutoGen's runtime; errors are of the same classes."""
+They behave as in AutoGen's runtime, and raise the same classes of errors."""
 
 import inspect
 import logging
@@ -19,10 +19,10 @@ Factory = Callable[..., Any | Awaitable[Any]]
 
 
 class ProgramRegistry:
-    """Registrations that are the same in every process that runs the program.
+    """Registrations, which are the same in every process that runs the program.
 
     Attributes:
-        serializers, subscriptions: AutoGen's own.
+        serializers, subscriptions: AutoGen's own objects.
     """
 
     def __init__(self, interventions: Sequence[Any] = ()) -> None:
@@ -33,7 +33,7 @@ class ProgramRegistry:
         self._instance_types: dict[str, type[Any]] = {}
 
     def add_factory(self, kind: str, factory: Factory, expected: type[Any] | None) -> None:
-        """Raises ValueError if there is one."""
+        """Add a factory; raise ValueError if the type has one already."""
         if kind in self._factories:
             raise ValueError(f"agent type {kind!r} is registered already: choose another name")
 
@@ -50,7 +50,7 @@ class ProgramRegistry:
         self._factories[kind] = checked
 
     def add_instance(self, kind: str, made: Any) -> None:
-        """Add an agent that no factory makes. Raises ValueError if its type is another's."""
+        """Add an agent without a factory. Raise ValueError if its type is in use."""
         if kind not in self._factories:
             self._factories[kind] = _no_factory
             self._instance_types[kind] = type(made)
@@ -62,11 +62,11 @@ class ProgramRegistry:
             )
 
     def knows(self, agent: AgentId) -> bool:
-        """Return whether its type is registered."""
+        """Return whether the agent's type is registered."""
         return agent.type in self._factories
 
     async def make(self, agent: AgentId, runtime: Any) -> Any:
-        """Return a new object of this agent. Raises LookupError if its type is not registered, and what its factory raises."""
+        """Create an object of this agent. Raises LookupError if its type is not registered, and the errors of its factory."""
         if agent.type not in self._factories:
             raise LookupError(f"no agent type {agent.type!r} is registered")
         factory = self._factories[agent.type]
@@ -88,28 +88,32 @@ class ProgramRegistry:
                 raise
 
     async def subscribers(self, topic: TopicId, sender: AgentId | None) -> list[AgentId]:
-        """Return the agents that get what is published there: never the publisher."""
-        found = await self.subscriptions.get_subscribed_recipients(topic)
-        return [agent for agent in found if agent != sender]
+        """Return the agents subscribed to the topic, except the publisher."""
+        subscribed = await self.subscriptions.get_subscribed_recipients(topic)
+        return [agent for agent in subscribed if agent != sender]
 
     # -- intervention handlers: each may change a message, or drop it --------------------------------------------------
 
     async def sent(self, message: Any, context: MessageContext, recipient: AgentId) -> Any:
-        """Raises MessageDroppedException, and whatever a handler raises."""
-        for each in self._interventions:
-            message = _passed(await each.on_send(message, message_context=context, recipient=recipient), "on_send")
+        """Pass a message to be sent through the handlers. Raises MessageDroppedException, and the errors of the handlers."""
+        for intervention in self._interventions:
+            message = _passed(
+                await intervention.on_send(message, message_context=context, recipient=recipient), "on_send"
+            )
         return message
 
     async def published(self, message: Any, context: MessageContext) -> Any:
-        """The same."""
-        for each in self._interventions:
-            message = _passed(await each.on_publish(message, message_context=context), "on_publish")
+        """Pass a message to be published through the handlers. Raises as `sent`."""
+        for intervention in self._interventions:
+            message = _passed(await intervention.on_publish(message, message_context=context), "on_publish")
         return message
 
     async def responded(self, message: Any, sender: AgentId, recipient: AgentId | None) -> Any:
-        """The same."""
-        for each in self._interventions:
-            message = _passed(await each.on_response(message, sender=sender, recipient=recipient), "on_response")
+        """Pass a response through the handlers. Raises as `sent`."""
+        for intervention in self._interventions:
+            message = _passed(
+                await intervention.on_response(message, sender=sender, recipient=recipient), "on_response"
+            )
         return message
 
 

@@ -1,12 +1,13 @@
 """`SnaplineRuntime`: AutoGen's runtime whose agents are agents of a fleet.
 
-A program registers its agents and subscriptions with it as with AutoGen's own:
+A program registers its agents and subscriptions as with AutoGen's own runtime:
 
     async def register(runtime: AgentRuntime) -> None:
         await Teller.register(runtime, "teller", lambda: Teller(100))
 
-What an agent sends in a turn belongs to the turn (`live_turn.py`). Where hosts start processes that run the program (`serve.py`), that is all. Where a program uses it in place of
-`SingleThreadedAgentRuntime`, it has a fleet of its own (`home.py`), to which goes what is sent from outside of turns.
+Messages that an agent sends in a turn belong to the turn (`live_turn.py`). If hosts start the processes that run the program (`serve.py`), the
+runtime has no further task. If a program uses it in place of `SingleThreadedAgentRuntime`, the runtime has a fleet of its own (`home.py`),
+which receives the messages sent outside of turns.
 """
 
 import asyncio
@@ -35,15 +36,15 @@ from snapline.adapters.autogen.inside.registry import ProgramRegistry
 from snapline.adapters.autogen.inside.turns import TurnRunner
 
 NEXT_S = 0.01
-"""Between two looks whether a turn has come."""
+"""Time between two checks whether a turn is waiting."""
 
 
 class SnaplineRuntime(AgentRuntime):
-    """AutoGen's runtime on our hosts.
+    """AutoGen's runtime on snapline's hosts.
 
     Attributes:
-        registry: what the program has registered.
-        runner: the turns that go on in this process.
+        registry: registrations of the program.
+        runner: turns that run in this process.
     """
 
     def __init__(
@@ -55,12 +56,12 @@ class SnaplineRuntime(AgentRuntime):
         hosts: int = 1,
         python: str = "",
     ) -> None:
-        """Make a runtime as AutoGen's; nothing is started before something is sent, or `start`.
+        """Create a runtime with AutoGen's parameters. Nothing is started before the first message, or `start`.
 
         Args:
-            tracer_provider: taken and not used: hosts trace (docs/tracing.md).
+            tracer_provider: accepted but not used: hosts trace (docs/tracing.md).
             hosts: number of processes of the program's fleet.
-            python: the Python of snapline's environment; "": as `SNAPLINE_PYTHON` says.
+            python: Python interpreter of snapline's environment; "": the one in `SNAPLINE_PYTHON`.
         """
         self.registry = ProgramRegistry(intervention_handlers or ())
         self.runner = TurnRunner(self, self.registry)
@@ -69,26 +70,26 @@ class SnaplineRuntime(AgentRuntime):
         self._is_started = False
 
     def serve_host(self) -> TurnRunner:
-        """Prepare a process that a host has started: it has no fleet of its own, and others run other agents' turns."""
+        """Prepare a process that was started by a host: it has no fleet of its own, and other processes run other agents' turns."""
         self._fleet = self.runner.gate = self.runner.tokens = None
         return self.runner
 
-    # -- its life ------------------------------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------------------------------
 
     @property
     def unprocessed_messages_count(self) -> int:
-        """Number of turns that wait for `start` or `process_next`."""
+        """Number of turns waiting for `start` or `process_next`."""
         return self._home().gate.waiting
 
     def start(self) -> None:
-        """Let turns begin."""
+        """Allow turns to begin."""
         if self._is_started:
             raise RuntimeError("the runtime runs already")
         self._is_started = True
         self._home().gate.open()
 
     async def process_next(self) -> None:
-        """Let one turn begin, the next that comes."""
+        """Let the next turn begin; wait for one if necessary."""
         self._raise_unhandled()
         await self._home().up()
         begun = self.runner.begun
@@ -100,33 +101,33 @@ class SnaplineRuntime(AgentRuntime):
     _process_next = process_next
 
     async def stop(self) -> None:
-        """Take a snapshot, and end the fleet's processes. Messages under way are kept: they have their turns after the next `start`."""
+        """Stop the fleet's processes with a snapshot. It contains the messages in transit, which are handled after the next `start`."""
         self._check_started()
         self._is_started = False
         self._home().gate.close()
         await self._home().down()
 
     async def stop_when_idle(self) -> None:
-        """The same when nothing is under way any more."""
+        """Stop when no work is pending any more."""
         self._check_started()
         await self._home().idle()
         await self.stop()
         self._raise_unhandled()
 
     async def stop_when(self, condition: Callable[[], bool]) -> None:
-        """The same when the program says so."""
+        """Stop when the condition holds."""
         self._check_started()
         while not condition():
             await asyncio.sleep(NEXT_S)
         await self.stop()
 
     async def close(self) -> None:
-        """Stop, close the agents' objects, and leave nothing behind."""
+        """Stop, close the agents' objects, and delete the fleet's data."""
         if self._is_started:
             await self.stop()
         await self._home().end()
-        for held in self.runner.objects().values():
-            await held.made.close()
+        for agent_object in self.runner.objects().values():
+            await agent_object.made.close()
 
     def _check_started(self) -> None:
         if not self._is_started:
@@ -153,7 +154,7 @@ class SnaplineRuntime(AgentRuntime):
         cancellation_token: CancellationToken | None = None,
         message_id: str | None = None,
     ) -> Any:
-        """Send a message, and wait for what its handler returns; raises what that raises."""
+        """Send a message and wait for the result of its handler; raises the handler's error."""
         if not self.registry.knows(recipient):
             raise Exception(f"no agent type {recipient.type!r} is registered")  # noqa: TRY002  AutoGen's class
         token = cancellation_token or CancellationToken()
@@ -208,7 +209,7 @@ class SnaplineRuntime(AgentRuntime):
             "call": -1,
         }
 
-    # -- what a program registers --------------------------------------------------------------------------------------
+    # -- registrations -------------------------------------------------------------------------------------------------
 
     async def register_factory(
         self,
@@ -232,12 +233,12 @@ class SnaplineRuntime(AgentRuntime):
         return agent_id
 
     async def add_subscription(self, subscription: Subscription) -> None:
-        """Add a subscription, as in AutoGen. Not in a turn: other processes would not know of it."""
+        """Add a subscription, as in AutoGen. Not allowed in a turn, since other processes would not know of it."""
         _refuse_in_turn("add_subscription")
         await self.registry.subscriptions.add_subscription(subscription)
 
     async def remove_subscription(self, id: str) -> None:
-        """Remove a subscription, as in AutoGen. Not in a turn."""
+        """Remove a subscription, as in AutoGen. Not allowed in a turn."""
         _refuse_in_turn("remove_subscription")
         await self.registry.subscriptions.remove_subscription(id)
 
@@ -252,7 +253,7 @@ class SnaplineRuntime(AgentRuntime):
         return await get_impl(id_or_type=id_or_type, key=key, lazy=lazy, instance_getter=self._object)
 
     async def try_get_underlying_agent_instance(self, id: AgentId, type: type[Any] = object) -> Any:
-        """Return the agent's object in this process: as of its last turn that went on here."""
+        """Return the agent's object in this process, as of its last turn here."""
         if not self.registry.knows(id):
             raise LookupError(f"no agent type {id.type!r} is registered")
         made = await self._object(id)
@@ -262,38 +263,38 @@ class SnaplineRuntime(AgentRuntime):
 
     async def agent_metadata(self, agent: AgentId) -> AgentMetadata:
         """Return an agent's metadata, as in AutoGen."""
-        found: AgentMetadata = (await self._object(agent)).metadata
-        return found
+        metadata: AgentMetadata = (await self._object(agent)).metadata
+        return metadata
 
     async def agent_save_state(self, agent: AgentId) -> Mapping[str, Any]:
-        """Return an agent's saved state, as in AutoGen, of the object in this process."""
-        found: Mapping[str, Any] = await (await self._object(agent)).save_state()
-        return found
+        """Return the saved state of the agent's object in this process, as in AutoGen."""
+        saved: Mapping[str, Any] = await (await self._object(agent)).save_state()
+        return saved
 
     async def agent_load_state(self, agent: AgentId, state: Mapping[str, Any]) -> None:
-        """The same."""
+        """Load a state into the agent's object in this process, as in AutoGen."""
         await (await self._object(agent)).load_state(state)
 
     async def save_state(self) -> Mapping[str, Any]:
-        """Return a snapshot of the fleet: all agents, and all messages under way between them, as JSON. Agents go on meanwhile.
+        """Return a snapshot of the fleet as JSON: all agents, and all messages in transit. Agents continue meanwhile.
 
-        What the program has changed in objects outside their turns is given to the fleet first.
+        Changes that the program has made to objects outside of turns are passed to the fleet first.
         """
-        for agent, held in self.runner.objects().items():
+        for agent, agent_object in self.runner.objects().items():
             if not self.runner.is_busy(agent):
-                state = await held.keeper.save()
-                if state != held.state:
-                    await self._home().give(str(agent), state, held.state)
-                    held.state = state
-        found = await self._home().save()
-        return {"snapline": found["snapshot"], "agents": found["states"]}
+                state = await agent_object.keeper.save()
+                if state != agent_object.state:
+                    await self._home().give(str(agent), state, agent_object.state)
+                    agent_object.state = state
+        saved = await self._home().save()
+        return {"snapline": saved["snapshot"], "agents": saved["states"]}
 
     async def load_state(self, state: Mapping[str, Any]) -> None:
-        """Become the fleet that was saved. Messages that were under way have their turns when this runtime is started."""
+        """Replace the fleet with the saved one. Its messages in transit are handled when this runtime is started."""
         await self._home().load(state["snapline"])
-        for agent, kept in state["agents"].items():
+        for agent, saved in state["agents"].items():
             if self.registry.knows(AgentId.from_str(agent)):
-                await self.runner.fill(AgentId.from_str(agent), kept)
+                await self.runner.fill(AgentId.from_str(agent), saved)
         if self._is_started:
             await self._home().up()
 

@@ -1,4 +1,4 @@
-"""AutoGen's process: runs turns for the host that has started it, and ends with it."""
+"""AutoGen's process: runs turns for the host that started it, and ends with the host."""
 
 import asyncio
 import importlib
@@ -15,10 +15,10 @@ from snapline.adapters.autogen.inside.serving import serve_frames
 
 
 def serve_program(program: str) -> None:
-    """Serve `module:function` through the socket that is this process's input and output."""
+    """Serve `module:function` through the socket that is this process's standard input and output."""
     turn_chance.replace_sources()
     channel = socket.socket(fileno=os.dup(0))
-    os.dup2(2, 1)  # what a program prints is no frame
+    os.dup2(2, 1)  # redirects the program's prints to stderr, away from the frames
     asyncio.run(_serve(program, channel))
 
 
@@ -27,7 +27,7 @@ async def _serve(program: str, channel: socket.socket) -> None:
     try:
         runtime = await _load(program)
     except BaseException as error:
-        # A sentence for the host's log; the traceback is in this process's own.
+        # The host logs one sentence; the traceback is in this process's own log.
         traceback.print_exc()
         writer.write(to_bytes({"hello": f"{program} cannot be registered: {type(error).__name__}: {error}"}))
         await writer.drain()
@@ -35,11 +35,11 @@ async def _serve(program: str, channel: socket.socket) -> None:
     track_tasks(asyncio.get_running_loop())
     writer.write(to_bytes({"hello": ""}))
     await serve_frames(runtime.serve_host(), reader, writer)
-    os._exit(0)  # whatever an agent is in the middle of: its host is gone, and so is the turn
+    os._exit(0)  # ends running handlers at once: without the host their turns are void
 
 
 async def _load(program: str) -> SnaplineRuntime:
-    """Load what the program registers; a function without arguments makes its own runtime."""
+    """Run the program's registration function; a function without parameters creates its own runtime."""
     module, _, name = program.partition(":")
     function = getattr(importlib.import_module(module), name)
     runtime = None if not inspect.signature(function).parameters else SnaplineRuntime()

@@ -1,4 +1,4 @@
-"""Requests of one host to this process, frame by frame."""
+"""Serve the requests of one host, frame by frame."""
 
 import asyncio
 import functools
@@ -11,12 +11,12 @@ Frame = dict[str, Any]
 
 
 async def serve_frames(runner: TurnRunner, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Do what a host asks, until it is gone. Turns of several agents run in parallel."""
+    """Serve a host's requests until it disconnects. Turns of different agents run in parallel."""
     under_way: dict[str, asyncio.Task[None]] = {}
-    known: dict[str, None] = {}
+    turns_seen: dict[str, None] = {}
     while (frame := await read_frame(reader)) is not None:
         key = frame["turn"]
-        known[key] = None
+        turns_seen[key] = None
         earlier = under_way.pop(key, None)
         if frame["do"] == "drop":
             if earlier is not None:
@@ -26,7 +26,7 @@ async def serve_frames(runner: TurnRunner, reader: asyncio.StreamReader, writer:
         task = asyncio.get_running_loop().create_task(_answer(runner, frame, writer))
         under_way[key] = task
         task.add_done_callback(functools.partial(_over, under_way, key))
-    for key in known:
+    for key in turns_seen:
         if key in under_way:
             under_way[key].cancel()
         runner.drop({"turn": key})
@@ -39,12 +39,12 @@ def _over(under_way: dict[str, asyncio.Task[None]], key: str, task: asyncio.Task
 
 async def _answer(runner: TurnRunner, frame: Frame, writer: asyncio.StreamWriter) -> None:
     if frame["do"] == "begin":
-        found: Frame | None = await runner.begin(frame)
+        segment: Frame | None = await runner.begin(frame)
     else:
-        found = await runner.go_on(frame)
+        segment = await runner.go_on(frame)
     try:
-        answer = to_bytes({"number": frame["number"], "segment": found})
+        reply = to_bytes({"number": frame["number"], "segment": segment})
     except ValueError as error:
-        answer = to_bytes({"number": frame["number"], "failed": str(error)})
-    writer.write(answer)
+        reply = to_bytes({"number": frame["number"], "failed": str(error)})
+    writer.write(reply)
     await writer.drain()

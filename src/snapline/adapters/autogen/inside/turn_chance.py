@@ -1,7 +1,8 @@
-"""Chance within a turn follows from the turn: a handler that is run again draws the same.
+"""Deterministic random numbers within a turn: a rerun handler draws the same values.
 
-A handler that has awaited a reply is run again after a failure, up to where it stood, and must ask for the same again. What it draws from `random` and `uuid.uuid4`
-comes from the turn then, whatever other turns draw meanwhile. Outside of turns, and of `numpy`, `secrets` and clocks, nothing is changed.
+A handler that has awaited a reply is rerun after a failure, up to where it was waiting, and must make the same calls again. So `random` and
+`uuid.uuid4` use a generator of the turn, independent of other turns. Outside of turns they are unchanged; `numpy`, `secrets` and clocks are
+never changed.
 """
 
 import random
@@ -11,20 +12,20 @@ from contextvars import ContextVar
 from typing import Any
 
 drawing: ContextVar[random.Random | None] = ContextVar("snapline-turn-chance", default=None)
-"""Random source of the present turn."""
+"""Random generator of the current turn."""
 
 _replaced: list[bool] = []
 
 
 def replace_sources() -> None:
-    """Before a program is imported: it may take these functions by name."""
+    """Patch the functions. Call it before the program is imported, since that may import them by name."""
     if _replaced:
         return
     _replaced.append(True)
     for name in random.__all__:
-        found = getattr(random, name)
-        if isinstance(getattr(found, "__self__", None), random.Random):
-            setattr(random, name, _of_turn(name, found))
+        function = getattr(random, name)
+        if isinstance(getattr(function, "__self__", None), random.Random):
+            setattr(random, name, _of_turn(name, function))
     drawn_by_chance = uuid.uuid4
 
     def uuid4() -> uuid.UUID:

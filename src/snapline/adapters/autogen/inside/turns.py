@@ -1,7 +1,7 @@
-"""Runs turns of the program's agents for a host: state and message in, what the turn has sent, answered and become out.
+"""Runs turns of the program's agents for a host. Input: state and message; output: messages sent, answer and new state.
 
-A host knows the states; this process knows nothing that it could not be told again. An agent's object is used for its next turn too, if that begins with the state with which the last one
-ended here. Otherwise its factory makes a new one, which is given the state.
+The host owns the states; this process has no state that cannot be rebuilt. An agent's object is reused for its next turn if that begins with the
+state with which the last turn ended here. Otherwise the factory creates a new object, which loads the state.
 """
 
 import asyncio
@@ -21,15 +21,15 @@ from snapline.adapters.autogen.inside.turn_chance import drawing
 Frame = dict[str, Any]
 
 TEXT_CHARACTERS_MAX = 4000
-"""Largest length of a traceback: as much as a dead letter keeps."""
+"""Largest length of a traceback, the same as in a dead letter."""
 
 
 class AgentObject:
     """An agent's object.
 
     Attributes:
-        state: with which its last turn has ended; None: it has had none, or nobody knows.
-        is_given: no factory has made it.
+        state: state at the end of its last turn; None: it had no turn, or the state is unknown.
+        is_given: it was not created by a factory.
     """
 
     def __init__(self, made: Any, *, is_given: bool = False) -> None:
@@ -40,15 +40,15 @@ class AgentObject:
 
 
 class TurnRunner:
-    """The turns that are under way here, by the names that their hosts give them.
+    """The running turns of this process, by the names that their hosts give them.
 
     Attributes:
-        raised: the errors with which turns have ended for which somebody waits in this process, by their messages' ids; where it is the only one.
-        begun: how many turns have begun.
-        heard: who waits, outside of turns, for the answer to a message, by its id.
-        unhandled: the first error of a turn for whose reply nobody waits.
-        gate: what a turn waits for before it begins.
-        tokens: cancellation tokens of the messages that this process has sent, by the messages' ids; None where agents are in several processes.
+        raised: message id → error of its turn, for waiting callers in this process; only if all agents are in this process.
+        begun: number of turns begun.
+        heard: message id → future of a caller outside of turns that waits for the answer.
+        unhandled: first error of a turn whose reply no caller waits for.
+        gate: awaited at the beginning of each turn.
+        tokens: message id → cancellation token of a message sent by this process; None if agents are in several processes.
     """
 
     def __init__(self, runtime: Any, registry: ProgramRegistry) -> None:
@@ -64,78 +64,78 @@ class TurnRunner:
         self.gate: Callable[[], Awaitable[None]] | None = None
 
     async def begin(self, frame: Frame) -> Frame:
-        """Begin a turn; return what it has come to where it first stands."""
+        """Begin a turn; return its segment up to the first wait."""
         self.drop(frame)
         if self.gate is not None:
             await self.gate()
         agent = AgentId.from_str(frame["agent"])
         try:
-            held = await self.object_with(agent, frame["state"])
-            handling = self._handling(held.made, frame)
+            agent_object = await self.object_with(agent, frame["state"])
+            handling = self._handling(agent_object.made, frame)
         except BaseException as error:
             self.begun += 1
             return self._failed(error, frame)
         turn = LiveTurn()
-        self._live[frame["turn"]] = (turn, frame, held)
+        self._live[frame["turn"]] = (turn, frame, agent_object)
         return await self._segment(frame["turn"], await turn.begin(handling))
 
     async def go_on(self, frame: Frame) -> Frame | None:
-        """Continue a turn that stands: a reply has come, or its host looks again. None: it is not here any more."""
-        found = self._live.get(frame["turn"])
-        if found is None:
+        """Continue a blocked turn, with a reply or because its host checks again. None: the turn is not in this process."""
+        live = self._live.get(frame["turn"])
+        if live is None:
             return None
         if frame["call"] >= 0:
-            found[0].answered(frame["call"], frame["answer"])
-        return await self._segment(frame["turn"], await found[0].go_on())
+            live[0].answered(frame["call"], frame["answer"])
+        return await self._segment(frame["turn"], await live[0].go_on())
 
     def drop(self, frame: Frame) -> None:
-        """A turn has been undone, and with it whatever it has made of its agent's object."""
-        found = self._live.pop(frame["turn"], None)
-        if found is not None:
-            turn, begun, held = found
+        """Drop a turn that was undone, with its changes to the agent's object."""
+        live = self._live.pop(frame["turn"], None)
+        if live is not None:
+            turn, begun, agent_object = live
             turn.close()
-            self._spoil(AgentId.from_str(begun["agent"]), held)
+            self._spoil(AgentId.from_str(begun["agent"]), agent_object)
 
     # -- agents --------------------------------------------------------------------------------------------------------
 
     def add_object(self, agent: AgentId, made: Any) -> None:
-        """Add an agent that no factory makes."""
+        """Add an agent's object that was not created by a factory."""
         self._objects[agent] = AgentObject(made, is_given=True)
 
     def objects(self) -> dict[AgentId, AgentObject]:
-        """Return the objects that are here."""
+        """Return the objects in this process."""
         return dict(self._objects)
 
     async def object_of(self, agent: AgentId) -> AgentObject:
-        """Return an agent's object; a new one if there is none."""
-        held = self._objects.get(agent)
-        if held is None:
-            held = self._objects[agent] = AgentObject(await self._registry.make(agent, self._runtime))
-        return held
+        """Return an agent's object; create it if necessary."""
+        agent_object = self._objects.get(agent)
+        if agent_object is None:
+            agent_object = self._objects[agent] = AgentObject(await self._registry.make(agent, self._runtime))
+        return agent_object
 
     async def object_with(self, agent: AgentId, state: Kept | None) -> AgentObject:
-        """Return an agent's object in this state; None: as it was made."""
-        held = self._objects.get(agent)
-        if held is not None and held.state != state:
-            self._spoil(agent, held)
-        held = await self.object_of(agent)
-        if state is not None and held.state != state:
-            await held.keeper.load(read_kept(state, self._registry.serializers))
-            held.state = state
-        return held
+        """Return an agent's object with this state; None: initial state."""
+        agent_object = self._objects.get(agent)
+        if agent_object is not None and agent_object.state != state:
+            self._spoil(agent, agent_object)
+        agent_object = await self.object_of(agent)
+        if state is not None and agent_object.state != state:
+            await agent_object.keeper.load(read_kept(state, self._registry.serializers))
+            agent_object.state = state
+        return agent_object
 
     async def fill(self, agent: AgentId, state: Kept) -> None:
-        """Give the object that is here this state."""
-        held = await self.object_of(agent)
-        await held.keeper.load(read_kept(state, self._registry.serializers))
-        held.state = state
+        """Load a state into the agent's object in this process."""
+        agent_object = await self.object_of(agent)
+        await agent_object.keeper.load(read_kept(state, self._registry.serializers))
+        agent_object.state = state
 
     def is_busy(self, agent: AgentId) -> bool:
-        """Return whether it is in the middle of a turn."""
+        """Return whether the agent has an open turn."""
         return any(begun["agent"] == str(agent) for _, begun, _ in self._live.values())
 
     def _spoil(self, agent: AgentId, held: AgentObject) -> None:
-        """Nobody knows what is in it. One that no factory makes is given its next state as it is."""
+        """Discard an object with unknown state. An object without a factory remains, and loads its next state as it is."""
         held.state = None
         if not held.is_given and self._objects.get(agent) is held:
             del self._objects[agent]
@@ -143,7 +143,7 @@ class TurnRunner:
     # -- one turn ------------------------------------------------------------------------------------------------------
 
     async def _handling(self, made: Any, frame: Frame) -> Any:
-        """The handler's run."""
+        """Run the handler."""
         self.begun += 1
         drawing.set(random.Random(frame["seed"]))
         message = read_kept(frame["message"], self._registry.serializers)
@@ -159,24 +159,24 @@ class TurnRunner:
             return await made.on_message(message, ctx=context)
 
     async def _segment(self, key: str, is_over: bool) -> Frame:
-        turn, begun, held = self._live[key]
+        turn, begun, agent_object = self._live[key]
         if not is_over:
             return {"items": turn.take_items(is_over=False), "is_over": False}
         del self._live[key]
         error: BaseException | None = None
         answer = None
         try:
-            found = await self._answer(turn.result(), begun)
-            answer = keep_message(found, self._registry.serializers)
+            response = await self._answer(turn.result(), begun)
+            answer = keep_message(response, self._registry.serializers)
         except BaseException as raised:
             error = raised
         try:
-            state = await held.keeper.save()
+            state = await agent_object.keeper.save()
         except BaseException as raised:
             turn.close()
-            self._spoil(AgentId.from_str(begun["agent"]), held)
+            self._spoil(AgentId.from_str(begun["agent"]), agent_object)
             return self._failed(raised, begun)
-        held.state = state
+        agent_object.state = state
         segment = {"items": turn.take_items(is_over=True), "is_over": True, "state": state, "answer": answer}
         turn.close()
         return self._ended(segment if error is None else {**segment, **self._told(error, begun)}, begun)
@@ -197,12 +197,12 @@ class TurnRunner:
         return {"error": keep_error(error), "text": text}
 
     def _failed(self, error: BaseException, begun: Frame) -> Frame:
-        """A turn that leaves its agent as it was."""
+        """Return the segment of a failed turn, which leaves its agent unchanged."""
         failed = {"items": [], "is_over": True, "state": None, "answer": None, **self._told(error, begun)}
         return self._ended(failed, begun)
 
     async def _answer(self, found: Any, begun: Frame) -> Any:
         if begun["topic"]:
-            return None  # nobody waits for it
+            return None  # no caller waits for it
         sender = AgentId.from_str(begun["sender"]) if begun["sender"] else None
         return await self._registry.responded(found, AgentId.from_str(begun["agent"]), sender)
