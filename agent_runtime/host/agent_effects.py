@@ -107,7 +107,7 @@ class AgentEffects:
         return not known.is_orphan and all(effect.key != intent.key for effect in self.made)
 
     def _take_over(self, intent: EffectIntent, known: KnownEffect, name: str) -> str:
-        """Make the effect part of this turn, as if the turn had done it now: The turn that did the effect has failed, or belongs to a discarded history,
+        """Make the effect part of this turn, as if the turn had done it now. The turn that did the effect has failed, or belongs to a discarded history,
         and the effect was not undone."""
         self.keys[known.key] = msgspec.structs.replace(
             known, is_orphan=False, ended_ns=known.ended_ns or intent.asked_ns

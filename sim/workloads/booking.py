@@ -205,10 +205,10 @@ class Service:
 
 
 def _is_after(other: _Sale, sale: _Sale) -> bool:
-    """Return whether whether one, of the same request, was first paid for after the other one was last asked for, and is not undone.
+    """Return whether another sale of the same request was first paid after this one was last requested, and is not undone.
 
-    Both must have been asked for under one plan: a turn takes over, without a call, what a discarded history has done, and then that is its newest.
-    An do one is never judged: one of a discarded history keeps a key that no turn knows.
+    Both must have been requested under one plan: a turn takes over, without a call, what a discarded history has done, and that is then its newest
+    effect. Unkeyed sales are never judged: one of a discarded history keeps a key that no turn knows.
     """
     if other.task.endswith("/unkeyed") or other.plan != sale.plan:
         return False

@@ -64,14 +64,13 @@ class Shop:
 
     A discarded history may have paid what the current history requests later under the same key. Then the payment is the
     newest of the current history, although it was made first. So of two valid payments, one is known to be newer only if it
-    was paid after the last, and the plan of the host that asked last.
+    was paid after the last request for the other, and under the same plan.
 
     Attributes:
         done: key → receipt.
         paid: (order, part) → key under which the part is paid.
         shut: key → number of refused refunds.
-        asked: key → values of `len(done)` at its first and for, and under the same plan: a turn takes over, without
-    a call, what a discarded history has done.
+        asked: key → values of `len(done)` at its first and last request, and the plan of the host that made the last one.
     """
 
     def __init__(self, plan_of_call: Callable[[], int] = int) -> None:

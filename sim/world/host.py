@@ -69,7 +69,7 @@ class _Timer:
 
 
 class JudgeObserver(HostObserver):
-    """Observer that reports its the world's judge what a host's driver does to its agents."""
+    """Observer that reports to the world's judge what a host's driver does to its agents."""
 
     driver: ObservedDriver
 
