@@ -14,12 +14,20 @@ from typing import Any, NoReturn, TypeVar, overload
 from snapline.agent_runtime import durable, rolling_back
 from snapline.agent_runtime.agent import Agent, agent_type
 from snapline.agent_runtime.durable import ADOPTED, REFUSED, EffectWork, Pause, StepWork, TurnJournal
-from snapline.agent_runtime.effects import EffectOptions, Saga, at_rest, effect_work, read_outcome, undo_work
+from snapline.agent_runtime.effects import EffectOptions, Saga, do_nothing, effect_work, read_outcome, undo_work
 from snapline.agent_runtime.encoding import encode_message, message_name
 from snapline.agent_runtime.fleet import check_state_image, encode_unchecked
 from snapline.agent_runtime.forgotten import UnawaitedCoroutines, awaited
 from snapline.agent_runtime.host.events import TurnEnded
-from snapline.agent_runtime.outside import DELAY_S_MAX, Outside, nanoseconds, plain_name, run_step, step_work, waits_of
+from snapline.agent_runtime.outside import (
+    DELAY_S_MAX,
+    TurnEnvironment,
+    nanoseconds,
+    plain_name,
+    run_step,
+    step_work,
+    waits_of,
+)
 from snapline.agent_runtime.rare_requests import RareRequests
 from snapline.agent_runtime.results import argument_digest, read_message, read_result
 from snapline.agent_runtime.undoing import load_undo
@@ -64,7 +72,7 @@ class Context:
 
     _sagas: list[Saga]  # open sagas of a durable turn
 
-    def __init__(self, agent: str, incarnation: int, sender: str, world: Outside) -> None:
+    def __init__(self, agent: str, incarnation: int, sender: str, world: TurnEnvironment) -> None:
         self.agent = agent
         self.incarnation = incarnation
         self.sender = sender
@@ -359,7 +367,7 @@ class Context:
     async def before_risk(self) -> None:
         """Wait until a complete snapshot holds this turn up to here, so that no failure can undo it. In durable turns only; works like an effect that
         calls nothing."""
-        await self.effect("before-risk", at_rest)
+        await self.effect("before-risk", do_nothing)
 
     def saga(self, name: str) -> Saga:
         """Group effects that are all done, or all undone: `async with ctx.saga("trip"):`. In durable turns only.

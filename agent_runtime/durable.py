@@ -228,7 +228,7 @@ class TurnJournal:
         self.has_left = entry is None or known is not None
         if entry is None:
             entries, self._fresh = self._fresh, []
-            entry = await _stand(
+            entry = await _await_segment(
                 SegmentEnd(JournalEntry(kind, name, digest), timeout_ns, work, entries, is_repeated=known is not None)
             )
         self._passed(place, entry)
@@ -292,7 +292,7 @@ class TurnJournal:
 
 
 @types.coroutine
-def _stand(stand: SegmentEnd) -> Generator[SegmentEnd, JournalEntry, JournalEntry]:
+def _await_segment(stand: SegmentEnd) -> Generator[SegmentEnd, JournalEntry, JournalEntry]:
     entry = yield stand
     return entry
 
@@ -315,7 +315,7 @@ def _line_of_handler() -> str:
 
 # ---- calls: messages that ask for a reply ---------------------------------------------------------------------------
 
-STALE = "@reply"
+LATE_REPLY = "@reply"
 """Type name of a late reply, for a call that has given up."""
 
 

@@ -18,7 +18,7 @@ from snapline.messages.effect_records import (
     LEFT,
     NOT_DONE,
     EffectRecord,
-    StandingEffect,
+    UnfinishedEffect,
 )
 
 Fate = Literal["waiting", "open", "in doubt", "needs people", "done", "failed", "compensated", "left", "undone"]
@@ -79,7 +79,7 @@ def fold(words: Iterable[Output | OutputsReverted]) -> list[Effect]:
     return sorted((undone | _folded(standing)).values(), key=lambda effect: effect.asked_ns)
 
 
-def with_standing(effects: Iterable[Effect], standing: Iterable[StandingEffect]) -> list[Effect]:
+def with_standing(effects: Iterable[Effect], standing: Iterable[UnfinishedEffect]) -> list[Effect]:
     """Return the effects updated by hosts' latest reports: the states of those that have not ended, and those that the ledger does not have yet."""
     by_key = {(effect.agent, effect.key, effect.generation): effect for effect in effects}
     for standing_effect in standing:
@@ -89,7 +89,7 @@ def with_standing(effects: Iterable[Effect], standing: Iterable[StandingEffect])
             output = Output(
                 standing_effect.agent, 0, EFFECTS_TOPIC, standing_effect.intent, "", 0, standing_effect.asked_ns
             )
-            known = _asked(output, standing_effect.intent, known)
+            known = _requested_effect(output, standing_effect.intent, known)
         if known is not None and known.fate == "open":
             by_key[place] = msgspec.structs.replace(known, fate=standing_effect.stands)
     return sorted(by_key.values(), key=lambda effect: effect.asked_ns)
@@ -107,17 +107,17 @@ def open_at(words: Iterable[Output | OutputsReverted], epoch: int) -> list[Effec
 def _folded(words: Iterable[Output]) -> dict[_Key, Effect]:
     effects: dict[_Key, Effect] = {}
     for output in words:
-        _take(effects, output)
+        _apply_record(effects, output)
     return effects
 
 
-def _take(found: dict[_Key, Effect], word: Output) -> None:
+def _apply_record(found: dict[_Key, Effect], word: Output) -> None:
     record = word.message
     assert isinstance(record, EffectRecord)
     place = word.agent, record.key, record.generation
     known = found.get(place)
     if record.stage == INTENT or known is None:
-        known = _asked(word, record, known)
+        known = _requested_effect(word, record, known)
     fate: Fate = "open" if record.stage in (INTENT, NOT_DONE) else _fate_of(record.stage)
     found[place] = msgspec.structs.replace(known, fate=fate, result=record.result or known.result, epoch=word.epoch)
     compensated = found.get((word.agent, record.undoes, record.undoes_generation))
@@ -126,7 +126,7 @@ def _take(found: dict[_Key, Effect], word: Output) -> None:
         found[place] = msgspec.structs.replace(compensated, fate="compensated", epoch=word.epoch)
 
 
-def _asked(word: Output, record: EffectRecord, known: Effect | None) -> Effect:
+def _requested_effect(word: Output, record: EffectRecord, known: Effect | None) -> Effect:
     """Return an effect that was requested, perhaps again: after it failed, or after the fleet went back."""
     return Effect(
         word.agent,

@@ -40,7 +40,7 @@ UNDO_OPTIONS = EffectOptions("", None, None, 30.0, (1.0, 5.0, 30.0), True)
 """Options of compensations: users cannot set them, and compensations must not fail easily."""
 
 
-def at_rest(*, key: str) -> None:
+def do_nothing(*, key: str) -> None:
     """Do nothing: reaching this point is all that was requested."""
 
 

@@ -15,7 +15,7 @@ import msgspec.inspect
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.errors import EncodingError, MessageTooLargeError
-from snapline.storage.capture.declared_values import check_declared, comes_back
+from snapline.storage.capture.declared_values import check_declared, survives_round_trip
 from snapline.storage.capture.decoder import StateDecoder
 from snapline.storage.capture.values import (
     decode_declared,
@@ -143,7 +143,7 @@ def encode_message(message: object) -> bytes:
         raise EncodingError(
             f"message {kind.__qualname__} cannot be encoded: {describe_failure(message, error)}"
         ) from error
-    if not comes_back(message, kind):
+    if not survives_round_trip(message, kind):
         check_declared(message, kind, f"message {kind.__qualname__}")
     if len(payload) > MESSAGE_BYTES_MAX:
         raise MessageTooLargeError(

@@ -20,7 +20,7 @@ from snapline.ids import check_id
 from snapline.protocols.names import PROTOCOLS, is_autonomous
 from snapline.protocols.policy import Adaptive, AnyOf, Every, EveryMessages, Manual, Policy, Single, format_policy
 from snapline.storage.capture.arena import ArenaPool
-from snapline.storage.capture.declared_values import check_declared, comes_back, difference
+from snapline.storage.capture.declared_values import check_declared, difference, survives_round_trip
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.image import Buffer
 from snapline.storage.capture.unsupported_state import check as check_sharing
@@ -453,7 +453,7 @@ def check_state_image(agent: str, made: Agent, known: AgentType, image: bytes) -
             f"{where}: it is a {type(made.state).__qualname__}, the state of class "
             f"{known.agent_class.__qualname__} is declared as {known.state_name}"
         )
-    if known.state_type is not None and not comes_back(made.state, known.state_type):
+    if known.state_type is not None and not survives_round_trip(made.state, known.state_type):
         raise FleetDefinitionError(f"{where}: {difference(made.state, known.state_type, 'state')}")
 
 

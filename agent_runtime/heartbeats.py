@@ -87,7 +87,9 @@ def heartbeat(details: Any = None) -> Any:  # whatever the step tells
     return beat.before
 
 
-async def heard_of(running: Awaitable[Any], beat: Heartbeats, seconds: float) -> Any:  # the result of what runs
+async def await_with_heartbeats(
+    running: Awaitable[Any], beat: Heartbeats, seconds: float
+) -> Any:  # the result of what runs
     """Wait for `running` as long as it sends heartbeats.
 
     Raises:

@@ -37,7 +37,7 @@ from snapline.agent_runtime.encoding import describe_failure, state_decoder
 from snapline.errors import EncodingError, FleetDefinitionError, StoreError
 from snapline.storage.capture.decoder import RestoredState, StateDecoder
 from snapline.storage.capture.image import Buffer, ChunkTable
-from snapline.storage.capture.loaded import loaded_numpy
+from snapline.storage.capture.loaded import numpy_if_loaded
 from snapline.storage.capture.values import (
     BLOB_EXTENSION,
     BLOB_MODULE,
@@ -382,7 +382,7 @@ class _Arrays:
 
     def put(self, value: object) -> object:
         """Encode an array, as the encoder's hook."""
-        numpy = loaded_numpy()
+        numpy = numpy_if_loaded()
         if numpy is None or not isinstance(value, numpy.ndarray):
             return encode_value(value)
         check_array(value)

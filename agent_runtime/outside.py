@@ -15,8 +15,8 @@ from typing import Any
 
 from snapline.agent_runtime.agent import Handler
 from snapline.agent_runtime.durable import StepWork
-from snapline.agent_runtime.heartbeats import Heartbeats, heard_of
-from snapline.channels.child_processes import end_if_child
+from snapline.agent_runtime.heartbeats import Heartbeats, await_with_heartbeats
+from snapline.channels.child_processes import exit_if_child
 from snapline.errors import UsageError
 from snapline.ids import is_plain
 
@@ -36,7 +36,7 @@ IN_THREAD: contextvars.ContextVar[Callable[..., Any]] = contextvars.ContextVar("
 """Function that calls thread functions for the turn of this context, and records turn marks (`host/turn_marks.py`)."""
 
 
-class Outside:
+class TurnEnvironment:
     """Time, random numbers and the outside, as handlers see them; the simulator substitutes its own."""
 
     _handler_threads: asyncio.Semaphore | None = None
@@ -105,7 +105,7 @@ class Outside:
     ) -> Coroutine[Any, Any, Any]:
         """Run a step whose function can send heartbeats; TimeoutError if none comes for `heartbeat_s`."""
         running = self.step(name, beat.of(function))
-        return running if heartbeat_s is None else heard_of(running, beat, heartbeat_s)
+        return running if heartbeat_s is None else await_with_heartbeats(running, beat, heartbeat_s)
 
 
 _call: ContextVar[str] = ContextVar("snapline_call", default="")
@@ -123,7 +123,7 @@ def _in_thread(function: Callable[[], Any]) -> Any:  # the function's own result
             _calls[call] += 1
         return function()
     finally:
-        end_if_child()  # first: in a child another thread may have left the lock locked
+        exit_if_child()  # first: in a child another thread may have left the lock locked
         with _lock:
             _calls[call] -= 1
             if not _calls[call]:
@@ -154,14 +154,14 @@ def calling(key: str) -> Iterator[None]:
         _call.reset(outer)
 
 
-async def no_call_of(world: Outside, key: str) -> None:
+async def no_call_of(world: TurnEnvironment, key: str) -> None:
     """Wait until no thread of this process is in a call of the effect of this outside key."""
     while key in _calls:
         await world.pause(_LOOK_S)
 
 
 async def run_step(
-    world: Outside, name: str, work: StepWork, began: Callable[[], None] = lambda: None
+    world: TurnEnvironment, name: str, work: StepWork, began: Callable[[], None] = lambda: None
 ) -> Any:  # the function's own result
     """Run a step, and again if it raises; its last error is raised here. `began`: called before each attempt."""
     beat = Heartbeats(None)
@@ -176,7 +176,9 @@ async def run_step(
     return await _attempt(world, name, work, beat)
 
 
-async def _attempt(world: Outside, name: str, work: StepWork, beat: Heartbeats) -> Any:  # the function's own result
+async def _attempt(
+    world: TurnEnvironment, name: str, work: StepWork, beat: Heartbeats
+) -> Any:  # the function's own result
     try:
         running = world.beating(name, work.function, beat, work.heartbeat_s)
         return await running if work.timeout_s is None else await world.limited(running, work.timeout_s)

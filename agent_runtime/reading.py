@@ -10,7 +10,7 @@ from snapline.errors import EncodingError, UsageError
 from snapline.messages.payloads import split_message
 from snapline.storage.outputs import reader as reading
 from snapline.storage.outputs.reader import OutputBatch
-from snapline.storage.outputs.record import is_wanted
+from snapline.storage.outputs.record import matches_topic
 from snapline.storage.store.record import Buffer
 
 
@@ -84,12 +84,12 @@ def read_batch(batch: OutputBatch, topic: str, reader: MessageReader) -> Iterato
     if batch.undone is not None:
         yield undone_of(batch.undone, str(batch.cursor(0)))
     for index, output in enumerate(batch.outputs):
-        if is_wanted(output.topic, topic):
+        if matches_topic(output.topic, topic):
             name, body = split_message(output.payload)
             message, cursor = reader.read(name, body), str(batch.cursor(index + 1))
             yield Output(output.agent, output.number, output.topic, message, cursor, batch.epoch, output.emitted_ns)
 
 
-def undone_of(undone: reading.UndoneEpochs, cursor: str) -> OutputsReverted:
+def undone_of(undone: reading.RevertedEpochs, cursor: str) -> OutputsReverted:
     """Return the same for programs."""
     return OutputsReverted(undone.after, undone.epochs, cursor)

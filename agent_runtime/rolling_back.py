@@ -22,9 +22,11 @@ class RollbackRequestedError(BaseException):
     """Ends the turn that requests a rollback. It is no `Exception`, so that handlers cannot catch it by accident, and sagas do not undo their
     effects."""
 
-    def __init__(self, wish: RollbackRequest) -> None:
-        super().__init__(f"the turn asks that the fleet goes back to {wish.snapshot}: {wish.reason}")
-        self.wish = wish
+    def __init__(self, rollback_request: RollbackRequest) -> None:
+        super().__init__(
+            f"the turn asks that the fleet goes back to {rollback_request.snapshot}: {rollback_request.reason}"
+        )
+        self.rollback_request = rollback_request
 
 
 NOT_UNDONE = 'ctx.rollback leaves the agent as it was before its turn: it needs on_error = "undo"'
@@ -38,7 +40,7 @@ def request_in(error: BaseException, on_error: str) -> tuple[RollbackRequest | N
     """Return the request of a turn that has failed, if its agent may make one, and the error that it has failed by."""
     if not isinstance(error, RollbackRequestedError):
         return None, error
-    return (error.wish, error) if on_error == "undo" else (None, UsageError(NOT_UNDONE))
+    return (error.rollback_request, error) if on_error == "undo" else (None, UsageError(NOT_UNDONE))
 
 
 def wish_of(reason: str, snapshot: str) -> RollbackRequest:

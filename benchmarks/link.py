@@ -152,7 +152,7 @@ class End:
     def accepted(self, peer: str, hello: LinkHello) -> Refused | None:
         return self.core.judge(hello)
 
-    def knocked(self, hello: LinkHello) -> None:
+    def dial_requested(self, hello: LinkHello) -> None:
         """Nobody is dialled from here."""
 
     def opened(self, peer: str, attempt: int) -> bool:

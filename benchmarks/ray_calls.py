@@ -20,7 +20,7 @@ import ray
 
 import snapline
 from snapline.adapters.ray import actor_fleet, in_fleet
-from snapline.deploy.conformance.raylets import NOT_NICE, raylets
+from snapline.deploy.conformance.raylets import NORMAL_PRIORITY, raylets
 
 PAYLOAD = "x" * 1024
 CALLS, BESIDE = 200, 16
@@ -121,7 +121,11 @@ def main() -> None:
     parser.add_argument("rounds", nargs="?", type=int, default=20)
     rounds = parser.parse_args().rounds
     address = f"127.0.0.1:{20000 + os.getpid() % 20000}"
-    with tempfile.TemporaryDirectory() as folder, raylets(1, config=NOT_NICE) as cluster, coordinator(folder, address):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        raylets(1, config=NORMAL_PRIORITY) as cluster,
+        coordinator(folder, address),
+    ):
         ray.init(address=cluster.address, namespace="bench", log_to_driver=False, configure_logging=False)
         measure(folder, address, rounds)
 

@@ -27,7 +27,7 @@ import msgspec
 from snapline.agent_runtime.fleet import load_fleet
 from snapline.agent_runtime.snapshots.cut import load_cut
 from snapline.cli.demo_picture import time_ns_of
-from snapline.deploy.conformance.raylets import NOT_NICE, QUICK, RayBench, Raylets, raylets
+from snapline.deploy.conformance.raylets import NORMAL_PRIORITY, QUICK, RayBench, Raylets, raylets
 from snapline.deploy.running_fleet import LaunchedFleet
 from snapline.errors import SnaplineError
 from snapline.examples import pagerank
@@ -198,7 +198,7 @@ def main() -> None:
         graph = Path(scratch) / "graph.json"
         write_graph(read_tree(None), graph)
         here = str(Path(__file__).resolve().parent)  # workers import `Plain` from this file
-        with raylets(HOSTS + SPARES, [here], NOT_NICE if options.ray_times else QUICK) as cluster:
+        with raylets(HOSTS + SPARES, [here], NORMAL_PRIORITY if options.ray_times else QUICK) as cluster:
             import_module("ray").init(address=cluster.address, log_to_driver=False, configure_logging=False)
             for number in range(options.runs):
                 if number:

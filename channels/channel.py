@@ -108,7 +108,7 @@ class Inlet:
         credit_told: last credit sent to the sender, or the initial credit of a newly opened channel.
     """
 
-    __slots__ = ("arrived", "channel", "consumed", "credit_told", "receiver", "sender")
+    __slots__ = ("arrived", "channel", "consumed", "credit_sent", "receiver", "sender")
 
     def __init__(
         self, *, channel: int, sender: str, receiver: str, first_number: int = 1, consumed: int | None = None
@@ -119,15 +119,15 @@ class Inlet:
         self.receiver = receiver
         self.arrived = first_number - 1
         self.consumed = self.arrived if consumed is None else consumed
-        self.credit_told = self.arrived + CHANNEL_CREDIT
+        self.credit_sent = self.arrived + CHANNEL_CREDIT
 
     def consume(self, count: int = 1) -> int:
         """Count messages as consumed; return the credit to send to the sender, or 0 while the change is too small."""
         self.consumed += count
         credit = self.consumed + CHANNEL_CREDIT
-        if credit - self.credit_told < CHANNEL_CREDIT // 2:
+        if credit - self.credit_sent < CHANNEL_CREDIT // 2:
             return 0
-        self.credit_told = credit
+        self.credit_sent = credit
         return credit
 
     def validate(self) -> None:

@@ -10,7 +10,7 @@ A forked child shares three things with its parent, and each can stop or disturb
   the parent's successor would share its port with a socket on which no process accepts. So a child replaces these descriptors, too. Descriptors
   that the user has opened stay.
 
-A child never continues as its parent: it ends when it returns from user code (`end_if_child`).
+A child never continues as its parent: it ends when it returns from user code (`exit_if_child`).
 
 Programs that a child runs by `exec` (subprocess) inherit none of this: handlers are reset, and our descriptors are close-on-exec.
 """
@@ -72,14 +72,14 @@ def handle_signal(
     _register()
 
 
-def keep_from_children(loop: asyncio.AbstractEventLoop, ports: Callable[[], Iterable[int]]) -> None:
+def close_in_children(loop: asyncio.AbstractEventLoop, ports: Callable[[], Iterable[int]]) -> None:
     """Make children drop this loop and the sockets of these ports; ports on which this process listens now are added."""
     listened = listening_ports()
     _process.loop, _process.ports = loop, lambda: {*listened, *ports()}
     _register()
 
 
-def end_if_child() -> None:
+def exit_if_child() -> None:
     """End this process if it is a forked child. Call this after user code has returned or raised."""
     if _process.is_child:
         error = sys.exc_info()[1]

@@ -23,8 +23,8 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from snapline.channels.frame import Frame, LinkHello, Refused, decode_frame, encode_frame
-from snapline.channels.link_streams import Dialling, LinkOwner, PeerStream
-from snapline.channels.listening import until_free
+from snapline.channels.link_streams import DialledPeer, LinkOwner, PeerStream
+from snapline.channels.listening import wait_until_free_async
 from snapline.channels.memory_limits import keep_freed_memory
 from snapline.channels.options import server_options
 from snapline.errors import ProtocolError
@@ -86,7 +86,7 @@ class LinkTransport:
         self._reload_s = reload_s
         self._server: grpc.aio.Server | None = None
         self._streams: dict[str, PeerStream] = {}
-        self._dialled: dict[str, Dialling] = {}
+        self._dialled: dict[str, DialledPeer] = {}
         self._attempts: dict[str, int] = {}
         self._endings: set[asyncio.Task[None]] = set()
         self._reloading: asyncio.Task[None] | None = None
@@ -110,7 +110,7 @@ class LinkTransport:
         health_pb2_grpc.add_HealthServicer_to_server(self.healthy, server)
         await tell(self.healthy, ("", *served), is_serving=True)
         reflection.enable_server_reflection((*served, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        await until_free(listen)
+        await wait_until_free_async(listen)
         port = self._security.add_port(server, listen)
         await server.start()
         self._server = server
@@ -130,7 +130,7 @@ class LinkTransport:
             if known.address == address:
                 return
             self.undial(peer)
-        dialling = self._dialled[peer] = Dialling(peer, address)
+        dialling = self._dialled[peer] = DialledPeer(peer, address)
         dialling.attempt = self._attempts.get(peer, 0)
         dialling.task = asyncio.create_task(self._keep_dialling(dialling))
 
@@ -141,7 +141,7 @@ class LinkTransport:
             UsageError: plaintext would leave this machine.
         """
         self._security.check_dial_address(address)
-        task = asyncio.create_task(self._knock(peer, address, hello))
+        task = asyncio.create_task(self._request_dial(peer, address, hello))
         self._endings.add(task)
         task.add_done_callback(self._endings.discard)
 
@@ -296,7 +296,7 @@ class LinkTransport:
         peer = hello.host
         if hello.attempt == 0:
             if self._security.refusal(context, role=HOST, name=peer) is None:
-                self._owner.knocked(hello)
+                self._owner.dial_requested(hello)
             return
         refused = self._judge(hello, context)
         if refused is None and not await self._callers.is_real(context, peer, self._owner.address_of(peer)):
@@ -335,7 +335,7 @@ class LinkTransport:
 
     # The dialler.
 
-    async def _keep_dialling(self, dialling: Dialling) -> None:
+    async def _keep_dialling(self, dialling: DialledPeer) -> None:
         retry_s = RETRY_S_MIN
         while True:
             began_s = asyncio.get_running_loop().time()
@@ -350,11 +350,11 @@ class LinkTransport:
             retry_s = RETRY_S_MIN if has_lasted else min(2 * retry_s, RETRY_S_MAX)
             await asyncio.sleep(random.uniform(RETRY_S_MIN, retry_s))
 
-    async def _dial_once(self, dialling: Dialling) -> None:
+    async def _dial_once(self, dialling: DialledPeer) -> None:
         with self._own_calls.new() as metadata:
             await self._dial(dialling, metadata)
 
-    async def _dial(self, dialling: Dialling, metadata: tuple[tuple[str, str], ...]) -> None:
+    async def _dial(self, dialling: DialledPeer, metadata: tuple[tuple[str, str], ...]) -> None:
         channel = await self._channel(dialling)
         open_stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/{_METHOD}")
         call = open_stream(metadata=metadata)
@@ -378,7 +378,7 @@ class LinkTransport:
         finally:
             call.cancel()
 
-    async def _knock(self, peer: str, address: str, hello: LinkHello) -> None:
+    async def _request_dial(self, peer: str, address: str, hello: LinkHello) -> None:
         channel = self._security.open_channel(address, role="host", name=peer)
         open_stream: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(f"/{SERVICE}/{_METHOD}")
         try:
@@ -391,7 +391,7 @@ class LinkTransport:
         finally:
             await channel.close()
 
-    async def _channel(self, dialling: Dialling) -> grpc.aio.Channel:
+    async def _channel(self, dialling: DialledPeer) -> grpc.aio.Channel:
         """Return the channel to dial with: kept while dials fail, so that its backoff grows; new for new certificates."""
         if dialling.channel is None or dialling.generation != self._security.generation:
             if dialling.channel is not None:
@@ -400,7 +400,7 @@ class LinkTransport:
             dialling.generation = self._security.generation
         return dialling.channel
 
-    async def _finish_dialling(self, dialling: Dialling) -> None:
+    async def _finish_dialling(self, dialling: DialledPeer) -> None:
         assert dialling.task is not None
         stream = self._streams.get(dialling.peer)
         if stream is not None:
@@ -420,7 +420,7 @@ class LinkTransport:
                 if dialling.generation != self._security.generation:
                     self._renew(dialling)
 
-    def _renew(self, dialling: Dialling) -> None:
+    def _renew(self, dialling: DialledPeer) -> None:
         """End the stream and dial again at once, so that the link resumes with the newest certificate."""
         stream = self._streams.get(dialling.peer)
         if stream is not None and not stream.is_closing:

@@ -91,7 +91,7 @@ from snapline.channels.link_events import (
     WriteReady,
 )
 from snapline.channels.order import OutgoingOrder
-from snapline.channels.words import UnreportedPhrases
+from snapline.channels.words import UnsentControlState
 from snapline.errors import ProtocolError
 
 HEARTBEAT_NS = 500_000_000
@@ -135,7 +135,7 @@ class LinkCore:
         self._opened = 0
         self._grant_items = 0
         self._grant_bytes = 0
-        self._words = UnreportedPhrases(self._in)
+        self._control_state = UnsentControlState(self._in)
         self._is_hello_due = False
         self._is_heartbeat_due = False
         self._written_ns = 0
@@ -172,7 +172,7 @@ class LinkCore:
         if self._phase is not _ESTABLISHED:
             return False
         return (
-            self._words.is_due
+            self._control_state.is_due
             or self._is_heartbeat_due
             or self._out.may_write(self._grant_bytes)
             or (self._is_bye_wanted and self._is_bye_ready)
@@ -184,7 +184,7 @@ class LinkCore:
         if self._phase is not _ESTABLISHED:
             return self._opened_ns + HELLO_NS if self._phase is _OPENING else None
         wakeup_ns = None if self._is_heartbeat_due else self._written_ns + HEARTBEAT_NS
-        due_ns = None if self._words.is_due else self._words.due_ns
+        due_ns = None if self._control_state.is_due else self._control_state.due_ns
         return due_ns if wakeup_ns is None or (due_ns is not None and due_ns < wakeup_ns) else wakeup_ns
 
     @property
@@ -308,7 +308,7 @@ class LinkCore:
         if self._is_bye_ready:
             self._is_bye_sent = True
             return [WriteFrame(self._make_frame(now_ns, Bye())), *self._end_if_done()]
-        if self._words.is_due or self._is_heartbeat_due:
+        if self._control_state.is_due or self._is_heartbeat_due:
             return [WriteFrame(self._make_frame(now_ns))]
         return []
 
@@ -320,7 +320,7 @@ class LinkCore:
         """Return a frame with the newest ack and grants, and channel credits once Hellos were exchanged."""
         frame = Frame(first_number)
         frame.body = body
-        self._words.fill(frame, now_ns, with_credits=type(body) is not LinkHello)
+        self._control_state.fill(frame, now_ns, with_credits=type(body) is not LinkHello)
         self._is_heartbeat_due = False
         self._written_ns = now_ns
         return frame
@@ -350,7 +350,7 @@ class LinkCore:
         if type(body) is Items:
             commands = self._in.take(frame.first_number, body)
             self._note_closed(commands)
-            self._words.note_frame(now_ns, is_small=is_small(body))
+            self._control_state.note_frame(now_ns, is_small=is_small(body))
         elif type(body) is Refused:
             return self._on_refused(body)
         elif type(body) is LinkHello:
@@ -384,7 +384,7 @@ class LinkCore:
     def _note_closed(self, commands: list[Command]) -> None:
         for command in commands:
             if isinstance(command, DropInlet):
-                self._words.forget(command.channel)
+                self._control_state.forget(command.channel)
 
     def _take_grants(self, frame: Frame) -> None:
         self._grant_items = max(self._grant_items, frame.grant_items)
@@ -393,8 +393,8 @@ class LinkCore:
     def _on_items_consumed(self, now_ns: int, event: ItemsConsumed) -> list[Command]:
         self._in.consume(event.items, event.size_bytes)
         if event.credit_channels:
-            self._words.note_credits(event.credit_channels, event.credit_numbers)
-        self._words.note(now_ns)
+            self._control_state.note_credits(event.credit_channels, event.credit_numbers)
+        self._control_state.note(now_ns)
         return []
 
     # Streams.
@@ -424,8 +424,8 @@ class LinkCore:
         self._out.rewind(hello.received)
         self._take_grants(frame)
         self._written_ns = now_ns
-        if self._words.untold:
-            self._words.note(now_ns)
+        if self._control_state.unsent_credits:
+            self._control_state.note(now_ns)
         return [ReportEstablished(resumed)]
 
     def _on_refused(self, refused: Refused) -> list[Command]:
@@ -441,7 +441,7 @@ class LinkCore:
         commands = self._report_end()
         self._phase = _IDLE
         self._is_hello_due = self._is_heartbeat_due = False
-        self._words.forget_stream()
+        self._control_state.forget_stream()
         return commands
 
     def _end_if_done(self) -> list[Command]:
@@ -470,7 +470,7 @@ class LinkCore:
             return []
         if now_ns >= self._written_ns + HEARTBEAT_NS:
             self._is_heartbeat_due = True
-        self._words.note_time(now_ns)
+        self._control_state.note_time(now_ns)
         return []
 
     # For tests and tools.
@@ -480,7 +480,7 @@ class LinkCore:
         self._out.validate()
         self._in.validate()
         assert self._out.acked <= self._out.written
-        self._words.validate()
+        self._control_state.validate()
         assert not (self._is_hello_due and self._phase is _IDLE), "a Hello is due without a stream"
         assert not (self._is_bye_sent and self.has_unacked), "Bye was sent before all was acked"
         assert self._phase is _IDLE or self.attempt > 0
@@ -494,7 +494,12 @@ class LinkCore:
             self.attempt,
             self._grant_items,
             self._grant_bytes,
-            self._words.ack,
-            self._words.items,
+            self._control_state.ack,
+            self._control_state.items,
         )
-        return (*control_state, tuple(self._words.untold.items()), self._out.freeze(), self._in.freeze())
+        return (
+            *control_state,
+            tuple(self._control_state.unsent_credits.items()),
+            self._out.freeze(),
+            self._in.freeze(),
+        )

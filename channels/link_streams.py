@@ -22,7 +22,7 @@ class LinkOwner(Protocol):
         After None, the transport calls `closed` (if the peer had a stream), `opened`, and `received` with the Hello.
         """
 
-    def knocked(self, hello: LinkHello) -> None:
+    def dial_requested(self, hello: LinkHello) -> None:
         """Dial a host that may not dial this one, at its request. The request is not authenticated; the address is already known."""
 
     def opened(self, peer: str, attempt: int) -> bool:
@@ -83,7 +83,7 @@ class PeerStream:
         self._waiter = None
 
 
-class Dialling:
+class DialledPeer:
     """Dialling state of one peer."""
 
     __slots__ = ("address", "attempt", "channel", "generation", "is_renewing", "peer", "task")

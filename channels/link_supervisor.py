@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 
 SOCKET, WATCHDOG_US, WATCHDOG_PID = "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"
 
-BEATS = 3
+HEARTBEATS_PER_TIMEOUT = 3
 """Heartbeats per watchdog timeout: one may be late, and one lost."""
 
 
@@ -22,7 +22,7 @@ BEATS = 3
 async def supervised() -> AsyncIterator[None]:
     """Report ready on entry and stopping on exit."""
     notify("READY=1")
-    watchdog = asyncio.create_task(_keep_alive(beat_s())) if beat_s() else None
+    watchdog = asyncio.create_task(_keep_alive(watchdog_interval_s())) if watchdog_interval_s() else None
     try:
         yield
     finally:
@@ -31,11 +31,11 @@ async def supervised() -> AsyncIterator[None]:
         notify("STOPPING=1")
 
 
-def beat_s() -> float:
+def watchdog_interval_s() -> float:
     """Return the time between heartbeats, in seconds; 0 if no heartbeats are wanted."""
     timeout_us = os.environ.get(WATCHDOG_US, "")
     is_ours = os.environ.get(WATCHDOG_PID, str(os.getpid())) == str(os.getpid())
-    return int(timeout_us) / 1e6 / BEATS if is_ours and timeout_us.isdecimal() else 0.0
+    return int(timeout_us) / 1e6 / HEARTBEATS_PER_TIMEOUT if is_ours and timeout_us.isdecimal() else 0.0
 
 
 def notify(word: str) -> None:

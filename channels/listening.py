@@ -14,7 +14,7 @@ from snapline.errors import ExternalFailureError, UsageError
 PORT_WAIT_S = 3.0
 """Longest wait for a transient error to pass: a killed process frees its ports within a second."""
 
-PORT_LOOK_S = 0.1
+PORT_POLL_S = 0.1
 
 
 class AddressError(UsageError):
@@ -25,7 +25,7 @@ class AddressBusyError(ExternalFailureError):
     """Error for a busy address: the port is in use, or the host name is unknown."""
 
 
-def why_not(address: str) -> OSError | ValueError | None:
+def listen_error(address: str) -> OSError | ValueError | None:
     """Try to bind `host:port`, and return the error that keeps a server from listening there; None if there is none."""
     host, _, port = address.rpartition(":")
     try:
@@ -50,7 +50,7 @@ def address_error(sentence: str, error: BaseException | None, advice: str) -> Ad
     return kind(f"{sentence}: {reason}; {advice}")
 
 
-async def until_free(address: str) -> bool:
+async def wait_until_free_async(address: str) -> bool:
     """Run `wait_until_free` in a thread: a name lookup may take seconds."""
     return await asyncio.to_thread(wait_until_free, address)
 
@@ -61,9 +61,9 @@ def wait_until_free(address: str) -> bool:
     while is_busy := _is_busy(address):
         if time.monotonic() > deadline_s:
             break
-        time.sleep(PORT_LOOK_S)
+        time.sleep(PORT_POLL_S)
     return not is_busy
 
 
 def _is_busy(address: str) -> bool:
-    return not address.startswith("unix:") and not address.endswith(":0") and may_pass(why_not(address))
+    return not address.startswith("unix:") and not address.endswith(":0") and may_pass(listen_error(address))

@@ -188,9 +188,9 @@ class OutgoingOrder:
         """
         if self.written == self.last or (self._written_bytes >= granted_bytes and self._waiting.channel[0]):
             return False
-        return self._small < FRAMES_UNACKED_MAX or self._is_worth_a_frame()
+        return self._small < FRAMES_UNACKED_MAX or self._has_urgent_items()
 
-    def _is_worth_a_frame(self) -> bool:
+    def _has_urgent_items(self) -> bool:
         """Return whether to send although the peer is behind: many items wait, or a control item such as a marker."""
         waiting = self._waiting.channel
         return len(waiting) >= LARGE_ITEMS or self.size_bytes - self._written_bytes >= LARGE_BYTES or 0 in waiting

@@ -39,9 +39,9 @@ from snapline.sim.scenario import (
 from snapline.sim.search.coverage import turns_of
 from snapline.sim.search.swarm import BUILT_IN, draw, small_limits
 from snapline.sim.toml_text import readable
-from snapline.sim.workloads import Workload, make_workload, own_workload
+from snapline.sim.workloads import Workload, make_workload, user_workload
 from snapline.sim.workloads.checked import AtEnd, CheckedWorkload, Invariant
-from snapline.sim.workloads.given import MADE_MAX, GivenInputs, Inputs
+from snapline.sim.workloads.given import GENERATED_INPUTS_MAX, GivenInputs, Inputs
 from snapline.sim.world.recording import Recording
 
 Target = Fleet | Callable[[], Fleet] | Scenario | Path | str
@@ -216,7 +216,7 @@ class Subject:
         fleet = self._source()
         if not isinstance(fleet, Fleet):
             raise UsageError(f"{self._source!r} made a {type(fleet).__qualname__}: return a snapline.Fleet")
-        workload = own_workload(fleet, self._options.get("every", ""))
+        workload = user_workload(fleet, self._options.get("every", ""))
         workload.inputs = self._inputs
         return workload
 
@@ -310,7 +310,7 @@ def reference_of(target: object) -> str:
 def clients_of(inputs: GivenInputs, source: str, count: int | None) -> ClientsPart:
     """Return clients that send these inputs. `source`: reference by which another process imports them, "" if it cannot."""
     fields = {"count": CLIENTS if count is None else count, "inputs_from": source}
-    return _converted({**fields, "inputs": inputs.count or MADE_MAX}, ClientsPart)
+    return _converted({**fields, "inputs": inputs.count or GENERATED_INPUTS_MAX}, ClientsPart)
 
 
 def _fleet_part(fleet: Fleet, module: str, options: Options) -> FleetPart:

@@ -36,7 +36,7 @@ class Choices(Protocol):
         """Return one of 0 … n - 1; 0 is benign."""
 
 
-class Times:
+class Occurrences:
     """Number of occurrences of each situation so far."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class RandomChoices:
         self._seed = seed
         self._streams: dict[str, Random] = {}
         self.record: Record | None = {} if is_recording else None
-        self._times = Times()
+        self._times = Occurrences()
 
     def pick(self, stream: str, key: Key, n: int) -> int:
         random = self._streams.get(stream)
@@ -82,7 +82,7 @@ class RecordedChoices:
 
     def __init__(self, record: Mapping[tuple[str, Key], int]) -> None:
         self._record = record
-        self._times = Times()
+        self._times = Occurrences()
         self.used: Record = {}
 
     def pick(self, stream: str, key: Key, n: int) -> int:
@@ -103,7 +103,7 @@ def start_of(seed: int, stream: str) -> int:
     return int.from_bytes(blake2b(f"{seed}/{stream}".encode(), digest_size=16).digest(), "big")
 
 
-class Randoms:
+class RandomStreams:
     """Many streams of a seed, such as one for each agent: one number per stream, where a `Random` takes 2.5 kB.
 
     Each is a linear congruential generator modulo 2^64 with Knuth's factor (TAOCP 2, 3.3.4), of which the upper 53 bits are

@@ -24,7 +24,7 @@ from snapline.sim.workloads import Workload, make_workload
 from snapline.sim.workloads.given import GivenInputs
 from snapline.sim.world.kernel import Journal
 from snapline.sim.world.limits import limited
-from snapline.sim.world.manifest_cache import remembering
+from snapline.sim.world.manifest_cache import manifests_cached
 from snapline.sim.world.recording import Recording
 from snapline.sim.world.world import World
 
@@ -34,7 +34,7 @@ LOOK_NS = 100_000_000
 WORK_NS = 300_000_000_000
 """Longest time for a fleet's work (`run.turns`) after its faults: 600 consecutive messages on the slowest drawn network."""
 
-LOOKS_APART, AGENTS_A_LOOK = 4, 1_000
+LOOKS_APART, AGENTS_PER_CHECK = 4, 1_000
 """Invariants of all cores are checked at every fourth check of the run, in large fleets less often, and at the end."""
 
 Runner = Callable[[Scenario, int, Choices | None], Result]
@@ -70,7 +70,7 @@ def run(
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)  # the result has everything relevant
     try:
-        with _mutated(mutant), limited(scenario.limits), remembering():
+        with _mutated(mutant), limited(scenario.limits), manifests_cached():
             built = workload or make_workload(scenario.fleet)
             if built.inputs is None and scenario.clients.inputs_from:
                 built.inputs = GivenInputs(scenario.clients.inputs_from)
@@ -125,7 +125,7 @@ class Watch:
         self.healed_ns = self._whole_ns = 0
         self.pending: list[str] = ["the faults are not over"]
         self._looks = 0
-        self._looks_apart = LOOKS_APART + len(shared.agents) // AGENTS_A_LOOK
+        self._looks_apart = LOOKS_APART + len(shared.agents) // AGENTS_PER_CHECK
         shared.kernel.at(LOOK_NS, self._look)
         if shared.scenario.run.faults_from == "start":
             self._begin_faults()
@@ -137,7 +137,7 @@ class Watch:
 
     def _look(self, _: object) -> None:
         world, shared, now_ns = self._world, self._shared, self._shared.kernel.now_ns
-        shared.journal.turn_page()
+        shared.journal.hash_full_pieces()
         self._looks += 1
         if self._looks % self._looks_apart == 0:
             self._validate()
@@ -146,22 +146,22 @@ class Watch:
         if not self.healed_ns and self._heal_ns is not None and self._heal_ns <= now_ns and not self._waits_for_work():
             self.healed_ns = now_ns
             heal(world.executor)
-            world.clients.stay()
+            world.clients.make_patient()
             world.hosts.steps.stubs.outages.is_over = True
         if self.healed_ns:
             world.complete_fleet()
-            missing_work = self._work_owed()
+            missing_work = self._missing_work()
             self._whole_ns = now_ns if missing_work else self._whole_ns or self.healed_ns
             self.pending = world.pending_work.pending(self._whole_ns) + world.clients.pending()
             self.pending += world.operator.pending()
-            self.pending = self.pending or world.owed() or missing_work
+            self.pending = self.pending or world.missing_releases() or missing_work
         is_late = self.healed_ns and now_ns > self._whole_ns + shared.scenario.liveness.within_ns
         if shared.judge.violations or (self.healed_ns and not self.pending) or is_late:
             shared.kernel.is_over = True
         else:
             shared.kernel.at(now_ns + LOOK_NS, self._look)
 
-    def _work_owed(self) -> list[str]:
+    def _missing_work(self) -> list[str]:
         """Return the unfinished work of a user's fleet, unless the fleet is idle; final checks wait for it."""
         shared = self._shared
         now_ns, within_ns = shared.kernel.now_ns, shared.scenario.liveness.within_ns
@@ -198,7 +198,7 @@ class Watch:
         if not violations:
             world.notes.store.read_back()
         if not violations and ended and self.healed_ns:
-            self._look_for_deserted()
+            self._report_waiting()
         if not violations and not self.pending and ended:
             states, is_quiet = world.pending_work.states(), world.pending_work.is_idle()
             resting = states if is_quiet else world.pending_work.resting()
@@ -211,7 +211,7 @@ class Watch:
                 is_released=world.is_released(),
             )
             world.check_outputs()
-            shared.workload.has_gone_back = shared.judge.books.inputs.has_fallen_back
+            shared.workload.was_rolled_back = shared.judge.books.inputs.has_fallen_back
             finding = shared.workload.check_end(states) if shared.workload.ends else None
             if finding:
                 shared.say("workload", "G3", finding)
@@ -230,10 +230,10 @@ class Watch:
         result.virtual_ns = shared.kernel.now_ns
         result.probes = dict(shared.judge.probes.hits)
         result.faults = list(world.executor.faults)
-        result.steps_as_they_are = list(world.hosts.steps.stubs.as_they_are) if shared.scenario.fleet.module else []
+        result.unstubbed_steps = list(world.hosts.steps.stubs.without_stub) if shared.scenario.fleet.module else []
         result.metrics = metrics_of(world)
 
-    def _look_for_deserted(self) -> None:
+    def _report_waiting(self) -> None:
         """Report agents and clients that wait although all faults are healed and the fleet is complete. A busy fleet may be slow."""
         shared = self._shared
         patience_ns = shared.scenario.liveness.within_ns // 2
@@ -242,12 +242,12 @@ class Watch:
                 shared.say("stuck", "G10", f"{agent} stands in the middle of a durable turn, for good: {why}")
         if not self.pending or shared.scenario.budget != "within":
             return
-        for agent in self._world.pending_work.forsaken(shared.kernel.now_ns - patience_ns):
+        for agent in self._world.pending_work.ignored_rollback_requests(shared.kernel.now_ns - patience_ns):
             text = f"{agent} has asked that the fleet goes back, and stands for {patience_ns / 1e9:g} s, without a word"
             shared.say("liveness", "G10", text)
         if self._world.pending_work.pending(self.healed_ns):
             return
-        for text in self._world.clients.deserted(shared.kernel.now_ns - patience_ns):
+        for text in self._world.clients.without_progress(shared.kernel.now_ns - patience_ns):
             shared.say("liveness", "R1", f"{text} for {patience_ns / 1e9:g} s, though everything runs")
 
     def _hollow(self) -> str:

@@ -21,7 +21,7 @@ from snapline.protocols.names import PROTOCOLS, is_autonomous
 from snapline.sim.faults.durations import Duration, OptionalDuration, duration_ns, format_duration
 from snapline.sim.faults.points import FAILPOINTS, REAL_FAILPOINT_PREFIXES, REAL_FAILPOINTS, WORLD_FAILPOINTS
 from snapline.sim.faults.words import (
-    REFUSED_WORDS,
+    REFUSED_FAULT_KINDS,
     CaptureFault,
     ClockFault,
     ClogFault,
@@ -432,8 +432,8 @@ def _refuse_early(raw: Mapping[str, object], source: str) -> None:
     faults = raw.get("fault")
     for index, fault in enumerate(faults if isinstance(faults, list) else []):
         for word in fault if isinstance(fault, dict) else ():
-            if word in REFUSED_WORDS:
-                raise UsageError(f"{source}: fault[{index}].{word} cannot be: {REFUSED_WORDS[word]}")
+            if word in REFUSED_FAULT_KINDS:
+                raise UsageError(f"{source}: fault[{index}].{word} cannot be: {REFUSED_FAULT_KINDS[word]}")
 
 
 def _problems(scenario: Scenario) -> Iterator[str]:

@@ -9,11 +9,11 @@ import signal
 
 from hypothesis import settings
 
-from snapline.cli.collector import collect_seldom, spare_imported
+from snapline.cli.collector import collect_rarely, freeze_imported
 from snapline.storage.capture import forked
 
 forked.prepare()
-collect_seldom()
+collect_rarely()
 
 settings.register_profile("snapline", deadline=None)
 settings.load_profile("snapline")
@@ -26,4 +26,4 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    spare_imported()
+    freeze_imported()

@@ -7,7 +7,7 @@ effect is not done again.
 import msgspec
 
 from snapline.agent_runtime.durable import ADOPTED, DONE, FAILED, REFUSED, EffectIntent
-from snapline.messages.effect_records import UNDO, undo_key, undone_of
+from snapline.messages.effect_records import UNDO, effect_undone_by, undo_key
 from snapline.storage.ages import ages_ns
 from snapline.storage.log.record import EFFECT
 from snapline.storage.packs.checkpoint import JournalEntry
@@ -27,7 +27,7 @@ RESULTS_BYTES_MAX = 1024 * 1024
 
 COMPENSATED = "compensated"
 
-MADE_UP = "@"
+GENERATED_KEY_PREFIX = "@"
 """Prefix of a generated key, for an effect without one: such a key belongs to a turn, and is dropped with it."""
 
 NOTHING = b"\xc0"
@@ -173,7 +173,7 @@ class AgentEffects:
             self._add_made(effect)
         elif is_done:
             self._undone(opened)
-        self.let_go()
+        self.drop_open_effect()
         self._forget(ended_ns)
 
     def _undone(self, opened: OpenEffect) -> None:
@@ -183,7 +183,7 @@ class AgentEffects:
             self.keys[key] = _compensated(known)
         self.made = [effect for effect in self.made if effect.key != key]
 
-    def undone_elsewhere(self, key: str, generation: int) -> None:
+    def note_earlier_undo(self, key: str, generation: int) -> None:
         """Record a compensation of an earlier incarnation, found in a host log. If this history does not reach the compensation by itself, the fleet
         was rolled back past it. The effect no longer exists outside, so a new request for it is another effect."""
         if self.open is not None and (self.open.undoes, self.open.undoes_generation) == (key, generation):
@@ -196,7 +196,7 @@ class AgentEffects:
         elif known.generation == generation:
             self.keys[key] = _compensated(known)
 
-    def called_elsewhere(self, entry: JournalEntry) -> None:
+    def note_earlier_call(self, entry: JournalEntry) -> None:
         """Record a call of an effect of a discarded history, found in a host log: it is done outside, or possibly done, regardless of which turn
         requests it again."""
         key, _, text = entry.sender.rpartition("#")
@@ -216,12 +216,12 @@ class AgentEffects:
             key, generation, entry.digest, outcome, result, "", TIME_UNKNOWN, is_orphan=True, name=entry.name
         )
 
-    def heard_of(self, intent: EffectIntent) -> bool:
+    def knows_unrecorded_effect(self, intent: EffectIntent) -> bool:
         """Return whether the effect is done, as only a host log knows."""
         known = self.keys.get(intent.key)
         return known is not None and (known.ended_ns, known.outcome) == (TIME_UNKNOWN, DONE)
 
-    def takes_up_undone(self) -> bool:
+    def resumes_undone_effect(self) -> bool:
         """Return whether the open effect was done and undone in a discarded history: then its repetition was not requested by this history."""
         known = self.keys.get(self.open.key) if self.open is not None else None
         if self.open is None or known is None:
@@ -231,7 +231,7 @@ class AgentEffects:
             is_it or known.generation > self.open.generation
         )  # a later generation exists only if the earlier one was undone
 
-    def let_go(self) -> None:
+    def drop_open_effect(self) -> None:
         """Drop the open effect, which will not be called."""
         self.open, self.is_in_doubt, self.is_ready, self.needs_people = None, False, False, False
         self.is_called = False
@@ -265,7 +265,7 @@ class AgentEffects:
         dead letter, if it has failed."""
         effects, self.made = self.made, []
         for key, known in list(self.keys.items()):
-            if key.startswith(MADE_UP) and not key.endswith(UNDO) and known.ended_ns != TIME_UNKNOWN:
+            if key.startswith(GENERATED_KEY_PREFIX) and not key.endswith(UNDO) and known.ended_ns != TIME_UNKNOWN:
                 del self.keys[key]
         for key in [effect.key for effect in effects if letter and effect.key in self.keys]:
             self.keys[key] = msgspec.structs.replace(self.keys[key], is_orphan=True, letter=letter)
@@ -289,4 +289,4 @@ def _size_of(known: KnownEffect) -> int:
 def undone_by(entry: JournalEntry) -> tuple[str, int] | None:
     """Return the effect, and the generation of it, that was undone here; None: nothing was."""
     key, _, _ = entry.sender.rpartition("#")
-    return undone_of(key) if (entry.kind, entry.outcome) == (EFFECT, DONE) else None
+    return effect_undone_by(key) if (entry.kind, entry.outcome) == (EFFECT, DONE) else None

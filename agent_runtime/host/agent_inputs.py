@@ -12,7 +12,7 @@ from snapline.agent_runtime.traceparents import without_tail
 from snapline.errors import ProtocolError
 from snapline.storage.ages import ages_ns, step_ns
 from snapline.storage.log.record import LoggedInput
-from snapline.storage.packs.checkpoint import DROPPED, NO_INPUTS, KnownKey, SavedInputs
+from snapline.storage.packs.checkpoint import DROPPED_REPLY, NO_INPUTS, KnownKey, SavedInputs
 from snapline.storage.store.record import digest_of
 
 KEYS_KEPT = 1000
@@ -89,7 +89,7 @@ class AgentInputs:
         Logs may have lost earlier inputs, so a gap among dropped inputs is not an error.
         """
         self.consumed, self.numbered = logged.number - 1, logged.number
-        self.consume(logged, is_dead_lettered=True, reply=DROPPED)
+        self.consume(logged, is_dead_lettered=True, reply=DROPPED_REPLY)
 
     def consume(
         self, logged: LoggedInput, *, is_dead_lettered: bool, reply: bytes = b"", is_open: bool = False

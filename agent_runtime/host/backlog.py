@@ -17,7 +17,7 @@ class Backlog:
 
     Attributes:
         log_bytes: size of all sender logs in the agents.
-        is_busy, problem: last report on the store (`StoreWatched`); at the start of a plan the store is presumed healthy.
+        is_busy, problem: last report on the store (`StoreStatusChanged`); at the start of a plan the store is presumed healthy.
         is_full: the writer's queue is full.
         is_standing: the agents are paused.
         save_ns: time when all agents take checkpoints because their logs are too large although the store is healthy, or None.
@@ -47,7 +47,7 @@ class Backlog:
         """Record whether the agents are paused."""
         self.is_standing = is_standing
 
-    def must_stand(self, *, is_autonomous: bool) -> bool:
+    def must_pause(self, *, is_autonomous: bool) -> bool:
         """Return whether the agents must pause; once they are paused, whether they must stay so."""
         if self.is_full:
             return True

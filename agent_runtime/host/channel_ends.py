@@ -14,7 +14,7 @@ from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
 
 
-class Outboxes(Protocol):
+class OutboxReleaser(Protocol):
     """Interface that channel ends need of the outlets."""
 
     def unpark(self, outlet: AgentOutlet) -> None:
@@ -24,14 +24,14 @@ class Outboxes(Protocol):
         """Handle an outbox that holds less than before."""
 
 
-class Creating(Protocol):
+class CreationBuffer(Protocol):
     """Interface that channel ends need of the membership."""
 
     def keep_early(self, inlet: AgentInlet, mark: Mark, payload: bytes | None) -> bool:
         """Keep this for a receiver that is just being created here; return whether it is. None: its channel opened."""
 
 
-class AwaitingReplies(Protocol):
+class ReplyWaitNotifier(Protocol):
     """Interface that channel ends need of the durable turns."""
 
     def gone(self, agent: LocalAgent, callee: str) -> None:
@@ -48,9 +48,9 @@ class ChannelEnds:
     """
 
     _mode: HostMode
-    _outlets: Outboxes
-    _membership: Creating
-    _durable: AwaitingReplies
+    _outlets: OutboxReleaser
+    _membership: CreationBuffer
+    _durable: ReplyWaitNotifier
 
     def __init__(self, shared: HostState, links: HostLinks, failures: HostFailures) -> None:
         self._shared = shared
@@ -60,7 +60,9 @@ class ChannelEnds:
         self.locating: dict[int, tuple[str, ...]] = {}
         self.held: dict[str, list[AgentOutlet]] = {}
 
-    def wire(self, mode: HostMode, outlets: Outboxes, membership: Creating, durable: AwaitingReplies) -> None:
+    def wire(
+        self, mode: HostMode, outlets: OutboxReleaser, membership: CreationBuffer, durable: ReplyWaitNotifier
+    ) -> None:
         """Connect the parts above."""
         self._mode, self._outlets, self._membership = mode, outlets, membership
         self._durable = durable
@@ -113,7 +115,7 @@ class ChannelEnds:
         inlet = owner.inlets.get(outlet.sender) or self.new_inlet(owner, outlet.sender)
         _check_first_number(inlet, outlet.number + 1)
         inlet.peer = outlet.peer = shared.local
-        inlet.credit_told = outlet.credit = outlet.number + CHANNEL_CREDIT
+        inlet.credit_sent = outlet.credit = outlet.number + CHANNEL_CREDIT
         outlet.inlet = inlet
 
     def _connect_there(self, outlet: AgentOutlet, peer: Peer, incarnation: int) -> None:
@@ -163,7 +165,7 @@ class ChannelEnds:
             inlet = owner.inlets.get(command.sender) or self.new_inlet(owner, command.sender)
             _check_first_number(inlet, command.first_number)
             inlet.channel = command.channel
-            inlet.credit_told = inlet.arrived + CHANNEL_CREDIT
+            inlet.credit_sent = inlet.arrived + CHANNEL_CREDIT
         inlet.peer = peer
         inlet.first_number = command.first_number
         peer.inlets[command.channel] = inlet

@@ -11,7 +11,7 @@ import msgspec
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.epoch_files import Capture, check_image, image_of, new_chunks, reported
-from snapline.agent_runtime.host.epoch_reports import Places
+from snapline.agent_runtime.host.epoch_reports import NameIndex
 from snapline.errors import EncodingError, UsageError
 from snapline.messages.host_messages import CheckpointsStored, ReportedPack
 from snapline.storage.capture.chunking import ChunkedState, chunk_image
@@ -117,7 +117,7 @@ def _checkpoint_of(taken: TakenCheckpoint, parts: list[StatePart]) -> AgentCheck
 def _report_of(captures: list[TakenCheckpoint], *, plan: int, epoch: int, pack: ReportedPack) -> CheckpointsStored:
     """Report one entry for each checkpoint, and for each channel whose number has changed since the agent's one before."""
     commands = [capture.command for capture in captures]
-    places = Places()
+    places = NameIndex()
     agents = [places[command.agent] for command in commands]
     sent = [
         (x, places[receiver], n) for x, command in enumerate(commands) for receiver, n in command.changed_sent.items()

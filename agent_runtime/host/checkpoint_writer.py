@@ -99,11 +99,11 @@ class CheckpointWriter:
         self._writing_count = self._writing_bytes = self.size_bytes = 0
         self._failures = 0
         self._retry_s = 0.0
-        self._told = (False, "", False)
+        self._reported = (False, "", False)
         """Last report to the host core: whether the store is busy, its problem, and whether the queue is full."""
         self._timer: Timer | None = None
         self.unknown: dict[int, CheckpointsStored] = {}
-        self._is_welcome = False
+        self._has_welcome = False
         """This stream has had its Welcome. Earlier no report is sent: it would be acknowledged together with older reports that were lost with the
         previous stream, and are repeated at the Welcome."""
         self._frozen: AgentsFrozen | None = None
@@ -119,14 +119,14 @@ class CheckpointWriter:
         self._frozen = None
         # At the start of a plan the store is presumed healthy, here as in the core. Checkpoints being written no longer count.
         self._writing_count = self._writing_bytes = self.size_bytes = self._failures = 0
-        self._told = (False, "", False)
+        self._reported = (False, "", False)
 
     def add(self, taken: TakenCheckpoint) -> None:
         """Add a captured checkpoint."""
         self._waiting.append(taken)
         self.size_bytes += taken.size_bytes
         self._write_soon(GATHER_S)
-        self._tell_core()
+        self._report_store_status()
 
     def drop_round(self, round_: int) -> None:
         """Discard waiting checkpoints of an aborted round. The coordinator deletes those being written."""
@@ -136,15 +136,15 @@ class CheckpointWriter:
         self._waiting = [checkpoint for checkpoint in self._waiting if checkpoint.command.round != round_]
         self.size_bytes -= sum([checkpoint.size_bytes for checkpoint in dropped])
         _release(dropped)
-        self._tell_core()
-        self._say_frozen()
+        self._report_store_status()
+        self._send_frozen_report()
 
     def report_frozen(self, command: ev.ReportFrozen, host_start: int) -> None:
         """Report the freeze when all checkpoints taken so far are durable and reported."""
         self._frozen = AgentsFrozen(command.plan, command.number, host_start, command.running)
         if self._waiting and not self._is_writing:
             self._write()
-        self._say_frozen()
+        self._send_frozen_report()
 
     def known(self, sequence: int) -> None:
         """Forget the reports up to this one, which the coordinator knows."""
@@ -153,14 +153,14 @@ class CheckpointWriter:
 
     def stream_opened(self) -> None:
         """Begin a new stream to the coordinator, which has not sent Welcome yet."""
-        self._is_welcome = False
+        self._has_welcome = False
 
     def repeat(self) -> None:
         """Repeat, at the coordinator's Welcome, what it may not have received."""
-        self._is_welcome = True
+        self._has_welcome = True
         for message in self.unknown.values():
             self._send(message)
-        self._say_frozen()
+        self._send_frozen_report()
 
     def _write_soon(self, delay_s: float) -> None:
         if self._timer is None and not self._is_writing:
@@ -223,12 +223,12 @@ class CheckpointWriter:
         self._sequence += 1
         report = msgspec.structs.replace(outcome, sequence=self._sequence, host_start=host_start, plan=plan)
         self.unknown[self._sequence] = report
-        if self._is_welcome:
+        if self._has_welcome:
             self._send(report)
         if self._waiting:
             self._write_soon(0)
-        self._tell_core()
-        self._say_frozen()
+        self._report_store_status()
+        self._send_frozen_report()
 
     def _try_again(self, batch: list[TakenCheckpoint], problem: str) -> None:
         """Queue the batch again, since the store cannot take it now."""
@@ -238,7 +238,7 @@ class CheckpointWriter:
         self._failures += 1
         self._waiting = batch + self._waiting
         self._write_soon(self._retry_s)
-        self._tell_core(problem)
+        self._report_store_status(problem)
 
     def _note_stored(self, batch: list[TakenCheckpoint]) -> None:
         if self._failures:
@@ -247,9 +247,9 @@ class CheckpointWriter:
         self.size_bytes -= self._writing_bytes
         _release(batch)
 
-    def _tell_core(self, problem: str = "") -> None:
+    def _report_store_status(self, problem: str = "") -> None:
         """Report to the host core when something has changed. Without a new problem the known one lasts while it may."""
-        was_busy, known, was_full = self._told
+        was_busy, known, was_full = self._reported
         count = len(self._waiting) + self._writing_count
         part = 2 if was_busy else 1
         is_busy = count > WAITING_CHECKPOINTS_MAX // part or self.size_bytes > WAITING_BYTES_MAX // part
@@ -257,9 +257,9 @@ class CheckpointWriter:
             (was_full and is_busy) or count > 2 * WAITING_CHECKPOINTS_MAX or self.size_bytes > 2 * WAITING_BYTES_MAX
         )
         report = is_busy, (problem or known) if self._failures and count else "", is_full
-        if report != self._told:
-            self._told = report
-            self._feed(ev.StoreWatched(*report))
+        if report != self._reported:
+            self._reported = report
+            self._feed(ev.StoreStatusChanged(*report))
 
     def _give_up(self, batch: list[TakenCheckpoint], spoilt: dict[str, tuple[int, str]]) -> None:
         """Give up states that cannot be saved: their agents fail, and everything else is written.
@@ -279,16 +279,16 @@ class CheckpointWriter:
         self.size_bytes = sum([checkpoint.size_bytes for checkpoint in kept])
         if kept:
             self._write_soon(0)
-        self._tell_core()
+        self._report_store_status()
         for agent, incarnation in failed.items():
             reason = spoilt[agent][1]
             log.warning("%s", reason)
             self._feed(ev.CheckpointFailed(agent, incarnation, reason))
-        self._say_frozen()
+        self._send_frozen_report()
 
-    def _say_frozen(self) -> None:
+    def _send_frozen_report(self) -> None:
         frozen = self._frozen
-        if frozen is None or self._waiting or self._is_writing or not self._is_welcome:
+        if frozen is None or self._waiting or self._is_writing or not self._has_welcome:
             return
         self._frozen = None
         self._send(frozen)

@@ -70,7 +70,12 @@ from snapline.agent_runtime.host.plans import HostPlans
 from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.timers import Timers
 from snapline.agent_runtime.host.turn_ends import TurnEnds
-from snapline.agent_runtime.host.view_events import EffectsWanted, TracingWanted, ViewWanted, WaitingWanted
+from snapline.agent_runtime.host.view_events import (
+    EffectsRequested,
+    TracingRequested,
+    ViewRequested,
+    WaitingAgentsRequested,
+)
 from snapline.agent_runtime.host.views import Views
 from snapline.channels.frame import LinkHello, Refused
 from snapline.messages import host_messages as msg
@@ -78,7 +83,7 @@ from snapline.messages import planned_ends as ends
 from snapline.protocols.names import CHANDY_LAMPORT, is_logged
 from snapline.protocols.policy import Manual, Policy
 
-BY_HAND: Policy = Manual()
+MANUAL_TRIGGER: Policy = Manual()
 
 
 class HostCore:
@@ -97,7 +102,7 @@ class HostCore:
         host: str,
         *,
         protocol: str = CHANDY_LAMPORT,
-        policy: Policy = BY_HAND,
+        policy: Policy = MANUAL_TRIGGER,
         trace_every: int = 0,
         is_watched: bool = False,
     ) -> None:
@@ -116,11 +121,11 @@ class HostCore:
         self._mailboxes = mailboxes = Mailboxes(shared, failures)
         self._outlets = outlets = Outlets(shared, ends, mailboxes)
         self._timers = timers = Timers(shared, mailboxes)
-        self._wish = wish = EpochRequest(shared)
+        self._epoch_request = epoch_request = EpochRequest(shared)
         self.log = log = OwnLog(shared)
-        self._inputs = inputs = Inputs(shared, mailboxes, wish, log)
+        self._inputs = inputs = Inputs(shared, mailboxes, epoch_request, log)
         self._steps = steps = StepLog(shared, mailboxes, log)
-        self._outputs = outputs = Outputs(shared, mailboxes, wish)
+        self._outputs = outputs = Outputs(shared, mailboxes, epoch_request)
         self._views = views = Views(shared)
         self._membership = membership = Membership(
             shared, ends, outlets, mailboxes, failures, inputs, outputs, steps, views
@@ -129,7 +134,19 @@ class HostCore:
         self._durable = durable = DurableTurns(shared, failures, mailboxes, timers, inputs, steps, effects)
         self.turn_ends = TurnEnds(shared, failures, mailboxes, outlets, timers, membership, outputs, views, durable)
         parts = HostParts(
-            shared, links, ends, failures, mailboxes, outlets, membership, log, inputs, steps, outputs, wish, views
+            shared,
+            links,
+            ends,
+            failures,
+            mailboxes,
+            outlets,
+            membership,
+            log,
+            inputs,
+            steps,
+            outputs,
+            epoch_request,
+            views,
         )
         self.mode = mode = _mode_of(protocol, policy, parts)
         self._plans = HostPlans(parts, mode, timers, effects)
@@ -138,7 +155,7 @@ class HostCore:
         ends.wire(mode, outlets, membership, durable)
         mailboxes.wire(mode, outlets, membership, inputs, durable)
         durable.wire(mode)
-        wish.wire(mode)
+        epoch_request.wire(mode)
         log.wire(inputs, steps)
         inputs.asks.wire(membership)
         outputs.wire(membership, effects)
@@ -151,20 +168,20 @@ class HostCore:
     def _make_handlers(self) -> dict[type[ev.Heard], Callable[[Any], None]]:
         """Return the handlers. Events that the mode has no use for change nothing."""
         return {
-            **dict.fromkeys(ev.OF_MODES, _ignore),
+            **dict.fromkeys(ev.MODE_EVENTS, _ignore),
             **self.mode.handlers(),
             msg.EndEpoch: self._on_end_epoch,
             msg.OutputsWatched: self._outputs.on_outputs_watched,
             msg.LogOpened: self.log.on_log_opened,
             ev.InputsOffered: self._inputs.on_inputs_offered,
             ev.ReplyAwaited: self._inputs.asks.on_reply_awaited,
-            ViewWanted: self._views.on_view_wanted,
-            EffectsWanted: self._views.on_effects_wanted,
-            WaitingWanted: self._views.on_waiting_wanted,
-            TracingWanted: self._views.on_tracing_wanted,
+            ViewRequested: self._views.on_view_requested,
+            EffectsRequested: self._views.on_effects_requested,
+            WaitingAgentsRequested: self._views.on_waiting_agents_requested,
+            TracingRequested: self._views.on_tracing_requested,
             le.BatchAppended: self.log.on_batch_appended,
             le.LogSealed: self.log.on_log_sealed,
-            le.LogWatched: self.log.on_log_watched,
+            le.LogStatusChanged: self.log.on_log_status_changed,
             de.StepEnded: self._durable.on_step_ended,
             ev.TurnEnded: self.turn_ends.on_turn_ended,
             ev.FrameReceived: self.links.on_frame_received,
@@ -188,11 +205,11 @@ class HostCore:
             msg.AgentsLocated: self._ends.on_agents_located,
         }
 
-    def handle(self, now_ns: int, event: ev.Heard) -> list[ev.Said]:
+    def handle(self, now_ns: int, event: ev.Heard) -> list[ev.HostOutput]:
         """Handle one event; return what to do, in order."""
         shared = self.shared
         shared.now = now_ns
-        out: list[ev.Said] = []
+        out: list[ev.HostOutput] = []
         shared.out = out
         self._handlers[type(event)](event)
         return out
@@ -201,7 +218,7 @@ class HostCore:
         """End an epoch. The directive is repeated when its outputs are released; and for a plan's line, when the plan's agents are here."""
         shared = self.shared
         if event.epoch > shared.plan_epoch and event.epoch not in shared.ended:
-            self._wish.reset()
+            self._epoch_request.reset()
             self.mode.epoch_ended(event)
         self._inputs.epoch_ended(event)
         self._outputs.epoch_ended(event)

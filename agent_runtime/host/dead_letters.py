@@ -11,8 +11,15 @@ compensation, whose turn is like that of a dead letter that was never stored.
 
 from snapline.agent_runtime.host import effect_wishes
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT, Entry, LocalAgent
-from snapline.messages.dead_letters import DROP, GONE, RETRY, WORD, DeadLetterCommand, read_word
-from snapline.messages.effect_words import EffectRetry, is_effect_request, is_effect_word, read_effect_request
+from snapline.messages.dead_letters import (
+    COMMAND_PREFIX,
+    DROP,
+    RETRY,
+    TARGET_GONE,
+    DeadLetterCommand,
+    read_dead_letter_command,
+)
+from snapline.messages.effect_words import EffectRetry, is_effect_request, is_effect_resolution, read_effect_request
 from snapline.messages.payloads import CREATE
 from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.checkpoint import DeadLetterRecord, StashedMessage
@@ -21,15 +28,15 @@ from snapline.storage.store.record import digest_of
 IDENTITY_BYTES = 8
 
 
-def is_word(entry: Entry) -> bool:
+def is_operator_command(entry: Entry) -> bool:
     """Return whether the entry is an operator command."""
-    if entry[0] is not None or entry[2][:1] != WORD:
+    if entry[0] is not None or entry[2][:1] != COMMAND_PREFIX:
         return False
     mark = entry[1]
     return isinstance(mark, LoggedInput) or (isinstance(mark, StashedMessage) and bool(mark.key))
 
 
-def key_of(entry: Entry) -> str:
+def parse_effect_key(entry: Entry) -> str:
     """Return the key of an input, or of an operator command; "" for anything else."""
     return entry[1].key if isinstance(entry[1], LoggedInput | StashedMessage) else ""
 
@@ -41,8 +48,8 @@ def is_from_outside(letter: DeadLetterRecord) -> bool:
 
 def is_drop(payload: bytes) -> bool:
     """Return whether this command drops a dead letter."""
-    is_of_letters = payload[:1] == WORD and not (is_effect_word(payload) or is_effect_request(payload))
-    return is_of_letters and read_word(payload).verb == DROP
+    is_of_letters = payload[:1] == COMMAND_PREFIX and not (is_effect_resolution(payload) or is_effect_request(payload))
+    return is_of_letters and read_dead_letter_command(payload).verb == DROP
 
 
 def identity_of(letter: DeadLetterRecord) -> bytes:
@@ -61,23 +68,23 @@ def add(agent: LocalAgent, letter: DeadLetterRecord) -> None:
 
 def dead_letter_of(agent: LocalAgent, payload: bytes) -> DeadLetterRecord | None:
     """Return the dead letter that this command is about; None if it no longer exists."""
-    request = _undoing(payload)
+    request = _compensation_request(payload)
     if request is not None:
         return DeadLetterRecord(agent.id, effect_wishes.turn_of(agent, request), "", 0, 0)
-    place = _place_of(agent, _word_of(agent, payload))
+    place = _place_of(agent, _command_of(agent, payload))
     return None if place is None else agent.dead_letters[place]
 
 
-def _undoing(payload: bytes) -> EffectRetry | None:
+def _compensation_request(payload: bytes) -> EffectRetry | None:
     """Return the request to call a compensation; None: the command is about a dead letter."""
     request = read_effect_request(payload) if is_effect_request(payload) else None
     return request if request is not None and effect_wishes.undoes(request) else None
 
 
-def _word_of(agent: LocalAgent, payload: bytes) -> DeadLetterCommand:
+def _command_of(agent: LocalAgent, payload: bytes) -> DeadLetterCommand:
     """Return the command for the dead letter. An effect that failed with its turn knows the turn's dead letter."""
     if not is_effect_request(payload):
-        return read_word(payload)
+        return read_dead_letter_command(payload)
     number = effect_wishes.dead_letter_of(agent, read_effect_request(payload))
     if number not in agent.dead_letter_numbers:
         return DeadLetterCommand(RETRY, 0, b"")
@@ -95,7 +102,7 @@ def refusal_of(agent: LocalAgent, payload: bytes) -> str:
     """Return why the agent refuses this command; "" if it may have its turn."""
     if is_effect_request(payload):
         return effect_wishes.refusal_of(agent, read_effect_request(payload))
-    command, dead_letter = read_word(payload), dead_letter_of(agent, payload)
+    command, dead_letter = read_dead_letter_command(payload), dead_letter_of(agent, payload)
     if dead_letter is None:
         known = ", ".join(map(str, agent.dead_letter_numbers)) or "none"
         return f"agent {agent.id!r} has no such dead letter {command.number}; those that it has: {known}"
@@ -106,15 +113,15 @@ def refusal_of(agent: LocalAgent, payload: bytes) -> str:
 
 def settled(agent: LocalAgent, entry: Entry) -> bytes | None:
     """Carry out a command without a turn; return the answer to the operator, or None if the dead letter gets a turn."""
-    if is_effect_word(entry[2]):
-        return GONE  # its turn would have taken the command
-    request = _undoing(entry[2])
+    if is_effect_resolution(entry[2]):
+        return TARGET_GONE  # its turn would have taken the command
+    request = _compensation_request(entry[2])
     if request is not None:
         return effect_wishes.settled(agent, request)
-    command = _word_of(agent, entry[2])
+    command = _command_of(agent, entry[2])
     place = _place_of(agent, command)
     if place is None:
-        return GONE
+        return TARGET_GONE
     if command.verb != DROP:
         return None
     _take_out(agent, place)
@@ -130,19 +137,19 @@ def turn_of(agent: LocalAgent, payload: bytes) -> tuple[str, str, bytes]:
 
 def handled(agent: LocalAgent, word: Entry) -> None:
     """Remove a dead letter whose turn, or its first segment, succeeded: its client gets the answer to the command."""
-    request = _undoing(word[2])
+    request = _compensation_request(word[2])
     if request is not None:
         effect_wishes.begun(agent, request)
         return
-    place = _place_of(agent, _word_of(agent, word[2]))
+    place = _place_of(agent, _command_of(agent, word[2]))
     if place is not None:
         if agent.dead_letters[place].key and agent.inputs is not None:
-            agent.inputs.retried(agent.dead_letters[place].key, key_of(word))
+            agent.inputs.retried(agent.dead_letters[place].key, parse_effect_key(word))
         _take_out(agent, place)
         agent.dead_letter_count -= 1
 
 
-def buried_again(agent: LocalAgent, word: Entry) -> DeadLetterRecord | None:
+def take_failed_retry(agent: LocalAgent, word: Entry) -> DeadLetterRecord | None:
     """Remove and return a dead letter whose turn has failed: it becomes a new one."""
     record = dead_letter_of(agent, word[2])
     handled(agent, word)

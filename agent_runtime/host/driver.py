@@ -39,8 +39,8 @@ from snapline.agent_runtime.host.tracing import Tracing
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.host.view_events import AnswerEffects, AnswerView, AnswerWaiting
 from snapline.agent_runtime.migrations import MigrationError
-from snapline.agent_runtime.outside import Outside
-from snapline.channels.child_processes import end_if_child
+from snapline.agent_runtime.outside import TurnEnvironment
+from snapline.channels.child_processes import exit_if_child
 from snapline.channels.frame import Frame, LinkHello, Refused
 from snapline.errors import (
     ConnectionRejectedError,
@@ -75,7 +75,7 @@ from snapline.storage.store.store import Store
 TURNS_IN_A_ROW = 64
 """Largest number of turns between two passes of the event loop: about a millisecond of plain turns."""
 
-FOR_THE_ADAPTER = (ReadProbe, EvaluateStop, Finish, MayLeave, CheckpointsKnown, TurnedAway)
+ADAPTER_DIRECTIVES = (ReadProbe, EvaluateStop, Finish, MayLeave, CheckpointsKnown, TurnedAway)
 """Directives that bypass the core."""
 
 log = logging.getLogger("snapline.host")
@@ -97,10 +97,10 @@ class HostDriver:
         self,
         host: str,
         fleet: Fleet,
-        around: HostEnvironment,
+        environment: HostEnvironment,
         transport: Transport,
         *,
-        world: Outside | None = None,
+        world: TurnEnvironment | None = None,
         trace: TraceSink | None = None,
         trace_every: int = 1,
         is_watched: bool = False,
@@ -119,15 +119,21 @@ class HostDriver:
         self.plan = 0
         self.started: dict[str, int] = {}
         self.at: ev.StartTurn | de.RunStep | None = None
-        self._around = around
+        self._environment = environment
         self._transport = transport
-        self._now_ns = around.now_ns
-        self.tracing = Tracing(around, self.core, self.feed, trace, trace_every)
-        self.turns = Turns(fleet, self._turn_ended, log.warning, world, start=around.start_turn, step_ended=self.feed)
-        self.checkpoints = CheckpointWriter(
-            around.open_store, around.in_worker, around.send, self.feed, call_later=around.call_later
+        self._now_ns = environment.now_ns
+        self.tracing = Tracing(environment, self.core, self.feed, trace, trace_every)
+        self.turns = Turns(
+            fleet, self._turn_ended, log.warning, world, start=environment.start_turn, step_ended=self.feed
         )
-        self._intake = Intake(around, self.feed)
+        self.checkpoints = CheckpointWriter(
+            environment.open_store,
+            environment.in_worker,
+            environment.send,
+            self.feed,
+            call_later=environment.call_later,
+        )
+        self._intake = Intake(environment, self.feed)
         self.offer, self.ask, self.view = self._intake.offer, self._intake.ask, self._intake.view
         self.effects, self.waiting = self._intake.effects, self._intake.waiting
         self.queue: deque[ev.StartTurn] = deque()
@@ -147,7 +153,7 @@ class HostDriver:
         for kind, observe in self._observer.commands().items():
             self._executors[kind] = partial(_observed, observe, self._executors.get(kind, _nothing))
 
-    def _make_executors(self, transport: Transport) -> dict[type[ev.Said], Execute]:
+    def _make_executors(self, transport: Transport) -> dict[type[ev.HostOutput], Execute]:
         return {
             ev.StartTurn: self.queue.append,
             ev.WakeWriter: lambda command: transport.wake(command.peer),
@@ -187,15 +193,15 @@ class HostDriver:
 
     def feed(self, event: ev.Heard) -> None:
         """Hand one event to the core and carry its commands out."""
-        end_if_child()
+        exit_if_child()
         if self._is_over:
             return
         try:
             self._carry(self.core.handle(self._now_ns(), event))
         except Exception as error:
-            self._around.fail(error)
+            self._environment.fail(error)
             raise
-        self._around.fed()
+        self._environment.fed()
 
     def stop(self) -> None:
         """Stop the driver: nothing more happens to the agents, and their pending work is discarded."""
@@ -217,7 +223,7 @@ class HostDriver:
                 break
             self.at = turn = queue.popleft()
             outcome = run(turn)
-            end_if_child()
+            exit_if_child()
             if outcome is None:
                 self.started[turn.agent] = now_ns()
                 continue
@@ -244,7 +250,7 @@ class HostDriver:
         self.turns.run_step(command)
         self.at = before
 
-    def _carry(self, commands: list[ev.Said]) -> None:
+    def _carry(self, commands: list[ev.HostOutput]) -> None:
         executors = self._executors
         for command in commands:
             execute = executors.get(type(command))
@@ -259,7 +265,7 @@ class HostDriver:
         """Return the refusal of the stream of `peer`; None: it may be accepted."""
         return self.core.judge(hello)
 
-    def knocked(self, hello: LinkHello) -> None:
+    def dial_requested(self, hello: LinkHello) -> None:
         """Handle a host's request to be dialled."""
         self.feed(ev.PeerKnocked(hello))
 
@@ -316,11 +322,11 @@ class HostDriver:
             certificate_left_ns=certificate_left_ns,
         )
 
-    def _tell_coordinator(self, said: ev.Said) -> None:
+    def _tell_coordinator(self, said: ev.HostOutput) -> None:
         assert isinstance(said, HostMessage), f"nobody carries out {said!r}"
         if isinstance(said, PlanApplied):
             self.plan = said.plan
-        self._around.send(said)
+        self._environment.send(said)
 
     def directive_received(self, directive: Directive) -> None:
         """Handle a directive of the coordinator."""
@@ -329,13 +335,15 @@ class HostDriver:
             case Welcome():
                 self._welcomed(directive)
             case ReadProbe():
-                self._around.in_worker(read_probe, self._around.open_store, directive.path, then=self._around.send)
+                self._environment.in_worker(
+                    read_probe, self._environment.open_store, directive.path, then=self._environment.send
+                )
             case EvaluateStop(epoch, _, is_decided):
-                ask = partial(ask_stop, self.fleet, self._around.open_store, epoch, is_decided=is_decided)
-                self._around.in_evaluator(ask, self._around.send)
+                ask = partial(ask_stop, self.fleet, self._environment.open_store, epoch, is_decided=is_decided)
+                self._environment.in_evaluator(ask, self._environment.send)
             case Finish():
                 log.info("the fleet has ended: %s", directive.reason or directive.outcome)
-                self._around.finish(0 if directive.outcome == "stopped" else 1)
+                self._environment.finish(0 if directive.outcome == "stopped" else 1)
             case BeginEpoch():
                 self._tables.begun(directive.base)
                 self._reports.begun(directive)
@@ -345,7 +353,7 @@ class HostDriver:
                 self.checkpoints.known(directive.sequence)
             case TurnedAway():
                 self._turned_away(directive)
-        if not isinstance(directive, FOR_THE_ADAPTER):
+        if not isinstance(directive, ADAPTER_DIRECTIVES):
             self.feed(placed(directive) if isinstance(directive, Plan) else directive)
         if isinstance(directive, EndEpoch) and not directive.is_complete:
             self.checkpoints.drop_round(directive.epoch)
@@ -355,17 +363,17 @@ class HostDriver:
         """End a host that is turned away: one never welcomed was started wrongly, and will be turned away again; another has been replaced."""
         log.warning("turned away: %s", told.reason)
         if told.is_final and not self.core.start:
-            self._around.fail(UsageError(told.reason))
+            self._environment.fail(UsageError(told.reason))
         elif told.is_final:
-            self._around.finish(ConnectionRejectedError.exit_code)
+            self._environment.finish(ConnectionRejectedError.exit_code)
 
     def _welcomed(self, welcome: Welcome) -> None:
         self.turns.welcomed(welcome.cluster)
         self._reports.welcomed()
         self.checkpoints.repeat()
         if welcome.wants_definition:
-            self._around.send(definition_of(self.fleet))
-        self._around.welcomed(welcome.heartbeat_ns)
+            self._environment.send(definition_of(self.fleet))
+        self._environment.welcomed(welcome.heartbeat_ns)
 
     # ---- epochs and plans -----------------------------------------------------------------------------------------
 
@@ -375,20 +383,20 @@ class HostDriver:
         started = self._now_ns()
         base = self._tables.base_of(command.agent)
         try:
-            self._around.capturing(command.agent)
+            self._environment.capturing(command.agent)
             known, version, image = self.turns.capture(command.agent, base)
         except SnaplineError as error:
             log.warning("%s", error)
             self.feed(ev.CaptureFailed(command.agent, command.epochs, str(error)))
             return
-        self._around.captured(command, known, image)
+        self._environment.captured(command, known, image)
         took = self._now_ns() - started
         if self.tracing.is_on:
             self.tracing.checkpoint(command.agent, command.control.number, "coordinated", command.epochs)
         capture = Capture(
-            known, version, image, command.control, self._around.wall_ns(), took,
+            known, version, image, command.control, self._environment.wall_ns(), took,
             base_epoch=self._tables.base_epoch, base=base, uses=len(command.epochs), started_ns=started,
-            clock=self._around.boot_clock(),
+            clock=self._environment.boot_clock(),
         )  # fmt: skip
         for epoch in command.epochs:
             self._captures.setdefault(epoch, {})[command.agent] = capture
@@ -396,7 +404,7 @@ class HostDriver:
     def _take_checkpoint(self, command: ev.TakeCheckpoint) -> None:
         started = self._now_ns()
         try:
-            self._around.capturing(command.agent)
+            self._environment.capturing(command.agent)
             known, version, image = self.turns.capture(command.agent)
         except SnaplineError as error:
             log.warning("%s", error)
@@ -404,19 +412,19 @@ class HostDriver:
             self._observer.checkpoint_failed(failed)
             self.feed(failed)
             return
-        self._around.captured(command, known, image)
+        self._environment.captured(command, known, image)
         took = self._now_ns() - started
         if self.tracing.is_on and command.basis in ("basic", "forced"):
             self.tracing.checkpoint(command.agent, command.control.number, command.basis)
         elif self.tracing.is_on:
             self.tracing.flush()  # a tentative checkpoint is traced when permanent; its contents, before it is durable
-        recorded = self._around.wall_ns(), took, self._around.boot_clock()
+        recorded = self._environment.wall_ns(), took, self._environment.boot_clock()
         self.checkpoints.add(TakenCheckpoint(known, version, image, command, *recorded))
         if self._measures:
             self.feed(ev.CheckpointMeasured(command.agent, took))
 
     def _store_epoch(self, command: ev.StoreEpoch) -> None:
-        self._around.part_closed(command.epoch)
+        self._environment.part_closed(command.epoch)
         writer = f"{self.host}-{self.core.start}"
         captures = self._captures.pop(command.epoch, {})
         earlier = self._reports.earlier(command.epoch)
@@ -424,11 +432,13 @@ class HostDriver:
 
         def store() -> StoredEpoch | str:
             try:
-                return write_epoch(self._around.open_store(), writer, self.core.start, command, captures, earlier)
+                return write_epoch(self._environment.open_store(), writer, self.core.start, command, captures, earlier)
             except (SnaplineError, OSError) as error:
                 return str(error)
 
-        self._around.in_worker(store, then=lambda outcome: self._epoch_stored(command, captures, closed_ns, outcome))
+        self._environment.in_worker(
+            store, then=lambda outcome: self._epoch_stored(command, captures, closed_ns, outcome)
+        )
 
     def _epoch_stored(
         self, command: ev.StoreEpoch, captures: Captures, closed_ns: int, outcome: StoredEpoch | str
@@ -447,7 +457,7 @@ class HostDriver:
     def _report_epoch(self, command: ev.ReportEpoch) -> None:
         report = self._reports.report_of(command.epoch)
         if report is not None:
-            self._around.send(report)
+            self._environment.send(report)
 
     def _drop_epoch(self, command: ev.DropEpoch) -> None:
         _release(self._captures.pop(command.epoch, {}))
@@ -465,14 +475,14 @@ class HostDriver:
     def _load_agents(self, command: ev.LoadAgents) -> None:
         self._progress.step()
         log.info("plan %d: loading %d agents from epoch %d", command.plan, len(command.agents), command.line_epoch)
-        self._around.in_worker(self._load, command, then=lambda outcome: self._loaded(command, outcome))
+        self._environment.in_worker(self._load, command, then=lambda outcome: self._loaded(command, outcome))
 
     def _load(self, command: ev.LoadAgents) -> LoadedLine | ev.LoadFailed:
         if command.plan != self.core.plan:  # the command waited while an older plan was loading
             return ev.LoadFailed(command.plan, 0, "", "a newer plan has come")
         try:
-            store = self._around.open_store()
-            line = store.judged(lambda: self._read_line(store, command))
+            store = self._environment.open_store()
+            line = store.confirm_damage(lambda: self._read_line(store, command))
             line.buffers = self.turns.buffers_for(line.objects.values())
             return line
         except DamagedDataError as error:
@@ -490,7 +500,7 @@ class HostDriver:
             return ev.LoadFailed(command.plan, 0, "", str(error), may_pass=may_pass)
 
     def _read_line(self, store: Store, command: ev.LoadAgents) -> LoadedLine:
-        line = load_line(store, self.fleet, command, self._progress, self._around.boot_clock())
+        line = load_line(store, self.fleet, command, self._progress, self._environment.boot_clock())
         line.logged = read_logs(store, command, line.agents)
         return line
 
@@ -508,7 +518,7 @@ class HostDriver:
         self._tables.loaded(command.line_epoch, outcome.tables)
         self._reports.plan_began()
         if outcome.buffers:
-            self._around.in_evaluator(lambda: self.turns.reserve(outcome.buffers), lambda _: None)
+            self._environment.in_evaluator(lambda: self.turns.reserve(outcome.buffers), lambda _: None)
         if self.tracing.is_on:
             loaded = outcome.agents
             numbers = {
@@ -532,11 +542,11 @@ class HostDriver:
         )
 
 
-def _observed(observe: Callable[[ev.Said, Execute], None], execute: Execute, command: ev.Said) -> None:
+def _observed(observe: Callable[[ev.HostOutput, Execute], None], execute: Execute, command: ev.HostOutput) -> None:
     observe(command, execute)
 
 
-def _nothing(_command: ev.Said) -> None:
+def _nothing(_command: ev.HostOutput) -> None:
     """Carry out a command that only an observer wants."""
 
 

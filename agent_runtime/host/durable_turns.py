@@ -28,23 +28,23 @@ from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import watch_events as we
 from snapline.agent_runtime.host.effects import Effects
-from snapline.agent_runtime.host.failures import HostFailures, last_line, sender_of, what_of
+from snapline.agent_runtime.host.failures import HostFailures, last_line, sender_of, turn_kind_of
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.local_agent import (
     SEGMENT,
     AgentInlet,
     DurableTurn,
-    EmptySearch,
     Entry,
     LocalAgent,
+    UnmatchedEntries,
 )
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.timers import Timers
 from snapline.agent_runtime.traceparents import is_of_type
-from snapline.messages.effect_words import read_effect_word
+from snapline.messages.effect_words import read_effect_resolution
 from snapline.messages.payloads import REPLY
 from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.checkpoint import TURN_TIMER, JournalEntry, SavedTurn, StashedMessage
@@ -96,7 +96,7 @@ class DurableTurns:
         turn.is_logged = pause.is_logged
         is_again = turn.waits is not None
         if turn.waits is None:
-            turn.waits, turn.look = pause.waits, EmptySearch()
+            turn.waits, turn.look = pause.waits, UnmatchedEntries()
             if pause.timeout_ns is not None and pause.waits.kind not in OUTSIDE:
                 self._timers.set(agent, TURN_TIMER, pause.timeout_ns, b"")
         turn.is_live, turn.since_ns = True, self._shared.now
@@ -137,12 +137,12 @@ class DurableTurns:
 
     def _begin(self, agent: LocalAgent, entry: Entry, pause: Pause) -> DurableTurn:
         """Begin the turn after its first segment, and consume its message."""
-        kind, sender, payload = what_of(entry), sender_of(agent, entry), entry[2]
-        if dead_letters.is_word(entry):  # the turn now has the dead letter's message
+        kind, sender, payload = turn_kind_of(entry), sender_of(agent, entry), entry[2]
+        if dead_letters.is_operator_command(entry):  # the turn now has the dead letter's message
             kind, sender, payload = dead_letters.turn_of(agent, payload)
             dead_letters.handled(agent, entry)
         turn = DurableTurn(
-            SavedTurn(kind, sender, payload, pause.seed, dead_letters.key_of(entry)), self._steps.began(agent)
+            SavedTurn(kind, sender, payload, pause.seed, dead_letters.parse_effect_key(entry)), self._steps.began(agent)
         )
         self._mailboxes.consume(entry, is_open=True)
         self._mailboxes.free_windows(agent)
@@ -188,7 +188,7 @@ class DurableTurns:
         undo = self._effects.turn_failed(agent, event.time_ns)
         if undo:
             agent.stash.insert(0, StashedMessage(agent.id, undo))
-            self._tell_taken(agent, "effect", agent.id, undo, is_stashed=True)
+            self._note_consumed(agent, "effect", agent.id, undo, is_stashed=True)
         stashed = StashedMessage(turn.sender, turn.payload, turn.key)
         self._failures.dead_letter(agent, (None, stashed, turn.payload), event.error, agent.attempts, event.time_ns)
         self.ended(agent, is_dead_lettered=True)
@@ -203,8 +203,8 @@ class DurableTurns:
             return None, stashed, stashed.payload
         if turn.problem or agent.is_full or turn.is_logging:
             return None
-        while not self._has_come(agent, turn) or self._stands_still(agent):
-            if not self._put_off(agent, turn):
+        while not self._has_come(agent, turn) or self._waits_for_outbox(agent):
+            if not self._make_room(agent, turn):
                 return None
         return SEGMENT
 
@@ -215,7 +215,7 @@ class DurableTurns:
             return True
         return self._find(agent, turn, turn.waits) or not turn.is_live
 
-    def _stands_still(self, agent: LocalAgent) -> bool:
+    def _waits_for_outbox(self, agent: LocalAgent) -> bool:
         """Return whether the agent pauses until its outbox has drained: not if it can defer nothing more, or two such agents would deadlock."""
         return agent.is_crowded and len(agent.stash) < STASH_MAX
 
@@ -230,7 +230,7 @@ class DurableTurns:
         logged = agent.begun.logged.get(turn.number, ()) if agent.begun is not None else ()
         start = msgspec.structs.replace(start, turn=turn.whole(), number=turn.number, logged=logged)
         if self._failures.deaths.known:
-            start = self._mailboxes.or_refusal(agent, start, turn.what, turn.sender, turn.payload)
+            start = self._mailboxes.refused_if_deadly(agent, start, turn.what, turn.sender, turn.payload)
         self._shared.out.append(start)
 
     def on_step_ended(self, event: de.StepEnded) -> None:
@@ -281,9 +281,9 @@ class DurableTurns:
         Each entry is compared once: otherwise every arrival would scan a mailbox of thousands.
         """
         if waits.kind in OUTSIDE:
-            return waits.kind == "effect" and turn.is_live and self._is_said(agent, turn, waits)
+            return waits.kind == "effect" and turn.is_live and self._take_resolution(agent, turn, waits)
         look, mailbox = turn.look, agent.mailbox
-        if waits.kind == "receive" and self._find_put_off(agent, turn, waits):
+        if waits.kind == "receive" and self._find_in_stash(agent, turn, waits):
             return True
         fresh = list(islice(reversed(mailbox), len(mailbox) - look.mailbox))
         for entry in reversed(fresh):
@@ -299,7 +299,7 @@ class DurableTurns:
             look.mailbox += 1
         return False
 
-    def _is_said(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
+    def _take_resolution(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
         """Take an operator's resolution of the awaited effect, like a received message; return whether the effect is done. If it was not done, the
         turn keeps waiting. All entries before the resolution are deferred, however many: nothing else could let the turn continue.
         """
@@ -312,7 +312,7 @@ class DurableTurns:
         earlier = list(_before(agent, place))
         self._consume(agent, turn, earlier, is_stashed=True)
         self._consume(agent, turn, [place - len(earlier)], is_stashed=False)
-        command = read_effect_word(payload)
+        command = read_effect_resolution(payload)
         if command.is_done:
             self._effect_ended(agent, turn, DONE, command.result, mark.admitted_ns)
             self._mode.moved(agent)
@@ -323,14 +323,14 @@ class DurableTurns:
         self._mode.before_turn(agent)
         return False
 
-    def _find_put_off(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
+    def _find_in_stash(self, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
         """Take the awaited entry from the stash, so that it gets no turn of its own; return whether it was there."""
         if turn.look.has_seen_stash:
             return False  # entries stashed since were compared in the mailbox
         for place, stashed in enumerate(agent.stash):
             if is_of_type(stashed.payload, waits.name):
                 del agent.stash[place]
-                self._tell_taken(agent, "stashed", stashed.sender, stashed.payload)
+                self._note_consumed(agent, "stashed", stashed.sender, stashed.payload)
                 if stashed.key:
                     # Busy: an answer to a waiting client may cause a checkpoint, and then the next segment.
                     agent.current = SEGMENT
@@ -362,7 +362,7 @@ class DurableTurns:
             payload = payload[len(_reply_to(turn)) :]
         self._finish(agent, turn, waits, DONE, payload, sender_of(agent, entry))
 
-    def _put_off(self, agent: LocalAgent, turn: DurableTurn) -> bool:
+    def _make_room(self, agent: LocalAgent, turn: DurableTurn) -> bool:
         """Make room in full channels: the awaited message can leave its sender only after earlier ones were received. While the agent's own outbox is
         over the bound, make room in all channels: their senders may have to receive something first.
 
@@ -390,19 +390,19 @@ class DurableTurns:
             self._consume_one(agent, entry, is_stashed=is_stashed)
 
     def _consume_one(self, agent: LocalAgent, entry: Entry, *, is_stashed: bool) -> None:
-        kind, sender, payload = what_of(entry), sender_of(agent, entry), entry[2]
+        kind, sender, payload = turn_kind_of(entry), sender_of(agent, entry), entry[2]
         is_stashed = is_stashed and not payload.startswith(REPLY)  # reply to a call that has given up
         self._mailboxes.consuming(agent, entry)
         if is_stashed:
             key = entry[1].key if isinstance(entry[1], LoggedInput) else ""
             agent.stash.append(StashedMessage(sender, payload, key))
-        self._tell_taken(agent, kind, sender, payload, is_stashed=is_stashed)
+        self._note_consumed(agent, kind, sender, payload, is_stashed=is_stashed)
         # Busy: messages released by the freed credit may arrive, and must not begin the next segment now.
         agent.current = SEGMENT
         self._mailboxes.consume(entry, is_open=is_stashed)
         agent.current = None
 
-    def _tell_taken(
+    def _note_consumed(
         self, agent: LocalAgent, what: str, sender: str, payload: bytes, *, is_stashed: bool = False
     ) -> None:
         if self._shared.is_watched:
@@ -425,7 +425,7 @@ def _in_full_channels(agent: LocalAgent, sender: str) -> Iterator[int]:
 
 
 def _is_full(inlet: AgentInlet) -> bool:
-    return inlet.arrived >= inlet.credit_told
+    return inlet.arrived >= inlet.credit_sent
 
 
 def _forget_time_out(agent: LocalAgent) -> None:

@@ -8,8 +8,8 @@ from snapline.agent_runtime.durable import DONE
 from snapline.agent_runtime.host.agent_effects import COMPENSATED
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.undoing import undo_payload
-from snapline.messages.dead_letters import GONE
-from snapline.messages.effect_records import undone_of
+from snapline.messages.dead_letters import TARGET_GONE
+from snapline.messages.effect_records import effect_undone_by
 from snapline.messages.effect_words import UNDO, EffectRetry
 from snapline.storage.packs.saved_effects import KnownEffect, MadeEffect
 
@@ -25,7 +25,7 @@ def refusal_of(agent: LocalAgent, wish: EffectRetry) -> str:
         return f"{description} has not ended: see `snapline agent describe {agent.id}`"
     if known is None:
         return f"{description} is not known to it, or not any more: see `snapline effect list --agent {agent.id}`"
-    if wish.verb == UNDO and undone_of(wish.key) is not None:
+    if wish.verb == UNDO and effect_undone_by(wish.key) is not None:
         return f"{description} undoes another one, and is not undone itself: have the agent ask anew for what is to be done"
     if wish.verb == UNDO:
         return (
@@ -35,7 +35,7 @@ def refusal_of(agent: LocalAgent, wish: EffectRetry) -> str:
 
 
 def _why_no_retry(agent: LocalAgent, known: KnownEffect, wish: EffectRetry, shown: str) -> str:
-    if undone_of(wish.key) is not None:
+    if effect_undone_by(wish.key) is not None:
         return f"{shown} is done: there is nothing to try again" if _is_compensated(known, wish) else ""
     if _is_compensated(known, wish):
         return f"{shown} was undone: it is done anew when its agent asks for it again"
@@ -50,7 +50,7 @@ def _why_no_retry(agent: LocalAgent, known: KnownEffect, wish: EffectRetry, show
 
 def undoes(wish: EffectRetry) -> bool:
     """Return whether the command is about a compensation, to be called, or called again."""
-    return wish.verb == UNDO or undone_of(wish.key) is not None
+    return wish.verb == UNDO or effect_undone_by(wish.key) is not None
 
 
 def dead_letter_of(agent: LocalAgent, wish: EffectRetry) -> int:
@@ -64,7 +64,7 @@ def settled(agent: LocalAgent, wish: EffectRetry) -> bytes | None:
     known = _known(agent, wish)
     if known is not None and _is_compensated(known, wish):
         return _FINISHED
-    return None if known is not None and known.undo else GONE
+    return None if known is not None and known.undo else TARGET_GONE
 
 
 def turn_of(agent: LocalAgent, wish: EffectRetry) -> bytes:
@@ -83,7 +83,7 @@ def begun(agent: LocalAgent, wish: EffectRetry) -> None:
 
 def _known(agent: LocalAgent, wish: EffectRetry) -> KnownEffect | None:
     """Return what the agent knows of the effect, or of the one that this compensation undoes."""
-    undone = undone_of(wish.key)
+    undone = effect_undone_by(wish.key)
     if agent.effects is None or (undone is not None and wish.key not in agent.effects.keys):
         return None
     key, generation = undone or (wish.key, wish.generation)
@@ -93,7 +93,7 @@ def _known(agent: LocalAgent, wish: EffectRetry) -> KnownEffect | None:
 
 def _is_compensated(known: KnownEffect, wish: EffectRetry) -> bool:
     """Return whether the effect is undone. An earlier generation is: else there were no later one."""
-    _, generation = undone_of(wish.key) or (wish.key, wish.generation)
+    _, generation = effect_undone_by(wish.key) or (wish.key, wish.generation)
     return known.outcome == COMPENSATED or generation < known.generation
 
 

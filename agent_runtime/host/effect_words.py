@@ -6,7 +6,7 @@ The waiting turn takes one resolution (`durable_turns.py`). Later resolutions ha
 from itertools import islice
 
 from snapline.agent_runtime.host.local_agent import Entry, LocalAgent
-from snapline.messages.effect_words import EffectResolution, is_effect_word, read_effect_word
+from snapline.messages.effect_words import EffectResolution, is_effect_resolution, read_effect_resolution
 from snapline.messages.inputs import REFUSED, RETRY, InputOutcome
 from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.saved_effects import OpenEffect
@@ -19,14 +19,14 @@ def find(agent: LocalAgent, seen: int) -> int | None:
         return None
     fresh = list(islice(reversed(agent.mailbox), len(agent.mailbox) - seen))
     for place, entry in enumerate(reversed(fresh), seen):
-        if _is_word(entry) and _is_about(read_effect_word(entry[2]), effects.open):
+        if _is_resolution(entry) and _is_about(read_effect_resolution(entry[2]), effects.open):
             return place
     return None
 
 
 def refusal_of(agent: LocalAgent, payload: bytes) -> InputOutcome | None:
     """Return why the agent does not accept the resolution, or not yet; None if it does."""
-    command, effects, turn = read_effect_word(payload), agent.effects, agent.turn
+    command, effects, turn = read_effect_resolution(payload), agent.effects, agent.turn
     if turn is None or effects is None or effects.open is None or not _is_about(command, effects.open):
         return InputOutcome(
             REFUSED,
@@ -42,8 +42,8 @@ def refusal_of(agent: LocalAgent, payload: bytes) -> InputOutcome | None:
     )
 
 
-def _is_word(entry: Entry) -> bool:
-    return entry[0] is None and isinstance(entry[1], LoggedInput) and is_effect_word(entry[2])
+def _is_resolution(entry: Entry) -> bool:
+    return entry[0] is None and isinstance(entry[1], LoggedInput) and is_effect_resolution(entry[2])
 
 
 def _is_about(word: EffectResolution, opened: OpenEffect) -> bool:

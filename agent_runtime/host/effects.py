@@ -102,11 +102,11 @@ class Effects:
         if agent.effects is None:
             agent.effects = AgentEffects()
         effects = agent.effects
-        if effects.open is not None and effects.takes_up_undone():
+        if effects.open is not None and effects.resumes_undone_effect():
             self._emit(agent, self._outcome(effect_records.FAILED, agent.id, effects.open, _UNDONE), intent.asked_ns)
-            effects.let_go()
+            effects.drop_open_effect()
         if effects.open is None:
-            is_news = effects.heard_of(intent)
+            is_news = effects.knows_unrecorded_effect(intent)
             settled = effects.settled(intent, waits.digest, waits.name)
             if settled is not None:
                 if is_news and settled[0] == DONE:

@@ -14,7 +14,7 @@ from msgspec import UNSET
 from snapline.agent_runtime.agent import Agent, AgentType
 from snapline.agent_runtime.fleet import Fleet, check_skeleton
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host.epoch_reports import NOTHING_TOLD, ChannelNumbers, numbers_of, with_channels
+from snapline.agent_runtime.host.epoch_reports import NOTHING_REPORTED, ChannelNumbers, numbers_of, with_channels
 from snapline.agent_runtime.host.log_files import LogContents
 from snapline.agent_runtime.host.restore import revive
 from snapline.agent_runtime.kinds import plan_line
@@ -24,12 +24,12 @@ from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.storage.capture.chunking import ChunkedState, chunk_image
 from snapline.storage.capture.image import ChunkTable, StateImage
 from snapline.storage.capture.sealed_journal import split_journal, whole_turn, with_journal
-from snapline.storage.packs.blob import KIND_CHUNK, PackBlob, in_groups
+from snapline.storage.packs.blob import KIND_CHUNK, PackBlob, group_blobs
 from snapline.storage.packs.checkpoint import AgentCheckpoint, BootClock, InTransitMessage, StatePart, encode_checkpoint
 from snapline.storage.packs.pack import PackNeeds, PackReference
 from snapline.storage.packs.parts import PartReader
 from snapline.storage.store.manifest import Manifest
-from snapline.storage.store.parallel_io import requests_at_once, side_by_side
+from snapline.storage.store.parallel_io import parallel_map, requests_at_once
 from snapline.storage.store.store import Store
 
 CHUNK_PACK_BYTES = 32 * 2**20
@@ -86,7 +86,7 @@ def write_epoch(
     host_start: int,
     command: ev.StoreEpoch,
     captures: Captures,
-    earlier: tuple[int, ChannelNumbers] = NOTHING_TOLD,
+    earlier: tuple[int, ChannelNumbers] = NOTHING_REPORTED,
 ) -> StoredEpoch:
     """Write this host's part of an epoch: one pack, and further packs for many chunks.
 
@@ -134,12 +134,12 @@ def _place_chunks(
 ) -> tuple[list[PackBlob], list[PackReference]]:
     """Return the chunks for the epoch's own pack; if they are many, none, and the packs that they were written to."""
     chunks = new_chunks(states)
-    groups = list(in_groups(chunks, CHUNK_PACK_BYTES))
+    groups = list(group_blobs(chunks, CHUNK_PACK_BYTES))
     if len(groups) <= 1:
         return chunks, []
     threads = max(THREADS, requests_at_once(store.disk))
     write = partial(_write_chunks, store, writer, epoch)
-    return [], list(side_by_side(write, groups, threads))
+    return [], list(parallel_map(write, groups, threads))
 
 
 def _write_chunks(store: Store, writer: str, epoch: int, chunks: list[PackBlob]) -> PackReference:

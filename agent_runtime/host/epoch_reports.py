@@ -61,7 +61,7 @@ class ChannelNumbers(msgspec.Struct, frozen=True):
 
 NO_NUMBERS: Mapping[str, int] = {}
 
-NOTHING_TOLD = 0, ChannelNumbers()
+NOTHING_REPORTED = 0, ChannelNumbers()
 """Placeholder for an earlier epoch and its numbers."""
 
 
@@ -86,7 +86,7 @@ def numbers_of(command: ev.StoreEpoch) -> ChannelNumbers:
 
 def with_channels(report: EpochReport, told: ChannelNumbers, *, since: int) -> EpochReport:
     """Return the report with its columns replaced by these channels; the report's agents are the first of its names."""
-    places = Places({name: place for place, name in enumerate(report.names[: len(report.agents)])})
+    places = NameIndex({name: place for place, name in enumerate(report.names[: len(report.agents)])})
     sent_from: list[int] = []
     sent_to: list[int] = []
     sent_number: list[int] = []
@@ -113,7 +113,7 @@ def with_channels(report: EpochReport, told: ChannelNumbers, *, since: int) -> E
     )  # fmt: skip
 
 
-class Places(dict[str, int]):
+class NameIndex(dict[str, int]):
     """Name → its place in the list of names, in order of first use."""
 
     def __missing__(self, name: str) -> int:
@@ -127,23 +127,23 @@ class EpochReports:
     def __init__(self) -> None:
         self._reports: dict[int, EpochReport] = {}
         self._numbers: dict[int, ChannelNumbers] = {}
-        self._told: dict[int, int] = {}
+        self._reported: dict[int, int] = {}
 
     def begun(self, begin: BeginEpoch) -> None:
         """Record the epoch that the leader of this stream has. The leader will name no older epoch; an open epoch may still need a full report."""
-        self._told[begin.epoch] = begin.told
+        self._reported[begin.epoch] = begin.told
         for epoch in [epoch for epoch in self._numbers if epoch < begin.told and epoch not in self._reports]:
             del self._numbers[epoch]
 
     def welcomed(self) -> None:
         """Forget which epochs the leader has: on a new stream that is unknown."""
-        self._told.clear()
+        self._reported.clear()
 
     def earlier(self, epoch: int) -> tuple[int, ChannelNumbers]:
         """Return the epoch that a report of `epoch` may be relative to, and its numbers."""
-        reported = self._told.get(epoch, 0)
+        reported = self._reported.get(epoch, 0)
         numbers = self._numbers.get(reported)
-        return NOTHING_TOLD if numbers is None else (reported, numbers)
+        return NOTHING_REPORTED if numbers is None else (reported, numbers)
 
     def written(self, report: EpochReport, numbers: ChannelNumbers) -> None:
         """Keep the report of an epoch: this host's part of it is durable."""
@@ -166,10 +166,10 @@ class EpochReports:
     def dropped(self, epoch: int) -> None:
         """Drop the report of an ended epoch; later ones may still be relative to it."""
         self._reports.pop(epoch, None)
-        self._told.pop(epoch, None)
+        self._reported.pop(epoch, None)
 
     def plan_began(self) -> None:
         """Drop all reports: they belong to another history."""
         self._reports.clear()
         self._numbers.clear()
-        self._told.clear()
+        self._reported.clear()

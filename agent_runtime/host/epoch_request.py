@@ -13,7 +13,7 @@ class EpochRequest:
 
     def __init__(self, shared: HostState) -> None:
         self._shared = shared
-        self._is_said = False
+        self._take_resolution = False
 
     def wire(self, mode: HostMode) -> None:
         """Connect the parts above."""
@@ -22,15 +22,15 @@ class EpochRequest:
     def say(self, agent: LocalAgent) -> None:
         """Request an epoch that holds the agent's work so far."""
         self._mode.awaited(agent)
-        if not self._is_said:
-            self._is_said = True
+        if not self._take_resolution:
+            self._take_resolution = True
             self._shared.out.append(msg.WantEpoch(self._shared.plan))
 
     def reset(self) -> None:
         """Forget the request: an epoch has ended, or a plan all history here, and agents that still wait repeat it."""
-        self._is_said = False
+        self._take_resolution = False
 
     def welcomed(self) -> None:
         """Repeat what the coordinator may not have received."""
-        if self._is_said:
+        if self._take_resolution:
             self._shared.out.append(msg.WantEpoch(self._shared.plan))

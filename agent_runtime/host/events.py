@@ -58,7 +58,7 @@ class Command(msgspec.Struct, frozen=True, gc=False):
 Heard = Event | msg.Directive
 """Input of a host core. Directives of the coordinator are events as they are, except for the plan."""
 
-Said = Command | msg.HostMessage
+HostOutput = Command | msg.HostMessage
 """Output of a host core. A `HostMessage` is sent to the coordinator."""
 
 
@@ -236,7 +236,7 @@ class CheckpointFailed(Event, frozen=True, gc=False):
     reason: str
 
 
-class StoreWatched(Event, frozen=True, gc=False):
+class StoreStatusChanged(Event, frozen=True, gc=False):
     """State of the store for checkpoints. `is_busy`: too many checkpoints wait; `problem`: reason why the store takes none, or ""; `is_full`: no more
     checkpoints can wait."""
 
@@ -251,7 +251,7 @@ class OfferedInput(msgspec.Struct, frozen=True, gc=False):
     agent: str
     key: str
     payload: bytes
-    is_word: bool = False  # an operator command, not a client's input
+    is_operator_command: bool = False  # an operator command, not a client's input
 
 
 class InputsOffered(Event, frozen=True, gc=False):
@@ -293,10 +293,10 @@ class BatchEnded(Event, frozen=True, gc=False):
     """The adapter has no more turns to run now: queued items for links are sent."""
 
 
-OF_MODES: tuple[type[Heard], ...] = (
+MODE_EVENTS: tuple[type[Heard], ...] = (
     *(msg.BeginEpoch, EpochStored, EpochNotStored, CaptureFailed),
     *(msg.FreezeAgents, msg.ThawAgents, msg.RequestCheckpoints, msg.ReportNumbers),
-    *(CheckpointMeasured, CheckpointFailed, StoreWatched),
+    *(CheckpointMeasured, CheckpointFailed, StoreStatusChanged),
 )
 """Events that only some checkpointing protocols know."""
 

@@ -90,10 +90,10 @@ class HostFailures:
 
     def dead_letter(self, agent: LocalAgent, entry: Entry, error: str, attempts: int, time_ns: int) -> None:
         """Make the entry a dead letter of its receiver; the caller consumes it."""
-        kind, sender, payload = what_of(entry), sender_of(agent, entry), entry[2]
+        kind, sender, payload = turn_kind_of(entry), sender_of(agent, entry), entry[2]
         again, key = (
-            dead_letters.buried_again(agent, entry) if dead_letters.is_word(entry) else None,
-            dead_letters.key_of(entry),
+            dead_letters.take_failed_retry(agent, entry) if dead_letters.is_operator_command(entry) else None,
+            dead_letters.parse_effect_key(entry),
         )
         if again is not None:
             sender, payload, key = again.sender, again.payload, again.key
@@ -130,13 +130,13 @@ def is_first(entry: Entry) -> bool:
 def is_from_others(entry: Entry) -> bool:
     """Return whether another agent, or a client outside, sent it. Operator commands are about messages that were counted."""
     is_reported = entry[0] is not None or isinstance(entry[1], LoggedInput | StashedMessage)
-    return is_reported and not dead_letters.is_word(entry)
+    return is_reported and not dead_letters.is_operator_command(entry)
 
 
-def what_of(entry: Entry) -> str:
+def turn_kind_of(entry: Entry) -> str:
     """Return the name of a turn: "start", "create", "message", "timer", "input", "letter": an operator command, or "stashed": consumed before."""
     inlet, name, payload = entry
-    if inlet is None and dead_letters.is_word(entry):
+    if inlet is None and dead_letters.is_operator_command(entry):
         return "letter"
     if inlet is None:
         if isinstance(name, StashedMessage):

@@ -9,12 +9,12 @@ from typing import Any
 from snapline.agent_runtime import forgotten
 from snapline.agent_runtime.agent import Agent, AgentType, Handler
 from snapline.agent_runtime.context import Context
-from snapline.agent_runtime.durable import DONE, FAILED, STALE, EffectWork, StepWork, read_call
-from snapline.agent_runtime.effects import at_rest, not_undone
+from snapline.agent_runtime.durable import DONE, FAILED, LATE_REPLY, EffectWork, StepWork, read_call
+from snapline.agent_runtime.effects import do_nothing, not_undone
 from snapline.agent_runtime.encoding import message_name
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.durable_events import RunEffect, RunStep, StepEnded
-from snapline.agent_runtime.outside import Outside, calling, no_call_of, run_step
+from snapline.agent_runtime.outside import TurnEnvironment, calling, no_call_of, run_step
 from snapline.agent_runtime.results import encode_error, encode_result
 from snapline.agent_runtime.undoing import UNDO_NAME, read_undo
 from snapline.errors import DivergenceError, EffectFailedError, EncodingError, StepFailedError, UsageError
@@ -41,13 +41,13 @@ class WaitingTurn:
 
 
 async def step_of(
-    command: RunStep, work: StepWork | EffectWork, world: Outside, told: Callable[[StepEnded], None]
+    command: RunStep, work: StepWork | EffectWork, world: TurnEnvironment, told: Callable[[StepEnded], None]
 ) -> None:
     """Run a step, or an effect, of a durable turn; report how it has ended."""
     call = LastCall(work.timeout_s or 0.0, world)
     forgotten.enter_turn()
     try:
-        step_result = await _come_of(command, work, world, call)
+        step_result = await _result_of_work(command, work, world, call)
         left = forgotten.take_freed()
         if left:
             raise UsageError(forgotten.sentence(left))
@@ -68,7 +68,7 @@ async def step_of(
 class LastCall:
     """Calls of an effect, and how long the last one may still run."""
 
-    def __init__(self, timeout_s: float, world: Outside) -> None:
+    def __init__(self, timeout_s: float, world: TurnEnvironment) -> None:
         self._timeout_s = timeout_s
         self._world = world
         self._begun_ns: int | None = None
@@ -84,8 +84,8 @@ class LastCall:
         return max(0.0, self._timeout_s - (self._world.elapsed_ns() - self._begun_ns) / 1e9)
 
 
-async def _come_of(
-    command: RunStep, work: StepWork | EffectWork, world: Outside, call: LastCall
+async def _result_of_work(
+    command: RunStep, work: StepWork | EffectWork, world: TurnEnvironment, call: LastCall
 ) -> Any:  # the function's own result
     if isinstance(work, StepWork):
         return await run_step(world, command.name, work)
@@ -96,10 +96,10 @@ async def _come_of(
 
 
 async def _effect_of(
-    command: RunStep, work: EffectWork, world: Outside, call: LastCall
+    command: RunStep, work: EffectWork, world: TurnEnvironment, call: LastCall
 ) -> Any:  # the function's own result
     assert isinstance(command, RunEffect)
-    if getattr(work.function, "func", None) is at_rest:
+    if getattr(work.function, "func", None) is do_nothing:
         return None
     await no_call_of(world, command.key)
     if command.undoes:
@@ -111,11 +111,11 @@ async def _effect_of(
         if work.probe is None:
             return await run_step(world, command.name, StepWork(function, work.timeout_s, work.waits_s), call.began)
         asking = StepWork(functools.partial(work.probe, key=command.key), work.timeout_s, work.waits_s)
-        return await _asked_first(command, StepWork(function, work.timeout_s), asking, world, call)
+        return await _probe_first(command, StepWork(function, work.timeout_s), asking, world, call)
 
 
-async def _asked_first(
-    command: RunEffect, work: StepWork, asking: StepWork, world: Outside, call: LastCall
+async def _probe_first(
+    command: RunEffect, work: StepWork, asking: StepWork, world: TurnEnvironment, call: LastCall
 ) -> Any:  # the function's own result
     """Never repeat a call without a probe: an earlier call, of this life too, may have done it, or may still be on its way, for `timeout_s`."""
     assert work.timeout_s is not None
@@ -159,7 +159,7 @@ def refused(
     )
 
 
-_INSTEAD = (
+_DURABLE_HANDLER_ADVICE = (
     "asyncio.create_task, gather, TaskGroup, wait_for, timeout and sleep do not work in a durable handler: await ctx.step, ctx.call, ctx.sleep or ctx.receive one after the "
     "other, give them a timeout_s, and do what is outside in a step"
 )
@@ -168,7 +168,9 @@ _INSTEAD = (
 def foreign(awaited: object) -> UsageError:
     """The error of a durable handler that awaited something else than the runtime's."""
     kind = type(awaited).__qualname__
-    return UsageError(f"a durable handler has awaited a {kind}, which a recovery could not wait for again. {_INSTEAD}")
+    return UsageError(
+        f"a durable handler has awaited a {kind}, which a recovery could not wait for again. {_DURABLE_HANDLER_ADVICE}"
+    )
 
 
 def no_tasks(_loop: asyncio.AbstractEventLoop, coroutine: Any, **_options: object) -> Any:
@@ -178,14 +180,14 @@ def no_tasks(_loop: asyncio.AbstractEventLoop, coroutine: Any, **_options: objec
         UsageError: always. After a recovery a task outside the turn would run again, or not at all.
     """
     coroutine.close()
-    raise UsageError(f"a durable handler has started a task. {_INSTEAD}")
+    raise UsageError(f"a durable handler has started a task. {_DURABLE_HANDLER_ADVICE}")
 
 
 def of_a_task(error: BaseException) -> BaseException:
     """Return the same error for code that demands to run in an asyncio task, as a durable handler does not; others unchanged."""
     message = str(error)
     if isinstance(error, RuntimeError) and ("inside a task" in message or "parent task" in message):
-        usage_error = UsageError(f"a durable handler runs in no task of asyncio's. {_INSTEAD}")
+        usage_error = UsageError(f"a durable handler runs in no task of asyncio's. {_DURABLE_HANDLER_ADVICE}")
         usage_error.__cause__ = error
         return usage_error
     return error
@@ -216,7 +218,7 @@ def changed(turn: ev.StartTurn, why: object) -> DivergenceError:
 COPIED_BYTES_MAX = 4096
 """Largest message whose body costs less to copy than to view."""
 
-_DROPPED = Handler(STALE, lambda agent, message, ctx: None, type(None), None, awaits=True)
+_DROPPED = Handler(LATE_REPLY, lambda agent, message, ctx: None, type(None), None, awaits=True)
 """Handler of the reply to a call that has given up."""
 
 
@@ -259,7 +261,7 @@ def _decode_odd(turn: ev.StartTurn, known: AgentType) -> tuple[Handler, object, 
     name, body = split_message(turn.payload)
     handler, call = known.handlers.get(name), b""
     if handler is None:
-        if name == STALE:
+        if name == LATE_REPLY:
             return _DROPPED, None, b""
         if name == UNDO_NAME and turn.sender == turn.agent:  # else a sender could choose the functions
             return _UNDOING, read_undo(body), b""

@@ -26,9 +26,9 @@ BATCH_ITEMS_MAX = 4096
 BATCH_BYTES_MAX = 8 * 1024 * 1024
 """Largest size of payloads and results in one batch, unless one item is larger: some tens of milliseconds for a disk."""
 
-ASK_AGAIN_NS = 1_000_000_000
+REQUEST_RETRY_NS = 1_000_000_000
 
-TELL_NS = 1_000_000_000
+REPORT_INTERVAL_NS = 1_000_000_000
 """Time between two reports of the newest durable batch: one entry a second in the coordinator's log for each host that writes. A batch that is not
 reported yet could be removed unnoticed when its host dies."""
 
@@ -49,7 +49,7 @@ class PendingEntry:
 Pending = PendingInput | PendingEntry
 
 
-class Acknowledging(Protocol):
+class InputAcknowledger(Protocol):
     """Interface that the log needs of the inputs."""
 
     def appended(self, pending: PendingInput, *, is_present: bool) -> None:
@@ -59,7 +59,7 @@ class Acknowledging(Protocol):
         """Handle an input that will never be in the log."""
 
 
-class Stepping(Protocol):
+class StepAcknowledger(Protocol):
     """Interface that the log needs of the steps."""
 
     def appended(self, pending: PendingEntry) -> None:
@@ -76,8 +76,8 @@ class OwnLog:
         queued_bytes: size of the items for the next batch.
     """
 
-    _inputs: Acknowledging
-    _steps: Stepping
+    _inputs: InputAcknowledger
+    _steps: StepAcknowledger
 
     def __init__(self, shared: HostState) -> None:
         self._shared = shared
@@ -103,7 +103,7 @@ class OwnLog:
         self.problem = ""
         self.is_sealed = False
 
-    def wire(self, inputs: Acknowledging, steps: Stepping) -> None:
+    def wire(self, inputs: InputAcknowledger, steps: StepAcknowledger) -> None:
         """Connect the parts above."""
         self._inputs, self._steps = inputs, steps
 
@@ -120,7 +120,7 @@ class OwnLog:
     def reset(self) -> None:
         """End the log with its plan. For batches being written it will become known whether the log holds them."""
         queue, self._queue = self._queue, []
-        self._lose(queue)
+        self._drop_batch(queue)
         self.queued_bytes = self._number = self._durable = self._known = 0
         self.problem = ""
         self._is_open = self.is_sealed = False
@@ -164,7 +164,7 @@ class OwnLog:
     def _open(self) -> None:
         """Ask the coordinator, again if it has not answered: its leader may have dropped the question."""
         if self._ask_ns is None or self._ask_ns <= self._shared.now:
-            self._asked_ns, self._ask_ns = self._shared.now, self._shared.now + ASK_AGAIN_NS
+            self._asked_ns, self._ask_ns = self._shared.now, self._shared.now + REQUEST_RETRY_NS
             self._shared.out.append(
                 msg.OpenLog(self._shared.plan, self._key, self._durable if self._is_reported else 0)
             )
@@ -198,7 +198,7 @@ class OwnLog:
     def _tell(self) -> None:
         """Report the newest durable batch, at once or when the time has come."""
         if self._is_reported and self._ask_ns is None and self._durable > self._known:
-            self._ask_ns = self._asked_ns + TELL_NS
+            self._ask_ns = self._asked_ns + REPORT_INTERVAL_NS
             self._open()
 
     def on_batch_appended(self, event: le.BatchAppended) -> None:
@@ -217,17 +217,17 @@ class OwnLog:
 
     def on_log_sealed(self, event: le.LogSealed) -> None:
         """Handle a batch that will never be in the log."""
-        self._lose(self._batches.pop((event.log, event.number)))
+        self._drop_batch(self._batches.pop((event.log, event.number)))
         if event.log == self.name:
             self.is_sealed = True
 
-    def _lose(self, batch: list[Pending]) -> None:
+    def _drop_batch(self, batch: list[Pending]) -> None:
         """Drop a batch that was not written. Turns that wait for its entries do so until the next plan, which ends them."""
         for pending in batch:
             if isinstance(pending, PendingInput):
                 self._inputs.lost(pending)
 
-    def on_log_watched(self, event: le.LogWatched) -> None:
+    def on_log_status_changed(self, event: le.LogStatusChanged) -> None:
         """Record why a batch takes long. Batches of earlier plans are ignored: no batch of this log would clear their problem."""
         if event.log == self.name:
             self.problem = event.problem

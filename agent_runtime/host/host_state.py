@@ -95,7 +95,7 @@ class HostState:
         self.local = Peer(host, 0, None)
         self.counts = HostCounts()
         self.now = 0
-        self.out: list[ev.Said] = []
+        self.out: list[ev.HostOutput] = []
         self._requests = 0
 
     def next_request(self) -> int:

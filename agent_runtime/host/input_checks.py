@@ -17,7 +17,7 @@ from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.errors import EncodingError, HandlerNotPublicError, MessageTooLargeError, UsageError
 from snapline.messages.inputs import NOT_PUBLIC, REFUSED, RETRY, GivenInput, InputOutcome
 from snapline.messages.payloads import plain_name, split_message
-from snapline.storage.capture.declared_values import comes_back
+from snapline.storage.capture.declared_values import survives_round_trip
 from snapline.storage.capture.values import decode_declared
 
 PlaceOf = Callable[[str], tuple[str, str]]
@@ -86,7 +86,7 @@ def message_of_json(agent: str, known: AgentType, name: str, text: bytes, *, pub
     """
     handler = _handler_of(agent, known, name, public_only=public_only)
     message = _decoded(agent, name, _json_decoder(handler.message_type), text)
-    if not comes_back(message, handler.message_type):
+    if not survives_round_trip(message, handler.message_type):
         message = _decoded(agent, name, handler.decoder, encode_body(message))
     return encode_message(message)
 

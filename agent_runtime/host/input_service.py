@@ -23,14 +23,14 @@ from snapline.agent_runtime.host.input_checks import look_at, placed
 from snapline.channels.options import RECEIVE_BYTES_MAX
 from snapline.errors import ProtocolError, UsageError
 from snapline.ids import check_id
-from snapline.messages.dead_letters import read_word
+from snapline.messages.dead_letters import read_dead_letter_command
 from snapline.messages.effect_words import (
     is_effect_request,
-    is_effect_word,
+    is_effect_resolution,
     read_effect_request,
-    read_effect_word,
+    read_effect_resolution,
 )
-from snapline.messages.input_wire import OFFER, SETTLE, OfferReading, encode_outcomes
+from snapline.messages.input_wire import OFFER, SETTLE, OfferReader, encode_outcomes
 from snapline.messages.inputs import REFUSED, GivenInput, InputOutcome
 from snapline.security.rpc_authorization import Context, RpcGuard, read_first
 
@@ -51,7 +51,7 @@ TakeInput = Callable[[str, bytes], bytes]
 """Takes an agent and a message for it; returns the message to store."""
 
 
-def as_it_is(_agent: str, payload: bytes) -> bytes:
+def unchanged_payload(_agent: str, payload: bytes) -> bytes:
     """Return the payload unchanged, where inputs are not traced."""
     return payload
 
@@ -74,7 +74,9 @@ class Agents(AnswerSource, Protocol):
 class InputService:
     """The service of one host. All calls come on its event loop."""
 
-    def __init__(self, agents: Agents, guard: RpcGuard, *, host: str, take_input: TakeInput = as_it_is) -> None:
+    def __init__(
+        self, agents: Agents, guard: RpcGuard, *, host: str, take_input: TakeInput = unchanged_payload
+    ) -> None:
         self._agents = agents
         self._take_input = take_input
         self._guard = guard
@@ -92,12 +94,12 @@ class InputService:
         await self._serve(self._look, context)
 
     async def _settle(self, _requests: object, context: Context) -> None:
-        await self._serve(self._look_at_word, context, is_word=True)
+        await self._serve(self._check_command, context, is_operator_command=True)
 
-    async def _serve(self, look: _Look, context: Context, *, is_word: bool = False) -> None:
+    async def _serve(self, look: _Look, context: Context, *, is_operator_command: bool = False) -> None:
         async with self._room() as taking:
             reading = await self._read(context, taking)
-            if is_word:
+            if is_operator_command:
                 await self._guard.record(context, SETTLE, _about(reading))
             client = await self._client_of(reading, context)
             outcomes = await self._outcomes(client, [look(item) for item in reading.inputs], context)
@@ -121,9 +123,9 @@ class InputService:
         finally:
             self._bytes -= taken
 
-    async def _read(self, context: Context, take: Callable[[int], bool]) -> OfferReading:
+    async def _read(self, context: Context, take: Callable[[int], bool]) -> OfferReader:
         """Read the whole request; a call with an invalid request ends here, and none of its inputs are taken."""
-        reading, goes_on = OfferReading(), True
+        reading, goes_on = OfferReader(), True
         is_room = take(REQUEST_COST_BYTES)
         try:
             data = await self._guard.first_message(context, RECEIVE_BYTES_MAX)
@@ -142,7 +144,7 @@ class InputService:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a request that has not come to its end")
         return reading
 
-    async def _client_of(self, reading: OfferReading, context: Context) -> str:
+    async def _client_of(self, reading: OfferReader, context: Context) -> str:
         """Return the client's name: from its certificate, or as the request names it. Handlers get it as their sender."""
         identity = self._guard.identity(context)
         try:
@@ -165,13 +167,13 @@ class InputService:
             for checked in found
         ]
 
-    def _look_at_word(self, given: GivenInput) -> ev.OfferedInput | InputOutcome:
+    def _check_command(self, given: GivenInput) -> ev.OfferedInput | InputOutcome:
         """Check an operator command. The core knows whether the dead letter or effect exists."""
         try:
-            _word_in(given.payload)
+            _command_in(given.payload)
         except ProtocolError as error:
             return InputOutcome(REFUSED, reason=str(error))
-        return ev.OfferedInput(given.agent, given.key, given.payload, is_word=True)
+        return ev.OfferedInput(given.agent, given.key, given.payload, is_operator_command=True)
 
     def _look(self, given: GivenInput) -> ev.OfferedInput | InputOutcome:
         outcome = look_at(given, self._agents.type_of(given.agent), self._host, self._agents.place_of)
@@ -196,25 +198,25 @@ class InputService:
         return answered.result()
 
 
-def _word_in(payload: bytes) -> msgspec.Struct:
+def _command_in(payload: bytes) -> msgspec.Struct:
     """Decode an operator command, about a dead letter or an effect.
 
     Raises:
         ProtocolError: the command is unknown.
     """
-    if is_effect_word(payload):
-        return read_effect_word(payload)
-    return read_effect_request(payload) if is_effect_request(payload) else read_word(payload)
+    if is_effect_resolution(payload):
+        return read_effect_resolution(payload)
+    return read_effect_request(payload) if is_effect_request(payload) else read_dead_letter_command(payload)
 
 
-def _about(reading: OfferReading) -> str:
+def _about(reading: OfferReader) -> str:
     """Describe operator commands: their agents and contents."""
     return "; ".join(f"{item.agent}: {_in_words(item.payload)}" for item in reading.inputs)
 
 
 def _in_words(payload: bytes) -> str:
     try:
-        fields = msgspec.structs.asdict(_word_in(payload))
+        fields = msgspec.structs.asdict(_command_in(payload))
     except ProtocolError as error:
         return str(error)
     return ", ".join(f"{name} {value}" for name, value in fields.items() if not isinstance(value, bytes))

@@ -22,7 +22,7 @@ from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.reply_waiters import ReplyWaiters, dropped_reason
 from snapline.agent_runtime.traceparents import without_tail
 from snapline.messages import host_messages as msg
-from snapline.messages.effect_words import is_effect_word
+from snapline.messages.effect_words import is_effect_resolution
 from snapline.messages.inputs import ACCEPTED, KEY_CHARACTERS_MAX, REFUSED, REPEATED, RETRY, InputOutcome
 from snapline.messages.payloads import CREATE
 from snapline.storage.log.record import LoggedInput
@@ -50,10 +50,10 @@ class Request:
 class Inputs:
     """Inputs of the agents here. `asks`: clients that wait for answers."""
 
-    def __init__(self, shared: HostState, mailboxes: Mailboxes, wish: EpochRequest, log: OwnLog) -> None:
+    def __init__(self, shared: HostState, mailboxes: Mailboxes, epoch_request: EpochRequest, log: OwnLog) -> None:
         self._shared = shared
         self._log = log
-        self.asks = ReplyWaiters(shared, wish)
+        self.asks = ReplyWaiters(shared, epoch_request)
         self._are_held = False
         """No input is accepted until the next Quiesce, plan or stream."""
         self._mailboxes = mailboxes
@@ -156,7 +156,7 @@ class Inputs:
         """Return the answer, or None where it waits for a batch."""
         agent = self._shared.agents.get(offered.agent)
         if agent is None or not self._shared.is_loaded:
-            return InputOutcome(RETRY, reason=self._where_of(offered.agent))
+            return InputOutcome(RETRY, reason=self._location_of(offered.agent))
         known = self._find(agent, event, place, offered)
         if known is not None:
             return known if known.status else None
@@ -171,7 +171,7 @@ class Inputs:
         self._log.put(pending)
         return None
 
-    def _where_of(self, agent: str) -> str:
+    def _location_of(self, agent: str) -> str:
         shared = self._shared
         if not shared.is_loaded:
             return f"host {shared.host} has no agents yet"
@@ -208,15 +208,21 @@ class Inputs:
             return InputOutcome(
                 REFUSED, reason=f"a key has 1 to {KEY_CHARACTERS_MAX} characters, not {len(offered.key)}"
             )
-        if not offered.is_word and offered.payload[:1] in (b"", CREATE):
+        if not offered.is_operator_command and offered.payload[:1] in (b"", CREATE):
             return InputOutcome(REFUSED, reason="it is no message")
-        if agent.is_leaving and (agent.is_retiring or not (offered.is_word and dead_letters.is_drop(offered.payload))):
-            only = ": a dead letter of it can only be dropped" if offered.is_word and not agent.is_retiring else ""
+        if agent.is_leaving and (
+            agent.is_retiring or not (offered.is_operator_command and dead_letters.is_drop(offered.payload))
+        ):
+            only = (
+                ": a dead letter of it can only be dropped"
+                if offered.is_operator_command and not agent.is_retiring
+                else ""
+            )
             return InputOutcome(REFUSED, reason=f"agent {agent.id} has stopped{only}")
-        refusal = _refusal_of_word(agent, offered.payload) if offered.is_word else None
+        refusal = _refusal_of_word(agent, offered.payload) if offered.is_operator_command else None
         if refusal is not None:
             return refusal
-        if self._are_held and not offered.is_word:  # the awaited effect may need an operator command
+        if self._are_held and not offered.is_operator_command:  # the awaited effect may need an operator command
             return InputOutcome(RETRY, reason="the fleet is about to end, and takes no more inputs")
         if agent.id in self._young:
             return InputOutcome(RETRY, reason=f"agent {agent.id} is new: no complete epoch holds it yet")
@@ -283,7 +289,7 @@ class Inputs:
 
 
 def _refusal_of_word(agent: LocalAgent, payload: bytes) -> InputOutcome | None:
-    if is_effect_word(payload):
+    if is_effect_resolution(payload):
         return effect_words.refusal_of(agent, payload)
     refusal = dead_letters.refusal_of(agent, payload)
     return InputOutcome(REFUSED, reason=refusal) if refusal else None

@@ -16,9 +16,9 @@ from snapline.agent_runtime.host.view_events import (
     AnswerEffects,
     AnswerView,
     AnswerWaiting,
-    EffectsWanted,
-    ViewWanted,
-    WaitingWanted,
+    EffectsRequested,
+    ViewRequested,
+    WaitingAgentsRequested,
 )
 from snapline.errors import SnaplineError
 from snapline.messages.inputs import InputOutcome
@@ -51,9 +51,9 @@ class _Flight:
 class Intake:
     """Requests and batches on their way. At most one batch is of the present plan's log; others may be of earlier plans."""
 
-    def __init__(self, around: HostEnvironment, feed: Callable[[ev.Event], None]) -> None:
+    def __init__(self, environment: HostEnvironment, feed: Callable[[ev.Event], None]) -> None:
         """`feed` hands events to the host core."""
-        self._around = around
+        self._environment = environment
         self._feed = feed
         self._is_over = False
         self._requests: dict[int, Then] = {}
@@ -73,7 +73,7 @@ class Intake:
         """Offer messages from outside; `then` gets one answer for each when all are decided, but is not called if the host ends."""
         self._count += 1
         self._requests[self._count] = then
-        self._feed(ev.InputsOffered(self._count, client, self._around.wall_ns(), tuple(inputs)))
+        self._feed(ev.InputsOffered(self._count, client, self._environment.wall_ns(), tuple(inputs)))
 
     def answer(self, command: ev.AnswerInputs) -> None:
         """Pass on the core's decisions."""
@@ -93,7 +93,7 @@ class Intake:
         """Request a view of an agent; `then` gets the view before the agent changes again, but is not called if the host ends."""
         self._count += 1
         self._views[self._count] = then
-        self._feed(ViewWanted(self._count, agent, is_settled))
+        self._feed(ViewRequested(self._count, agent, is_settled))
 
     def answer_view(self, command: AnswerView) -> None:
         """Pass on the core's decision."""
@@ -103,7 +103,7 @@ class Intake:
         """Request the effects at which agents wait; `then` gets them."""
         self._count += 1
         self._effects[self._count] = then
-        self._feed(EffectsWanted(self._count))
+        self._feed(EffectsRequested(self._count))
 
     def answer_effects(self, command: AnswerEffects) -> None:
         """Pass on what the core has found."""
@@ -113,7 +113,7 @@ class Intake:
         """Request the agents at which something waits; `then` gets them."""
         self._count += 1
         self._waiting[self._count] = then
-        self._feed(WaitingWanted(self._count))
+        self._feed(WaitingAgentsRequested(self._count))
 
     def answer_waiting(self, command: AnswerWaiting) -> None:
         """Pass on what the core has found."""
@@ -125,17 +125,17 @@ class Intake:
         """Make the batch durable in its place, in the background."""
         flight = _Flight(command)
         self._try(flight)
-        self._around.call_later(LATE_S, lambda: self._look(flight))
+        self._environment.call_later(LATE_S, lambda: self._look(flight))
 
     def _try(self, flight: _Flight) -> None:
         if not self._is_over:
-            self._around.in_log(lambda: self._attempt(flight), then=lambda outcome: self._tried(flight, outcome))
+            self._environment.in_log(lambda: self._attempt(flight), then=lambda outcome: self._tried(flight, outcome))
 
     def _attempt(self, flight: _Flight) -> bool | str:
         """Append the batch, in a thread; return whether it is in the log, or why that is not known."""
         command = flight.command
         try:
-            store = self._around.open_store()
+            store = self._environment.open_store()
             if flight.prepared is None:
                 batch = LogBatch(list(command.inputs), list(command.entries) or UNSET)
                 flight.prepared = store.prepare_batch(command.log, command.number, batch, command.certificate)
@@ -149,8 +149,8 @@ class Intake:
             if not flight.failures:
                 log.warning("the host log cannot be written, trying again and again: %s", outcome)
             flight.failures += 1
-            self._feed(le.LogWatched(command.log, outcome))
-            self._around.call_later(RETRY_S, lambda: self._try(flight))
+            self._feed(le.LogStatusChanged(command.log, outcome))
+            self._environment.call_later(RETRY_S, lambda: self._try(flight))
             return
         flight.is_decided = True
         if flight.failures:
@@ -160,4 +160,4 @@ class Intake:
 
     def _look(self, flight: _Flight) -> None:
         if not flight.is_decided:
-            self._feed(le.LogWatched(flight.command.log, f"the store has not answered for {LATE_S:g} s"))
+            self._feed(le.LogStatusChanged(flight.command.log, f"the store has not answered for {LATE_S:g} s"))

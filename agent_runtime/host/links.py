@@ -23,7 +23,7 @@ KNOCK_NS, KNOCK_NS_MAX = 200_000_000, 2_000_000_000
 """Time between two knocks: a peer that has not applied the plan ignores them. The interval grows while the peer is unreachable."""
 
 
-class Ends(Protocol):
+class ChannelEndsInterface(Protocol):
     """Interface of the channels' ends that links need."""
 
     def accept(self, peer: Peer, command: lk.AcceptChannel) -> None:
@@ -42,14 +42,14 @@ class Ends(Protocol):
         """End the outlet of this channel: the receiver is gone."""
 
 
-class Unparking(Protocol):
+class OutletUnparker(Protocol):
     """Interface of the outlets that links need."""
 
     def unpark(self, outlet: AgentOutlet) -> None:
         """Let parked messages go as far as credit and room allow."""
 
 
-class Arriving(Protocol):
+class MessageReceiver(Protocol):
     """Interface of the mailboxes that links need."""
 
     def arrive(self, inlet: AgentInlet, mark: Mark, payload: bytes) -> None:
@@ -64,16 +64,18 @@ class HostLinks:
     """
 
     _mode: HostMode
-    _ends: Ends
-    _outlets: Unparking
-    _mailboxes: Arriving
+    _ends: ChannelEndsInterface
+    _outlets: OutletUnparker
+    _mailboxes: MessageReceiver
 
     def __init__(self, shared: HostState) -> None:
         self._shared = shared
         self.roster: dict[str, msg.RosterEntry] = {}
         self._knocks: dict[str, int] = {}  # host that has not dialled yet → when to knock again
 
-    def wire(self, mode: HostMode, ends: Ends, outlets: Unparking, mailboxes: Arriving) -> None:
+    def wire(
+        self, mode: HostMode, ends: ChannelEndsInterface, outlets: OutletUnparker, mailboxes: MessageReceiver
+    ) -> None:
         """Connect the parts above this one."""
         self._mode, self._ends, self._outlets, self._mailboxes = mode, ends, outlets, mailboxes
 
@@ -286,13 +288,15 @@ class HostLinks:
     @property
     def has_batch(self) -> bool:
         """Return whether BatchEnded would change anything: something is queued for a link, waits for room there, or was consumed."""
-        return any(peer.out_channels or peer.owes_word or peer.waiting for peer in self._shared.peers.values())
+        return any(
+            peer.out_channels or peer.owes_consumption_report or peer.waiting for peer in self._shared.peers.values()
+        )
 
     def on_batch_ended(self, _event: ev.BatchEnded) -> None:
         for peer in self._shared.peers.values():
             if peer.out_channels:
                 self._flush(peer)
-            if peer.owes_word:
+            if peer.owes_consumption_report:
                 self._tell_consumed(peer)
             peer.measure_room()
             if peer.waiting:
@@ -310,7 +314,7 @@ class HostLinks:
         peer.measure_room()
 
     def _tell_consumed(self, peer: Peer) -> None:
-        if not peer.owes_word or peer.link is None:
+        if not peer.owes_consumption_report or peer.link is None:
             return
         consumed = lk.ItemsConsumed(peer.consumed_items, peer.consumed_bytes, peer.credit_channels, peer.credit_numbers)
         peer.consumed_items = peer.consumed_bytes = 0

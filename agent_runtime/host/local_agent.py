@@ -23,7 +23,7 @@ from snapline.storage.packs.checkpoint import (
     SavedTurn,
     SpawnRequest,
     StashedMessage,
-    counted_letters,
+    consecutive_dead_letter_numbers,
 )
 
 DEAD_LETTERS_KEPT = 100
@@ -74,18 +74,18 @@ input, (None, stashed, payload) for a message or input that was consumed early."
 START = ""
 """Placeholder for a timer's name in the entry that runs `on_start`."""
 
-STANDS_NS = 2**62
+NEVER_RETRIED_NS = 2**62
 """Value of `retry_ns` for a message that is not retried under this plan."""
 
 SEGMENT: Entry = (None, "\0segment", b"")
 """The next segment of a durable turn."""
 
 
-TOLD: Entry = (None, "\0told", b"")
+EXTERNAL_SENDS_TURN: Entry = (None, "\0told", b"")
 """Placeholder for a turn while an agent sends messages that belong to no turn."""
 
 
-class EmptySearch:
+class UnmatchedEntries:
     """Waiting entries that did not match the wait of a durable turn.
 
     Attributes:
@@ -133,7 +133,7 @@ class DurableTurn:
         self.since_ns = self.logged = self.rolled = 0
         self.number = number
         self.prefix = b""
-        self.look = EmptySearch()
+        self.look = UnmatchedEntries()
         self._sealed = SealedJournal()
 
     def whole(self) -> SavedTurn:
@@ -149,7 +149,7 @@ class DurableTurn:
         return SavedTurn(self.what, self.sender, self.payload, self.seed, self.key, self.journal[place:], self.waits)
 
 
-class TurnsBegun:
+class DurableTurnHistory:
     """Durable turns in an agent's history, and in the logs.
 
     Attributes:
@@ -266,7 +266,7 @@ class LocalAgent:
         self.inputs: AgentInputs | None = None
         self.outputs: AgentOutputs | None = None
         self.turn: DurableTurn | None = None
-        self.begun: TurnsBegun | None = None
+        self.begun: DurableTurnHistory | None = None
         self.stash: list[StashedMessage] = []
         self.effects: AgentEffects | None = None
 
@@ -339,7 +339,11 @@ class LocalAgent:
         if not self.last_dead_letter:  # the usual case; called at each checkpoint
             return None
         numbers = DeadLetterNumbers(self.last_dead_letter, list(self.dead_letter_numbers))
-        return None if numbers == counted_letters(self.dead_letter_count, len(self.dead_letters)) else numbers
+        return (
+            None
+            if numbers == consecutive_dead_letter_numbers(self.dead_letter_count, len(self.dead_letters))
+            else numbers
+        )
 
 
 class Peer:
@@ -405,7 +409,7 @@ class Peer:
         return has_queue or any(outlet.queue for outlet in self.outlets.values())
 
     @property
-    def owes_word(self) -> bool:
+    def owes_consumption_report(self) -> bool:
         """Return whether consumption must be reported, also if only credit changed and the window was freed before."""
         return bool(self.consumed_items or self.credit_channels)
 

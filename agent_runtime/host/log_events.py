@@ -32,7 +32,7 @@ class LogSealed(Event, frozen=True, gc=False):
     number: int
 
 
-class LogWatched(Event, frozen=True, gc=False):
+class LogStatusChanged(Event, frozen=True, gc=False):
     """A batch delayed on its way to this log: `problem` says why."""
 
     log: LogName

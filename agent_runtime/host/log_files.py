@@ -49,7 +49,7 @@ def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAg
         store.seal_log(log)
     consumed = {each.agent: each.checkpoint.inputs.number if each.checkpoint is not None else 0 for each in agents}
     ended_turns = {each.agent: each.checkpoint.ended_turns if each.checkpoint is not None else 0 for each in agents}
-    all_logs = store.without_deleted(store.read_logs())
+    all_logs = store.exclude_deleted(store.read_logs())
     logs = {log: numbers for log, numbers in all_logs.items() if log.plan < command.plan}
     dropped: list[LoggedInput] = []
     inputs: list[LoggedInput] = []
@@ -74,7 +74,12 @@ def read_logs(store: Store, command: ev.LoadAgents, agents: Sequence[ev.LoadedAg
     # Nothing in dropped logs is needed.
     _check_whole(inputs, {**consumed, **{each.agent: each.number for each in dropped if each.agent in consumed}})
     return LogContents(
-        tuple(inputs), tuple(dropped), tuple(entries), store.why_no_logs, store.log_key, store.is_authenticated
+        tuple(inputs),
+        tuple(dropped),
+        tuple(entries),
+        store.logs_unsupported_reason,
+        store.log_key,
+        store.is_authenticated,
     )
 
 

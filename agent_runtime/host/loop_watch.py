@@ -27,26 +27,26 @@ import grpc
 
 import snapline
 from snapline.messages.coordinator_client import LEADER_KEY
-from snapline.messages.replica_turns import ReplicaTurns
+from snapline.messages.replica_turns import ReplicaChoice
 from snapline.messages.wire import encode_request, path_of
 from snapline.security.transport import Security
 
-HELD_S = 1.0
+LOOP_BLOCKED_S = 1.0
 """Time after which a loop without a pass counts as blocked and is reported, and time between later reports."""
 
 LOOK_S = 0.5
 """Time between two checks of a loop that is not blocked."""
 
-SAID_AGAIN_S_MAX = 60.0
+LOG_INTERVAL_S_MAX = 60.0
 """Largest time between two log lines: after 1 s, 2 s, 4 s …, and then once a minute."""
 
-LOCKED_S = 1.0
+GIL_BLOCKED_S = 1.0
 """Wakeup delay of this thread from which the GIL counts as blocked."""
 
 ANSWER_S = 1.0
 """Timeout of a report to a coordinator replica; the next replica is called one second later."""
 
-LOCK_SLACK_S = 5.0
+GIL_TIMER_SLACK_S = 5.0
 """Time between two settings of the timer in C, so it fires between the limit and twice as long after it."""
 
 CODE_CHARACTERS_MAX = 100
@@ -66,7 +66,7 @@ class BusyReports:
     """Reports to the coordinator, from a thread, about the code that holds this host."""
 
     def __init__(self, address: str, security: Security, *, host: str, instance: str) -> None:
-        self._turns = ReplicaTurns(
+        self._turns = ReplicaChoice(
             [replica.strip() for replica in address.split(",") if replica.strip()], security.may_dial
         )
         self._security = security
@@ -100,7 +100,7 @@ class BusyReports:
                 if LEADER_KEY not in metadata:
                     self._turns.is_silent(self._turns.current)
                     return
-                self._turns.leads_elsewhere(self._turns.current, str(metadata[LEADER_KEY]))
+                self._turns.on_not_leader(self._turns.current, str(metadata[LEADER_KEY]))
             except Exception as error:  # for example certificates being renewed, or an address that must not be dialled
                 log.debug("a report did not leave: %s", error)
                 return
@@ -155,12 +155,12 @@ class LoopWatch:
     def _watch(self) -> None:
         self._went_on_s = time.monotonic()
         try:
-            self._look_again_and_again()
+            self._watch_until_stopped()
         finally:
             if self._limit_s is not None:
                 faulthandler.cancel_dump_traceback_later()
 
-    def _look_again_and_again(self) -> None:
+    def _watch_until_stopped(self) -> None:
         while not self._stopped.is_set():
             self._set_timer()
             came_round = threading.Event()
@@ -169,7 +169,7 @@ class LoopWatch:
             except RuntimeError:  # the loop is closed
                 return
             asked_s = time.monotonic()
-            self._wait(came_round, HELD_S)
+            self._wait(came_round, LOOP_BLOCKED_S)
             if not came_round.is_set():
                 self._wait_for(came_round, asked_s)
             self._wait(self._stopped, LOOK_S)
@@ -180,7 +180,7 @@ class LoopWatch:
         event.wait(seconds)
         self._went_on_s = time.monotonic()
         waited_s = self._went_on_s - began_s
-        if waited_s >= seconds + LOCKED_S:
+        if waited_s >= seconds + GIL_BLOCKED_S:
             holder = self._describe() or self._describe_others() or "nothing of the fleet's"
             log.warning(
                 "for %.1f s no other thread could run: C code held Python's lock, or the process was stopped. Now runs %s",
@@ -190,7 +190,7 @@ class LoopWatch:
 
     def _wait_for(self, came_round: threading.Event, asked_s: float) -> None:
         """Report the holder until the loop continues. Time in which the process was stopped does not count as blockage."""
-        held_s, say_s, holder = HELD_S, 0.0, ""
+        held_s, say_s, holder = LOOP_BLOCKED_S, 0.0, ""
         while not came_round.is_set() and not self._stopped.is_set():
             holder = self._describe() or holder
             if held_s >= say_s:
@@ -200,14 +200,14 @@ class LoopWatch:
                     else ": all other agents of this host wait. What blocks belongs in a thread: in ctx.step, or @snapline.handler(thread=True)"
                 )
                 log.warning("%s has held the event loop for %.1f s%s", holder, time.monotonic() - asked_s, advice)
-                say_s = held_s + min(held_s, SAID_AGAIN_S_MAX)
+                say_s = held_s + min(held_s, LOG_INTERVAL_S_MAX)
             if self._limit_s is not None and held_s >= self._limit_s:
                 self._give_up(holder)
             self._reports.busy(time.monotonic() - asked_s, holder)
             self._went_on_s = time.monotonic()  # a report may take long
             self._set_timer()
-            self._wait(came_round, HELD_S)
-            held_s += HELD_S
+            self._wait(came_round, LOOP_BLOCKED_S)
+            held_s += LOOP_BLOCKED_S
         self._reports.close()
         log.warning("%s held the event loop for %.1f s, and has let go", holder, time.monotonic() - asked_s)
 
@@ -224,10 +224,10 @@ class LoopWatch:
         if self._limit_s is None:
             return
         now_s = time.monotonic()
-        if now_s - self._timer_s >= LOCK_SLACK_S:
+        if now_s - self._timer_s >= GIL_TIMER_SLACK_S:
             self._timer_s = now_s
             with contextlib.suppress(RuntimeError, ValueError, OSError):  # no stderr
-                faulthandler.dump_traceback_later(self._limit_s + 2 * LOCK_SLACK_S, exit=True)
+                faulthandler.dump_traceback_later(self._limit_s + 2 * GIL_TIMER_SLACK_S, exit=True)
 
     def _describe(self) -> str:
         """Name the holder of the loop, and its place in the code."""

@@ -13,19 +13,19 @@ from snapline.agent_runtime.durable import refusal_of
 from snapline.agent_runtime.host import dead_letters
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import watch_events as we
-from snapline.agent_runtime.host.failures import HostFailures, is_creation, is_from_others, sender_of, what_of
+from snapline.agent_runtime.host.failures import HostFailures, is_creation, is_from_others, sender_of, turn_kind_of
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import (
+    EXTERNAL_SENDS_TURN,
     SEGMENT,
     START,
-    TOLD,
     AgentInlet,
     AgentOutlet,
-    EmptySearch,
     Entry,
     LocalAgent,
     Mark,
     Peer,
+    UnmatchedEntries,
 )
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.channels.channel import PART_BYTES
@@ -34,7 +34,7 @@ from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.checkpoint import StashedMessage
 
 
-class Sending(Protocol):
+class OutletSender(Protocol):
     """Interface of the outlets that mailboxes need."""
 
     def unpark(self, outlet: AgentOutlet) -> None:
@@ -44,7 +44,7 @@ class Sending(Protocol):
         """Send these together, or park them."""
 
 
-class Keeping(Protocol):
+class AgentRetention(Protocol):
     """Interface of the membership that mailboxes need."""
 
     def keep_early(self, inlet: AgentInlet, mark: Mark, payload: bytes | None) -> bool:
@@ -54,7 +54,7 @@ class Keeping(Protocol):
         """Retire the agent if it may leave: it has stopped, and its inputs are dead letters."""
 
 
-class Answering(Protocol):
+class InputConsumer(Protocol):
     """Interface of the inputs that mailboxes need."""
 
     def consume(self, logged: LoggedInput, *, is_dead_lettered: bool, reply: bytes, is_open: bool) -> None:
@@ -64,7 +64,7 @@ class Answering(Protocol):
         """Close such an input, whose turn has ended."""
 
 
-class GoingOn(Protocol):
+class DurableTurnRunner(Protocol):
     """Interface of the durable turns that mailboxes need."""
 
     def next_entry(self, agent: LocalAgent) -> Entry | None:
@@ -78,17 +78,24 @@ class Mailboxes:
     """Mailboxes of the agents here; each agent has its own."""
 
     _mode: HostMode
-    _outlets: Sending
-    _membership: Keeping
-    _inputs: Answering
-    _durable: GoingOn
+    _outlets: OutletSender
+    _membership: AgentRetention
+    _inputs: InputConsumer
+    _durable: DurableTurnRunner
 
     def __init__(self, shared: HostState, failures: HostFailures) -> None:
         self._shared = shared
         self._failures = failures
         self._poison, self._deaths = failures.poison, failures.deaths.known
 
-    def wire(self, mode: HostMode, outlets: Sending, membership: Keeping, inputs: Answering, durable: GoingOn) -> None:
+    def wire(
+        self,
+        mode: HostMode,
+        outlets: OutletSender,
+        membership: AgentRetention,
+        inputs: InputConsumer,
+        durable: DurableTurnRunner,
+    ) -> None:
         """Connect the parts above this one. Functions that the hot path calls are bound once."""
         self._mode, self._outlets, self._membership, self._inputs = mode, outlets, membership, inputs
         self._durable = durable
@@ -177,7 +184,7 @@ class Mailboxes:
         """Queue the agent's own deferred turns, if they need not be held back any longer."""
         if not agent.is_crowded and not agent.is_full:
             if agent.turn is not None and agent.deferred:
-                agent.turn.look = EmptySearch()  # deferred entries precede the compared ones
+                agent.turn.look = UnmatchedEntries()  # deferred entries precede the compared ones
             agent.mailbox.extendleft(reversed(agent.deferred))
             agent.deferred.clear()
             self.next_turn(agent)
@@ -197,7 +204,7 @@ class Mailboxes:
 
     def _is_word_settled(self, agent: LocalAgent, entry: Entry) -> bool:
         """Carry out an operator command that takes no turn; return whether it was one."""
-        reply = dead_letters.settled(agent, entry) if dead_letters.is_word(entry) else None
+        reply = dead_letters.settled(agent, entry) if dead_letters.is_operator_command(entry) else None
         if reply is None:
             return False
         self.consume_own(entry, is_dead_lettered=False, reply=reply, agent=agent)
@@ -218,7 +225,7 @@ class Mailboxes:
         """Start the next segment of a durable turn, or a turn that it deferred. Return whether the mailbox is next, because only commands without a
         turn were consumed."""
         entry = self._durable.next_entry(agent) if agent.may_start else None
-        while entry is not None and dead_letters.is_word(entry) and self._is_settled(agent, entry):
+        while entry is not None and dead_letters.is_operator_command(entry) and self._is_settled(agent, entry):
             if not agent.stash:
                 return True
             entry = self._durable.next_entry(agent)
@@ -253,13 +260,15 @@ class Mailboxes:
             kind, sender, payload = about(agent, entry)
         turn = ev.StartTurn(agent.id, agent.incarnation, kind, sender, payload)
         if self._deaths:
-            turn = self.or_refusal(agent, turn, kind, sender, payload)
+            turn = self.refused_if_deadly(agent, turn, kind, sender, payload)
         begun = agent.begun
         if begun is not None:
             turn = replace(turn, number=begun.count + 1, logged=begun.logged.get(begun.count + 1, ()))
         self._shared.out.append(turn)
 
-    def or_refusal(self, agent: LocalAgent, turn: ev.StartTurn, what: str, sender: str, payload: bytes) -> ev.StartTurn:
+    def refused_if_deadly(
+        self, agent: LocalAgent, turn: ev.StartTurn, what: str, sender: str, payload: bytes
+    ) -> ev.StartTurn:
         """Return the turn, refused if too many processes have died in it."""
         death = self._failures.deaths.against(agent.id, what, sender, payload)
         if death is None:
@@ -285,10 +294,10 @@ class Mailboxes:
         if agent.is_retiring or agent.is_held or agent.spawns:
             return
         inputs = _take_inputs(agent)
-        agent.current = TOLD  # Busy: an answer to a waiting client may cause a checkpoint.
+        agent.current = EXTERNAL_SENDS_TURN  # Busy: an answer to a waiting client may cause a checkpoint.
         for entry in inputs:
             if not self._is_word_settled(agent, entry):
-                self._bury_unheard(agent, entry)
+                self._dead_letter_unread(agent, entry)
                 self.consume_own(entry, is_dead_lettered=True, agent=agent)
         if any(dead_letters.is_from_outside(letter) for letter in agent.dead_letters):
             self.drain(agent)
@@ -298,7 +307,7 @@ class Mailboxes:
         if inputs:
             self._membership.retire_if_drained(agent)
 
-    def _bury_unheard(self, agent: LocalAgent, entry: Entry) -> None:
+    def _dead_letter_unread(self, agent: LocalAgent, entry: Entry) -> None:
         self._failures.dead_letter(agent, entry, f"agent {agent.id!r} stopped before this had its turn", 0, 0)
 
     def drain(self, agent: LocalAgent) -> None:
@@ -315,7 +324,7 @@ class Mailboxes:
     def _drop(self, agent: LocalAgent, entry: Entry) -> None:
         is_call = bool(refusal_of(entry[2])) and not agent.is_retiring
         if is_call:
-            self._bury_unheard(agent, entry)
+            self._dead_letter_unread(agent, entry)
         else:
             self._shared.counts.dead_letters += is_from_others(entry)
         if entry[0] is None:
@@ -392,9 +401,9 @@ class Mailboxes:
 
 def about(agent: LocalAgent, entry: Entry) -> tuple[str, str, bytes]:
     """Return the kind of the entry's turn, its sender, and the payload."""
-    if dead_letters.is_word(entry):
+    if dead_letters.is_operator_command(entry):
         return dead_letters.turn_of(agent, entry[2])
-    return what_of(entry), sender_of(agent, entry), entry[2]
+    return turn_kind_of(entry), sender_of(agent, entry), entry[2]
 
 
 def _give_back(peer: Peer, payload: bytes) -> None:

@@ -102,7 +102,7 @@ class Membership:
         agent.current = RESUMED
         for name, kind, state in spawns:
             if event.refused:
-                self._void(agent, name, creation_payload(kind, state), event.refused)
+                self._discard_reservation(agent, name, creation_payload(kind, state), event.refused)
             else:
                 self._create(agent, name, kind, state, event)
         del self.reservations[event.request]  # not earlier: an epoch must not close between two of the children
@@ -114,7 +114,7 @@ class Membership:
         self._mailboxes.next_turn(agent)
         self._mode.created()
 
-    def _void(self, parent: LocalAgent, name: str, payload: bytes, refused: str) -> None:
+    def _discard_reservation(self, parent: LocalAgent, name: str, payload: bytes, refused: str) -> None:
         reason = f"agent {name!r} was not created: {refused}"
         self._failures.void(parent, name, payload, reason, is_refused_creation=True)
         for inlet, mark, early in self._early.pop(name, ()):
@@ -179,7 +179,7 @@ class Membership:
             self._mode.retired(agent, event.open_epochs)
             self._remove_if_done(agent)
 
-    def excuse_retired(self, ended: int) -> None:
+    def release_retired(self, ended: int) -> None:
         """Release agents that stayed for this epoch only."""
         for agent in [agent for agent in self._shared.agents.values() if agent.retired_in is not None]:
             assert agent.retired_in is not None

@@ -34,7 +34,7 @@ class HostObserver:
     def attached(self, driver: ObservedDriver) -> None:
         """Note the driver; called once, at the end of its constructor, before all other hooks."""
 
-    def commands(self) -> Mapping[type[ev.Said], Callable[[Any, Execute], None]]:
+    def commands(self) -> Mapping[type[ev.HostOutput], Callable[[Any, Execute], None]]:
         """Return the observed kinds of command. The function of a kind gets each command, and what carries it out."""
         return {}
 

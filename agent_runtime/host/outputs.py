@@ -28,7 +28,7 @@ HOST_BYTES_MAX = 256 * 1024 * 1024
 """Largest size of the pending outputs of all agents of the host: memory that a host can spare while the store is unavailable."""
 
 
-class Calling(Protocol):
+class EffectCaller(Protocol):
     """Interface of the effects that outputs need."""
 
     def released(self, agent: LocalAgent) -> None:
@@ -39,20 +39,20 @@ class Outputs:
     """Outputs of the agents here. `size_bytes`: of all pending payloads."""
 
     _membership: AgentRetirement
-    _effects: Calling
+    _effects: EffectCaller
 
-    def __init__(self, shared: HostState, mailboxes: Mailboxes, wish: EpochRequest) -> None:
+    def __init__(self, shared: HostState, mailboxes: Mailboxes, epoch_request: EpochRequest) -> None:
         self._shared = shared
         self._mailboxes = mailboxes
-        self._wish = wish
+        self._epoch_request = epoch_request
         self.size_bytes = 0
         self._is_full = False
         self._is_watched = False
         """A client follows the outputs."""
-        self._told: dict[str, int] = {}
+        self._reported: dict[str, int] = {}
         """Numbers of outputs whose release was reported while the plan's agents were loading."""
 
-    def wire(self, membership: AgentRetirement, effects: Calling) -> None:
+    def wire(self, membership: AgentRetirement, effects: EffectCaller) -> None:
         """Connect the parts above this one."""
         self._membership, self._effects = membership, effects
 
@@ -62,16 +62,16 @@ class Outputs:
         """Clear everything: a plan ends the history of every agent here."""
         self.size_bytes = 0
         self._is_full = False
-        self._told = {}
+        self._reported = {}
 
     def loaded(self, event: ev.AgentsLoaded) -> None:
         """Load pending outputs, which are part of the checkpoints."""
         for loaded in event.agents:
             if loaded.checkpoint is not None and loaded.checkpoint.outputs.number:
                 outputs = self._shared.agents[loaded.agent].outputs = AgentOutputs(loaded.checkpoint.outputs)
-                outputs.release(self._told.get(loaded.agent, 0))
+                outputs.release(self._reported.get(loaded.agent, 0))
                 self.size_bytes += outputs.size_bytes
-        self._told = {}
+        self._reported = {}
         for agent in self._emitters():
             self._judge(agent)
 
@@ -87,17 +87,17 @@ class Outputs:
         self.size_bytes += agent.outputs.size_bytes - before
         self._judge(agent)
         if self._is_watched or agent.is_full:
-            self._wish.say(agent)
+            self._epoch_request.say(agent)
 
     def await_release(self, agent: LocalAgent) -> None:
         """Request an epoch: the agent continues when its outputs are released."""
-        self._wish.say(agent)
+        self._epoch_request.say(agent)
 
     def keeps(self, agent: LocalAgent) -> bool:
         """Return whether an agent that has stopped must stay for its outputs; if so, request an epoch."""
         if agent.outputs is None or not agent.outputs.pending:
             return False
-        self._wish.say(agent)
+        self._epoch_request.say(agent)
         return True
 
     def on_outputs_watched(self, event: msg.OutputsWatched) -> None:
@@ -108,7 +108,7 @@ class Outputs:
     def epoch_ended(self, event: msg.EndEpoch) -> None:
         """Drop the outputs that the epoch has released. The release of a complete epoch is reported later: until then no other epoch is requested."""
         if not self._shared.is_loaded:
-            self._told.update(zip(event.emitters, event.outputs, strict=True))
+            self._reported.update(zip(event.emitters, event.outputs, strict=True))
             return
         for name, number in zip(event.emitters, event.outputs, strict=True):
             agent = self._shared.agents.get(name)
@@ -130,9 +130,9 @@ class Outputs:
     def _ask_again(self) -> None:
         """Request an epoch for agents whose outputs somebody waits for."""
         for agent in self._emitters():
-            is_awaited = self._is_watched or agent.is_full or agent.is_leaving or _stands_at_one(agent)
+            is_awaited = self._is_watched or agent.is_full or agent.is_leaving or _waits_for_intent(agent)
             if is_awaited and agent.outputs is not None and agent.outputs.pending:
-                self._wish.say(agent)
+                self._epoch_request.say(agent)
 
     # ---- limits ---------------------------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class Outputs:
             outputs.validate()
 
 
-def _stands_at_one(agent: LocalAgent) -> bool:
+def _waits_for_intent(agent: LocalAgent) -> bool:
     """Return whether its turn waits until an intent is released."""
     opened = agent.effects.open if agent.effects is not None else None
     return opened is not None and agent.outputs is not None and agent.outputs.holds(opened.number)

@@ -31,5 +31,5 @@ class HostParts(msgspec.Struct, frozen=True):
     inputs: Inputs
     steps: StepLog
     outputs: Outputs
-    wish: EpochRequest
+    epoch_request: EpochRequest
     views: Views

@@ -45,7 +45,7 @@ class HostStop:
         log.info("a last snapshot is taken before this host stops, %s", wait)
         self.welcomed()
         loop.call_later(self._limit_s, self._leave_unsaved)
-        loop.call_later(NO_COORDINATOR_S, self._leave_unheard)
+        loop.call_later(NO_COORDINATOR_S, self._leave_without_coordinator)
 
     def welcomed(self) -> None:
         """Repeat the request on every new stream."""
@@ -60,7 +60,7 @@ class HostStop:
             log.info("epoch %d holds what the agents here have done", directive.epoch)
             self._end(self._code)
 
-    def _leave_unheard(self) -> None:
+    def _leave_without_coordinator(self) -> None:
         if not self._session.is_open:
             self._leave_unsaved()
 

@@ -36,7 +36,7 @@ class HostPlans:
         self._inputs = parts.inputs
         self._steps = parts.steps
         self._outputs = parts.outputs
-        self._wish = parts.wish
+        self._epoch_request = parts.epoch_request
         self._views = parts.views
         self._effects = effects
         self._loading: ev.LoadAgents | None = None
@@ -59,7 +59,7 @@ class HostPlans:
         self._membership.welcomed()
         self._ends.welcomed()
         self._log.welcomed()
-        self._wish.welcomed()
+        self._epoch_request.welcomed()
 
     def on_quiesce(self, event: Quiesce) -> None:
         """Hold back inputs of clients, or effects, or release them."""
@@ -101,7 +101,7 @@ class HostPlans:
         self._steps.reset()
         self._outputs.reset()
         self._effects.reset()
-        self._wish.reset()
+        self._epoch_request.reset()
         self._views.reset()
         self._failures.reset()
         self._failure = None
@@ -133,9 +133,9 @@ class HostPlans:
         self._mode.loaded(event.agents)
         shared.out.append(msg.PlanApplied(shared.plan, shared.start))
         for agent in list(shared.agents.values()):
-            self._set_going(agent)
+            self._resume_agent(agent)
 
-    def _set_going(self, agent: LocalAgent) -> None:
+    def _resume_agent(self, agent: LocalAgent) -> None:
         for outlet in [outlet for outlet in agent.outlets.values() if outlet.queue and outlet.peer is None]:
             self._ends.open(agent, outlet.receiver)
             self._outlets.unpark(outlet)

@@ -24,7 +24,7 @@ from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.driver import HostDriver
-from snapline.agent_runtime.host.input_service import InputService, TakeInput, as_it_is
+from snapline.agent_runtime.host.input_service import InputService, TakeInput, unchanged_payload
 from snapline.agent_runtime.host.loop_watch import BusyReports, LoopWatch
 from snapline.agent_runtime.host.metrics import FAMILIES, HostMetrics
 from snapline.agent_runtime.host.planned_stop import HostStop
@@ -34,7 +34,7 @@ from snapline.agent_runtime.host.session import Session
 from snapline.agent_runtime.host.trace import TraceWriter
 from snapline.agent_runtime.host.users import CoordinatorUsers
 from snapline.agent_runtime.host.view_service import ViewService
-from snapline.channels.child_processes import end_if_child, handle_signal, keep_from_children, port_of
+from snapline.channels.child_processes import close_in_children, exit_if_child, handle_signal, port_of
 from snapline.channels.frame import LinkHello, Refused
 from snapline.channels.grpc_link import LinkTransport
 from snapline.channels.link_supervisor import supervised
@@ -115,7 +115,7 @@ class Host:
         self._metrics: HostMetrics | None = None
         self._spans: HostSpans | None = None
         self._trace_of_line: Callable[[], dict[str, object]] = dict
-        self._take_input: TakeInput = as_it_is
+        self._take_input: TakeInput = unchanged_payload
         self._address = ""
         self._agents_of: WeakKeyDictionary[asyncio.Task[None], str] = WeakKeyDictionary()
         """Task that runs a turn or step → its agent."""
@@ -128,7 +128,7 @@ class Host:
             self._session, options.last_snapshot_s, lambda: bool(self._driver.core.agents), self.finish
         )
         self._marks = ProcessMarks(self._driver, options.marks, host=options.host, instance=options.instance)
-        self.knocked = self._driver.knocked
+        self.dial_requested = self._driver.dial_requested
         self.opened = self._driver.opened
         self.received = self._driver.received
         self.next_frame = self._driver.next_frame
@@ -147,11 +147,11 @@ class Host:
         if export is not None:
             from snapline.agent_runtime.host.host_spans import HostSpans
             from snapline.agent_runtime.host.span_observer import SpanObserver
-            from snapline.agent_runtime.host.turn_spans import TracedEnvironment, current_trace
+            from snapline.agent_runtime.host.turn_spans import TracedTurnEnvironment, current_trace
 
             self._trace_of_line = current_trace
             self._spans = HostSpans(export)
-            observer, world = SpanObserver(export), TracedEnvironment(export)
+            observer, world = SpanObserver(export), TracedTurnEnvironment(export)
         driver = HostDriver(
             options.host,
             options.fleet,
@@ -191,7 +191,7 @@ class Host:
                 await open_health_server(doors, self._transport.healthy, self._options.health)
                 await open_metrics_server(doors, self._metrics_door, self._options.metrics, self._options.host)
                 await doors.enter_async_context(supervised())
-                keep_from_children(loop, self._fleet_ports)
+                close_in_children(loop, self._fleet_ports)
                 doors.enter_context(self._options.log_ids.reading(self._standing))
                 doors.enter_context(self._watch(loop))
                 return await self._finished
@@ -269,7 +269,7 @@ class Host:
             self.fail(error)
             return
         finally:
-            end_if_child()  # the child's SystemExit must not end this loop like our own
+            exit_if_child()  # the child's SystemExit must not end this loop like our own
         if self._driver.queue:
             asyncio.get_running_loop().call_soon(self._pump)
         else:

@@ -25,7 +25,7 @@ from snapline.errors import EncodingError
 from snapline.messages.host_messages import Join
 from snapline.messages.turn_deaths import CAPTURE, STOP_WHEN
 
-STOP_DEATHS_BORNE = 2
+STOP_DEATHS_TOLERATED = 2
 """Deaths tolerated in `stop_when`, the default for messages too. After one more, `stop_when` is not called again, and the fleet ends with that
 reason."""
 
@@ -91,7 +91,9 @@ class ProcessMarks:
 
     def evaluating(self, function: Callable[[], object]) -> Callable[[], object]:
         """Return the call of the fleet's predicate, marked."""
-        return functools.partial(self._marks.in_thread, mark_of("", STOP_WHEN, "", b"", STOP_DEATHS_BORNE), function)
+        return functools.partial(
+            self._marks.in_thread, mark_of("", STOP_WHEN, "", b"", STOP_DEATHS_TOLERATED), function
+        )
 
     def _marked(self, run: RunTurn) -> RunTurn:
         marks, begin, end, type_of = self._marks, self._marks.begin_turn, self._marks.end, self._driver.turns.type_of

@@ -24,9 +24,9 @@ class ReplyWaiters:
 
     _membership: AgentRetirement
 
-    def __init__(self, shared: HostState, wish: EpochRequest) -> None:
+    def __init__(self, shared: HostState, epoch_request: EpochRequest) -> None:
         self._shared = shared
-        self._wish = wish
+        self._epoch_request = epoch_request
         self._waiting: dict[Place, list[tuple[int, bool]]] = {}
         """Requests, and whether they accept an early answer."""
 
@@ -71,7 +71,7 @@ class ReplyWaiters:
                 self._answer(agent, place)
                 known = inputs.answered(place[1])
                 if place in self._waiting and known is not None and not known.is_open:
-                    self._wish.say(agent)
+                    self._epoch_request.say(agent)
 
     def keeps(self, agent: LocalAgent) -> bool:
         """Return whether an agent that has stopped must stay for an answer that is not sent as final yet; if so, request an epoch."""
@@ -82,7 +82,7 @@ class ReplyWaiters:
         is_of_letters = agent.last_dead_letter > 0  # an operator asks only after the command was accepted
         is_untold = any(is_of_letters or known.reply or (agent.id, known.key) in self._waiting for known in fresh)
         if is_untold:
-            self._wish.say(agent)
+            self._epoch_request.say(agent)
         return is_untold
 
     def epoch_ended(self, event: msg.EndEpoch) -> None:

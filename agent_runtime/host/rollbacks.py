@@ -2,7 +2,7 @@
 turn's message keeps its place. The agent checkpoints like any other between two turns. Any plan ends the suspension."""
 
 from snapline.agent_runtime.host.host_state import HostState
-from snapline.agent_runtime.host.local_agent import STANDS_NS, LocalAgent
+from snapline.agent_runtime.host.local_agent import NEVER_RETRIED_NS, LocalAgent
 from snapline.agent_runtime.rolling_back import RollbackRequest
 from snapline.messages import host_messages as msg
 
@@ -29,12 +29,17 @@ class HostRollbacks:
         """Repeat requests that the coordinator may not have received, or a new one must know: refused ones too, for `status`."""
         self._shared.out.extend(self.wanted.values())
 
-    def want(self, agent: LocalAgent, wish: RollbackRequest) -> None:
+    def want(self, agent: LocalAgent, rollback_request: RollbackRequest) -> None:
         """Suspend an agent whose turn has ended with this request; its message is back in its place."""
-        agent.retry_ns = STANDS_NS
-        message = msg.WantRollback(agent.id, agent.incarnation, wish.snapshot, wish.reason, wish.place)
+        agent.retry_ns = NEVER_RETRIED_NS
+        message = msg.WantRollback(
+            agent.id, agent.incarnation, rollback_request.snapshot, rollback_request.reason, rollback_request.place
+        )
         self.wanted[agent.id] = message
-        self._shared.note("warning", f"agent {agent.id} stands: it asks to go back, at {wish.place}: {wish.reason}")
+        self._shared.note(
+            "warning",
+            f"agent {agent.id} stands: it asks to go back, at {rollback_request.place}: {rollback_request.reason}",
+        )
         self._shared.out.append(message)
 
     def on_refused(self, event: msg.RollbackRefused) -> None:

@@ -14,10 +14,10 @@ import grpc.aio
 from snapline.errors import AuthenticationError, ProtocolError, UsageError
 from snapline.messages.coordinator_client import LEADER_KEY
 from snapline.messages.host_messages import Directive, HostMessage, Leave, TurnedAway
-from snapline.messages.replica_turns import ReplicaTurns
+from snapline.messages.replica_turns import ReplicaChoice
 from snapline.messages.wire import ATTEND, decode_directive, encode_host_message, in_parts
 from snapline.security.transport import Security
-from snapline.security.trust import TRUST_WAIT_S, Distrust, trust_advice, why_distrusted, why_other_transport
+from snapline.security.trust import TRUST_WAIT_S, DistrustTracker, distrust_reason, transport_mismatch, trust_advice
 
 RETRY_LEAST_S, RETRY_MOST_S = 0.05, 0.5
 """Bounds of the time between two dials. Failing calls return within a millisecond. Jitter keeps hosts from coming back all at once.
@@ -46,7 +46,7 @@ class Session:
         received: Callable[[Directive], None],
         warn: Callable[[str], None],
     ) -> None:
-        self._turns = ReplicaTurns(
+        self._turns = ReplicaChoice(
             [replica.strip() for replica in address.split(",") if replica.strip()], security.may_dial
         )
         self._security = security
@@ -56,7 +56,7 @@ class Session:
         self._outgoing: asyncio.Queue[HostMessage] | None = None
         self._is_closing = False
         self._retry_most_s = RETRY_LEAST_S
-        self._distrust = Distrust(self._turns.given)
+        self._distrust = DistrustTracker(self._turns.given)
 
     @property
     def is_open(self) -> bool:
@@ -86,8 +86,8 @@ class Session:
             except _STREAM_ENDED as error:
                 if _is_denied(error):
                     self._received(TurnedAway(_reason(error), True))
-                address, leads_elsewhere = self._turns.current, self._turn_to_next(error)
-                is_silent = not leads_elsewhere and not self._is_closing
+                address, on_not_leader = self._turns.current, self._turn_to_next(error)
+                is_silent = not on_not_leader and not self._is_closing
                 if is_silent and not (warned and self._distrust.is_proved):
                     sentence = await self._why_silent(address, error)
                     if not warned:
@@ -102,7 +102,7 @@ class Session:
         """Try the leader that a replica named, or the next one in turn; return whether a replica answered."""
         metadata = dict(getattr(error, "trailing_metadata", lambda: None)() or ())
         if LEADER_KEY in metadata:
-            self._turns.leads_elsewhere(self._turns.current, str(metadata[LEADER_KEY]))
+            self._turns.on_not_leader(self._turns.current, str(metadata[LEADER_KEY]))
             self._distrust.answered()
         else:
             self._turns.is_silent(self._turns.current)
@@ -110,12 +110,12 @@ class Session:
 
     async def _why_silent(self, address: str, error: Exception) -> str:
         """Return the reason why no coordinator is reached, in a sentence; AuthenticationError, UsageError: it is permanent."""
-        reason = await why_distrusted(self._security, address, role="coordinator", name="coordinator")
+        reason = await distrust_reason(self._security, address, role="coordinator", name="coordinator")
         now_s = asyncio.get_running_loop().time()
         is_final = self._distrust.failed(address, now_s, is_distrust=reason is not None)
         if reason is None:
-            reason = await why_other_transport(self._security, address)
-            if reason is not None and self._distrust.is_hopeless:
+            reason = await transport_mismatch(self._security, address)
+            if reason is not None and self._distrust.is_distrust_final:
                 raise UsageError(reason)
             if reason is not None:
                 return f"{reason}; trying on"

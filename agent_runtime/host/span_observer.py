@@ -32,7 +32,7 @@ class SpanObserver(HostObserver):
         self._core = driver.core
         self.spans = TurnSpans(self._export, driver.turns.run, driver.turns.type_of, self._place_of)
 
-    def commands(self) -> Mapping[type[ev.Said], Callable[[Any, Execute], None]]:
+    def commands(self) -> Mapping[type[ev.HostOutput], Callable[[Any, Execute], None]]:
         return {de.RunStep: self._within_turn, de.RunEffect: self._within_turn, ev.CancelTurns: self._cancel_turns}
 
     def wrap_turns(self, run: RunTurn) -> RunTurn:

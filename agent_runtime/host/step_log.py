@@ -16,7 +16,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.agent_effects import AgentEffects, undone_by
 from snapline.agent_runtime.host.host_log import OwnLog, PendingEntry
 from snapline.agent_runtime.host.host_state import HostState
-from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent, TurnsBegun
+from snapline.agent_runtime.host.local_agent import DurableTurn, DurableTurnHistory, LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.logged_steps import LOGGED_KINDS, rolled
 from snapline.storage.log.record import BEGUN, EFFECT, LoggedEntry
@@ -24,7 +24,7 @@ from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.packs.saved_effects import OpenEffect
 
 
-class Marked(Protocol):
+class MarkHandler(Protocol):
     """Interface of the effects that the log of steps needs."""
 
     def marked(self, agent: LocalAgent, turn: DurableTurn, mark: JournalEntry) -> None:
@@ -34,7 +34,7 @@ class Marked(Protocol):
 class StepLog:
     """Log of the steps of the agents here."""
 
-    _effects: Marked
+    _effects: MarkHandler
 
     def __init__(self, shared: HostState, mailboxes: Mailboxes, log: OwnLog) -> None:
         self._shared = shared
@@ -42,10 +42,10 @@ class StepLog:
         self._log = log
         self._orphans: dict[str, list[LoggedEntry]] = {}
         """Entries of agents that are not in the plan."""
-        self._has_told = False
+        self._has_warned = False
         """The warning that the store takes no logs was written."""
 
-    def wire(self, effects: Marked) -> None:
+    def wire(self, effects: MarkHandler) -> None:
         """Connect the effects above this part."""
         self._effects = effects
 
@@ -61,7 +61,7 @@ class StepLog:
         for loaded in event.agents:
             if loaded.checkpoint is not None and loaded.checkpoint.durable_turns:
                 agent = agents[loaded.agent]
-                agent.begun = TurnsBegun(loaded.checkpoint.durable_turns)
+                agent.begun = DurableTurnHistory(loaded.checkpoint.durable_turns)
                 if agent.turn is not None:
                     agent.turn.number = agent.begun.count
         for logged in event.entries:
@@ -81,7 +81,7 @@ class StepLog:
     def began(self, agent: LocalAgent) -> int:
         """Count a durable turn that has begun; return its number."""
         if agent.begun is None:
-            agent.begun = TurnsBegun()
+            agent.begun = DurableTurnHistory()
         agent.begun.count += 1
         return agent.begun.count
 
@@ -119,8 +119,8 @@ class StepLog:
         self._log.append()
 
     def _tell(self, why: str) -> None:
-        if not self._has_told:
-            self._has_told = True
+        if not self._has_warned:
+            self._has_warned = True
             self._shared.note(
                 "warning",
                 f"{why}: steps of durable turns are in checkpoints only, and may be run again after a recovery",
@@ -170,7 +170,7 @@ class StepLog:
         return turn.prefix
 
     def mark(self, agent: LocalAgent, turn: DurableTurn, opened: OpenEffect) -> None:
-        """Log that the effect at which the turn waits is about to be called; when that is durable, `Marked.marked` is called."""
+        """Log that the effect at which the turn waits is about to be called; when that is durable, `MarkHandler.marked` is called."""
         place = len(turn.journal)
         logged = LoggedEntry(agent.id, turn.number, turn.seed, place, self._prefix_of(turn, place), mark_of(opened))
         self._log.put(PendingEntry(logged, turn, is_last=False, is_mark=True))
@@ -205,23 +205,23 @@ def _restore(agent: LocalAgent, logged: LoggedEntry) -> None:
     ended_count = 0 if begun is None else begun.count - (agent.turn is not None)
     if logged.turn > ended_count:
         if begun is None:
-            begun = agent.begun = TurnsBegun()
+            begun = agent.begun = DurableTurnHistory()
         begun.logged[logged.turn] = (*begun.logged.get(logged.turn, ()), logged)
-        _hear_of_undoing(agent, logged.entry)
-        _hear_of_call(agent, logged.entry)
-        _hear_of_effect(agent, logged.entry)
+        _note_earlier_compensation(agent, logged.entry)
+        _note_earlier_call(agent, logged.entry)
+        _note_discarded_effect(agent, logged.entry)
 
 
-def _hear_of_undoing(agent: LocalAgent, entry: JournalEntry) -> None:
+def _note_earlier_compensation(agent: LocalAgent, entry: JournalEntry) -> None:
     """Note an effect undone in a discarded history: it is not done, even if the log records that it was done."""
     undone = undone_by(entry)
     if undone is not None:
         if agent.effects is None:
             agent.effects = AgentEffects()
-        agent.effects.undone_elsewhere(*undone)
+        agent.effects.note_earlier_undo(*undone)
 
 
-def _hear_of_call(agent: LocalAgent, entry: JournalEntry) -> None:
+def _note_earlier_call(agent: LocalAgent, entry: JournalEntry) -> None:
     """Note that an earlier incarnation was about to call the agent's open effect. Checkpoints record this from now on, since logs do not keep
     discarded history forever."""
     effects = agent.effects
@@ -229,9 +229,9 @@ def _hear_of_call(agent: LocalAgent, entry: JournalEntry) -> None:
         effects.begun()
 
 
-def _hear_of_effect(agent: LocalAgent, entry: JournalEntry) -> None:
+def _note_discarded_effect(agent: LocalAgent, entry: JournalEntry) -> None:
     """Note an effect called before the fleet went back past the call: the agent knows that it was done, or may have been."""
     if entry.kind == EFFECT and entry.outcome in (DONE, FAILED, BEGUN):
         if agent.effects is None:
             agent.effects = AgentEffects()
-        agent.effects.called_elsewhere(entry)
+        agent.effects.note_earlier_call(entry)

@@ -7,7 +7,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.environment import HostEnvironment, TraceSink
 from snapline.agent_runtime.host.recent_trace import LOOK_S, RecentLines
-from snapline.agent_runtime.host.view_events import TracingWanted
+from snapline.agent_runtime.host.view_events import TracingRequested
 from snapline.messages.views import RecentTrace, TraceWanted
 
 MARKERS = ("send_marker", "receive_marker")
@@ -18,14 +18,14 @@ class Tracing:
 
     def __init__(
         self,
-        around: HostEnvironment,
+        environment: HostEnvironment,
         core: HostCore,
         feed: Callable[[ev.Event], None],
         file: TraceSink | None,
         file_every: int,
     ) -> None:
         """`feed` sends events to the core; `file_every`: of each channel, the file has every N-th message."""
-        self._around = around
+        self._environment = environment
         self._core = core
         self._feed = feed
         self._file = file
@@ -74,21 +74,21 @@ class Tracing:
 
     def recent(self, wanted: TraceWanted) -> Callable[[], RecentTrace]:
         """Serve a viewer: return a function that makes the answer, in any thread, with the events since the cursor."""
-        self._until_ns = self._around.now_ns() + round(LOOK_S * 1e9)
+        self._until_ns = self._environment.now_ns() + round(LOOK_S * 1e9)
         if self._recent is None:
             self._looks += 1
             run = f"{self._core.start}-{self._looks}"
-            self._recent = RecentLines(self._core.shared.host, run, self._around.wall_ns, plan=self._core.plan)
-            self._around.call_later(LOOK_S, self._look_away)
+            self._recent = RecentLines(self._core.shared.host, run, self._environment.wall_ns, plan=self._core.plan)
+            self._environment.call_later(LOOK_S, self._stop_viewing)
         if wanted.every != self._recent_every:
             self._recent_every = wanted.every
             self._tell()
         return self._recent.since(wanted)
 
-    def _look_away(self) -> None:
-        left_ns = self._until_ns - self._around.now_ns()
+    def _stop_viewing(self) -> None:
+        left_ns = self._until_ns - self._environment.now_ns()
         if left_ns > 0:
-            self._around.call_later(left_ns / 1e9, self._look_away)
+            self._environment.call_later(left_ns / 1e9, self._stop_viewing)
             return
         self._recent, self._recent_every = None, 0
         self._tell()
@@ -96,4 +96,4 @@ class Tracing:
     def _tell(self) -> None:
         """Make the core trace what file or viewer need."""
         self.is_on = self._file is not None or self._recent is not None
-        self._feed(TracingWanted(math.gcd(self._file_every, self._recent_every)))
+        self._feed(TracingRequested(math.gcd(self._file_every, self._recent_every)))

@@ -19,11 +19,11 @@ DIGEST_BYTES = 8
 HEAD_BYTES, END_BYTES = 1024, 65_536
 """Sizes of the head and the end that are digested of a larger message: digesting all of 64 MiB would take 30 ms."""
 
-_OF_THEIR_OWN = (CAPTURE, "letter")
+_SEPARATELY_DIGESTED = (CAPTURE, "letter")
 """Kinds of turns with separate digests: an operator's retry of a dead letter always runs, whatever the message did before."""
 
 
-class Sample:
+class MessageSample:
     """The parts of a message that represent it."""
 
     __slots__ = ("end", "head", "size_bytes")
@@ -35,9 +35,9 @@ class Sample:
         self.end = zlib.crc32(plain[-END_BYTES:])
 
 
-def digest_of_turn(what: str, sender: str, sample: Sample) -> bytes:
+def digest_of_turn(what: str, sender: str, sample: MessageSample) -> bytes:
     """Return a digest that is the same for the same message of the same sender."""
-    prefix = what if what in _OF_THEIR_OWN else ""
+    prefix = what if what in _SEPARATELY_DIGESTED else ""
     head = f"{prefix}\0{sender}\0{sample.size_bytes}\0{sample.end}\0".encode()
     return digest_of(head + sample.head)[:DIGEST_BYTES]
 
@@ -66,12 +66,12 @@ class TurnDeaths:
         """Return the deaths that deny this turn; None: it may run."""
         if not any(name == agent for name, _ in self.known):
             return None
-        death = self.known.get((agent, digest_of_turn(what, sender, Sample(payload))))
+        death = self.known.get((agent, digest_of_turn(what, sender, MessageSample(payload))))
         return None if death is None or death.times <= death.limit else death
 
     def survived(self, agent: str, what: str, sender: str, payload: bytes) -> None:
         """Report a turn that has succeeded. After a retry the message itself may have turns again."""
-        sample = Sample(payload)
+        sample = MessageSample(payload)
         for kind in dict.fromkeys((what, "message") if what == "letter" else (what,)):
             key = agent, digest_of_turn(kind, sender, sample)
             if self.known.pop(key, None) is not None:

@@ -7,7 +7,7 @@ from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.external_sends import ExternalSends
 from snapline.agent_runtime.host.failures import HostFailures, is_creation, is_first, last_line, sender_of
 from snapline.agent_runtime.host.host_state import HostState
-from snapline.agent_runtime.host.local_agent import TOLD, Entry, LocalAgent
+from snapline.agent_runtime.host.local_agent import EXTERNAL_SENDS_TURN, Entry, LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes, about
 from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.modes.mode import HostMode
@@ -90,7 +90,7 @@ class TurnEnds:
         elif entry[0] is not None:
             self._mailboxes.consume(entry)
         else:
-            if dead_letters.is_word(entry):
+            if dead_letters.is_operator_command(entry):
                 dead_letters.handled(agent, entry)
             self._mailboxes.consume_own(entry, is_dead_lettered=False, reply=event.reply, agent=agent)
         if not agent.is_started and is_first(entry):
@@ -131,7 +131,7 @@ class TurnEnds:
         if agent.current is not None:  # its turn has not begun: the record follows it
             self._outlets.leave(agent, event.sends)
             return
-        agent.current = TOLD
+        agent.current = EXTERNAL_SENDS_TURN
         self._outlets.leave(agent, event.sends)
         agent.current = None
         self._mode.moved(agent)
@@ -161,7 +161,7 @@ class TurnEnds:
         if agent.turn is not None and not self._durable.failed(agent, event):
             return
         if event.rollback is not None:
-            self._stand(agent, event.rollback)
+            self._suspend_agent(agent, event.rollback)
             return
         if agent.attempts <= event.retries and not event.is_final:
             self._try_again(agent, entry, event)
@@ -179,12 +179,12 @@ class TurnEnds:
         self._shared.note("warning", f"a message from {sender_of(agent, entry)} to {agent.id} {message}")
         self._wait_to_retry(agent, wait_ns)
 
-    def _stand(self, agent: LocalAgent, wish: RollbackRequest) -> None:
+    def _suspend_agent(self, agent: LocalAgent, rollback_request: RollbackRequest) -> None:
         """Suspend an agent that has requested a rollback: until a plan comes it has no turn."""
         agent.attempts = 0
         self._mailboxes.put_back(agent)
-        self._failures.rollbacks.want(agent, wish)
-        self._is_between(agent)
+        self._failures.rollbacks.want(agent, rollback_request)
+        self._end_between_turns(agent)
 
     def on_rollback_refused(self, event: msg.RollbackRefused) -> None:
         self._failures.rollbacks.on_refused(event)
@@ -196,9 +196,9 @@ class TurnEnds:
         """
         self._mailboxes.put_back(agent)
         self._timers.retry_in(agent, wait_ns)
-        self._is_between(agent)
+        self._end_between_turns(agent)
 
-    def _is_between(self, agent: LocalAgent) -> None:
+    def _end_between_turns(self, agent: LocalAgent) -> None:
         self._mode.tried(agent)
         self._views.turn_ended(agent)
         self._mailboxes.next_turn(agent)
@@ -213,7 +213,7 @@ class TurnEnds:
             if event.is_durable:
                 self._durable.passed(agent)
             self._failures.dead_letter(agent, entry, event.error, agent.attempts, event.time_ns)
-            self._consume_buried(agent, entry)
+            self._consume_dead_lettered(agent, entry)
         agent.attempts = 0
         if is_first(entry) and not (event.is_final and is_creation(entry)):
             agent.is_started = agent.is_born = True  # the agent continues with its first state
@@ -223,7 +223,7 @@ class TurnEnds:
         self._views.turn_ended(agent)
         self._mailboxes.next_turn(agent)
 
-    def _consume_buried(self, agent: LocalAgent, entry: Entry) -> None:
+    def _consume_dead_lettered(self, agent: LocalAgent, entry: Entry) -> None:
         if entry[0] is None:
             self._mailboxes.consume_own(entry, is_dead_lettered=True, agent=agent)
         else:

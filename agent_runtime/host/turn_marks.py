@@ -1,7 +1,7 @@
 """Marks that a host writes outside of its memory while user code runs: if the process dies, they show in which turns.
 
 Marks are written into a small memory-mapped file. The kernel keeps it however the process dies. Nothing is synced, so after a power failure marks may
-be lost or stale; therefore one death alone never condemns a turn (`DEATHS_BORNE_MIN`). Writing costs less than a microsecond per turn.
+be lost or stale; therefore one death alone never condemns a turn (`DEATHS_TOLERATED_MIN`). Writing costs less than a microsecond per turn.
 
 - *On the event loop* one piece of user code runs at a time: a turn, a part of an async handler or step, or the saving of a state. It has slot 1.
 - *In threads*, such as those of steps, many pieces may run: each has its own slot. A thread started by user code has none.
@@ -26,9 +26,9 @@ from typing import Any
 import msgspec
 
 from snapline.agent_runtime.agent import AgentType
-from snapline.agent_runtime.host.turn_deaths import HEAD_BYTES, Sample, digest_of_turn
+from snapline.agent_runtime.host.turn_deaths import HEAD_BYTES, MessageSample, digest_of_turn
 from snapline.agent_runtime.outside import IN_THREAD
-from snapline.channels.child_processes import end_if_child
+from snapline.channels.child_processes import exit_if_child
 from snapline.folders import make_private
 from snapline.messages.payloads import CREATE, read_creation, split_message, unwrapped
 from snapline.messages.turn_deaths import TurnDeath
@@ -39,7 +39,7 @@ SLOTS = 64
 SLOT_BYTES = 2048
 """Size of a slot: it holds the head of a message, and ids."""
 
-DEATHS_BORNE_MIN = 1
+DEATHS_TOLERATED_MIN = 1
 """Smallest number of deaths tolerated, whatever an agent's `retries`: an operator may have killed the process, or the machine may have failed."""
 
 MAGIC = b"snapturn1"
@@ -47,7 +47,7 @@ MAGIC = b"snapturn1"
 LOOP_SLOT, ALONE_SLOT = 1, SLOTS - 1
 """Slots of the event loop, and of a turn that is the only open one; slot 0 is the file's head."""
 
-TOLD_MAX, TYPE_CHARACTERS_MAX = 16, 200
+REPORTED_TURNS_MAX, TYPE_CHARACTERS_MAX = 16, 200
 """Largest number of turns reported for one process: with agent and sender ids they fit into one entry of the coordinator's log."""
 
 _NOTHING = bytes(2)
@@ -72,7 +72,7 @@ class TurnMark(msgspec.Struct, frozen=True, array_like=True):
 
     def death(self, *, is_beside: bool) -> TurnDeath:
         """Return the mark as it is reported when the process has died."""
-        sample = Sample(self.head)
+        sample = MessageSample(self.head)
         if self.size_bytes != WHOLE:
             sample.head, sample.size_bytes, sample.end = self.head, self.size_bytes, self.end
         digest = digest_of_turn(self.what, self.sender, sample)
@@ -85,12 +85,12 @@ _decoder = msgspec.msgpack.Decoder(TurnMark)
 
 def limit_of(known: AgentType | None) -> int:
     """Return the number of deaths in one turn that are tolerated of an agent of this class; None: it is being created."""
-    return DEATHS_BORNE_MIN if known is None else max(known.retries, DEATHS_BORNE_MIN)
+    return DEATHS_TOLERATED_MIN if known is None else max(known.retries, DEATHS_TOLERATED_MIN)
 
 
 def mark_of(agent: str, what: str, sender: str, payload: bytes, limit: int) -> TurnMark:
     """Return the mark of a turn."""
-    sample = Sample(payload)
+    sample = MessageSample(payload)
     return TurnMark(agent, what, sender, limit, sample.head, sample.size_bytes, sample.end)
 
 
@@ -122,7 +122,7 @@ def read_marks(path: Path) -> tuple[str, tuple[TurnDeath, ...]]:
     for slot, mark in ran.items():
         death = mark.death(is_beside=slot not in (LOOP_SLOT, ALONE_SLOT))
         died_in.setdefault((death.agent, death.digest), death)
-    return (instance, tuple(died_in.values())[:TOLD_MAX]) if died_in else ("", ())
+    return (instance, tuple(died_in.values())[:REPORTED_TURNS_MAX]) if died_in else ("", ())
 
 
 def _mark_in(content: bytes, slot: int) -> TurnMark | None:
@@ -250,7 +250,7 @@ class TurnMarks:
             try:
                 return function(*arguments, **named)
             finally:
-                end_if_child()
+                exit_if_child()
                 if slot:
                     self._erase(slot)
                     self._free.append(slot)
@@ -297,7 +297,7 @@ class _Marked(Coroutine[Any, Any, None]):
             has_ended = False
             return result
         finally:
-            end_if_child()
+            exit_if_child()
             self._marks.end()
             if has_ended:
                 self._marks.closed(id(self))

@@ -25,7 +25,7 @@ from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.durable import read_call
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.failures import last_line
-from snapline.agent_runtime.outside import Outside
+from snapline.agent_runtime.outside import TurnEnvironment
 from snapline.agent_runtime.traceparents import Traceparent, read_tail, tail_of, with_tail
 from snapline.messages.payloads import MARK, split_message
 from snapline.telemetry.quick_span import QuickSpan
@@ -41,7 +41,7 @@ HEAD_BYTES = 320
 OUTCOME_CHARACTERS_MAX = 300
 """Largest number of characters of an error in a span."""
 
-TOLD_MAX = 4096
+AGENTS_REMEMBERED_MAX = 4096
 """Largest number of agents whose last durable turn is remembered: the next attempt follows a failed one soon."""
 
 EFFECT = contexts.create_key("snapline-effect")
@@ -83,7 +83,7 @@ class TurnSpans:
         self._run = run
         self._type_of = type_of
         self._place_of = place_of
-        self._told: dict[str, int] = {}
+        self._last_spans: dict[str, int] = {}
         """Agent → last exported span of a durable turn: the next attempt after a failure needs another id."""
 
     # ---- inputs -----------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class TurnSpans:
             return 0
         seed = f"{parent.trace:x} {parent.span:x} {turn.agent} {turn.number}"
         derived = int.from_bytes(blake2b(seed.encode(), person=b"turn-span", digest_size=8).digest(), "big")
-        return 0 if self._told.get(turn.agent) == derived else derived
+        return 0 if self._last_spans.get(turn.agent) == derived else derived
 
     def ended(self, event: ev.TurnEnded | ev.TurnFailed) -> ev.TurnEnded | ev.TurnFailed:
         """Return the event of a turn's, or a segment's, end, with all that it sends in its trace."""
@@ -166,15 +166,15 @@ class TurnSpans:
     def _end(self, agent: str, opened: FollowedTurn) -> None:
         del self.open[agent]
         if opened.is_durable:
-            self._told[agent] = opened.span.get_span_context().span_id
-            if len(self._told) > TOLD_MAX:
-                del self._told[next(iter(self._told))]
+            self._last_spans[agent] = opened.span.get_span_context().span_id
+            if len(self._last_spans) > AGENTS_REMEMBERED_MAX:
+                del self._last_spans[next(iter(self._last_spans))]
         self._tell(opened.span)
 
     def undone(self) -> None:
         """Export the spans of turns that a plan has ended. A durable one is exported by the process that continues it."""
         opened, self.open = list(self.open.values()), {}
-        self._told.clear()
+        self._last_spans.clear()
         for turn in opened:
             if not turn.is_durable:
                 turn.span.set_status(trace.StatusCode.ERROR, "a recovery has undone it")
@@ -221,7 +221,7 @@ def _followed(event: ev.TurnEnded, tail: bytes) -> ev.TurnEnded:
     )
 
 
-class TracedEnvironment(Outside):
+class TracedTurnEnvironment(TurnEnvironment):
     """Steps and effects as spans below their turn's: one for each attempt."""
 
     def __init__(self, export: SpanExport) -> None:

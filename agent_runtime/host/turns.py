@@ -36,7 +36,7 @@ from snapline.agent_runtime.host.flights import (
 )
 from snapline.agent_runtime.kinds import find_class
 from snapline.agent_runtime.logged_steps import turn_seed
-from snapline.agent_runtime.outside import Outside
+from snapline.agent_runtime.outside import TurnEnvironment
 from snapline.agent_runtime.rolling_back import CAUGHT, FAILURES, request_in
 from snapline.agent_runtime.traceparents import without_tail
 from snapline.errors import DivergenceError, EncodingError, StoreError, UsageError
@@ -58,7 +58,7 @@ RESERVED_BYTES_MIN = 64 * 2**20
 FORK_TIMEOUT_S = 60.0
 """Time limit for a forked capture, equal to the default epoch timeout: a later image is useless."""
 
-LOOKED_AT_BYTES_MAX = 64 * 2**20
+VIEWED_ARRAYS_BYTES_MAX = 64 * 2**20
 """Largest size of arrays in a live state that can be shown: copying them takes some tens of milliseconds."""
 
 CHECKED_BYTES_MAX = 512
@@ -142,7 +142,7 @@ class Turns:
         fleet: Fleet,
         report: Callable[[ev.TurnEnded | ev.TurnFailed], None],
         warn: Callable[[str], None],
-        world: Outside | None = None,
+        world: TurnEnvironment | None = None,
         *,
         start: "Callable[[_Coroutine], RunningTurn]" = _as_task,
         step_ended: Callable[[StepEnded], None] = lambda event: None,
@@ -151,7 +151,7 @@ class Turns:
         self._is_logged = is_logged(fleet.protocol)
         self._report = report
         self._warn = warn
-        self._world = world or Outside()
+        self._world = world or TurnEnvironment()
         self._start = start
         self._step_ended = step_ended
         self._running: dict[str, _Running] = {}
@@ -195,10 +195,10 @@ class Turns:
         encoder = self._encoder_for(running.agent, ArenaPool())
         try:
             size_bytes = sum(encoder.buffer_sizes(running.agent.state))
-            if size_bytes > LOOKED_AT_BYTES_MAX:
+            if size_bytes > VIEWED_ARRAYS_BYTES_MAX:
                 raise UsageError(
                     f"agent {agent!r} has {size_bytes:,} bytes of arrays, and would stand still while they are copied; "
-                    f"up to {LOOKED_AT_BYTES_MAX:,} are: ask for the state of the newest snapshot"
+                    f"up to {VIEWED_ARRAYS_BYTES_MAX:,} are: ask for the state of the newest snapshot"
                 )
             return encoder.encode_inline(running.agent.state)
         except EncodingError as error:
@@ -285,7 +285,7 @@ class Turns:
             return None
         from snapline.storage.capture import forked
 
-        reason = forked.reason_against()
+        reason = forked.fork_unsafe_reason()
         if reason:
             if not running.warned:
                 running.warned = True

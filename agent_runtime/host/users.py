@@ -12,13 +12,13 @@ from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.rpc_authorization import ERROR_KEY, Caller
 from snapline.security.transport import Identity, Security
 
-BELIEVED_S = 5.0
+TOKEN_CACHE_S = 5.0
 """Time in seconds for which a revoked token may still read."""
 
-KNOWN_MAX = 256
+CACHED_TOKENS_MAX = 256
 """Largest number of cached tokens, as many as a fleet may have; invalid tokens count too."""
 
-ASKED_MAX = 4
+COORDINATOR_REQUESTS_MAX = 4
 """Largest number of concurrent requests to the coordinator: a caller that tries many tokens has to wait."""
 
 ASK_S = 5.0
@@ -34,7 +34,7 @@ class CoordinatorUsers:
         self._client: CoordinatorClient | None = None
         self._generation = 0
         self._known: dict[bytes, tuple[float, Identity | None]] = {}
-        self._asking = asyncio.Semaphore(ASKED_MAX)
+        self._asking = asyncio.Semaphore(COORDINATOR_REQUESTS_MAX)
         self._closing: set[asyncio.Task[None]] = set()
 
     async def holder(self, digest: bytes) -> Identity | None:
@@ -46,9 +46,9 @@ class CoordinatorUsers:
             answer = await self._connected().check_token(digest, ASK_S)
         identity = Identity(answer.role, answer.name) if answer.name else None
         self._known.pop(digest, None)
-        while len(self._known) >= KNOWN_MAX:
+        while len(self._known) >= CACHED_TOKENS_MAX:
             del self._known[next(iter(self._known))]
-        self._known[digest] = time.monotonic() + BELIEVED_S, identity
+        self._known[digest] = time.monotonic() + TOKEN_CACHE_S, identity
         return identity
 
     async def record(self, caller: Caller, call: str, about: str, outcome: str) -> None:
@@ -56,7 +56,7 @@ class CoordinatorUsers:
         proof = {"digest": caller.digest, "certificate": caller.certificate}
         await self._connected().record_call(ASK_S, **proof, call=call, about=about, outcome=outcome)
 
-    def whom_to_ask(self) -> tuple[tuple[str, str], ...]:
+    def redirect_metadata(self) -> tuple[tuple[str, str], ...]:
         return ((ERROR_KEY, CoordinatorUnavailableError.__name__),)
 
     async def close(self) -> None:

@@ -3,12 +3,12 @@
 import msgspec
 
 from snapline.agent_runtime.host.events import Command, Event
-from snapline.messages.effect_records import StandingEffect
+from snapline.messages.effect_records import UnfinishedEffect
 from snapline.storage.packs.checkpoint import DeadLetterRecord, JournalEntry
 from snapline.storage.packs.saved_effects import OpenEffect
 
 
-class ViewWanted(Event, frozen=True, gc=False):
+class ViewRequested(Event, frozen=True, gc=False):
     """A request to see an agent. The answer is one AnswerView of this number; `is_settled`: not before it is between two turns."""
 
     request: int
@@ -16,26 +16,26 @@ class ViewWanted(Event, frozen=True, gc=False):
     is_settled: bool
 
 
-class EffectsWanted(Event, frozen=True, gc=False):
+class EffectsRequested(Event, frozen=True, gc=False):
     """A request for the effects at which the agents here wait. The answer is one AnswerEffects of this number."""
 
     request: int
 
 
 class AnswerEffects(Command, frozen=True, gc=False):
-    """An answer to EffectsWanted."""
+    """An answer to EffectsRequested."""
 
     request: int
-    effects: tuple[StandingEffect, ...]
+    effects: tuple[UnfinishedEffect, ...]
 
 
-class WaitingWanted(Event, frozen=True, gc=False):
+class WaitingAgentsRequested(Event, frozen=True, gc=False):
     """A request for the agents here with which something waits. The answer is one AnswerWaiting of this number."""
 
     request: int
 
 
-class TracingWanted(Event, frozen=True, gc=False):
+class TracingRequested(Event, frozen=True, gc=False):
     """A change of tracing for viewers: of each channel, every N-th message is traced from now on; 0 = none."""
 
     every: int
@@ -108,7 +108,7 @@ class AgentView(msgspec.Struct, frozen=True, gc=False):
 
 
 class AnswerView(Command, frozen=True, gc=False):
-    """An answer to ViewWanted. `view` is None, with a reason, if the agent is not on this host now. If the view had to be settled, the state must be
+    """An answer to ViewRequested. `view` is None, with a reason, if the agent is not on this host now. If the view had to be settled, the state must be
     read at once."""
 
     request: int
@@ -117,7 +117,7 @@ class AnswerView(Command, frozen=True, gc=False):
 
 
 class AnswerWaiting(Command, frozen=True, gc=False):
-    """An answer to WaitingWanted. `more`: agents that are left out."""
+    """An answer to WaitingAgentsRequested. `more`: agents that are left out."""
 
     request: int
     agents: tuple[AgentView, ...]

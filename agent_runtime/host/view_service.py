@@ -21,7 +21,7 @@ from snapline.agent_runtime.host.agent_documents import bounded, description, ne
 from snapline.agent_runtime.host.view_events import AgentView, AnswerEffects, AnswerView, AnswerWaiting
 from snapline.errors import NotFoundError, ProtocolError, SnaplineError, UsageError
 from snapline.ids import check_id
-from snapline.messages.effect_records import StandingEffect
+from snapline.messages.effect_records import UnfinishedEffect
 from snapline.messages.view_wire import SHOW, decode_question, retry_message, trace_wanted, view_messages
 from snapline.messages.views import (
     DESCRIPTION,
@@ -49,7 +49,7 @@ ANSWER_S_MAX = 60.0
 """Longest wait for the end of a turn: clients that still wait ask again."""
 
 
-class Shown(Protocol):
+class ViewSource(Protocol):
     """Interface of the host that the service needs."""
 
     def view(self, agent: str, then: Callable[[AnswerView], None], *, is_settled: bool) -> None:
@@ -85,7 +85,7 @@ class _Live(msgspec.Struct, frozen=True):
 class ViewService:
     """View service of one host. All calls come on its event loop."""
 
-    def __init__(self, agents: Shown, *, host: str) -> None:
+    def __init__(self, agents: ViewSource, *, host: str) -> None:
         self._agents = agents
         self._host = host
         self._calls = 0
@@ -143,7 +143,7 @@ class ViewService:
             raise NotHereError(answer.reason)
         return answer.view
 
-    async def _effects(self) -> tuple[StandingEffect, ...]:
+    async def _effects(self) -> tuple[UnfinishedEffect, ...]:
         reply: asyncio.Future[AnswerEffects] = asyncio.get_running_loop().create_future()
         self._agents.effects(reply.set_result)
         return (await reply).effects

@@ -7,26 +7,26 @@ next owner.
 import msgspec
 
 from snapline.agent_runtime.host.agent_effects import AgentEffects
-from snapline.agent_runtime.host.failures import sender_of, what_of
+from snapline.agent_runtime.host.failures import sender_of, turn_kind_of
 from snapline.agent_runtime.host.host_state import HostState
-from snapline.agent_runtime.host.local_agent import STANDS_NS, START, DurableTurn, LocalAgent
+from snapline.agent_runtime.host.local_agent import NEVER_RETRIED_NS, START, DurableTurn, LocalAgent
 from snapline.agent_runtime.host.view_events import (
     AgentView,
     AnswerEffects,
     AnswerView,
     AnswerWaiting,
-    EffectsWanted,
-    TracingWanted,
+    EffectsRequested,
+    TracingRequested,
     TurnView,
-    ViewWanted,
-    WaitingWanted,
+    ViewRequested,
+    WaitingAgentsRequested,
 )
 from snapline.messages.effect_records import (
     INTENT,
     NEEDS_PEOPLE,
     EffectRecord,
-    StandingEffect,
-    Stands,
+    EffectState,
+    UnfinishedEffect,
     read_record,
 )
 from snapline.storage.packs.checkpoint import TURN_TIMER, JournalEntry
@@ -56,7 +56,7 @@ class Views:
         self._shared = shared
         self.waiting: dict[str, list[int]] = {}
 
-    def on_view_wanted(self, event: ViewWanted) -> None:
+    def on_view_requested(self, event: ViewRequested) -> None:
         shared = self._shared
         agent = shared.agents.get(event.agent)
         if agent is None or not shared.is_loaded:
@@ -66,7 +66,7 @@ class Views:
         else:
             shared.out.append(AnswerView(event.request, _view_of(agent, shared.now)))
 
-    def on_effects_wanted(self, event: EffectsWanted) -> None:
+    def on_effects_requested(self, event: EffectsRequested) -> None:
         standing = (
             agent for agent in self._shared.agents.values() if agent.turn is not None and agent.effects is not None
         )
@@ -75,7 +75,7 @@ class Views:
         ]
         self._shared.out.append(AnswerEffects(event.request, tuple(effects[:EFFECTS_SHOWN])))
 
-    def on_waiting_wanted(self, event: WaitingWanted) -> None:
+    def on_waiting_agents_requested(self, event: WaitingAgentsRequested) -> None:
         """Answer with the waiting agents: those with a durable turn first, the longest waiting before the others; then those with most inputs."""
         now_ns = self._shared.now
         agents = [agent for agent in self._shared.agents.values() if _has_waiting(agent)]
@@ -83,7 +83,7 @@ class Views:
         views = tuple([_view_of(agent, now_ns) for agent in agents[:WAITING_SHOWN]])
         self._shared.out.append(AnswerWaiting(event.request, views, len(agents) - len(views)))
 
-    def on_tracing_wanted(self, event: TracingWanted) -> None:
+    def on_tracing_requested(self, event: TracingRequested) -> None:
         self._shared.trace_every = event.every
 
     def turn_ended(self, agent: LocalAgent) -> None:
@@ -134,10 +134,10 @@ def _view_of(agent: LocalAgent, now_ns: int) -> AgentView:
         agent.kind,
         agent.incarnation,
         _life_of(agent),
-        turn="" if current is None else what_of(current),
+        turn="" if current is None else turn_kind_of(current),
         sender="" if current is None else sender_of(agent, current),
         attempts=agent.attempts,
-        retry_ns=None if agent.retry_ns in (None, STANDS_NS) else max(0, agent.retry_ns - now_ns),
+        retry_ns=None if agent.retry_ns in (None, NEVER_RETRIED_NS) else max(0, agent.retry_ns - now_ns),
         messages=sum([entry[0] is not None for entry in agent.mailbox]) + len(agent.stash),
         inputs=_inputs_of(agent),
         outbox=agent.parked + len(agent.held),
@@ -180,7 +180,7 @@ def _effect_stands(turn: DurableTurn, effects: AgentEffects) -> str:
     return "waits for a snapshot" if effects.is_ready else "is called"
 
 
-def standing_of(agent: LocalAgent) -> StandingEffect:
+def standing_of(agent: LocalAgent) -> UnfinishedEffect:
     """Return the effect at which its turn waits."""
     effects = agent.effects
     assert effects is not None and effects.open is not None
@@ -189,10 +189,10 @@ def standing_of(agent: LocalAgent) -> StandingEffect:
     for output in pending:
         if output.number == opened.number:
             intent, asked_ns = read_record(output.payload), output.emitted_ns
-    status: Stands = "open" if intent is None else "waiting"
+    status: EffectState = "open" if intent is None else "waiting"
     if effects.is_in_doubt:
         status = NEEDS_PEOPLE if effects.needs_people else "in doubt"
-    return StandingEffect(agent.id, opened.key, opened.generation, status, _in_short(intent), asked_ns)
+    return UnfinishedEffect(agent.id, opened.key, opened.generation, status, _in_short(intent), asked_ns)
 
 
 def _in_short(intent: EffectRecord | None) -> EffectRecord | None:

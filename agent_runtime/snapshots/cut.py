@@ -15,8 +15,8 @@ from snapline.agent_runtime.snapshots.cut_contents import (
     TransitMessage,
     dead_letters,
     decode_plainly,
+    deferred_messages,
     messages_parked,
-    messages_put_off,
     messages_to,
     open_effects,
     pending_spawns,
@@ -68,7 +68,7 @@ class Cut:
         return tuple(
             message
             for checkpoint in self._checkpoints.values()
-            for messages in (messages_to, messages_parked, messages_put_off)
+            for messages in (messages_to, messages_parked, deferred_messages)
             for message in messages(checkpoint, self._decode)
         )
 

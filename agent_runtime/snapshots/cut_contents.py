@@ -144,7 +144,7 @@ def turns_with_effects(checkpoint: AgentCheckpoint) -> Iterator[str]:
         yield f"{checkpoint.agent}: a turn that has done {', '.join(effect.name for effect in effects.made)}"
 
 
-def messages_put_off(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[TransitMessage]:
+def deferred_messages(checkpoint: AgentCheckpoint, decode: Decode) -> Iterator[TransitMessage]:
     """Yield the messages that a durable turn has deferred: received, and not handled."""
     for stashed in checkpoint.stash:
         kind, decoded = decode(checkpoint.agent, stashed.payload)

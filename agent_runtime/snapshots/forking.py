@@ -20,7 +20,7 @@ from snapline.ids import check_id
 from snapline.messages.payloads import split_message, unwrapped
 from snapline.protocols.names import is_autonomous
 from snapline.storage.keys.key_files import Keys
-from snapline.storage.keys.protection import chosen_keys
+from snapline.storage.keys.protection import resolve_keys
 from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.retention.holds import Holds
@@ -87,7 +87,7 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fork_snapshot(
-    source: Store, epoch: int, to: str, wish: ForkRequest, *, keys: Keys | None = None, begin_again: bool = False
+    source: Store, epoch: int, to: str, request: ForkRequest, *, keys: Keys | None = None, begin_again: bool = False
 ) -> Fork:
     """Make a fork of a snapshot; its store, at the path or URL `to`, is durable on return.
 
@@ -102,21 +102,21 @@ def fork_snapshot(
         DamagedDataError: something of it is damaged.
         StoreError: a disk failed.
     """
-    check_id(wish.name, "fork")
+    check_id(request.name, "fork")
     now_s = time.time()
     with Holds(source, now_s=lambda: now_s).holding(epoch):
-        judged = _Judged(source, epoch, wish)
+        judged = _CheckedFork(source, epoch, request)
         order = judged.order(created=instant(now_s))
-        fork = write_fork(source, epoch, open_disk(to), order, keys=chosen_keys(keys, None), begin_again=begin_again)
+        fork = write_fork(source, epoch, open_disk(to), order, keys=resolve_keys(keys, None), begin_again=begin_again)
         return judged.report(fork, order)
 
 
-class _Judged:
+class _CheckedFork:
     """A request that fits its snapshot: all checkpoints have been read, and none that would be refused is left."""
 
-    def __init__(self, source: Store, epoch: int, wish: ForkRequest) -> None:
+    def __init__(self, source: Store, epoch: int, request: ForkRequest) -> None:
         self._source = source
-        self._wish = wish
+        self._request = request
         self._manifest: Manifest = source.read_manifest(source.read_ref(epoch), epoch=epoch)
         self._check_protocol()
         record = source.fork_record()
@@ -127,11 +127,11 @@ class _Judged:
         """Checkpoints of agents that wait for effects, with those refused."""
         self._effects_refused = 0
         self._settings = self._settings_by_agent()
-        self._changed = self._judge()
+        self._changed = self._check_all()
         self._pending = pending_inputs(source, self._consumed)
 
     def _check_protocol(self) -> None:
-        metadata, fleet = self._manifest.metadata, self._wish.fleet
+        metadata, fleet = self._manifest.metadata, self._request.fleet
         if fleet is not None and fleet.protocol != metadata.protocol:
             raise FleetDefinitionError(
                 f"the snapshot was made by protocol {metadata.protocol}, and fleet {fleet.name!r} has {fleet.protocol}: a fork keeps it"
@@ -145,10 +145,10 @@ class _Judged:
     def _settings_by_agent(self) -> dict[str, list[FieldSetting]]:
         agents = {line.agent: None for line in self._manifest.agents}
         settings: dict[str, list[FieldSetting]] = {}
-        for place, value in self._wish.settings.items():
+        for place, value in self._request.settings.items():
             agent, path = find_agent(place, agents)
             settings.setdefault(agent, []).append(FieldSetting(agent, path, value))
-        if settings and self._wish.fleet is None:
+        if settings and self._request.fleet is None:
             raise UsageError(
                 "fields are set by their declared types: name the fleet's classes with --fleet MODULE:FLEET"
             )
@@ -156,8 +156,8 @@ class _Judged:
 
     # ---- all checkpoints --------------------------------------------------------------------------------------------
 
-    def _judge(self) -> dict[str, AgentCheckpoint]:
-        fleet, kept = self._wish.fleet, dict[str, AgentCheckpoint]()
+    def _check_all(self) -> dict[str, AgentCheckpoint]:
+        fleet, kept = self._request.fleet, dict[str, AgentCheckpoint]()
         read = self._read(kept)
         if fleet is None:
             for _ in read:
@@ -202,12 +202,12 @@ class _Judged:
 
     def order(self, *, created: str) -> ForkOrder:
         """Return the order for storage. UsageError: inputs to copy are no longer kept."""
-        metadata, fleet = self._manifest.metadata, self._wish.fleet
-        is_copied = self._wish.inputs == "copy"
+        metadata, fleet = self._manifest.metadata, self._request.fleet
+        is_copied = self._request.inputs == "copy"
         return ForkOrder(
-            name=self._wish.name,
+            name=self._request.name,
             parent_name=self._parent_name,
-            is_live=self._wish.is_live,
+            is_live=self._request.is_live,
             created=created,
             fleet=metadata.fleet if fleet is None else fleet.name,
             config_hash=metadata.config_hash if fleet is None else fleet.definition_digest().hex(),
@@ -227,7 +227,7 @@ class _Judged:
 
     def report(self, made: Store, order: ForkOrder) -> Fork:
         """Return the fork that has been made."""
-        manifest, fleet = self._manifest, self._wish.fleet
+        manifest, fleet = self._manifest, self._request.fleet
         agents = {line.agent: None for line in manifest.agents}
         copied = len(order.inputs)
         return Fork(

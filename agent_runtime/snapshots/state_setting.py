@@ -78,7 +78,7 @@ def with_settings(
         )
     checkpoint = _migrated(plan, checkpoint, first)
     known = agent_type(plan.agent_class)
-    record = _taken_apart(checkpoint, first)
+    record = _decoded_record(checkpoint, first)
     for setting in settings:
         record = _set(record, known.state_type, setting)
     state = msgspec.msgpack.encode(record)
@@ -90,7 +90,7 @@ def with_settings(
     return msgspec.structs.replace(checkpoint, state=state)
 
 
-def _taken_apart(checkpoint: AgentCheckpoint, first: str) -> object:
+def _decoded_record(checkpoint: AgentCheckpoint, first: str) -> object:
     try:
         return msgspec.msgpack.decode(checkpoint.state)
     except (msgspec.DecodeError, TypeError, ValueError) as error:

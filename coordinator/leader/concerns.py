@@ -71,7 +71,7 @@ def standing_agents(shared: LeaderState, host_sessions: HostSessions) -> list[Co
     return concerns
 
 
-def aborted_epochs(shared: LeaderState, store: StoreWatch) -> list[Concern]:
+def aborted_epoch_concerns(shared: LeaderState, store: StoreWatch) -> list[Concern]:
     """Return a concern if consecutive epochs were aborted although the store is healthy: the fleet works, but its work is not saved."""
     state = shared.state
     if state.phase != RUNNING or store.is_degraded:

@@ -54,16 +54,21 @@ from snapline.coordinator.leader.events import (
     OutputReadersChanged,
     ProbeWritten,
     ProposalEnded,
-    ReplicaLooked,
+    ReplicaStatusChecked,
     RestoreRequested,
     SnapshotRequested,
     SnapshotResolved,
     StreamClosed,
     TimerFired,
 )
-from snapline.coordinator.leader.host_words import EndHostRequested, EndWanted, ForgetHostRequested, MovesRequested
+from snapline.coordinator.leader.host_words import (
+    CoordinatorStopRequested,
+    EndHostRequested,
+    ForgetHostRequested,
+    MovesRequested,
+)
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderOptions, Proposal
-from snapline.coordinator.leader.parts import make_parts, sources_of
+from snapline.coordinator.leader.parts import concern_sources, make_parts
 from snapline.coordinator.leader.standing import LeaderStatus
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RECOVERING, OperationResult
@@ -104,12 +109,12 @@ LATE_NS = SECOND_NS // 5
 """Timer lateness that shows that this process did not run: hosts are not suspected for their silence during that time."""
 
 
-OF_AGENTS = (Heartbeat, EpochReport, CheckpointsStored, AgentsFrozen, CheckpointsAnswered, PlanApplied)
+FREQUENT_MESSAGES = (Heartbeat, EpochReport, CheckpointsStored, AgentsFrozen, CheckpointsAnswered, PlanApplied)
 """Frequent messages that do not change which hosts are attached. After one of these, the parts that check all hosts wait for the next
 tick; after a heartbeat all parts wait. The same holds for the confirmation of a plan while others are outstanding. With some hundred
 hosts these checks would be most of the work (`benchmarks/scale.py --simulated`)."""
 
-ASKED_BY_HOSTS = (op.CreateAgents, op.RemoveAgent, op.OpenHostLog)
+HOST_REQUESTED_OPERATIONS = (op.CreateAgents, op.RemoveAgent, op.OpenHostLog)
 """Operations requested by a host: the host receives the refusal, or the newer plan, so refusals are not logged."""
 
 
@@ -126,8 +131,8 @@ class LeaderCore:
         self.state = state
         self.parts = make_parts(state, options)
         self.wakeup_ns = 0
-        self._is_one_confirmation_of_many = False
-        self._concerns = Concerns(self.parts.shared, sources_of(self.parts))
+        self._is_partial_confirmation = False
+        self._concerns = Concerns(self.parts.shared, concern_sources(self.parts))
 
     def handle(self, now_ns: int, event: Event) -> list[Command]:
         """Take one event and return the commands, to be carried out in order; `now_ns` is monotonic."""
@@ -145,16 +150,16 @@ class LeaderCore:
             )
             for part in late:
                 part.shift(late_ns)
-        self._is_one_confirmation_of_many = False
+        self._is_partial_confirmation = False
         self._take(event)
         message = event.message if isinstance(event, MessageReceived) else None
         is_early = now_ns < self.wakeup_ns
         if isinstance(message, Heartbeat) and is_early:
             return shared.out
         shared.propose_again()
-        self._greet()
-        is_of_agents = isinstance(message, OF_AGENTS) or self._is_one_confirmation_of_many
-        self._evaluate(is_news_of_hosts=not (is_of_agents and is_early))
+        self._send_initial_directives()
+        is_of_agents = isinstance(message, FREQUENT_MESSAGES) or self._is_partial_confirmation
+        self._evaluate(are_hosts_changed=not (is_of_agents and is_early))
         trigger_ns = parts.period.next_ns
         is_near = trigger_ns is not None and now_ns < trigger_ns < now_ns + TICK_NS
         self.wakeup_ns = trigger_ns if trigger_ns is not None and is_near else now_ns + TICK_NS
@@ -202,12 +207,12 @@ class LeaderCore:
                 parts.failure_detector.on_busy_reported(event)
             case ForgetHostRequested():
                 parts.host_removal.on_requested(event)
-            case ReplicaLooked():
-                parts.processes.on_replica_looked(event)
+            case ReplicaStatusChecked():
+                parts.processes.on_replica_status_checked(event)
             case EndHostRequested():
                 parts.failure_detector.on_end_requested(event.host)
-            case EndWanted():
-                parts.departures.on_end_wanted()
+            case CoordinatorStopRequested():
+                parts.departures.on_coordinator_stop_requested()
             case MovesRequested():
                 parts.moves.on_requested(event)
             case LeaderStarted():
@@ -219,9 +224,9 @@ class LeaderCore:
             case _:
                 raise AssertionError(f"no rule for {event!r}")
 
-    def _evaluate(self, *, is_news_of_hosts: bool) -> None:
+    def _evaluate(self, *, are_hosts_changed: bool) -> None:
         parts = self.parts
-        if is_news_of_hosts:
+        if are_hosts_changed:
             parts.standby_hosts.evaluate()
             parts.host_sessions.evaluate()
             parts.admission.evaluate()
@@ -233,10 +238,10 @@ class LeaderCore:
         parts.modes.mode.evaluate()
         parts.rollbacks.evaluate()
         parts.restores.evaluate()
-        if is_news_of_hosts:
+        if are_hosts_changed:
             parts.moves.evaluate()
         parts.departures.evaluate()
-        parts.plans.evaluate(is_news_of_hosts=is_news_of_hosts)
+        parts.plans.evaluate(are_hosts_changed=are_hosts_changed)
         parts.quiescence.evaluate()
         parts.epochs.evaluate()
         parts.releases.evaluate()
@@ -276,7 +281,7 @@ class LeaderCore:
         session = parts.host_sessions.session(number)
         if session is None:
             return
-        parts.host_sessions.on_heard(session)
+        parts.host_sessions.on_activity(session)
         match message:
             case Heartbeat():
                 parts.host_sessions.on_heartbeat(session, message)
@@ -315,7 +320,7 @@ class LeaderCore:
                 forgiven = op.ForgiveTurn(message.agent, message.digest)
                 parts.shared.propose(f"forgive/{message.agent}/{message.digest.hex()}", forgiven)
             case StopEvaluated():
-                parts.stop_question.on_reached(session, message)
+                parts.stop_question.on_stop_evaluated(session, message)
             case Quiesced():
                 parts.quiescence.on_quiesced(session, message)
             case WantLeave():
@@ -323,7 +328,7 @@ class LeaderCore:
             case Leave():
                 parts.failure_detector.on_leave(session, message)
 
-    def _greet(self) -> None:
+    def _send_initial_directives(self) -> None:
         """Send to new streams the directives that the other streams have received already."""
         parts = self.parts
         for session in parts.host_sessions.take_newly_attached():
@@ -348,7 +353,7 @@ class LeaderCore:
         if ended is None:
             return
         proposal, result = ended
-        if result is not None and result.is_refused and not isinstance(proposal.kind, ASKED_BY_HOSTS):
+        if result is not None and result.is_refused and not isinstance(proposal.kind, HOST_REQUESTED_OPERATIONS):
             self.parts.shared.note("info", f"{type(proposal.kind).__name__} was refused: {result.reason}")
         self._dispatch_result(proposal, result)
 
@@ -361,7 +366,7 @@ class LeaderCore:
                 parts.plans.on_plan_ended()
             case op.ConfirmPlan():
                 parts.plans.on_confirmation_ended(proposal.kind, result)
-                self._is_one_confirmation_of_many = self.state.phase == RECOVERING
+                self._is_partial_confirmation = self.state.phase == RECOVERING
             case op.BeginEpoch():
                 parts.triggers.on_begin_ended(result)
             case op.ForgetEpochs() if result is not None:

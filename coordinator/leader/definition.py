@@ -8,7 +8,7 @@ continues from there.
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import LeaderState
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.fleet_records import agents_max, problem_of_size
+from snapline.coordinator.state.fleet_records import agents_max, problem_of_agent_size
 from snapline.errors import UsageError
 from snapline.ids import check_id
 from snapline.messages.host_messages import FleetDefinition, Join
@@ -41,7 +41,7 @@ class Definition:
             return
         problem = _problem_of(message)
         if problem:
-            self._host_sessions.turn_away(session, f"this fleet cannot be run: {problem}", is_final=True)
+            self._host_sessions.reject_session(session, f"this fleet cannot be run: {problem}", is_final=True)
             return
         self._received, self._join = message, session.join
 
@@ -95,7 +95,7 @@ def _problem_of(definition: FleetDefinition) -> str:
         check_id(definition.name, "fleet")
         for number, entry in enumerate(definition.agents):
             check_id(entry.agent)
-            if problem := problem_of_size(entry.agent, entry.kind, number):
+            if problem := problem_of_agent_size(entry.agent, entry.kind, number):
                 return problem
             if len(entry.kind) > KIND_CHARACTERS_MAX:
                 return f"the class of agent {entry.agent} has a name of {len(entry.kind)} characters"

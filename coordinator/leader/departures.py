@@ -39,7 +39,7 @@ class Departures:
         self._quiescence = quiescence
         self._waiting: dict[int, None] = {}
         """Sessions of hosts that wait for MayLeave."""
-        self._told: dict[int, None] = {}
+        self._may_leave_sent: dict[int, None] = {}
         """Sessions that were sent MayLeave; effects are held until they are closed."""
         self._is_ending = False
         """True if this coordinator is to stop."""
@@ -54,7 +54,7 @@ class Departures:
         self._shared.note("info", f"host {session.host} is to stop ({message.reason}): a snapshot is taken before")
         self._waiting[session.id] = None
 
-    def on_end_wanted(self) -> None:
+    def on_coordinator_stop_requested(self) -> None:
         """Note that this coordinator is to stop."""
         self._is_ending = True
 
@@ -66,24 +66,24 @@ class Departures:
     def wants_epoch(self) -> bool:
         """Return whether an epoch of all agents is to begin now."""
         state, last = self._shared.state, self._last
-        if last is None or last.plan != state.plan_number or self._shared.is_on_its_way("begin"):
+        if last is None or last.plan != state.plan_number or self._shared.is_pending("begin"):
             return False
         return not self._present and max(state.newest_complete(), *state.open_epochs(), 0) <= last.begun
 
     def evaluate(self) -> None:
         """Advance the wait: hold effects, request an epoch, send MayLeave."""
         state = self._shared.state
-        for sessions in (self._waiting, self._told):
+        for sessions in (self._waiting, self._may_leave_sent):
             for number in [number for number in sessions if self._host_sessions.session(number) is None]:
                 del sessions[number]
         if not (self._waiting or self._is_ending):
             self._last, self._present = None, 0
-            if not self._told or state.phase != RUNNING:
-                self._told.clear()
+            if not self._may_leave_sent or state.phase != RUNNING:
+                self._may_leave_sent.clear()
                 self._quiescence.drop(REASON)
             return
         if state.phase != RUNNING or state.image.outcome or self._host_sessions.is_empty:
-            self._tell(state.newest_complete())
+            self._send_may_leave(state.newest_complete())
             return
         self._quiescence.want(REASON, effects=True)
         if self._last is None or self._last.plan != state.plan_number:
@@ -92,10 +92,10 @@ class Departures:
             self._last, self._present = _LastEpoch(state.plan_number, state.image.begun), 0
         newest = self._publisher.newest_published()
         if newest > self._last.begun or (self._present and self._present == newest):
-            self._tell(newest)
+            self._send_may_leave(newest)
 
-    def _tell(self, epoch: int) -> None:
+    def _send_may_leave(self, epoch: int) -> None:
         self._shared.send(tuple(self._waiting), MayLeave(epoch))
-        self._told.update(self._waiting)
+        self._may_leave_sent.update(self._waiting)
         self._waiting.clear()
         self.is_saved, self._is_ending = self.is_saved or self._is_ending, False

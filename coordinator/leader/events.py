@@ -214,7 +214,7 @@ class HostBusyReported(Event, frozen=True, gc=False):
     what: str
 
 
-class ReplicaLooked(Event, frozen=True, gc=False):
+class ReplicaStatusChecked(Event, frozen=True, gc=False):
     """The leading replica's check of itself and the others, twice a second.
 
     Attributes:
@@ -482,7 +482,7 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     turns: int
 
 
-class FoundLine(msgspec.Struct, frozen=True, gc=False):
+class RecoveryLineResult(msgspec.Struct, frozen=True, gc=False):
     """Recovery line of a failure.
 
     Attributes:
@@ -501,7 +501,7 @@ class FoundLine(msgspec.Struct, frozen=True, gc=False):
 class AnswerLine(AnswerTool, frozen=True, gc=False):
     """The line of each failure. `silent`: hosts that have not reported their live states; `refused`: why there is no answer."""
 
-    lines: tuple[FoundLine, ...] = ()
+    lines: tuple[RecoveryLineResult, ...] = ()
     silent: tuple[str, ...] = ()
     refused: str = ""
 

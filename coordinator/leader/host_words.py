@@ -4,7 +4,7 @@ from snapline.coordinator.leader.events import AnswerTool, Event
 
 
 class ForgetHostRequested(Event, frozen=True, gc=False):
-    """An operator's request to forget a host; answered by `AnswerForgetting` with the same number."""
+    """An operator's request to forget a host; answered by `AnswerForgetHost` with the same number."""
 
     request: int
     host: str
@@ -31,7 +31,7 @@ class MovesRequested(Event, frozen=True, gc=False):
     is_even: bool
 
 
-class AnswerForgetting(AnswerTool, frozen=True, gc=False):
+class AnswerForgetHost(AnswerTool, frozen=True, gc=False):
     """Answer: the host's record is removed, or the host is back. `refused`: why the record is kept."""
 
     refused: str = ""
@@ -45,5 +45,5 @@ class AnswerMoves(AnswerTool, frozen=True, gc=False):
     is_moving: bool = False
 
 
-class EndWanted(Event, frozen=True, gc=False):
+class CoordinatorStopRequested(Event, frozen=True, gc=False):
     """Request to stop this coordinator after a last epoch (`departures.py`)."""

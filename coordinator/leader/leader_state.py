@@ -99,7 +99,7 @@ class LeaderState:
         self.out.append(Propose(self._token, proposal.client, proposal.sequence, kind))
         return True
 
-    def is_on_its_way(self, key: str) -> bool:
+    def is_pending(self, key: str) -> bool:
         """Return whether a proposal with this key is pending."""
         return key in self._keys
 

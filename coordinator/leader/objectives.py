@@ -56,15 +56,15 @@ class Objectives:
         offset_ns = image.now_ns - self._shared.now
         self._offset_ns = offset_ns if self._offset_ns is None else max(self._offset_ns, offset_ns)
         if image.rpo_ns:
-            self._look_at_work(image.rpo_ns)
+            self._check_rpo(image.rpo_ns)
         if image.rto_ns:
-            self._look_at_recoveries(image.rto_ns)
+            self._check_rto(image.rto_ns)
 
     @property
     def _now_ns(self) -> int:
         return self._shared.now + (self._offset_ns or 0)
 
-    def _look_at_work(self, rpo_ns: int) -> None:
+    def _check_rpo(self, rpo_ns: int) -> None:
         state = self._shared.state
         if state.phase != RUNNING:
             return
@@ -73,28 +73,28 @@ class Objectives:
             peak_ns = self._now_ns - self._line_ns
             if peak_ns > rpo_ns:
                 self._peak_ns = peak_ns
-                self._miss(RPO, self._work_said(peak_ns))
+                self._on_missed(RPO, self._describe_rpo(peak_ns))
             else:
-                self._keep(
+                self._on_met(
                     RPO, f"epoch {line[1]} came in time: {_s(peak_ns)} of work were at risk; rpo_s is {_s(rpo_ns)}"
                 )
         self._line, self._line_ns = line, self._now_ns - at_risk_ns
         if at_risk_ns > rpo_ns:
             self._peak_ns = at_risk_ns
-            self._miss(RPO, self._work_said(at_risk_ns))
+            self._on_missed(RPO, self._describe_rpo(at_risk_ns))
 
     @property
     def _at_risk_ns(self) -> int:
         return self._shared.state.at_risk_ns(self._now_ns) or 0
 
-    def _look_at_recoveries(self, rto_ns: int) -> None:
+    def _check_rto(self, rto_ns: int) -> None:
         state = self._shared.state
         last = next((plan for plan in reversed(state.image.plans) if self._counts(plan) and plan.done_ns), None)
         lasts_ns = self._recovering_ns()
         if (lasts_ns is not None and lasts_ns > rto_ns) or (last is not None and self._took_ns(last) > rto_ns):
-            self._miss(RTO, self._recovery_said())
+            self._on_missed(RTO, self._describe_rto())
         elif last is not None and lasts_ns is None:
-            self._keep(
+            self._on_met(
                 RTO, f"the recovery with plan {last.number} took {_s(self._took_ns(last))}; rto_s is {_s(rto_ns)}"
             )
 
@@ -117,25 +117,25 @@ class Objectives:
 
     # ---- reports ----------------------------------------------------------------------------------------------------
 
-    def _miss(self, kind: str, text: str) -> None:
+    def _on_missed(self, kind: str, text: str) -> None:
         if kind not in self._since:
             self._since[kind] = self._shared.now
             self._shared.note("warning", text)
 
-    def _keep(self, kind: str, text: str) -> None:
+    def _on_met(self, kind: str, text: str) -> None:
         if self._since.pop(kind, None) is not None:
             self._shared.note("info", text)
 
     def concerns(self) -> list[Concern]:
         """Return the missed objectives."""
-        texts = {RPO: self._work_said(self._peak_ns), RTO: self._recovery_said()}
+        texts = {RPO: self._describe_rpo(self._peak_ns), RTO: self._describe_rto()}
         return [
             Concern(kind, (), self._shared.now - self._since[kind], texts[kind])
             for kind in texts
             if kind in self._since
         ]
 
-    def _work_said(self, peak_ns: int) -> str:
+    def _describe_rpo(self, peak_ns: int) -> str:
         state = self._shared.state
         most = "at most " if state.is_autonomous else ""
         rpo_s = _s(state.image.rpo_ns)
@@ -143,7 +143,7 @@ class Objectives:
             return f"a failure now would undo {most}{_s(self._at_risk_ns)} of work; rpo_s is {rpo_s}"
         return f"a failure would have undone {most}{_s(peak_ns)} of work before the last epoch was complete; rpo_s is {rpo_s}"
 
-    def _recovery_said(self) -> str:
+    def _describe_rto(self) -> str:
         state, lasts_ns = self._shared.state, self._recovering_ns()
         rto_s = _s(state.image.rto_ns)
         if lasts_ns is not None and lasts_ns > state.image.rto_ns:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 
-from snapline.coordinator.leader.concerns import Source, aborted_epochs, standing_agents
+from snapline.coordinator.leader.concerns import Source, aborted_epoch_concerns, standing_agents
 from snapline.coordinator.leader.definition import Definition
 from snapline.coordinator.leader.departures import Departures
 from snapline.coordinator.leader.epochs.epochs import Epochs
@@ -100,7 +100,7 @@ class Parts:
     processes: ProcessWatch
 
 
-def sources_of(parts: Parts) -> tuple[Source, ...]:
+def concern_sources(parts: Parts) -> tuple[Source, ...]:
     """Return the sources of concerns, in the order of display."""
     return (
         parts.missing_hosts.concerns,
@@ -116,7 +116,7 @@ def sources_of(parts: Parts) -> tuple[Source, ...]:
         parts.rollbacks.concerns,
         partial(standing_agents, parts.shared, parts.host_sessions),
         parts.store.concerns,
-        partial(aborted_epochs, parts.shared, parts.store),
+        partial(aborted_epoch_concerns, parts.shared, parts.store),
         parts.objectives.concerns,
         parts.line_check.concerns,
         parts.plans.concerns,

@@ -3,7 +3,7 @@
 Nothing is decided from them.
 """
 
-from snapline.coordinator.leader.events import ReplicaLooked
+from snapline.coordinator.leader.events import ReplicaStatusChecked
 from snapline.coordinator.leader.hosts.host_sessions import HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state.operations import clip
@@ -21,21 +21,21 @@ class ProcessWatch:
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
         self._host_sessions = host_sessions
-        self._looked = ReplicaLooked("", ())
+        self._status = ReplicaStatusChecked("", ())
         self._since_ns: dict[str, int] = {}
         """Unconnected replica → time since when."""
 
-    def on_replica_looked(self, event: ReplicaLooked) -> None:
+    def on_replica_status_checked(self, event: ReplicaStatusChecked) -> None:
         """Take this replica's check of itself and the others."""
-        self._looked = event
+        self._status = event
         self._since_ns = {replica: self._since_ns.get(replica, self._shared.now) for replica in event.missing}
 
     def concerns(self) -> list[Concern]:
         """Return the concerns of the replicas and of each host."""
         concerns = self._of_replicas()
-        own_ns = self._looked.certificate_left_ns
+        own_ns = self._status.certificate_left_ns
         if own_ns is not None:
-            concerns.append(_of_certificate(f"replica {self._looked.replica} of the coordinator", (), own_ns))
+            concerns.append(_of_certificate(f"replica {self._status.replica} of the coordinator", (), own_ns))
         for host in self._host_sessions.attached():
             session = self._host_sessions.attached_session(host)
             beat = None if session is None else session.heartbeat
@@ -53,10 +53,10 @@ class ProcessWatch:
         }
         if not missing:
             return []
-        failures_left = (self._looked.count - 1) // 2 - len(missing)
+        failures_left = (self._status.count - 1) // 2 - len(missing)
         consequence = f"{failures_left} more may fail" if failures_left > 0 else "if one more fails nobody leads"
         replicas = f"replica{'s' * (len(missing) > 1)} {', '.join(missing)}"
-        text = f"the coordinator's leader is not connected to {replicas} of {self._looked.count}: {consequence}"
+        text = f"the coordinator's leader is not connected to {replicas} of {self._status.count}: {consequence}"
         return [Concern("replica", (), max(missing.values()), text)]
 
 

@@ -31,7 +31,7 @@ class Quiescence:
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
         self._host_sessions = host_sessions
-        self._wishes: dict[str, tuple[bool, bool]] = {}
+        self._requested_holds: dict[str, tuple[bool, bool]] = {}
         """Reason → whether inputs, and effects, are to be held."""
         self._held = Hold(0)
         self._number = 0
@@ -41,13 +41,13 @@ class Quiescence:
 
     def want(self, reason: str, *, inputs: bool = False, effects: bool = False) -> None:
         """Hold inputs, effects or both until `drop`."""
-        self._wishes[reason] = inputs, effects
-        self._tell()
+        self._requested_holds[reason] = inputs, effects
+        self._send_holds()
 
     def drop(self, reason: str) -> None:
         """Drop the holds for `reason`."""
-        if self._wishes.pop(reason, None) is not None:
-            self._tell()
+        if self._requested_holds.pop(reason, None) is not None:
+            self._send_holds()
 
     @property
     def is_quiet(self) -> bool:
@@ -72,16 +72,16 @@ class Quiescence:
 
     def evaluate(self) -> None:
         """Send the holds again under a new plan, which has ended them."""
-        self._tell()
+        self._send_holds()
 
     def directives_for(self) -> list[Quiesce]:
         """Return the holds for a host that has just come back."""
         return [self._directive()] if self._held.inputs or self._held.effects else []
 
-    def _tell(self) -> None:
+    def _send_holds(self) -> None:
         plan = self._shared.state.plan_number
-        inputs = any(inputs for inputs, _ in self._wishes.values())
-        effects = any(effects for _, effects in self._wishes.values())
+        inputs = any(inputs for inputs, _ in self._requested_holds.values())
+        effects = any(effects for _, effects in self._requested_holds.values())
         wanted, held = Hold(plan, inputs, effects), self._held
         if wanted == held:
             return

@@ -8,7 +8,7 @@ waits, and after some seconds it is refused.
 
 import msgspec
 
-from snapline.coordinator.leader.events import AnswerLine, Cost, FoundLine, LineRequested
+from snapline.coordinator.leader.events import AnswerLine, Cost, LineRequested, RecoveryLineResult
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.leader.recovery_lines.ledger import Ledger
@@ -21,11 +21,11 @@ WAIT_NS = 1 * SECOND_NS
 REFUSE_NS = 5 * SECOND_NS
 """Longest wait of a query while the store is being read; after it the query is refused and can be repeated."""
 
-QUESTIONS_MAX = 64
+QUERIES_MAX = 64
 """Largest number of open queries; beyond it the oldest is refused."""
 
 
-class LineQuestion(msgspec.Struct):
+class LineQuery(msgspec.Struct):
     """An open query; `waiting` are the hosts that have not reported their agents' positions."""
 
     failures: tuple[tuple[str, ...], ...]
@@ -40,15 +40,15 @@ class RecoveryQueries:
         self._shared = shared
         self._host_sessions = host_sessions
         self._lines = lines
-        self._questions: dict[int, LineQuestion] = {}
+        self._questions: dict[int, LineQuery] = {}
 
     def on_requested(self, event: LineRequested) -> None:
         """Take a tool's query."""
         plan = self._shared.state.plan
         hosts = [] if plan is None else [x for x in plan.hosts if self._host_sessions.attached_session(x)]
-        self._questions[event.request] = LineQuestion(event.failures, self._shared.now, dict.fromkeys(hosts))
-        if len(self._questions) > QUESTIONS_MAX:
-            self._refuse(next(iter(self._questions)), f"{QUESTIONS_MAX} others have asked since")
+        self._questions[event.request] = LineQuery(event.failures, self._shared.now, dict.fromkeys(hosts))
+        if len(self._questions) > QUERIES_MAX:
+            self._refuse(next(iter(self._questions)), f"{QUERIES_MAX} others have asked since")
         if plan is not None:
             self._shared.send(self._host_sessions.sessions_of(hosts), ReportNumbers(event.request, plan.number))
 
@@ -85,7 +85,7 @@ class RecoveryQueries:
             elif now >= question.asked_ns + REFUSE_NS:
                 self._refuse(request, "the checkpoints in the store are being read")
 
-    def _answer(self, request: int, question: LineQuestion, ledger: Ledger) -> None:
+    def _answer(self, request: int, question: LineQuery, ledger: Ledger) -> None:
         for agent, _ in self._shared.state.living_agents():
             ledger.join(agent)
         del self._questions[request]
@@ -97,7 +97,7 @@ class RecoveryQueries:
         self._shared.out.append(AnswerLine(request, refused=f"{reason}: ask again in a moment"))
 
 
-def find_lines(ledger: Ledger, failures: tuple[tuple[str, ...], ...]) -> list[FoundLine]:
+def find_lines(ledger: Ledger, failures: tuple[tuple[str, ...], ...]) -> list[RecoveryLineResult]:
     """Return the recovery line of each failure. Agents that are no longer in the ledger are ignored."""
     known_failures = [tuple([agent for agent in failed if agent in ledger.newest]) for failed in failures]
     history = ledger.history
@@ -107,8 +107,8 @@ def find_lines(ledger: Ledger, failures: tuple[tuple[str, ...], ...]) -> list[Fo
         known_failures, [history.line(known_failures[0])] if single else history.lines(known_failures), strict=True
     ):
         costs = history.cost(line)
-        numbers = {x: None if n is None else ledger.number_of(x, n) for x, n in line.checkpoints.items()}
+        numbers = {x: None if n is None else ledger.ledger_number_of(x, n) for x, n in line.checkpoints.items()}
         in_transit = sum(map(len, history.in_transit(line).values())) if single else -1
         paid = {x: Cost(n, costs.turns.get(x, 0)) for x, n in costs.checkpoints.items()}
-        answers.append(FoundLine(failed, numbers, paid, in_transit))
+        answers.append(RecoveryLineResult(failed, numbers, paid, in_transit))
     return answers

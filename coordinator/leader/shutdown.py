@@ -33,7 +33,7 @@ class Shutdown:
         self._publisher = publisher
         self._releases = releases
         self._snapshots = snapshots
-        self._told_ns: int | None = None
+        self._finish_sent_ns: int | None = None
         """Time when Finish was sent; None: the fleet has not ended."""
         self._is_over = False
 
@@ -44,7 +44,7 @@ class Shutdown:
 
     def directives_for(self) -> list[Finish]:
         """Return Finish, once sent, for a host that has just come back."""
-        return [] if self._told_ns is None else [self._finish()]
+        return [] if self._finish_sent_ns is None else [self._finish()]
 
     def evaluate(self) -> None:
         """Propose the end that a part has requested; once it is in the log, send Finish and end the run."""
@@ -53,12 +53,12 @@ class Shutdown:
             if shared.ending is not None and not self._is_awaited(*shared.ending):
                 shared.propose("end", op.EndFleet(*shared.ending, is_newest=bool(shared.ending[0])))
             return
-        if self._told_ns is None:
-            self._told_ns = shared.now
+        if self._finish_sent_ns is None:
+            self._finish_sent_ns = shared.now
             shared.note("info", f"the fleet has {image.outcome}: {image.ending}")
             shared.send(self._host_sessions.all_sessions(), self._finish())
-        is_time_over = shared.now >= self._told_ns + SHUTDOWN_NS
-        is_stored = not self._publisher.owed and self._releases.is_settled
+        is_time_over = shared.now >= self._finish_sent_ns + SHUTDOWN_NS
+        is_stored = not self._publisher.unpublished and self._releases.is_settled
         is_settled = self._host_sessions.is_empty and is_stored and self._snapshots.is_settled
         if shared.options.exit_when_finished and not self._is_over and (is_time_over or is_settled):
             self._is_over = True
@@ -66,7 +66,7 @@ class Shutdown:
 
     def _is_awaited(self, epoch: int, outcome: str, _reason: str) -> bool:
         """Return whether the end must wait: a fleet that stops first releases all outputs of its last epoch."""
-        return outcome == "stopped" and self._releases.is_owed_up_to(epoch)
+        return outcome == "stopped" and self._releases.has_unreleased_up_to(epoch)
 
     def _finish(self) -> Finish:
         image = self._shared.state.image

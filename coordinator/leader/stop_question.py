@@ -38,7 +38,7 @@ AGAIN_NS = SECOND_NS
 """Time between two early epochs that check whether effects have ended: effects may take long."""
 
 
-class Asked(msgspec.Struct):
+class StopQuery(msgspec.Struct):
     """A question to one host."""
 
     host: str
@@ -46,7 +46,7 @@ class Asked(msgspec.Struct):
     since_ns: int
 
 
-class Decided(msgspec.Struct, frozen=True):
+class StopDecision(msgspec.Struct, frozen=True):
     """Decision that the fleet ends, made by an answer about `epoch`."""
 
     plan: int
@@ -66,14 +66,14 @@ class StopQuestion:
         self._host_sessions = host_sessions
         self._publisher = publisher
         self._quiescence = quiescence
-        self._decided: Decided | None = None
+        self._decided: StopDecision | None = None
         self._open_effects: tuple[str, ...] = ()
         """Effects open in the newest epoch that was checked since the decision."""
         self._turns_ns = 0
         """Time of the last answer that did not both hold and name open effects; TURNS_NS counts from it."""
         self._again_ns = 0
         """Earliest time of the next early epoch for the end."""
-        self._asked: dict[int, Asked] = {}
+        self._asked: dict[int, StopQuery] = {}
         """Questions by session."""
         self._evaluated = 0
         """Newest epoch with an answer."""
@@ -88,7 +88,7 @@ class StopQuestion:
         """Epochs that hosts are reading: they must not be forgotten."""
         return tuple([asked.epoch for asked in self._asked.values()])
 
-    def on_reached(self, session: HostSession, message: StopEvaluated) -> None:
+    def on_stop_evaluated(self, session: HostSession, message: StopEvaluated) -> None:
         """Take a host's answer."""
         asked = self._asked.get(session.id)
         if asked is None or asked.epoch != message.epoch:
@@ -122,7 +122,7 @@ class StopQuestion:
         if message.error:
             outcome, reason = "failed", op.clip(f"stop_when failed on epoch {epoch}: {message.error}")
         self._turns_ns = shared.now
-        self._decided = Decided(shared.state.plan_number, epoch, outcome, reason, shared.now)
+        self._decided = StopDecision(shared.state.plan_number, epoch, outcome, reason, shared.now)
 
     @property
     def wants_epoch(self) -> bool:
@@ -133,7 +133,7 @@ class StopQuestion:
         return is_due and is_looked_at and not state.open_epochs()
 
     @property
-    def is_judging(self) -> bool:
+    def is_checking_candidate(self) -> bool:
         """Return whether a candidate for the last epoch is being checked, or soon will be: then no other epoch begins.
 
         An epoch that began now would be newer than the checked one; with frequent snapshots the check would never succeed.
@@ -176,7 +176,7 @@ class StopQuestion:
         """Ask the first living host that owes no answer."""
         session = self._free_session()
         if session is not None:
-            self._asked[session.id] = Asked(session.host, epoch, self._shared.now)
+            self._asked[session.id] = StopQuery(session.host, epoch, self._shared.now)
             root, is_decided = self._shared.state.image.epochs[epoch].root, self._decided is not None
             self._shared.send((session.id,), EvaluateStop(epoch, root, is_decided))
 
@@ -185,7 +185,7 @@ class StopQuestion:
         sessions = map(self._host_sessions.attached_session, self._host_sessions.attached())
         return next((session for session in sessions if session is not None and session.id not in self._asked), None)
 
-    def _is_overdue(self, asked: Asked) -> bool:
+    def _is_overdue(self, asked: StopQuery) -> bool:
         return self._shared.now - asked.since_ns >= ANSWER_NS
 
     def concerns(self) -> list[Concern]:

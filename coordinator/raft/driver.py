@@ -256,7 +256,10 @@ class RaftDriver:
             values["raft_sync_seconds_count"] = float(journal.commits)
             values["raft_sync_seconds_sum"] = journal.commit_s
             values["raft_sync_max_seconds"] = journal.commit_s_max
-        buckets = {f'raft_commit_seconds_bucket{{le="{bound}"}}': float(n) for bound, n in counters.commits_s.up_to()}
+        buckets = {
+            f'raft_commit_seconds_bucket{{le="{bound}"}}': float(n)
+            for bound, n in counters.commits_s.cumulative_counts()
+        }
         return values | buckets
 
     # ---- between the threads ----------------------------------------------------------------------------------------
@@ -319,7 +322,7 @@ class RaftDriver:
         except BaseException as error:
             self.call_on_loop(partial(settle_error, started, error))
             return
-        node.wake_later(self._loop.call_soon)
+        node.set_wake_scheduler(self._loop.call_soon)
         node.on_applied = self._signal
         self._node = node
         self.call_on_loop(partial(settle, started, None))
@@ -439,7 +442,7 @@ class _Barrier:
             # On the tick thread: only at this moment the state is as of the barrier.
             if code == FAIL_REASON.SUCCESS:
                 for reader in readers:
-                    reader.build_on(self._driver)
+                    reader.build_reply(self._driver)
             self._driver.call_on_loop(partial(settle, done, code == FAIL_REASON.SUCCESS))
 
         self._driver.counters.barriers += 1
@@ -460,7 +463,7 @@ class _Reader:
         self.future: asyncio.Future[Any] = future  # Any: the type that `build` returns
         self._build: Callable[[], Any] = build
 
-    def build_on(self, driver: RaftDriver) -> None:
+    def build_reply(self, driver: RaftDriver) -> None:
         """Build the reply, on the tick thread."""
         if self.future.done():
             return

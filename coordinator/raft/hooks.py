@@ -118,7 +118,7 @@ def missing_names() -> list[str]:
 
 
 @contextmanager
-def own_storage(journal: Callable[[str], Any], dump: Callable[..., Any]) -> Iterator[None]:
+def replaced_storage(journal: Callable[[str], Any], dump: Callable[..., Any]) -> Iterator[None]:
     """Make SyncObj's constructor use our journal and dump instead of the library's (H1, H5).
 
     The constructor takes both from globals of its module. They are swapped during one constructor call only, by one thread at a time,

@@ -8,7 +8,7 @@ the entries acknowledged (Ongaro and Ousterhout, In Search of an Understandable 
 
 *Memory first, then the file.* The library reads and changes a list in memory, without I/O. `sync` makes the file equal to the list by one
 transaction (*group commit*). So the file goes from one consistent state to the next, even if the process crashes. Up to index
-`_same_until` the file's rows equal the list. A commit deletes other rows and adds the missing ones.
+`_file_equal_until` the file's rows equal the list. A commit deletes other rows and adds the missing ones.
 
 *Kept tail (H4).* For every AppendEntries the library cuts the log after `prevLogIdx` and adds the message's entries again, although most
 are the same. If the cut were written, a crash at that moment would lose acknowledged entries. So `deleteEntriesFrom` only sets the tail
@@ -79,7 +79,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         self._entries: list[Entry] = contents.entries
         self._tail: deque[Entry] = deque()
         """Entries set aside by `deleteEntriesFrom`; follows `_entries` without a gap. The file may hold it."""
-        self._same_until = self._entries[-1][1] if self._entries else 0
+        self._file_equal_until = self._entries[-1][1] if self._entries else 0
         """Last index to which the file's rows equal `_entries` and `_tail`, as far as these reach back."""
         self._is_changed = False
         """True if log, term or vote changed since the last commit; the commit index alone does not count."""
@@ -131,7 +131,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
             self._drop_tail()
         self._check_next(idx, term)
         self._entries.append((bytes(command), idx, term))
-        self._same_until = min(self._same_until, idx - 1)  # the file may hold another entry at this index
+        self._file_equal_until = min(self._file_equal_until, idx - 1)  # the file may hold another entry at this index
         self.size_bytes += len(command)
         self._is_changed = True
 
@@ -259,10 +259,10 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         if self._saved_commit_index > max(1, self._end()):
             self._save_commit_index()
         first = self._entries[0][1] if self._entries else self._tail[0][1] if self._tail else 2**63 - 1
-        rows = self._rows_after(max(self._same_until, first - 1))
+        rows = self._rows_after(max(self._file_equal_until, first - 1))
         began = time.perf_counter()
         try:
-            self._file.write(self._facts, rows, first=first, same_until=self._same_until)
+            self._file.write(self._facts, rows, first=first, equal_until=self._file_equal_until)
         except Exception as error:
             self._stop(f"{self._path} cannot be written ({error}): mend the disk and start again")
         took = time.perf_counter() - began
@@ -270,7 +270,7 @@ class SqliteJournal(Journal):  # type: ignore[misc]  # the library has no types
         self.commit_s += took
         self.commit_s_max = max(self.commit_s_max, took)
         self._log_bytes += _PAGES_BYTES + sum(len(row[0]) for row in rows)
-        self._same_until = self._end()
+        self._file_equal_until = self._end()
         self._facts = {}
         self._is_changed = False
 

@@ -117,12 +117,12 @@ class JournalFile:
         entries: Sequence[Entry] = (),
         *,
         first: int = 0,
-        same_until: int = 2**63 - 1,
+        equal_until: int = 2**63 - 1,
     ) -> None:
-        """Drop the rows before `first` and after `same_until`, and add `entries` and `facts`, in one transaction."""
+        """Drop the rows before `first` and after `equal_until`, and add `entries` and `facts`, in one transaction."""
         connection = self._connected()
         connection.execute("BEGIN IMMEDIATE")
-        connection.execute("DELETE FROM log WHERE idx > ?", (same_until,))
+        connection.execute("DELETE FROM log WHERE idx > ?", (equal_until,))
         connection.execute("DELETE FROM log WHERE idx < ?", (first,))
         failpoint("raft.journal.deleted")
         if entries:

@@ -9,7 +9,7 @@ Detection. Every log has a random id. Before a log votes for the first time, it 
 lost its log, and starts as a *learner*. An old disk that returns after its successor voted is refused.
 
 Learning. A learner takes entries and dumps, but it answers no vote request, starts no election and confirms nothing. For the other replicas it
-is like a crashed one, and quorums keep their size. It proposes an entry of its own (`ASK`, its log's id and boot) to become a voter
+is like a crashed one, and quorums keep their size. It proposes an entry of its own (`LEARNER_REQUEST`, its log's id and boot) to become a voter
 again. It is one as soon as that entry is applied here in the term in which the entry was made.
 
 Proof. Call e the entry, t its term, Q the majority that confirmed it: the learner is not in Q, and e is
@@ -36,10 +36,10 @@ from snapline.coordinator.raft.journal import SqliteJournal
 from snapline.coordinator.raft.journal_file import ForeignLogError
 from snapline.storage.store.log_marks import LogMark
 
-ASK = 4
+LEARNER_REQUEST = 4
 """First byte of a learner's request entry; the library's own kinds end at 3."""
 
-ASK_S = 1.0
+LEARNER_REQUEST_INTERVAL_S = 1.0
 """Time between two request entries."""
 
 
@@ -66,20 +66,20 @@ class Learner:
 
     def __init__(self, request: bytes) -> None:
         self.request = request
-        self.heard_in = 0
+        self.applied_term = 0
         self._asked_at = float("-inf")
 
     def is_asking_due(self, now_s: float) -> bool:
         """Return whether to propose the request (again); note the time if so."""
-        if now_s < self._asked_at + ASK_S:
+        if now_s < self._asked_at + LEARNER_REQUEST_INTERVAL_S:
             return False
         self._asked_at = now_s
         return True
 
-    def hear(self, entry: bytes, term: int | None) -> None:
+    def on_request_applied(self, entry: bytes, term: int | None) -> None:
         """Note that a request entry of any replica was applied."""
         if entry == self.request and term is not None:
-            self.heard_in = term
+            self.applied_term = term
 
 
 def begin(journal: SqliteJournal, marks: LogMarks, replica: str) -> Learner | None:

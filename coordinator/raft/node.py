@@ -30,7 +30,7 @@ Further faults of the library fixed here, each explained at its place:
 
 Departures from the paper: no pre-vote, static members.
 
-Everything runs on the tick thread. `propose` and `barrier` may also be called from one other thread (before `wake_later`: from any thread).
+Everything runs on the tick thread. `propose` and `barrier` may also be called from one other thread (before `set_wake_scheduler`: from any thread).
 """
 
 import copy
@@ -46,10 +46,10 @@ from pysyncobj.syncobj import SyncObj  # type: ignore[import-untyped]  # as abov
 from snapline.coordinator.raft.configuration import ENTRY_BYTES_MAX, JOURNAL_BYTES_MAX
 from snapline.coordinator.raft.dump import DumpFile
 from snapline.coordinator.raft.fail_stop import fail_stop
-from snapline.coordinator.raft.hooks import check_release, drop_false_alarms, forbid_pickle, own_storage
+from snapline.coordinator.raft.hooks import check_release, drop_false_alarms, forbid_pickle, replaced_storage
 from snapline.coordinator.raft.journal import SqliteJournal
 from snapline.coordinator.raft.journal_file import ADVICE
-from snapline.coordinator.raft.learner import ASK, Learner, LogMarks, begin, is_request
+from snapline.coordinator.raft.learner import LEARNER_REQUEST, Learner, LogMarks, begin, is_request
 from snapline.coordinator.raft.machine import ApplyFailed, Machine
 from snapline.coordinator.raft.peers import RaftNode
 from snapline.coordinator.raft.wake_up import WakeUp
@@ -131,10 +131,10 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         """Called in each tick after applying and before writing."""
         self._name = self_node.id
         self._members = ",".join(sorted([self_node.id, *[other.id for other in others]]))
-        with own_storage(self._open_journal, self._open_dump):
+        with replaced_storage(self._open_journal, self._open_dump):
             super().__init__(self_node, others, self._completed(conf, folder), transportClass=transport_class)
         self._SyncObj__pipeNotifier = WakeUp(self._SyncObj__pipeNotifier)
-        self._refuse_torn_folder()
+        self._check_folder_complete()
         self._learner = begin(self._SyncObj__raftLog, marks, self._name)
 
     def _completed(self, conf: SyncObjConf, folder: Path) -> SyncObjConf:
@@ -153,7 +153,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         applied, term = lambda: self.raftLastApplied, lambda: self.raftCurrentTerm
         return DumpFile(*settings, cluster=self._cluster, node=self._name, applied=applied, term=term)
 
-    def _refuse_torn_folder(self) -> None:
+    def _check_folder_complete(self) -> None:
         """H6: a replica without its journal has forgotten its votes, one without its dump the entries trimmed into it."""
         entries, dump = self._SyncObj__raftLog, Path(self.conf.fullDumpFile)
         if entries.is_new and dump.exists():
@@ -185,7 +185,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         """
         self._queue(b"", callback, _OPERATION)
 
-    def wake_later(self, later: Callable[[Callable[[], None]], object]) -> None:
+    def set_wake_scheduler(self, later: Callable[[Callable[[], None]], object]) -> None:
         """Wake the tick by `later(call)` on the proposer's thread, so that a tick syncs all proposals made until that call together."""
         self._SyncObj__pipeNotifier.later = later
 
@@ -207,7 +207,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
 
     def _onTick(self, timeToWait: float = 0.0) -> None:
         self.sync_journal()  # H2: entries counted below are durable
-        self._bound_journal()
+        self._force_dump_if_large()
         if self._learner is not None:
             self._learn(self._learner)
         super()._onTick(timeToWait)
@@ -215,16 +215,16 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
     def _learn(self, learner: Learner) -> None:
         """Ask to become a voter again, or become one; start no election until then."""
         self._SyncObj__raftElectionDeadline = float("inf")
-        if learner.heard_in and learner.heard_in == self.raftCurrentTerm:
+        if learner.applied_term and learner.applied_term == self.raftCurrentTerm:
             self._become_voter(learner)
             return
         is_level = self._SyncObj__raftLeader is not None and self.raftLastApplied >= self._SyncObj__leaderCommitIndex
         if is_level and learner.is_asking_due(library.monotonicTime()):
-            self._applyCommand(learner.request, None, ASK)
+            self._applyCommand(learner.request, None, LEARNER_REQUEST)
 
     def _become_voter(self, learner: Learner) -> None:
         entries = self._SyncObj__raftLog
-        learner.heard_in = 0
+        learner.applied_term = 0
         try:
             self._marks.add_log_mark(self._name, LogMark(entries.log_id, True))
         except ExternalFailureError as error:
@@ -235,7 +235,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._learner = None
         log.info("replica %s has caught up and votes again", self._name)
 
-    def _bound_journal(self) -> None:
+    def _force_dump_if_large(self) -> None:
         now = library.monotonicTime()
         if self._SyncObj__raftLog.size_bytes > JOURNAL_BYTES_MAX and now >= self._forced_dump_at + FORCED_DUMP_S:
             self._forced_dump_at = now
@@ -290,7 +290,9 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
     def _applyCommand(self, command: bytes, callback: Any, commandType: int | None = None) -> None:
         """H11, H13. `callback` is a callable, None, or (node, request id) of a forwarded command."""
         kind = command[:1] if commandType is None else bytes([commandType])
-        is_ours = kind == bytes([_OPERATION]) or (kind == bytes([ASK]) and is_request(command.removeprefix(kind)))
+        is_ours = kind == bytes([_OPERATION]) or (
+            kind == bytes([LEARNER_REQUEST]) and is_request(command.removeprefix(kind))
+        )
         if not is_ours or len(command) > ENTRY_BYTES_MAX + 1:
             self._SyncObj__callErrCallback(FAIL_REASON.REQUEST_DENIED, callback)
             return
@@ -325,9 +327,9 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         """H10, H12: the library would unpickle a method's number and arguments."""
         if command[:1] == bytes([_NO_OP]) or command == bytes([_OPERATION]):
             return None
-        if command[:1] == bytes([ASK]):
+        if command[:1] == bytes([LEARNER_REQUEST]):
             if self._learner is not None:
-                self._learner.hear(command[1:], self._term_at(self.raftLastApplied + 1))
+                self._learner.on_request_applied(command[1:], self._term_at(self.raftLastApplied + 1))
             return None
         if command[:1] != bytes([_OPERATION]):
             fail_stop(f"the journal holds a committed entry of kind {command[:1].hex()}: another program wrote it")
@@ -343,7 +345,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
     # ---- messages ---------------------------------------------------------------------------------------------------
 
     def _SyncObj__onMessageReceived(self, node: RaftNode, message: Message) -> None:
-        admitted = self._admitted(node, message) if node in self._SyncObj__otherNodes else None
+        admitted = self._filter_message(node, message) if node in self._SyncObj__otherNodes else None
         if admitted is None:
             return
         commit_index = self._SyncObj__raftCommitIndex
@@ -353,9 +355,9 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         finally:
             self._SyncObj__raftLog.put_back()  # H4
         if admitted["type"] == "append_entries":
-            self._keep_committed(node, commit_index, commit_term)
+            self._check_committed(node, commit_index, commit_term)
 
-    def _admitted(self, node: RaftNode, message: Message) -> Message | None:
+    def _filter_message(self, node: RaftNode, message: Message) -> Message | None:
         """Return the message as the library may see it; None: drop it."""
         if message.get("term", 0) > self.raftCurrentTerm + TERM_JUMP_MAX:
             self._alarm(
@@ -364,9 +366,9 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
             return None
         match message["type"]:
             case "append_entries":
-                return self._admitted_entries(message)
+                return self._filter_entries(message)
             case "next_node_idx":
-                return self._admitted_answer(node, message)
+                return self._filter_answer(node, message)
             case "response_vote":
                 return message if self._is_new_vote(node, message["term"]) else None
             case "request_vote" | "timeout_now":
@@ -374,14 +376,14 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
             case _:
                 return message
 
-    def _admitted_entries(self, message: Message) -> Message | None:
+    def _filter_entries(self, message: Message) -> Message | None:
         if "transmission" in message:
             return None  # H12: a pickled entry in pieces, which our entries are too small for
         if "prevLogIdx" in message:
             return message
         return message | {"commit_index": min(message["commit_index"], self._SyncObj__raftCommitIndex)}  # H7
 
-    def _admitted_answer(self, node: RaftNode, message: Message) -> Message | None:
+    def _filter_answer(self, node: RaftNode, message: Message) -> Message | None:
         if message.get("term") != self._SyncObj__raftCurrentTerm or not self.is_leader:
             return None  # H9
         if message["success"] and message["next_node_idx"] > self._SyncObj__getCurrentLogIndex() + 1:
@@ -401,7 +403,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
     _SyncObj__raftCommitIndex: int
     _SyncObj__pipeNotifier: Any
 
-    def _keep_committed(self, node: RaftNode, index: int, term: int | None) -> None:
+    def _check_committed(self, node: RaftNode, index: int, term: int | None) -> None:
         """Keep the commit index, and the entries up to it; the library decreases it when an AppendEntries reaches back."""
         first = self._SyncObj__raftLog[0][1]
         if index >= first and self._term_at(index) != term:
@@ -427,7 +429,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
                 nextNodeIdx = self._SyncObj__raftLastApplied + 1  # entries after the dump are not compared yet
             success = not self.is_learner  # a learner's confirmation would count
         elif reset:
-            nextNodeIdx = self._hinted(nextNodeIdx)
+            nextNodeIdx = self._next_index_hint(nextNodeIdx)
         answer = {
             "type": "next_node_idx",
             "next_node_idx": self._SyncObj__getCurrentLogIndex() + 1 if nextNodeIdx is None else nextNodeIdx,
@@ -437,7 +439,7 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         }
         self._SyncObj__transport.send(node, answer)
 
-    def _hinted(self, conflict: int | None) -> int | None:
+    def _next_index_hint(self, conflict: int | None) -> int | None:
         """Return the index from which the leader should continue: at a conflict the first entry of its term (section 5.3 of the paper)."""
         now = library.monotonicTime()
         hint = None
@@ -482,9 +484,9 @@ class SafeSyncObj(SyncObj):  # type: ignore[misc]  # its base is Any
         self._SyncObj__raftCommitIndex = max(self._SyncObj__raftCommitIndex, last[1])
         entries.setRaftCommitIndex(self._SyncObj__raftCommitIndex)
         entries.sync()
-        self._answer_passed(last[1])
+        self._answer_proposals_covered_by_dump(last[1])
 
-    def _answer_passed(self, last: int) -> None:
+    def _answer_proposals_covered_by_dump(self, last: int) -> None:
         """Answer proposals of this replica that the dump covers: whether they were committed or replaced is unknown."""
         waiting = self._SyncObj__commandsWaitingCommit
         for index in sorted(index for index in waiting if index <= last):

@@ -41,7 +41,7 @@ from snapline.security.dial_back import METHOD as CONFIRM
 from snapline.security.dial_back import DialBackClient, OutgoingCalls, RefusalLog
 from snapline.security.rpc_authorization import FIRST_BYTES_MAX, read_first
 from snapline.security.transport import Security
-from snapline.security.trust import why_other_transport
+from snapline.security.trust import transport_mismatch
 
 log = logging.getLogger("snapline.coordinator.raft")
 
@@ -64,13 +64,13 @@ CONNECT_S_MAX = 2.0
 RETRY_S_MIN, RETRY_S_MAX = 0.05, 0.5
 """Time between dials: at most half the shortest election time-out, so that a returning replica is connected before it starts an election."""
 
-COMPLAINTS_MAX = 100
+LOGGED_REFUSALS_MAX = 100
 """Number of refusal reasons remembered, so that each is logged once and not at every dial."""
 
 ADDRESS_MAX = 300
 """Largest length of a peer's address in a message."""
 
-TRANSPORT_LOOK_S = 0.5
+TRANSPORT_CHECK_S = 0.5
 """Interval of checks whether a replica that has never answered uses TLS where we use plaintext, or vice versa."""
 
 RENEWAL_CHECK_S = 1.0
@@ -249,7 +249,7 @@ class PeerStreams:
         self._sessions: dict[str, Hello] = {}
         """Peer → hello of its newest session here."""
         self._callers = DialBackClient(security, service=SERVICE, role=ROLE)
-        self._own_calls = OutgoingCalls()
+        self._outgoing_calls = OutgoingCalls()
         self._dialling: list[asyncio.Task[None]] = []
         self._complaints = RefusalLog(log)
         self._complained: set[str] = set()
@@ -258,7 +258,10 @@ class PeerStreams:
     def add_to_server(self, server: grpc.aio.Server) -> None:
         """Accept streams on a server that is not started yet."""
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_unary_rpc_method_handler(self._serve)
-        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {METHOD: handler, CONFIRM: self._own_calls.handler()}
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            METHOD: handler,
+            CONFIRM: self._outgoing_calls.handler(),
+        }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
     # ---- for the tick thread ----------------------------------------------------------------------------------------
@@ -310,7 +313,7 @@ class PeerStreams:
     # ---- accepting --------------------------------------------------------------------------------------------------
 
     async def _serve(self, _requests: object, context: _Context) -> bytes:
-        refusal = self._stranger(context)
+        refusal = self._certificate_refusal(context)
         if refusal is not None:
             await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, refusal)
         hello = await self._read_hello(context)
@@ -335,7 +338,7 @@ class PeerStreams:
         if newest is not None and newest.log == hello.log and hello.session <= newest.session:
             await self._refuse(context, grpc.StatusCode.ABORTED, f"session {hello.session} was superseded")
 
-    def _stranger(self, context: _Context) -> str | None:
+    def _certificate_refusal(self, context: _Context) -> str | None:
         """Return why the caller's certificate is rejected, before a frame is read; None: it is accepted."""
         if not self._security.is_tls:
             return None
@@ -361,12 +364,12 @@ class PeerStreams:
 
     async def _refuse(self, context: _Context, code: grpc.StatusCode, reason: str) -> None:
         self.refused += 1
-        self._complain(f"a Raft stream from {context.peer().rpartition(':')[0]} was refused: {reason}")
+        self._log_refusal_once(f"a Raft stream from {context.peer().rpartition(':')[0]} was refused: {reason}")
         await context.abort(code, reason)
 
-    def _complain(self, sentence: str) -> None:
+    def _log_refusal_once(self, sentence: str) -> None:
         if sentence not in self._complained:
-            if len(self._complained) >= COMPLAINTS_MAX:
+            if len(self._complained) >= LOGGED_REFUSALS_MAX:
                 self._complained.clear()
             self._complained.add(sentence)
             self._complaints.say(sentence)
@@ -440,15 +443,15 @@ class PeerStreams:
     async def _watch_transport(self, node: RaftNode) -> None:
         """Check the peer's transport until it has accepted a stream: gRPC reports only that it cannot be reached."""
         while not self._is_stopped and node.id not in self.refusals.accepted:
-            why = await why_other_transport(self._security, node.address)
+            why = await transport_mismatch(self._security, node.address)
             self.refusals.other_transports[node.id] = why or ""
             if why is not None:
-                self._complain(f"replica {node.id} cannot be reached: {why}")
-            await asyncio.sleep(TRANSPORT_LOOK_S)
+                self._log_refusal_once(f"replica {node.id} cannot be reached: {why}")
+            await asyncio.sleep(TRANSPORT_CHECK_S)
 
     async def _dial_once(self, node: RaftNode, hello: Hello, channel: "DialledChannel") -> bool:
         """Run one stream to its end; return whether it was accepted."""
-        with self._own_calls.new() as metadata:
+        with self._outgoing_calls.new() as metadata:
             open_stream: grpc.aio.StreamUnaryMultiCallable[bytes, bytes] = (await channel.fresh()).stream_unary(
                 f"/{SERVICE}/{METHOD}"
             )
@@ -458,7 +461,7 @@ class PeerStreams:
         why = f"replica {peer} refused our stream: {details}"
         self.refusals.denials[peer] = why if code is grpc.StatusCode.PERMISSION_DENIED else ""
         if code is not grpc.StatusCode.UNAVAILABLE:
-            self._complain(why)
+            self._log_refusal_once(why)
 
     async def _run_dialled(
         self, node: RaftNode, hello: Hello, call: "grpc.aio.StreamUnaryCall[bytes, bytes]", channel: "DialledChannel"

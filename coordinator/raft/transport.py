@@ -35,7 +35,7 @@ EMPTY_DUMP_S = HEARTBEAT_S
 """Time between two frames that tell a peer that there is no dump yet: without one per period the follower would start an election."""
 
 
-class Ticked(Protocol):
+class TickedNode(Protocol):
     """Interface that the transport needs of the node it serves."""
 
     _poller: Any
@@ -66,7 +66,7 @@ class GrpcTransport(Transport):  # type: ignore[misc]  # its base is Any
 
     def __init__(
         self,
-        node: Ticked,
+        node: TickedNode,
         self_node: RaftNode,
         others: Iterable[RaftNode],
         *,

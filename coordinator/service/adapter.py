@@ -93,7 +93,7 @@ class Driver:
         self._outboxes: dict[int, Outbox] = {}
         self._plan: tuple[Plan, bytes] | None = None
         """The last plan that was sent, and its encoding."""
-        self._asked: dict[int, asyncio.Future[ev.AnswerTool]] = {}
+        self._pending_requests: dict[int, asyncio.Future[ev.AnswerTool]] = {}
         self._numbers = 0
         self.ended = asyncio.Event()
         self.exit_code = 1
@@ -109,14 +109,14 @@ class Driver:
 
     def close_streams(self) -> None:
         """Take no more events, and end all streams after the queued directives."""
-        self._take_no_more()
+        self._stop_taking_events()
         for outbox in list(self._outboxes.values()):
             outbox.close()
 
-    def _take_no_more(self) -> None:
+    def _stop_taking_events(self) -> None:
         """Stop, and fail all pending requests of tools: their callers ask the next leader."""
         self.ended.set()
-        for waiting in self._asked.values():
+        for waiting in self._pending_requests.values():
             if not waiting.done():
                 waiting.set_exception(CoordinatorUnavailableError("the replica that was asked has ceased to lead"))
 
@@ -131,13 +131,13 @@ class Driver:
         await self._replicated_log.close()
 
     @property
-    def is_attended(self) -> bool:
+    def has_hosts(self) -> bool:
         """Return whether hosts are connected."""
         return not self._core.parts.host_sessions.is_empty
 
     @property
     def is_saved(self) -> bool:
-        """Return whether the epoch requested by EndWanted is complete, or none is needed."""
+        """Return whether the epoch requested by CoordinatorStopRequested is complete, or none is needed."""
         return self._core.parts.departures.is_saved
 
     def feed(self, event: ev.Event) -> None:
@@ -158,7 +158,7 @@ class Driver:
 
     def _end(self) -> None:
         if not self.ended.is_set():
-            self._take_no_more()
+            self._stop_taking_events()
             self.on_ended(self)
 
     async def _run_timer(self) -> None:
@@ -190,7 +190,7 @@ class Driver:
         if self._outboxes.pop(session, None) is not None:
             self.feed(ev.StreamClosed(session))
 
-    def hear(self, session: int, message: HostMessage) -> None:
+    def on_host_message(self, session: int, message: HostMessage) -> None:
         """Feed a host's message to the core."""
         if session in self._outboxes:
             self._figures.heard(message)
@@ -206,12 +206,12 @@ class Driver:
             raise CoordinatorUnavailableError("the replica that was asked has ceased to lead")
         self._numbers += 1
         number = self._numbers
-        waiting = self._asked[number] = asyncio.get_running_loop().create_future()
+        waiting = self._pending_requests[number] = asyncio.get_running_loop().create_future()
         try:
             self.feed(question(number))
             reply = await waiting
         finally:
-            del self._asked[number]
+            del self._pending_requests[number]
         assert isinstance(reply, answer), f"{question} is answered by {reply!r}"
         return reply
 
@@ -260,7 +260,7 @@ class Driver:
                 if outbox is not None:
                     outbox.close()
             case ev.AnswerTool():
-                waiting = self._asked.get(command.request)
+                waiting = self._pending_requests.get(command.request)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(command)
             case ev.Note():

@@ -65,7 +65,7 @@ from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.record import canonical, seal, unseal
 from snapline.storage.store.store import Store
 
-STEP = 1_000_000
+NUMBERS_STEP = 1_000_000
 """Distance of new plans, epochs and host starts above all numbers seen: more than are used between two backups, and still readable."""
 
 ORDINALS_STEP = 4096
@@ -224,7 +224,7 @@ def write_replica(folder: Path, state: bytes, *, cluster: str, node: str, marks:
     term = TERM + int.from_bytes(_digest_of(state)) % TERM
     previous, last = (_NO_OP, 1, 0), (_NO_OP, 2, term)
     dump = DumpFile(
-        str(folder / DUMP_FILE), STEP, False, lambda: state, None, None,
+        str(folder / DUMP_FILE), NUMBERS_STEP, False, lambda: state, None, None,
         cluster=cluster, node=node, applied=lambda: 0, fail=_fail,
     )  # fmt: skip
     dump.serialize((None, last, previous, ()), 1)
@@ -273,7 +273,7 @@ def restored_state(image: bytes, store: Store) -> Restored:
     if is_line_lost and not state.image.outcome:
         reasons = "".join(f"; epoch {epoch}: {reason}" for epoch, reason in skipped.items())
         raise UsageError(f"the store {store.location} has no snapshot that the fleet could go back to{reasons}")
-    _raise_numbers(state, _Seen(state, store, newer))
+    _raise_numbers(state, _LargestNumbers(state, store, newer))
     if not state.image.outcome:
         state.image.need = PlanNeed(REASON, [], state.image.now_ns)
     state.validate()
@@ -297,8 +297,8 @@ def _read_newer(image: FleetImage, store: Store) -> tuple[list[_Epoch], dict[int
         if epoch <= newest_known:
             continue
         try:
-            root = store.judged(functools.partial(store.read_ref, epoch))
-            manifest = store.judged(functools.partial(_read_epoch, store, root, epoch))
+            root = store.confirm_damage(functools.partial(store.read_ref, epoch))
+            manifest = store.confirm_damage(functools.partial(_read_epoch, store, root, epoch))
         except DamagedDataError as error:
             skipped[epoch] = str(error)
             continue
@@ -314,7 +314,7 @@ def _check_known(state: FleetState, store: Store) -> None:
     for epoch in state.complete_epochs():
         record = image.epochs[epoch]
         try:
-            store.judged(functools.partial(_read_epoch, store, record.root, epoch))
+            store.confirm_damage(functools.partial(_read_epoch, store, record.root, epoch))
         except DamagedDataError:
             if epoch in published:
                 record.status = CONDEMNED
@@ -361,7 +361,7 @@ def _adopt(state: FleetState, epoch: _Epoch) -> None:
         if line is not None and line.is_unborn:
             record.born_epoch = max(record.born_epoch, epoch.number)  # as if created while it was open
         elif line is not None:
-            _keep(agent, record, epoch.number, before)
+            _record_membership(agent, record, epoch.number, before)
         elif record.left_epoch is None and record.born_epoch < epoch.number:
             record.left_epoch, record.left_plan = max(before, record.born_epoch), plan.number
     for agent, line in lines.items():
@@ -390,7 +390,7 @@ def _adopt(state: FleetState, epoch: _Epoch) -> None:
     plan.confirmed = list(plan.hosts) if plan.done_ns else []
 
 
-def _keep(agent: str, record: AgentRecord, epoch: int, before: int) -> None:
+def _record_membership(agent: str, record: AgentRecord, epoch: int, before: int) -> None:
     """Record that `agent` is a member of `epoch`, the next complete one after `before`."""
     if record.born_epoch >= epoch:
         raise _ContradictionError(f"agent {agent} was created after epoch {epoch} had begun, and is a member of it")
@@ -400,7 +400,7 @@ def _keep(agent: str, record: AgentRecord, epoch: int, before: int) -> None:
         record.left_epoch = record.left_plan = None  # a recovery undid its removal
 
 
-class _Seen:
+class _LargestNumbers:
     """Largest numbers in the backup and the store.
 
     Attributes:
@@ -429,11 +429,11 @@ class _Seen:
             self.starts[log.host] = max(log.start, self.starts.get(log.host, 0))
 
 
-def _raise_numbers(state: FleetState, seen: _Seen) -> None:
+def _raise_numbers(state: FleetState, seen: _LargestNumbers) -> None:
     """Raise all numbers far above those seen. The plans of the history move with the current one, so their numbers have no gaps."""
     image, plan = state.image, state.plan
     assert plan is not None, "a fleet that has begun"
-    offset = seen.plan + STEP - plan.number
+    offset = seen.plan + NUMBERS_STEP - plan.number
     image.plans = [
         x for x in image.plans if x.number > state.start_plan or x is plan
     ]  # the fleet's start is no recovery
@@ -443,16 +443,16 @@ def _raise_numbers(state: FleetState, seen: _Seen) -> None:
         condemned.plan += offset
     for host, start in sorted(seen.starts.items()):
         host_record = image.hosts.setdefault(host, HostRecord(0, "", "", LOST))
-        host_record.start = start + STEP
+        host_record.start = start + NUMBERS_STEP
         if host_record.state == LEFT and host in plan.hosts:
             host_record.state = LOST
-    image.forgotten_start += STEP
+    image.forgotten_start += NUMBERS_STEP
     for _, agent in state.living_agents():
         agent.incarnation = plan.number
         if agent.host not in plan.hosts:
             agent.host = plan.hosts[0]
     image.next_ordinal += ORDINALS_STEP
-    image.begun = seen.epoch + STEP
+    image.begun = seen.epoch + NUMBERS_STEP
     image.aborted = image.begun - image.completed  # epochs with unknown outcome count as aborted
 
 

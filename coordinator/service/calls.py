@@ -44,10 +44,10 @@ class LeaderHint:
 
 
 class Servicer(Protocol):
-    """Interface that `translated` needs of a servicer."""
+    """Interface that `with_grpc_errors` needs of a servicer."""
 
     @property
-    def who_leads(self) -> LeaderHint: ...
+    def leader_hint(self) -> LeaderHint: ...
 
 
 ServicerT = TypeVar("ServicerT", bound=Servicer)
@@ -72,7 +72,7 @@ def status_of(error: SnaplineError) -> grpc.StatusCode:
             return grpc.StatusCode.INTERNAL
 
 
-def translated(
+def with_grpc_errors(
     call: Callable[[ServicerT, RequestT, Context], Awaitable[ReplyT]],
 ) -> Callable[[ServicerT, RequestT, Context], Awaitable[ReplyT]]:
     """Decorate a call so that its errors are sent to the caller with their own text."""
@@ -83,7 +83,7 @@ def translated(
             return await call(self, request, context)
         except SnaplineError as error:
             is_elsewhere = isinstance(error, CoordinatorUnavailableError)
-            metadata = self.who_leads.metadata() if is_elsewhere else ((ERROR_KEY, type(error).__name__),)
+            metadata = self.leader_hint.metadata() if is_elsewhere else ((ERROR_KEY, type(error).__name__),)
             context.set_trailing_metadata(metadata)
             await context.abort(status_of(error), str(error))
             raise AssertionError("abort raises") from error

@@ -72,7 +72,7 @@ def show_document(
     root = store.read_ref(epoch)
     manifest = store.read_manifest(root, epoch=epoch)
     hosts = {line.agent: line.host for line in manifest.agents}
-    room, fork = _Room(contents_bytes_max), forked_from(store)
+    room, fork = _SizeBudget(contents_bytes_max), forked_from(store)
     describe = room.payload(describe_message or decode_payload)
     read_parts = store.part_reader(manifest).read if agent else None
     agents, channels = list[Mapping[str, object]](), list[Mapping[str, object]]()
@@ -90,7 +90,7 @@ def show_document(
     )
 
 
-class _Room:
+class _SizeBudget:
     """Space left in a document for states and messages."""
 
     def __init__(self, bytes_max: int | None) -> None:

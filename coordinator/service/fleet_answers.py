@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from snapline.coordinator.leader.events import AnswerLine, Cost, FoundLine
+from snapline.coordinator.leader.events import AnswerLine, Cost, RecoveryLineResult
 from snapline.coordinator.state.fleet_records import ALIVE, LOST, RECOVERING, AgentRecord, PlanRecord
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.errors import NotFoundError
@@ -70,7 +70,7 @@ def autonomous_lines(names: Iterable[str], answer: AnswerLine) -> AutonomousLine
     )
 
 
-def _agents(found: FoundLine, names: Iterable[str]) -> tuple[AgentOnLine, ...]:
+def _agents(found: RecoveryLineResult, names: Iterable[str]) -> tuple[AgentOnLine, ...]:
     free = Cost(0, 0)
     costs = [(name, found.costs.get(name, free)) for name in sorted(names)]
     return tuple([AgentOnLine(name, found.line[name], cost.checkpoints, cost.turns) for name, cost in costs])

@@ -28,35 +28,35 @@ class FleetSpans:
     def __init__(self, export: SpanExport, state: FleetView) -> None:
         self._export = export
         self._state = state
-        self._told: set[int] = set()
-        self._told_plan = 0
+        self._exported: set[int] = set()
+        self._exported_plan = 0
 
     def begin(self) -> None:
         """Begin to lead. Earlier leaders have exported what is over already."""
-        self._told = {end.epoch for end in self._state.image.ends}
+        self._exported = {end.epoch for end in self._state.image.ends}
         plan = self._state.plan
-        self._told_plan = plan.number if plan is not None and plan.done_ns else self._told_plan
+        self._exported_plan = plan.number if plan is not None and plan.done_ns else self._exported_plan
 
     def decided(self, kind: op.Kind, outcome: ProposalOutcome) -> None:
         """Export spans after a proposal has ended and the state has applied it."""
         if not isinstance(outcome, Committed) or outcome.result.is_refused:
             return
         if isinstance(kind, op.CompleteEpoch | op.AbortEpoch | op.CommitPlan | op.Restore):
-            self._tell_epochs()
+            self._export_epochs()
         if isinstance(kind, op.ConfirmPlan):
             self._tell_plan()
 
     # ---- epochs -----------------------------------------------------------------------------------------------------
 
-    def _tell_epochs(self) -> None:
+    def _export_epochs(self) -> None:
         """Export all newly ended epochs, including those aborted by a plan."""
         ends = self._state.image.ends
         for end in ends:
-            if end.epoch not in self._told:
-                self._tell_epoch(end)
-        self._told = {end.epoch for end in ends}
+            if end.epoch not in self._exported:
+                self._export_epoch(end)
+        self._exported = {end.epoch for end in ends}
 
-    def _tell_epoch(self, end: EpochEnd) -> None:
+    def _export_epoch(self, end: EpochEnd) -> None:
         image, account = self._state.image, end.account
         span = self._export.begin(
             "checkpoint",
@@ -93,9 +93,9 @@ class FleetSpans:
     def _tell_plan(self) -> None:
         """Export the current plan once, when all hosts have applied it; the fleet's start is no recovery."""
         plan = self._state.plan
-        if plan is None or not plan.done_ns or plan.number <= max(self._state.start_plan, self._told_plan):
+        if plan is None or not plan.done_ns or plan.number <= max(self._state.start_plan, self._exported_plan):
             return
-        self._told_plan = plan.number
+        self._exported_plan = plan.number
         cluster = self._state.image.cluster
         line = (checkpoint_ids(cluster, plan.line_epoch),) if plan.line_epoch else ()
         begun_ns = min(plan.suspected_ns or plan.committed_ns, plan.committed_ns)

@@ -30,10 +30,10 @@ from snapline.storage.store.log_marks import LogMark
 from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.store import Store
 
-SCRATCH_FOLDER = "founding"
+FORK_SCRATCH_FOLDER = "founding"
 
 
-class _NoMarks:
+class _NullLogMarks:
     """Log marks that do nothing: the replica marks its log itself once it is in place."""
 
     def log_marks(self) -> dict[str, list[LogMark]]:
@@ -43,7 +43,7 @@ class _NoMarks:
         """Do nothing."""
 
 
-def found_fork(folder: Path, store: Store, *, node: str) -> bool:
+def create_fork_log(folder: Path, store: Store, *, node: str) -> bool:
     """Make the log of replica `node` in its folder if the store is a fork's and the replica never had a log; return whether it was made.
 
     Raises:
@@ -60,7 +60,7 @@ def found_fork(folder: Path, store: Store, *, node: str) -> bool:
         root = store.read_ref(record.epoch)
     except NotFoundError:
         return False
-    state = forked_state(record, root, store.read_manifest(root, epoch=record.epoch))
+    state = fork_initial_state(record, root, store.read_manifest(root, epoch=record.epoch))
     try:
         _write(folder, state.freeze(), cluster=store.store_id, node=node)
     except OSError as error:
@@ -69,9 +69,9 @@ def found_fork(folder: Path, store: Store, *, node: str) -> bool:
 
 
 def _write(folder: Path, state: bytes, *, cluster: str, node: str) -> None:
-    scratch = folder / SCRATCH_FOLDER
+    scratch = folder / FORK_SCRATCH_FOLDER
     shutil.rmtree(scratch, ignore_errors=True)
-    write_replica(scratch, state, cluster=cluster, node=node, marks=_NoMarks())
+    write_replica(scratch, state, cluster=cluster, node=node, marks=_NullLogMarks())
     for name in (DUMP_FILE, JOURNAL_FILE):
         (scratch / name).replace(folder / name)
         sync_folder(folder)
@@ -79,7 +79,7 @@ def _write(folder: Path, state: bytes, *, cluster: str, node: str) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
 
 
-def forked_state(record: ForkRecord, root: str, manifest: Manifest) -> FleetState:
+def fork_initial_state(record: ForkRecord, root: str, manifest: Manifest) -> FleetState:
     """Return the initial state of a fork's coordinator: forming, one complete epoch, and its agents.
 
     Raises:

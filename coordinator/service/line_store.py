@@ -280,7 +280,7 @@ class _Incoming:
         for sender in sorted({*received, *sent, *logs, *base_in_transit}):
             if sender not in self._sent:
                 numbers = received.get(sender, 0), base_received.get(sender, 0)
-                _check_gone(f"{sender}→{receiver}", *numbers, base_in_transit.get(sender, ()))
+                _check_departed_sender(f"{sender}→{receiver}", *numbers, base_in_transit.get(sender, ()))
                 continue
             first = received.get(sender, 0) + 1
             last = sent.get(sender, 0)
@@ -292,7 +292,9 @@ class _Incoming:
         return in_transit
 
 
-def _check_gone(channel: str, received: int, base_received: int, in_transit: Sequence[InTransitMessage]) -> None:
+def _check_departed_sender(
+    channel: str, received: int, base_received: int, in_transit: Sequence[InTransitMessage]
+) -> None:
     """Check a sender that has left the fleet: the receiver has its numbers of the base, or has dropped them."""
     if received > base_received:
         raise ProtocolError(
@@ -351,7 +353,7 @@ def scan_packs(store: Store, command: ScanCheckpoints) -> list[StoredCheckpoint]
     checkpoints: list[StoredCheckpoint] = []
     for path in store.checkpoint_packs(command.plan):
         try:
-            reference = store.refer_to_checkpoints(path)
+            reference = store.reference_checkpoint_pack(path)
             checkpoints += [_stored(x, reference, epoch=x.round) for x in store.read_checkpoint_pack(reference)]
         except DamagedDataError as error:
             _log.warning("its checkpoints are left out: %s", error)

@@ -4,7 +4,7 @@ import logging
 
 from snapline.coordinator.leader.events import SweepLogs
 from snapline.errors import NotFoundError, SnaplineError
-from snapline.storage.log.garbage import BatchNumbers, Settled, find_garbage, numbers_of
+from snapline.storage.log.garbage import BatchNumbers, SettledEpoch, batch_numbers, find_garbage
 from snapline.storage.log.names import LogName
 from snapline.storage.store.manifest import Metadata
 from snapline.storage.store.store import Store
@@ -27,7 +27,7 @@ class LogSweeper:
             numbers = self._read_numbers(command.epochs) if batches else {}
             inputs = {epoch: metadata.inputs for epoch, metadata in numbers.items()}
             turns = {epoch: metadata.durable_turns for epoch, metadata in numbers.items()}
-            settled = Settled(command.plan, command.settled_epoch)
+            settled = SettledEpoch(command.plan, command.settled_epoch)
             garbage = find_garbage(batches, inputs, command.left, turns, settled)
             if garbage:
                 self._store.delete_batches(garbage, plans_below=command.plan)
@@ -51,7 +51,7 @@ class LogSweeper:
             batch = self._store.read_batch(log, number)
         except NotFoundError:  # another leader has deleted it
             return None
-        return None if batch is None else numbers_of(log, number, batch)
+        return None if batch is None else batch_numbers(log, number, batch)
 
     def _read_numbers(self, epochs: dict[int, str]) -> dict[int, Metadata]:
         self._numbers = {

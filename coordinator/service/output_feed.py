@@ -24,7 +24,7 @@ from snapline.messages.outputs import (
     UndoneOutputs,
 )
 from snapline.storage.outputs.reader import OutputBatch
-from snapline.storage.outputs.record import EmittedOutput, is_wanted
+from snapline.storage.outputs.record import EmittedOutput, matches_topic
 from snapline.storage.store.store import Store
 
 PAGE_BYTES = 2**20
@@ -50,15 +50,15 @@ PAGES_AT_ONCE = 4
 
 
 class OutputFeed:
-    """Output feed of one replica. `has_ended`: whether the fleet has ended; `who_leads`: text that names the leader."""
+    """Output feed of one replica. `has_ended`: whether the fleet has ended; `leader_hint`: text that names the leader."""
 
     def __init__(
-        self, store: Store, leadership: Leadership, *, has_ended: Callable[[], bool], who_leads: Callable[[], str]
+        self, store: Store, leadership: Leadership, *, has_ended: Callable[[], bool], leader_hint: Callable[[], str]
     ) -> None:
         self._has_ended = has_ended
         self._store = store
         self._leadership = leadership
-        self._who_leads = who_leads
+        self._who_leads = leader_hint
         self._loop: asyncio.AbstractEventLoop | None = None
         """Event loop; None before the first read."""
         self._changed = asyncio.Event()
@@ -68,7 +68,7 @@ class OutputFeed:
         self._listed_by: Driver | None = None
         """Driver of the leadership under which the epochs were listed."""
         self._listing = asyncio.Lock()
-        self._told: list[int] = []
+        self._released_while_listing: list[int] = []
         """Epochs released while they are being listed."""
         self._pages = asyncio.Semaphore(PAGES_AT_ONCE)
         self._waiting = self._waits = 0
@@ -130,9 +130,9 @@ class OutputFeed:
         """Return the epochs that have outputs. They are listed again under a new leadership, as other leaders' releases are not reported here."""
         async with self._listing:
             if self._epochs is None or self._listed_by is not driver:
-                self._told = []
+                self._released_while_listing = []
                 stored_epochs = await asyncio.to_thread(self._store.output_epochs)
-                self._epochs, self._listed_by = sorted({*stored_epochs, *self._told}), driver
+                self._epochs, self._listed_by = sorted({*stored_epochs, *self._released_while_listing}), driver
             return self._epochs
 
     @contextlib.asynccontextmanager
@@ -189,7 +189,7 @@ class OutputFeed:
         if not epoch:
             self._epochs = None
         elif self._epochs is None or self._listing.locked():
-            self._told.append(epoch)
+            self._released_while_listing.append(epoch)
         if epoch and self._epochs is not None and epoch not in self._epochs[-1:]:
             self._epochs = sorted({*self._epochs, epoch})
         changed, self._changed = self._changed, asyncio.Event()
@@ -226,7 +226,7 @@ class _Page:
         while taken < len(batch.outputs) and not self.is_full:
             output = batch.outputs[taken]
             taken, self._scanned = taken + 1, self._scanned + 1
-            if is_wanted(output.topic, self._topic):
+            if matches_topic(output.topic, self._topic):
                 outputs.append(_released(output, str(batch.cursor(taken))))
                 self._bytes, self._outputs = self._bytes + len(output.payload), self._outputs + 1
         self.cursor = str(batch.cursor(taken))

@@ -25,7 +25,7 @@ EPOCHS_KEPT = 8
 Numbers = dict[str, int]
 
 
-class _Known(msgspec.Struct, frozen=True):
+class _CachedNumbers(msgspec.Struct, frozen=True):
     """Cached numbers of an epoch: its root, and per agent the last input consumed and the last output emitted."""
 
     root: str
@@ -39,11 +39,11 @@ class OutputReleaser:
     def __init__(self, store: Store, wall_ns: Callable[[], int]) -> None:
         self._store = store
         self._wall_ns = wall_ns
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _CachedNumbers] = {}
 
     def on_written(self, root: str, metadata: Metadata) -> None:
         """Note a manifest that this process has written."""
-        self._note(metadata.epoch, _Known(root, metadata.inputs, metadata.outputs))
+        self._note(metadata.epoch, _CachedNumbers(root, metadata.inputs, metadata.outputs))
 
     def known(self, epoch: int, root: str) -> tuple[Numbers, Numbers] | None:
         """Return the cached inputs and outputs of an epoch; None: they are not cached."""
@@ -54,14 +54,14 @@ class OutputReleaser:
         """Release an epoch; repeating it succeeds."""
         epoch = command.epoch
         try:
-            now = self._store.judged(lambda: self._release(command))
+            now = self._store.confirm_damage(lambda: self._release(command))
         except DamagedDataError as error:
             return EpochReleased(epoch, str(error) or repr(error), *_damage_of(error, command))
         except (SnaplineError, OSError) as error:
             return EpochReleased(epoch, str(error) or repr(error))
         return EpochReleased(epoch, inputs=now.inputs, outputs=now.outputs)
 
-    def _release(self, command: ReleaseEpoch) -> _Known:
+    def _release(self, command: ReleaseEpoch) -> _CachedNumbers:
         released = self._read(command.epoch, command.root)
         now = released.outputs
         before = self._emitted_before(command.ancestors, now)
@@ -119,15 +119,15 @@ class OutputReleaser:
             outputs += [EmittedOutput(agent, x.number, x.topic, x.payload, x.emitted_ns) for x in pending]
         return outputs
 
-    def _read(self, epoch: int, root: str) -> _Known:
+    def _read(self, epoch: int, root: str) -> _CachedNumbers:
         known = self._known.get(epoch)
         if known is None or known.root != root:
             metadata = self._store.read_manifest(root, epoch=epoch).metadata
-            known = _Known(root, metadata.inputs, metadata.outputs)
+            known = _CachedNumbers(root, metadata.inputs, metadata.outputs)
             self._note(epoch, known)
         return known
 
-    def _note(self, epoch: int, known: _Known) -> None:
+    def _note(self, epoch: int, known: _CachedNumbers) -> None:
         kept = sorted({*self._known, epoch})[-EPOCHS_KEPT:]
         self._known = {kept_epoch: known if kept_epoch == epoch else self._known[kept_epoch] for kept_epoch in kept}
 

@@ -7,7 +7,7 @@ until it is complete, because it cannot be committed without them. A coordinator
 import asyncio
 import logging
 
-from snapline.coordinator.leader.host_words import EndWanted
+from snapline.coordinator.leader.host_words import CoordinatorStopRequested
 from snapline.coordinator.service.adapter import Driver
 from snapline.coordinator.service.leadership import Leadership
 from snapline.coordinator.state.fleet_records import ALIVE, RUNNING
@@ -27,39 +27,39 @@ class CoordinatorStop:
         self._leadership = leadership
         self._state = state
         self._limit_s = limit_s
-        self._asked_s = 0.0
+        self._signal_s = 0.0
         self._waiting: asyncio.Task[None] | None = None
 
     def asked(self) -> None:
         """Handle a signal: end after a last snapshot or the time limit; after a second signal, end at once."""
         now_s = asyncio.get_running_loop().time()
-        if self._waiting is not None and now_s < self._asked_s + SAME_SIGNAL_S:
+        if self._waiting is not None and now_s < self._signal_s + SAME_SIGNAL_S:
             return
-        if self._waiting is not None or not self._limit_s or not self._runs_a_fleet():
+        if self._waiting is not None or not self._limit_s or not self._is_fleet_running():
             self._leadership.end(0)
             return
-        self._asked_s = now_s
+        self._signal_s = now_s
         self._waiting = asyncio.create_task(self._end_saved())
 
-    def _runs_a_fleet(self) -> bool:
+    def _is_fleet_running(self) -> bool:
         driver, hosts = self._leadership.driver, self._state.image.hosts.values()
-        is_attended = driver is None or driver.is_attended
-        return self._state.phase == RUNNING and any(host.state == ALIVE for host in hosts) and is_attended
+        has_hosts = driver is None or driver.has_hosts
+        return self._state.phase == RUNNING and any(host.state == ALIVE for host in hosts) and has_hosts
 
     async def _end_saved(self) -> None:
         state, begun = self._state, self._state.image.begun
         wait = f"for {self._limit_s:g} s at most; a second signal ends it at once"
         _log.info("a last snapshot is taken before this coordinator stops, %s", wait)
         asked_driver: Driver | None = None
-        while self._runs_a_fleet():
+        while self._is_fleet_running():
             driver = self._leadership.driver
             if driver is not None and driver is not asked_driver:
                 asked_driver = driver
-                driver.feed(EndWanted())
+                driver.feed(CoordinatorStopRequested())
             if state.newest_complete() > begun if driver is None else driver.is_saved:
                 _log.info("epoch %d is the last snapshot", state.newest_complete())
                 break
-            if asyncio.get_running_loop().time() > self._asked_s + self._limit_s:
+            if asyncio.get_running_loop().time() > self._signal_s + self._limit_s:
                 epoch = state.newest_complete()
                 lost = f"what the fleet has done since epoch {epoch} is lost if its hosts stop too"
                 _log.warning("no last snapshot within %g s: %s", self._limit_s, lost)

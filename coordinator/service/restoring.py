@@ -25,9 +25,9 @@ from snapline.messages.effect_records import (
     FAILED,
     INTENT,
     EffectRecord,
+    effect_undone_by,
     outside_key,
     read_record,
-    undone_of,
 )
 from snapline.storage.log.record import BEGUN, EFFECT, LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry
@@ -96,7 +96,7 @@ class Restoring:
             raise UsageError(
                 f"a restore has a token of 1 to {TOKEN_CHARACTERS_MAX} characters and a reason of {TEXT_CHARACTERS_MAX} at most"
             )
-        if self._state.plan_asked_for(token) is None:
+        if self._state.plan_of_request(token) is None:
             estimate = await self.preview(snapshot, is_dropping=is_dropping)
             _check_inputs(estimate)
             text = f"back to epoch {estimate.epoch} on purpose" + (f": {reason}" if reason else "")
@@ -105,7 +105,7 @@ class Restoring:
             )
             if answer.refused:
                 raise ExternalFailureError(answer.refused) if answer.may_pass else UsageError(answer.refused)
-        plan = self._state.plan_asked_for(token)
+        plan = self._state.plan_of_request(token)
         assert plan is not None and plan.restore is not None, "a restore that was answered has a plan"
         return RestoreReply(plan.number, plan.line_epoch, tuple(plan.restore.voided))
 
@@ -136,14 +136,14 @@ class Restoring:
         agents = sorted(
             {*numbers, *[agent for agent, last in latest.inputs.items() if last > about.inputs.get(agent, 0)]}
         )
-        again = [_again(agent, about, latest, numbers.get(agent, set())) for agent in agents]
+        again = [_replayed_inputs(agent, about, latest, numbers.get(agent, set())) for agent in agents]
         return about, tuple(again), _undone(store, [void_epoch for void_epoch in roots if void_epoch != epoch], logged)
 
 
-def _read_logs_beyond(store: Store, about: Metadata) -> "tuple[dict[str, set[int]], list[_Word]]":
+def _read_logs_beyond(store: Store, about: Metadata) -> "tuple[dict[str, set[int]], list[_AgentEffect]]":
     """Return log entries beyond an epoch: agent → numbers of inputs, and effect records in log order."""
     inputs: dict[str, set[int]] = {}
-    calls: list[_Word] = []
+    calls: list[_AgentEffect] = []
     for log, numbers in sorted(store.read_logs().items()):
         for number in numbers:
             try:
@@ -156,7 +156,9 @@ def _read_logs_beyond(store: Store, about: Metadata) -> "tuple[dict[str, set[int
                 if logged.number > about.inputs.get(logged.agent, 0):
                     inputs.setdefault(logged.agent, set()).add(logged.number)
             beyond = [logged for logged in batch.entries if logged.turn > about.durable_turns.get(logged.agent, 0)]
-            calls += [(logged.agent, _word_of(logged, about.cluster)) for logged in beyond if _is_call(logged.entry)]
+            calls += [
+                (logged.agent, _effect_record_of(logged, about.cluster)) for logged in beyond if _is_call(logged.entry)
+            ]
     return inputs, calls
 
 
@@ -165,17 +167,17 @@ def _is_call(entry: JournalEntry) -> bool:
     return entry.kind == EFFECT and entry.outcome in (DONE, FAILED, BEGUN)
 
 
-def _word_of(logged: LoggedEntry, cluster: str) -> EffectRecord:
+def _effect_record_of(logged: LoggedEntry, cluster: str) -> EffectRecord:
     """Return the effect record of a logged call, whether it was written or not."""
     entry = logged.entry
     key, _, number = entry.sender.rpartition("#")
-    generation, (undoes, of) = int(number), undone_of(key) or ("", 0)
+    generation, (undoes, of) = int(number), effect_undone_by(key) or ("", 0)
     stage = INTENT if entry.outcome == BEGUN else entry.outcome
     outside = outside_key(cluster, logged.agent, key, generation)
     return EffectRecord(stage, key, generation, entry.name, outside, undoes=undoes, undoes_generation=of)
 
 
-def _again(agent: str, about: Metadata, latest: Metadata, numbers: set[int]) -> InputsAgain:
+def _replayed_inputs(agent: str, about: Metadata, latest: Metadata, numbers: set[int]) -> InputsAgain:
     first = about.inputs.get(agent, 0) + 1
     last = max([latest.inputs.get(agent, 0), *numbers])
     missing = [number for number in range(first, last + 1) if number not in numbers]
@@ -186,15 +188,15 @@ _Released = tuple[tuple[TopicUndone, ...], tuple[str, ...]]
 """(outputs that are reverted, effects that are not)."""
 
 
-_Word = tuple[str, EffectRecord]
+_AgentEffect = tuple[str, EffectRecord]
 """(agent, its effect record)."""
 
 
-def _undone(store: Store, voided: Iterable[int], logged: Iterable[_Word]) -> _Released:
+def _undone(store: Store, voided: Iterable[int], logged: Iterable[_AgentEffect]) -> _Released:
     """Return what a restore past these epochs undoes. `logged` adds calls whose outputs are deleted or not released yet."""
     released = dict.fromkeys(store.output_epochs())
     topics: Counter[str] = Counter()
-    calls: list[_Word] = []
+    calls: list[_AgentEffect] = []
     for epoch in voided:
         for output in store.read_release(epoch).outputs if epoch in released else ():
             topics[output.topic] += 1
@@ -205,17 +207,17 @@ def _undone(store: Store, voided: Iterable[int], logged: Iterable[_Word]) -> _Re
     )
 
 
-_FATES = {DONE: "done", FAILED: "failed, perhaps done", INTENT: "asked for, perhaps done"}
+_EFFECT_OUTCOMES = {DONE: "done", FAILED: "failed, perhaps done", INTENT: "asked for, perhaps done"}
 
 
-def effects_left(words: Iterable[_Word]) -> tuple[str, ...]:
+def effects_left(words: Iterable[_AgentEffect]) -> tuple[str, ...]:
     """Return the external effects in these records that remain, one line each, without those undone by compensation."""
     remaining: dict[tuple[str, str, int], str] = {}
     for agent, record in words:
-        if record.stage not in _FATES:  # other stages do not change the fate of the effect
+        if record.stage not in _EFFECT_OUTCOMES:  # other stages do not change the fate of the effect
             continue
         key, undone = (agent, record.key, record.generation), (agent, record.undoes, record.undoes_generation)
-        remaining[key] = f"{agent}: {record.name}, {_FATES[record.stage]}, key {record.outside_key}"
+        remaining[key] = f"{agent}: {record.name}, {_EFFECT_OUTCOMES[record.stage]}, key {record.outside_key}"
         if record.stage == DONE and remaining.pop(undone, ""):
             del remaining[key]
     return tuple(remaining.values())

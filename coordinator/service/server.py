@@ -18,10 +18,10 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from snapline.channels.link_supervisor import supervised
-from snapline.channels.listening import until_free
+from snapline.channels.listening import wait_until_free_async
 from snapline.channels.options import server_options
 from snapline.coordinator.leader.core import LeaderCore
-from snapline.coordinator.leader.events import ReplicaLooked
+from snapline.coordinator.leader.events import ReplicaStatusChecked
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderOptions
 from snapline.coordinator.raft.configuration import raft_configuration
 from snapline.coordinator.raft.journal_file import ForeignLogError, known_cluster
@@ -30,7 +30,7 @@ from snapline.coordinator.raft.node import DUMP_FILE, JOURNAL_FILE
 from snapline.coordinator.raft.replica import Replica, ReplicaOptions
 from snapline.coordinator.service.adapter import Driver
 from snapline.coordinator.service.calls import LeaderHint
-from snapline.coordinator.service.fork_founding import found_fork
+from snapline.coordinator.service.fork_founding import create_fork_log
 from snapline.coordinator.service.leader_figures import LeaderFigures
 from snapline.coordinator.service.leadership import Leadership
 from snapline.coordinator.service.metrics import FAMILIES, CoordinatorMetrics
@@ -65,33 +65,33 @@ _log = logging.getLogger("snapline.coordinator")
 AWAY_LOOK_S = 1.0
 """Interval of checks for an unreachable store: a mount takes seconds."""
 
-AWAY_SAID_LOOKS = 30
+STORE_WAIT_LOG_CHECKS = 30
 """Number of checks after which the wait is logged again."""
 
-OTHER_LOOKS_MAX = 60
+OTHER_STORE_CHECKS_MAX = 60
 """Largest number of checks that find another store: a mount may be changing, or --store is wrong."""
 
 SERVICE = coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name
-PEOPLE = coordinator_pb2.DESCRIPTOR.services_by_name["People"].full_name
+USER_ROLES = coordinator_pb2.DESCRIPTOR.services_by_name["People"].full_name
 ADDRESS_FILE, LOCK_FILE = "coordinator.json", "coordinator.lock"
 
-GOODBYE_S = 1.0
+SERVER_STOP_S = 1.0
 """Time limit for running calls when the run ends."""
 
 HEALTH_S = 0.5
 """Interval of health updates: half an election."""
 
-ALONE_S = (0.06, 0.12)
+SINGLE_REPLICA_ELECTION_S = (0.06, 0.12)
 """Election time-outs of a replica without peers."""
 
-LOST_LOOK_S = 5.0
+LOST_LOG_CHECK_S = 5.0
 """Interval at which a replica without a leader, or without its log, checks whether too many logs are lost. It is longer than an
 election, so that a learner that can become a voter has become one."""
 
 REFUSED_S = 2.0
 """Time for which all other replicas must refuse this one, or use another transport, before it ends: they may not have dialled its address yet."""
 
-END_LOOK_S, FOLLOWERS_STAY_S = 1.0, 10.0
+END_CHECK_S, FOLLOWER_EXIT_DELAY_S = 1.0, 10.0
 """Interval at which a non-leader checks whether the fleet has ended, and the time that it stays afterwards, because its leader needs it."""
 
 
@@ -161,13 +161,13 @@ async def run_coordinator(options: CoordinatorOptions) -> int:
     options.security.check_listen_address(options.listen)
     store = await _open_store(options.store, Path(options.data_dir))
     with _own_folder(Path(options.data_dir)):
-        await asyncio.to_thread(found_fork, Path(options.data_dir), store, node=options.node)
+        await asyncio.to_thread(create_fork_log, Path(options.data_dir), store, node=options.node)
         healthy = health.aio.HealthServicer()
         await begin(healthy)
         async with contextlib.AsyncExitStack() as doors:
             process = _Process(options, store)
             doors.enter_context(
-                _stopped_by_signals(process.stop_asked)
+                _stopped_by_signals(process.on_stop_signal)
             )  # first, so that everything opened later is closed on a signal
             await open_health_server(doors, healthy, options.health)
             await open_metrics_server(doors, process.metrics_endpoint, options.metrics, options.node)
@@ -199,9 +199,9 @@ async def _open_store(location: str, folder: Path) -> Store:
             if store.store_id == known or not known:  # opening an unreadable log reports the error
                 return store
             problem = f"another store (id {store.store_id}) is at {location}, and the log is of the store {known}: mount that one, or give its place with --store"
-            if look >= OTHER_LOOKS_MAX:
+            if look >= OTHER_STORE_CHECKS_MAX:
                 raise UsageError(problem)
-        if look % AWAY_SAID_LOOKS == 0:
+        if look % STORE_WAIT_LOG_CHECKS == 0:
             _log.error("waiting for the store at %s, which the log knows by its id %s: %s", location, known, problem)
         await asyncio.sleep(AWAY_LOOK_S)
 
@@ -241,7 +241,9 @@ class _Process:
                 cluster=store.store_id,
                 marks=store,
                 security=options.security,
-                configuration=raft_configuration(0, election_s=ALONE_S, heartbeat_s=ALONE_S[0] / 4)
+                configuration=raft_configuration(
+                    0, election_s=SINGLE_REPLICA_ELECTION_S, heartbeat_s=SINGLE_REPLICA_ELECTION_S[0] / 4
+                )
                 if self._is_alone
                 else None,
             ),
@@ -253,13 +255,13 @@ class _Process:
         self._log = RaftLog(self._replica.driver)
 
     async def run(self, healthy: health.aio.HealthServicer) -> int:
-        who_leads = LeaderHint(self._leadership, self._replica, self._members)
+        leader_hint = LeaderHint(self._leadership, self._replica, self._members)
         people = FleetUsers(
             self._machine.state,
             self._replica.driver,
             self._log,
             self._leadership,
-            who_leads,
+            leader_hint,
             node=self._options.node,
             security=self._options.security,
         )
@@ -272,11 +274,11 @@ class _Process:
             members=self._members,
             security=self._options.security,
             guard=guard,
-            who_leads=who_leads,
+            leader_hint=leader_hint,
             hosts_expected=self._options.hosts_expected,
             figures=self._figures,
         )
-        speaking = UsersServicer(people, guard, who_leads)
+        speaking = UsersServicer(people, guard, leader_hint)
         server, address = await _listen(self._options, (servicer, speaking), self._replica, guard, healthy)
         tasks = [asyncio.create_task(_keep_reloading(self._options.security))]
         try:
@@ -298,7 +300,7 @@ class _Process:
         finally:
             if self._leadership.driver is not None:
                 self._leadership.driver.close_streams()
-            await server.stop(GOODBYE_S)
+            await server.stop(SERVER_STOP_S)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -309,7 +311,7 @@ class _Process:
             raise self._leadership.failure
         return self._leadership.exit_code
 
-    def stop_asked(self) -> None:
+    def on_stop_signal(self) -> None:
         """Make `run` return after a last snapshot, even if it has not begun."""
         self._planned_stop.asked()
 
@@ -348,7 +350,7 @@ class _Process:
         driver = self._replica.driver
         while True:
             if not self._is_alone:
-                await asyncio.sleep(LOST_LOOK_S)
+                await asyncio.sleep(LOST_LOG_CHECK_S)
             if driver.is_learner or not driver.standing.leader:
                 try:
                     marks = await asyncio.to_thread(self._store.log_marks)
@@ -358,7 +360,7 @@ class _Process:
                 lost = is_majority_lost(self._members, marks)
                 if lost and (driver.is_learner or not driver.standing.leader):
                     self._leadership.fail(_log_lost(lost, self._store))
-            await asyncio.sleep(LOST_LOOK_S)
+            await asyncio.sleep(LOST_LOG_CHECK_S)
 
     async def _watch_refusals(self) -> None:
         """End the process when all other replicas refuse it, or use TLS where it does not, or vice versa."""
@@ -395,15 +397,15 @@ class _Process:
             if self._leadership.driver is not None:
                 missing = tuple(sorted(set(self._members) - {options.node, *status.connected}))
                 left_ns = options.security.certificate_left_ns()
-                self._leadership.driver.feed(ReplicaLooked(options.node, missing, len(self._members), left_ns))
+                self._leadership.driver.feed(ReplicaStatusChecked(options.node, missing, len(self._members), left_ns))
         await tell(healthy, ("", SERVICE, READY), is_serving=is_serving)
 
     async def _watch_end(self) -> None:
         """End a replica that does not lead some time after the fleet's end, when its hosts know."""
         while self._options.exit_when_finished:
-            await asyncio.sleep(END_LOOK_S)
+            await asyncio.sleep(END_CHECK_S)
             if self._machine.state.image.outcome and self._leadership.driver is None:
-                await asyncio.sleep(FOLLOWERS_STAY_S)
+                await asyncio.sleep(FOLLOWER_EXIT_DELAY_S)
                 if self._leadership.driver is None:
                     self._leadership.end(0 if self._machine.state.image.outcome == "stopped" else 1)
                     return
@@ -485,7 +487,7 @@ async def _listen(
     host, _, port = options.listen.rpartition(":")
     earlier = read_address(Path(options.data_dir), "listen") if port == "0" else ""
     wanted = f"{host}:{earlier.rpartition(':')[2]}" if earlier else options.listen
-    if not await until_free(wanted) and earlier:
+    if not await wait_until_free_async(wanted) and earlier:
         _log.warning("the port of the run before (%s) is taken: hosts that know it must be started again", wanted)
         wanted = options.listen
     server = grpc.aio.server(options=server_options(), interceptors=(guard,))
@@ -502,7 +504,7 @@ async def _add_services(
     coordinator_pb2_grpc.add_CoordinatorServicer_to_server(servicers[0], server)  # type: ignore[no-untyped-call]  # generated
     coordinator_pb2_grpc.add_PeopleServicer_to_server(servicers[1], server)  # type: ignore[no-untyped-call]  # generated
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
-    reflection.enable_server_reflection((SERVICE, PEOPLE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    reflection.enable_server_reflection((SERVICE, USER_ROLES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
 
 
 @contextlib.contextmanager

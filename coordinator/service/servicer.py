@@ -20,7 +20,7 @@ from snapline.coordinator.leader.objectives import objectives_missed
 from snapline.coordinator.leader.standing import LeaderStatus
 from snapline.coordinator.raft.replica import Replica
 from snapline.coordinator.service.adapter import Driver, Outbox
-from snapline.coordinator.service.calls import LeaderHint, translated
+from snapline.coordinator.service.calls import LeaderHint, with_grpc_errors
 from snapline.coordinator.service.documents import list_snapshots, show_document, verify
 from snapline.coordinator.service.epoch_history import epoch_history
 from snapline.coordinator.service.fleet_answers import (
@@ -109,11 +109,11 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         members: Mapping[str, str],
         security: Security,
         guard: RpcGuard,
-        who_leads: LeaderHint,
+        leader_hint: LeaderHint,
         hosts_expected: int,
         figures: LeaderFigures,
     ) -> None:
-        self.who_leads = who_leads
+        self.leader_hint = leader_hint
         self._leadership = leadership
         self._replica = replica
         self._members = members
@@ -126,7 +126,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         self._run = secrets.token_hex(4)
         self._restoring = Restoring(state, store)
         self._outputs = OutputFeed(
-            store, leadership, has_ended=lambda: bool(state.image.outcome), who_leads=who_leads.sentence
+            store, leadership, has_ended=lambda: bool(state.image.outcome), leader_hint=leader_hint.sentence
         )
 
     # ---- hosts ------------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         if driver is not self._leadership.driver:
             driver = await self._leading_or_abort(context)
         session, outbox = driver.open_stream()
-        driver.hear(session, join)
+        driver.on_host_message(session, join)
         reader = asyncio.create_task(self._read(driver, session, outbox, context))
         try:
             while (directive := await outbox.get()) is not None:
@@ -155,8 +155,8 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     async def _leading_or_abort(self, context: Context) -> Driver:
         if self._leadership.driver is None:
-            context.set_trailing_metadata(self.who_leads.metadata())
-            await context.abort(grpc.StatusCode.UNAVAILABLE, self.who_leads.sentence())
+            context.set_trailing_metadata(self.leader_hint.metadata())
+            await context.abort(grpc.StatusCode.UNAVAILABLE, self.leader_hint.sentence())
         assert self._leadership.driver is not None, "abort raises"
         return self._leadership.driver
 
@@ -180,7 +180,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             while isinstance(data := await context.read(), bytes):
                 message = stream.take(data)
                 if message is not None:
-                    driver.hear(session, message)
+                    driver.on_host_message(session, message)
                 if isinstance(message, Leave):
                     return
         except ProtocolError as error:
@@ -194,7 +194,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
     def _leading(self) -> Driver:
         driver = self._leadership.driver
         if driver is None:
-            raise CoordinatorUnavailableError(self.who_leads.sentence())
+            raise CoordinatorUnavailableError(self.leader_hint.sentence())
         return driver
 
     async def _be_current(self, *, is_stale_allowed: bool = False) -> None:
@@ -205,7 +205,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     # ---- tools ------------------------------------------------------------------------------------------------------
 
-    @translated
+    @with_grpc_errors
     async def Status(self, request: pb.StatusRequest, context: Context) -> Message:
         """Return the fleet's status."""
         if request.unconfirmed:
@@ -265,7 +265,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         figures = {name: getattr(heartbeat, name) for name in (*FIGURES, *LOG_FIELDS)}
         return msgspec.structs.replace(status, **figures)
 
-    @translated
+    @with_grpc_errors
     async def CreateSnapshot(self, request: pb.CreateSnapshotRequest, context: Context) -> pb.SnapshotOutcome:
         """Begin an epoch manually; answer when it has ended."""
         begun_ns = time.monotonic_ns()
@@ -278,7 +278,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             elapsed_ns=time.monotonic_ns() - begun_ns,
         )
 
-    @translated
+    @with_grpc_errors
     async def ReadSnapshots(self, request: pb.ReadSnapshotsRequest, context: Context) -> Message:
         """List, show or verify snapshots, or report how epochs ended."""
         if request.verb == "history":
@@ -307,7 +307,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             case _:
                 raise UsageError(f"{request.verb!r} is no way to read snapshots: use list, show, verify or history")
 
-    @translated
+    @with_grpc_errors
     async def RecoveryLine(self, request: pb.RecoveryLineRequest, context: Context) -> Message:
         """Return the current recovery line."""
         await self._be_current()
@@ -331,20 +331,20 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             raise CoordinatorUnavailableError(answer.refused)
         return answer
 
-    @translated
+    @with_grpc_errors
     async def RecoveryHistory(self, request: pb.RecoveryHistoryRequest, context: Context) -> Message:
         """Return the past recoveries."""
         await self._be_current(is_stale_allowed=request.stale)
         return writer_of(RecoveryHistoryReply, pb.RecoveryHistoryReply)(history(self._state))
 
-    @translated
+    @with_grpc_errors
     async def PreviewRestore(self, request: pb.PreviewRestoreRequest, context: Context) -> Message:
         """Return what a restore would undo."""
         await self._be_current()
         preview = await self._restoring.preview(request.snapshot, is_dropping=request.drop_inputs)
         return writer_of(RestorePreview, pb.RestorePreview)(preview)
 
-    @translated
+    @with_grpc_errors
     async def Restore(self, request: pb.RestoreRequest, context: Context) -> Message:
         """Restore the fleet to an epoch."""
         await self._be_current()
@@ -353,7 +353,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         )
         return writer_of(RestoreReply, pb.RestoreReply)(restored)
 
-    @translated
+    @with_grpc_errors
     async def Locate(self, request: pb.LocateRequest, context: Context) -> Message:
         """Return agents' locations, for tools and for clients, which call the agents' hosts."""
         if len(request.agents) > LOCATED_MAX:
@@ -362,7 +362,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         locations = located_all(self._state) if request.all else located(self._state, request.agents)
         return writer_of(LocateReply, pb.LocateReply)(locations)
 
-    @translated
+    @with_grpc_errors
     async def ReportHostExit(self, request: pb.ReportHostExitRequest, context: Context) -> pb.ReportHostExitReply:
         """Take a launcher's report that a host's process has ended; `is_known`: the fleet counts this run as alive."""
         await self._check_own(context, HOST, request.host)
@@ -373,27 +373,27 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         driver.feed(ev.HostExitReported(request.host, request.instance, request.reason, died_in))
         return pb.ReportHostExitReply(is_known=is_known)
 
-    @translated
+    @with_grpc_errors
     async def ReportHostBusy(self, request: pb.ReportHostBusyRequest, context: Context) -> pb.ReportHostBusyReply:
         """Take a host's report that its process lives while something blocks its event loop."""
         await self._check_own(context, HOST, request.host)
         self._leading().feed(ev.HostBusyReported(request.host, request.instance, request.busy_ns, request.what))
         return pb.ReportHostBusyReply()
 
-    @translated
+    @with_grpc_errors
     async def ForgetHost(self, request: pb.ForgetHostRequest, context: Context) -> pb.ForgetHostReply:
         """Remove the record of a host that will not return."""
         await self._be_current()
         driver = self._leading()
         check_forgetting(self._state, request.host)
         answer = await driver.ask(
-            lambda number: words.ForgetHostRequested(number, request.host), words.AnswerForgetting
+            lambda number: words.ForgetHostRequested(number, request.host), words.AnswerForgetHost
         )
         if answer.refused:
             raise CoordinatorUnavailableError(answer.refused)
         return pb.ForgetHostReply()
 
-    @translated
+    @with_grpc_errors
     async def MoveAgents(self, request: pb.MoveAgentsRequest, context: Context) -> pb.MoveAgentsReply:
         """Drain or resume hosts, or spread the agents evenly."""
         await self._be_current()
@@ -405,7 +405,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             raise UsageError(answer.refused)
         return pb.MoveAgentsReply(plan=answer.plan, is_moving=answer.is_moving)
 
-    @translated
+    @with_grpc_errors
     async def EndHost(self, request: pb.EndHostRequest, context: Context) -> pb.EndHostReply:
         """End a host's process."""
         await self._be_current()
@@ -423,23 +423,23 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     # ---- outputs ----------------------------------------------------------------------------------------------------
 
-    @translated
+    @with_grpc_errors
     async def ReadOutputs(self, request: pb.ReadOutputsRequest, context: Context) -> Message:
         """Return released outputs; wait for one if there is none."""
         page = await self._outputs.read(request.after, request.topic, request.wait_ms / 1000)
         return writer_of(ReadOutputsReply, pb.ReadOutputsReply)(page)
 
-    @translated
+    @with_grpc_errors
     async def ReadConsumers(self, request: pb.ReadConsumersRequest, context: Context) -> Message:
         """Return consumers and their positions."""
         return writer_of(ReadConsumersReply, pb.ReadConsumersReply)(await self._outputs.consumers())
 
-    @translated
+    @with_grpc_errors
     async def MoveConsumer(self, request: pb.MoveConsumerRequest, context: Context) -> pb.MoveConsumerReply:
         """Acknowledge outputs: move a consumer's cursor."""
         return pb.MoveConsumerReply(cursor=await self._outputs.move(request.name, request.cursor))
 
-    @translated
+    @with_grpc_errors
     async def ForgetConsumer(self, request: pb.ForgetConsumerRequest, context: Context) -> pb.ForgetConsumerReply:
         """Delete a consumer."""
         await self._outputs.forget(request.name)
@@ -447,7 +447,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     # ---- replicas ---------------------------------------------------------------------------------------------------
 
-    @translated
+    @with_grpc_errors
     async def ReadReplica(self, request: pb.ReadReplicaRequest, context: Context) -> pb.Document:
         """Return this replica's status, leader or not."""
         raft = self._replica.driver
@@ -464,7 +464,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
                 raise UsageError(f"{request.verb!r} is no way to read a replica: use status, members or metrics")
         return pb.Document(json=msgspec.json.encode(made))
 
-    @translated
+    @with_grpc_errors
     async def TransferLeader(self, request: pb.TransferLeaderRequest, context: Context) -> pb.LeaderTransferred:
         """Transfer the leadership to another replica. A replica may only transfer its own."""
         await self._check_own(context, COORDINATOR, request.only_from)
@@ -476,7 +476,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         leader = await self._replica.driver.transfer_leadership(request.to or None)
         return pb.LeaderTransferred(leader=leader)
 
-    @translated
+    @with_grpc_errors
     async def EndReplica(self, request: pb.EndReplicaRequest, context: Context) -> pb.EndReplicaReply:
         """End this process once the answer is sent. The leader records the call first, then forwards it to another replica."""
         name = request.name
@@ -493,7 +493,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
             await other.close()
         return pb.EndReplicaReply()
 
-    @translated
+    @with_grpc_errors
     async def Backup(self, request: pb.BackupRequest, context: Context) -> pb.BackupReply:
         """Return the whole replicated state, with everything acknowledged before the call."""
         await self._be_current()

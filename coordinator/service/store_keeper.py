@@ -42,7 +42,7 @@ from snapline.protocols.names import is_autonomous
 from snapline.storage.packs.blob import BlobEntry
 from snapline.storage.packs.compaction import WRITER
 from snapline.storage.packs.pack import PackReference
-from snapline.storage.retention.catalog import summarise, time_of
+from snapline.storage.retention.catalog import snapshot_time, summarise
 from snapline.storage.retention.holds import Holds
 from snapline.storage.retention.retention_policy import Policy, SnapshotTime, retained
 from snapline.storage.store.damage import damaged, finding_of
@@ -120,7 +120,7 @@ class StoreKeeper:
     def write_manifest(self, command: WriteManifest) -> ManifestWritten:
         """Read every pack's index back, compare, and write the manifest (G4, G11)."""
         try:
-            root = self._store.judged(lambda: self._write_manifest(command, VALIDITY))
+            root = self._store.confirm_damage(lambda: self._write_manifest(command, VALIDITY))
         except (SnaplineError, OSError) as error:
             return ManifestWritten(command.epoch, "", str(error) or repr(error), *_damaged_base(error, command.bases))
         return ManifestWritten(command.epoch, root)
@@ -144,7 +144,7 @@ class StoreKeeper:
     def materialise(self, command: MaterialiseLine) -> LineMaterialised:
         """Make a recovery line into an epoch (G1, G2, G4, G11); see `line_store`."""
         try:
-            line = self._store.judged(lambda: line_store.read_line(self._store, command))
+            line = self._store.confirm_damage(lambda: line_store.read_line(self._store, command))
         except DamagedDataError as error:
             finding = finding_of(error)
             return LineMaterialised(
@@ -177,7 +177,7 @@ class StoreKeeper:
         """List the checkpoints in the base epoch and the plan's packs."""
         plan, base_epoch = command.plan, command.base_epoch
         try:
-            base = self._store.judged(lambda: line_store.scan_base(self._store, command))
+            base = self._store.confirm_damage(lambda: line_store.scan_base(self._store, command))
         except DamagedDataError as error:
             path = _path_of(error, command.base_root)
             return CheckpointsScanned(plan, base_epoch, error=str(error), damaged_path=path)
@@ -239,18 +239,18 @@ class StoreKeeper:
         epoch = command.epoch
         try:
             failpoint("coordinator.epoch.completed")
-            self._store.judged(lambda: self._store.publish(epoch, command.root))
+            self._store.confirm_damage(lambda: self._store.publish(epoch, command.root))
             failpoint("coordinator.epoch.published")
         except DamagedDataError as error:
             return EpochPublished(epoch, str(error), damaged_path=_path_of(error, command.root))
         except (SnaplineError, OSError) as error:
-            return EpochPublished(epoch, str(error), is_final=self._belongs_to_others(epoch, command.root))
+            return EpochPublished(epoch, str(error), is_final=self._has_other_owner(epoch, command.root))
         numbers = self.outputs.known(epoch, command.root)
         return (
             EpochPublished(epoch) if numbers is None else EpochPublished(epoch, inputs=numbers[0], outputs=numbers[1])
         )
 
-    def _belongs_to_others(self, epoch: int, root: str) -> bool:
+    def _has_other_owner(self, epoch: int, root: str) -> bool:
         try:
             return self._store.read_ref(epoch) != root
         except (SnaplineError, OSError):
@@ -266,7 +266,7 @@ class StoreKeeper:
     def check_line(self, command: CheckLine) -> LineChecked:
         """Check whether the fleet can restart from this epoch. Hosts check the blobs that they load; `is_whole`: check them here, too."""
         try:
-            self._store.judged(lambda: self._check_line(command))
+            self._store.confirm_damage(lambda: self._check_line(command))
         except DamagedDataError as error:
             return LineChecked(command.epoch, str(error), damaged_path=_path_of(error, command.root))
         except (SnaplineError, OSError) as error:
@@ -295,7 +295,7 @@ class StoreKeeper:
         kept = {*command.kept, *command.undecided}
 
         def sweep_forgotten() -> None:
-            self._holds.clear_remains()
+            self._holds.clear_leftovers()
             epochs = [epoch for epoch in self._store.epochs() if epoch <= command.begun]
             self._delete_unkept([epoch for epoch in epochs if epoch not in kept])
 
@@ -354,7 +354,7 @@ class StoreKeeper:
             return SnapshotTime(epoch, None)
         if summary is None:
             return None
-        return time_of(summary)
+        return snapshot_time(summary)
 
     def delete_checkpoints(self, command: DeleteCheckpoints) -> None:
         """Delete checkpoint packs; the sweep after the next plan repeats what failed."""

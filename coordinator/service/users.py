@@ -22,7 +22,7 @@ from snapline.errors import CoordinatorUnavailableError, NotFoundError, UnknownO
 from snapline.ids import check_id
 from snapline.messages.users import ReadAuditReply, ReadTokensReply, RecordedCall, TokenStatus
 from snapline.security.rpc_authorization import RPC_RULES, Caller
-from snapline.security.tokens import ALLOWED, FAILED, PEOPLE, REFUSED
+from snapline.security.tokens import ALLOWED, FAILED, REFUSED, USER_ROLES
 from snapline.security.transport import Identity, Security
 
 VALID_S_MAX = 366 * 24 * 3600
@@ -33,7 +33,9 @@ PROPOSE_S, AGAIN_S = 10.0, 0.1
 
 AUDIT_MAX = CALLS_KEPT + REFUSALS_KEPT
 
-AT_HOSTS = {rpc.rpartition("/")[2]: door for rpc, door in RPC_RULES.items() if door.acts and "v1.Inputs/" in rpc}
+HOST_RPC_RULES = {
+    rpc.rpartition("/")[2]: door for rpc, door in RPC_RULES.items() if door.changes_state and "v1.Inputs/" in rpc
+}
 """RPCs of users to hosts that change something."""
 
 
@@ -46,7 +48,7 @@ class FleetUsers:
         raft: RaftDriver,
         log: ReplicatedLog,
         leadership: Leadership,
-        who_leads: LeaderHint,
+        leader_hint: LeaderHint,
         *,
         node: str,
         security: Security,
@@ -55,7 +57,7 @@ class FleetUsers:
         self._raft = raft
         self._log = log
         self._leadership = leadership
-        self._who_leads = who_leads
+        self._who_leads = leader_hint
         self._security = security
         self._client = f"{node}.people.{secrets.token_hex(8)}"
         self._sequence = 0
@@ -102,9 +104,9 @@ class FleetUsers:
         """
         self._check_leading()
         self.check_member(host)
-        rule = AT_HOSTS.get(call)
+        rule = HOST_RPC_RULES.get(call)
         identity = self._identity_by(proof)
-        if rule is None or outcome not in (ALLOWED, REFUSED, FAILED) or identity.role not in PEOPLE:
+        if rule is None or outcome not in (ALLOWED, REFUSED, FAILED) or identity.role not in USER_ROLES:
             raise UsageError(f"{call!r} to a host, {outcome!r}, by a {identity.role!r} is not written down")
         if (outcome == REFUSED) == (identity.role in rule.roles):
             raise UsageError(f"{call} by {identity.role} {identity.name} cannot have been {outcome}")
@@ -120,17 +122,17 @@ class FleetUsers:
         if not proof.certificate:
             raise UsageError("a host that has calls written down shows the person's token digest or certificate")
         try:
-            from snapline.security.certificates import proved_names
+            from snapline.security.certificates import verified_names
         except UsageError as error:
             raise UsageError(
                 "the coordinator has no library to check certificates: install snapline[crypto] where it runs, or use a token"
             ) from error
-        identity = self._security.identity_in(proved_names(proof.certificate, self._security.authority()))
+        identity = self._security.identity_in(verified_names(proof.certificate, self._security.authority()))
         if identity is None:
             raise UsageError("the certificate names nobody of this fleet")
         return identity
 
-    def whom_to_ask(self) -> tuple[tuple[str, str], ...]:
+    def redirect_metadata(self) -> tuple[tuple[str, str], ...]:
         return self._who_leads.metadata()
 
     # ---- tokens ---------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from google.protobuf.message import Message
 
-from snapline.coordinator.service.calls import LeaderHint, translated
+from snapline.coordinator.service.calls import LeaderHint, with_grpc_errors
 from snapline.coordinator.service.users import FleetUsers
 from snapline.errors import UsageError
 from snapline.messages.codec import writer_of
@@ -16,36 +16,36 @@ from snapline.security.tokens import clipped
 class UsersServicer(coordinator_pb2_grpc.PeopleServicer):
     """Serves admins, and hosts that users have called."""
 
-    def __init__(self, people: FleetUsers, guard: RpcGuard, who_leads: LeaderHint) -> None:
+    def __init__(self, people: FleetUsers, guard: RpcGuard, leader_hint: LeaderHint) -> None:
         self._people = people
         self._guard = guard
-        self.who_leads = who_leads
+        self.leader_hint = leader_hint
 
-    @translated
+    @with_grpc_errors
     async def MakeToken(self, request: pb.MakeTokenRequest, context: Context) -> pb.MakeTokenReply:
         """Register a token by its digest."""
         expires_ns = await self._people.make_token(request.name, request.role, request.digest, request.valid_s)
         return pb.MakeTokenReply(expires_ns=expires_ns)
 
-    @translated
+    @with_grpc_errors
     async def RevokeToken(self, request: pb.RevokeTokenRequest, context: Context) -> pb.RevokeTokenReply:
         """Revoke a token."""
         await self._people.revoke_token(request.name)
         return pb.RevokeTokenReply()
 
-    @translated
+    @with_grpc_errors
     async def ReadTokens(self, request: pb.ReadTokensRequest, context: Context) -> Message:
         """Return all tokens, without their digests."""
         return writer_of(ReadTokensReply, pb.ReadTokensReply)(await self._people.tokens())
 
-    @translated
+    @with_grpc_errors
     async def CheckToken(self, request: pb.CheckTokenRequest, context: Context) -> pb.CheckTokenReply:
         """Return the name and role of a token's user, for a host that was called."""
         self._people.check_member(self._host(context))
         user = await self._people.holder(request.digest)
         return pb.CheckTokenReply() if user is None else pb.CheckTokenReply(name=user.name, role=user.role)
 
-    @translated
+    @with_grpc_errors
     async def RecordCall(self, request: pb.RecordCallRequest, context: Context) -> pb.RecordCallReply:
         """Record a user's call to a host, under the user in the proof and the host's name."""
         proof = Caller(None, request.digest, request.certificate)
@@ -59,7 +59,7 @@ class UsersServicer(coordinator_pb2_grpc.PeopleServicer):
             raise UsageError("without certificates nobody is known, and nothing is written down")
         return host.name
 
-    @translated
+    @with_grpc_errors
     async def ReadAudit(self, request: pb.ReadAuditRequest, context: Context) -> Message:
         """Return the last recorded calls."""
         return writer_of(ReadAuditReply, pb.ReadAuditReply)(await self._people.audit(request.count))

@@ -15,7 +15,7 @@ from snapline.coordinator.state.fleet_records import (
     OperationResult,
     agents_max,
     is_id,
-    problem_of_size,
+    problem_of_agent_size,
 )
 from snapline.coordinator.state.fleet_view import FleetView
 
@@ -56,7 +56,7 @@ def define_agents(state: FleetView, kind: op.DefineAgents) -> OperationResult:
     if len(names) != len(kind.agents) or not all(is_id(x) and x not in image.agents for x in names):
         return OperationResult(REFUSED, "an agent is defined twice, or has no valid id", number=position)
     for number, (agent, agent_kind) in enumerate(zip(kind.agents, kind.kinds, strict=True), position):
-        if problem := problem_of_size(agent, agent_kind, number):
+        if problem := problem_of_agent_size(agent, agent_kind, number):
             return OperationResult(REFUSED, problem, number=position)
     for agent, agent_kind in zip(kind.agents, kind.kinds, strict=True):
         image.agents[agent] = AgentRecord(agent_kind, ordinal=next_ordinal(image))
@@ -77,7 +77,7 @@ def refusal_of_names(state: FleetView, kind: op.CreateAgents) -> str:
     for agent in kind.agents:
         if not is_id(agent):
             return f"{agent!r} is no valid agent id"
-        if (agent in image.agents or agent in image.gone) and not state.is_unborn_again(agent):
+        if (agent in image.agents or agent in image.gone) and not state.is_reset_to_unborn(agent):
             return f"agent {agent} has been created before, and ids are never used again"
     if len(dict.fromkeys(kind.agents)) != len(kind.agents):
         return "an agent is created twice"
@@ -85,7 +85,7 @@ def refusal_of_names(state: FleetView, kind: op.CreateAgents) -> str:
     if len(image.agents) + len(kind.agents) > count_max:
         return f"a fleet has at most {count_max} agents, those counted that left since the oldest kept epoch"
     for number, (agent, agent_kind) in enumerate(zip(kind.agents, kind.kinds, strict=True), len(image.agents)):
-        if problem := problem_of_size(agent, agent_kind, number):
+        if problem := problem_of_agent_size(agent, agent_kind, number):
             return problem
     if len(image.agents) + len(image.gone) + len(kind.agents) > AGENTS_EVER_MAX:
         return f"a fleet has at most {AGENTS_EVER_MAX} agents in all its life"

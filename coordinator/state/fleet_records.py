@@ -420,7 +420,7 @@ def agents_max(protocol: str) -> int:
     return LOGGED_AGENTS_MAX if is_logged(protocol) else AGENTS_MAX
 
 
-def problem_of_size(agent: str, kind: str, position: int) -> str:
+def problem_of_agent_size(agent: str, kind: str, position: int) -> str:
     """Return why the names of this agent are too long, after `position` other agents; "": they are not."""
     if position < LONG_AGENTS_MAX or len(agent.encode()) + len(kind.encode()) <= SHORT_AGENT_BYTES:
         return ""

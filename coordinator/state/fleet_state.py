@@ -67,7 +67,7 @@ from snapline.coordinator.state.fleet_view import FleetView
 from snapline.coordinator.state.host_marks import drain_hosts, forget_hosts, open_host_log
 from snapline.coordinator.state.placement import are_weights, place, weights_by_host
 from snapline.coordinator.state.restore import make_void, refusal_of_restore
-from snapline.coordinator.state.turn_deaths import forgive, note_end
+from snapline.coordinator.state.turn_deaths import count_process_end, forgive
 from snapline.errors import LogError
 from snapline.protocols.names import is_autonomous
 
@@ -164,8 +164,10 @@ class FleetState(FleetView):
                     REFUSED, f"host {kind.host} has start {record.start} by now", number=record.start
                 )
             if record.state == ALIVE:
-                aborted = self._count_lost(kind.host, f"host {kind.host} was started again", now_ns, kind.ran_until_ns)
-            note_end(image, kind.host, record, kind.died_in if kind.died == record.instance else ())
+                aborted = self._end_host_run(
+                    kind.host, f"host {kind.host} was started again", now_ns, kind.ran_until_ns
+                )
+            count_process_end(image, kind.host, record, kind.died_in if kind.died == record.instance else ())
             record.past = [*record.past, record.instance][-PAST_INSTANCES_KEPT:]
             record.start, record.instance, record.spare = record.start + 1, kind.instance, ""
         elif record.state == ALIVE and record.address == kind.address:
@@ -181,12 +183,12 @@ class FleetState(FleetView):
             if record is None or record.start != lost.host_start or record.state == LEFT:
                 continue
             if lost.died_in:
-                note_end(self.image, lost.host, record, lost.died_in)
+                count_process_end(self.image, lost.host, record, lost.died_in)
                 is_changed = True
             if record.state == LOST and not kind.is_leaving:
                 continue
             if record.state == ALIVE:
-                aborted += self._count_lost(lost.host, kind.reason, now_ns, kind.ran_until_ns)
+                aborted += self._end_host_run(lost.host, kind.reason, now_ns, kind.ran_until_ns)
             record.state = LEFT if kind.is_leaving else LOST
             record.spare = kind.reason if kind.is_spare else record.spare
             is_changed = True
@@ -194,7 +196,7 @@ class FleetState(FleetView):
             return OperationResult(UNCHANGED, "no such run is alive")
         return OperationResult(APPLIED, epochs=aborted)
 
-    def _count_lost(self, host: str, reason: str, now_ns: int, ran_until_ns: int) -> tuple[int, ...]:
+    def _end_host_run(self, host: str, reason: str, now_ns: int, ran_until_ns: int) -> tuple[int, ...]:
         """Note that the current run of `host` is over. If agents are placed on it, the fleet needs a new plan."""
         if self.plan is None or host not in self.plan.hosts or self.image.outcome:
             return ()
@@ -219,7 +221,7 @@ class FleetState(FleetView):
 
     def _restore(self, kind: op.Restore, now_ns: int) -> OperationResult:
         """Make later epochs void and commit the plan in one entry: a failure between two entries would undo the restore."""
-        done_plan = self.plan_asked_for(kind.request)
+        done_plan = self.plan_of_request(kind.request)
         if done_plan is not None:
             return OperationResult(UNCHANGED, number=done_plan.number)
         refusal = self._refusal_of_plan(kind) or self.refusal_of_rollback(kind.agent, kind.reason)
@@ -292,7 +294,7 @@ class FleetState(FleetView):
             return f"epoch {self.newest_complete()} is the line, not {kind.line_epoch}"
         if isinstance(kind, op.CommitPlan) and not are_weights(kind.weights, self.plan.hosts if self.plan else ()):
             return "weights are of the hosts of the plan before, one each, from 1"
-        if self.is_without_line:
+        if self.is_fork_without_epoch:
             return "a fork has no initial states"
         if not kind.hosts or len(dict.fromkeys(kind.hosts)) != len(kind.hosts):
             return "a plan needs hosts, each once"
@@ -440,14 +442,14 @@ class FleetState(FleetView):
 
     def _create_agents(self, kind: op.CreateAgents) -> OperationResult:
         image = self.image
-        end = self.end_of(kind.host, kind.host_start, kind.plan)
+        end = self.why_work_is_over(kind.host, kind.host_start, kind.plan)
         if end:
             return OperationResult(OVER, end)
         refusal = refusal_of_names(self, kind)
         if refusal:
             return OperationResult(REFUSED, refusal)
         for agent, agent_kind in zip(kind.agents, kind.kinds, strict=True):
-            if not self.is_unborn_again(agent):
+            if not self.is_reset_to_unborn(agent):
                 image.agents[agent] = AgentRecord(
                     agent_kind,
                     kind.host,
@@ -460,7 +462,7 @@ class FleetState(FleetView):
         return OperationResult(APPLIED, number=kind.plan, begun=image.begun, epochs=self.open_epochs())
 
     def _remove_agent(self, kind: op.RemoveAgent) -> OperationResult:
-        end = self.end_of(kind.host, kind.host_start, kind.plan)
+        end = self.why_work_is_over(kind.host, kind.host_start, kind.plan)
         if end:
             return OperationResult(OVER, end)
         record = self.image.agents.get(kind.agent)

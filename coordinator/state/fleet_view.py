@@ -60,11 +60,11 @@ class FleetView:
         return 1 if self.image.fork is None else self.image.fork.plan + 1
 
     @property
-    def is_without_line(self) -> bool:
+    def is_fork_without_epoch(self) -> bool:
         """Return whether this is a fork without a usable epoch: a fork has no initial states to start from."""
         return self.image.fork is not None and not self.newest_complete()
 
-    def plan_asked_for(self, request: str) -> PlanRecord | None:
+    def plan_of_request(self, request: str) -> PlanRecord | None:
         """Return the plan that this restore request created; None: there is none, or it is forgotten."""
         plans = self.image.plans
         return next((x for x in plans if x.restore is not None and request and x.restore.request == request), None)
@@ -196,7 +196,7 @@ class FleetView:
                 return outcome
         return None
 
-    def is_unborn_again(self, agent: str) -> bool:
+    def is_reset_to_unborn(self, agent: str) -> bool:
         """Return whether the plan has reset `agent` to unborn: the turn that creates it may run again, and must succeed.
 
         This happens when its creation waits in its parent's checkpoint while it is a member of the line, or while a third agent's message
@@ -204,7 +204,7 @@ class FleetView:
         """
         return self.plan is not None and agent in self.plan.unborn and agent in self.image.agents
 
-    def end_of(self, host: str, host_start: int, plan: int) -> str:
+    def why_work_is_over(self, host: str, host_start: int, plan: int) -> str:
         """Return why this host's work under this plan no longer counts; "": it counts."""
         record = self.image.hosts.get(host)
         if self.image.outcome:

@@ -27,7 +27,7 @@ def drain_hosts(state: FleetView, kind: op.DrainHosts) -> OperationResult:
 
 def open_host_log(state: FleetView, kind: op.OpenHostLog) -> OperationResult:
     """Record a host log and its newest batch, so that the hosts of later plans know them."""
-    end = state.end_of(kind.host, kind.host_start, kind.plan)
+    end = state.why_work_is_over(kind.host, kind.host_start, kind.plan)
     if end:
         return OperationResult(OVER, end)
     logs = state.image.logs

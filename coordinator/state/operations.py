@@ -287,7 +287,7 @@ class RecordCall(Kind, frozen=True, gc=False):
     outcome: str
 
 
-OfPeople = MakeToken | RevokeToken | RecordCall
+UserOperation = MakeToken | RevokeToken | RecordCall
 """Operations that `users.py` applies."""
 
 

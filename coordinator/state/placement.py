@@ -69,7 +69,7 @@ def _own_hosts(agents: Sequence[str], hosts: Sequence[str], places: Sequence[Pla
     rule_hosts = [[host for host in hosts if host in rule.hosts] for rule in places]
     own: dict[str, Sequence[str]] = {}
     for agent in agents:
-        rule_index = next((number for number, rule in enumerate(places) if rule.is_about(agent)), None)
+        rule_index = next((number for number, rule in enumerate(places) if rule.applies_to(agent)), None)
         if rule_index is not None and rule_hosts[rule_index]:
             own[agent] = rule_hosts[rule_index]
     return own

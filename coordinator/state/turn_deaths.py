@@ -21,7 +21,7 @@ DEATHS_KEPT = 256
 """Number of turns that are counted; some 200 bytes each in the image and in each plan. The least recently counted is forgotten first."""
 
 
-def note_end(image: FleetImage, host: str, record: HostRecord, died_in: tuple[TurnDeath, ...]) -> None:
+def count_process_end(image: FleetImage, host: str, record: HostRecord, died_in: tuple[TurnDeath, ...]) -> None:
     """Note that the process of the run in `record` ended during these turns; (): between turns, as far as known."""
     if record.died == record.instance:
         return

@@ -21,7 +21,7 @@ from snapline.coordinator.state.fleet_records import (
     TokenRecord,
     is_id,
 )
-from snapline.security.tokens import ALLOWED, PEOPLE
+from snapline.security.tokens import ALLOWED, USER_ROLES
 from snapline.security.tokens import REFUSED as REFUSED_CALL
 
 TOKENS_MAX = 256
@@ -37,7 +37,7 @@ HOST_SHARE = 8
 DIGEST_BYTES = 32
 
 
-def apply(image: FleetImage, kind: op.OfPeople, now_ns: int) -> OperationResult:
+def apply(image: FleetImage, kind: op.UserOperation, now_ns: int) -> OperationResult:
     """Apply one of these operations."""
     match kind:
         case op.MakeToken():
@@ -62,8 +62,8 @@ def bearer_of(image: FleetImage, digest: bytes, now_ns: int) -> tuple[str, str] 
 
 
 def _make_token(image: FleetImage, kind: op.MakeToken, now_ns: int) -> OperationResult:
-    if not is_id(kind.name) or kind.role not in PEOPLE or len(kind.digest) != DIGEST_BYTES:
-        return OperationResult(REFUSED, f"a token has a name, and one of the roles {', '.join(PEOPLE)}")
+    if not is_id(kind.name) or kind.role not in USER_ROLES or len(kind.digest) != DIGEST_BYTES:
+        return OperationResult(REFUSED, f"a token has a name, and one of the roles {', '.join(USER_ROLES)}")
     valid_tokens = {name: record for name, record in image.tokens.items() if now_ns < record.expires_ns}
     existing = valid_tokens.get(kind.name)
     if existing is not None and (existing.role, existing.digest, existing.expires_ns) == (

@@ -18,7 +18,7 @@ _FLOW_BASE = 1 << 16
 """Base of a flow's digits. In an exploration, no agent sends half as many messages."""
 
 
-class AgentBooks(NamedTuple):
+class AgentLedger(NamedTuple):
     """Actions of one agent's application.
 
     Attributes:
@@ -32,18 +32,18 @@ class AgentBooks(NamedTuple):
     vector: Numbers = ()
 
 
-def empty_books(agents: int, agent: int, *, has_vector: bool = False) -> AgentBooks:
+def empty_ledger(agents: int, agent: int, *, has_vector: bool = False) -> AgentLedger:
     """Return an agent's initial books."""
     vector = tuple(0 if other == agent else -1 for other in range(agents)) if has_vector else ()
-    return AgentBooks((0,) * agents, ((),) * agents, vector)
+    return AgentLedger((0,) * agents, ((),) * agents, vector)
 
 
-def with_sent(books: AgentBooks, to: int) -> AgentBooks:
+def with_sent(books: AgentLedger, to: int) -> AgentLedger:
     """Return the books with one more message to `to`."""
     return books._replace(sent=raised(books.sent, to))
 
 
-def with_consumed(books: AgentBooks, sender: int, number: int) -> AgentBooks:
+def with_consumed(books: AgentLedger, sender: int, number: int) -> AgentLedger:
     """Return the books with message `number` of `sender` consumed."""
     return books._replace(consumed=replaced(books.consumed, sender, (*books.consumed[sender], number)))
 
@@ -61,7 +61,7 @@ def replaced(items: tuple[ItemT, ...], place: int, item: ItemT) -> tuple[ItemT, 
 # -- exactly once ---------------------------------------------------------------------------------------------------------
 
 
-def flow_of(agent: int, books: AgentBooks, waiting: Sequence[Sequence[int]]) -> int:
+def flow_of(agent: int, books: AgentLedger, waiting: Sequence[Sequence[int]]) -> int:
     """Return one number with a digit for each channel of an agent: messages sent minus messages consumed, in transit or waiting.
 
     Summed over all agents, every digit must be 0 (G3). A sequence other than 1, 2, 3 … counts as more than any agent sends.
@@ -80,7 +80,9 @@ def flow_of(agent: int, books: AgentBooks, waiting: Sequence[Sequence[int]]) -> 
     return flow
 
 
-def describe_flow(names: Sequence[str], books: Sequence[AgentBooks], waiting: Sequence[Sequence[Sequence[int]]]) -> str:
+def describe_flow(
+    names: Sequence[str], books: Sequence[AgentLedger], waiting: Sequence[Sequence[Sequence[int]]]
+) -> str:
     """Describe the first wrong channel. `waiting`: numbers by receiver and sender."""
     for sender, ours in enumerate(books):
         for receiver, theirs in enumerate(books):

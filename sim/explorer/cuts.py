@@ -22,10 +22,10 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from snapline.sim.explorer.books import AgentBooks
+from snapline.sim.explorer.books import AgentLedger
 from snapline.sim.explorer.interning import Interner, Memo
 
-Column = tuple[AgentBooks, ...]
+Column = tuple[AgentLedger, ...]
 Cut = tuple[int, ...]
 
 Relation = tuple[int, ...]
@@ -43,7 +43,7 @@ class Table(msgspec.Struct, frozen=True):
 
     width: int
     consistent: tuple[int, ...]
-    apart: tuple[int, ...]
+    concurrent: tuple[int, ...]
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -90,14 +90,14 @@ class AllCuts:
             )
             for x in ours
         ]
-        apart = [0] * len(ours)
+        concurrent = [0] * len(ours)
         if ours[0].vector:
             pasts = [y.vector[first] for y in theirs]
-            apart = [
+            concurrent = [
                 _mask([past < number and x.vector[second] < other for other, past in enumerate(pasts)])
                 for number, x in enumerate(ours)
             ]
-        return self.tables.of(Table(len(theirs), tuple(consistent), tuple(apart)))
+        return self.tables.of(Table(len(theirs), tuple(consistent), tuple(concurrent)))
 
     def _judge(self, relation: Relation) -> Judgement:
         tables = {pair: self.tables.values[number] for pair, number in zip(self.pairs, relation, strict=True)}
@@ -141,8 +141,10 @@ class AllCuts:
         return tuple(
             (first, x, second, y)
             for first, second in self.pairs
-            for x, (apart, used) in enumerate(zip(tables[first, second].apart, together[first, second], strict=True))
-            for y in _bits(apart & ~used)
+            for x, (concurrent, used) in enumerate(
+                zip(tables[first, second].concurrent, together[first, second], strict=True)
+            )
+            for y in _bits(concurrent & ~used)
         )
 
     def _line(self, relation: Relation, failed: tuple[int, ...]) -> Cut:

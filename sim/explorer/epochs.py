@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from snapline.sim.explorer.books import (
-    AgentBooks,
+    AgentLedger,
     Numbers,
     describe_flow,
-    empty_books,
+    empty_ledger,
     flow_of,
     replaced,
     with_consumed,
@@ -33,7 +33,7 @@ from snapline.sim.explorer.books import (
 )
 from snapline.sim.explorer.bounds import Bounds
 from snapline.sim.explorer.interning import CoreMemo, Interner, Memo
-from snapline.sim.explorer.search import Fault, Model, Outputs, PossibleMove, State
+from snapline.sim.explorer.search import Fault, Model, Outputs, ProposedMove, State
 
 
 class MessageItem(NamedTuple):
@@ -54,7 +54,7 @@ class MarkerItem(NamedTuple):
 Item = MessageItem | MarkerItem
 
 
-class WaitingItem(NamedTuple):
+class MailboxItem(NamedTuple):
     """Message in a mailbox."""
 
     sender: int
@@ -65,7 +65,7 @@ class Record(NamedTuple):
     """Agent's books at its record of `epoch`."""
 
     epoch: int
-    books: AgentBooks
+    books: AgentLedger
 
 
 class EpochNode(NamedTuple):
@@ -82,10 +82,10 @@ class EpochNode(NamedTuple):
     """
 
     core: int
-    books: AgentBooks
+    books: AgentLedger
     channels: tuple[tuple[Item, ...], ...]
     words: tuple[msgspec.Struct, ...] = ()
-    mailbox: tuple[WaitingItem, ...] = ()
+    mailbox: tuple[MailboxItem, ...] = ()
     records: tuple[Record, ...] = ()
     unreported: Numbers = ()
     held: tuple[tuple[int, MarkerItem], ...] = ()
@@ -103,7 +103,7 @@ class Report(NamedTuple):
     agent: int
     epoch: int
     claim: Any
-    books: AgentBooks
+    books: AgentLedger
     in_transit: tuple[tuple[MessageItem, ...], ...]
 
 
@@ -118,7 +118,7 @@ class ExploredCut(NamedTuple):
     """Complete epoch. `books`: by agent. `in_transit`: messages by receiver and sender."""
 
     epoch: int
-    books: tuple[AgentBooks, ...]
+    books: tuple[AgentLedger, ...]
     in_transit: tuple[tuple[tuple[MessageItem, ...], ...], ...]
 
 
@@ -159,11 +159,11 @@ class EpochModel(Model):
         """Return the core of an agent that starts when `begun` epochs have begun."""
 
     @abstractmethod
-    def agent_proposals(self, agent: int, node: EpochNode) -> Iterator[PossibleMove]:
+    def agent_proposals(self, agent: int, node: EpochNode) -> Iterator[ProposedMove]:
         """Yield the moves that an agent may make."""
 
     @abstractmethod
-    def agent_step(self, agent: int, node: EpochNode, proposal: PossibleMove) -> tuple[EpochNode, Outputs]:
+    def agent_step(self, agent: int, node: EpochNode, proposal: ProposedMove) -> tuple[EpochNode, Outputs]:
         """Carry out a move of an agent."""
 
     @abstractmethod
@@ -171,18 +171,18 @@ class EpochModel(Model):
         """Return whether the reports of all agents make the epoch complete."""
 
     @abstractmethod
-    def word_of_begin(self, epoch: int) -> msgspec.Struct:
+    def begin_message(self, epoch: int) -> msgspec.Struct:
         """Return the message that the coordinator sends to the agents when an epoch begins."""
 
     @abstractmethod
-    def word_of_end(self, epoch: int) -> msgspec.Struct | None:
+    def end_message(self, epoch: int) -> msgspec.Struct | None:
         """Return the message that the coordinator sends when an epoch has ended; None: no message."""
 
     # -- agents ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> State:
         count = len(self.agents)
-        books = tuple(empty_books(count, agent) for agent in self.agents)
+        books = tuple(empty_ledger(count, agent) for agent in self.agents)
         cut = ExploredCut(0, books, (((),) * count,) * count)
         return self._state_of(cut, EpochCoordinator(0, 0, (), (), cut))
 
@@ -193,13 +193,13 @@ class EpochModel(Model):
             nodes.append(self.nodes[agent].of(EpochNode(core, cut.books[agent], cut.in_transit[agent])))
         return (*nodes, self.coordinators.of(coordinator))
 
-    def proposals(self, actor: int, node: int) -> Iterator[PossibleMove]:
+    def proposals(self, actor: int, node: int) -> Iterator[ProposedMove]:
         if actor < len(self.agents):
             yield from self.agent_proposals(actor, self.nodes[actor].values[node])
         elif self.coordinators.values[node].begun < self.bounds.epochs:
-            yield PossibleMove(f"epoch {self.coordinators.values[node].begun + 1} begins", "begin")
+            yield ProposedMove(f"epoch {self.coordinators.values[node].begun + 1} begins", "begin")
 
-    def carry_out(self, actor: int, node: int, proposal: PossibleMove) -> tuple[int, Outputs]:
+    def carry_out(self, actor: int, node: int, proposal: ProposedMove) -> tuple[int, Outputs]:
         if actor == len(self.agents):
             return self._begin(self.coordinators.values[node])
         after, outputs = self.agent_step(actor, self.nodes[actor].values[node], proposal)
@@ -216,14 +216,14 @@ class EpochModel(Model):
         channels = replaced(agent_node.channels, sender, (*agent_node.channels[sender], message))
         return self.nodes[actor].of(agent_node._replace(channels=channels)), ()
 
-    def sends(self, agent: int, node: EpochNode) -> Iterator[PossibleMove]:
+    def sends(self, agent: int, node: EpochNode) -> Iterator[ProposedMove]:
         """Yield sends to every other agent, while sends are left."""
         if sum(node.books.sent) < self.bounds.sends:
             for to in self.agents:
                 if to != agent:
-                    yield PossibleMove(f"{self.names[agent]} sends to {self.names[to]}", "send", to)
+                    yield ProposedMove(f"{self.names[agent]} sends to {self.names[to]}", "send", to)
 
-    def arrivals(self, agent: int, node: EpochNode) -> Iterator[PossibleMove]:
+    def arrivals(self, agent: int, node: EpochNode) -> Iterator[ProposedMove]:
         """Yield the receipt of each channel's first item and of the coordinator's first message."""
         name = self.names[agent]
         for sender, items in enumerate(node.channels):
@@ -231,9 +231,9 @@ class EpochModel(Model):
                 item_text = (
                     f"message {items[0].number}" if isinstance(items[0], MessageItem) else f"marker {items[0].epoch}"
                 )
-                yield PossibleMove(f"{name} receives {item_text} from {self.names[sender]}", "receive", sender)
+                yield ProposedMove(f"{name} receives {item_text} from {self.names[sender]}", "receive", sender)
         if node.words:
-            yield PossibleMove(f"{name} hears {node.words[0]!r}", "hear")
+            yield ProposedMove(f"{name} hears {node.words[0]!r}", "hear")
 
     def take(self, node: EpochNode, sender: int) -> tuple[Item, EpochNode]:
         """Return the first item of a channel, and the node without it."""
@@ -258,7 +258,7 @@ class EpochModel(Model):
         epoch = found.begun + 1
         opened = (*found.open_epochs, ExploredEpoch(epoch, (None,) * len(self.agents)))
         after = found._replace(begun=epoch, open_epochs=opened)
-        return self.coordinators.of(after), self._tell(self.word_of_begin(epoch))
+        return self.coordinators.of(after), self._tell(self.begin_message(epoch))
 
     def _on_report(self, found: EpochCoordinator, report: Report) -> tuple[int, Outputs]:
         opened = next((opened for opened in found.open_epochs if opened.epoch == report.epoch), None)
@@ -276,7 +276,7 @@ class EpochModel(Model):
         newest = cut if cut.epoch > found.cut.epoch else found.cut
         ended = (*found.ended, (report.epoch, True))
         after = found._replace(open_epochs=others, ended=ended, cut=newest)
-        return self.coordinators.of(after), self._tell(self.word_of_end(report.epoch))
+        return self.coordinators.of(after), self._tell(self.end_message(report.epoch))
 
     def check_cut(self, reports: tuple[Report, ...]) -> None:
         """Check G1 and G2, using the books at the records."""
@@ -318,9 +318,9 @@ class EpochModel(Model):
         return Memo(lambda number: self._flow(agent, self.nodes[agent].values[number]))
 
     def _flow(self, agent: int, node: EpochNode) -> int:
-        return flow_of(agent, node.books, [self.under_way(node, other) for other in self.agents])
+        return flow_of(agent, node.books, [self.in_transit_numbers(node, other) for other in self.agents])
 
-    def under_way(self, node: EpochNode, sender: int) -> list[int]:
+    def in_transit_numbers(self, node: EpochNode, sender: int) -> list[int]:
         """Return the numbers of one sender's messages in the mailbox and in the channel."""
         waiting = [waiting.message.number for waiting in node.mailbox if waiting.sender == sender]
         return waiting + [item.number for item in node.channels[sender] if isinstance(item, MessageItem)]
@@ -332,7 +332,7 @@ class EpochModel(Model):
     def _flow_fault(self, state: State) -> Fault:
         nodes = [interner.values[number] for interner, number in zip(self.nodes, state, strict=False)]
         books = [node.books for node in nodes]
-        waiting = [[self.under_way(node, other) for other in self.agents] for node in nodes]
+        waiting = [[self.in_transit_numbers(node, other) for other in self.agents] for node in nodes]
         return Fault("exactly once", "G3", describe_flow(self.names, books, waiting))
 
     def unfinished(self, actor: int, node: int) -> str:

@@ -20,7 +20,7 @@ from snapline.sim.explorer.bounds import Bounds
 from snapline.sim.explorer.induced import InducedModel
 from snapline.sim.explorer.plain import PlainModel
 from snapline.sim.explorer.rounds import RoundModel
-from snapline.sim.explorer.search import Fault, Found, Model, Search
+from snapline.sim.explorer.search import Fault, Model, Search, SearchResult
 from snapline.sim.explorer.stamped import StampedModel
 from snapline.sim.result import Violation
 
@@ -107,7 +107,7 @@ def model_of(protocol: str) -> ModelFactory:
     return lambda bounds: InducedModel(bounds, RULES[protocol])
 
 
-def _violation_of(found: Found) -> Violation | None:
+def _violation_of(found: SearchResult) -> Violation | None:
     fault: Fault | None = found.fault
     if fault is None:
         return None

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 
 from snapline.protocols.names import CIC_PROTOCOLS
 from snapline.protocols.rule import CheckpointRule
-from snapline.sim.explorer.books import empty_books, replaced, with_consumed, with_sent
+from snapline.sim.explorer.books import empty_ledger, replaced, with_consumed, with_sent
 from snapline.sim.explorer.bounds import Bounds
 from snapline.sim.explorer.cuts import Judgement
 from snapline.sim.explorer.interning import CoreMemo, Memo
-from snapline.sim.explorer.logged import LoggedModel, LoggedNode, Past, Sent
-from snapline.sim.explorer.search import Fault, Outputs, PossibleMove, State
+from snapline.sim.explorer.logged import LoggedMessage, LoggedModel, LoggedNode, SavedState
+from snapline.sim.explorer.search import Fault, Outputs, ProposedMove, State
 
 RDT_PROTOCOLS = ("fdas", "fdi", "bhmr", "nras", "cbr", "cas")
 
@@ -30,7 +30,7 @@ class InducedModel(LoggedModel):
     def __init__(self, bounds: Bounds, rule_type: type[CheckpointRule]) -> None:
         super().__init__(bounds)
         self.rule_type = rule_type
-        self.promises_use = rule_type.name in CIC_PROTOCOLS
+        self.promises_no_useless = rule_type.name in CIC_PROTOCOLS
         self.promises_tracking = rule_type.name in RDT_PROTOCOLS
         self.cores = [self._cores_of(agent) for agent in self.agents]
         self._columns = [self._columns_memo(agent) for agent in self.agents]
@@ -49,28 +49,28 @@ class InducedModel(LoggedModel):
 
     def _first_node(self, agent: int) -> int:
         count = len(self.agents)
-        books = empty_books(count, agent, has_vector=self.promises_tracking)
+        books = empty_ledger(count, agent, has_vector=self.promises_tracking)
         core = self.cores[agent].enter(self.rule_type(agent, count))
-        past = Past(core, books, ((),) * count)
+        past = SavedState(core, books, ((),) * count)
         return self.nodes[agent].of(LoggedNode(past, (past,), ((),) * count))
 
     # -- steps ----------------------------------------------------------------------------------------------------------
 
-    def proposals(self, actor: int, node: int) -> Iterator[PossibleMove]:
+    def proposals(self, actor: int, node: int) -> Iterator[ProposedMove]:
         if actor == len(self.agents):
             return
         name, agent_node = self.names[actor], self.nodes[actor].values[node]
         if agent_node.now.mark < self.bounds.checkpoints:
-            yield PossibleMove(f"{name} takes a basic checkpoint", "checkpoint")
+            yield ProposedMove(f"{name} takes a basic checkpoint", "checkpoint")
         if sum(agent_node.now.books.sent) < self.bounds.sends:
             for to in self.agents:
                 if to != actor:
-                    yield PossibleMove(f"{name} sends to {self.names[to]}", "send", to)
+                    yield ProposedMove(f"{name} sends to {self.names[to]}", "send", to)
         for sender, messages in enumerate(agent_node.channels):
             if messages:
-                yield PossibleMove(f"{name} receives {messages[0].number} from {self.names[sender]}", "receive", sender)
+                yield ProposedMove(f"{name} receives {messages[0].number} from {self.names[sender]}", "receive", sender)
 
-    def carry_out(self, actor: int, node: int, proposal: PossibleMove) -> tuple[int, Outputs]:
+    def carry_out(self, actor: int, node: int, proposal: ProposedMove) -> tuple[int, Outputs]:
         agent_node = self.nodes[actor].values[node]
         match proposal.kind:
             case "checkpoint":
@@ -90,7 +90,7 @@ class InducedModel(LoggedModel):
     def _send(self, agent: int, node: LoggedNode, to: int) -> tuple[int, Outputs]:
         now = node.now
         core, piggyback = self.cores[agent].run(now.core, ("send", to), lambda rule: rule.send(to))
-        sent = Sent(now.books.sent[to] + 1, piggyback, now.books.vector)
+        sent = LoggedMessage(now.books.sent[to] + 1, piggyback, now.books.vector)
         log = replaced(now.log, to, (*now.log[to], sent))
         after = node._replace(now=now._replace(core=core, books=with_sent(now.books, to), log=log))
         if self.rule_type.checkpoints_after_sends:
@@ -127,7 +127,7 @@ class InducedModel(LoggedModel):
     def can_crash(self, state: State) -> bool:
         return state[-1] < self.bounds.crashes
 
-    def restart(self, agent: int, past: Past, place: int, begun: int = 0) -> Past:
+    def restart(self, agent: int, past: SavedState, place: int, begun: int = 0) -> SavedState:
         if not past.books.vector:
             return past
         return past._replace(books=past.books._replace(vector=replaced(past.books.vector, agent, place)))
@@ -138,7 +138,7 @@ class InducedModel(LoggedModel):
         return tuple([memo[node] for memo, node in zip(self._columns, state, strict=False)])
 
     def check_promises(self, judgement: Judgement) -> None:
-        if self.promises_use and judgement.useless:
+        if self.promises_no_useless and judgement.useless:
             agent, number = judgement.useless[0]
             raise Fault(
                 "useless checkpoints", "G6", f"no consistent cut holds checkpoint {number} of {self.names[agent]}"

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from snapline.sim.explorer.books import AgentBooks, Numbers, describe_flow, flow_of, replaced
+from snapline.sim.explorer.books import AgentLedger, Numbers, describe_flow, flow_of, replaced
 from snapline.sim.explorer.bounds import Bounds
 from snapline.sim.explorer.cuts import AllCuts, Cut, Judgement, Relation
 from snapline.sim.explorer.interning import Interner, Memo
@@ -30,7 +30,7 @@ from snapline.sim.explorer.recoveries import Recoveries
 from snapline.sim.explorer.search import Fault, Model, Outputs, State
 
 
-class Sent(NamedTuple):
+class LoggedMessage(NamedTuple):
     """Message in its sender's log."""
 
     number: int
@@ -38,11 +38,11 @@ class Sent(NamedTuple):
     vector: Numbers
 
 
-Log = tuple[tuple[Sent, ...], ...]
+Log = tuple[tuple[LoggedMessage, ...], ...]
 """Messages sent, by receiver."""
 
 
-class Past(NamedTuple):
+class SavedState(NamedTuple):
     """State of an agent that a checkpoint saves.
 
     Attributes:
@@ -51,7 +51,7 @@ class Past(NamedTuple):
     """
 
     core: int
-    books: AgentBooks
+    books: AgentLedger
     log: Log
     mark: int = 0
 
@@ -67,10 +67,10 @@ class LoggedNode(NamedTuple):
         words: messages of the coordinator that have not been handled.
     """
 
-    now: Past
-    checkpoints: tuple[Past, ...]
+    now: SavedState
+    checkpoints: tuple[SavedState, ...]
     channels: Log
-    tentative: Past | None = None
+    tentative: SavedState | None = None
     words: tuple[Any, ...] = ()
 
 
@@ -87,10 +87,10 @@ class LoggedModel(Model):
         self.cuts = AllCuts(bounds.agents)
         self.recoveries = Recoveries(self.names, self.cuts)
         self._judged: Memo[tuple[int, ...], None] = Memo(self._judge)
-        self._foretold: Memo[tuple[int, ...], None] = Memo(self._foretell)
+        self._checked_recoveries: Memo[tuple[int, ...], None] = Memo(self._check_recoveries)
         self.flows = [self._flow_memo(agent) for agent in self.agents]
         self._tables: Memo[tuple[int, int, int, int], int] = Memo(lambda key: self.cuts.table(*key))
-        self._stems: Memo[tuple[int, int, int, int], int] = Memo(lambda key: self._stem(*key))
+        self._restarted_nodes: Memo[tuple[int, int, int, int], int] = Memo(lambda key: self._restarted_node(*key))
         self._filled: Memo[tuple[int, ...], State] = Memo(self._fill)
         self.items: Interner[Any] = Interner()
 
@@ -105,7 +105,7 @@ class LoggedModel(Model):
         """Return whether crashes are left within the bounds."""
 
     @abstractmethod
-    def restart(self, agent: int, past: Past, place: int, begun: int) -> Past:
+    def restart(self, agent: int, past: SavedState, place: int, begun: int) -> SavedState:
         """Return the live state of an agent that restarts from its checkpoint `place`. `begun`: number of rounds begun so far."""
 
     @abstractmethod
@@ -132,12 +132,12 @@ class LoggedModel(Model):
         columns = self.columns_of(state)
         self._judged[columns]
         if self.can_crash(state):
-            self._foretold[columns]
+            self._checked_recoveries[columns]
 
     def _judge(self, columns: tuple[int, ...]) -> None:
         self.check_promises(self.cuts.judgements[self.relation_of(columns)])
 
-    def _foretell(self, columns: tuple[int, ...]) -> None:
+    def _check_recoveries(self, columns: tuple[int, ...]) -> None:
         self.recoveries.check(columns, self.relation_of(columns))
 
     def relation_of(self, columns: tuple[int, ...]) -> Relation:
@@ -156,9 +156,11 @@ class LoggedModel(Model):
 
     def recovered(self, nodes: State, places: Cut, *, begun: int = 0) -> State:
         """Return the agents' nodes after a recovery to `places`. `begun`: number of rounds begun so far."""
-        return self._filled[tuple([self._stems[agent, nodes[agent], places[agent], begun] for agent in self.agents])]
+        return self._filled[
+            tuple([self._restarted_nodes[agent, nodes[agent], places[agent], begun] for agent in self.agents])
+        ]
 
-    def _stem(self, agent: int, number: int, place: int, begun: int) -> int:
+    def _restarted_node(self, agent: int, number: int, place: int, begun: int) -> int:
         """Return the node of an agent on the recovery line, with empty channels."""
         node = self.nodes[agent].values[number]
         empty: Log = ((),) * len(self.agents)
@@ -171,11 +173,11 @@ class LoggedModel(Model):
         """Refill every channel from its sender's log."""
         nodes = [interner.values[stem] for interner, stem in zip(self.nodes, stems, strict=True)]
         return tuple(
-            self.nodes[agent].of(node._replace(channels=tuple(self.lacking(nodes, agent))))
+            self.nodes[agent].of(node._replace(channels=tuple(self.missing_messages(nodes, agent))))
             for agent, node in enumerate(nodes)
         )
 
-    def lacking(self, nodes: list[LoggedNode], agent: int) -> Iterator[tuple[Sent, ...]]:
+    def missing_messages(self, nodes: list[LoggedNode], agent: int) -> Iterator[tuple[LoggedMessage, ...]]:
         """Yield, for each sender, the part of its log that must be delivered to `agent` again."""
         for sender, node in enumerate(nodes):
             yield node.now.log[agent][len(nodes[agent].now.books.consumed[sender]) :]

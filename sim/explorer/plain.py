@@ -22,7 +22,7 @@ from snapline.sim.explorer.chandy_lamport import (
 )
 from snapline.sim.explorer.epochs import EpochModel, EpochNode, MarkerItem, MessageItem, Record, Report
 from snapline.sim.explorer.interning import CoreMemo, key_of
-from snapline.sim.explorer.search import Outputs, PossibleMove
+from snapline.sim.explorer.search import Outputs, ProposedMove
 
 
 class PlainModel(EpochModel):
@@ -39,10 +39,10 @@ class PlainModel(EpochModel):
         others = [name for name in self.names if name != self.names[agent]]
         return self.core_type(self.names[agent], incoming=others, outgoing=others)
 
-    def word_of_begin(self, epoch: int) -> msgspec.Struct:
+    def begin_message(self, epoch: int) -> msgspec.Struct:
         return SnapshotStarted(epoch)
 
-    def word_of_end(self, epoch: int) -> None:
+    def end_message(self, epoch: int) -> None:
         return None
 
     def is_whole(self, reports: tuple[Report, ...]) -> bool:
@@ -50,11 +50,11 @@ class PlainModel(EpochModel):
 
     # -- steps ----------------------------------------------------------------------------------------------------------
 
-    def agent_proposals(self, agent: int, node: EpochNode) -> Iterator[PossibleMove]:
+    def agent_proposals(self, agent: int, node: EpochNode) -> Iterator[ProposedMove]:
         yield from self.sends(agent, node)
         yield from self.arrivals(agent, node)
 
-    def agent_step(self, agent: int, node: EpochNode, proposal: PossibleMove) -> tuple[EpochNode, Outputs]:
+    def agent_step(self, agent: int, node: EpochNode, proposal: ProposedMove) -> tuple[EpochNode, Outputs]:
         match proposal.kind:
             case "send":
                 return self.message_to(agent, node, proposal.detail, 0)
@@ -77,11 +77,11 @@ class PlainModel(EpochModel):
         node = node._replace(core=core)
         outputs: Outputs = ()
         for command in commands:
-            node, new_outputs = self.obey(agent, node, command)
+            node, new_outputs = self.execute(agent, node, command)
             outputs += new_outputs
         return node, outputs
 
-    def obey(self, agent: int, node: EpochNode, command: Any) -> tuple[EpochNode, Outputs]:
+    def execute(self, agent: int, node: EpochNode, command: Any) -> tuple[EpochNode, Outputs]:
         """Carry out one command."""
         match command:
             case RecordState():

@@ -10,10 +10,10 @@ called obsolete. The theorem of `recovery.garbage`, that later lines need no oth
 
 import itertools
 
-from snapline.recovery.execution import LOST, Execution
+from snapline.recovery.execution import NOT_RECEIVED, Execution
 from snapline.recovery.history import FleetHistory
 from snapline.recovery.lines import recovery_line
-from snapline.sim.explorer.books import AgentBooks
+from snapline.sim.explorer.books import AgentLedger
 from snapline.sim.explorer.cuts import AllCuts, Column, Cut, Relation
 from snapline.sim.explorer.interning import Interner, Memo
 from snapline.sim.explorer.search import Fault
@@ -96,7 +96,7 @@ class Recoveries:
                 execution.messages.append(f"{sender}>{receiver}:{number}")
                 execution.sent.append(node)
                 received = self._received[columns[receiver]].get((sender, number))
-                execution.received.append(LOST if received is None else execution.intervals[receiver][received])
+                execution.received.append(NOT_RECEIVED if received is None else execution.intervals[receiver][received])
         return execution
 
     def _sent_in(self, column: int) -> list[tuple[int, int, int]]:
@@ -139,11 +139,11 @@ class Recoveries:
             before = books
         history.report_live(name, self._received_since(before, column[-1]), self._sent_since(before, column[-1]))
 
-    def _sent_since(self, before: AgentBooks, books: AgentBooks) -> dict[str, int]:
+    def _sent_since(self, before: AgentLedger, books: AgentLedger) -> dict[str, int]:
         pairs = zip(self._names, before.sent, books.sent, strict=True)
         return {name: count for name, old, count in pairs if count != old}
 
-    def _received_since(self, before: AgentBooks, books: AgentBooks) -> dict[str, int]:
+    def _received_since(self, before: AgentLedger, books: AgentLedger) -> dict[str, int]:
         pairs = zip(self._names, before.consumed, books.consumed, strict=True)
         return {name: numbers[-1] for name, old, numbers in pairs if numbers != old}
 

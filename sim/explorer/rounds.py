@@ -41,15 +41,15 @@ from snapline.protocols.koo_toueg_round import (
 from snapline.protocols.koo_toueg_round import (
     Event as RoundEvent,
 )
-from snapline.sim.explorer.books import empty_books, replaced, with_consumed, with_sent
+from snapline.sim.explorer.books import empty_ledger, replaced, with_consumed, with_sent
 from snapline.sim.explorer.bounds import Bounds
 from snapline.sim.explorer.cuts import Judgement
 from snapline.sim.explorer.interning import CoreMemo, Interner, Memo, key_of
-from snapline.sim.explorer.logged import LoggedModel, LoggedNode, Past, Sent
-from snapline.sim.explorer.search import Fault, Outputs, PossibleMove, State
+from snapline.sim.explorer.logged import LoggedMessage, LoggedModel, LoggedNode, SavedState
+from snapline.sim.explorer.search import Fault, Outputs, ProposedMove, State
 
 
-class Said(NamedTuple):
+class HashableAnswer(NamedTuple):
     """Hashable form of an agent's answer."""
 
     agent: int
@@ -76,7 +76,7 @@ class RoundCoordinator(NamedTuple):
     crashes: int
     core: int
     decided: tuple[bool, ...]
-    answers: tuple[tuple[Said, ...], ...]
+    answers: tuple[tuple[HashableAnswer, ...], ...]
 
     @property
     def begun(self) -> int:
@@ -106,48 +106,48 @@ class RoundModel(LoggedModel):
         count = len(self.agents)
         nodes = []
         for agent, name in enumerate(self.names):
-            past = Past(self.cores[agent].enter(self.core_type(name)), empty_books(count, agent), ((),) * count)
+            past = SavedState(self.cores[agent].enter(self.core_type(name)), empty_ledger(count, agent), ((),) * count)
             nodes.append(self.nodes[agent].of(LoggedNode(past, (past,), ((),) * count)))
         return (*nodes, self.coordinators.of(RoundCoordinator(0, -1, (), ((),) * count)))
 
     # -- steps ----------------------------------------------------------------------------------------------------------
 
-    def proposals(self, actor: int, node: int) -> Iterator[PossibleMove]:
+    def proposals(self, actor: int, node: int) -> Iterator[ProposedMove]:
         if actor == len(self.agents):
             yield from self._coordinator_proposals(self.coordinators.values[node])
             return
         name, agent_node = self.names[actor], self.nodes[actor].values[node]
         if agent_node.words:
-            yield PossibleMove(f"{name} hears {_text_of(agent_node.words[0])}", "hear")
+            yield ProposedMove(f"{name} hears {_text_of(agent_node.words[0])}", "hear")
             if isinstance(agent_node.words[0], CheckpointRequested):
-                yield PossibleMove(f"{name} refuses {_text_of(agent_node.words[0])}", "refuse")
+                yield ProposedMove(f"{name} refuses {_text_of(agent_node.words[0])}", "refuse")
                 if not self.is_held(actor, agent_node):
-                    yield PossibleMove(f"{name} hears {_text_of(agent_node.words[0])} and its store fails", "fail")
+                    yield ProposedMove(f"{name} hears {_text_of(agent_node.words[0])} and its store fails", "fail")
         if not self.is_held(actor, agent_node):
             if sum(agent_node.now.books.sent) < self.bounds.sends:
                 for to in self.agents:
                     if to != actor:
-                        yield PossibleMove(f"{name} sends to {self.names[to]}", "send", to)
+                        yield ProposedMove(f"{name} sends to {self.names[to]}", "send", to)
             for sender, messages in enumerate(agent_node.channels):
                 if messages:
                     text = f"{name} receives {messages[0].number} from {self.names[sender]}"
-                    yield PossibleMove(text, "receive", sender)
+                    yield ProposedMove(text, "receive", sender)
 
     def is_held(self, agent: int, node: LoggedNode) -> bool:
         """Return whether the agent is blocked: it starts no turn and sends nothing (duty 1)."""
         return self.cores[agent].run(node.now.core, "is_blocked", lambda core: core.is_blocked)[1]
 
-    def _coordinator_proposals(self, found: RoundCoordinator) -> Iterator[PossibleMove]:
+    def _coordinator_proposals(self, found: RoundCoordinator) -> Iterator[ProposedMove]:
         if found.core >= 0:
-            yield PossibleMove(f"round {found.begun} times out", "timeout")
+            yield ProposedMove(f"round {found.begun} times out", "timeout")
         elif found.begun < self.bounds.epochs:
             for agent, name in enumerate(self.names):
-                yield PossibleMove(f"round {found.begun + 1} begins for {name}", "begin", agent)
+                yield ProposedMove(f"round {found.begun + 1} begins for {name}", "begin", agent)
         for agent, answers in enumerate(found.answers):
             if answers:
-                yield PossibleMove(f"the coordinator hears the answer of {self.names[agent]}", "answer", agent)
+                yield ProposedMove(f"the coordinator hears the answer of {self.names[agent]}", "answer", agent)
 
-    def carry_out(self, actor: int, node: int, proposal: PossibleMove) -> tuple[int, Outputs]:
+    def carry_out(self, actor: int, node: int, proposal: ProposedMove) -> tuple[int, Outputs]:
         if actor == len(self.agents):
             return self._coordinate(self.coordinators.values[node], proposal)
         agent_node = self.nodes[actor].values[node]
@@ -167,7 +167,7 @@ class RoundModel(LoggedModel):
     def _send(self, agent: int, node: LoggedNode, to: int) -> tuple[LoggedNode, Outputs]:
         now, number = node.now, node.now.books.sent[to] + 1
         core, _ = self.cores[agent].run(now.core, ("sent", to, number), lambda core: core.sent(self.names[to], number))
-        sent = Sent(number, b"", ())
+        sent = LoggedMessage(number, b"", ())
         log = replaced(now.log, to, (*now.log[to], sent))
         node = node._replace(now=now._replace(core=core, books=with_sent(now.books, to), log=log))
         return node, ((to, self.items.of((agent, sent))),)
@@ -206,17 +206,19 @@ class RoundModel(LoggedModel):
         node = node._replace(now=node.now._replace(core=core))
         outputs: Outputs = ()
         for command in commands:
-            node, new_outputs = self._obey(agent, node, command)
+            node, new_outputs = self._execute(agent, node, command)
             outputs += new_outputs
         return node, outputs
 
-    def _obey(self, agent: int, node: LoggedNode, command: Command) -> tuple[LoggedNode, Outputs]:
+    def _execute(self, agent: int, node: LoggedNode, command: Command) -> tuple[LoggedNode, Outputs]:
         match command:
             case TakeTentative():
                 return node._replace(tentative=node.now._replace(mark=command.round)), ()
             case Answer():
                 requests = tuple(command.requests.items())
-                answer = Said(agent, command.round, command.by, command.is_willing, command.is_participant, requests)
+                answer = HashableAnswer(
+                    agent, command.round, command.by, command.is_willing, command.is_participant, requests
+                )
                 return node, ((len(self.agents), self.items.of(answer)),)
             case MakePermanent():
                 permanent = () if node.tentative is None else (node.tentative,)
@@ -233,7 +235,7 @@ class RoundModel(LoggedModel):
         answers = replaced(coordinator.answers, answer.agent, (*coordinator.answers[answer.agent], answer))
         return self.coordinators.of(coordinator._replace(answers=answers)), ()
 
-    def _coordinate(self, found: RoundCoordinator, proposal: PossibleMove) -> tuple[int, Outputs]:
+    def _coordinate(self, found: RoundCoordinator, proposal: ProposedMove) -> tuple[int, Outputs]:
         event: RoundEvent
         match proposal.kind:
             case "begin":
@@ -328,7 +330,7 @@ class RoundModel(LoggedModel):
             raise Fault("outcomes", "G4", f"{self.names[agent]} has heard all decisions and is blocked", "a crash")
         return self.nodes[agent].of(node)
 
-    def restart(self, agent: int, past: Past, place: int, begun: int) -> Past:
+    def restart(self, agent: int, past: SavedState, place: int, begun: int) -> SavedState:
         image = self.cores[agent].images.values[past.core]
         return past._replace(core=self.cores[agent].enter(self.core_type.restart(image, latest_round=begun)))
 

@@ -51,7 +51,7 @@ class Fault(Exception):
         self.oracle, self.guarantee, self.text, self.label = oracle, guarantee, text, label
 
 
-class PossibleMove(msgspec.Struct, frozen=True):
+class ProposedMove(msgspec.Struct, frozen=True):
     """Move that an actor may make, not yet computed. `kind` and `detail` are for the model, `label` is for display."""
 
     label: str
@@ -75,11 +75,11 @@ class Model(Protocol):
         """Return the initial state of every run."""
 
     @abstractmethod
-    def proposals(self, actor: int, node: int) -> Iterator[PossibleMove]:
+    def proposals(self, actor: int, node: int) -> Iterator[ProposedMove]:
         """Yield the moves that the actor may make at `node`."""
 
     @abstractmethod
-    def carry_out(self, actor: int, node: int, proposal: PossibleMove) -> tuple[int, Outputs]:
+    def carry_out(self, actor: int, node: int, proposal: ProposedMove) -> tuple[int, Outputs]:
         """Carry out a move. Return the next node and the outputs."""
 
     @abstractmethod
@@ -170,7 +170,7 @@ class _Worker:
     def __call__(self, node: int) -> list[Move]:
         return [self._move(node, proposal) for proposal in self.model.proposals(self.actor, node)]
 
-    def _move(self, node: int, proposal: PossibleMove) -> Move:
+    def _move(self, node: int, proposal: ProposedMove) -> Move:
         try:
             new, outputs = self.model.carry_out(self.actor, node, proposal)
         except Fault as fault:
@@ -196,7 +196,7 @@ class _ArrivalWorker:
             raise Fault("core", "core", str(error)) from error
 
 
-class Found(msgspec.Struct):
+class SearchResult(msgspec.Struct):
     """Outcome of a search. `path`: labels of the steps that lead to the fault."""
 
     states: int = 0
@@ -214,12 +214,12 @@ class Search:
         self.model = model
         self._transitions = Transitions(model)
         self.states_max = states_max
-        self.found = Found()
+        self.found = SearchResult()
         self._seen: set[State] = set()
         self._parents = array("q")
         self._labels = array("q")
 
-    def run(self) -> Found:
+    def run(self) -> SearchResult:
         """Search until all states are visited, a fault is found, or `states_max` is reached."""
         outcome, frontier = self.found, [self.model.start()]
         self._enter(frontier[0], -1, -1)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from snapline.protocols.coverage import AgentReport, uncovered
+from snapline.protocols.coverage import AgentReport, check_coverage
 from snapline.protocols.epoch_stamped import (
     Command,
     EpochAnnounced,
@@ -25,9 +25,9 @@ from snapline.protocols.epoch_stamped import (
     WaitingMessage,
 )
 from snapline.sim.explorer.bounds import Bounds
-from snapline.sim.explorer.epochs import EpochModel, EpochNode, MarkerItem, MessageItem, Record, Report, WaitingItem
+from snapline.sim.explorer.epochs import EpochModel, EpochNode, MailboxItem, MarkerItem, MessageItem, Record, Report
 from snapline.sim.explorer.interning import CoreMemo, key_of
-from snapline.sim.explorer.search import Fault, Outputs, PossibleMove
+from snapline.sim.explorer.search import Fault, Outputs, ProposedMove
 
 
 class StampedModel(EpochModel):
@@ -43,10 +43,10 @@ class StampedModel(EpochModel):
     def new_core(self, agent: int, begun: int) -> EpochStampedCore:
         return self.core_type(self.names[agent], recorded=begun)
 
-    def word_of_begin(self, epoch: int) -> msgspec.Struct:
+    def begin_message(self, epoch: int) -> msgspec.Struct:
         return EpochAnnounced(epoch)
 
-    def word_of_end(self, epoch: int) -> msgspec.Struct:
+    def end_message(self, epoch: int) -> msgspec.Struct:
         return EpochEnded(epoch)
 
     def image_of(self, agent: int, node: EpochNode) -> EpochStampedImage:
@@ -61,21 +61,21 @@ class StampedModel(EpochModel):
 
     # -- steps ----------------------------------------------------------------------------------------------------------
 
-    def agent_proposals(self, agent: int, node: EpochNode) -> Iterator[PossibleMove]:
+    def agent_proposals(self, agent: int, node: EpochNode) -> Iterator[ProposedMove]:
         name = self.names[agent]
         if self.owes(agent, node):
-            yield PossibleMove(f"{name} records", "record")
+            yield ProposedMove(f"{name} records", "record")
         else:
             yield from self.sends(agent, node)
             if node.mailbox:
-                yield PossibleMove(f"{name} consumes a message of {self.names[node.mailbox[0].sender]}", "turn")
+                yield ProposedMove(f"{name} consumes a message of {self.names[node.mailbox[0].sender]}", "turn")
         yield from self.arrivals(agent, node)
         for epoch in node.unreported:
-            yield PossibleMove(f"{name} reports epoch {epoch}", "report", epoch)
+            yield ProposedMove(f"{name} reports epoch {epoch}", "report", epoch)
         if node.held:
-            yield PossibleMove(f"the markers of {name} leave", "markers")
+            yield ProposedMove(f"the markers of {name} leave", "markers")
 
-    def agent_step(self, agent: int, node: EpochNode, proposal: PossibleMove) -> tuple[EpochNode, Outputs]:
+    def agent_step(self, agent: int, node: EpochNode, proposal: ProposedMove) -> tuple[EpochNode, Outputs]:
         match proposal.kind:
             case "send":
                 return self.message_to(agent, node, proposal.detail, self.image_of(agent, node).recorded)
@@ -101,7 +101,7 @@ class StampedModel(EpochModel):
             return self._feed(agent, node, MarkerReceived(channel, item.epoch, item.last_number))
         node = self._feed(agent, node, MessageArrived(channel, item.number, item.stamp, b"%d" % item.number))
         if self.must_wait(agent, node):
-            return node._replace(mailbox=(*node.mailbox, WaitingItem(sender, item)))
+            return node._replace(mailbox=(*node.mailbox, MailboxItem(sender, item)))
         return self.consume(node, sender, item)
 
     def must_wait(self, agent: int, node: EpochNode) -> bool:
@@ -122,14 +122,14 @@ class StampedModel(EpochModel):
         core, commands = self.cores[agent].run(node.core, key_of(event), lambda core: core.handle(0, event))
         node = node._replace(core=core)
         for command in commands:
-            node = self._obey(node, command)
+            node = self._execute(node, command)
         known = {opened.epoch: opened.in_transit for opened in before.open_epochs}
         now = {opened.epoch: opened.in_transit for opened in self.image_of(agent, node).open_epochs}
         unreported = [epoch for epoch in now if epoch in node.unreported or known.get(epoch) != now[epoch]]
         records = tuple(record for record in node.records if record.epoch in now)
         return node._replace(unreported=tuple(unreported), records=records)
 
-    def _obey(self, node: EpochNode, command: Command) -> EpochNode:
+    def _execute(self, node: EpochNode, command: Command) -> EpochNode:
         match command:
             case RecordState():
                 records = tuple(Record(epoch, node.books) for epoch in command.epochs)
@@ -150,20 +150,20 @@ class StampedModel(EpochModel):
             tuple(MessageItem(int(message.payload), message.stamp) for message in part.in_transit.get(name, ()))
             for name in self.names
         )
-        report = Report(agent, epoch, Claim(claim), books, in_transit)
+        report = Report(agent, epoch, HashableReport(claim), books, in_transit)
         unreported = tuple(other for other in node.unreported if other != epoch)
         return node._replace(unreported=unreported), ((len(self.agents), self.items.of(report)),)
 
     # -- the coordinator ------------------------------------------------------------------------------------------------
 
     def is_whole(self, reports: tuple[Report, ...]) -> bool:
-        coverage = uncovered({self.names[report.agent]: report.claim.report for report in reports}, ())
+        coverage = check_coverage({self.names[report.agent]: report.claim.report for report in reports}, ())
         if coverage.orphans:
             raise Fault("coverage", "G1", f"the coordinator sees orphans: {coverage.orphans}")
         return coverage.is_whole
 
 
-class Claim:
+class HashableReport:
     """Hashable `AgentReport`; equal reports are equal claims."""
 
     __slots__ = ("_key", "report")
@@ -173,7 +173,7 @@ class Claim:
         self._key = key_of(report)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Claim) and other._key == self._key
+        return isinstance(other, HashableReport) and other._key == self._key
 
     def __hash__(self) -> int:
         return hash(self._key)

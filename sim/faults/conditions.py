@@ -10,7 +10,7 @@ failpoint.
 
 from collections.abc import Callable, Iterable
 
-from snapline.sim.faults.executor import DiskMode, Executor, Hanging
+from snapline.sim.faults.executor import DiskMode, Executor, HangingCall
 from snapline.sim.scenario import NetworkPart
 
 Condition = tuple[str, ...]
@@ -28,7 +28,7 @@ _DISK_MODES: dict[str, DiskMode] = {
     "away": "away",
 }
 
-_HANGING: dict[str, Hanging] = {"store": "store", "stop": "stop", "loop": "loop"}
+_HANGING: dict[str, HangingCall] = {"store": "store", "stop": "stop", "loop": "loop"}
 
 
 class Conditions:

@@ -14,7 +14,7 @@ from snapline.sim.result import ExecutedFault
 DiskMode = Literal["eio", "full", "failed-sync", "slow", "stale-read", "away"]
 """Disk faults that last until cleared."""
 
-Hanging = Literal["store", "stop", "loop"]
+HangingCall = Literal["store", "stop", "loop"]
 """Calls of a host that may hang: calls of the store, `stop_when`, or a handler, which blocks the whole host."""
 
 FailpointAction = Literal["crash", "power-cut", "error", "pause", "reset", "refuse"]
@@ -24,9 +24,9 @@ its streams, "refuse" makes an agent's state impossible to encode."""
 WHEN_WORKING = "world.working"
 WHEN_RECORDING = "world.recording"
 WHEN_RECOVERING = "world.recovering"
-WHEN_TELLING = "world.telling"
+WHEN_SENDING = "world.telling"
 WHEN_DECIDING = "world.deciding"
-WHEN_HEARING = "world.hearing"
+WHEN_RECEIVING = "world.hearing"
 WHEN_CAPTURING = "world.capturing"
 """Points that the executor itself passes: an agent takes a turn; an agent records for an epoch; a host applies a recovery plan; the
 coordinator has sent a message to one host and perhaps not yet to the next; it learns the outcome of a proposal; a host has received a
@@ -106,7 +106,7 @@ class Executor(Protocol):
         """Set the speed in percent: 100 is normal, 10 ten times slower."""
         ...
 
-    def set_hanging(self, host: str, what: Hanging, is_on: bool) -> None:
+    def set_hanging(self, host: str, what: HangingCall, is_on: bool) -> None:
         """Make such calls of the host hang; when off, all return."""
         ...
 

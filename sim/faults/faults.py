@@ -12,7 +12,7 @@ from functools import partial
 from snapline.errors import UsageError
 from snapline.sim.faults.conditions import Condition, Conditions, Part
 from snapline.sim.faults.durations import duration_ns
-from snapline.sim.faults.executor import Executor, FailpointAction, Hanging
+from snapline.sim.faults.executor import Executor, FailpointAction, HangingCall
 from snapline.sim.faults.partitions import Pair, all_pairs, one_way, pairs_cut_off, pairs_of_shape, shuffled
 from snapline.sim.faults.words import (
     EVERY_HOST,
@@ -45,13 +45,13 @@ FLIP_TRIES = 10
 _BIT_PICKS = 1 << 30
 """More than the number of bits of any file; the executor takes the remainder."""
 
-_HANGING: Mapping[Hanging, str] = {
+_HANGING: Mapping[HangingCall, str] = {
     "store": "has a store that does not answer",
     "stop": "does not come to a decision whether to stop",
     "loop": "is blocked by a handler",
 }
 
-_PAIRS_SAID = 6
+_PAIRS_LISTED = 6
 """Largest number of pairs listed in a note; further ones are only counted."""
 
 
@@ -169,14 +169,14 @@ class Schedule:
                 name, text = "block", "lets nothing pass"
                 pairs = self._named_or_drawn(index, word.between, self._nodes())
         until_ns = self._conditions.worsen_for(word.lasts_ns, [(name, *pair) for pair in pairs], part)
-        self._note(index, f"{_said(pairs)} {text}", until_ns)
+        self._note(index, f"{_listed_pairs(pairs)} {text}", until_ns)
 
     def _begin_partition(self, index: int, word: PartitionFault) -> None:
         pairs = self._pairs_of_partition(index, word)
         if word.direction == "one-way":
             pairs = one_way(pairs, self._executor.choices.pick("fault", (index, "way"), 2))
         until_ns = self._conditions.worsen_for(word.lasts_ns, [("block", *pair) for pair in pairs])
-        self._note(index, f"{word.shape}: {_said(pairs)} lets nothing pass", until_ns)
+        self._note(index, f"{word.shape}: {_listed_pairs(pairs)} lets nothing pass", until_ns)
 
     def _pairs_of_partition(self, index: int, word: PartitionFault) -> list[Pair]:
         nodes = self._nodes()
@@ -355,10 +355,10 @@ def _both_ways(pairs: Sequence[Pair]) -> list[Pair]:
     return [*pairs, *((receiver, sender) for sender, receiver in pairs)]
 
 
-def _said(pairs: Sequence[Pair]) -> str:
+def _listed_pairs(pairs: Sequence[Pair]) -> str:
     if not pairs:
         return "nothing (too few nodes)"
-    listed = [f"{sender}→{receiver}" for sender, receiver in pairs[:_PAIRS_SAID]]
+    listed = [f"{sender}→{receiver}" for sender, receiver in pairs[:_PAIRS_LISTED]]
     more = len(pairs) - len(listed)
     return ", ".join(listed) + (f" and {more} more" if more else "")
 
@@ -435,7 +435,7 @@ def _coordinators_lost(word: Word, coordinators: int) -> list[str]:
             return []
 
 
-def describe_words() -> list[tuple[str, str, str]]:
+def describe_faults() -> list[tuple[str, str, str]]:
     """Return (class, fault kind with its choices, description) of every fault, for display."""
     return list(DESCRIPTIONS)
 

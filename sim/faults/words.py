@@ -18,12 +18,12 @@ from snapline.sim.faults.durations import Duration, OptionalDuration, SignedDura
 from snapline.sim.faults.executor import (
     WHEN_CAPTURING,
     WHEN_DECIDING,
-    WHEN_HEARING,
+    WHEN_RECEIVING,
     WHEN_RECORDING,
     WHEN_RECOVERING,
-    WHEN_TELLING,
+    WHEN_SENDING,
     WHEN_WORKING,
-    Hanging,
+    HangingCall,
 )
 
 Hit = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
@@ -156,9 +156,9 @@ MOMENTS = {
     "working": WHEN_WORKING,
     "recording": WHEN_RECORDING,
     "recovering": WHEN_RECOVERING,
-    "telling": WHEN_TELLING,
+    "telling": WHEN_SENDING,
     "deciding": WHEN_DECIDING,
-    "hearing": WHEN_HEARING,
+    "hearing": WHEN_RECEIVING,
 }
 
 
@@ -248,7 +248,7 @@ class HangFault(HostFault, frozen=True, kw_only=True):
             heartbeats continue. "loop": a handler, so that nothing else runs and no heartbeat leaves; the host's streams stay open.
     """
 
-    what: Hanging = "store"
+    what: HangingCall = "store"
 
 
 class ClockFault(HostFault, frozen=True, kw_only=True):
@@ -418,7 +418,7 @@ class MembershipFault(Word, frozen=True, kw_only=True):
             yield "host", self.host
 
 
-REFUSED_WORDS = {
+REFUSED_FAULT_KINDS = {
     "duplicate": "a link is a TCP stream, which drops doubled packets: use reset, or loss",
     "reorder": "a link is a TCP stream, which puts packets back in order: use reset, or loss",
     "corrupt": "a link is a TCP stream, which drops damaged packets: use reset, or loss",

@@ -10,12 +10,12 @@ from msgspec.structs import replace
 
 from snapline.sim.faults.words import CaptureFault, CrashFault, DelayFault, DiskFault, PauseFault, ResetFault, SlowFault
 from snapline.sim.mutants import clients, going_back, hosts, inputs, links, outputs, recoveries, rules, stores
-from snapline.sim.mutants.effects_catalogue import OF_EFFECTS
+from snapline.sim.mutants.effects_catalogue import EFFECT_MUTANTS
 from snapline.sim.mutants.letters_catalogue import LETTER_MUTANTS
-from snapline.sim.mutants.log_catalogue import OF_LOGS
+from snapline.sim.mutants.log_catalogue import LOG_MUTANTS
 from snapline.sim.mutants.registry import Mutant, check_replaceable, template, unchecked
 from snapline.sim.mutants.registry import crash_at as _crash
-from snapline.sim.mutants.turn_catalogue import OF_TURNS
+from snapline.sim.mutants.turn_catalogue import TURN_MUTANTS
 from snapline.sim.scenario import ClientsPart, FaultPart, FleetPart, OutputsPart, PatternPart, TriggerPart
 from snapline.sim.world.patches import patched
 
@@ -32,10 +32,12 @@ def _power_cut(*times: str) -> list[FaultPart]:
 RESETS = FaultPart(reset=ResetFault(at="350ms", times=20, every="30ms"))
 FLIPS = FaultPart(disk=DiskFault(mode="bit-flip", at="700ms", lasts="5ms"))
 UNSAVABLE = [FaultPart(capture=CaptureFault(hit=hit, times=2)) for hit in (20, 45)]
-EVERYBODY = FaultPart(crash=CrashFault(at="706ms", restart_after="200ms", is_all=True))
+ALL_HOSTS_CRASH = FaultPart(crash=CrashFault(at="706ms", restart_after="200ms", is_all=True))
 SLOW_HOSTS = FaultPart(slow=SlowFault(host="*", at="0s", lasts="4s", percent=1))
-SLOW_WORDS = FaultPart(delay=DelayFault(at="0s", lasts="3s", least="20ms", jitter="60ms"))
-LATE_WORDS = FaultPart(delay=DelayFault(between=["c1", "h2"], at="0s", lasts="4s", least="100ms", jitter="0s"))
+SLOW_NETWORK = FaultPart(delay=DelayFault(at="0s", lasts="3s", least="20ms", jitter="60ms"))
+SLOW_COORDINATOR_TO_H2 = FaultPart(
+    delay=DelayFault(between=["c1", "h2"], at="0s", lasts="4s", least="100ms", jitter="0s")
+)
 SLOW_ANSWERS = FaultPart(delay=DelayFault(between=["c1", "h1"], at="0s", lasts="4s", least="60ms", jitter="0s"))
 MANY_EPOCHS = FleetPart(
     agents=3,
@@ -45,18 +47,18 @@ MANY_EPOCHS = FleetPart(
 TOKENS = FleetPart(agents=4, pattern=PatternPart(name="bank"), trigger=TriggerPart(every="50ms"))
 
 CRASHES = ("500ms", "900ms", "1.3s")
-STANDSTILLS = [FaultPart(pause=PauseFault(at=at, lasts="4s")) for at in CRASHES]
+LONG_PAUSES = [FaultPart(pause=PauseFault(at=at, lasts="4s")) for at in CRASHES]
 
-SAYING = ClientsPart(count=3, inputs=60, pause="10ms")
+FREQUENT_INPUTS = ClientsPart(count=3, inputs=60, pause="10ms")
 """Clients that send inputs throughout the run."""
 
-HEARD = template(patterns=BUSY, faults=_crash(*CRASHES), clients=SAYING)
+INPUTS_AND_CRASHES = template(patterns=BUSY, faults=_crash(*CRASHES), clients=FREQUENT_INPUTS)
 
-SAYING_ALONE = ClientsPart(count=3, inputs=60, pause="10ms", asks=False)
+INPUTS_WITHOUT_EPOCH_REQUESTS = ClientsPart(count=3, inputs=60, pause="10ms", asks=False)
 """Clients that send inputs but request no epochs."""
 
-SPEAKING = OutputsPart(one_in=2)
-SPOKEN = template(patterns=BUSY, faults=_crash(*CRASHES), outputs=SPEAKING)
+FREQUENT_OUTPUTS = OutputsPart(one_in=2)
+OUTPUTS_AND_CRASHES = template(patterns=BUSY, faults=_crash(*CRASHES), outputs=FREQUENT_OUTPUTS)
 DYING_LEADERS = [
     FaultPart(crash=CrashFault(failpoint=point, hit=hit, restart_after="200ms"))
     for point, hit in (("coordinator.epoch.published", 3), ("store.outputs.directory", 2))
@@ -64,7 +66,7 @@ DYING_LEADERS = [
 
 SWEPT_OFTEN_MS = 20
 
-LOST_EPOCHS = [
+DAMAGED_EPOCHS = [
     fault
     for at_ms in (900, 1600, 2300)
     for fault in (
@@ -86,7 +88,7 @@ MUTANTS: dict[str, Mutant] = {
     "marker-after-next-sends": Mutant(
         text="markers leave 30 ms after the records, behind what was sent meanwhile, and stamps are not heeded",
         patches=hosts.marker_late,
-        scenario=template(fleet=TOKENS, faults=[LATE_WORDS]),
+        scenario=template(fleet=TOKENS, faults=[SLOW_COORDINATOR_TO_H2]),
         oracle="orphan",
         seed=0,
         is_unchecked=True,
@@ -233,7 +235,7 @@ MUTANTS: dict[str, Mutant] = {
     "older-plan-accepted": Mutant(
         text="checkpoints of older plans are taken for those of the present one",
         patches=recoveries.older_plan_accepted,
-        scenario=template(*AUTONOMOUS, patterns=BUSY, faults=[*_crash(*CRASHES), SLOW_WORDS]),
+        scenario=template(*AUTONOMOUS, patterns=BUSY, faults=[*_crash(*CRASHES), SLOW_NETWORK]),
         oracle="incarnation",
         seed=2,
         is_unchecked=True,
@@ -305,63 +307,63 @@ MUTANTS: dict[str, Mutant] = {
     "damage-unnoticed": Mutant(
         text="digests are not compared",
         patches=stores.damage_unnoticed,
-        scenario=template(fleet=MANY_EPOCHS, faults=[FLIPS, EVERYBODY]),
+        scenario=template(fleet=MANY_EPOCHS, faults=[FLIPS, ALL_HOSTS_CRASH]),
         oracle="restored",
         seed=2,
     ),
     "input-acknowledged-early": Mutant(
         text="an input is acknowledged when its batch leaves, not when it is durable",
         patches=inputs.acknowledged_early,
-        scenario=HEARD,
+        scenario=INPUTS_AND_CRASHES,
         oracle="receipts",
         seed=9,
     ),
     "log-not-sealed": Mutant(
         text="the logs of earlier plans are read and not sealed",
         patches=inputs.not_sealed,
-        scenario=template(patterns=BUSY, faults=STANDSTILLS, clients=SAYING),
+        scenario=template(patterns=BUSY, faults=LONG_PAUSES, clients=FREQUENT_INPUTS),
         oracle="inputs",
         seed=9,
     ),
     "log-unknown-to-plans": Mutant(
         text="a host writes a log that the coordinator does not know of",
         patches=inputs.log_unknown_to_plans,
-        scenario=template(patterns=BUSY, faults=STANDSTILLS, clients=SAYING),
+        scenario=template(patterns=BUSY, faults=LONG_PAUSES, clients=FREQUENT_INPUTS),
         oracle="inputs",
         seed=9,
     ),
     "log-not-read": Mutant(
         text="a plan gives agents nothing of what was taken before",
         patches=inputs.log_not_read,
-        scenario=HEARD,
+        scenario=INPUTS_AND_CRASHES,
         oracle="inputs",
         seed=4,
     ),
     "input-number-not-saved": Mutant(
         text="checkpoints do not say which inputs were consumed",
         patches=inputs.number_not_saved,
-        scenario=HEARD,
+        scenario=INPUTS_AND_CRASHES,
         oracle="inputs",
         seed=0,
     ),
     "input-keys-not-saved": Mutant(
         text="checkpoints do not hold the keys of consumed inputs",
         patches=inputs.keys_not_saved,
-        scenario=HEARD,
+        scenario=INPUTS_AND_CRASHES,
         oracle="inputs",
         seed=2,
     ),
     "newest-key-forgotten": Mutant(
         text="the newest keys are forgotten instead of the oldest",
         patches=inputs.newest_key_forgotten,
-        scenario=HEARD,
+        scenario=INPUTS_AND_CRASHES,
         oracle="inputs",
         seed=0,
     ),
     "all-batches-deleted": Mutant(
         text="every batch is deleted but the last of each log",
         patches=inputs.all_batches_deleted,
-        scenario=template(fleet=TOKENS, faults=_crash(*CRASHES), clients=SAYING_ALONE),
+        scenario=template(fleet=TOKENS, faults=_crash(*CRASHES), clients=INPUTS_WITHOUT_EPOCH_REQUESTS),
         oracle="garbage",
         seed=104,
     ),
@@ -369,7 +371,8 @@ MUTANTS: dict[str, Mutant] = {
         text="batches are deleted that the newest epoch covers, and older ones do not",
         patches=inputs.deleted_at_the_newest_epoch,
         scenario=replace(
-            template(fleet=TOKENS, faults=LOST_EPOCHS, clients=SAYING_ALONE), limits={"sweep_ms": SWEPT_OFTEN_MS}
+            template(fleet=TOKENS, faults=DAMAGED_EPOCHS, clients=INPUTS_WITHOUT_EPOCH_REQUESTS),
+            limits={"sweep_ms": SWEPT_OFTEN_MS},
         ),
         oracle="inputs",
         seed=9,
@@ -377,88 +380,88 @@ MUTANTS: dict[str, Mutant] = {
     "answered-early": Mutant(
         text="answers are told as final at the end of the turn",
         patches=inputs.answered_early,
-        scenario=HEARD,
+        scenario=INPUTS_AND_CRASHES,
         oracle="receipts",
         seed=1,
     ),
     "released-to-the-present": Mutant(
         text="a complete epoch releases all answers until now",
         patches=inputs.released_to_the_present,
-        scenario=HEARD,
+        scenario=INPUTS_AND_CRASHES,
         oracle="receipts",
         seed=10,
     ),
     "replies-not-saved": Mutant(
         text="checkpoints do not hold what was answered",
         patches=inputs.replies_not_saved,
-        scenario=HEARD,
+        scenario=INPUTS_AND_CRASHES,
         oracle="answers",
         seed=4,
     ),
     **clients.MUTANTS,
-    **OF_LOGS,
-    **OF_TURNS,
-    **OF_EFFECTS,
+    **LOG_MUTANTS,
+    **TURN_MUTANTS,
+    **EFFECT_MUTANTS,
     "outputs-at-the-end-of-the-turn": Mutant(
         text="what agents have said until now is released with an epoch that does not hold it",
         patches=outputs.released_at_the_end_of_the_turn,
-        scenario=SPOKEN,
+        scenario=OUTPUTS_AND_CRASHES,
         oracle="outputs",
         seed=0,
     ),
     "outputs-at-begun": Mutant(
         text="an epoch's outputs are released before the log says that it is complete",
         patches=outputs.released_at_begun,
-        scenario=template(CHANDY, patterns=BUSY, faults=_crash(*CRASHES), outputs=SPEAKING),
+        scenario=template(CHANDY, patterns=BUSY, faults=_crash(*CRASHES), outputs=FREQUENT_OUTPUTS),
         oracle="outputs",
         seed=0,
     ),
     "outputs-out-of-order": Mutant(
         text="the newest epoch's outputs are released first",
         patches=outputs.released_out_of_order,
-        scenario=template(CHANDY, fleet=MANY_EPOCHS, faults=[SLOW_HOSTS], outputs=SPEAKING),
+        scenario=template(CHANDY, fleet=MANY_EPOCHS, faults=[SLOW_HOSTS], outputs=FREQUENT_OUTPUTS),
         oracle="outputs",
         seed=13,
     ),
     "outputs-lost-by-an-aborted-epoch": Mutant(
         text="hosts drop pending outputs when an epoch is aborted",
         patches=outputs.lost_by_an_aborted_epoch,
-        scenario=SPOKEN,
+        scenario=OUTPUTS_AND_CRASHES,
         oracle="outputs",
         seed=37,
     ),
     "outputs-dropped-up-to-the-present": Mutant(
         text="hosts drop all pending outputs when an epoch is released",
         patches=outputs.dropped_up_to_the_present,
-        scenario=SPOKEN,
+        scenario=OUTPUTS_AND_CRASHES,
         oracle="outputs",
         seed=1,
     ),
     "outputs-lost-with-their-agent": Mutant(
         text="an agent that stops leaves before its outputs are released",
         patches=outputs.lost_with_its_agent,
-        scenario=template(patterns=("spawning",), outputs=SPEAKING),
+        scenario=template(patterns=("spawning",), outputs=FREQUENT_OUTPUTS),
         oracle="outputs",
         seed=1,
     ),
     "output-number-not-saved": Mutant(
         text="an agent counts its outputs from the beginning when it is restored",
         patches=outputs.number_not_saved,
-        scenario=SPOKEN,
+        scenario=OUTPUTS_AND_CRASHES,
         oracle="outputs",
         seed=10,
     ),
     "outputs-not-taken-back": Mutant(
         text="a release goes on from the newest epoch, also where the fleet went back behind it",
         patches=outputs.not_taken_back,
-        scenario=template(patterns=BUSY, faults=LOST_EPOCHS, outputs=SPEAKING),
+        scenario=template(patterns=BUSY, faults=DAMAGED_EPOCHS, outputs=FREQUENT_OUTPUTS),
         oracle="outputs",
         seed=2,
     ),
     "outputs-forgotten-by-a-new-leader": Mutant(
         text="a new leader takes all complete epochs for released",
         patches=outputs.forgotten_by_a_new_leader,
-        scenario=template(patterns=BUSY, faults=DYING_LEADERS, outputs=SPEAKING),
+        scenario=template(patterns=BUSY, faults=DYING_LEADERS, outputs=FREQUENT_OUTPUTS),
         oracle="outputs",
         seed=0,
     ),

@@ -15,7 +15,7 @@ from snapline.sim.scenario import ClientsPart
 from snapline.sim.world.patches import Patch
 
 
-def taken_upon_retry() -> list[Patch]:
+def retry_counted_as_accepted() -> list[Patch]:
     """Count an input as accepted although the host has asked for a retry."""
     original = ClientCore._on_request_answered
 
@@ -26,7 +26,7 @@ def taken_upon_retry() -> list[Patch]:
     return [(ClientCore, "_on_request_answered", on_request_answered)]
 
 
-def doubt_forgotten() -> list[Patch]:
+def unanswered_requests_ignored() -> list[Patch]:
     """Take a rejection as final although earlier requests for the input are unanswered."""
 
     def end(self: ClientCore, entry: Entry, ending: str, reason: str) -> None:
@@ -76,14 +76,14 @@ _GIVING = template(
 MUTANTS: dict[str, Mutant] = {
     "client-takes-retry-for-taken": Mutant(
         text="a client says that an input was taken which its host did not take just now",
-        patches=taken_upon_retry,
+        patches=retry_counted_as_accepted,
         scenario=_GIVING,
         oracle="inputs",
         seed=0,
     ),
     "client-forgets-doubt": Mutant(
         text="a client says that an input was not taken, though an earlier request had no answer",
-        patches=doubt_forgotten,
+        patches=unanswered_requests_ignored,
         scenario=_GIVING,
         oracle="inputs",
         seed=1,

@@ -18,7 +18,7 @@ def before_its_release() -> list[Patch]:
     return [(AgentOutputs, "holds", lambda self, number: False)]
 
 
-def key_of_its_life() -> list[Patch]:
+def key_per_incarnation() -> list[Patch]:
     """Use different keys for each incarnation of an agent."""
     original = Effects._call_if_released
 

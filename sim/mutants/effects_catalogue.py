@@ -26,12 +26,12 @@ def _of(text: str, patches: Callable[[], list[Patch]], oracle: str, seed: int = 
     return Mutant(text=text, patches=patches, scenario=PAID, oracle=oracle, seed=seed)
 
 
-OF_EFFECTS: dict[str, Mutant] = {
+EFFECT_MUTANTS: dict[str, Mutant] = {
     "effect-before-its-release": _of(
         "an effect is called before its intent is released", effects.before_its_release, "effects"
     ),
     "effect-with-a-key-of-its-life": _of(
-        "an effect is called again under another key after a recovery", effects.key_of_its_life, "effects"
+        "an effect is called again under another key after a recovery", effects.key_per_incarnation, "effects"
     ),
     "effect-outcome-not-logged": _of(
         "a turn goes on from an effect whose outcome no log holds", effects.outcome_not_logged, "effects"

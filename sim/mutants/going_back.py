@@ -33,7 +33,7 @@ def _fleet(protocol: str) -> FleetPart:
     )
 
 
-def marks_missing() -> list[Patch]:
+def discard_marks_missing() -> list[Patch]:
     """Do not mark epochs as discarded, so that the next plan starts from them again."""
     return [(fleet_state, "make_void", lambda image, epoch: [])]
 
@@ -50,12 +50,12 @@ def drop_lost() -> list[Patch]:
     return [(Plans, "directive", directive)]
 
 
-def told_as_taken() -> list[Patch]:
+def dropped_reported_as_accepted() -> list[Patch]:
     """Report a dropped input that is sent again as accepted."""
     return [(KnownKey, "is_dropped", property(lambda self: False))]
 
 
-def void_base() -> list[Patch]:
+def discarded_epoch_as_base() -> list[Patch]:
     """Assume that checkpoints build on the newest epoch, even if it is discarded."""
 
     def base(self: Lines) -> int | None:
@@ -65,7 +65,7 @@ def void_base() -> list[Patch]:
     return [(Lines, "_base", base)]
 
 
-def goes_on_after_asking() -> list[Patch]:
+def continues_after_rollback_request() -> list[Patch]:
     """Let an agent that has requested a rollback continue to take turns."""
     original = HostRollbacks.want
 
@@ -76,12 +76,12 @@ def goes_on_after_asking() -> list[Patch]:
     return [(HostRollbacks, "want", want)]
 
 
-def goes_back_each_time() -> list[Patch]:
+def every_rollback_granted() -> list[Patch]:
     """Grant every rollback, even if it was requested before for the same reason."""
     return [(FleetView, "refusal_of_rollback", lambda self, agent, reason: "")]
 
 
-def said_once() -> list[Patch]:
+def rollback_request_not_repeated() -> list[Patch]:
     """Do not repeat the agents' rollback requests to a new leader."""
 
     def welcomed(self: HostRollbacks) -> None:
@@ -105,28 +105,28 @@ ASKING = FleetPart(
 MUTANTS = {
     "goes-on-after-asking": Mutant(
         text="an agent that has asked that the fleet goes back takes its next turn",
-        patches=goes_on_after_asking,
+        patches=continues_after_rollback_request,
         scenario=template(fleet=ASKING),
         oracle="rollback",
         seed=0,
     ),
     "goes-back-each-time": Mutant(
         text="the fleet goes back for the same reason, again and again",
-        patches=goes_back_each_time,
+        patches=every_rollback_granted,
         scenario=template(fleet=ASKING),
         oracle="rollback",
         seed=8,
     ),
     "rollback-said-once": Mutant(
         text="a new leader does not hear which agents have asked that the fleet goes back",
-        patches=said_once,
+        patches=rollback_request_not_repeated,
         scenario=template(fleet=ASKING, faults=LEADERS_DIE),
         oracle="liveness",
         seed=1,
     ),
     "void-marks-missing": Mutant(
         text="epochs above the one that the fleet was taken back to count as before",
-        patches=marks_missing,
+        patches=discard_marks_missing,
         scenario=template(fleet=_fleet("chandy-lamport"), faults=CRASHES, restores=OFTEN),
         oracle="outcome",
         seed=1,
@@ -140,14 +140,14 @@ MUTANTS = {
     ),
     "dropped-inputs-told-as-taken": Mutant(
         text="who says a dropped input again hears that it has been taken",
-        patches=told_as_taken,
+        patches=dropped_reported_as_accepted,
         scenario=template(fleet=_fleet("chandy-lamport"), faults=CRASHES, restores=OFTEN, clients=CHATTY),
         oracle="inputs",
         seed=4,
     ),
     "void-epoch-as-base": Mutant(
         text="lines are built on an epoch that the fleet was taken back past",
-        patches=void_base,
+        patches=discarded_epoch_as_base,
         scenario=template(fleet=_fleet("uncoordinated"), faults=CRASHES, restores=OFTEN),
         oracle="line",
         seed=7,

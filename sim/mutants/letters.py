@@ -6,7 +6,7 @@ from snapline.agent_runtime.host import dead_letters
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.inputs import Inputs
 from snapline.agent_runtime.host.local_agent import LocalAgent
-from snapline.messages.dead_letters import DROP, DeadLetterCommand, read_word
+from snapline.messages.dead_letters import DROP, DeadLetterCommand, read_dead_letter_command
 from snapline.messages.inputs import ACCEPTED, InputOutcome
 from snapline.sim.world.patches import Patch
 
@@ -29,7 +29,7 @@ def numbers_not_saved() -> list[Patch]:
     return [(LocalAgent, "_saved_numbers", saved)]
 
 
-def dropped_is_handled() -> list[Patch]:
+def dropped_counts_as_handled() -> list[Patch]:
     """Count a dropped dead letter as handled."""
     original = dead_letters.settled
 
@@ -50,13 +50,13 @@ def known_by_number_alone() -> list[Patch]:
     return [(dead_letters, "_place_of", place_of)]
 
 
-def word_not_logged() -> list[Patch]:
+def command_not_logged() -> list[Patch]:
     """Drop a dead letter at once when a command arrives, without logging the command."""
     original = Inputs._take
 
     def take(self: Inputs, event: ev.InputsOffered, place: int, offered: ev.OfferedInput) -> InputOutcome | None:
         agent = self._shared.agents.get(offered.agent)
-        if agent is None or not offered.is_word or read_word(offered.payload).verb != DROP:
+        if agent is None or not offered.is_operator_command or read_dead_letter_command(offered.payload).verb != DROP:
             return original(self, event, place, offered)
         dead_letters.settled(agent, (None, "", offered.payload))
         return InputOutcome(ACCEPTED)

@@ -27,7 +27,7 @@ LETTER_MUTANTS: dict[str, Mutant] = {
     ),
     "dropped-letter-counts-as-handled": Mutant(
         text="a dead letter that is dropped counts as work that was done",
-        patches=letters.dropped_is_handled,
+        patches=letters.dropped_counts_as_handled,
         scenario=SETTLED,
         oracle="letters",
         seed=0,
@@ -41,7 +41,7 @@ LETTER_MUTANTS: dict[str, Mutant] = {
     ),
     "word-not-logged": Mutant(
         text="a dead letter is dropped as soon as somebody says so, and no log holds that",
-        patches=letters.word_not_logged,
+        patches=letters.command_not_logged,
         scenario=SETTLED,
         oracle="letters",
         seed=0,

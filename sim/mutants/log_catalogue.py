@@ -7,7 +7,7 @@ from snapline.sim.mutants import inputs
 from snapline.sim.mutants.registry import Mutant, template
 from snapline.sim.scenario import ClientsPart, FaultPart
 
-SAYING = ClientsPart(count=3, inputs=60, pause="10ms")
+FREQUENT_INPUTS = ClientsPart(count=3, inputs=60, pause="10ms")
 """Clients that send inputs throughout the run."""
 
 BUSY = ("random", "bank", "all-to-all", "ring")
@@ -21,11 +21,11 @@ STALLED_BATCHES = [
 ]
 ROLLING = [FaultPart(crash=CrashFault(at="600ms", restart_after="200ms", is_rolling=True))]
 
-OF_LOGS: dict[str, Mutant] = {
+LOG_MUTANTS: dict[str, Mutant] = {
     "present-log-sealed": Mutant(
         text="who comes to a plan seals the logs of that plan, too",
         patches=inputs.present_sealed,
-        scenario=template(patterns=BUSY, faults=ROLLING, clients=SAYING),
+        scenario=template(patterns=BUSY, faults=ROLLING, clients=FREQUENT_INPUTS),
         oracle="liveness",
         seed=0,
     ),
@@ -33,7 +33,8 @@ OF_LOGS: dict[str, Mutant] = {
         text="seals are deleted as garbage, and what was stalled is written after all",
         patches=inputs.seals_deleted,
         scenario=replace(
-            template(patterns=BUSY, faults=STALLED_BATCHES, clients=SAYING), limits={"sweep_ms": SWEPT_OFTEN_MS}
+            template(patterns=BUSY, faults=STALLED_BATCHES, clients=FREQUENT_INPUTS),
+            limits={"sweep_ms": SWEPT_OFTEN_MS},
         ),
         oracle="inputs",
         seed=3,
@@ -41,7 +42,7 @@ OF_LOGS: dict[str, Mutant] = {
     "retry-taken-for-another": Mutant(
         text="a batch that is in the log already counts as somebody else's when it is written again",
         patches=inputs.retry_taken_for_another,
-        scenario=template(patterns=BUSY, faults=FAILING_BATCHES, clients=SAYING),
+        scenario=template(patterns=BUSY, faults=FAILING_BATCHES, clients=FREQUENT_INPUTS),
         oracle="liveness",
         seed=0,
     ),

@@ -53,7 +53,7 @@ def released_out_of_order() -> list[Patch]:
     """Release the newest epoch with a ref first."""
 
     def following(self: Releases) -> int:
-        return 0 if self._releasing else max([x for x in self._owed if self._may_be_released(x)], default=0)
+        return 0 if self._releasing else max([x for x in self._unreleased if self._may_be_released(x)], default=0)
 
     return [(Releases, "_next", following)]
 

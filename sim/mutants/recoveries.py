@@ -65,7 +65,7 @@ def plan_from_older_epoch() -> list[Patch]:
 
 
 def part_missing() -> list[Patch]:
-    original = Coordinated._judge
+    original = Coordinated._check_reports
 
     def judge(self: Coordinated, entry: OpenEpoch, stage: Collecting) -> None:
         original(self, entry, stage)
@@ -74,7 +74,7 @@ def part_missing() -> list[Patch]:
             self._shared.out[-1] = cut = msgspec.structs.replace(manifest, agents=manifest.agents[:-1])
             entry.stage = StoringManifest(cut)
 
-    return [(Coordinated, "_judge", judge)]
+    return [(Coordinated, "_check_reports", judge)]
 
 
 def ref_before_decision() -> list[Patch]:

@@ -7,7 +7,7 @@ from snapline.sim.mutants.registry import Mutant, crash_at, template
 
 PLANS = template(patterns=("planning",), faults=crash_at("500ms", "900ms", "1.3s"))
 
-OF_TURNS: dict[str, Mutant] = {
+TURN_MUTANTS: dict[str, Mutant] = {
     "turn-not-saved": Mutant(
         text="checkpoints do not hold durable turns",
         patches=turns.turn_not_saved,

@@ -78,7 +78,7 @@ def _was_born_inside(branch: Branch, cut: CutRecord, agent: str, checkpoints: Ma
     creations = [
         (channel, index)
         for channel in branch.histories[agent].inward.values()
-        for index, payload in enumerate(channel.sent[: len(channel.got_at)])
+        for index, payload in enumerate(channel.sent[: len(channel.consumed_at)])
         if payload[:1] == CREATE
     ]
     return not creations or any(
@@ -235,7 +235,7 @@ def situations_at_end(books: GroundTruth, initial: Container[str]) -> Iterator[s
     evidence_of: dict[str, object] = {
         "zombie turn": books.zombie_turns,
         "dead letter": books.buried,
-        "dead letter of its sender": books.voided,
+        "dead letter of its sender": books.unroutable,
         **{
             f"letter {effect}": letters.effects.get(effect) for effect in ("handled", "failed again", "dropped", "gone")
         },

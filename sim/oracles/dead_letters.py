@@ -14,8 +14,15 @@ import msgspec
 
 from snapline.agent_runtime.host.dead_letters import identity_of
 from snapline.agent_runtime.host.local_agent import DEAD_LETTERS_KEPT
-from snapline.messages.dead_letters import DROP, GONE, RETRY, WORD, DeadLetterCommand, read_word
-from snapline.messages.effect_words import is_effect_request, is_effect_word
+from snapline.messages.dead_letters import (
+    COMMAND_PREFIX,
+    DROP,
+    RETRY,
+    TARGET_GONE,
+    DeadLetterCommand,
+    read_dead_letter_command,
+)
+from snapline.messages.effect_words import is_effect_request, is_effect_resolution
 from snapline.sim.oracles.drops import Drop, Drops
 from snapline.sim.oracles.ground_truth_records import (
     AgentHistory,
@@ -41,7 +48,7 @@ class Letter(msgspec.Struct, frozen=True):
         return identity_of(DeadLetterRecord(self.sender, self.payload, "", 0, 0))
 
 
-class GivenCommand(msgspec.Struct):
+class OperatorCommand(msgspec.Struct):
     """An operator command with its own key. `acknowledged_ns`: 0 until acknowledged."""
 
     agent: str
@@ -50,7 +57,7 @@ class GivenCommand(msgspec.Struct):
     acknowledged_ns: int = 0
 
 
-class LetterOracle:
+class DeadLetterOracle:
     """Dead-letter oracle of one run.
 
     Attributes:
@@ -60,15 +67,15 @@ class LetterOracle:
 
     def __init__(self, report: Report) -> None:
         self._report = report
-        self.said: dict[str, GivenCommand] = {}
+        self.said: dict[str, OperatorCommand] = {}
         self.effects: dict[str, int] = {}
 
     # ---- operators ------------------------------------------------------------------------------------------------
 
-    def on_said(self, agent: str, key: str, payload: bytes) -> None:
+    def on_command_given(self, agent: str, key: str, payload: bytes) -> None:
         """Record a command that an operator is about to send for the first time."""
-        command = read_word(payload)
-        self.said[key] = GivenCommand(agent, command.verb, command.identity)
+        command = read_dead_letter_command(payload)
+        self.said[key] = OperatorCommand(agent, command.verb, command.identity)
 
     def on_acknowledged(self, t_ns: int, key: str) -> None:
         """Record that the operator received the receipt, perhaps again."""
@@ -80,9 +87,9 @@ class LetterOracle:
         """Record that a message, timer or input became a dead letter of its receiver."""
         history.letters.append(DeadLetterChange(history.turns, 0, sender, payload))
 
-    def on_buried_again(self, t_ns: int, history: AgentHistory, word: bytes) -> None:
+    def on_dead_lettered_again(self, t_ns: int, history: AgentHistory, word: bytes) -> None:
         """Record that a retried dead letter failed again: it becomes a new dead letter."""
-        dead_letter = _meant(history, read_word(word))
+        dead_letter = _meant(history, read_dead_letter_command(word))
         if dead_letter is None:
             self._say(t_ns, f"{history.agent} has buried again a letter that it does not have")
         else:
@@ -97,13 +104,13 @@ class LetterOracle:
         """Record that a dead letter was handled by a turn."""
         self._over(t_ns, history, sender, payload, "handled")
 
-    def on_word_taken(self, t_ns: int, history: AgentHistory, payload: bytes, told: bytes) -> None:
+    def on_command_consumed(self, t_ns: int, history: AgentHistory, payload: bytes, told: bytes) -> None:
         """Check the answer to a command that took no turn."""
-        command = read_word(payload)
+        command = read_dead_letter_command(payload)
         dead_letter = _meant(history, command)
-        if (told == GONE) != (dead_letter is None):
+        if (told == TARGET_GONE) != (dead_letter is None):
             actual = "has none" if dead_letter is None else "has it"
-            text = f"letter {command.number} of {history.agent} was told to be {'gone' if told == GONE else 'dropped'}, and it {actual}"
+            text = f"letter {command.number} of {history.agent} was told to be {'gone' if told == TARGET_GONE else 'dropped'}, and it {actual}"
             self._say(t_ns, text)
         elif dead_letter is None:
             self._note(history, command.verb, command.identity, "gone")
@@ -146,7 +153,7 @@ class LetterOracle:
         counts: dict[tuple[str, str, bytes], tuple[int, int]] = {}
         for key, given in self.said.items():
             known, all_ = counts.get((given.agent, given.verb, given.identity), (0, 0))
-            is_required = given.acknowledged_ns > 0 and not drops.may_be_missing(plan, word_name(key))
+            is_required = given.acknowledged_ns > 0 and not drops.may_be_missing(plan, command_name(key))
             counts[given.agent, given.verb, given.identity] = known + is_required, all_ + 1
         for (agent, verb, identity), (known, all_) in counts.items():
             history = histories.get(agent)
@@ -171,13 +178,13 @@ class LetterOracle:
 
 def is_retry_of(payload: bytes, sender: str, letter: bytes) -> bool:
     """Return whether this input is a command to retry the dead letter."""
-    if payload[:1] != WORD or is_effect_word(payload) or is_effect_request(payload):
+    if payload[:1] != COMMAND_PREFIX or is_effect_resolution(payload) or is_effect_request(payload):
         return False
-    command = read_word(payload)
+    command = read_dead_letter_command(payload)
     return command.verb == RETRY and command.identity == Letter(0, sender, letter).identity
 
 
-def word_name(key: str) -> bytes:
+def command_name(key: str) -> bytes:
     """Return the name under which a command is tracked among inputs that may be dropped."""
     return b"word " + key.encode()
 
@@ -195,7 +202,9 @@ def dead_letters_of(history: AgentHistory, place: CutPlace | None = None) -> lis
     return letters
 
 
-def check_letters(history: AgentHistory, place: CutPlace, checkpoint: AgentCheckpoint, epoch: int) -> Iterator[str]:
+def check_dead_letters(
+    history: AgentHistory, place: CutPlace, checkpoint: AgentCheckpoint, epoch: int
+) -> Iterator[str]:
     """Yield differences between the dead letters of a checkpoint and the ground truth."""
     changes = _changes(history, place)
     count = len([x for x in changes if not x.is_over]) - len([x for x in changes if x.is_over and x.is_counted])

@@ -57,7 +57,7 @@ class Drops:
         """Return whether an input may have been dropped from the history of a plan."""
         return any(self._accepted.get(payload, 0) < drop.plan for drop in self._of_plan.get(plan, []))
 
-    def is_told_as_taken(self, plan: int, payload: bytes) -> bool:
+    def was_reported_accepted(self, plan: int, payload: bytes) -> bool:
         """Return whether a repeated send of a dropped input was answered as accepted. The last dropping plan has dropped it at the latest."""
         last = max([drop.plan for drop in self._of_plan.get(plan, [])], default=0)
         return self._repeated.get(payload, 0) >= last > 0

@@ -22,11 +22,11 @@ from snapline.agent_runtime.durable import SegmentEnd, TurnJournal, read_call
 from snapline.agent_runtime.encoding import encode_ordered
 from snapline.agent_runtime.fleet import own_modules, restore_agent
 from snapline.agent_runtime.host.events import StartTurn, TurnEnded, TurnFailed
-from snapline.agent_runtime.outside import Outside
+from snapline.agent_runtime.outside import TurnEnvironment
 from snapline.errors import DivergenceError
 from snapline.messages.payloads import split_message
 from snapline.sim.oracles.ground_truth_records import Report
-from snapline.sim.oracles.suspects import INSTEAD, Suspects, place_of, relative
+from snapline.sim.oracles.suspects import INSTEAD, DivergenceReasons, place_of, relative
 from snapline.storage.log.record import LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 
@@ -34,7 +34,7 @@ _ADVICE = ": a durable handler must"
 """Start of the advice in the product's message; the oracle replaces the advice with its own."""
 
 
-class _Clock(Outside):
+class _Clock(TurnEnvironment):
     """Clock that returns the times that the turn's last segment read."""
 
     def __init__(self, draws: Sequence[object]) -> None:
@@ -62,7 +62,7 @@ class DurableRun(msgspec.Struct):
 class DurableOracle:
     """Durable-turn oracle of one run of the world. `is_again`: replay turns; otherwise only divergences found by recoveries are reported."""
 
-    def __init__(self, report: Report, suspects: Suspects, *, is_again: bool) -> None:
+    def __init__(self, report: Report, suspects: DivergenceReasons, *, is_again: bool) -> None:
         self._report = report
         self._suspects = suspects
         self._is_again = is_again

@@ -33,9 +33,9 @@ from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.events import Control, Spawn
 from snapline.coordinator.state.operations import Restore
 from snapline.messages.effect_records import EFFECTS_TOPIC
-from snapline.messages.effect_words import is_effect_word
+from snapline.messages.effect_words import is_effect_resolution
 from snapline.messages.payloads import CREATE
-from snapline.sim.oracles.dead_letters import LetterOracle, is_retry_of
+from snapline.sim.oracles.dead_letters import DeadLetterOracle, is_retry_of
 from snapline.sim.oracles.effects import EffectOracle
 from snapline.sim.oracles.ground_truth_records import (
     NO_VOIDS,
@@ -81,7 +81,7 @@ class GroundTruth:
         self._report = report
         self.inputs = InputOracle(report)
         self.outputs = OutputOracle(report)
-        self.letters = LetterOracle(report)
+        self.letters = DeadLetterOracle(report)
         self.steps = StepOracle(report)
         self.effects = EffectOracle(report, self.inputs)
         self.rollbacks = RollbackOracle(report)
@@ -92,7 +92,7 @@ class GroundTruth:
         self.captured: dict[Key, Captured] = {}
         self.places: dict[str, int] = {agent: place for place, agent in enumerate(agents)}
         self.messages = 0
-        self.zombie_turns = self.buried = self.voided = 0
+        self.zombie_turns = self.buried = self.unroutable = 0
         self._plan_now = -1
         self._none_left: list[int] = []  # shared by all channels while the world does not report when messages leave
         self._histories: dict[str, AgentHistory] = {}
@@ -129,18 +129,18 @@ class GroundTruth:
             channel = history.inward.get(sender)
             if channel is None:
                 channel = self.channel_of(plan, sender, agent)
-            index = len(channel.got_at)
+            index = len(channel.consumed_at)
             if index < len(channel.sent) and channel.sent[index] == payload:
-                channel.got_at.append(turn)
+                channel.consumed_at.append(turn)
             else:
-                self._consume_other(t_ns, plan, channel, turn, payload)
+                self._consume_mismatch(t_ns, plan, channel, turn, payload)
         elif what == "input":
             self._consume_input(t_ns, history, payload)
         elif what == "stashed":
-            _put_off(history, payload, is_over=True)
+            _record_deferral(history, payload, is_over=True)
         elif what == "letter":
             self.letters.on_handled(t_ns, history, sender, payload)
-            _take_word(history, sender, payload)
+            _end_deferred_retry(history, sender, payload)
         for child, kind, state in spawns:
             self._send(history, plan, turn, child, creation_payload(kind, state))
         for receiver, data in sends:
@@ -163,8 +163,8 @@ class GroundTruth:
         self._consume_alone(t_ns, plan, agent, "buried-" + what, sender, payload)
         history = self.history_of(plan, agent)
         if what == "letter":
-            _put_off(history, payload or b"", is_over=True)
-            self.letters.on_buried_again(t_ns, history, payload or b"")
+            _record_deferral(history, payload or b"", is_over=True)
+            self.letters.on_dead_lettered_again(t_ns, history, payload or b"")
         elif payload is not None:
             self.letters.on_dead_lettered(history, sender, payload)
         if payload is not None and payload.startswith(b"\x05@call"):  # the caller gets an error reply
@@ -179,15 +179,15 @@ class GroundTruth:
         """
         self._consume_alone(t_ns, plan, agent, "taken-" + what, sender, payload)
         if is_stashed:
-            _put_off(self.history_of(plan, agent), payload, is_over=False)
+            _record_deferral(self.history_of(plan, agent), payload, is_over=False)
 
-    def on_word_taken(self, t_ns: int, plan: int, agent: str, payload: bytes, told: bytes) -> None:
+    def on_command_consumed(self, t_ns: int, plan: int, agent: str, payload: bytes, told: bytes) -> None:
         """Record that an operator command was consumed without a turn."""
         self._consume_alone(t_ns, plan, agent, "taken-word", "", payload)
-        _put_off(self.history_of(plan, agent), payload, is_over=True)
-        if is_effect_word(payload):
+        _record_deferral(self.history_of(plan, agent), payload, is_over=True)
+        if is_effect_resolution(payload):
             return
-        self.letters.on_word_taken(t_ns, self.history_of(plan, agent), payload, told)
+        self.letters.on_command_consumed(t_ns, self.history_of(plan, agent), payload, told)
 
     def _consume_alone(self, t_ns: int, plan: int, agent: str, how: str, sender: str, payload: bytes | None) -> None:
         kind = how.partition("-")[2]
@@ -197,22 +197,22 @@ class GroundTruth:
         if kind in ("message", "create"):
             channel = self.channel_of(plan, sender, agent)
             self._skip_void(channel, turn)
-            index = len(channel.got_at)
+            index = len(channel.consumed_at)
             if index < len(channel.sent) and payload in (None, channel.sent[index]):
-                channel.got_at.append(turn)
+                channel.consumed_at.append(turn)
             else:
-                self._consume_other(t_ns, plan, channel, turn, payload or b"")
+                self._consume_mismatch(t_ns, plan, channel, turn, payload or b"")
         elif kind == "input":
             self._consume_input(t_ns, history, payload or b"")
         elif kind == "stashed":
-            _put_off(history, payload or b"", is_over=True)
+            _record_deferral(history, payload or b"", is_over=True)
         if self._with_log:
             history.log.append(Turn(plan, how, sender, payload or b"", [], [], ()))
         if self._with_clocks:
             self._tick(plan, history, channel)
 
     def _consume_input(self, t_ns: int, history: AgentHistory, payload: bytes) -> None:
-        if is_effect_word(payload):  # the effect service sees its result
+        if is_effect_resolution(payload):  # the effect service sees its result
             return
         self.inputs.on_consumed(t_ns, history, payload)
         history.inputs[payload] = history.turns
@@ -222,7 +222,7 @@ class GroundTruth:
         self.inputs.on_replied(payload, reply)
         history = self.history_of(plan, agent)
         if is_dead_letter:
-            history.answers_to_letters.setdefault(payload, []).append(reply)
+            history.dead_letter_answers.setdefault(payload, []).append(reply)
             return
         history.replies[payload] = reply
         history.answered[payload] = history.turns
@@ -236,16 +236,16 @@ class GroundTruth:
         self.inputs.on_fallen_back()
         self.rollbacks.on_restored(t_ns, kind, plan)
 
-    def on_effect_told(self, t_ns: int, plan: int, agent: str, payload: bytes) -> None:
+    def on_effect_recorded(self, t_ns: int, plan: int, agent: str, payload: bytes) -> None:
         """Record an output that the runtime emitted for the agent between two of its turns."""
         self._consume_alone(t_ns, plan, agent, "taken-effect", "", payload)
         self.on_emitted(plan, agent, EFFECTS_TOPIC.encode() + b" " + payload)
 
     def on_unroutable(self, t_ns: int, plan: int, sender: str, receiver: str, payload: bytes) -> None:
         """Record that an undeliverable message became a dead letter of its sender."""
-        self.voided += 1
+        self.unroutable += 1
         history, channel = self.history_of(plan, sender), self.channel_of(plan, sender, receiver)
-        for index in range(len(channel.got_at), len(channel.sent)):
+        for index in range(len(channel.consumed_at), len(channel.sent)):
             if channel.sent[index] == payload and index not in channel.void:
                 channel.void = {**channel.void, index: history.voids}
                 history.voids += 1
@@ -276,10 +276,10 @@ class GroundTruth:
             text = f"a message of {sender} for {receiver} left under plan {plan}, after a checkpoint of {sender} could not be taken"
             self._report("failed", "G3", t_ns, text)
         channel, turn = self.channel_of(plan, sender, receiver), history.turns + is_in_turn
-        if channel.left_at:
-            channel.left_at.append(turn)
+        if channel.departed_at:
+            channel.departed_at.append(turn)
         else:
-            channel.left_at = [turn]
+            channel.departed_at = [turn]
 
     def on_failed(self, t_ns: int, plan: int, agent: str) -> None:
         """Record that an agent's checkpoint could not be taken. Its later work can never be saved, so none of it may become visible."""
@@ -308,8 +308,8 @@ class GroundTruth:
     def _tick(self, plan: int, history: AgentHistory, channel: ChannelTruth | None) -> None:
         """Append the agent's vector clock after its turn; its own component is the number of its turns."""
         clock = history.clocks[-1]
-        if channel is not None and 0 < len(channel.got_at) <= len(channel.sent_at):
-            sent_at = channel.sent_at[len(channel.got_at) - 1]
+        if channel is not None and 0 < len(channel.consumed_at) <= len(channel.sent_at):
+            sent_at = channel.sent_at[len(channel.consumed_at) - 1]
             other = self.history_of(plan, channel.sender).clocks[sent_at]
             if len(other) == len(clock):
                 clock = list(map(max, clock, other))
@@ -328,22 +328,22 @@ class GroundTruth:
     # ---- mismatches -----------------------------------------------------------------------------------------------
 
     def _skip_void(self, channel: ChannelTruth, turn: int) -> None:
-        while len(channel.got_at) in channel.void:
-            channel.got_at.append(turn)
+        while len(channel.consumed_at) in channel.void:
+            channel.consumed_at.append(turn)
 
-    def _consume_other(self, t_ns: int, plan: int, channel: ChannelTruth, turn: int, payload: bytes) -> None:
+    def _consume_mismatch(self, t_ns: int, plan: int, channel: ChannelTruth, turn: int, payload: bytes) -> None:
         """Report a payload that is not the channel's next one, unless only void messages come before it."""
         self._skip_void(channel, turn)
-        index = len(channel.got_at)
+        index = len(channel.consumed_at)
         if index < len(channel.sent) and channel.sent[index] == payload:
-            channel.got_at.append(turn)
+            channel.consumed_at.append(turn)
             return
         self._report(*self._name_mismatch(t_ns, plan, channel, payload))
         if index < len(channel.sent):
-            channel.got_at.append(turn)
+            channel.consumed_at.append(turn)
 
     def _name_mismatch(self, t_ns: int, plan: int, channel: ChannelTruth, payload: bytes) -> tuple[str, str, int, str]:
-        index, sent = len(channel.got_at), channel.sent
+        index, sent = len(channel.consumed_at), channel.sent
         text = f"{channel.receiver} consumed {show(payload)} from {channel.sender} under plan {plan} as message {index + 1}"
         if payload in sent[index:]:
             skipped = sent.index(payload, index) - index
@@ -448,7 +448,7 @@ class GroundTruth:
     @staticmethod
     def got(channel: ChannelTruth, place: CutPlace) -> int:
         """Return how many messages the receiver had consumed at its place, including void ones."""
-        return bisect_right(channel.got_at, place.turns)
+        return bisect_right(channel.consumed_at, place.turns)
 
     # ---- branching ------------------------------------------------------------------------------------------------
 
@@ -466,7 +466,7 @@ class GroundTruth:
         return branch
 
     def _copy_channel(self, branch: Branch, channel: ChannelTruth, sender: CutPlace, receiver: CutPlace) -> None:
-        sent, got = bisect_right(channel.sent_at, sender.turns), bisect_right(channel.got_at, receiver.turns)
+        sent, got = bisect_right(channel.sent_at, sender.turns), bisect_right(channel.consumed_at, receiver.turns)
         void = {index: count for index, count in channel.void.items() if count < sender.voids}
         left = sent - sender.parked.get(channel.receiver, 0) - len(void)
         copied = ChannelTruth(
@@ -474,10 +474,10 @@ class GroundTruth:
             channel.receiver,
             channel.sent[:sent],
             channel.sent_at[:sent],
-            channel.got_at[:got],
+            channel.consumed_at[:got],
             void,
             # A message that left in a turn outside the cut may depend on a message that no turn of this branch consumes.
-            [turn if turn <= sender.turns else -1 for turn in channel.left_at[:left]],
+            [turn if turn <= sender.turns else -1 for turn in channel.departed_at[:left]],
         )
         branch.channels[channel.sender, channel.receiver] = copied
         self.history_of(branch.plan, channel.sender).outward[channel.receiver] = copied
@@ -502,7 +502,7 @@ def _prefix(history: AgentHistory, place: CutPlace) -> AgentHistory:
         replies={
             payload: reply for payload, reply in history.replies.items() if history.answered[payload] <= place.turns
         },
-        answers_to_letters={payload: list(replies) for payload, replies in history.answers_to_letters.items()},
+        dead_letter_answers={payload: list(replies) for payload, replies in history.dead_letter_answers.items()},
         put_off=[each for each in history.put_off if each[0] <= place.turns],
         answered={payload: turn for payload, turn in history.answered.items() if turn <= place.turns},
         inputs={payload: turn for payload, turn in history.inputs.items() if turn <= place.turns},
@@ -512,14 +512,14 @@ def _prefix(history: AgentHistory, place: CutPlace) -> AgentHistory:
     )
 
 
-def _put_off(history: AgentHistory, payload: bytes, *, is_over: bool) -> None:
+def _record_deferral(history: AgentHistory, payload: bytes, *, is_over: bool) -> None:
     if not is_over or payload in stash_of(history.put_off):  # otherwise its turn already began
         history.put_off.append((history.turns, payload, is_over))
 
 
-def _take_word(history: AgentHistory, sender: str, payload: bytes) -> None:
+def _end_deferred_retry(history: AgentHistory, sender: str, payload: bytes) -> None:
     """Remove the deferred retry command of a dead letter that has had its turn."""
     for command in stash_of(history.put_off):
         if is_retry_of(command, sender, payload):
-            _put_off(history, command, is_over=True)
+            _record_deferral(history, command, is_over=True)
             return

@@ -51,9 +51,9 @@ class ChannelTruth(msgspec.Struct):
     receiver: str
     sent: list[bytes]
     sent_at: list[int]
-    got_at: list[int]
+    consumed_at: list[int]
     void: Mapping[int, int]
-    left_at: list[int]
+    departed_at: list[int]
 
 
 class Turn(msgspec.Struct):
@@ -154,7 +154,7 @@ class AgentHistory(msgspec.Struct):
     inputs: dict[bytes, int] = {}
     replies: dict[bytes, bytes] = {}
     answered: dict[bytes, int] = {}
-    answers_to_letters: dict[bytes, list[bytes]] = {}
+    dead_letter_answers: dict[bytes, list[bytes]] = {}
     put_off: list[tuple[int, bytes, bool]] = []
     outputs: list[tuple[int, bytes]] = []
     letters: list[DeadLetterChange] = []

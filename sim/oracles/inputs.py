@@ -22,7 +22,7 @@ from snapline.sim.oracles.drops import Drops
 from snapline.sim.oracles.ground_truth_records import AgentHistory, Report, show
 
 
-class Offered(msgspec.Struct):
+class InputRecord(msgspec.Struct):
     """One input.
 
     Attributes:
@@ -46,7 +46,7 @@ class Offered(msgspec.Struct):
     answer: bytes | None = None
     is_denied: bool = False
     is_consumed: bool = False
-    is_told_buried: bool = False
+    is_reported_dead_letter: bool = False
     words: list[int] = []
     replies: list[bytes] = []
 
@@ -64,16 +64,16 @@ class InputOracle:
     def __init__(self, report: Report) -> None:
         self._report = report
         self.has_fallen_back = self.has_lost_bytes = False
-        self.offered: dict[bytes, Offered] = {}
+        self.offered: dict[bytes, InputRecord] = {}
         self.drops = Drops()
-        self._ordered: dict[tuple[str, str], list[Offered]] = {}
+        self._ordered: dict[tuple[str, str], list[InputRecord]] = {}
         """(client, agent) → inputs with a receipt that were never in doubt."""
 
     # ---- sends ----------------------------------------------------------------------------------------------------
 
     def on_offered(self, agent: str, client: str, serial: int, payload: bytes) -> None:
         """Record an input that a client is about to send for the first time."""
-        self.offered[payload] = Offered(agent, client, serial)
+        self.offered[payload] = InputRecord(agent, client, serial)
 
     def on_offered_again(self, payload: bytes, serial: int) -> None:
         """Record that the client sends the input again, after all its earlier ones."""
@@ -107,7 +107,7 @@ class InputOracle:
         if is_first and not offered.is_given_up:
             self._check_order(t_ns, offered)
 
-    def _check_order(self, t_ns: int, offered: Offered) -> None:
+    def _check_order(self, t_ns: int, offered: InputRecord) -> None:
         others = self._ordered.setdefault((offered.client, offered.agent), [])
         for other in others:
             if (other.serial < offered.serial) != (other.number < offered.number) and not self.has_fallen_back:
@@ -158,9 +158,9 @@ class InputOracle:
             text = f"{show(payload)} for {offered.agent} was answered {show(answer)}, which no turn has answered"
             self._report("answers", "R2", t_ns, text)
 
-    def on_told_buried(self, payload: bytes) -> None:
+    def on_dead_letter_reported(self, payload: bytes) -> None:
         """Record that the client was informed of its dead letter."""
-        self.offered[payload].is_told_buried = True
+        self.offered[payload].is_reported_dead_letter = True
 
     def on_fallen_back(self) -> None:
         """Record that the fleet is restored behind a complete epoch, which may revoke final answers."""
@@ -201,7 +201,7 @@ class InputOracle:
             history = histories.get(offered.agent)
             turn = history.inputs.get(payload) if history is not None else None
             if turn is None and self.drops.may_be_missing(plan, payload):
-                if self.drops.is_told_as_taken(plan, payload):
+                if self.drops.was_reported_accepted(plan, payload):
                     text = f"input {show(payload)} for {offered.agent} was dropped, and its client was told that it is taken"
                     self._report("inputs", "R1", t_ns, text)
                 continue
@@ -213,12 +213,12 @@ class InputOracle:
                 text = f"input {show(payload)} was dropped when the fleet was taken back, and {offered.agent} has consumed it"
                 self._report("inputs", "R1", t_ns, text)
             final = history.replies.get(payload, b"") if history is not None else b""
-            letter_answers = history.answers_to_letters.get(payload, []) if history is not None else []
+            letter_answers = history.dead_letter_answers.get(payload, []) if history is not None else []
             if offered.answer not in (None, final, *letter_answers) and not self.has_fallen_back:
                 text = f"input {show(payload)} was answered {show(offered.answer or b'')}, and {offered.agent} has answered {show(final)}"
                 self._report("answers", "R2", t_ns, text)
             was_letter = history is not None and any(change.payload == payload for change in history.letters)
-            if offered.is_told_buried and not was_letter and not self.has_fallen_back:
+            if offered.is_reported_dead_letter and not was_letter and not self.has_fallen_back:
                 text = f"{offered.client} was told that input {show(payload)} is a dead letter, and {offered.agent} never had it"
                 self._report("answers", "R2", t_ns, text)
             if not offered.is_given_up:

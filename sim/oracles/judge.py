@@ -43,7 +43,7 @@ from snapline.coordinator.state.fleet_records import APPLIED, OperationResult, P
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.protocols.names import is_autonomous
 from snapline.sim.oracles import cuts
-from snapline.sim.oracles.dead_letters import check_letters
+from snapline.sim.oracles.dead_letters import check_dead_letters
 from snapline.sim.oracles.garbage import check_deleted, is_covered
 from snapline.sim.oracles.ground_truth import GroundTruth
 from snapline.sim.oracles.ground_truth_records import NOWHERE, AgentHistory, CutRecord, digest_of
@@ -53,7 +53,7 @@ from snapline.sim.oracles.outcomes import Outcomes
 from snapline.sim.oracles.probes import Probes
 from snapline.sim.oracles.replay import NOT_POSSIBLE
 from snapline.sim.oracles.replays import ReplayOracle
-from snapline.sim.oracles.retention import Wanted, check_retained
+from snapline.sim.oracles.retention import ExpectedRetention, check_retained
 from snapline.sim.oracles.stopping import StopOracle
 from snapline.sim.oracles.survivors import Frozen, LivePlaces
 from snapline.sim.oracles.useless import check_branch
@@ -83,7 +83,7 @@ class JudgeTerms(msgspec.Struct, frozen=True, kw_only=True):
     with_clocks: bool
     with_replay: bool = True
     is_own: bool = False
-    wanted: Wanted | None = None
+    wanted: ExpectedRetention | None = None
 
 
 class Judge:
@@ -331,7 +331,7 @@ class Judge:
         if self._terms.with_clocks:
             self._report_all(t_ns, cuts.check_clocks(self.books, cut))
         for agent, checkpoint in checkpoints.items():
-            self._check_letters(t_ns, cut, agent, checkpoint)
+            self._check_dead_letters(t_ns, cut, agent, checkpoint)
         whole_cut = Cut(cut.epoch, checkpoints, self._fleet)
         self._stop.on_cut(t_ns, whole_cut)
         broken = self._terms.check_cut(whole_cut)
@@ -340,10 +340,10 @@ class Judge:
         for name in cuts.situations(self.books, cut, checkpoints):
             self.probes.hit(name)
 
-    def _check_letters(self, t_ns: int, cut: CutRecord, agent: str, checkpoint: AgentCheckpoint) -> None:
+    def _check_dead_letters(self, t_ns: int, cut: CutRecord, agent: str, checkpoint: AgentCheckpoint) -> None:
         history, place = self.books.branch_of(cut.plan).histories.get(agent), cut.places[agent]
         if history is not None and place.captured is not None:
-            for text in check_letters(history, place, checkpoint, cut.epoch):
+            for text in check_dead_letters(history, place, checkpoint, cut.epoch):
                 self.report("letters", "G3", t_ns, text)
 
     def _check_line(self, t_ns: int, cut: CutRecord, base: CutRecord | None) -> None:
@@ -453,9 +453,9 @@ class Judge:
         histories = branch.histories.values() if branch is not None else ()
         return [history.agent for history in histories if history.turns > places.get(history.agent, NOWHERE).turns]
 
-    def stop_owed(self) -> str:
+    def required_stop_reason(self) -> str:
         """Return why the fleet must end by itself; "" if it need not."""
-        return self._stop.owed(self._outcomes.newest_complete)
+        return self._stop.required_reason(self._outcomes.newest_complete)
 
     def turns_of(self, agent: str) -> int:
         """Return the number of turns that an agent has finished in the newest plan's history."""

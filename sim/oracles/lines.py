@@ -112,7 +112,7 @@ class LineOracle:
     """Durable checkpoints of each plan, and their possible lines."""
 
     def __init__(self, books: GroundTruth) -> None:
-        self._books = books
+        self._ground_truth = books
         self._durable: dict[int, dict[str, dict[int, Captured]]] = {}
         self._known: dict[int, dict[str, int]] = {}
         self._proposed: dict[tuple[str, int], dict[str, int]] = {}
@@ -192,9 +192,9 @@ class LineOracle:
         known = self._known_of(cut)
         least = {agent: max(number, known.get(agent, 0)) for agent, number in line.items()}
         tops = {agent: _index(candidates[agent], number) for agent, number in least.items()}
-        indices = maximal(tops, counted(candidates, self._books.branch_of(cut.plan).channels))
+        indices = maximal(tops, counted(candidates, self._ground_truth.branch_of(cut.plan).channels))
         best = {agent: candidates[agent][index].number for agent, index in indices.items()}
-        histories = self._books.branch_of(cut.plan).histories
+        histories = self._ground_truth.branch_of(cut.plan).histories
         for agent, number in line.items():
             stopped_at, place = histories[agent].stopped_at, cut.places.get(agent, NOWHERE)
             if number < best[agent] and stopped_at and place.turns >= stopped_at:
@@ -235,7 +235,7 @@ class LineOracle:
                 choices.append(Candidate(choices[-1].number, live[agent]))
                 top = len(choices) - 1
             candidates[agent], tops[agent] = choices, top
-        line = maximal(tops, counted(candidates, self._books.branch_of(plan).channels))
+        line = maximal(tops, counted(candidates, self._ground_truth.branch_of(plan).channels))
         for agent, index in line.items():
             start, best = candidates[agent][0], candidates[agent][index]
             if best.place.turns > start.place.turns:
@@ -266,7 +266,7 @@ class LineOracle:
     ) -> Iterator[tuple[str, Candidate, list[Candidate]]]:
         durable = self._durable.get(plan, {})
         within = cut or base
-        for agent in self._books.branch_of(plan).histories:
+        for agent in self._ground_truth.branch_of(plan).histories:
             if within is not None and agent in within.places and within.places[agent].is_gone:
                 continue
             start = base.places.get(agent, NOWHERE) if base is not None else NOWHERE

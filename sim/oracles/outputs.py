@@ -14,14 +14,14 @@ from snapline.sim.oracles.ground_truth_records import AgentHistory, Branch, CutR
 from snapline.storage.outputs.record import EmittedOutput, Release
 
 
-class Had(msgspec.Struct, frozen=True):
+class ReadRelease(msgspec.Struct, frozen=True):
     """Outputs of one release that a reader has: agent, number and payload."""
 
     epoch: int
     outputs: list[tuple[str, int, bytes]]
 
 
-def flat(had: Iterable[Had]) -> list[tuple[int, str, int, bytes]]:
+def flat(had: Iterable[ReadRelease]) -> list[tuple[int, str, int, bytes]]:
     """Return all outputs of the releases, in order."""
     return [(release.epoch, *output) for release in had for output in release.outputs]
 
@@ -37,7 +37,7 @@ class OutputOracle:
 
     def __init__(self, report: Report) -> None:
         self._report = report
-        self.had: list[Had] = []
+        self.had: list[ReadRelease] = []
         self.emitted = self.undone = 0
         self._lines: dict[int, int] = {}
         self._plans: dict[int, int] = {}
@@ -129,7 +129,7 @@ class OutputOracle:
             self._say(t_ns, f"epoch {release.epoch} was released after epoch {release.after}, not after {before}")
         kept = [each for each in self.had if each.epoch <= release.after]
         self.undone += sum([len(each.outputs) for each in self.had[len(kept) :]])
-        self.had = [*kept, Had(release.epoch, [_short(output) for output in release.outputs])]
+        self.had = [*kept, ReadRelease(release.epoch, [_short(output) for output in release.outputs])]
         numbers: dict[str, int] = {}
         for each in self.had:
             for agent, number, _ in each.outputs:

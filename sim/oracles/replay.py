@@ -20,12 +20,12 @@ from typing import Any
 
 from snapline.agent_runtime.agent import Agent, AgentType, agent_type
 from snapline.agent_runtime.context import Context
-from snapline.agent_runtime.durable import STALE, read_call
+from snapline.agent_runtime.durable import LATE_REPLY, read_call
 from snapline.agent_runtime.encoding import encode_body
 from snapline.agent_runtime.fleet import Fleet, encode_state, restore_agent
 from snapline.agent_runtime.heartbeats import Heartbeats
 from snapline.agent_runtime.kinds import find_class
-from snapline.agent_runtime.outside import Outside
+from snapline.agent_runtime.outside import TurnEnvironment
 from snapline.messages.payloads import CREATE, read_creation, split_message
 from snapline.sim.oracles.ground_truth_records import AgentHistory, StepOutcome, Turn, show
 
@@ -36,7 +36,7 @@ class _NotPossibleError(Exception):
     """Error for a history that cannot be replayed."""
 
 
-class _Draws(Outside):
+class _Draws(TurnEnvironment):
     """Environment that returns the recorded draws, in order."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ def _call(agent: Agent, turn: Turn, ctx: Context) -> Any:  # what a user's handl
         return agent.on_start(ctx)
     call, payload = read_call(turn.payload)
     name, body = split_message(payload)
-    if name == STALE:
+    if name == LATE_REPLY:
         return None
     handler = agent_type(type(agent)).handlers[name]
     if handler.is_durable:

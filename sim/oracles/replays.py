@@ -13,7 +13,7 @@ from snapline.agent_runtime.fleet import Fleet
 from snapline.sim.oracles.durable_replay import DurableOracle
 from snapline.sim.oracles.ground_truth_records import AgentHistory, Report
 from snapline.sim.oracles.replay import NOT_POSSIBLE, replay
-from snapline.sim.oracles.suspects import Suspects
+from snapline.sim.oracles.suspects import DivergenceReasons
 
 
 class ReplayOracle:
@@ -27,7 +27,7 @@ class ReplayOracle:
     def __init__(self, report: Report, fleet: Fleet, *, is_own: bool) -> None:
         self.is_own = is_own
         self._fleet = fleet
-        self._suspects = Suspects()
+        self._suspects = DivergenceReasons()
         self._classes: dict[str, type[Agent]] = {}
         self._first: dict[str, bytes] = {}
         self.durable = DurableOracle(report, self._suspects, is_again=is_own)

@@ -14,7 +14,7 @@ import msgspec
 Finding = tuple[str, str, str]
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class ExpectedRetention(msgspec.Struct, frozen=True):
     """A policy in numbers. `hour_ms`, `day_ms`: lengths of the spans."""
 
     last: int
@@ -24,7 +24,7 @@ class Wanted(msgspec.Struct, frozen=True):
     day_ms: int
 
 
-def wanted_epochs(created_ms: Mapping[int, int], wanted: Wanted) -> set[int]:
+def wanted_epochs(created_ms: Mapping[int, int], wanted: ExpectedRetention) -> set[int]:
     """Return the epochs that the policy keeps, by their creation times."""
     newest_first = sorted(created_ms, reverse=True)
     kept = set(newest_first[: wanted.last])
@@ -37,7 +37,9 @@ def wanted_epochs(created_ms: Mapping[int, int], wanted: Wanted) -> set[int]:
     return kept
 
 
-def check_retained(before_ms: Mapping[int, int], after: set[int], wanted: Wanted, *, now_ms: int) -> Iterator[Finding]:
+def check_retained(
+    before_ms: Mapping[int, int], after: set[int], wanted: ExpectedRetention, *, now_ms: int
+) -> Iterator[Finding]:
     """Check a deletion: epochs with their times before it, epochs left after it, and the clock of the deleting node."""
     if max(before_ms.values(), default=0) > now_ms:
         return

@@ -23,7 +23,7 @@ class RollbackOracle:
         self._granted: dict[str, int] = {}
         """Reason of a rollback, as in the plan → plan."""
 
-    def on_asked(self, t_ns: int, agent: str, incarnation: int) -> None:
+    def on_rollback_requested(self, t_ns: int, agent: str, incarnation: int) -> None:
         """Record a turn that ended with a rollback request."""
         self.asked[agent, incarnation] = t_ns
 

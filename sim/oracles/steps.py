@@ -40,7 +40,7 @@ class StepOracle:
         self._report = report
         self.waits = WaitOracle(report)
         self._runs: dict[tuple[str, int], StepRun] = {}
-        self._gone_on: dict[tuple[object, ...], None] = {}
+        self._continued_steps: dict[tuple[object, ...], None] = {}
         self._counts: dict[tuple[str, int], int] = {}
         """(agent, incarnation) → durable turns begun in its history."""
         self._captured: dict[tuple[str, int, int], int] = {}
@@ -74,7 +74,7 @@ class StepOracle:
             run = self._runs[place]
             run.seen.append(turn.found)
             if run.asked is not None:
-                self._gone_on[run.asked] = None
+                self._continued_steps[run.asked] = None
                 run.asked = None
 
     def on_ended(self, ended: TurnEnded | TurnFailed) -> None:
@@ -85,7 +85,7 @@ class StepOracle:
         if isinstance(ended, TurnFailed):
             run.has_failed = ended.is_durable
             if ended.is_of_step and run.seen:
-                self._gone_on.pop((*run.begun, _timeless(run.seen[:-1]), run.seen[-1].name), None)
+                self._continued_steps.pop((*run.begun, _timeless(run.seen[:-1]), run.seen[-1].name), None)
             return
         if ended.pause is not None:
             run.seen += ended.pause.entries
@@ -107,7 +107,7 @@ class StepOracle:
         """Check a step that its turn runs now."""
         run = self._runs[agent, incarnation]
         run.asked = (*run.begun, _timeless(run.seen), name)
-        if run.asked in self._gone_on:
+        if run.asked in self._continued_steps:
             text = (
                 f"step {name!r} of {agent}, behind {len(run.seen)} entries, is run again: its turn had gone on from it"
             )
@@ -115,7 +115,7 @@ class StepOracle:
 
     def on_dropped(self) -> None:
         """Forget all steps: an operator's plan discards the inputs and steps of earlier plans."""
-        self._gone_on.clear()
+        self._continued_steps.clear()
 
 
 def _timeless(seen: Iterable[JournalEntry]) -> tuple[JournalEntry, ...]:

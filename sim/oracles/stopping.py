@@ -63,6 +63,6 @@ class StopOracle:
             reason = "does not hold of it" if kind.epoch in self._said else "was never asked about it"
             yield "stop", "G3", f"the fleet has stopped in epoch {kind.epoch}, and stop_when {reason}"
 
-    def owed(self, newest: int) -> str:
+    def required_reason(self, newest: int) -> str:
         """Return why the fleet must end; "" if it need not."""
         return f"stop_when holds of epoch {newest}, and the fleet has not ended" if self._said.get(newest) else ""

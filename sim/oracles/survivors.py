@@ -42,7 +42,7 @@ class Frozen(msgspec.Struct, frozen=True):
     start: int = 0
 
 
-class _Asked(msgspec.Struct):
+class _FreezeRequest(msgspec.Struct):
     host: str
     plan: int
     number: int
@@ -55,14 +55,14 @@ class Freezes:
     """Freeze requests of one leader and their answers, by stream number."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, _Asked] = {}
-        self._proposed: dict[Request, tuple[int, dict[int, _Asked]]] = {}
+        self._asked: dict[int, _FreezeRequest] = {}
+        self._proposed: dict[Request, tuple[int, dict[int, _FreezeRequest]]] = {}
 
-    def on_asked(self, stream: int, host: str, freeze: FreezeAgents, t_ns: int) -> None:
+    def on_freeze_sent(self, stream: int, host: str, freeze: FreezeAgents, t_ns: int) -> None:
         """Record a FreezeAgents request."""
         known = self._asked.get(stream)
         if known is None or (known.plan, known.number) != (freeze.plan, freeze.number):
-            self._asked[stream] = _Asked(host, freeze.plan, freeze.number, t_ns)
+            self._asked[stream] = _FreezeRequest(host, freeze.plan, freeze.number, t_ns)
 
     def on_answered(self, stream: int, answer: AgentsFrozen, t_ns: int) -> None:
         """Record an AgentsFrozen answer."""
@@ -97,7 +97,7 @@ class LivePlaces:
     """Places of agents when their hosts froze, from the ground truth."""
 
     def __init__(self, books: GroundTruth) -> None:
-        self._books = books
+        self._ground_truth = books
         self._places: dict[tuple[str, int, int, int], dict[str, CutPlace]] = {}
 
     def on_frozen(self, host: str, start: int, plan: int, number: int, agents: Sequence[str]) -> None:
@@ -107,7 +107,7 @@ class LivePlaces:
         """
         if (host, start, plan, number) in self._places:
             return
-        histories = self._books.branch_of(plan).histories
+        histories = self._ground_truth.branch_of(plan).histories
         self._places[host, start, plan, number] = {
             agent: _place(histories[agent]) for agent in agents if agent in histories
         }
@@ -131,7 +131,7 @@ class LivePlaces:
 def _place(history: AgentHistory) -> CutPlace:
     """Return the live place of an agent; its parked messages are those sent that have not left."""
     parked = {
-        receiver: len(channel.sent) - len(channel.void) - len(channel.left_at)
+        receiver: len(channel.sent) - len(channel.void) - len(channel.departed_at)
         for receiver, channel in history.outward.items()
     }
     return CutPlace(history.turns, history.voids, {receiver: count for receiver, count in parked.items() if count > 0})

@@ -46,7 +46,7 @@ ITEMS_MAX = 10_000
 
 _CONTAINERS = (list, bytearray, dict, set)
 
-SAID_MAX = 2
+REASONS_MAX = 2
 """Number of reasons in one report; further ones mostly have the same cause."""
 
 _Key = tuple[str, str]
@@ -106,7 +106,7 @@ def _filled(value: Any, other: Any) -> bool:  # of whatever types they are
     return True
 
 
-class Suspects:
+class DivergenceReasons:
     """State outside checkpoints that the agents' handlers use in one run."""
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ class Suspects:
         texts = [reason for key in self._changed() if (reason := _reason_of(agent_class, found, key))]
         if not texts:
             texts = [reason for name, uses in found.items() if (reason := _call_in(agent_class, name, uses))]
-        return texts[:SAID_MAX]
+        return texts[:REASONS_MAX]
 
 
 def place_of(agent_class: type, handler: str) -> str:

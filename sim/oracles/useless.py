@@ -38,15 +38,15 @@ TRACKING_PROTOCOLS = ("fdas", "fdi", "bhmr", "nras", "cbr", "cas")
 class Flow(msgspec.Struct, frozen=True):
     """A consumed message: the intervals and turns in which it left and was consumed.
 
-    `left_at`: the sender's last begun or ended turn at the departure, -1 if not known; `got_at`: the receiver's consuming turn.
+    `departed_at`: the sender's last begun or ended turn at the departure, -1 if not known; `consumed_at`: the receiver's consuming turn.
     """
 
     sender: str
     sent_in: int
-    left_at: int
+    departed_at: int
     receiver: str
     got_in: int
-    got_at: int
+    consumed_at: int
 
 
 class Intervals(msgspec.Struct):
@@ -96,20 +96,20 @@ def intervals_of(branch: Branch) -> Intervals:
 
 def _flows_of(channel: ChannelTruth, checkpoints: dict[str, list[Captured]]) -> Iterator[Flow]:
     left = [GroundTruth.left(channel, _place(x)) for x in checkpoints[channel.sender]]
-    got = [bisect_right(channel.got_at, x.turns) for x in checkpoints[channel.receiver]]
+    got = [bisect_right(channel.consumed_at, x.turns) for x in checkpoints[channel.receiver]]
     voids = 0
-    for index in range(min(len(channel.got_at), len(channel.sent_at))):
+    for index in range(min(len(channel.consumed_at), len(channel.sent_at))):
         if index in channel.void:
             voids += 1
             continue
-        left_at = channel.left_at[index - voids] if index - voids < len(channel.left_at) else -1
+        departed_at = channel.departed_at[index - voids] if index - voids < len(channel.departed_at) else -1
         yield Flow(
             channel.sender,
             bisect_right(left, index),
-            left_at,
+            departed_at,
             channel.receiver,
             bisect_right(got, index),
-            channel.got_at[index],
+            channel.consumed_at[index],
         )
 
 
@@ -200,7 +200,7 @@ def _vectors_of(branch: Branch, intervals: Intervals) -> dict[str, list[dict[str
     """Return agent → dependency vectors at the end of its intervals, by running the branch's turns in a causal order."""
     runs = {agent: _Run(history, intervals.checkpoints[agent]) for agent, history in branch.histories.items()}
     for flow in intervals.flows:
-        runs[flow.receiver].flows.setdefault(flow.got_at, []).append(flow)
+        runs[flow.receiver].flows.setdefault(flow.consumed_at, []).append(flow)
     is_moving = True
     while is_moving:
         is_moving = False
@@ -232,10 +232,10 @@ class _Run:
 
     def carried(self, flow: Flow) -> dict[str, int] | None:
         """Return the vector that a message of this agent carries; None while it has not left yet."""
-        if flow.left_at >= len(self.after):
+        if flow.departed_at >= len(self.after):
             return None
         return {
-            **self.after[flow.left_at],
+            **self.after[flow.departed_at],
             self.agent: flow.sent_in,
         }  # only images lie between that turn and the departure
 
@@ -259,7 +259,7 @@ class _Run:
 
 def _is_reported(branch: Branch, flows: list[Flow]) -> bool:
     """Return whether the sender's vector at departure is known for all messages; it is not if the turn of the departure never ended."""
-    return all(0 <= flow.left_at <= branch.histories[flow.sender].turns for flow in flows)
+    return all(0 <= flow.departed_at <= branch.histories[flow.sender].turns for flow in flows)
 
 
 # ---- the end of a run ---------------------------------------------------------------------------------------------

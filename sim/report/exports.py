@@ -28,7 +28,7 @@ SLICE_MAX_NS = 1_000
 """Maximum drawn length of a slice. An event takes no time and would otherwise be invisible."""
 
 COORDINATOR = "coordinator"
-ELSEWHERE = "spawned later"
+NO_INITIAL_HOST = "spawned later"
 """Name of the process for agents without an initial host."""
 
 
@@ -124,7 +124,7 @@ class _Places:
         """Yield the metadata entries with the names of processes and threads."""
         processes = dict(self._process)
         if any(process == self._elsewhere for process, _ in self._thread.values()):
-            processes[ELSEWHERE] = self._elsewhere
+            processes[NO_INITIAL_HOST] = self._elsewhere
         for host, process in processes.items():
             yield {"name": "process_name", "ph": "M", "pid": process, "args": {"name": host}}
         for agent in self._thread:

@@ -58,7 +58,7 @@ def scene_of(
 ) -> Scene:
     """Return a scene of at most `events_max` events around the first violation, or the last events if there is none."""
     first, last = window_of(recording, result, events_max)
-    past = past_of(recording)
+    past = past_events_of(recording)
     columns = Columns(recording, result, first, last)
     orphans = {orphan.message: orphan.text for orphan in recording.orphans}
     agents = _agents(recording, past, (first, last), orphans, agents_max)
@@ -72,7 +72,7 @@ def scene_of(
     arrows = [
         arrow
         for arrow in past.arrows(first, last, cuts, orphans)
-        if lanes.issuperset(_ends(arrow)) and any(first <= place <= last for place in _places(arrow))
+        if lanes.issuperset(_ends(arrow)) and any(first <= place <= last for place in _positions(arrow))
     ]
     total, known = len(recording.events), len({*recording.agents, *past.known})
     notes_if = {
@@ -104,7 +104,7 @@ def scene_of(
     )
 
 
-def past_of(recording: Recording) -> PastEvents:
+def past_events_of(recording: Recording) -> PastEvents:
     """Return all events, with the cut of every complete epoch."""
     past = PastEvents(lambda position: seconds(recording.events[position].t_ns))
     complete = [span for span in recording.epochs.values() if span.outcome == "complete"]
@@ -122,7 +122,7 @@ def _ends(arrow: Arrow) -> set[str]:
     return {arrow.receiver} if arrow.sent is None else {arrow.sender, arrow.receiver}
 
 
-def _places(arrow: Arrow) -> tuple[Place, ...]:
+def _positions(arrow: Arrow) -> tuple[Place, ...]:
     return arrow.received if arrow.sent is None else (arrow.sent, *arrow.received)
 
 

@@ -23,7 +23,7 @@ from snapline.sim.result import Result
 from snapline.sim.scenario import Scenario
 from snapline.sim.search.replay import read_repro
 from snapline.sim.search.shrink import Shrunk, is_same_bug, shrink, signature_of, size_of
-from snapline.sim.search.shrunk_files import size_text, story
+from snapline.sim.search.shrunk_files import shrink_report, size_text
 from snapline.sim.search.sweep import Collector, SweepSummary
 from snapline.sim.toml_text import format_toml
 from snapline.sim.world.recording import Recording
@@ -107,8 +107,8 @@ def run_seeds(subject: Subject, seeds: Sequence[int], *, allow_undecided: bool) 
 
 def failure_of(scenario: Scenario, seed: int, result: Result, *, allow_undecided: bool) -> Failure | None:
     """Return the failure of a run; None if it passed."""
-    is_well = result.verdict == "pass" or (result.verdict == "undecided" and allow_undecided)
-    return None if is_well else Failure(scenario, seed, result)
+    is_ok = result.verdict == "pass" or (result.verdict == "undecided" and allow_undecided)
+    return None if is_ok else Failure(scenario, seed, result)
 
 
 def run_folder(subject: Subject, folder: Path) -> tuple[Failure | None, SweepSummary]:
@@ -137,13 +137,13 @@ def explain(subject: Subject, failure: Failure, place: TestLocation, *, shrink_s
         return "\n".join([*lines, _replay_line(place, failure.folder), *_hints(failure.result)])
     lines.append(f"repeat: {place.command} --snapline-seed {failure.seed}")
     try:
-        lines += _made_small(subject, failure, place, shrink_s)
+        lines += _shrink_report(subject, failure, place, shrink_s)
     except SnaplineError as error:  # report the failure even if it cannot be shrunk or written
         lines += ["", f"it was not made small: {error}"]
     return "\n".join(lines)
 
 
-def _made_small(subject: Subject, failure: Failure, place: TestLocation, shrink_s: float) -> Iterator[str]:
+def _shrink_report(subject: Subject, failure: Failure, place: TestLocation, shrink_s: float) -> Iterator[str]:
     failure.is_repeatable = failure.is_repeatable and _is_repeatable(subject, failure)
     if failure.is_repeatable:
         yield from _hints(failure.result)
@@ -247,7 +247,7 @@ def _write(subject: Subject, failure: Failure, shrunk: Shrunk | None, place: Tes
     else:
         scenario, seed, record = shrunk.scenario, shrunk.seed, shrunk.record
         result = subject.run(scenario, seed, RecordedChoices(record), recording=recording)
-        steps = list(story(shrunk))
+        steps = list(shrink_report(shrunk))
     folder = folder_for(place.folder, scenario.name, seed, datetime.now(UTC))
     write_run(folder, scenario, result, recording, choices=record, commit="")
     (folder / STEPS).write_text("\n".join(steps) + "\n", encoding="utf-8")

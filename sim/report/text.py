@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from snapline.diagrams.style import clean, shortened
-from snapline.sim.report.words import count, seconds, stretch
+from snapline.sim.report.words import count, seconds, time_span
 from snapline.sim.result import ExecutedFault, Result, Violation
 from snapline.sim.scenario import Scenario
 from snapline.sim.search.coverage import exercised, kinds_of
 
 WIDTH = 96
 BRIEF_WIDTH = 160
-"""Maximum width of the lines of `brief`."""
+"""Maximum width of the lines of `brief_summary`."""
 
 LINES_MAX = 24
 """Maximum number of lines: the height of the smallest common terminal."""
@@ -38,7 +38,7 @@ def summarise(result: Result) -> str:
         *_several(result.violations, VIOLATIONS_MAX, _violation, "more violation"),
         *_several(result.pending, PENDING_MAX, _pending, "more thing missing", "more things missing"),
         *_wrapped(result.error, "error: "),
-        *_as_they_are(result),
+        *_unstubbed_steps(result),
         *_several(result.faults, FAULTS_MAX, _fault, "more fault"),
         *_probes(result),
     ]
@@ -49,7 +49,7 @@ def summarise(result: Result) -> str:
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def brief(result: Result, scenario: Scenario) -> str:
+def brief_summary(result: Result, scenario: Scenario) -> str:
     """Return four lines about a run that passed: verdict, size, events met, and checks."""
     fleet, figures, hits = scenario.fleet, result.metrics, result.probes
     turns, epochs = int(figures.get("turns", 0)), int(figures.get("epochs_complete", 0))
@@ -61,7 +61,7 @@ def brief(result: Result, scenario: Scenario) -> str:
     events += [", ".join(kinds_of(result.faults)) or "no fault"]
     checks = [f"all guarantees, {count(hits.get('replayed', 0), 'agent')} run again"]
     checks += [name for name in (fleet.invariant, fleet.at_end) if name]
-    checks += [*_as_they_are(result)]
+    checks += [*_unstubbed_steps(result)]
     lines = [f"{result.verdict.upper()}  {result.name}, seed {result.seed}", f"ran      {size}"]
     lines += [f"met      {', '.join(events[:2])}; {events[2]}", f"checked  {'; '.join(checks)}"]
     return "".join([f"{shortened(clean(line), BRIEF_WIDTH)}\n" for line in lines])
@@ -77,14 +77,14 @@ def _pending(words: str) -> Iterator[str]:
 
 
 def _fault(fault: ExecutedFault) -> Iterator[str]:
-    when = stretch(fault.at_ns, fault.until_ns) if fault.until_ns else f"at {seconds(fault.at_ns)}"
+    when = time_span(fault.at_ns, fault.until_ns) if fault.until_ns else f"at {seconds(fault.at_ns)}"
     yield shortened(clean(f"fault: {fault.text or fault.kind}"), WIDTH - len(when) - 2) + f", {when}"
 
 
-def _as_they_are(result: Result) -> Iterator[str]:
+def _unstubbed_steps(result: Result) -> Iterator[str]:
     """Yield a line that lists the steps without stubs, which really ran."""
-    if result.steps_as_they_are:
-        names = ", ".join(result.steps_as_they_are)
+    if result.unstubbed_steps:
+        names = ", ".join(result.unstubbed_steps)
         yield shortened(clean(f"no stubs (Fleet(simulate=…)), so these steps really ran: {names}"), WIDTH)
 
 

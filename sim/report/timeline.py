@@ -3,7 +3,7 @@
 from snapline.diagrams.scene import Bar, Scene, Track, clock
 from snapline.diagrams.svg import draw
 from snapline.sim.report.tracks import alarms_of, tracks_of
-from snapline.sim.report.words import count, seconds, stretch
+from snapline.sim.report.words import count, seconds, time_span
 from snapline.sim.result import Result
 from snapline.sim.world.recording import Recording
 
@@ -20,7 +20,7 @@ def draw_timeline(result: Result, recording: Recording | None, *, heal_ns: int, 
     end_ns = max(_end_ns(result, recording), 1)
     tracks, notes = tracks_of(recording, result.faults, float, (0, end_ns))
     if heal_ns < end_ns:
-        words = f"everything healed, {stretch(heal_ns, end_ns)}; the fleet has {seconds(within_ns)} to finish"
+        words = f"everything healed, {time_span(heal_ns, end_ns)}; the fleet has {seconds(within_ns)} to finish"
         tracks.append(Track("liveness", [Bar(heal_ns, end_ns, "healed", "", words)]))
     return draw(
         Scene(

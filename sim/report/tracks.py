@@ -7,7 +7,7 @@ positions.
 from collections.abc import Callable, Iterable, Iterator
 
 from snapline.diagrams.scene import Alarm, Bar, BarKind, Place, Track
-from snapline.sim.report.words import seconds, stretch
+from snapline.sim.report.words import seconds, time_span
 from snapline.sim.result import ExecutedFault, Result
 from snapline.sim.world.recording import EpochSpan, HostSpan, Recording
 
@@ -26,19 +26,19 @@ def tracks_of(
             yield Bar(place(start_ns), place(until_ns), kind, label, words)
 
     def host(span: HostSpan) -> Iterator[Bar]:
-        words = f"{span.host} is up {stretch(span.from_ns, span.until_ns)}"
+        words = f"{span.host} is up {time_span(span.from_ns, span.until_ns)}"
         yield from bar(span.from_ns, span.until_ns or max(end_ns, span.from_ns), "up", "", words)
         if span.until_ns:
             yield from bar(span.until_ns, span.until_ns, "crash", "", f"{span.host} ends at {seconds(span.until_ns)}")
 
     def epoch(span: EpochSpan) -> Iterator[Bar]:
         is_open = span.outcome == "open" or not span.ended_ns
-        words = f"epoch {span.epoch}: {span.outcome}, {stretch(span.begun_ns, span.ended_ns)}, plan {span.plan}"
+        words = f"epoch {span.epoch}: {span.outcome}, {time_span(span.begun_ns, span.ended_ns)}, plan {span.plan}"
         until_ns = max(end_ns if is_open else span.ended_ns, span.begun_ns)
         yield from bar(span.begun_ns, until_ns, span.outcome, str(span.epoch), words)
 
     def fault(one: ExecutedFault) -> Iterator[Bar]:
-        when = stretch(one.at_ns, one.until_ns) if one.until_ns else f"at {seconds(one.at_ns)}"
+        when = time_span(one.at_ns, one.until_ns) if one.until_ns else f"at {seconds(one.at_ns)}"
         kind: BarKind = "fault" if one.until_ns else "point"
         yield from bar(one.at_ns, one.until_ns or one.at_ns, kind, one.text, f"{one.text}, {when}")
 

@@ -32,7 +32,7 @@ def seconds(time_ns: int) -> str:
     return f"{time_ns // 1_000_000_000}.{time_ns // 1000 % 1_000_000:06d} s"
 
 
-def stretch(start_ns: int, end_ns: int) -> str:
+def time_span(start_ns: int, end_ns: int) -> str:
     """Format a time span as `1.000000 s to 2.000000 s`, or `from 1.000000 s on` if the end is 0."""
     return f"{seconds(start_ns)} to {seconds(end_ns)}" if end_ns else f"from {seconds(start_ns)} on"
 

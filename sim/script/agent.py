@@ -39,9 +39,9 @@ class ScriptedAgent:
         self.name = name
         self.phase = "living"
         self.images = [first_image]
-        self.set_back(0)
+        self.roll_back(0)
 
-    def set_back(self, number: int) -> None:
+    def roll_back(self, number: int) -> None:
         """Restore a checkpoint and discard the later ones."""
         del self.images[number + 1 :]
         image = self.images[number]
@@ -51,7 +51,7 @@ class ScriptedAgent:
         self.mailbox: list[ScriptedMessage] = []
         self.outbox: list[tuple[str, str]] = []
         self.running: ScriptedMessage | None = None
-        self.is_busy = False
+        self.has_running_turn = False
         self.failure = ""
 
     def image(self, core: bytes = b"") -> Image:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from snapline.recovery.analysis import analyze
-from snapline.recovery.execution import LOST, Execution, Line
+from snapline.recovery.execution import NOT_RECEIVED, Execution, Line
 from snapline.recovery.lines import domino_rounds, recovery_line, recovery_line_by_checkpoints
 from snapline.recovery.trace import (
     CheckpointTaken,
@@ -38,7 +38,7 @@ class ScriptedMessage(msgspec.Struct, frozen=True):
     piggyback: bytes = b""
 
 
-class Book:
+class GroundTruth:
     """Record of all events, in order.
 
     Attributes:
@@ -115,7 +115,9 @@ class Book:
         return [
             execution.messages[message]
             for message, (sent, received) in enumerate(zip(execution.sent, execution.received, strict=True))
-            if received != LOST and execution.is_inside(received, inside) and not execution.is_inside(sent, inside)
+            if received != NOT_RECEIVED
+            and execution.is_inside(received, inside)
+            and not execution.is_inside(sent, inside)
         ]
 
 
@@ -124,12 +126,12 @@ def _numbers(execution: Execution, line: Mapping[str, int | None]) -> Line:
     return [live if (number := line.get(agent)) is None else number for agent, live in lives]
 
 
-def line_in_words(line: Mapping[str, int | None]) -> str:
+def format_line(line: Mapping[str, int | None]) -> str:
     """Format a line as `a=1 b=live`."""
     return " ".join(f"{agent}={'live' if number is None else number}" for agent, number in line.items())
 
 
-def channels_in_words(messages: Collection[ScriptedMessage]) -> str:
+def format_channels(messages: Collection[ScriptedMessage]) -> str:
     """Format messages as `a->b m1 m2, b->c m3`, or `nothing`."""
     channels: dict[str, list[str]] = {}
     for message in messages:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 
 from snapline.sim.script.agent import ScriptedAgent, ScriptedMarker
-from snapline.sim.script.book import RestartLine, ScriptedMessage, channels_in_words
+from snapline.sim.script.book import RestartLine, ScriptedMessage, format_channels
 from snapline.sim.script.fleet import COORDINATOR, LINE_USAGE, ScriptedFleet
 from snapline.sim.script.text import ScriptCommand
 from snapline.sim.script.verbs import Verb
@@ -58,38 +58,38 @@ class ScriptedCuts:
         """Print the last cut as the recovery line. The line does not depend on `failed`, which is only validated."""
         self._fleet.agents_of(command, command.options.get("failed", "all"))
         number = max(self.by_number)
-        self._fleet.trace.append(f"{self._word} {number}: {self._in_words(self.by_number[number])}")
+        self._fleet.trace.append(f"{self._word} {number}: {self._format(self.by_number[number])}")
 
     def keep(self, number: int, cut: ScriptedCut) -> None:
         """Store a complete cut, and write it and its errors to the trace."""
         self.by_number[number] = cut
-        self._fleet.trace.append(f"{self._word} {number}: {self._in_words(cut)}")
+        self._fleet.trace.append(f"{self._word} {number}: {self._format(cut)}")
         self._fleet.trace += self._faults(number, cut)
 
-    def _in_words(self, cut: ScriptedCut) -> str:
+    def _format(self, cut: ScriptedCut) -> str:
         numbers = (f"{agent}={'unborn' if agent in cut.unborn else number}" for agent, number in cut.numbers.items())
-        return f"cut {' '.join(numbers)}; in transit: {channels_in_words(cut.in_transit)}"
+        return f"cut {' '.join(numbers)}; in transit: {format_channels(cut.in_transit)}"
 
     def _faults(self, number: int, cut: ScriptedCut) -> list[str]:
         """Return violations of G1 and G2 by the ground truth."""
         line = self._book_line(cut)
         faults = [f"{self._word} {number} IS WRONG: {name} is an orphan" for name in self._fleet.book.orphans(line)]
         expected = [message for message in self._fleet.book.in_transit(line) if message.receiver not in cut.gone]
-        if channels_in_words(expected) != channels_in_words(cut.in_transit):
-            faults.append(f"{self._word} {number} IS WRONG: really in transit: {channels_in_words(expected)}")
+        if format_channels(expected) != format_channels(cut.in_transit):
+            faults.append(f"{self._word} {number} IS WRONG: really in transit: {format_channels(expected)}")
         return faults
 
     def _book_line(self, cut: ScriptedCut) -> RestartLine:
         """Return the cut as a line: an agent that had left keeps its actions; an agent created later has none."""
         return {agent: None if agent in cut.gone else cut.numbers.get(agent, 0) for agent in self._fleet.book.agents}
 
-    def go_back(self) -> None:
+    def recover_fleet(self) -> None:
         """Set the whole fleet back to the last complete cut."""
         number = max(self.by_number)
         cut = self.by_number[number]
         self._fleet.say(COORDINATOR, f"recovery to {self._word} {number}")
         self._forget_all_outside(cut)
-        self._fleet.set_back(self._book_line(cut), cut.in_transit)
+        self._fleet.roll_back(self._book_line(cut), cut.in_transit)
 
     def _forget_all_outside(self, cut: ScriptedCut) -> None:
         """Remove agents that were not created inside the cut, and bring back those that left after it."""

@@ -13,11 +13,11 @@ from typing import TypeVar
 
 from snapline.errors import ProtocolError
 from snapline.sim.script.agent import Image, ScriptedAgent, ScriptedMarker
-from snapline.sim.script.book import Book, RestartLine, ScriptedMessage
+from snapline.sim.script.book import GroundTruth, RestartLine, ScriptedMessage
 from snapline.sim.script.protocol import ScriptedProtocol
 from snapline.sim.script.text import ScriptCommand
 from snapline.sim.script.verbs import Verb, dispatch
-from snapline.sim.script.words import word_of
+from snapline.sim.script.words import format_call
 
 _Answer = TypeVar("_Answer")
 
@@ -39,7 +39,7 @@ class ScriptedFleet:
 
     def __init__(self, names: Sequence[str], make: Callable[["ScriptedFleet"], ScriptedProtocol]) -> None:
         """`make`: function that creates the protocol's part of this fleet."""
-        self.book = Book(names)
+        self.book = GroundTruth(names)
         self.agents: dict[str, ScriptedAgent] = {}
         self.channels: dict[tuple[str, str], list[ScriptedMessage | ScriptedMarker]] = {}
         self.trace: list[str] = []
@@ -97,7 +97,7 @@ class ScriptedFleet:
         agent = self.agent(command, name)
         if agent.phase != "living":
             raise command.error(f"{name} has left and takes no more turns: name another agent")
-        if agent.is_busy:
+        if agent.has_running_turn:
             raise command.error(f"a turn of {name} runs: end it with `end {name}`, or use `arrive`")
         if self._protocol.is_blocked(agent):
             raise command.error(f"{name} is blocked until the round is decided and takes no turn: use `arrive`")
@@ -149,9 +149,9 @@ class ScriptedFleet:
             name == parked for other in self.agents.values() for _, parked in other.outbox
         ):
             raise command.error(f"there is a message {name} already: give each its own name")
-        if agent.is_busy or self._protocol.is_blocked(agent):
+        if agent.has_running_turn or self._protocol.is_blocked(agent):
             agent.outbox.append((receiver, name))
-            self.say(agent.name, word_of("ParkMessage", name, to=receiver))
+            self.say(agent.name, format_call("ParkMessage", name, to=receiver))
             return
         self.leave(agent, receiver, name)
         self._protocol.note_sends(agent)
@@ -164,7 +164,7 @@ class ScriptedFleet:
         agent = self.idle_agent(command, channel[1])
         message = self.take_message(command, channel)
         self._protocol.arrive(agent, message)
-        self.settle(agent)
+        self.carry_out_duties(agent)
         while message in agent.mailbox and not agent.failure:
             self._take_turn(agent)
 
@@ -174,9 +174,9 @@ class ScriptedFleet:
             return
         agent = self.agent(command, channel[1])
         message = self.take_message(command, channel)
-        self.say(agent.name, word_of("Enqueue", message.name))
+        self.say(agent.name, format_call("Enqueue", message.name))
         self._protocol.arrive(agent, message)
-        self.settle(agent)
+        self.carry_out_duties(agent)
 
     def _discards(self, command: ScriptCommand, channel: tuple[str, str]) -> bool:
         """Dead-letter a message to an agent that has left. Its core still handles the message if an open epoch needs it."""
@@ -187,7 +187,7 @@ class ScriptedFleet:
         if agent.phase == "left":
             self._protocol.arrive(agent, message)
             agent.mailbox.clear()
-        self.say(agent.name, word_of("DiscardMessage", message.name))
+        self.say(agent.name, format_call("DiscardMessage", message.name))
         return True
 
     def _do_turn(self, command: ScriptCommand) -> None:
@@ -201,15 +201,15 @@ class ScriptedFleet:
         if agent.mailbox:
             self._protocol.admit(agent, agent.mailbox[0])
             agent.running = agent.mailbox.pop(0)
-        agent.is_busy = True
-        self.say(agent.name, word_of("StartTurn", *([agent.running.name] if agent.running else [])))
+        agent.has_running_turn = True
+        self.say(agent.name, format_call("StartTurn", *([agent.running.name] if agent.running else [])))
 
     def _do_end(self, command: ScriptCommand) -> None:
         agent = self.agent(command, command.words[0])
-        if not agent.is_busy:
+        if not agent.has_running_turn:
             raise command.error(f"no turn of {agent.name} runs: begin one with `start {agent.name}`")
-        message, agent.running, agent.is_busy = agent.running, None, False
-        self.say(agent.name, word_of("EndTurn"))
+        message, agent.running, agent.has_running_turn = agent.running, None, False
+        self.say(agent.name, format_call("EndTurn"))
         if message is not None:
             self._consume(agent, message)
         self.empty_outbox(agent)
@@ -217,11 +217,11 @@ class ScriptedFleet:
 
     def _do_crash(self, command: ScriptCommand) -> None:
         failed = [agent.name for agent in self.agents_of(command, command.words[0])]
-        busy = [agent.name for agent in self.agents.values() if agent.is_busy and agent.name not in failed]
+        busy = [agent.name for agent in self.agents.values() if agent.has_running_turn and agent.name not in failed]
         if busy and self._protocol.keeps_survivors:
             raise command.error(f"a turn of {busy[0]} runs, and survivors freeze between turns: `end {busy[0]}` first")
         for name in failed:
-            self.say(name, word_of("Crash"))
+            self.say(name, format_call("Crash"))
         self._protocol.recover(failed)
 
     def _do_show(self, command: ScriptCommand) -> None:
@@ -229,7 +229,7 @@ class ScriptedFleet:
         mailbox = [message.name for message in agent.mailbox]
         outbox = [name for _, name in agent.outbox]
         numbers = {"sent": agent.sent, "received": agent.received}
-        self.say(agent.name, word_of("State", state=agent.state, **numbers, mailbox=mailbox, outbox=outbox))
+        self.say(agent.name, format_call("State", state=agent.state, **numbers, mailbox=mailbox, outbox=outbox))
         for line in self._protocol.show_core(agent):
             self.say(agent.name, line)
 
@@ -248,15 +248,15 @@ class ScriptedFleet:
             self.say(agent.name, f"ProtocolError: {error}")
             return []
 
-    def settle(self, agent: ScriptedAgent) -> None:
+    def carry_out_duties(self, agent: ScriptedAgent) -> None:
         """Carry out duties after an arrival, unless a turn is running."""
-        if not agent.is_busy and not agent.failure:
+        if not agent.has_running_turn and not agent.failure:
             self._protocol.between_turns(agent)
 
     def _take_turn(self, agent: ScriptedAgent) -> None:
         self._protocol.admit(agent, agent.mailbox[0])
         message = agent.mailbox.pop(0)
-        self.say(agent.name, word_of("Deliver", message.name))
+        self.say(agent.name, format_call("Deliver", message.name))
         self._consume(agent, message)
         self._protocol.between_turns(agent)
 
@@ -273,7 +273,7 @@ class ScriptedFleet:
         message = ScriptedMessage(name, agent.name, receiver, number, stamp, piggyback)
         self.channels.setdefault((agent.name, receiver), []).append(message)
         self.book.send(message)
-        self.say(agent.name, word_of("SendMessage", name, to=receiver, number=number, **words))
+        self.say(agent.name, format_call("SendMessage", name, to=receiver, number=number, **words))
 
     def empty_outbox(self, agent: ScriptedAgent) -> None:
         """Send the parked messages."""
@@ -291,17 +291,17 @@ class ScriptedFleet:
             raise command.error(f"there is, or was, an agent {name}: ids are never used again")
         self.book.agents.append(name)
         self.agents[name] = ScriptedAgent(name, self._protocol.make_core(name))
-        self.say(name, word_of("Join", **words))
+        self.say(name, format_call("Join", **words))
 
     def store(self, agent: ScriptedAgent, image: Image, **words: object) -> int:
         """Store the image as the agent's next checkpoint and return its number."""
         number = len(agent.images)
         agent.images.append(image)
         self.book.checkpoint(agent.name, number, "forced" if words.get("basis") == "forced" else "basic")
-        self.say(agent.name, word_of("StoreCheckpoint", number=number, **words, state=image.state))
+        self.say(agent.name, format_call("StoreCheckpoint", number=number, **words, state=image.state))
         return number
 
-    def set_back(self, line: RestartLine, in_transit: Sequence[ScriptedMessage]) -> None:
+    def roll_back(self, line: RestartLine, in_transit: Sequence[ScriptedMessage]) -> None:
         """Roll every agent back to its place on the line. Deliver the line's in-transit messages again and drop all others."""
         self.book.recover(line)
         self.channels.clear()
@@ -309,16 +309,16 @@ class ScriptedFleet:
             number = line.get(agent.name)
             agent.mailbox.clear()
             if number is not None:
-                agent.set_back(number)
+                agent.roll_back(number)
                 self._protocol.restore_core(agent, agent.images[number])
-                self.say(agent.name, word_of("Restore", checkpoint=number, state=agent.state))
+                self.say(agent.name, format_call("Restore", checkpoint=number, state=agent.state))
         for message in in_transit:
             self._deliver_again(message)
 
     def _deliver_again(self, message: ScriptedMessage) -> None:
         if self._protocol.has_mailboxes:
             self.agents[message.receiver].mailbox.append(message)
-            self.say(message.receiver, word_of("Enqueue", message.name))
+            self.say(message.receiver, format_call("Enqueue", message.name))
         else:
             self.channels.setdefault((message.sender, message.receiver), []).append(message)
-            self.say(message.sender, word_of("SendAgain", message.name, to=message.receiver))
+            self.say(message.sender, format_call("SendAgain", message.name, to=message.receiver))

@@ -26,7 +26,7 @@ from snapline.sim.script.lines import ScriptedLines
 from snapline.sim.script.protocol import ScriptedProtocol
 from snapline.sim.script.text import ScriptCommand
 from snapline.sim.script.verbs import Verb
-from snapline.sim.script.words import command_of, value_of, word_of
+from snapline.sim.script.words import format_call, format_command, format_value
 
 
 class ScriptedKooToueg(ScriptedProtocol):
@@ -50,7 +50,7 @@ class ScriptedKooToueg(ScriptedProtocol):
         self._refusing: list[str] = []
         self._questions: deque[AskAgent] = deque()
         self._tentative: dict[str, Image] = {}
-        self._dead: list[str] = []
+        self._crashed: list[str] = []
 
     def verbs(self) -> dict[str, Verb]:
         return self._lines.verbs() | {
@@ -92,7 +92,7 @@ class ScriptedKooToueg(ScriptedProtocol):
         self._refusing = [agent.name for agent in self._fleet.agents_of(command, refusing)] if refusing else []
         self._latest += 1
         self._round = KooTouegRound(self._latest, initiators)
-        self._fleet.say(COORDINATOR, word_of("BeginRound", round=self._latest, initiators=initiators))
+        self._fleet.say(COORDINATOR, format_call("BeginRound", round=self._latest, initiators=initiators))
         self._carry(self._round.handle(0, RoundStarted()))
 
     def _do_timeout(self, command: ScriptCommand) -> None:
@@ -103,16 +103,16 @@ class ScriptedKooToueg(ScriptedProtocol):
     def _carry(self, commands: list[RoundCommand]) -> None:
         """Carry out the round's commands, and hand over every request that can be answered now."""
         for command in commands:
-            self._fleet.say(COORDINATOR, command_of(command))
+            self._fleet.say(COORDINATOR, format_command(command))
             if isinstance(command, AskAgent):
                 self._questions.append(command)
             else:
-                self._tell(command)
+                self._send_decision(command)
         for _ in range(len(self._questions)):
             if not self._questions:
                 return  # a refusal has ended the round
             question = self._questions.popleft()
-            if self._fleet.agents[question.agent].is_busy:
+            if self._fleet.agents[question.agent].has_running_turn:
                 self._questions.append(question)
             else:
                 self._ask(question)
@@ -122,7 +122,7 @@ class ScriptedKooToueg(ScriptedProtocol):
         is_willing = question.agent not in self._refusing
         request = kt.CheckpointRequested(self._latest, question.by, question.number, is_willing)
         for command in core.handle(0, request):
-            self._fleet.say(agent.name, command_of(command))
+            self._fleet.say(agent.name, format_command(command))
             match command:
                 case kt.TakeTentative():
                     self._tentative[agent.name] = agent.image(core.freeze())
@@ -130,33 +130,33 @@ class ScriptedKooToueg(ScriptedProtocol):
                     assert self._round is not None
                     self._carry(self._round.handle(0, AnswerReceived(agent.name, command)))
 
-    def _tell(self, decision: Decide) -> None:
+    def _send_decision(self, decision: Decide) -> None:
         """Send the decision to all agents asked, then send the parked messages."""
         assert self._round is not None
         self._questions.clear()
-        recipients = [self._fleet.agents[name] for name in self._round.asked if name not in self._dead]
+        recipients = [self._fleet.agents[name] for name in self._round.asked if name not in self._crashed]
         for agent in recipients:
             for command in self._cores[agent.name].handle(0, kt.RoundDecided(self._latest, decision.is_committed)):
-                self._fleet.say(agent.name, command_of(command))
+                self._fleet.say(agent.name, format_command(command))
                 image = self._tentative.pop(agent.name)
                 if isinstance(command, kt.MakePermanent):
                     self._fleet.store(agent, image)
         for agent in recipients:
-            if not agent.is_busy:
+            if not agent.has_running_turn:
                 self._fleet.empty_outbox(agent)
 
     def recover(self, failed: list[str]) -> None:
         """Recover the fleet. End the open round first, so that survivors learn its outcome before they report their state."""
-        self._dead = failed
+        self._crashed = failed
         if self._round is not None:
             for name in failed:
                 self._carry(self._round.handle(0, AgentLost(name)))
             self._carry(self._round.handle(0, TimedOut()))
         self._tentative.clear()
-        self._lines.go_back(failed)
-        self._dead = []
+        self._lines.recover_fleet(failed)
+        self._crashed = []
 
     def show_core(self, agent: ScriptedAgent) -> list[str]:
         core = self._cores[agent.name]
         tables = {"received_from": core.received_from, "first_sent": core.first_sent}
-        return [word_of("Core", round=core.round, blocked=value_of(core.is_blocked), **tables)]
+        return [format_call("Core", round=core.round, blocked=format_value(core.is_blocked), **tables)]

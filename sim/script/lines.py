@@ -1,6 +1,6 @@
 """Common part of protocols with per-agent checkpoints: the line is computed, and survivors keep as much as possible."""
 
-from snapline.sim.script.book import channels_in_words, line_in_words
+from snapline.sim.script.book import format_channels, format_line
 from snapline.sim.script.fleet import COORDINATOR, LINE_USAGE, ScriptedFleet
 from snapline.sim.script.text import ScriptCommand
 from snapline.sim.script.verbs import Verb
@@ -20,19 +20,19 @@ class ScriptedLines:
             "useless": Verb("useless", self._do_useless),
         }
 
-    def go_back(self, failed: list[str]) -> None:
+    def recover_fleet(self, failed: list[str]) -> None:
         """Roll the fleet back to its recovery line."""
         book = self._fleet.book
         line = book.line(failed)
-        self._fleet.say(COORDINATOR, f"recovery line {line_in_words(line)}")
-        self._fleet.set_back(line, book.in_transit(line))
+        self._fleet.say(COORDINATOR, f"recovery line {format_line(line)}")
+        self._fleet.roll_back(line, book.in_transit(line))
 
     def _do_line(self, command: ScriptCommand) -> None:
         book, names = self._fleet.book, command.options.get("failed", "all")
         failed = [agent.name for agent in self._fleet.agents_of(command, names)]
         line = book.line(failed)
-        self._fleet.trace += [f"if {','.join(failed)} fails: {line_in_words(line)}", *book.rounds(failed)]
-        self._fleet.trace.append(f"in transit: {channels_in_words(book.in_transit(line))}")
+        self._fleet.trace += [f"if {','.join(failed)} fails: {format_line(line)}", *book.rounds(failed)]
+        self._fleet.trace.append(f"in transit: {format_channels(book.in_transit(line))}")
 
     def _do_useless(self, command: ScriptCommand) -> None:
         useless = self._fleet.book.useless().items()

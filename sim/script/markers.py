@@ -23,7 +23,7 @@ from snapline.sim.script.fleet import ScriptedFleet
 from snapline.sim.script.protocol import ScriptedProtocol
 from snapline.sim.script.text import ScriptCommand
 from snapline.sim.script.verbs import Verb, number_of
-from snapline.sim.script.words import command_of, word_of
+from snapline.sim.script.words import format_call, format_command
 
 
 class ScriptedMarkers(ScriptedProtocol):
@@ -91,7 +91,7 @@ class ScriptedMarkers(ScriptedProtocol):
 
     def _feed(self, agent: ScriptedAgent, event: Event) -> None:
         for command in self._fleet.guard(agent, lambda: self._cores[agent.name].handle(0, event)):
-            self._fleet.say(agent.name, command_of(command))
+            self._fleet.say(agent.name, format_command(command))
             match command:
                 case RecordState():
                     number = self._fleet.store(agent, agent.image())
@@ -117,10 +117,10 @@ class ScriptedMarkers(ScriptedProtocol):
 
     def recover(self, failed: list[str]) -> None:
         self._numbers, self._states = {}, {}
-        self._cuts.go_back()
+        self._cuts.recover_fleet()
 
     def show_core(self, agent: ScriptedAgent) -> list[str]:
         return [
-            word_of("Snapshot", number, open=dict(open_states), closed=dict(closed_states))
+            format_call("Snapshot", number, open=dict(open_states), closed=dict(closed_states))
             for number, open_states, closed_states in self._cores[agent.name].freeze().snapshots
         ]

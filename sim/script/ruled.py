@@ -13,7 +13,7 @@ from snapline.sim.script.lines import ScriptedLines
 from snapline.sim.script.protocol import ScriptedProtocol
 from snapline.sim.script.text import ScriptCommand
 from snapline.sim.script.verbs import Verb
-from snapline.sim.script.words import piggyback_of, word_of
+from snapline.sim.script.words import format_call, piggyback_of
 
 
 class ScriptedRule(ScriptedProtocol):
@@ -27,7 +27,7 @@ class ScriptedRule(ScriptedProtocol):
         self._rules: dict[str, CheckpointRule] = {}
 
     def recover(self, failed: list[str]) -> None:
-        self._lines.go_back(failed)
+        self._lines.recover_fleet(failed)
 
     def verbs(self) -> dict[str, Verb]:
         return self._lines.verbs() | {
@@ -80,4 +80,4 @@ class ScriptedRule(ScriptedProtocol):
         ordinal = self._fleet.book.agents.index(agent.name)
         copied = restore_rule(self._name, ordinal, self._rules[agent.name].freeze())
         words = piggyback_of(self._name, copied.send_full(ordinal), self._fleet.book.agents)
-        return [word_of("Rule", **words)]
+        return [format_call("Rule", **words)]

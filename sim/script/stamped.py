@@ -8,7 +8,7 @@ when its coverage is whole. The end of an epoch reaches all agents at once; othe
 import msgspec
 
 from snapline.protocols import epoch_stamped as es
-from snapline.protocols.coverage import AgentReport, Coverage, uncovered
+from snapline.protocols.coverage import AgentReport, Coverage, check_coverage
 from snapline.protocols.epoch_stamped import EpochStampedCore, RecordedPart
 from snapline.sim.script.agent import Image, ScriptedAgent, ScriptedMarker
 from snapline.sim.script.book import ScriptedMessage
@@ -17,7 +17,7 @@ from snapline.sim.script.fleet import COORDINATOR, ScriptedFleet
 from snapline.sim.script.protocol import ScriptedProtocol
 from snapline.sim.script.text import ScriptCommand
 from snapline.sim.script.verbs import Verb, number_of
-from snapline.sim.script.words import command_of, value_of, word_of
+from snapline.sim.script.words import format_call, format_command, format_value
 
 
 class _Epoch(msgspec.Struct):
@@ -90,7 +90,7 @@ class ScriptedStamps(ScriptedProtocol):
 
     def _feed(self, agent: ScriptedAgent, event: es.Event) -> None:
         for command in self._fleet.guard(agent, lambda: self._cores[agent.name].handle(0, event)):
-            self._fleet.say(agent.name, command_of(command))
+            self._fleet.say(agent.name, format_command(command))
             match command:
                 case es.RecordState():
                     number = self._fleet.store(agent, agent.image())
@@ -115,11 +115,11 @@ class ScriptedStamps(ScriptedProtocol):
             raise command.error(f"epoch {epoch} has not begun: epoch {self._begun + 1} comes first")
         for agent in self._fleet.agents_of(command, command.words[0]):
             self._feed(agent, es.EpochAnnounced(epoch))
-            self._fleet.settle(agent)
+            self._fleet.carry_out_duties(agent)
 
     def _take_marker(self, agent: ScriptedAgent, sender: str, marker: ScriptedMarker) -> None:
         self._feed(agent, es.MarkerReceived(sender, marker.epoch, marker.last_number))
-        self._fleet.settle(agent)
+        self._fleet.carry_out_duties(agent)
 
     # -- members ------------------------------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class ScriptedStamps(ScriptedProtocol):
         agent = self._fleet.idle_agent(command, command.words[0])
         agent.phase = "left"
         self._last_epochs[agent.name] = self._begun
-        self._fleet.say(agent.name, word_of("Leave", last_epoch=self._begun))
+        self._fleet.say(agent.name, format_call("Leave", last_epoch=self._begun))
         self._feed(agent, es.LeaveCommitted(self._begun))
         self._retire()
 
@@ -145,7 +145,7 @@ class ScriptedStamps(ScriptedProtocol):
             is_needed = any(epoch <= self._last_epochs.get(agent.name, 0) for epoch in self._open)
             if agent.phase == "left" and not is_needed:
                 agent.phase = "gone"
-                self._fleet.say(agent.name, word_of("Go"))
+                self._fleet.say(agent.name, format_call("Go"))
 
     # -- the coordinator ----------------------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class ScriptedStamps(ScriptedProtocol):
         if epoch != self._begun + 1:
             raise command.error(f"epochs begin in order, and epoch {self._begun + 1} is next: write that number")
         self._begin()
-        self._fleet.say(COORDINATOR, word_of("BeginEpoch", epoch=epoch, members=self._open[epoch].members))
+        self._fleet.say(COORDINATOR, format_call("BeginEpoch", epoch=epoch, members=self._open[epoch].members))
 
     def _begin(self) -> None:
         self._begun += 1
@@ -179,20 +179,20 @@ class ScriptedStamps(ScriptedProtocol):
         epoch = self._open[number]
         record = epoch.records[agent.name] = self._cores[agent.name].record_of(number)
         report = _report_of(agent.name, record)
-        self._fleet.say(agent.name, command_of(report))
+        self._fleet.say(agent.name, format_command(report))
         reports = {name: _report_of(name, part) for name, part in epoch.records.items()} | epoch.gone
-        self._judge(number, epoch, uncovered(reports, epoch.gone))
+        self._evaluate_coverage(number, epoch, check_coverage(reports, epoch.gone))
 
-    def _judge(self, number: int, epoch: _Epoch, coverage: Coverage) -> None:
+    def _evaluate_coverage(self, number: int, epoch: _Epoch, coverage: Coverage) -> None:
         missing = [f"{member} has not reported" for member in epoch.members if member not in epoch.records]
         missing += [f"{sender}->{receiver} {why}" for sender, receiver, why in coverage.missing if why not in missing]
         if coverage.orphans:
-            self._fleet.say(COORDINATOR, f"orphans {value_of(coverage.orphans)}")
+            self._fleet.say(COORDINATOR, f"orphans {format_value(coverage.orphans)}")
             self._end(number, "AbortEpoch")
         elif missing:
             self._fleet.say(COORDINATOR, f"epoch {number} waits: {'; '.join(missing)}")
         else:
-            self._fleet.say(COORDINATOR, word_of("CompleteEpoch", epoch=number))
+            self._fleet.say(COORDINATOR, format_call("CompleteEpoch", epoch=number))
             self._cuts.keep(number, self._cut_of(number, epoch))
             self._end(number)
 
@@ -216,7 +216,7 @@ class ScriptedStamps(ScriptedProtocol):
 
     def _end(self, epoch: int, word: str = "") -> None:
         if word:
-            self._fleet.say(COORDINATOR, word_of(word, epoch=epoch))
+            self._fleet.say(COORDINATOR, format_call(word, epoch=epoch))
         del self._open[epoch]
         self._numbers.pop(epoch, None)
         for agent in self._fleet.agents.values():
@@ -226,19 +226,19 @@ class ScriptedStamps(ScriptedProtocol):
 
     def recover(self, failed: list[str]) -> None:
         for epoch in list(self._open):
-            self._fleet.say(COORDINATOR, word_of("AbortEpoch", epoch=epoch))
+            self._fleet.say(COORDINATOR, format_call("AbortEpoch", epoch=epoch))
         self._open, self._numbers = {}, {}
-        self._cuts.go_back()
+        self._cuts.recover_fleet()
         self._last_epochs = {
             agent.name: self._last_epochs[agent.name] for agent in self._fleet.agents.values() if agent.phase == "gone"
         }
 
     def show_core(self, agent: ScriptedAgent) -> list[str]:
         core = self._cores[agent.name]
-        lines = [word_of("Core", recorded=core.recorded, owed=core.owed, open=core.open_epochs())]
+        lines = [format_call("Core", recorded=core.recorded, owed=core.owed, open=core.open_epochs())]
         for epoch in core.freeze().open_epochs:
             in_transit = {channel: [message.payload for message in messages] for channel, messages in epoch.in_transit}
-            lines.append(word_of("Epoch", epoch.epoch, in_transit=in_transit, closed=dict(epoch.markers)))
+            lines.append(format_call("Epoch", epoch.epoch, in_transit=in_transit, closed=dict(epoch.markers)))
         return lines
 
 

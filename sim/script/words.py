@@ -10,18 +10,20 @@ import msgspec
 from snapline.protocols.piggyback import decode, unpack_entries
 
 
-def word_of(name: str, *values: object, **fields: object) -> str:
+def format_call(name: str, *values: object, **fields: object) -> str:
     """Format as `Name(value, field=value)`."""
-    parts = [value_of(value) for value in values] + [f"{field}={value_of(value)}" for field, value in fields.items()]
+    parts = [format_value(value) for value in values] + [
+        f"{field}={format_value(value)}" for field, value in fields.items()
+    ]
     return f"{name}({', '.join(parts)})"
 
 
-def command_of(command: msgspec.Struct) -> str:
+def format_command(command: msgspec.Struct) -> str:
     """Format a core's command with all its fields."""
-    return word_of(type(command).__name__, **msgspec.structs.asdict(command))
+    return format_call(type(command).__name__, **msgspec.structs.asdict(command))
 
 
-def value_of(value: object) -> str:
+def format_value(value: object) -> str:
     """Format a value: lists as [a, b], dictionaries as {a: 1}, both in their order."""
     match value:
         case None:
@@ -31,15 +33,15 @@ def value_of(value: object) -> str:
         case bytes():
             return value.decode()
         case Mapping():
-            return "{" + ", ".join(f"{key}: {value_of(item)}" for key, item in value.items()) + "}"
+            return "{" + ", ".join(f"{key}: {format_value(item)}" for key, item in value.items()) + "}"
         case list() | tuple():
-            return "[" + ", ".join(map(value_of, value)) + "]"
+            return "[" + ", ".join(map(format_value, value)) + "]"
         case _:
             return str(value)
 
 
 def piggyback_of(protocol: str, piggyback: bytes, names: Sequence[str]) -> dict[str, object]:
-    """Return the content of a piggyback, as fields for `word_of`; none for protocols without one.
+    """Return the content of a piggyback, as fields for `format_call`; none for protocols without one.
 
     Args:
         protocol: name of a rule in `rules.RULES`.

@@ -21,10 +21,10 @@ from snapline.errors import UsageError
 from snapline.protocols.costs import SIMPLEST_FIRST, hourly_cost_s, simplest
 from snapline.protocols.interval import daly
 from snapline.sim.search.compare import Cell, Comparison, Setting
-from snapline.sim.search.statistics import Difference, draws, enclosed, mean_of
+from snapline.sim.search.statistics import Difference, draws, mean_of, with_percentiles
 
 
-class Priced(msgspec.Struct, frozen=True):
+class PricedSetting(msgspec.Struct, frozen=True):
     """Cost of a protocol at one measured interval, in seconds per hour. `difference`: to the cheapest."""
 
     protocol: str
@@ -38,12 +38,12 @@ class Priced(msgspec.Struct, frozen=True):
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """Recommended settings. `why`: sentences with the numbers. `priced`: all options considered, the cheapest first."""
+    """Recommended settings. `why`: sentences with the numbers. `options`: all options considered, the cheapest first."""
 
     protocol: str
     interval_s: float
     why: list[str]
-    priced: list[Priced]
+    options: list[PricedSetting]
 
 
 def recommend(comparison: Comparison, mtbf_s: float) -> Advice:
@@ -57,22 +57,22 @@ def recommend(comparison: Comparison, mtbf_s: float) -> Advice:
     if 0.0 not in comparison.failure_rates_per_s or max(comparison.failure_rates_per_s) == 0:
         raise UsageError("advice needs cells without failures and cells with them: compare rates 0 and above 0")
     pricer = Pricer(comparison, mtbf_s)
-    priced = pricer.all()
-    if not priced:
+    options = pricer.all()
+    if not options:
         raise UsageError("no cell has enough runs that passed: compare more seeds, or look at those that failed")
-    best_of = {protocol: _first(priced, protocol) for protocol in comparison.protocols}
+    best_of = {protocol: _first(options, protocol) for protocol in comparison.protocols}
     rivals = [one for one in best_of.values() if one is not None and not one.difference.is_clear]
     simplest_protocol = simplest([one.protocol for one in rivals])
     chosen = next(one for one in rivals if one.protocol == simplest_protocol)
     interval_s, interval_reasons = pricer.interval_of(
-        chosen, [one for one in priced if one.protocol == chosen.protocol]
+        chosen, [one for one in options if one.protocol == chosen.protocol]
     )
-    why = [*_why(chosen, priced[0], rivals, best_of, mtbf_s), *interval_reasons, _trust(comparison)]
-    return Advice(chosen.protocol, interval_s, why, priced)
+    why = [*_why(chosen, options[0], rivals, best_of, mtbf_s), *interval_reasons, _trust(comparison)]
+    return Advice(chosen.protocol, interval_s, why, options)
 
 
-def _first(priced: Sequence[Priced], protocol: str) -> Priced | None:
-    return next((one for one in priced if one.protocol == protocol), None)
+def _first(options: Sequence[PricedSetting], protocol: str) -> PricedSetting | None:
+    return next((one for one in options if one.protocol == protocol), None)
 
 
 class Pricer:
@@ -84,7 +84,7 @@ class Pricer:
         self._cells = {cell.setting: cell for cell in comparison.cells}
         self._rates = [rate for rate in comparison.failure_rates_per_s if rate]
 
-    def all(self) -> list[Priced]:
+    def all(self) -> list[PricedSetting]:
         """Return every protocol at every interval that has a price, the cheapest first."""
         every = range(len(self._comparison.seeds))
         settings = [(p, i) for p in self._comparison.protocols for i in self._comparison.intervals_s]
@@ -100,14 +100,14 @@ class Pricer:
         best: tuple[str, float],
         costs: dict[tuple[str, float], float],
         resampled: dict[tuple[str, float], list[float]],
-    ) -> Priced:
+    ) -> PricedSetting:
         """Price a setting. All settings use the same draws of seeds, so that costs can be subtracted draw by draw."""
         count = len(self._comparison.seeds)
-        cost = enclosed(count, costs[setting], resampled[setting])
+        cost = with_percentiles(count, costs[setting], resampled[setting])
         differences = [one - other for one, other in zip(resampled[setting], resampled[best], strict=True)]
-        difference = enclosed(count, costs[setting] - costs[best], differences)
+        difference = with_percentiles(count, costs[setting] - costs[best], differences)
         overhead, loss_s = self.overhead(*setting, range(count)), self.loss_s(*setting, range(count))
-        return Priced(*setting, cost.mean, cost.low, cost.high, overhead, loss_s, difference)
+        return PricedSetting(*setting, cost.mean, cost.low, cost.high, overhead, loss_s, difference)
 
     def cost_s(self, protocol: str, interval_s: float, picked: Sequence[int]) -> float:
         """Return the cost in seconds per hour, computed from some of the seeds; NaN if it is unknown."""
@@ -145,18 +145,18 @@ class Pricer:
         pace_s = [bare_s[index] / (turns[place] - lost[place] or math.nan) for place, index in enumerate(picked)]
         return [lost[place] * pace_s[place] + recovery_s[place] for place in range(len(picked))]
 
-    def interval_of(self, chosen: Priced, priced: Sequence[Priced]) -> tuple[float, list[str]]:
+    def interval_of(self, chosen: PricedSetting, options: Sequence[PricedSetting]) -> tuple[float, list[str]]:
         """Return the checkpoint interval and its reasons."""
         price_s = chosen.overhead * chosen.interval_s
         count = len(self._comparison.seeds)
         resampled = [self.overhead(chosen.protocol, chosen.interval_s, picked) for picked in draws(count)]
-        sure = enclosed(count, chosen.overhead, resampled)
+        sure = with_percentiles(count, chosen.overhead, resampled)
         if not (sure.low > 0 and price_s > 0):
             low, high = f"{sure.low:.2%}", f"{sure.high:.2%}"
             unsure = f"What checkpoints alone cost cannot be told from nothing (95 %: {low} to {high}), so no formula applies."
             return chosen.interval_s, [unsure, f"Of the measured intervals {chosen.interval_s:g} s is the cheapest."]
         formula_s = daly(price_s, self._mtbf_s)
-        measured = sorted(priced, key=lambda one: one.interval_s)
+        measured = sorted(options, key=lambda one: one.interval_s)
         formula_text = (
             f"One checkpoint costs {price_s:.4g} s, for which Daly's formula says an interval of {formula_s:.3g} s."
         )
@@ -175,7 +175,7 @@ class Pricer:
         return chosen.interval_s, [formula_text, worse]
 
 
-def _between(measured: Sequence[Priced], interval_s: float) -> float:
+def _between(measured: Sequence[PricedSetting], interval_s: float) -> float:
     """Return the loss per failure at an interval between two measured ones, by linear interpolation."""
     above = next(index for index, one in enumerate(measured) if one.interval_s >= interval_s)
     high = measured[above]
@@ -197,7 +197,11 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _why(
-    chosen: Priced, cheapest: Priced, rivals: Sequence[Priced], best_of: dict[str, Priced | None], mtbf_s: float
+    chosen: PricedSetting,
+    cheapest: PricedSetting,
+    rivals: Sequence[PricedSetting],
+    best_of: dict[str, PricedSetting | None],
+    mtbf_s: float,
 ) -> list[str]:
     first = (
         f"{chosen.protocol} at {chosen.interval_s:g} s costs {chosen.cost_s:.3g} s an hour "

@@ -67,7 +67,7 @@ def advice_text(advice: Advice) -> str:
     lines = [f"Run {advice.protocol} with a checkpoint every {advice.interval_s:.3g} s.", ""]
     lines += [f"  {sentence}" for sentence in advice.why]
     lines += ["", "  seconds an hour  protocol and interval"]
-    for one in advice.priced:
+    for one in advice.options:
         lines.append(f"  {one.cost_s:9.4g} ({one.low_s:.4g} to {one.high_s:.4g})  {one.protocol}, {one.interval_s:g} s")
     return "\n".join(lines) + "\n"
 

@@ -54,12 +54,12 @@ def exercised(result: Result) -> str:
         "epoch": int(result.metrics.get("epochs_complete", 0)),
         "recovery": int(result.metrics.get("recoveries", 0)),
     }
-    parts = [f"{count} {name if count == 1 else _many(name)}" for name, count in counts.items()]
+    parts = [f"{count} {name if count == 1 else _plural(name)}" for name, count in counts.items()]
     kinds = kinds_of(result.faults)
     return f"exercised: {', '.join(parts)}; faults: {', '.join(kinds) or 'none'}"
 
 
-def _many(name: str) -> str:
+def _plural(name: str) -> str:
     return "recoveries" if name == "recovery" else f"{name}s"
 
 

@@ -68,7 +68,7 @@ def lowest(value: int, least: int, works: Callable[[int], bool], fineness: int =
         fineness: stop when the remaining range is smaller than 1 / fineness of the value.
     """
     low = least - 1
-    for lower in growing(least, value):
+    for lower in doubling_steps(least, value):
         if works(lower):
             value = lower
             break
@@ -81,7 +81,7 @@ def lowest(value: int, least: int, works: Callable[[int], bool], fineness: int =
             low = middle
 
 
-def growing(least: int, value: int) -> Iterator[int]:
+def doubling_steps(least: int, value: int) -> Iterator[int]:
     """Yield values below `value`: `least`, +1, +2, +4 …"""
     step = 0
     while least + step < value:

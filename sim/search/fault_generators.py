@@ -44,7 +44,7 @@ MESSAGES_ENDLESS = 1000
 _Option = TypeVar("_Option")
 
 
-class Dice:
+class ScenarioDraw:
     """Helper that draws typed values from the swarm's streams of choices."""
 
     def __init__(self, choices: Choices) -> None:
@@ -63,27 +63,27 @@ class Dice:
     def one_in(self, n: int, *key: str | int) -> bool:
         return self.below(n, *key) == n - 1
 
-    def one_in_apart(self, n: int, *key: str | int) -> bool:
+    def one_in_separate(self, n: int, *key: str | int) -> bool:
         """Draw from a separate stream, so that a newly added draw does not change the other draws of a seed."""
         return self._choices.pick("swarm, apart", key, n) == n - 1
 
-    def below_apart(self, n: int, *key: str | int) -> int:
+    def below_separate(self, n: int, *key: str | int) -> int:
         """Draw a number below `n` from that separate stream."""
         return self._choices.pick("swarm, apart", key, n)
 
-    def of_clients(self, n: int, *key: str | int) -> int:
+    def below_for_clients(self, n: int, *key: str | int) -> int:
         """Draw a number below `n` from the stream of clients."""
         return self._choices.pick("swarm, clients", key, n)
 
-    def of_outputs(self, n: int, *key: str | int) -> int:
+    def below_for_outputs(self, n: int, *key: str | int) -> int:
         """Draw a number below `n` from the stream of outputs."""
         return self._choices.pick("swarm, outputs", key, n)
 
-    def of_operators(self, n: int, *key: str | int) -> int:
+    def below_for_operators(self, n: int, *key: str | int) -> int:
         """Draw a number below `n` from the stream of operators."""
         return self._choices.pick("swarm, operators", key, n)
 
-    def of_steps(self, n: int, *key: str | int) -> int:
+    def below_for_steps(self, n: int, *key: str | int) -> int:
         """Draw a number below `n` from the stream of steps."""
         return self._choices.pick("swarm, steps", key, n)
 
@@ -117,7 +117,7 @@ class Span:
         room_ns: time from there until the run's faults must be over.
     """
 
-    def __init__(self, dice: Dice, scenario: Scenario, index: int, faults_max: int) -> None:
+    def __init__(self, dice: ScenarioDraw, scenario: Scenario, index: int, faults_max: int) -> None:
         self.dice = dice
         self.fleet = scenario.fleet
         self._index = index
@@ -169,7 +169,7 @@ class Span:
     def back_after(self) -> str:
         return self.dice.duration(200 * MS, min(2 * S, self.room_ns), *self.key("back"))
 
-    def back_or_never(self) -> str:
+    def restart_delay_or_never(self) -> str:
         return "" if self.one_in(8, "never") else self.back_after()
 
 
@@ -245,7 +245,7 @@ def _draw_crash(span: Span) -> Word:
             rolling = span.dice.duration(50 * MS, most_ns, *span.key("rolling"))
             return CrashFault(at=span.at, restart_after=rolling, is_rolling=True)
         case _:
-            return CrashFault(at=span.at, restart_after=span.back_or_never())
+            return CrashFault(at=span.at, restart_after=span.restart_delay_or_never())
 
 
 def _draw_capture(span: Span) -> Word:
@@ -262,16 +262,16 @@ def _draw_hang(span: Span) -> Word:
     is_long = span.room_ns > long_ns and span.one_in(2, "hangs long")
     lasts = span.dice.duration(long_ns, min(2 * long_ns, span.room_ns), *span.key("for")) if is_long else span.lasts()
     fault = HangFault(at=span.at, lasts=lasts, what=span.of(("store", "store", "stop"), "what"))
-    is_blocked = span.dice.one_in_apart(3, *span.key("blocked"))
+    is_blocked = span.dice.one_in_separate(3, *span.key("blocked"))
     return msgspec.structs.replace(fault, what="loop") if is_blocked else fault
 
 
 def _draw_disk(span: Span) -> Word:
     modes = ("power-cut", "power-cut", "torn", "bit-flip", "eio", "failed-sync", "full", "slow", "stale-read")
     mode = span.of(modes, "mode")
-    fault = DiskFault(at=span.at, lasts=span.lasts(), restart_after=span.back_or_never())
+    fault = DiskFault(at=span.at, lasts=span.lasts(), restart_after=span.restart_delay_or_never())
     host = EVERY_HOST if mode != "bit-flip" and span.one_in(4, "everybody") else ""
-    if span.dice.one_in_apart(4, *span.key("away")):
+    if span.dice.one_in_separate(4, *span.key("away")):
         mode = "away"
     return msgspec.structs.replace(fault, mode=mode, host=host)
 
@@ -294,7 +294,7 @@ def _draw_membership(span: Span) -> Word:
     return msgspec.structs.replace(fault, kind=span.of(("leave", "join"), "kind"))
 
 
-DRAWN_BY: Mapping[str, Callable[[Span], Word]] = {
+FAULT_GENERATORS: Mapping[str, Callable[[Span], Word]] = {
     "delay": _draw_delay_word,
     "slow": _draw_slow,
     "loss": _draw_loss,

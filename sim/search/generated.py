@@ -23,7 +23,7 @@ from snapline.sim.faults.words import (
 from snapline.sim.scenario import PATTERN_NAMES, FaultPart, Scenario
 from snapline.sim.world.limits import LIMITS
 
-BEYOND = "disk: stale-read"
+BEYOND_BUDGET = "disk: stale-read"
 """Fault that is drawn but left out in all scenarios whose faults stay within the budget."""
 
 CATALOGUE: dict[str, tuple[str, ...]] = {
@@ -45,7 +45,7 @@ CATALOGUE: dict[str, tuple[str, ...]] = {
         "taken back",
         "taken back without inputs",
     ),
-    "faults": tuple(word for _, word, _ in DESCRIPTIONS if word != BEYOND),
+    "faults": tuple(word for _, word, _ in DESCRIPTIONS if word != BEYOND_BUDGET),
     "paths": ("delay of one pair", "delay one way", "loss of one pair", "loss one way", "uneven for good"),
     "moments": tuple(MOMENTS),
     "failpoints": FAILPOINTS,
@@ -53,16 +53,16 @@ CATALOGUE: dict[str, tuple[str, ...]] = {
 }
 """Group → everything that can be drawn in it."""
 
-Drawn = dict[str, dict[str, int]]
+DrawnCounts = dict[str, dict[str, int]]
 """Group → name → number of runs that have it."""
 
 
-def nothing_drawn() -> Drawn:
+def empty_counts() -> DrawnCounts:
     """Return counts of zero for the whole catalogue."""
     return {group: dict.fromkeys(names, 0) for group, names in CATALOGUE.items()}
 
 
-def note_drawn(drawn: Drawn, scenario: Scenario) -> None:
+def count_drawn(drawn: DrawnCounts, scenario: Scenario) -> None:
     """Count each catalogue entry of a scenario once."""
     parts = (*_of_fleet(scenario), *_of_faults(scenario.fault))
     for group, name in dict.fromkeys((group, name) for group, names in parts for name in names):
@@ -70,7 +70,7 @@ def note_drawn(drawn: Drawn, scenario: Scenario) -> None:
         counts[name] = counts.get(name, 0) + 1
 
 
-def never_drawn(drawn: Drawn) -> dict[str, list[str]]:
+def never_drawn(drawn: DrawnCounts) -> dict[str, list[str]]:
     """Return, for each group, the entries that no run had; groups without such entries are left out."""
     missing = {group: [name for name, runs in counts.items() if not runs] for group, counts in drawn.items()}
     return {group: names for group, names in missing.items() if names}

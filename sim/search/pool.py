@@ -50,15 +50,15 @@ OTHER_HASH_SEED = "20260131"
 Answered = tuple[Task, Result]
 
 
-def hash_seed_here() -> str:
+def current_hash_seed() -> str:
     """Return the PYTHONHASHSEED for workers."""
     hash_seed = os.environ.get("PYTHONHASHSEED", "")
     return hash_seed if hash_seed.isdecimal() else HASH_SEED
 
 
 def other_hash_seed() -> str:
-    """Return a hash seed that is not `hash_seed_here()`."""
-    return OTHER_HASH_SEED if hash_seed_here() != OTHER_HASH_SEED else HASH_SEED
+    """Return a hash seed that is not `current_hash_seed()`."""
+    return OTHER_HASH_SEED if current_hash_seed() != OTHER_HASH_SEED else HASH_SEED
 
 
 def make_setup(
@@ -71,7 +71,7 @@ def make_setup(
     return Setup(name_of(runner), texts, names, seed_timeout_s, list(sys.path))
 
 
-def run_here(setup: Setup, tasks: Iterable[Task]) -> Iterator[Answered]:
+def run_in_process(setup: Setup, tasks: Iterable[Task]) -> Iterator[Answered]:
     """Perform tasks in this process, for debuggers. A run that crashes its process ends this one."""
     task_list = list(tasks)
     worker = Worker(setup)
@@ -90,9 +90,9 @@ def run_tasks(
     if not 0 <= jobs <= JOBS_MAX:
         raise UsageError(f"jobs is {jobs}: use 0 for this process, or 1 to {JOBS_MAX}")
     if jobs == 0:
-        yield from run_here(setup, tasks)
+        yield from run_in_process(setup, tasks)
         return
-    pool = WorkerPool(setup, tasks, jobs=jobs, hash_seed=hash_seed or hash_seed_here())
+    pool = WorkerPool(setup, tasks, jobs=jobs, hash_seed=hash_seed or current_hash_seed())
     try:
         yield from pool.run()
     finally:
@@ -140,11 +140,11 @@ class Process:
             return self.since_s + START_TIMEOUT_S
         return self.since_s + seed_timeout_s + GRACE_S if self.waiting and seed_timeout_s > 0 else None
 
-    def close(self, *, patience_s: float = 0.0) -> str:
-        """Wait up to `patience_s` for the process to end, then kill it. Return how it ended."""
+    def close(self, *, grace_s: float = 0.0) -> str:
+        """Wait up to `grace_s` for the process to end, then kill it. Return how it ended."""
         self.connection.close()
         try:
-            code = self._process.wait(patience_s)
+            code = self._process.wait(grace_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -174,7 +174,7 @@ class WorkerPool:
             while self._queue and len(self._processes) < self._jobs:
                 process = Process(self._setup, self._hash_seed)
                 self._processes[process.connection] = process
-            yield from self._listen()
+            yield from self._receive_results()
 
     def close(self) -> None:
         """Kill all remaining processes."""
@@ -182,32 +182,34 @@ class WorkerPool:
             process.close()
         self._processes.clear()
 
-    def _listen(self) -> Iterator[Answered]:
-        for connection in wait(list(self._processes), timeout=self._patience_s()):
+    def _receive_results(self) -> Iterator[Answered]:
+        for connection in wait(list(self._processes), timeout=self._wait_timeout_s()):
             assert isinstance(connection, Connection)
             process = self._processes[connection]
             try:
                 answer = connection.recv_bytes()
             except (EOFError, OSError):
-                yield from self._bury(process, patience_s=GRACE_S)  # the socket closes shortly before the process ends
+                yield from self._remove_dead_worker(
+                    process, grace_s=GRACE_S
+                )  # the socket closes shortly before the process ends
                 continue
             if process.is_ready:
                 yield self._take(process, answer)
             else:
-                self._greet(process, answer)
+                self._on_ready(process, answer)
             self._refill(process)
         now_s = time.monotonic()
         for process in list(self._processes.values()):
             limit_s = process.limit_s(self._setup.seed_timeout_s)
             if limit_s is not None and limit_s < now_s:
-                yield from self._bury(process)
+                yield from self._remove_dead_worker(process)
 
-    def _patience_s(self) -> float:
+    def _wait_timeout_s(self) -> float:
         limits = [process.limit_s(self._setup.seed_timeout_s) for process in self._processes.values()]
         known_limits = [limit_s for limit_s in limits if limit_s is not None]
         return max(0.0, min(known_limits, default=time.monotonic() + 1.0) - time.monotonic()) + 0.01
 
-    def _greet(self, process: Process, said: bytes) -> None:
+    def _on_ready(self, process: Process, said: bytes) -> None:
         if said:
             raise UsageError(f"the workers cannot run {self._setup.runner.name}: {said.decode()}")
         process.is_ready = True
@@ -226,10 +228,10 @@ class WorkerPool:
             count = min(max(1, ahead - len(process.waiting)), len(self._queue))
             process.hand([self._queue.popleft() for _ in range(count)])
 
-    def _bury(self, process: Process, *, patience_s: float = 0.0) -> Iterator[Answered]:
+    def _remove_dead_worker(self, process: Process, *, grace_s: float = 0.0) -> Iterator[Answered]:
         """Remove a worker that is dead or silent. Its current task is broken; the others return to the queue."""
         del self._processes[process.connection]
-        cause = process.close(patience_s=patience_s)
+        cause = process.close(grace_s=grace_s)
         if not process.is_ready:
             raise SnaplineError(f"a worker {cause} before it had begun: its words on standard error tell why")
         if not process.waiting:

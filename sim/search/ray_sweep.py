@@ -23,7 +23,7 @@ from snapline.errors import UsageError
 from snapline.sim.result import Result
 from snapline.sim.scenario import Scenario
 from snapline.sim.search.pool import SEED_TIMEOUT_S, make_setup
-from snapline.sim.search.sweep import Collector, SweepSummary, check_again
+from snapline.sim.search.sweep import Collector, SweepSummary, check_determinism_of_sweep
 from snapline.sim.search.worker import Runner, Setup, Task, Worker, broken, garbage_kept, perform_all
 
 RETRIES = 2
@@ -84,7 +84,7 @@ def sweep_on_ray(
             ray.shutdown()
     summary = collector.summary(elapsed_s=time.monotonic() - started_s, is_stopped=is_stopped)
     if is_determinism_checked:
-        check_again(template, collector, summary, jobs=1, runner=runner, seed_timeout_s=seed_timeout_s)
+        check_determinism_of_sweep(template, collector, summary, jobs=1, runner=runner, seed_timeout_s=seed_timeout_s)
     if metrics_csv is not None:
         metrics_csv.write_text(collector.table.to_csv())
     return summary
@@ -181,9 +181,9 @@ class Cluster:
         except self._ray.exceptions.RayTaskError as error:
             raise UsageError(f"the workers cannot run it, is the same snapline there? {error.cause!r}") from error
         except self._ray.exceptions.RayError as error:
-            return self._apart(chunk, error)
+            return self._split_chunk(chunk, error)
 
-    def _apart(self, chunk: list[int], error: Exception) -> list[Result]:
+    def _split_chunk(self, chunk: list[int], error: Exception) -> list[Result]:
         """Queue the seeds of a chunk whose process died one by one; a single seed is broken."""
         if len(chunk) == 1:
             return [broken(self._name, chunk[0], f"the process that ran it died: {type(error).__name__}")]

@@ -103,7 +103,7 @@ def check_determinism(scenario: Scenario, seed: int, *, runner: Runner | None = 
     """
     setup_runner = load_runner(name_of(runner))
     first = setup_runner(scenario, seed)
-    second = _elsewhere(scenario, Task(seed), runner)
+    second = _run_in_new_interpreter(scenario, Task(seed), runner)
     mine, other = fingerprint_of(first), fingerprint_of(second)
     if mine == other:
         return None
@@ -113,7 +113,7 @@ def check_determinism(scenario: Scenario, seed: int, *, runner: Runner | None = 
     if second.verdict == "broken" and second.error:
         divergence.note = f"the second run: {second.error}"
     first_again = journaled(setup_runner, scenario, seed, piece)
-    second_again = _elsewhere(scenario, Task(seed, window_at=piece), runner)
+    second_again = _run_in_new_interpreter(scenario, Task(seed, window_at=piece), runner)
     _narrow(divergence, first_again.journal, second_again.journal)
     return divergence
 
@@ -124,7 +124,7 @@ def piece_of(first: list[str], second: list[str]) -> int:
     return next((index for index, (one, other) in pairs if one != other), min(len(first), len(second)))
 
 
-def _elsewhere(scenario: Scenario, task: Task, runner: Runner | None) -> Result:
+def _run_in_new_interpreter(scenario: Scenario, task: Task, runner: Runner | None) -> Result:
     setup = make_setup([scenario], runner=runner)
     with closing(run_tasks(setup, [task], jobs=1, hash_seed=other_hash_seed())) as answers:
         for _, result in answers:
@@ -150,7 +150,7 @@ def _narrow(found: Divergence, here: list[str], there: list[str]) -> None:
 # -- folders of runs --------------------------------------------------------------------------------------------------
 
 
-class Replayed(msgspec.Struct):
+class ReplayResult(msgspec.Struct):
     """Result of a repeated run. `warnings`: reasons why it may differ. `expected_hash`: trace hash of the stored run, or ""."""
 
     result: Result
@@ -162,7 +162,7 @@ class Replayed(msgspec.Struct):
         return self.result.trace_hash == self.expected_hash
 
 
-def replay(folder: Path, *, commit: str = "", runner: Runner | None = None) -> Replayed:
+def replay(folder: Path, *, commit: str = "", runner: Runner | None = None) -> ReplayResult:
     """Repeat the run of a folder with its choices. `commit`: commit of the running code.
 
     Raises:
@@ -172,7 +172,7 @@ def replay(folder: Path, *, commit: str = "", runner: Runner | None = None) -> R
     expected, _ = files.read_result(folder / RESULT)
     choices: Choices | None = None if record is None else RecordedChoices(record)
     result = load_runner(name_of(runner))(scenario, seed, choices=choices)
-    return Replayed(result, expected.trace_hash, repro_warnings(folder, commit=commit))
+    return ReplayResult(result, expected.trace_hash, repro_warnings(folder, commit=commit))
 
 
 def read_repro(folder: Path) -> tuple[Scenario, int, Record | None]:

@@ -233,13 +233,13 @@ class Shrinker:
                 kept = self._kept
                 self._is_first_round = number == 0
                 steps = (
-                    self._plainly,
-                    self._faults,
-                    self._fleet,
-                    self._paces,
-                    self._times,
+                    self._try_benign_choices,
+                    self._try_fewer_faults,
+                    self._try_smaller_fleet,
+                    self._try_speeds,
+                    self._try_shorter_times,
                     self._delays,
-                    self._choices,
+                    self._try_fewer_choices,
                 )
                 for step in steps:
                     step()
@@ -343,7 +343,7 @@ class Shrinker:
 
     # Steps.
 
-    def _plainly(self) -> None:
+    def _try_benign_choices(self) -> None:
         """Try making all choices benign, all but those of one stream, or all at another speed."""
         text = "choices made benign"
         if not self.record or self._try(text, self.scenario, {}):
@@ -355,15 +355,15 @@ class Shrinker:
                 return
         for least in PLAIN_DELAYS:
             for every_ms in PLAIN_INTERVALS_MS:
-                if self._try_valid("choices made benign, at another pace", self._paced(least, every_ms), {}):
+                if self._try_valid("choices made benign, at another pace", self._at_speed(least, every_ms), {}):
                     return
         for stream in self._streams():
             self._try(text, self.scenario, self._without(stream))
 
-    def _paced(self, least: str, every_ms: int) -> Scenario:
+    def _at_speed(self, least: str, every_ms: int) -> Scenario:
         return with_delays(with_every_ms(self.scenario, every_ms), DelayPart(least=least, jitter="0s"))
 
-    def _paces(self) -> None:
+    def _try_speeds(self) -> None:
         """Try fewer messages at other speeds, at which the order of events that the bug needs may come earlier."""
         messages = self.scenario.fleet.trigger.messages
         lowest(messages, 1, lambda n: self._try_smaller(PACE, with_trigger_messages(self.scenario, n)))
@@ -375,12 +375,12 @@ class Shrinker:
         while is_smaller and self.scenario.fleet.pattern.messages > 1:
             fewer = self.scenario.fleet.pattern.messages * 3 // 4
             is_smaller = any(
-                self._try_smaller(PACE, in_pattern(self._paced(least, every_ms), messages=fewer))
+                self._try_smaller(PACE, in_pattern(self._at_speed(least, every_ms), messages=fewer))
                 for least in PLAIN_DELAYS
                 for every_ms in PLAIN_INTERVALS_MS
             )
 
-    def _faults(self) -> None:
+    def _try_fewer_faults(self) -> None:
         """Try leaving out all faults, then single faults by delta debugging."""
         original, record = self.scenario, self.record
 
@@ -392,9 +392,9 @@ class Shrinker:
         if original.fault and needed([]) is None:
             ddmin(list(range(len(original.fault))), needed)
 
-    def _fleet(self) -> None:
+    def _try_smaller_fleet(self) -> None:
         """Try a smaller fleet. A user's own agents are kept."""
-        self._users()
+        self._try_fewer_clients()
         if not self.scenario.fleet.module:
             self._pattern()
         elif self.scenario.steps != StepsPart():
@@ -403,7 +403,7 @@ class Shrinker:
         if self.scenario.fleet.coordinators > 1:
             self._try_valid("coordinators", in_fleet(self.scenario, coordinators=1))
 
-    def _users(self) -> None:
+    def _try_fewer_clients(self) -> None:
         """Try fewer clients, inputs, restores and moves."""
         self._lower("clients", lambda s: s.clients.count, lambda s, n: with_part(s, "clients", count=n))
         if self.scenario.clients.count:
@@ -422,7 +422,7 @@ class Shrinker:
         self._lower("messages, in less time", lambda s: s.fleet.pattern.messages, with_less_work, least=1)
         self._lower("payload", lambda s: s.fleet.pattern.payload_bytes, lambda s, n: in_pattern(s, payload_bytes=n))
 
-    def _times(self) -> None:
+    def _try_shorter_times(self) -> None:
         """Try an earlier end, and earlier and shorter faults."""
         self._lower("end of the run", lambda s: s.run.until_ns // MS, with_until_ms, least=1)
         for index, fault in enumerate(self.scenario.fault):
@@ -470,7 +470,7 @@ class Shrinker:
             return False
         return self._try(text, candidate, self.record, has_fresh=True, growth_max=growth_max)
 
-    def _choices(self) -> None:
+    def _try_fewer_choices(self) -> None:
         """Try setting choices to 0: all, by stream, then by delta debugging. Then try lowering the rest to 1."""
         text = "choices made benign"
         if not self.record or self._try(text, self.scenario, {}):

@@ -52,7 +52,7 @@ def render(shrunk: Shrunk, *, keywords: Mapping[str, str] | None = None, journal
         f"{name.replace('_', '-')}.toml": format_scenario(shrunk.scenario),
         "choices.json": choices_json(shrunk.record).decode(),
         f"test_{name}.py": test_file(shrunk, name, keywords or {}),
-        "steps.txt": "\n".join(story(shrunk, journal)) + "\n",
+        "steps.txt": "\n".join(shrink_report(shrunk, journal)) + "\n",
     }
 
 
@@ -91,7 +91,7 @@ def evidence(shrunk: Shrunk) -> list[str]:
     return lines or result.pending or [result.error]
 
 
-def story(shrunk: Shrunk, journal: Sequence[str] = ()) -> Iterator[str]:
+def shrink_report(shrunk: Shrunk, journal: Sequence[str] = ()) -> Iterator[str]:
     """Yield the lines of `steps.txt`: removed parts and remaining ones."""
     yield f"{shrunk.signature}: from {size_text(shrunk.before)} to {size_text(shrunk.size)}"
     yield f"in {shrunk.tries} runs, {shrunk.seconds:.1f} s"

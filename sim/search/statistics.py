@@ -151,10 +151,10 @@ def bootstrap(count: int, statistic: Callable[[Sequence[int]], float], *, seed: 
     """
     if count == 0:
         return Difference(0, math.nan, -math.inf, math.inf)
-    return enclosed(count, statistic(range(count)), map(statistic, draws(count, seed)))
+    return with_percentiles(count, statistic(range(count)), map(statistic, draws(count, seed)))
 
 
-def enclosed(count: int, value: float, resampled: Iterable[float]) -> Difference:
+def with_percentiles(count: int, value: float, resampled: Iterable[float]) -> Difference:
     """Return a value of `count` runs with the percentile interval of its resampled values."""
     ordered = sorted(one for one in resampled if not math.isnan(one))
     if count < 2 or not ordered:

@@ -46,14 +46,14 @@ from snapline.sim.scenario import (
     coordinator_names,
     host_names,
 )
-from snapline.sim.search.fault_generators import DRAWN_BY, MESSAGES_ENDLESS, MS, US, Dice, S, Span
+from snapline.sim.search.fault_generators import FAULT_GENERATORS, MESSAGES_ENDLESS, MS, US, S, ScenarioDraw, Span
 from snapline.sim.workloads.registry import takes_inputs
 from snapline.sim.world.limits import LIMITS
 
 AGENTS_LEAST = 2
 """Smallest number of agents; two can run every pattern."""
 
-BY_HAND_ALONE = 16
+MANUAL_ONLY_ONE_IN = 16
 """One in this number of runs has no trigger, only manual snapshots."""
 
 ROUND_WAYS, ROUND_CALLS = 3, 4
@@ -79,13 +79,13 @@ _PAYING = ("paying", *_BOOKING)
 PAYING_NS = 90 * S
 """Extra time for a run with effects: repeated failures of calls, and an operator's retry command."""
 
-SELDOM_NS = 250 * MS
+EPOCH_PERIOD_MIN_NS = 250 * MS
 """Minimum time between two epochs by the clock in such a run; effects request further epochs."""
 
 _DURABLE = ("planning", *_PAYING)
 """Patterns that are tested mainly by recoveries within a turn. One of their turns takes as long as a whole run of other patterns."""
 
-_LATELY = {
+_RARE_PATTERNS = {
     "astray": (21, "pattern"),
     "planning": (12, "planning"),
     "paying": (19, "paying"),
@@ -93,10 +93,13 @@ _LATELY = {
 }
 """Pattern → (one in how many seeds uses it instead of the drawn pattern, key of the draw). The seed's other draws are unchanged."""
 
-_IN_TURN = ("booking", "planning", "booking", "paying", "booking-until", "booking", "returning", "booking")
+_ALTERNATING_PATTERNS = ("booking", "planning", "booking", "paying", "booking-until", "booking", "returning", "booking")
 """Patterns of every other seed, in turn. They combine the newest parts of the product, and random draws would rarely choose them."""
 
-_PATTERNS_DRAWN = (*[name for name in PATTERN_NAMES if name not in (*_COSTLY, *_LATELY, *_BOOKING)] * 2, *_COSTLY)
+_PATTERNS_DRAWN = (
+    *[name for name in PATTERN_NAMES if name not in (*_COSTLY, *_RARE_PATTERNS, *_BOOKING)] * 2,
+    *_COSTLY,
+)
 
 _PROTOCOLS_DRAWN = (*(CHANDY_LAMPORT,) * 4, *PROTOCOLS)
 """Protocols to draw from: chandy-lamport, which most fleets use, gets a third of all runs."""
@@ -107,7 +110,7 @@ def draw(template: Scenario, seed: int) -> Scenario:
     swarm = template.swarm
     if swarm is None:
         return template
-    dice = Dice(RandomChoices(seed))
+    dice = ScenarioDraw(RandomChoices(seed))
     run = _draw_run(dice, template)
     heal = template.liveness.heal if template.liveness.heal_ns >= run.until_ns else ""
     liveness = msgspec.structs.replace(template.liveness, heal=heal)
@@ -144,40 +147,40 @@ def draw(template: Scenario, seed: int) -> Scenario:
         changed = msgspec.structs.replace(changed, restores=restores, run=run)
     changed = _with_faults(dice, changed, swarm)
     if is_of_all and (not template.fleet.module or changed.clients.count):
-        changed = _with_more(dice, changed)
+        changed = _with_pattern_specific_faults(dice, changed)
     if swarm.network:
         changed = msgspec.structs.replace(changed, network=_draw_paths(dice, changed))
     if swarm.limits and (is_of_all or not template.fleet.module):
         limits = _draw_limits(dice)
-        if changed.restores.times and dice.one_in_apart(2, "swept"):
+        if changed.restores.times and dice.one_in_separate(2, "swept"):
             limits |= {"sweep_ms": LIMITS["sweep_ms"].drawn[0]}  # restores need old epochs, so sweep often
         changed = msgspec.structs.replace(changed, limits=limits | template.limits)
-        changed = msgspec.structs.replace(changed, run=_draw_keeping(dice, changed.run))
+        changed = msgspec.structs.replace(changed, run=_draw_retention(dice, changed.run))
         if swarm.fleet:
             changed = msgspec.structs.replace(changed, fleet=_draw_bounds(dice, changed.fleet))
-            if dice.one_in_apart(BY_HAND_ALONE, "by hand"):
-                changed = _by_hand_alone(changed)
+            if dice.one_in_separate(MANUAL_ONLY_ONE_IN, "by hand"):
+                changed = _with_manual_snapshots_only(changed)
     if swarm.fleet and changed.fleet.pattern.name == "returning":  # rollbacks need snapshots
         every = changed.run.snapshots_every or "250ms"
         changed = msgspec.structs.replace(changed, run=msgspec.structs.replace(changed.run, snapshots_every=every))
     if swarm.fleet and not template.fleet.module:
-        timeout = template.fleet.epoch_timeout or _possible_timeout(changed)
+        timeout = template.fleet.epoch_timeout or _feasible_epoch_timeout(changed)
         changed = msgspec.structs.replace(changed, fleet=msgspec.structs.replace(changed.fleet, epoch_timeout=timeout))
-        changed = msgspec.structs.replace(changed, liveness=_patient(changed))
+        changed = msgspec.structs.replace(changed, liveness=_with_enough_time(changed))
     if template.fleet.module and changed.limits:
-        changed = msgspec.structs.replace(changed, liveness=_patient(changed))
+        changed = msgspec.structs.replace(changed, liveness=_with_enough_time(changed))
     return changed
 
 
 def small_limits(seed: int) -> dict[str, int]:
     """Return small limits for a run that should reach them."""
-    dice = Dice(RandomChoices(seed))
+    dice = ScenarioDraw(RandomChoices(seed))
     return {
         name: dice.of(LIMITS[name].drawn, "limit", name, "value") for name in LIMITS if dice.one_in(4, "limit", name)
     }
 
 
-def _possible_timeout(scenario: Scenario) -> str:
+def _feasible_epoch_timeout(scenario: Scenario) -> str:
     """Return the drawn timeout, or the default ("") if no epoch can meet it under the other draws."""
     exchanges = EPOCH_EXCHANGES * (2 if scenario.fleet.protocol == KOO_TOUEG else 1)
     least_ns = exchanges * _exchange_ns(scenario)
@@ -194,7 +197,7 @@ def _exchange_ns(scenario: Scenario) -> int:
     return windows * (2 * way_ns + scenario.limits.get("tell_delay_ms", 0) * MS)
 
 
-def _patient(scenario: Scenario) -> LivenessPart:
+def _with_enough_time(scenario: Scenario) -> LivenessPart:
     """Return the liveness part with enough time for the slowest possible run.
 
     A single counter that agents pass on takes the sum of all its round trips. With windows of one frame, or credit for one
@@ -211,7 +214,7 @@ def _patient(scenario: Scenario) -> LivenessPart:
     return msgspec.structs.replace(scenario.liveness, within=format_duration(within_ns))
 
 
-def _draw_run(dice: Dice, template: Scenario) -> RunPart:
+def _draw_run(dice: ScenarioDraw, template: Scenario) -> RunPart:
     """Draw the run part: 2.5 s to 7 s, or more if the template's own faults need it."""
     run, hosts = template.run, len(host_names(template))
     ends_ns = max([fault.word.ends_ns(hosts) for fault in template.fault], default=0)
@@ -225,16 +228,16 @@ def _draw_run(dice: Dice, template: Scenario) -> RunPart:
     )
 
 
-def _draw_fleet(dice: Dice, template: Scenario, run: RunPart, seed: int) -> FleetPart:
+def _draw_fleet(dice: ScenarioDraw, template: Scenario, run: RunPart, seed: int) -> FleetPart:
     swarm, fleet = template.swarm or SwarmPart(), template.fleet
     protocol = dice.of(swarm.protocols or _PROTOCOLS_DRAWN, "protocol")
     if fleet.module:
         return msgspec.structs.replace(fleet, protocol=protocol, trigger=_draw_trigger(dice, protocol))
     name = dice.of(swarm.patterns or _PATTERNS_DRAWN, "pattern")
-    for rare_name, (one_in, key) in _LATELY.items() if not swarm.patterns else ():
-        name = rare_name if dice.one_in_apart(one_in, key) else name
+    for rare_name, (one_in, key) in _RARE_PATTERNS.items() if not swarm.patterns else ():
+        name = rare_name if dice.one_in_separate(one_in, key) else name
     if seed % 2 and not swarm.patterns:
-        name = _IN_TURN[seed // 2 % len(_IN_TURN)]
+        name = _ALTERNATING_PATTERNS[seed // 2 % len(_ALTERNATING_PATTERNS)]
     counts: tuple[Coordinators, ...] = (1, 3, 5)
     coordinators = dice.of([count for count in counts if count <= swarm.coordinators_max], "coordinators")
     return FleetPart(
@@ -249,10 +252,10 @@ def _draw_fleet(dice: Dice, template: Scenario, run: RunPart, seed: int) -> Flee
 
 def _rare_requests(trigger: TriggerPart) -> TriggerPart:
     """Return the trigger with rarer epochs. A fleet with sequential effects runs for a minute, so frequent epochs would dominate its cost."""
-    return msgspec.structs.replace(trigger, every=format_duration(max(trigger.every_ns, SELDOM_NS)))
+    return msgspec.structs.replace(trigger, every=format_duration(max(trigger.every_ns, EPOCH_PERIOD_MIN_NS)))
 
 
-def _draw_pattern(dice: Dice, pattern: PatternPart, name: str, run: RunPart) -> PatternPart:
+def _draw_pattern(dice: ScenarioDraw, pattern: PatternPart, name: str, run: RunPart) -> PatternPart:
     """Draw a pattern. A third of the fleets spread their messages over a part of the run; the others run at full speed."""
     messages = pattern.messages // dice.of((1, 1, 2), "messages")
     window_ns = run.until_ns // dice.of((2, 4, 8), "window")
@@ -263,7 +266,7 @@ def _draw_pattern(dice: Dice, pattern: PatternPart, name: str, run: RunPart) -> 
     )
 
 
-def _draw_trigger(dice: Dice, protocol: str) -> TriggerPart:
+def _draw_trigger(dice: ScenarioDraw, protocol: str) -> TriggerPart:
     """Draw a trigger; a coordinator requests checkpoints only by the clock."""
     every = dice.duration(20 * MS, 600 * MS, "every")
     jitter = dice.of((0.1, 0.0, 0.5), "trigger jitter")
@@ -276,49 +279,51 @@ def _draw_trigger(dice: Dice, protocol: str) -> TriggerPart:
             return TriggerPart(kind="period", every=every, jitter=jitter)
 
 
-def _draw_clients(dice: Dice, pattern: str) -> ClientsPart:
+def _draw_clients(dice: ScenarioDraw, pattern: str) -> ClientsPart:
     """Draw clients: in half of the runs. A booking pattern always has clients, with fewer inputs, since each input is much work."""
     is_booking = pattern in _BOOKING
-    count = ((1, 1, 2, 3) if is_booking else (0, 0, 1, 3))[dice.of_clients(4, "clients")]
-    inputs = ((8, 5, 16) if is_booking else (20, 5, 60))[dice.of_clients(3, "inputs")]
-    pause = ("20ms", "5ms", "200ms")[dice.of_clients(3, "pause of clients")]
-    is_settling = bool(count) and dice.of_operators(2, "settling") == 1
+    count = ((1, 1, 2, 3) if is_booking else (0, 0, 1, 3))[dice.below_for_clients(4, "clients")]
+    inputs = ((8, 5, 16) if is_booking else (20, 5, 60))[dice.below_for_clients(3, "inputs")]
+    pause = ("20ms", "5ms", "200ms")[dice.below_for_clients(3, "pause of clients")]
+    is_settling = bool(count) and dice.below_for_operators(2, "settling") == 1
     return ClientsPart(count=count, inputs=inputs, pause=pause, is_settling=is_settling)
 
 
-def _draw_outputs(dice: Dice) -> OutputsPart:
+def _draw_outputs(dice: ScenarioDraw) -> OutputsPart:
     """Draw outputs: agents emit in half of the runs, and in half of these a consumer reads them as they arrive."""
-    one_in = (0, 0, 0, 3, 1, 12)[dice.of_outputs(6, "outputs")]
-    return OutputsPart(one_in=one_in, is_watched=bool(one_in) and dice.of_outputs(2, "watched outputs") == 1)
+    one_in = (0, 0, 0, 3, 1, 12)[dice.below_for_outputs(6, "outputs")]
+    return OutputsPart(one_in=one_in, is_watched=bool(one_in) and dice.below_for_outputs(2, "watched outputs") == 1)
 
 
-def _draw_steps(dice: Dice) -> StepsPart:
+def _draw_steps(dice: ScenarioDraw) -> StepsPart:
     """Draw failing stub calls for two thirds of the runs."""
-    late, lost, failed = ((0, 0, 20, 200)[dice.of_steps(4, "calls", what)] for what in ("late", "lost", "failed"))
-    is_well = dice.of_steps(3, "calls") == 0
+    late, lost, failed = (
+        (0, 0, 20, 200)[dice.below_for_steps(4, "calls", what)] for what in ("late", "lost", "failed")
+    )
+    is_well = dice.below_for_steps(3, "calls") == 0
     return StepsPart() if is_well else StepsPart(late_per_mille=late, lost_per_mille=lost, failed_per_mille=failed)
 
 
-def _draw_restores(dice: Dice, one_in: int) -> RestoresPart:
+def _draw_restores(dice: ScenarioDraw, one_in: int) -> RestoresPart:
     """Draw restores by an operator for one in `one_in` runs: once or twice, with inputs or without."""
-    if not dice.one_in_apart(one_in, "restores"):
+    if not dice.one_in_separate(one_in, "restores"):
         return RestoresPart()
-    times = 2 if dice.one_in_apart(2, "restores twice") else 1
-    return RestoresPart(times=times, drops_one_in=1 if dice.one_in_apart(2, "restores drop") else 2)
+    times = 2 if dice.one_in_separate(2, "restores twice") else 1
+    return RestoresPart(times=times, drops_one_in=1 if dice.one_in_separate(2, "restores drop") else 2)
 
 
-def _draw_moves(dice: Dice, one_in: int) -> int:
+def _draw_moves(dice: ScenarioDraw, one_in: int) -> int:
     """Draw the number of times that an operator moves agents: one or four, in one of `one_in` runs."""
-    return (4 if dice.one_in_apart(2, "many moves") else 1) if dice.one_in_apart(one_in, "moves") else 0
+    return (4 if dice.one_in_separate(2, "many moves") else 1) if dice.one_in_separate(one_in, "moves") else 0
 
 
-def _draw_delay(dice: Dice, where: str, least_ns: int, most_ns: int) -> DelayPart:
+def _draw_delay(dice: ScenarioDraw, where: str, least_ns: int, most_ns: int) -> DelayPart:
     """Draw a delay. A slow network keeps many messages in flight, and the fleet busy long enough for its faults to hit."""
     least = dice.duration(least_ns, most_ns, where, "least")
     return DelayPart(least=least, jitter=dice.duration(100 * US, most_ns, where, "jitter"))
 
 
-def _draw_paths(dice: Dice, scenario: Scenario) -> NetworkPart:
+def _draw_paths(dice: ScenarioDraw, scenario: Scenario) -> NetworkPart:
     """Draw up to three directed pairs that are permanently much slower or faster than all others, for a quarter of the runs."""
     if not dice.one_in(4, "paths"):
         return scenario.network
@@ -333,7 +338,7 @@ def _draw_paths(dice: Dice, scenario: Scenario) -> NetworkPart:
     return msgspec.structs.replace(scenario.network, paths=paths)
 
 
-def _draw_keeping(dice: Dice, run: RunPart) -> RunPart:
+def _draw_retention(dice: ScenarioDraw, run: RunPart) -> RunPart:
     """Draw a retention policy for a quarter of the runs, and manual snapshots for a quarter."""
     retention = run.retention
     if not retention and dice.one_in(4, "retention"):
@@ -345,7 +350,7 @@ def _draw_keeping(dice: Dice, run: RunPart) -> RunPart:
     return msgspec.structs.replace(run, retention=retention, snapshots_every=every)
 
 
-def _by_hand_alone(scenario: Scenario) -> Scenario:
+def _with_manual_snapshots_only(scenario: Scenario) -> Scenario:
     """Return the scenario with manual snapshots as the only source of checkpoints."""
     every = scenario.run.snapshots_every or "250ms"
     return msgspec.structs.replace(
@@ -355,7 +360,7 @@ def _by_hand_alone(scenario: Scenario) -> Scenario:
     )
 
 
-def _draw_limits(dice: Dice) -> dict[str, int]:
+def _draw_limits(dice: ScenarioDraw) -> dict[str, int]:
     """Draw small limits for half of the runs: a few limits, or up to half of all."""
     if not dice.one_in(2, "limits"):
         return {}
@@ -364,7 +369,7 @@ def _draw_limits(dice: Dice) -> dict[str, int]:
     return {name: dice.of(LIMITS[name].drawn, "limit", name, "value") for name in chosen}
 
 
-def _draw_bounds(dice: Dice, fleet: FleetPart) -> FleetPart:
+def _draw_bounds(dice: ScenarioDraw, fleet: FleetPart) -> FleetPart:
     """Draw a fleet's log size, epoch timeout and payload size, unless the template sets them."""
     pattern = fleet.pattern
     if dice.one_in(3, "payload") and pattern.payload_bytes == PatternPart().payload_bytes:
@@ -377,16 +382,18 @@ def _draw_bounds(dice: Dice, fleet: FleetPart) -> FleetPart:
     )
 
 
-def _with_faults(dice: Dice, scenario: Scenario, swarm: SwarmPart) -> Scenario:
+def _with_faults(dice: ScenarioDraw, scenario: Scenario, swarm: SwarmPart) -> Scenario:
     kinds = [kind for kind in swarm.faults or WORDS if dice.one_in(2, "kind", kind)]
     count = dice.below(swarm.faults_max + 1, "faults") if kinds else 0
     for index in range(count):
         kind = dice.of(kinds, "fault", index)
-        word = DRAWN_BY[kind](Span(dice, scenario, index, swarm.faults_max))
+        word = FAULT_GENERATORS[kind](Span(dice, scenario, index, swarm.faults_max))
         scenario = _with_fault(scenario, [_fault_of(kind, word)])
     for index, kind in enumerate(swarm.always if swarm.faults_max else (), swarm.faults_max):
         word = (
-            _draw_crash_at_work(dice, scenario) if kind == "crash" else DRAWN_BY[kind](Span(dice, scenario, index, 0))
+            _draw_crash_at_work(dice, scenario)
+            if kind == "crash"
+            else FAULT_GENERATORS[kind](Span(dice, scenario, index, 0))
         )
         scenario = _with_fault(scenario, [_fault_of(kind, word)])
     if swarm.faults_max and "crash" in kinds and dice.one_in(2, "failpoints"):
@@ -394,44 +401,44 @@ def _with_faults(dice: Dice, scenario: Scenario, swarm: SwarmPart) -> Scenario:
     return scenario
 
 
-def _with_more(dice: Dice, scenario: Scenario) -> Scenario:
+def _with_pattern_specific_faults(dice: ScenarioDraw, scenario: Scenario) -> Scenario:
     """Add faults that some patterns and clients need for a meaningful test."""
     if scenario.fleet.pattern.name in _DURABLE:
         scenario = _with_restarts(dice, scenario)
     if not scenario.clients.count:
         return scenario
-    if dice.one_in_apart(4, "failing logs"):
+    if dice.one_in_separate(4, "failing logs"):
         scenario = _with_failing_logs(dice, scenario)
-    return _with_standstill(dice, scenario) if dice.one_in_apart(4, "standstill") else scenario
+    return _with_long_pause(dice, scenario) if dice.one_in_separate(4, "standstill") else scenario
 
 
-def _with_restarts(dice: Dice, scenario: Scenario) -> Scenario:
+def _with_restarts(dice: ScenarioDraw, scenario: Scenario) -> Scenario:
     """Add restarts during durable turns."""
-    for index in range((0, 1, 2, 4)[dice.below_apart(4, "restarts")]):
-        at = format_duration((1 + dice.below_apart(40, "restart", index)) * (scenario.run.until_ns - S) // 40)
-        after = ("50ms", "200ms", "1s")[dice.below_apart(3, "restart", index, "after")]
+    for index in range((0, 1, 2, 4)[dice.below_separate(4, "restarts")]):
+        at = format_duration((1 + dice.below_separate(40, "restart", index)) * (scenario.run.until_ns - S) // 40)
+        after = ("50ms", "200ms", "1s")[dice.below_separate(3, "restart", index, "after")]
         scenario = _with_fault(scenario, [FaultPart(crash=CrashFault(at=at, restart_after=after))])
     return scenario
 
 
-def _with_failing_logs(dice: Dice, scenario: Scenario) -> Scenario:
+def _with_failing_logs(dice: ScenarioDraw, scenario: Scenario) -> Scenario:
     """Add input-log writes that fail once and succeed when they are retried."""
     for point in [point for point in FAILPOINTS if point.startswith(_INPUT_POINTS)]:
-        if dice.one_in_apart(4, "failing", point):
-            hit = 1 + dice.below_apart(6, "failing", point, "hit")
+        if dice.one_in_separate(4, "failing", point):
+            hit = 1 + dice.below_separate(6, "failing", point, "hit")
             scenario = _with_fault(scenario, [FaultPart(disk=DiskFault(mode="eio", failpoint=point, hit=hit))])
     return scenario
 
 
-def _with_standstill(dice: Dice, scenario: Scenario) -> Scenario:
+def _with_long_pause(dice: ScenarioDraw, scenario: Scenario) -> Scenario:
     """Add a long pause of a host, which resumes after the fleet has recovered without it and finds pending client inputs."""
-    at_ns = (1 + dice.below_apart(10, "standstill", "at")) * 200 * MS
+    at_ns = (1 + dice.below_separate(10, "standstill", "at")) * 200 * MS
     lasts_ns = min(4 * S, scenario.run.until_ns - at_ns)
     pause = PauseFault(at=format_duration(at_ns), lasts=format_duration(lasts_ns))
     return _with_fault(scenario, [FaultPart(pause=pause)])
 
 
-def _draw_crash_at_work(dice: Dice, scenario: Scenario) -> CrashFault:
+def _draw_crash_at_work(dice: ScenarioDraw, scenario: Scenario) -> CrashFault:
     """Draw a crash and restart of the process that takes a turn in the first half of the work (user's fleet: second quarter)."""
     turns = scenario.run.turns or scenario.fleet.pattern.messages or MESSAGES_ENDLESS
     least = max(1, scenario.run.turns // 4)
@@ -450,7 +457,7 @@ def _fault_of(kind: str, word: Word) -> FaultPart:
     return msgspec.structs.replace(FaultPart(), **{kind: word})
 
 
-def _draw_failpoints(dice: Dice, scenario: Scenario, kinds: Collection[str]) -> list[FaultPart]:
+def _draw_failpoints(dice: ScenarioDraw, scenario: Scenario, kinds: Collection[str]) -> list[FaultPart]:
     """Draw faults at failpoints: usually a crash. If the run may have other faults, some are power cuts, pauses or disk errors.
 
     Coordinators have power cuts only here, at the failpoints of their writes.
@@ -464,7 +471,7 @@ def _draw_failpoints(dice: Dice, scenario: Scenario, kinds: Collection[str]) -> 
     output_points = [point for point in points if point.startswith(_OUTPUT_POINTS)]
     points = tuple([point for point in points if point not in output_points])
     if scenario.outputs.one_in:
-        points += tuple([point for point in output_points if dice.of_outputs(4, point) == 3])
+        points += tuple([point for point in output_points if dice.below_for_outputs(4, point) == 3])
     faults = []
     for point in points:
         if point in output_points or dice.one_in(4, point):
@@ -476,7 +483,7 @@ def _draw_failpoints(dice: Dice, scenario: Scenario, kinds: Collection[str]) -> 
                 case 1:
                     faults.append(FaultPart(disk=DiskFault(mode="eio", failpoint=point, hit=hit)))
                 case _:
-                    is_power_cut = "disk" in kinds and dice.one_in_apart(2, point, "power")
+                    is_power_cut = "disk" in kinds and dice.one_in_separate(2, point, "power")
                     crash = CrashFault(failpoint=point, hit=hit, restart_after=after, is_power_cut=is_power_cut)
                     faults.append(FaultPart(crash=crash))
     return faults

@@ -23,7 +23,7 @@ import msgspec
 
 from snapline.sim.result import EXIT_CODES, Result, Verdict
 from snapline.sim.scenario import Scenario
-from snapline.sim.search.generated import Drawn, never_drawn, note_drawn, nothing_drawn
+from snapline.sim.search.generated import DrawnCounts, count_drawn, empty_counts, never_drawn
 from snapline.sim.search.pool import SEED_TIMEOUT_S, make_setup, other_hash_seed, run_tasks
 from snapline.sim.search.replay import Divergence, Fingerprint, check_determinism, fingerprint_of
 from snapline.sim.search.statistics import Summary, summarise
@@ -83,7 +83,7 @@ class SweepSummary(msgspec.Struct, kw_only=True):
     findings: list[SweepFinding] = []
     probes: dict[str, int] = {}
     never_hit: list[str] = []
-    drawn: Drawn = {}
+    drawn: DrawnCounts = {}
     never_drawn: dict[str, list[str]] = {}
     metrics: dict[str, Summary] = {}
     events: int = 0
@@ -163,7 +163,7 @@ class Collector:
         self.fingerprints: dict[int, Fingerprint] = {}
         self._summary = SweepSummary(name=name, verdicts=dict.fromkeys(VERDICTS, 0))
         if self._template is not None:
-            self._summary.drawn = nothing_drawn()
+            self._summary.drawn = empty_counts()
         self._findings: dict[tuple[str, str, str], SweepFinding] = {}
         self._catalogue = list(catalogue)
 
@@ -189,7 +189,7 @@ class Collector:
             summary.probes[name] = summary.probes.get(name, 0) + hits
         self.table.add(result)
         if self._template is not None:
-            note_drawn(summary.drawn, draw(self._template, result.seed))
+            count_drawn(summary.drawn, draw(self._template, result.seed))
         if is_checked(result.seed) and result.trace_hash:  # a run without a trace hash did not finish
             self.fingerprints[result.seed] = fingerprint_of(result)
         for finding in findings_of(result):
@@ -289,13 +289,15 @@ def sweep(
         is_determinism_checked = False
     summary = collector.summary(elapsed_s=time.monotonic() - started_s, is_stopped=is_stopped)
     if is_determinism_checked:
-        check_again(template, collector, summary, jobs=jobs, runner=runner, seed_timeout_s=seed_timeout_s)
+        check_determinism_of_sweep(
+            template, collector, summary, jobs=jobs, runner=runner, seed_timeout_s=seed_timeout_s
+        )
     if metrics_csv is not None:
         metrics_csv.write_text(collector.table.to_csv())
     return summary
 
 
-def check_again(
+def check_determinism_of_sweep(
     template: Scenario,
     collector: Collector,
     summary: SweepSummary,
@@ -317,11 +319,11 @@ def check_again(
     differing.sort(key=lambda one: one.seed)
     summary.checked = len(first)
     summary.divergences = [
-        _narrowed(template, one, runner) if rank < NARROWED_MAX else one for rank, one in enumerate(differing)
+        _located(template, one, runner) if rank < NARROWED_MAX else one for rank, one in enumerate(differing)
     ]
 
 
-def _narrowed(template: Scenario, found: Divergence, runner: Runner | None) -> Divergence:
+def _located(template: Scenario, found: Divergence, runner: Runner | None) -> Divergence:
     narrowed = check_determinism(draw(template, found.seed), found.seed, runner=runner)
     if narrowed is not None:
         return narrowed

@@ -3,5 +3,5 @@
 from snapline.sim.workloads.registry import PATTERNS as PATTERNS
 from snapline.sim.workloads.registry import make_workload as make_workload
 from snapline.sim.workloads.workload import Workload as Workload
-from snapline.sim.workloads.workload import own_triggers as own_triggers
-from snapline.sim.workloads.workload import own_workload as own_workload
+from snapline.sim.workloads.workload import user_triggers as user_triggers
+from snapline.sim.workloads.workload import user_workload as user_workload

@@ -22,7 +22,7 @@ import msgspec
 
 import snapline
 from snapline.sim.scenario import FleetPart
-from snapline.sim.workloads.ledger import FOREVER, WrongBooksError, name_of, shares
+from snapline.sim.workloads.ledger import FOREVER, InvariantViolatedError, name_of, shares
 from snapline.sim.workloads.workload import Workload, check_agents, make_fleet, pause_ns
 
 NOBODY = "nobody"
@@ -95,14 +95,16 @@ class Seeker(snapline.Agent):
         state = self.state
         state.ticks += 1
         place, is_between = divmod(state.ticks, ASKED_AT)
-        if not is_between and place <= len(LATECOMERS) and is_asking(state.index, place - 1):
+        if not is_between and place <= len(LATECOMERS) and spawns_latecomer(state.index, place - 1):
             name = LATECOMERS[place - 1]
             state.asked.append(name)
             ctx.spawn(name, Seeker(Seeking(-1, state.peers, 0, 0.0, state.payload_bytes)))
             self._say(ctx, name)
         else:
             unasked = [
-                name for at, name in enumerate(LATECOMERS) if name in state.asked or not is_asking(state.index, at)
+                name
+                for at, name in enumerate(LATECOMERS)
+                if name in state.asked or not spawns_latecomer(state.index, at)
             ]
             others = [*state.peers, NOBODY, *unasked]
             self._say(ctx, others[state.ticks % len(others)])
@@ -130,7 +132,7 @@ class AstrayWorkload(Workload):
     def check_cut(self, cut: snapline.Cut) -> str | None:
         try:
             letters = _Account(cut).letters()
-        except WrongBooksError as error:
+        except InvariantViolatedError as error:
             return str(error)
         if letters != cut.dead_letter_count:
             return f"{letters} messages and creations were given up, and there are {cut.dead_letter_count} dead letters"
@@ -147,10 +149,10 @@ class AstrayWorkload(Workload):
         agents = _seekers(states)
         try:
             for (sender, receiver), sent in _channels(agents):
-                lost = _given_up(agents, (sender, receiver), sent, [])
+                lost = _expected_dead_letters(agents, (sender, receiver), sent, [])
                 if lost and receiver not in (NOBODY, *LATECOMERS):
                     return f"{sender} → {receiver}: {lost} messages never arrived"
-        except WrongBooksError as error:
+        except InvariantViolatedError as error:
             return str(error)
         return None
 
@@ -178,16 +180,16 @@ class _Account:
         """Return the expected number of dead letters.
 
         Raises:
-            WrongBooksError: messages are lost or wrongly numbered.
+            InvariantViolatedError: messages are lost or wrongly numbered.
         """
         channels = dict(_channels(self.agents))
         for channel in self.waiting:
             channels.setdefault(channel, 0)
         messages = 0
         for channel, sent in channels.items():
-            lost = _given_up(self.agents, channel, sent, self.waiting.get(channel, []))
+            lost = _expected_dead_letters(self.agents, channel, sent, self.waiting.get(channel, []))
             if lost and channel[1] not in (NOBODY, *LATECOMERS):
-                raise WrongBooksError(f"{channel[0]} → {channel[1]}: {lost} messages were lost")
+                raise InvariantViolatedError(f"{channel[0]} → {channel[1]}: {lost} messages were lost")
             messages += lost
         return messages + self._refused()
 
@@ -198,7 +200,7 @@ class _Account:
         return asked - made - sum(self.coming.values()) - len(self.cut.pending_spawns)
 
 
-def is_asking(index: int, place: int) -> bool:
+def spawns_latecomer(index: int, place: int) -> bool:
     """Return whether the agent of this index spawns the latecomer at this place."""
     return (index + place) % 3 > 0
 
@@ -222,11 +224,11 @@ def _channels(agents: Mapping[str, Seeking]) -> Iterator[tuple[Channel, int]]:
                 yield (sender, agent), 0
 
 
-def _given_up(agents: Mapping[str, Seeking], channel: Channel, sent: int, waiting: list[int]) -> int:
+def _expected_dead_letters(agents: Mapping[str, Seeking], channel: Channel, sent: int, waiting: list[int]) -> int:
     """Return the number of messages that must be dead letters: those before the first one consumed or in transit.
 
     Raises:
-        WrongBooksError: the numbers are not consecutive.
+        InvariantViolatedError: the numbers are not consecutive.
     """
     sender, receiver = channel
     heard = agents[receiver].heard.get(sender) if receiver in agents else None
@@ -235,7 +237,7 @@ def _given_up(agents: Mapping[str, Seeking], channel: Channel, sent: int, waitin
     first = numbers[0] if numbers else sent + 1
     if numbers != list(range(first, sent + 1)) or (heard is not None and heard.count != len(consumed)):
         amounts = f"sent {sent}, consumed {heard}, in transit {waiting}"
-        raise WrongBooksError(f"{sender} → {receiver}: {amounts}: that does not add up")
+        raise InvariantViolatedError(f"{sender} → {receiver}: {amounts}: that does not add up")
     return first - 1
 
 

@@ -330,14 +330,14 @@ def own_request(agent: str, index: int, serial: int) -> Book:
 class BookingWorkload(Workload):
     """Workload that checks the rules of bookings. `service`: the service of the current run."""
 
-    rolls_back = True
+    requests_rollbacks = True
 
     def __init__(self, fleet: snapline.Fleet, *, ends: bool) -> None:
         super().__init__(fleet, ends=ends)
         self.service = Service()
         self._helpless: set[str] = set()
 
-    def open_service(self) -> dict[str, Callable[..., Any]]:
+    def new_service_stubs(self) -> dict[str, Callable[..., Any]]:
         """Begin a run with a new service, and return its stubs."""
         self.service = Service(lambda: self.calling_plan)
         return self.service.stubs()
@@ -359,7 +359,7 @@ class BookingWorkload(Workload):
         return all(isinstance(state, BookerState) for state in states.values())
 
     def check_end(self, states: Mapping[str, object]) -> str | None:
-        return self._check(states) or ("" if self.has_gone_back else self._check_rest(states)) or None
+        return self._check(states) or ("" if self.was_rolled_back else self._check_rest(states)) or None
 
     def _check(self, states: Mapping[str, object]) -> str | None:
         for agent, state in states.items():
@@ -393,7 +393,7 @@ def make_booking(part: FleetPart) -> BookingWorkload:
     own = shares(part.pattern.messages // MESSAGES_OF_A_REQUEST, part.agents)
     fleet = make_fleet(part, functools.partial(_booker, part.agents, own))
     workload = BookingWorkload(fleet, ends=part.pattern.messages > 0)
-    fleet.simulate = workload.open_service
+    fleet.simulate = workload.new_service_stubs
     if part.pattern.name == "booking-until":
         fleet.stop_when = functools.partial(_are_done, wanted=max(1, sum(own) // 2))
     return workload

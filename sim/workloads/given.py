@@ -23,7 +23,7 @@ Inputs = Sequence[AgentInput] | Callable[..., Iterable[AgentInput]] | Path | str
 
 MakeInputs = Callable[[Random], Iterable[AgentInput]]
 
-MADE_MAX = 100
+GENERATED_INPUTS_MAX = 100
 """Maximum number of inputs that a run takes from a function."""
 
 
@@ -49,9 +49,9 @@ class GivenInputs:
         self._make: MakeInputs
         match inputs:
             case str() if ":" in inputs and not Path(inputs).exists():
-                self._keep(_named(inputs))
+                self._keep(_load_named(inputs))
             case str() | Path():
-                self._keep(_recorded(Path(inputs)))
+                self._keep(_read_recorded(Path(inputs)))
             case _:
                 self._keep(inputs)
 
@@ -69,13 +69,13 @@ class GivenInputs:
                 "'module:name', or the path of a file with a JSON object on each line"
             )
 
-    def of_run(self, chance: Random) -> Iterator[AgentInput]:
+    def inputs_of_run(self, chance: Random) -> Iterator[AgentInput]:
         """Yield the inputs of one run."""
-        most = MADE_MAX if self.count is None else self.count
+        most = GENERATED_INPUTS_MAX if self.count is None else self.count
         return islice(iter(self._make(chance)), most)
 
 
-def given_input(each: AgentInput, key: str) -> GivenInput:
+def to_given_input(each: AgentInput, key: str) -> GivenInput:
     """Return an input in the form that a client sends. `key`: used if the input has no key.
 
     Raises:
@@ -87,7 +87,7 @@ def given_input(each: AgentInput, key: str) -> GivenInput:
 def _check(each: object, key: str) -> None:
     try:
         if isinstance(each, tuple) and 2 <= len(each) <= 3 and isinstance(each[0], str):
-            given_input(each, key)
+            to_given_input(each, key)
             return
     except SnaplineError as error:
         raise UsageError(f"{each!r} is no input: {error}") from error
@@ -102,7 +102,7 @@ def _maker_of(function: Callable[..., Iterable[AgentInput]]) -> MakeInputs:
     return function if takes_chance else lambda _: function()
 
 
-def _named(reference: str) -> object:
+def _load_named(reference: str) -> object:
     module, _, name = reference.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
@@ -110,7 +110,7 @@ def _named(reference: str) -> object:
         raise UsageError(f"inputs {reference!r} cannot be loaded: {error}") from error
 
 
-def _recorded(place: Path) -> list[AgentInput]:
+def _read_recorded(place: Path) -> list[AgentInput]:
     try:
         lines = place.read_bytes().splitlines()
     except OSError as error:

@@ -148,7 +148,7 @@ def chained(chain: int, parcel: Parcel) -> int:
     return (chain * _FACTOR + checksum) & _CHAIN_MASK
 
 
-class Books(msgspec.Struct):
+class CutContents(msgspec.Struct):
     """Contents of a cut, or of the end of a run.
 
     Attributes:
@@ -166,17 +166,17 @@ class Books(msgspec.Struct):
     timers: int
 
 
-class WrongBooksError(Exception):
+class InvariantViolatedError(Exception):
     """An invariant of a workload does not hold; the text is one sentence with the evidence."""
 
 
-def books_of(cut: snapline.Cut) -> Books:
+def contents_of(cut: snapline.Cut) -> CutContents:
     """Sort the contents of a cut by agent and pair.
 
     Raises:
-        WrongBooksError: the cut holds a state or message that no pattern's agent can have produced.
+        InvariantViolatedError: the cut holds a state or message that no pattern's agent can have produced.
     """
-    books = Books(states_of(cut.states), {}, {}, {}, cut.timers)
+    books = CutContents(states_of(cut.states), {}, {}, {}, cut.timers)
     waiting: list[tuple[Channel, Parcel]] = []
     for transit in cut.in_transit:
         channel = (transit.sender, transit.receiver)
@@ -193,10 +193,10 @@ def books_of(cut: snapline.Cut) -> Books:
     return books
 
 
-def _note_creation(books: Books, agent: str, *, is_late: bool) -> None:
+def _note_creation(books: CutContents, agent: str, *, is_late: bool) -> None:
     """Count a creation. An agent's creator sends it no message before the creation."""
     if is_late:
-        raise WrongBooksError(f"{agent} is created after the first message to it")
+        raise InvariantViolatedError(f"{agent} is created after the first message to it")
     books.creations[agent] = books.creations.get(agent, 0) + 1
 
 
@@ -207,32 +207,34 @@ def _parcel(channel: Channel, message: object) -> Parcel:
     try:
         return msgspec.convert(message, Parcel)
     except msgspec.ValidationError:
-        raise WrongBooksError(f"{channel[0]} → {channel[1]}: {message!r} is no message of this workload") from None
+        raise InvariantViolatedError(
+            f"{channel[0]} → {channel[1]}: {message!r} is no message of this workload"
+        ) from None
 
 
 def states_of(states: Mapping[str, object]) -> dict[str, Ledger]:
     """Return the states, checked to be ledgers.
 
     Raises:
-        WrongBooksError: a state has another type.
+        InvariantViolatedError: a state has another type.
     """
     ledgers: dict[str, Ledger] = {}
     for agent in states:
         state = states[agent]
         if not isinstance(state, Ledger):
-            raise WrongBooksError(f"the state of {agent} is a {type(state).__qualname__}")
+            raise InvariantViolatedError(f"the state of {agent} is a {type(state).__qualname__}")
         ledgers[agent] = state
     return ledgers
 
 
-def check_members(books: Books, agents: Iterable[str]) -> None:
+def check_members(books: CutContents, agents: Iterable[str]) -> None:
     """Check that every agent of the fleet has a state."""
     for agent in agents:
         if agent not in books.states:
-            raise WrongBooksError(f"{agent} has no state")
+            raise InvariantViolatedError(f"{agent} has no state")
 
 
-def check_pairs(books: Books) -> None:
+def check_pairs(books: CutContents) -> None:
     """Check for each ordered pair: sent = consumed + in transit, with the right numbers and contents, in order."""
     nothing = Tally()
     channels: dict[Channel, None] = dict.fromkeys(books.transit)
@@ -259,24 +261,24 @@ def _check_pair(sender: str, receiver: str, sent: Tally, got: Tally, transit: li
     numbers = ", ".join([str(parcel.number) for parcel in transit]) or "nothing"
     amounts = f"sent {sent.count}, consumed {got.count}, in transit {numbers}"
     cause = "other messages were consumed than were sent" if is_right else "that does not add up"
-    raise WrongBooksError(f"{sender} → {receiver}: {amounts}: {cause}")
+    raise InvariantViolatedError(f"{sender} → {receiver}: {amounts}: {cause}")
 
 
-def check_work(books: Books, total: int, *, sends_of_departed: int = 0) -> None:
+def check_work(books: CutContents, total: int, *, sends_of_departed: int = 0) -> None:
     """Check that no work was lost or made."""
     sends = sum([state.sends for state in books.states.values()]) + sends_of_departed
     held = sum([state.work for state in books.states.values()])
     carried = sum([parcel.work for transit in books.transit.values() for parcel in transit])
     if sends + held + carried != total:
         amounts = f"{sends} messages sent, {held} of work in states and {carried} in transit"
-        raise WrongBooksError(f"{amounts}: that is not the {total} of the beginning")
+        raise InvariantViolatedError(f"{amounts}: that is not the {total} of the beginning")
 
 
-def check_timers(books: Books) -> None:
+def check_timers(books: CutContents) -> None:
     """Check that as many timers are set as the states say."""
     ticking = sum([state.is_ticking for state in books.states.values()])
     if ticking != books.timers:
-        raise WrongBooksError(f"{books.timers} timers are set, by their states {ticking} agents have one")
+        raise InvariantViolatedError(f"{books.timers} timers are set, by their states {ticking} agents have one")
 
 
 def shares(total: int, parts: int) -> list[int]:

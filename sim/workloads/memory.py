@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import snapline
 from snapline.errors import UsageError
 from snapline.sim.scenario import FleetPart
-from snapline.sim.workloads.ledger import Books, Parcel, Plan, WrongBooksError, shares
+from snapline.sim.workloads.ledger import CutContents, InvariantViolatedError, Parcel, Plan, shares
 from snapline.sim.workloads.walks import RandomWalker, WalkerState, random_peers
 from snapline.sim.workloads.workload import LedgerWorkload, check_agents, make_fleet, pause_ns, plan_of
 
@@ -66,8 +66,8 @@ class Rememberer(RandomWalker):
 class MemoryWorkload(LedgerWorkload):
     """Workload that checks each agent's table and history against its ledger."""
 
-    def check_books(self, books: Books) -> None:
-        super().check_books(books)
+    def check_contents(self, books: CutContents) -> None:
+        super().check_contents(books)
         for agent, state in books.states.items():
             if isinstance(state, MemoryState):
                 _check(agent, state)
@@ -76,11 +76,11 @@ class MemoryWorkload(LedgerWorkload):
 def _check(agent: str, state: MemoryState) -> None:
     total = int(state.table.sum())
     if total != state.takes:
-        raise WrongBooksError(f"the table of {agent} knows of {total} messages, its ledger of {state.takes}")
+        raise InvariantViolatedError(f"the table of {agent} knows of {total} messages, its ledger of {state.takes}")
     latest = [seen.take for seen in state.seen]
     expected = list(range(max(0, state.takes - KEPT) + 1, state.takes + 1))
     if latest != expected:
-        raise WrongBooksError(f"the history of {agent} holds messages {latest}, after {state.takes} were taken")
+        raise InvariantViolatedError(f"the history of {agent} holds messages {latest}, after {state.takes} were taken")
 
 
 def make_memory(part: FleetPart) -> LedgerWorkload:

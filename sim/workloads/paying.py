@@ -78,7 +78,7 @@ class Shop:
         self.done: dict[str, str] = {}
         self.asked: dict[str, tuple[int, int, int]] = {}
         self.paid: dict[tuple[str, str], str] = {}
-        self.shut: dict[str, int] = {}
+        self.refusals: dict[str, int] = {}
 
     def pay(self, order: str, part: str, *, key: str) -> str:
         if key not in self.done:
@@ -89,16 +89,16 @@ class Shop:
             self.paid[order, part] = key
         now = len(self.done)
         self.asked[key] = (self.asked.get(key, (now,))[0], now, self._plan_of_call())
-        if is_mute(order, part):
+        if hides_success(order, part):
             raise ConnectionAbortedError(f"of {order} {part} nobody is told that it is paid")
         return self.done[key]
 
     def undo(self, order: str, part: str, *, key: str) -> None:
         if key in self.done:
             return
-        if part == PARTS[0] and is_shut(order):
-            self.shut[key] = self.shut.get(key, 0) + 1
-            if self.shut[key] <= SHUT_CALLS:
+        if part == PARTS[0] and refuses_refund(order):
+            self.refusals[key] = self.refusals.get(key, 0) + 1
+            if self.refusals[key] <= SHUT_CALLS:
                 raise ConnectionRefusedError(f"{order} {part} cannot be given back now")
         paid_key = key.removesuffix(UNDO)
         assert self.paid.get((order, part), paid_key) == paid_key, (
@@ -211,12 +211,12 @@ def kind_of(order: int, orders: int) -> int:
     return STANDS if order == orders - 1 else order % 5
 
 
-def is_shut(order: str) -> bool:
+def refuses_refund(order: str) -> bool:
     """Return whether the service refuses for a while to refund the order's seat. It does so for one order only, as it takes half a minute."""
     return order == f"{name_of(0)}.{FAILS}"
 
 
-def is_mute(order: str, part: str) -> bool:
+def hides_success(order: str, part: str) -> bool:
     """Return whether the service pays but always reports a failure. It does so for one order only, as this is slow."""
     return order == f"{name_of(1)}.{STANDS}" and part == PARTS[1]
 
@@ -228,7 +228,7 @@ class PayingWorkload(Workload):
         super().__init__(fleet, ends=ends)
         self.shop = Shop()
 
-    def open_shop(self) -> dict[str, Callable[..., Any]]:
+    def new_service_stubs(self) -> dict[str, Callable[..., Any]]:
         """Begin a run with a new service, and return its stubs."""
         self.shop = Shop(lambda: self.calling_plan)
         return self.shop.stubs()
@@ -283,7 +283,7 @@ def make_paying(part: FleetPart) -> PayingWorkload:
     check_agents(part)
     orders = shares(part.pattern.messages // MESSAGES_OF_AN_ORDER, part.agents)
     workload = PayingWorkload(make_fleet(part, functools.partial(_payer, orders)), ends=part.pattern.messages > 0)
-    workload.fleet.simulate = workload.open_shop
+    workload.fleet.simulate = workload.new_service_stubs
     return workload
 
 

@@ -8,7 +8,7 @@ from snapline.agent_runtime.fleet import load_fleet
 from snapline.errors import UsageError
 from snapline.sim.scenario import FleetPart, PatternPart, duration_ns
 from snapline.sim.workloads.checked import checked
-from snapline.sim.workloads.workload import SECOND_NS, RestingWorkload, Workload, own_workload, varied
+from snapline.sim.workloads.workload import SECOND_NS, UserWorkload, Workload, user_workload, with_protocol
 
 _PATTERNS: dict[str, tuple[str, str]] = {
     "ring": ("walks:make_walk", "tokens go round"),
@@ -86,7 +86,7 @@ def make_workload(fleet: FleetPart) -> Workload:
     """
     if fleet.module:
         own = load_fleet(fleet.module, fleet.arguments)
-        return checked(RestingWorkload(varied(own, fleet)) if fleet.is_varied else own_workload(own), fleet)
+        return checked(UserWorkload(with_protocol(own, fleet)) if fleet.is_varied else user_workload(own), fleet)
     if fleet.pattern.name not in _PATTERNS:
         raise UsageError(f"fleet.pattern.name is {fleet.pattern.name!r}: use one of {', '.join(PATTERNS)}")
     workload = _maker_of(fleet.pattern.name)(fleet)

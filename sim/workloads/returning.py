@@ -41,7 +41,7 @@ def make_returning(part: FleetPart) -> LedgerWorkload:
     work = shares(part.pattern.messages, part.agents)
     make = functools.partial(_returner, plan_of(part, pause_ns(part, part.agents)), work)
     workload = LedgerWorkload(make_fleet(part, make), total=sum(work), ends=part.pattern.messages > 0)
-    workload.rolls_back = True
+    workload.requests_rollbacks = True
     return workload
 
 

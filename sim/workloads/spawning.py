@@ -24,14 +24,14 @@ import snapline
 from snapline.sim.scenario import FleetPart
 from snapline.sim.workloads.ledger import (
     UNKNOWN,
-    Books,
+    CutContents,
+    InvariantViolatedError,
     Ledger,
     Parcel,
     Plan,
     Tally,
     Tick,
     Worker,
-    WrongBooksError,
     check_members,
     check_pairs,
     check_timers,
@@ -177,7 +177,7 @@ def serial_of(lodger: str) -> int:
 class SpawningWorkload(LedgerWorkload):
     """Workload that checks the ledgers of existing, unborn and stopped agents."""
 
-    def check_books(self, books: Books) -> None:
+    def check_contents(self, books: CutContents) -> None:
         check_members(books, self.fleet.agents)
         departed = _Lodgers(books, list(self.fleet.agents)).complete()
         check_pairs(books)
@@ -198,7 +198,7 @@ class _Lodgers:
     The states may belong to live agents, so all changes are made to copies.
     """
 
-    def __init__(self, books: Books, landlords: list[str]) -> None:
+    def __init__(self, books: CutContents, landlords: list[str]) -> None:
         self.books = books
         self.landlords = landlords
         self.departed = 0
@@ -229,7 +229,7 @@ class _Lodgers:
     def _landlord(self, agent: str) -> LandlordState:
         state = self.books.states[agent]
         if not isinstance(state, LandlordState):
-            raise WrongBooksError(f"the state of {agent} is a {type(state).__qualname__}")
+            raise InvariantViolatedError(f"the state of {agent} is a {type(state).__qualname__}")
         return state
 
     def _check_known(self, agent: str) -> None:
@@ -237,9 +237,9 @@ class _Lodgers:
             return
         landlord = self.books.states.get(landlord_of(agent))
         if not isinstance(landlord, LandlordState) or serial_of(agent) > landlord.serial:
-            raise WrongBooksError(f"{agent} exists, and nobody has spawned it")
+            raise InvariantViolatedError(f"{agent} exists, and nobody has spawned it")
         if self.books.creations.get(agent, 0) + (agent in self.books.states) > 1:
-            raise WrongBooksError(f"{agent} is created twice")
+            raise InvariantViolatedError(f"{agent} is created twice")
 
     def _complete_settled(self, lodger: str, guardians: tuple[str, str]) -> None:
         """Complete a lodger that has had its last turn and is still in the cut, but that both agents have forgotten."""

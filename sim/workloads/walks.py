@@ -11,7 +11,17 @@ from collections.abc import Callable
 
 import snapline
 from snapline.sim.scenario import FleetPart
-from snapline.sim.workloads.ledger import Books, Ledger, Parcel, Plan, Tick, Worker, WrongBooksError, name_of, shares
+from snapline.sim.workloads.ledger import (
+    CutContents,
+    InvariantViolatedError,
+    Ledger,
+    Parcel,
+    Plan,
+    Tick,
+    Worker,
+    name_of,
+    shares,
+)
 from snapline.sim.workloads.workload import LedgerWorkload, check_agents, make_fleet, pause_ns, plan_of
 
 TOKENS = 2
@@ -146,15 +156,17 @@ class Teller(RandomWalker):
 class BankWorkload(LedgerWorkload):
     """Workload that checks that the money in accounts and in transit equals the initial sum."""
 
-    def check_books(self, books: Books) -> None:
-        super().check_books(books)
+    def check_contents(self, books: CutContents) -> None:
+        super().check_contents(books)
         held = sum([state.money for state in books.states.values() if isinstance(state, Account)])
         moving = sum(
             [parcel.amount for parcels in books.transit.values() for parcel in parcels if isinstance(parcel, Transfer)]
         )
         if held + moving != MONEY * len(self.fleet.agents):
             amounts = f"{held} of money in accounts and {moving} in transit"
-            raise WrongBooksError(f"{amounts}: that is not the {MONEY * len(self.fleet.agents)} of the beginning")
+            raise InvariantViolatedError(
+                f"{amounts}: that is not the {MONEY * len(self.fleet.agents)} of the beginning"
+            )
 
 
 # -- topologies -------------------------------------------------------------------------------------------------------

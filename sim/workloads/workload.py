@@ -14,15 +14,15 @@ from snapline.sim.scenario import FleetPart, TriggerPart
 from snapline.sim.workloads.costs import Costs
 from snapline.sim.workloads.given import GivenInputs
 from snapline.sim.workloads.ledger import (
-    Books,
+    CutContents,
+    InvariantViolatedError,
     Ledger,
     Plan,
-    WrongBooksError,
-    books_of,
     check_members,
     check_pairs,
     check_timers,
     check_work,
+    contents_of,
     name_of,
     states_of,
 )
@@ -63,8 +63,8 @@ class Workload:
         inputs: a user's inputs, used instead of `input_of`; None: no such inputs.
     """
 
-    rolls_back = False
-    has_gone_back = False
+    requests_rollbacks = False
+    was_rolled_back = False
 
     def __init__(self, fleet: Fleet, *, ends: bool = False, costs: Costs | None = None) -> None:
         self.fleet = fleet
@@ -95,14 +95,14 @@ class Workload:
         return None
 
 
-def own_workload(fleet: Fleet, every: str = "") -> Workload:
+def user_workload(fleet: Fleet, every: str = "") -> Workload:
     """Return the workload of a user's fleet without known invariants. `every`: checkpoint period that replaces its triggers."""
     copied = copy.copy(fleet)  # do not change the user's object
-    copied.triggers = own_triggers(fleet, every)
+    copied.triggers = user_triggers(fleet, every)
     return Workload(copied, costs=Costs(turn_ns=OWN_TURN_NS))
 
 
-def own_triggers(fleet: Fleet, every: str) -> tuple[Single, ...]:
+def user_triggers(fleet: Fleet, every: str) -> tuple[Single, ...]:
     """Return the triggers of a user's fleet, with periods limited to `PERIOD_MAX_S`.
 
     Raises:
@@ -123,7 +123,7 @@ def _quick(trigger: Single) -> Single:
             return trigger
 
 
-class RestingWorkload(Workload):
+class UserWorkload(Workload):
     """Workload of a fleet that is known only to come to rest. Its work is done when it is at rest."""
 
     def __init__(self, fleet: Fleet) -> None:
@@ -146,19 +146,19 @@ class LedgerWorkload(Workload):
 
     def check_cut(self, cut: snapline.Cut) -> str | None:
         try:
-            self.check_books(books_of(cut))
-        except WrongBooksError as error:
+            self.check_contents(contents_of(cut))
+        except InvariantViolatedError as error:
             return str(error)
         return None
 
     def input_of(self, agent: str, client: str, serial: int, choose: Choose) -> snapline.Message | None:
         return nudge(client, serial, choose)
 
-    def check_books(self, books: Books) -> None:
+    def check_contents(self, books: CutContents) -> None:
         """Check all invariants.
 
         Raises:
-            WrongBooksError: an invariant does not hold.
+            InvariantViolatedError: an invariant does not hold.
         """
         check_members(books, self.fleet.agents)
         check_pairs(books)
@@ -175,9 +175,9 @@ class LedgerWorkload(Workload):
 
     def check_end(self, states: Mapping[str, object]) -> str | None:
         try:
-            books = Books(states_of(states), {}, {}, {}, 0)
-            self.check_books(books)
-        except WrongBooksError as error:
+            books = CutContents(states_of(states), {}, {}, {}, 0)
+            self.check_contents(books)
+        except InvariantViolatedError as error:
             return f"at the end: {error}"
         left = sum([state.work for state in books.states.values()])
         return f"at the end: {left} of work is not done" if left else None
@@ -195,7 +195,7 @@ def make_fleet(part: FleetPart, make: Make, *, own: list[Single] | None = None) 
     return Fleet(part.pattern.name, agents=agents, protocol=part.protocol, triggers=triggers)
 
 
-def varied(fleet: Fleet, part: FleetPart) -> Fleet:
+def with_protocol(fleet: Fleet, part: FleetPart) -> Fleet:
     """Return a fleet of the same agents with another protocol and trigger.
 
     It has no `stop_when`, which needs epochs, and ends when it comes to rest.

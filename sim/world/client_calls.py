@@ -91,31 +91,29 @@ class ClientCalls:
 
     # ---- requests -------------------------------------------------------------------------------------------------
 
-    def find(self, command: ev.FindAgents) -> None:
+    def find(self, command: ev.LookUpAgents) -> None:
         """Ask the leader where agents live."""
-        self._begin(command.request, command.limit_ns, ev.FindingFailed(command.request, "nobody answers"))
+        self._begin(command.request, command.limit_ns, ev.LookupFailed(command.request, "nobody answers"))
         leader = self._log.leader
         way_ns = self._way_ns(leader) if leader else None
         if way_ns is None or self._is_one_in(LOST_ONE_IN, "question lost"):
-            self._later(
-                BROKEN_NS, lambda: self._end(command.request, ev.FindingFailed(command.request, "nobody leads"))
-            )
+            self._later(BROKEN_NS, lambda: self._end(command.request, ev.LookupFailed(command.request, "nobody leads")))
         else:
             self._later(way_ns, lambda: self._locate(command, leader))
 
-    def _locate(self, command: ev.FindAgents, leader: str) -> None:
+    def _locate(self, command: ev.LookUpAgents, leader: str) -> None:
         way_ns = self._way_ns(leader)
         if way_ns is None:
             return
         if leader != self._log.leader:
-            failed = ev.FindingFailed(command.request, "nobody leads")
+            failed = ev.LookupFailed(command.request, "nobody leads")
             self._later(way_ns, lambda: self._end(command.request, failed))
             return
         reply = located(self._log.canonical, command.agents)
-        reply = replace(reply, agents=tuple([self._perhaps_astray(each) for each in reply.agents]))
+        reply = replace(reply, agents=tuple([self._maybe_mislocated(each) for each in reply.agents]))
         self._later(way_ns, lambda: self._end(command.request, ev.AgentsFound(command.request, reply)))
 
-    def _perhaps_astray(self, found: LocatedAgent) -> LocatedAgent:
+    def _maybe_mislocated(self, found: LocatedAgent) -> LocatedAgent:
         if found.state != "alive" or not self._is_one_in(ASTRAY_ONE_IN, "astray"):
             return found
         hosts = self._shared.hosts
@@ -156,7 +154,7 @@ class ClientCalls:
         broken = ev.RequestFailed(request, "the stream broke")
         if self._way_ns(host) is None:
             if host in self._connected:
-                self._get_through(host, lambda: self._arrive(request, host, arrive, is_alone=False))
+                self._deliver_when_reachable(host, lambda: self._arrive(request, host, arrive, is_alone=False))
             else:
                 unsent = ev.RequestFailed(request, f"host {host} does not answer", is_unsent=True)
                 self._later(CONNECT_NS, lambda: self._end(request, unsent))
@@ -172,14 +170,14 @@ class ClientCalls:
             if way_ns is not None:
                 self._later(way_ns + late_ns, lambda: self._arrive(request, host, arrive, is_alone=copies == 1))
 
-    def _get_through(self, host: str, arrive: Callable[[], None], looks: int = 0) -> None:
+    def _deliver_when_reachable(self, host: str, arrive: Callable[[], None], looks: int = 0) -> None:
         """Deliver once a path exists; the socket of a paused process also accepts the request."""
         run = self._hosts.run_of(host)
         way_ns = self._way_ns(host)
         if way_ns is not None or (run is not None and run.stops):
             self._later(way_ns or MS, arrive)
         elif looks < WRITTEN_LOOKS:
-            self._later(WRITTEN_NS, lambda: self._get_through(host, arrive, looks + 1))
+            self._later(WRITTEN_NS, lambda: self._deliver_when_reachable(host, arrive, looks + 1))
 
     def _arrive(self, request: int, host: str, arrive: Callable[[SimHost], None], *, is_alone: bool) -> None:
         run = self._hosts.run_of(host)

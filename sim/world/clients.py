@@ -21,7 +21,7 @@ from snapline.client.giving import AgentInput
 from snapline.errors import SnaplineError
 from snapline.messages.inputs import GivenInput
 from snapline.sim.choices import DrawnRandom
-from snapline.sim.workloads.given import given_input
+from snapline.sim.workloads.given import to_given_input
 from snapline.sim.workloads.nudge import Nudge
 from snapline.sim.world.client_calls import ClientCalls, ClientInput
 from snapline.sim.world.hosts import Hosts
@@ -61,7 +61,7 @@ class Clients:
         self._log = log
         count = shared.scenario.clients.count if shared.workload.takes_inputs else 0
         inputs = shared.workload.inputs
-        source = inputs.of_run(DrawnRandom(shared.choices, "inputs")) if inputs is not None else None
+        source = inputs.inputs_of_run(DrawnRandom(shared.choices, "inputs")) if inputs is not None else None
         self._all = [SimClient(shared, log, hosts, f"client{number + 1}", source) for number in range(count)]
 
     def start(self) -> None:
@@ -69,7 +69,7 @@ class Clients:
         for client in self._all:
             client.start()
 
-    def stay(self) -> None:
+    def make_patient(self) -> None:
         """Make clients patient once all faults are over: none gives up."""
         for client in self._all:
             client.is_patient = True
@@ -85,7 +85,7 @@ class Clients:
             return []
         return [f"{client.name} waits for an answer" for client in self._all if not client.is_done]
 
-    def deserted(self, since_ns: int) -> list[str]:
+    def without_progress(self, since_ns: int) -> list[str]:
         """Return the clients that wait for a running agent and have made no progress since that time."""
         if self._log.canonical.image.outcome:
             return []
@@ -132,14 +132,14 @@ class SimClient:
 
     def _open_client(self) -> None:
         self.core = ClientCore(self._pick("seed", 1 << 16))
-        self._calls = ClientCalls(self._shared, self._log, self._hosts, self.name, self._misfortune, self._feed)
+        self._calls = ClientCalls(self._shared, self._log, self._hosts, self.name, self._draw_fault, self._feed)
         self._timer_ns = None
 
     def _pick(self, what: str, n: int) -> int:
         """Draw a choice; 0 is benign."""
         return self._shared.choices.pick("clients", (self.name, what, self._given), n)
 
-    def _misfortune(self, what: str, n: int) -> int:
+    def _draw_fault(self, what: str, n: int) -> int:
         """Draw the faults of its requests, until all faults are over."""
         return 0 if self.is_patient else self._pick(what, n)
 
@@ -174,7 +174,7 @@ class SimClient:
             return
         for command in commands:
             match command:
-                case ev.FindAgents():
+                case ev.LookUpAgents():
                     self._calls.find(command)
                 case ev.OfferInputs():
                     self._calls.offer(command, [self._sends[send] for send in command.sends])
@@ -261,7 +261,7 @@ class SimClient:
         if each is None:
             self._left = 0
             return None
-        input_ = given_input(each, self._key())
+        input_ = to_given_input(each, self._key())
         tail = Traceparent(crc32(self.name.encode()) + 1, self._inputs).tail()
         if input_.type:
             return replace(input_, type=input_.type + tail.decode())
@@ -293,7 +293,7 @@ class SimClient:
                 self._ask_later(each, 0)
         self._feed(ev.InputsGiven(tuple(sends)))
 
-    def _give_again(self, inputs: list[ClientInput]) -> None:
+    def _resend(self, inputs: list[ClientInput]) -> None:
         """Send inputs again with the same keys, after all earlier ones."""
         self._resting -= len(inputs)
         for each in inputs:
@@ -345,10 +345,10 @@ class SimClient:
                     self._again(one)
             case ev.UNKNOWN:
                 self._give_up(one)
-                self._say_again(one)
+                self._retry_input(one)
             case ev.NOT_TAKEN:
                 self._on_denied(one, end)
-                self._say_again(one)
+                self._retry_input(one)
             case _:
                 self._on_denied(one, end)
                 self.moved_ns = now_ns
@@ -363,7 +363,7 @@ class SimClient:
     def _is_always_there(self, agent: str) -> bool:
         return agent in self._shared.agents and not self._shared.judge.books.has_stopped(agent)
 
-    def _say_again(self, one: ClientInput) -> None:
+    def _retry_input(self, one: ClientInput) -> None:
         """Retry an input of unknown outcome, or one that was not accepted in time."""
         is_over = bool(self._log.canonical.image.outcome)
         if not is_over and not self._gives_up(GIVEN_UP_ONE_IN, "given up"):
@@ -371,7 +371,7 @@ class SimClient:
 
     def _again(self, one: ClientInput) -> None:
         self._resting += 1
-        self._later(AGAIN_NS, lambda: self._give_again([one]))
+        self._later(AGAIN_NS, lambda: self._resend([one]))
 
     # ---- asking ---------------------------------------------------------------------------------------------------
 
@@ -388,7 +388,7 @@ class SimClient:
         self._asks[self._numbers] = one
         deadline_ns = self._deadline_ns()
         self._look_later(deadline_ns, self._asks, self._numbers)
-        self._feed(ev.AnswerWanted(self._numbers, one.given.agent, deadline_ns))
+        self._feed(ev.AnswerRequested(self._numbers, one.given.agent, deadline_ns))
 
     def _ask_ended(self, end: ev.FinishAsk) -> None:
         one = self._asks.pop(end.ask)
@@ -400,7 +400,7 @@ class SimClient:
             tell = self._oracle.on_answered_early if one.is_early else self._oracle.on_answered
             tell(now_ns, payload, reply)
         elif end.ending == ev.BURIED and not one.is_early:
-            self._oracle.on_told_buried(payload)
+            self._oracle.on_dead_letter_reported(payload)
         if end.ending in (ev.LATE, ev.FORGOTTEN) and self._asks_again(one, end):
             self._ask_later(one, ASK_AGAIN_NS)
         else:

@@ -8,12 +8,12 @@ import msgspec
 
 from snapline.errors import EncodingError
 from snapline.sim.choices import Choices
-from snapline.sim.faults.executor import WHEN_WORKING, DiskMode, FailpointAction, Hanging
+from snapline.sim.faults.executor import WHEN_WORKING, DiskMode, FailpointAction, HangingCall
 from snapline.sim.faults.faults import schedule
 from snapline.sim.result import ExecutedFault
 from snapline.sim.world.hosts import Hosts
 from snapline.sim.world.kernel import SimulatedCrash
-from snapline.sim.world.notes import WorldNotes
+from snapline.sim.world.notes import WorldObserver
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.simulated_replica import SimulatedReplica
 from snapline.sim.world.world_state import WorldState
@@ -32,7 +32,7 @@ class SimExecutor:
         log: SimulatedLog,
         replicas: Mapping[str, SimulatedReplica],
         hosts: Hosts,
-        notes: WorldNotes,
+        notes: WorldObserver,
     ) -> None:
         self._shared = shared
         self._log = log
@@ -160,7 +160,7 @@ class SimExecutor:
     def set_speed(self, host: str, percent: int) -> None:
         self._hosts.set_speed(host, percent)
 
-    def set_hanging(self, host: str, what: Hanging, is_on: bool) -> None:
+    def set_hanging(self, host: str, what: HangingCall, is_on: bool) -> None:
         self._hosts.set_hanging(host, what, is_on)
 
     def leave_host(self, host: str) -> None:

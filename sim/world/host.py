@@ -28,15 +28,15 @@ from snapline.messages.inputs import RETRY, AskOutcome, GivenInput, InputOutcome
 from snapline.messages.payloads import split_message
 from snapline.sim.faults.executor import (
     WHEN_CAPTURING,
-    WHEN_HEARING,
+    WHEN_RECEIVING,
     WHEN_RECORDING,
     WHEN_RECOVERING,
     WHEN_WORKING,
-    Hanging,
+    HangingCall,
 )
 from snapline.sim.world.kernel import PIECE, SimulatedCrash
 from snapline.sim.world.links import SimTransport
-from snapline.sim.world.notes import WorldNotes
+from snapline.sim.world.notes import WorldObserver
 from snapline.sim.world.outside import SimOutside
 from snapline.sim.world.session import ReplicaSession, SimSession
 from snapline.sim.world.steps import DrivenTurn, Steps, check_handler_error, may_wait
@@ -87,7 +87,7 @@ class JudgeObserver(HostObserver):
     def attached(self, driver: ObservedDriver) -> None:
         self.driver, self.core, self.turns = driver, driver.core, driver.turns
 
-    def commands(self) -> Mapping[type[ev.Said], Callable[[Any, Execute], None]]:
+    def commands(self) -> Mapping[type[ev.HostOutput], Callable[[Any, Execute], None]]:
         return {
             we.LoggedMessageSent: self._message_left,
             lt.MessageDeadLettered: self._message_dead_lettered,
@@ -129,7 +129,7 @@ class JudgeObserver(HostObserver):
 
     def _command_consumed(self, taken: we.OperatorCommandConsumed, _: Execute) -> None:
         now_ns = self._shared.kernel.now_ns
-        self._judge.books.on_word_taken(now_ns, self.core.plan, taken.agent, taken.payload, taken.told)
+        self._judge.books.on_command_consumed(now_ns, self.core.plan, taken.agent, taken.payload, taken.told)
 
     def _message_unroutable(self, voided: lt.UnroutableMessageDeadLettered, execute: Execute) -> None:
         execute(voided)
@@ -149,7 +149,7 @@ class JudgeObserver(HostObserver):
         execute(command)
 
     def _effect_recorded(self, told: we.EffectRecordEmitted, _: Execute) -> None:
-        self._judge.books.on_effect_told(self._shared.kernel.now_ns, self.core.plan, told.agent, told.payload)
+        self._judge.books.on_effect_recorded(self._shared.kernel.now_ns, self.core.plan, told.agent, told.payload)
 
     def _report_frozen(self, command: ev.ReportFrozen, execute: Execute) -> None:
         core = self.core
@@ -190,7 +190,7 @@ class JudgeObserver(HostObserver):
                 )
             self._judge.books.steps.on_started(turn, state)
             self._judge.replays.durable.on_started(turn, state)
-        ended = self._shared.speech.spoken(turn, run(turn), self._shared.kernel.now_ns)
+        ended = self._shared.output_injector.with_outputs(turn, run(turn), self._shared.kernel.now_ns)
         if ended is None:
             self.sim.waiting[turn.agent] = turn, draws
             return None
@@ -199,7 +199,7 @@ class JudgeObserver(HostObserver):
 
     def turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> ev.TurnEnded | ev.TurnFailed:
         turn, draws = self.sim.waiting.pop(event.agent)
-        ended = self._shared.speech.spoken(turn, event, self._shared.kernel.now_ns)
+        ended = self._shared.output_injector.with_outputs(turn, event, self._shared.kernel.now_ns)
         assert isinstance(ended, ev.TurnEnded | ev.TurnFailed)
         self._note(turn, ended, draws)
         return ended
@@ -238,7 +238,7 @@ class JudgeObserver(HostObserver):
             self._judge.replays.durable.on_failed(now_ns, ended, turn, self.turns.type_of(turn.agent))
             self._judge.probes.hit("turn failed" if ended.rollback is None else "rollback asked for")
             if ended.rollback is not None:
-                self._judge.books.rollbacks.on_asked(now_ns, turn.agent, turn.incarnation)
+                self._judge.books.rollbacks.on_rollback_requested(now_ns, turn.agent, turn.incarnation)
             check_handler_error(turn, ended)
 
     def directive_received(self, directive: Directive) -> None:
@@ -248,7 +248,7 @@ class JudgeObserver(HostObserver):
                     self.sim.notes.store.on_known(report.pack.path)
 
     def directive_handled(self) -> None:
-        self._passed(WHEN_HEARING)
+        self._passed(WHEN_RECEIVING)
 
     def _capture(self, command: ev.CaptureState, execute: Execute) -> None:
         self._passed(WHEN_RECORDING)
@@ -313,7 +313,7 @@ class HostOwner(Protocol):
         """Return the host's speed in percent."""
         ...
 
-    def hangs(self, host: str, what: Hanging) -> bool:
+    def hangs(self, host: str, what: HangingCall) -> bool:
         """Return whether these calls of the host hang."""
         ...
 
@@ -339,15 +339,15 @@ class SimHost:
     def __init__(
         self,
         shared: WorldState,
-        notes: WorldNotes,
-        doors: Mapping[str, ReplicaSession],
-        around: HostOwner,
+        notes: WorldObserver,
+        replicas: Mapping[str, ReplicaSession],
+        owner: HostOwner,
         name: str,
         number: int,
     ) -> None:
         self.shared = shared
         self.notes = notes
-        self._around = around
+        self._owner = owner
         self.name = name
         self.instance = f"{name}.{number}"
         self.is_alive = True
@@ -360,10 +360,10 @@ class SimHost:
         self._wakeup_ns: int | None = None
         self._heartbeat_ns = 0
         self._beats = 0
-        self._workers = Workers(self, lambda what: around.hangs(name, what))
+        self._workers = Workers(self, lambda what: owner.hangs(name, what))
         self.transport: SimTransport = SimTransport(self, self._transport_of)
-        self.session = SimSession(self, doors)
-        self._observer = JudgeObserver(self, SimOutside(self, around.steps))
+        self.session = SimSession(self, replicas)
+        self._observer = JudgeObserver(self, SimOutside(self, owner.steps))
         self.driver: HostDriver = HostDriver(
             name,
             shared.workload.fleet,
@@ -380,7 +380,7 @@ class SimHost:
         return self.driver.core.plan
 
     def _transport_of(self, peer: str) -> SimTransport | None:
-        run = self._around.run_of(peer)
+        run = self._owner.run_of(peer)
         return run.transport if run is not None else None
 
     # ---- life -----------------------------------------------------------------------------------------------------
@@ -401,7 +401,7 @@ class SimHost:
         try:
             function(argument)
         except SimulatedCrash:
-            self._around.crash(self.name)
+            self._owner.crash(self.name)
         except Exception as error:
             self.shared.core_failed(self.name, error)
 
@@ -476,7 +476,7 @@ class SimHost:
 
     def finish(self, code: int) -> None:
         self.driver.stop()
-        self.later(self.shared.kernel.now_ns, lambda _: self._around.ended(self))
+        self.later(self.shared.kernel.now_ns, lambda _: self._owner.ended(self))
 
     def fail(self, error: BaseException) -> None:
         """Do nothing: the error propagates to `fire`."""
@@ -503,9 +503,9 @@ class SimHost:
         self.costs_ns += costs.batch_ns + (counts.turns - turns) * costs.turn_ns
         self.costs_ns += (counts.piggybacked - sent) * costs.send_ns
         shared.figures.busy_ns += self.costs_ns
-        self._busy_until_ns = self.shared.kernel.now_ns + self.costs_ns * 100 // self._around.speed_of(self.name)
+        self._busy_until_ns = self.shared.kernel.now_ns + self.costs_ns * 100 // self._owner.speed_of(self.name)
         if len(shared.journal.entries) >= PIECE:
-            shared.journal.turn_page()
+            shared.journal.hash_full_pieces()
         if driver.queue:
             self.later(self._busy_until_ns, self._pump)
         else:
@@ -564,7 +564,7 @@ class SimHost:
                 self.session.report_busy(self.shared.kernel.now_ns - since_ns)
             self.shared.kernel.at(self.shared.kernel.now_ns + SECOND_NS, self._report_busy, since_ns)
 
-    def come_back(self, what: Hanging) -> None:
+    def release_hung_calls(self, what: HangingCall) -> None:
         """Release the hanging calls."""
         self.later(self.shared.kernel.now_ns, self._workers.carry_on, what)
 

@@ -19,7 +19,7 @@ from snapline.sim.world.world_state import WorldState
 from snapline.storage.store.layout import LOG
 
 
-class HostLogNotes:
+class HostLogOracle:
     """Oracle of host logs in one run. It reports nothing once a fault has damaged files, or bytes of a complete epoch are lost."""
 
     def __init__(self, shared: WorldState, log: SimulatedLog, flipped: Mapping[str, int]) -> None:
@@ -40,7 +40,7 @@ class HostLogNotes:
         drops = self._shared.judge.books.inputs.drops.of_plan(self._log.canonical.plan_number)
         is_judged = self._is_judged() and all(drop.plan <= plan for drop in drops)
         for offered, answer in zip(inputs, answers, strict=True):
-            if answer.status not in (ACCEPTED, REPEATED) or offered.is_word:
+            if answer.status not in (ACCEPTED, REPEATED) or offered.is_operator_command:
                 continue
             self._payloads[offered.agent, offered.key] = offered.payload
             if is_judged and not self._is_held(offered.agent, offered.payload):

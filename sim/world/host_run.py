@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from snapline.agent_runtime.host.driver import HostDriver
-from snapline.sim.world.notes import WorldNotes
+from snapline.sim.world.notes import WorldObserver
 from snapline.sim.world.world_state import WorldState
 
 
@@ -21,7 +21,7 @@ class HostRun(Protocol):
     @property
     def shared(self) -> WorldState: ...
     @property
-    def notes(self) -> WorldNotes: ...
+    def notes(self) -> WorldObserver: ...
     @property
     def driver(self) -> HostDriver: ...
     def wall_ns(self) -> int:

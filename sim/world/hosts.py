@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from snapline.agent_runtime.host.events import Event, StartTurn
 from snapline.agent_runtime.host.observer import RunTurn
 from snapline.agent_runtime.host.turn_marks import limit_of, mark_of
-from snapline.sim.faults.executor import Hanging
+from snapline.sim.faults.executor import HangingCall
 from snapline.sim.workloads.failing import ProcessKilled
 from snapline.sim.world.host import BLOCKED, STOPPED, SimHost
 from snapline.sim.world.kernel import SimulatedCrash
-from snapline.sim.world.notes import WorldNotes
+from snapline.sim.world.notes import WorldObserver
 from snapline.sim.world.recording import HostSpan
 from snapline.sim.world.session import ReplicaSession
 from snapline.sim.world.steps import Steps
@@ -32,15 +32,15 @@ class Hosts:
         steps: executor of steps and waits of turns.
     """
 
-    def __init__(self, shared: WorldState, notes: WorldNotes, doors: Mapping[str, ReplicaSession]) -> None:
+    def __init__(self, shared: WorldState, notes: WorldObserver, replicas: Mapping[str, ReplicaSession]) -> None:
         self.runs: dict[str, SimHost] = {}
         self.steps = Steps(StubServices(shared))
         self._shared = shared
         self._notes = notes
-        self._doors = doors
+        self._replicas = replicas
         self._starts = dict.fromkeys(shared.hosts, 0)
         self._speeds: dict[str, int] = {}
-        self._hanging: dict[tuple[str, Hanging], None] = {}
+        self._hanging: dict[tuple[str, HangingCall], None] = {}
 
     # ---- for runs -------------------------------------------------------------------------------------------------
 
@@ -57,7 +57,7 @@ class Hosts:
         """Return the host's speed in percent."""
         return self._speeds.get(host, 100)
 
-    def hangs(self, host: str, what: Hanging) -> bool:
+    def hangs(self, host: str, what: HangingCall) -> bool:
         """Return whether these calls of the host hang."""
         return (host, what) in self._hanging
 
@@ -65,11 +65,11 @@ class Hosts:
         """Handle the end of a run that ended by itself: the launcher restarts it."""
         if not run.is_alive:
             return
-        self._bury(run)
+        self._end_run(run)
         if not self._notes.log.is_over():
             self._shared.call_at(self._shared.kernel.now_ns + RESTART_NS, lambda: self.start(run.name))
 
-    def _mortal(self, run: SimHost, run_turn: RunTurn) -> RunTurn:
+    def _with_process_kills(self, run: SimHost, run_turn: RunTurn) -> RunTurn:
         """Wrap `run_turn` so that a turn may kill the process: its mark stays, and the launcher restarts the host."""
 
         def watched(turn: StartTurn) -> Event | None:
@@ -95,7 +95,7 @@ class Hosts:
             with contextlib.suppress(Exception):  # a handler may refuse to end
                 run.driver.stop()
 
-    def _bury(self, run: SimHost) -> None:
+    def _end_run(self, run: SimHost) -> None:
         run.die()
         for span in self._shared.recording.hosts if self._shared.recording is not None else ():
             if span.host == run.name and not span.until_ns:
@@ -112,8 +112,8 @@ class Hosts:
         self._starts[host] += 1
         if shared.recording is not None:
             shared.recording.hosts.append(HostSpan(host, shared.kernel.now_ns))
-        run = self.runs[host] = SimHost(shared, self._notes, self._doors, self, host, self._starts[host])
-        run.driver.wrap_turns(lambda run_turn: self._mortal(run, run_turn))
+        run = self.runs[host] = SimHost(shared, self._notes, self._replicas, self, host, self._starts[host])
+        run.driver.wrap_turns(lambda run_turn: self._with_process_kills(run, run_turn))
         shared.journal.add((shared.kernel.now_ns, host, "", "start", self._starts[host], 0))
 
     def crash(self, host: str) -> None:
@@ -125,7 +125,7 @@ class Hosts:
         shared.judge.probes.sometimes(core.mode.standing().open_epochs > 0, "crash while recording")
         shared.judge.probes.sometimes(core.plan > 0 and not core.is_loaded, "crash while recovering")
         shared.figures.count("piggyback_bytes", core.shared.counts.piggyback_bytes)
-        self._bury(run)
+        self._end_run(run)
         shared.network.wake(host)
         shared.stores.disk.crash(host)
         shared.journal.add((shared.kernel.now_ns, host, "", "crash", 0, 0))
@@ -159,7 +159,7 @@ class Hosts:
         """Set the speed in percent: 100 is normal, 10 ten times slower."""
         self._speeds[host] = max(1, percent)
 
-    def set_hanging(self, host: str, what: Hanging, is_on: bool) -> None:
+    def set_hanging(self, host: str, what: HangingCall, is_on: bool) -> None:
         """Make these calls of the host hang; when off, all return."""
         run = self.run_of(host)
         if what == "loop" and run is not None:  # only this run: a restarted one is not in that turn
@@ -172,4 +172,4 @@ class Hosts:
         elif (host, what) in self._hanging:
             del self._hanging[host, what]
             if run is not None:
-                run.come_back(what)
+                run.release_hung_calls(what)

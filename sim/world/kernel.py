@@ -83,7 +83,7 @@ class Journal:
         self.add = self.entries.append
         """Add one entry: a tuple of integers, strings and bytes."""
 
-    def turn_page(self) -> None:
+    def hash_full_pieces(self) -> None:
         """Hash all full pieces; to be called periodically."""
         while len(self.entries) >= PIECE:
             self._hash(self.entries[:PIECE])
@@ -91,7 +91,7 @@ class Journal:
 
     def close(self) -> str:
         """Return the hash of all entries."""
-        self.turn_page()
+        self.hash_full_pieces()
         if self.entries:
             self._hash(self.entries)
             self.entries.clear()

@@ -179,7 +179,7 @@ class SimTransport:
         assert isinstance(hello, LinkHello), "the first frame of a stream says who speaks"
         if hello.attempt == 0:
             found.stream.close()
-            self.host.driver.knocked(hello)
+            self.host.driver.dial_requested(hello)
             return
         refused = self._judge(found, peer, hello)
         if refused is not None:

@@ -10,7 +10,7 @@ from snapline.protocols.names import is_logged
 from snapline.sim.oracles.survivors import Frozen
 from snapline.sim.world.recording import EpochSpan
 from snapline.sim.world.replicated_log import SimulatedLog
-from snapline.sim.world.store_notes import StoreNotes
+from snapline.sim.world.store_notes import StoreObserver
 from snapline.sim.world.world_state import WorldState
 
 _ABORTING = op.AbortEpoch | op.AdmitHost | op.CommitPlan | op.CondemnEpoch | op.EndFleet | op.LoseHosts | op.Restore
@@ -20,7 +20,7 @@ Freezing = Callable[[tuple[str, int], op.CommitPlan], list[Frozen]]
 """Function that returns the hosts that froze in time for the plan of a request."""
 
 
-class LogNotes:
+class LogObserver:
     """Observer of the log.
 
     Attributes:
@@ -29,7 +29,7 @@ class LogNotes:
         is_ended: a leader has reported that the fleet's run is over.
     """
 
-    def __init__(self, shared: WorldState, log: SimulatedLog, store: StoreNotes, frozen: Freezing) -> None:
+    def __init__(self, shared: WorldState, log: SimulatedLog, store: StoreObserver, frozen: Freezing) -> None:
         self._shared = shared
         self._log = log
         self._store = store

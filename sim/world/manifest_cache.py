@@ -22,7 +22,7 @@ class ManifestDecoder(Protocol):
     def __call__(self, data: bytes, *, root: str, path: str, epoch: int | None) -> Manifest: ...
 
 
-def remembering() -> contextlib.AbstractContextManager[None]:
+def manifests_cached() -> contextlib.AbstractContextManager[None]:
     """Cache decoded manifests during one run, so that the store decodes each once."""
     return patched([(files, "decode_manifest", remembered(decode_manifest))])
 

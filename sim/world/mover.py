@@ -18,7 +18,7 @@ HOME_TIMES = 20
 Ask = Callable[[MovesRequested], None]
 
 
-class Mover:
+class MovesOperator:
     """Operator of one run that moves agents."""
 
     def __init__(self, shared: WorldState, log: SimulatedLog, ask: Ask) -> None:

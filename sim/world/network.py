@@ -58,7 +58,7 @@ class Pipe:
         """Deliver the oldest item, or stall if the direction is blocked."""
         if self.is_closed:
             return
-        if self.stalled or (self._network.is_hurt and self._network.is_stalled(self.pair, self.items[0])):
+        if self.stalled or (self._network.has_faults and self._network.is_stalled(self.pair, self.items[0])):
             self.stalled += 1
             self._network.stall(self)
             return
@@ -112,7 +112,7 @@ class Stream:
 
 
 class Network:
-    """All streams and the faults of their paths. `is_hurt`: items may be blocked."""
+    """All streams and the faults of their paths. `has_faults`: items may be blocked."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Network:
         self._streams: dict[int, Stream] = {}
         self._stalled: dict[Pair, dict[Hashable, Pipe]] = {}
         self._numbers = 0
-        self.is_hurt = False
+        self.has_faults = False
 
     # ---- streams --------------------------------------------------------------------------------------------------
 
@@ -221,14 +221,14 @@ class Network:
     def hold(self, pair: Pair, is_held: bool) -> None:
         if is_held:
             self._held[pair] = None
-            self.is_hurt = True
+            self.has_faults = True
         else:
             self._held.pop(pair, None)
             self._go_on()
 
     def block(self, pair: Pair) -> None:
         self._blocked[pair] = 1
-        self.is_hurt = True
+        self.has_faults = True
         for stream in self.streams_between(*pair):
             self._watch(stream)
 
@@ -239,7 +239,7 @@ class Network:
     def silence(self, node: str) -> None:
         """Silence a paused node, which answers nothing."""
         self._silent[node] = None
-        self.is_hurt = True
+        self.has_faults = True
         for stream in self.streams_of(node):
             self._watch(stream)
 
@@ -263,7 +263,7 @@ class Network:
             stream.close()
 
     def _go_on(self) -> None:
-        self.is_hurt = bool(self._blocked or self._silent or self._held)
+        self.has_faults = bool(self._blocked or self._silent or self._held)
         for pair in list(self._stalled):
             pipes = self._stalled.pop(pair)
             for pipe in pipes.values():

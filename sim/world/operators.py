@@ -12,11 +12,11 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.dead_letters import identity_of
 from snapline.agent_runtime.results import encode_result
 from snapline.agent_runtime.undoing import UNDO
-from snapline.messages.dead_letters import DROP, RETRY, DeadLetterCommand, word_payload
+from snapline.messages.dead_letters import DROP, RETRY, DeadLetterCommand, dead_letter_command_payload
 from snapline.messages.effect_records import outside_key
-from snapline.messages.effect_words import EffectResolution, effect_word_payload, is_effect_word
+from snapline.messages.effect_words import EffectResolution, effect_resolution_payload, is_effect_resolution
 from snapline.messages.inputs import ACCEPTED, InputOutcome
-from snapline.sim.oracles.dead_letters import word_name
+from snapline.sim.oracles.dead_letters import command_name
 from snapline.sim.world.hosts import Hosts
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.world_state import WorldState
@@ -28,7 +28,7 @@ TIMEOUT_NS = 400 * MS
 THINKS = (1, 1, 5, 20)
 """Delays before a request, in multiples of `LOOK_NS`."""
 
-WORDS_MAX = 24
+COMMANDS_MAX = 24
 """Largest number of commands in a run: a dead letter that always fails must not keep the fleet busy."""
 
 LOST_ONE_IN, TWICE_ONE_IN, AGAIN_ONE_IN, GIVEN_UP_ONE_IN, DROPS_ONE_IN, TWO_ONE_IN = 10, 8, 5, 20, 3, 2
@@ -79,7 +79,7 @@ class SimOperator:
         if (
             not self._open
             and not self._resolve()
-            and self._said < WORDS_MAX
+            and self._said < COMMANDS_MAX
             and self._shared.scenario.clients.is_settling
         ):
             self._choose()
@@ -94,14 +94,16 @@ class SimOperator:
                     continue
                 opened = effects.open
                 key = outside_key(self._shared.stores.id, agent.id, opened.key, opened.generation)
-                if self._stubs.is_under_way(key):
+                if self._stubs.is_in_transit(key):
                     continue
                 is_done = key in self._stubs.done
                 result = encode_result(opened.name, self._stubs.done[key]) if is_done else b""
                 resolution = EffectResolution(opened.key, opened.generation, opened.number, is_done, result)
                 self._said_of_effects += 1
-                payload = effect_word_payload(resolution)
-                self._open.append(ev.OfferedInput(agent.id, f"resolve-{self._said_of_effects}", payload, is_word=True))
+                payload = effect_resolution_payload(resolution)
+                self._open.append(
+                    ev.OfferedInput(agent.id, f"resolve-{self._said_of_effects}", payload, is_operator_command=True)
+                )
                 self._shared.judge.probes.hit("effect resolved as done" if is_done else "effect resolved as not done")
                 self._later(LOOK_NS * THINKS[self._pick("thinks", len(THINKS))], self._send)
                 return True
@@ -119,9 +121,9 @@ class SimOperator:
         for number, identity, is_undoing in letters[first : first + count]:
             verb = self._verb(agent, identity, may_drop=not is_undoing)
             self._said += 1
-            payload = word_payload(DeadLetterCommand(verb, number, identity))
-            offered = ev.OfferedInput(agent, f"{verb}-{number}-{self._said}", payload, is_word=True)
-            self._shared.judge.books.letters.on_said(agent, offered.key, payload)
+            payload = dead_letter_command_payload(DeadLetterCommand(verb, number, identity))
+            offered = ev.OfferedInput(agent, f"{verb}-{number}-{self._said}", payload, is_operator_command=True)
+            self._shared.judge.books.letters.on_command_given(agent, offered.key, payload)
             self._open.append(offered)
         self._later(LOOK_NS * THINKS[self._pick("thinks", len(THINKS))], self._send)
 
@@ -173,15 +175,15 @@ class SimOperator:
     def _answer(self, host: str, words: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome], plan: int) -> None:
         """Handle the answers of a host that worked under this plan when the request arrived; they may be lost."""
         for command, answer in zip(words, answers, strict=True):
-            if answer.status == ACCEPTED and not is_effect_word(command.payload):
-                self._shared.judge.books.inputs.drops.on_taken(plan, word_name(command.key), is_repeated=False)
+            if answer.status == ACCEPTED and not is_effect_resolution(command.payload):
+                self._shared.judge.books.inputs.drops.on_taken(plan, command_name(command.key), is_repeated=False)
         if not self._is_one_in(LOST_ONE_IN, "answer lost"):
             self._later(self._way_ns(host, 2), lambda: self._answered(words, answers))
 
     def _answered(self, words: Sequence[ev.OfferedInput], answers: Sequence[InputOutcome]) -> None:
         for command, answer in zip(words, answers, strict=True):
             self._shared.judge.probes.hit(f"word {answer.status}")
-            if answer.status in ("accepted", "repeated") and not is_effect_word(command.payload):
+            if answer.status in ("accepted", "repeated") and not is_effect_resolution(command.payload):
                 self._shared.judge.books.letters.on_acknowledged(self._shared.kernel.now_ns, command.key)
             is_doubted = answer.status == "accepted" and self._is_one_in(AGAIN_ONE_IN, "again")
             if answer.status != "retry" and not is_doubted and command in self._open:

@@ -29,14 +29,14 @@ class OutputInjector:
 
     def __init__(self, choices: Choices, books: GroundTruth, one_in: int) -> None:
         self._choices = choices
-        self._books = books
+        self._ground_truth = books
         self._one_in = one_in
 
-    def spoken(self, turn: ev.StartTurn, ended: ev.Event | None, now_ns: int) -> ev.Event | None:
+    def with_outputs(self, turn: ev.StartTurn, ended: ev.Event | None, now_ns: int) -> ev.Event | None:
         """Return the end of a turn, with injected outputs if the turn is drawn."""
         if not self._one_in or type(ended) is not ev.TurnEnded:
             return ended
-        key = (turn.agent, turn.incarnation, self._books.history_of(turn.incarnation, turn.agent).turns + 1)
+        key = (turn.agent, turn.incarnation, self._ground_truth.history_of(turn.incarnation, turn.agent).turns + 1)
         if not self._is_one_in(self._one_in, "speaks", *key):
             return ended
         injected = [InjectedOutput(*key, place) for place in range(1 + self._is_one_in(TWICE_ONE_IN, "twice", *key))]

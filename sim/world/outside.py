@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from snapline.agent_runtime.heartbeats import Heartbeats
-from snapline.agent_runtime.outside import Outside
+from snapline.agent_runtime.outside import TurnEnvironment
 from snapline.sim.oracles.ground_truth_records import StepOutcome
 from snapline.sim.world.host_run import HostRun
 from snapline.sim.world.steps import Steps, limited
@@ -15,7 +15,7 @@ from snapline.sim.world.waiting import Wait
 SECOND_NS = 1_000_000_000
 
 
-class SimOutside(Outside):
+class SimOutside(TurnEnvironment):
     """Environment of the handlers of one host. `draws`: draws and step outcomes in the present turn of `agent`."""
 
     def __init__(self, host: HostRun, steps: Steps) -> None:

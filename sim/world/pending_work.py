@@ -8,7 +8,7 @@ from snapline.protocols.names import is_autonomous
 from snapline.protocols.policy import Every
 from snapline.sim.world.clocks import START_OF_TIME_NS
 from snapline.sim.world.hosts import Hosts
-from snapline.sim.world.notes import WorldNotes
+from snapline.sim.world.notes import WorldObserver
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.world_state import WorldState
 
@@ -23,7 +23,7 @@ class PendingWork:
         finished_ns: time at which the workload was done; 0 until that is known.
     """
 
-    def __init__(self, shared: WorldState, log: SimulatedLog, hosts: Hosts, notes: WorldNotes) -> None:
+    def __init__(self, shared: WorldState, log: SimulatedLog, hosts: Hosts, notes: WorldObserver) -> None:
         self.finished_ns = 0
         self._shared = shared
         self._workload = shared.workload
@@ -103,7 +103,7 @@ class PendingWork:
             missing.append(f"nobody has answered questions {unanswered} for a snapshot")
         if self._workload.ends and not missing and not self._is_done():
             missing.append("the workload is not done")
-        if stop_reason := self._shared.judge.stop_owed():
+        if stop_reason := self._shared.judge.required_stop_reason():
             missing.append(stop_reason)
         self._stuck = self._still_stuck() if not missing else None
         return missing + [f"agent {agent} {why[0]}, for ever" for agent, why in (self._stuck or {}).items()]
@@ -150,7 +150,7 @@ class PendingWork:
         rests = self._shared.kernel.now_ns > self._shared.figures.last_turn_ns + REST_NS
         return self._log.canonical.phase == RUNNING and self.is_idle() and rests
 
-    def forsaken(self, since_ns: int) -> list[str]:
+    def ignored_rollback_requests(self, since_ns: int) -> list[str]:
         """Return the agents whose rollback request from before `since_ns` was neither granted nor refused, though the fleet runs."""
         asked = self._shared.judge.books.rollbacks.asked
         agents = []

@@ -9,7 +9,7 @@ from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.world_state import WorldState
 
 
-class AskedLeader(Protocol):
+class SnapshotLeader(Protocol):
     """Interface of a leader, `simulated_replica.SimLeader`."""
 
     @property
@@ -19,28 +19,28 @@ class AskedLeader(Protocol):
         ...
 
 
-class SnapshotQuestion(NamedTuple):
+class SnapshotRequest(NamedTuple):
     """A request for a snapshot. `begun`: number of epochs that had begun at that time."""
 
-    leader: AskedLeader
+    leader: SnapshotLeader
     asked_ns: int
     begun: int
 
 
-class SnapshotQuestions:
+class SnapshotRequests:
     """Open snapshot requests, by number."""
 
     def __init__(self, shared: WorldState, log: SimulatedLog, completed_ns: Mapping[int, int]) -> None:
         self._shared = shared
         self._log = log
         self._completed_ns = completed_ns
-        self._open: dict[int, SnapshotQuestion] = {}
+        self._open: dict[int, SnapshotRequest] = {}
         self._count = 0
 
-    def put(self, leader: AskedLeader) -> None:
+    def put(self, leader: SnapshotLeader) -> None:
         """Request a snapshot."""
         self._count += 1
-        self._open[self._count] = SnapshotQuestion(leader, self._shared.kernel.now_ns, self._log.canonical.image.begun)
+        self._open[self._count] = SnapshotRequest(leader, self._shared.kernel.now_ns, self._log.canonical.image.begun)
         leader.ask(self._count)
 
     def on_answered(self, answer: le.AnswerSnapshot) -> None:

@@ -95,7 +95,7 @@ class Append(msgspec.Struct, frozen=True):
     """The first `length` slots of a leader term, durable at a replica from `durable_ns` on."""
 
     durable_ns: int
-    reign: LeaderTerm
+    leader_term: LeaderTerm
     length: int
     is_acknowledged: bool
 
@@ -153,9 +153,9 @@ class SimReplica:
         appends = self.appends
         while appends and appends[0].durable_ns <= now_ns:
             append = appends.popleft()
-            self.log, self.length = append.reign.slots, append.length
+            self.log, self.length = append.leader_term.slots, append.length
             if append.is_acknowledged:
-                append.reign.match[self.name] = append.length
+                append.leader_term.match[self.name] = append.length
 
     def raise_term(self, term: int, now_ns: int) -> None:
         """Refuse older leaders from now on, including their appends in flight."""
@@ -168,10 +168,10 @@ class SimReplica:
 class LogModel(Protocol):
     """Effect of leader terms on states and proposers: `SimulatedLog`."""
 
-    def on_committed(self, reign: LeaderTerm, leader: SimReplica, length: int) -> None:
+    def on_committed(self, leader_term: LeaderTerm, leader: SimReplica, length: int) -> None:
         """Handle a commit: the leader now knows the first `length` slots of its term to be committed, more than before."""
 
-    def on_told(self, replica: SimReplica) -> None:
+    def on_standing_changed(self, replica: SimReplica) -> None:
         """Handle a change of `told`."""
 
     def on_leader_changed(self, replica: SimReplica) -> None:
@@ -192,7 +192,7 @@ class RaftModel:
     def __init__(
         self,
         nodes: tuple[str, ...],
-        keeper: LogModel,
+        log_model: LogModel,
         *,
         at: Callable[[int, Callable[[], None]], None],
         now: Callable[[], int],
@@ -204,7 +204,7 @@ class RaftModel:
         self.term = 0
         self.majority = len(nodes) // 2 + 1
         self.at, self.now, self.pick, self._delay_ns = at, now, pick, delay_ns
-        self._keeper = keeper
+        self._log_model = log_model
         self._attempt = 0
         self._is_electing = self._is_ticking = False
 
@@ -228,18 +228,18 @@ class RaftModel:
         replica.run += 1
         replica.appends.clear()
         replica.told, replica.heard_from = Standing(), None
-        reign, replica.leading = replica.leading, None
-        if reign is not None:
-            self._lose_tails(reign)
+        leader_term, replica.leading = replica.leading, None
+        if leader_term is not None:
+            self._lose_tails(leader_term)
 
     def depose(self) -> None:
         """Suppress the newest leader's heartbeats until another leader is elected. A single replica is elected again."""
-        reign = self.newest
-        if reign is None or self.replicas[reign.leader].leading is not reign:
+        leader_term = self.newest
+        if leader_term is None or self.replicas[leader_term.leader].leading is not leader_term:
             return
-        reign.is_deposed = True
+        leader_term.is_deposed = True
         if len(self.replicas) == 1:
-            leader = self.replicas[reign.leader]
+            leader = self.replicas[leader_term.leader]
             self._elect_alone(leader)
             self.step_down(leader)
 
@@ -247,60 +247,60 @@ class RaftModel:
         run = replica.run
         self.at(self.now() + ALONE_NS, lambda: self._on_votes_counted(replica, run))
 
-    def _lose_tails(self, reign: LeaderTerm) -> None:
+    def _lose_tails(self, leader_term: LeaderTerm) -> None:
         """Lose a crashed leader's last appends in flight to each follower, by choice (0: none is lost)."""
         for replica in self.replicas.values():
             replica.settle(self.now())
-            if replica.appends and replica.appends[-1].reign is reign:
-                key = ("tail", reign.term, replica.name)
+            if replica.appends and replica.appends[-1].leader_term is leader_term:
+                key = ("tail", leader_term.term, replica.name)
                 for _ in range(self.pick(key, len(replica.appends) + 1)):
                     replica.appends.pop()
 
     # ---- replication ----------------------------------------------------------------------------------------------
 
-    def replicate(self, reign: LeaderTerm) -> None:
+    def replicate(self, leader_term: LeaderTerm) -> None:
         """Send the whole log to all reachable replicas, and schedule the commit."""
-        leader, now_ns, length = self.replicas[reign.leader], self.now(), len(reign.slots)
-        reign.sends += 1
-        sync_ns = (1 + self.pick(("sync", reign.term, length, reign.sends), SYNC_STEPS)) * SYNC_STEP_NS
+        leader, now_ns, length = self.replicas[leader_term.leader], self.now(), len(leader_term.slots)
+        leader_term.sends += 1
+        sync_ns = (1 + self.pick(("sync", leader_term.term, length, leader_term.sends), SYNC_STEPS)) * SYNC_STEP_NS
         acknowledged = []
-        if leader.term == reign.term:
-            leader.appends.append(Append(now_ns + sync_ns, reign, length, True))
+        if leader.term == leader_term.term:
+            leader.appends.append(Append(now_ns + sync_ns, leader_term, length, True))
             acknowledged.append(now_ns + sync_ns)
         for replica in self.replicas.values():
             there_ns = self.delay(leader, replica) if replica is not leader else None
             if there_ns is None:
                 continue
             back_ns = self.delay(replica, leader)
-            if replica.term > reign.term:
+            if replica.term > leader_term.term:
                 self._refuse(leader, replica, there_ns, back_ns)
                 continue
-            self._hear(replica, reign, there_ns)
+            self._hear(replica, leader_term, there_ns)
             durable_ns = now_ns + there_ns + sync_ns
             if replica.appends:
                 durable_ns = max(durable_ns, replica.appends[-1].durable_ns)
-            replica.appends.append(Append(durable_ns, reign, length, back_ns is not None))
+            replica.appends.append(Append(durable_ns, leader_term, length, back_ns is not None))
             if back_ns is not None:
                 acknowledged.append(durable_ns + back_ns)
         if len(acknowledged) >= self.majority:
             acknowledged.sort()
-            reign.commit_ns = max(reign.commit_ns, acknowledged[self.majority - 1])
-            self.at(reign.commit_ns, lambda: self._on_acknowledged(reign))
+            leader_term.commit_ns = max(leader_term.commit_ns, acknowledged[self.majority - 1])
+            self.at(leader_term.commit_ns, lambda: self._on_acknowledged(leader_term))
 
-    def _hear(self, replica: SimReplica, reign: LeaderTerm, there: int) -> None:
+    def _hear(self, replica: SimReplica, leader_term: LeaderTerm, there: int) -> None:
         """Make a follower hear a leader. It takes the leader's term at once; its standing changes at the arrival."""
         now_ns, run = self.now(), replica.run
         replica.heard_ns = now_ns
-        if replica.heard_from is not reign:
-            replica.heard_from = reign
-            replica.raise_term(reign.term, now_ns)
-            self.at(now_ns + there, lambda: self._on_heard(replica, run, reign))
+        if replica.heard_from is not leader_term:
+            replica.heard_from = leader_term
+            replica.raise_term(leader_term.term, now_ns)
+            self.at(now_ns + there, lambda: self._on_heard(replica, run, leader_term))
 
-    def _on_heard(self, replica: SimReplica, run: int, reign: LeaderTerm) -> None:
-        if replica.run == run and replica.heard_from is reign:
+    def _on_heard(self, replica: SimReplica, run: int, leader_term: LeaderTerm) -> None:
+        if replica.run == run and replica.heard_from is leader_term:
             replica.leading = None
-            self.tell(replica, Standing(reign.term, reign.leader))
-            self._keeper.on_leader_changed(replica)
+            self.tell(replica, Standing(leader_term.term, leader_term.leader))
+            self._log_model.on_leader_changed(replica)
 
     def _refuse(self, leader: SimReplica, replica: SimReplica, there: int, back: int | None) -> None:
         """Notify the leader that the replica knows a newer term."""
@@ -313,26 +313,26 @@ class RaftModel:
             leader.raise_term(term, self.now())
             self.step_down(leader)
 
-    def _on_acknowledged(self, reign: LeaderTerm) -> None:
-        leader, now_ns = self.replicas[reign.leader], self.now()
-        if leader.leading is not reign:
+    def _on_acknowledged(self, leader_term: LeaderTerm) -> None:
+        leader, now_ns = self.replicas[leader_term.leader], self.now()
+        if leader.leading is not leader_term:
             return
         for replica in self.replicas.values():
             if replica.appends:
                 replica.settle(now_ns)
-        length = self._agreed(reign)
-        if length > max(reign.committed, reign.barrier):
-            was_ready = reign.is_ready
-            reign.committed = leader.known = length
-            self._keeper.on_committed(reign, leader, length)
-            if not was_ready and leader.leading is reign:
-                self.tell(leader, Standing(reign.term, leader.name, is_leader=True))
+        length = self._agreed(leader_term)
+        if length > max(leader_term.committed, leader_term.barrier):
+            was_ready = leader_term.is_ready
+            leader_term.committed = leader.known = length
+            self._log_model.on_committed(leader_term, leader, length)
+            if not was_ready and leader.leading is leader_term:
+                self.tell(leader, Standing(leader_term.term, leader.name, is_leader=True))
 
-    def _agreed(self, reign: LeaderTerm) -> int:
+    def _agreed(self, leader_term: LeaderTerm) -> int:
         """Return the number of slots that a majority holds."""
-        if len(reign.match) < self.majority:
+        if len(leader_term.match) < self.majority:
             return 0
-        return sorted(reign.match.values(), reverse=True)[self.majority - 1]
+        return sorted(leader_term.match.values(), reverse=True)[self.majority - 1]
 
     # ---- heartbeats -----------------------------------------------------------------------------------------------
 
@@ -346,22 +346,22 @@ class RaftModel:
             if replica.leading is not None:
                 self._beat(replica, replica.leading)
         for replica in replicas:
-            self._keeper.on_beat(replica)
+            self._log_model.on_beat(replica)
         self._stand(replicas)
 
-    def _beat(self, leader: SimReplica, reign: LeaderTerm) -> None:
+    def _beat(self, leader: SimReplica, leader_term: LeaderTerm) -> None:
         """Send one round of heartbeats; step down after too long without a majority."""
-        now_ns, reached, is_lagging = self.now(), 1, reign.committed < len(reign.slots)
-        for replica in self.replicas.values() if not reign.is_deposed else ():
+        now_ns, reached, is_lagging = self.now(), 1, leader_term.committed < len(leader_term.slots)
+        for replica in self.replicas.values() if not leader_term.is_deposed else ():
             there_ns = self.delay(leader, replica) if replica is not leader else None
             if there_ns is None:
                 continue
             back_ns = self.delay(replica, leader)
-            if replica.term > reign.term:
+            if replica.term > leader_term.term:
                 self._refuse(leader, replica, there_ns, back_ns)
                 continue
-            self._hear(replica, reign, there_ns)
-            is_lagging = self._inform(replica, reign) or is_lagging
+            self._hear(replica, leader_term, there_ns)
+            is_lagging = self._inform(replica, leader_term) or is_lagging
             reached += back_ns is not None
         if reached >= self.majority:
             leader.majority_ns = now_ns
@@ -369,15 +369,15 @@ class RaftModel:
             self.step_down(leader)
             return
         if is_lagging:
-            self.replicate(reign)
+            self.replicate(leader_term)
 
-    def _inform(self, replica: SimReplica, reign: LeaderTerm) -> bool:
+    def _inform(self, replica: SimReplica, leader_term: LeaderTerm) -> bool:
         """Inform a follower of the committed slots; return whether it lacks slots."""
         replica.settle(self.now())
-        if replica.log is not reign.slots:
+        if replica.log is not leader_term.slots:
             return True
-        replica.known = max(replica.known, min(reign.committed, replica.length))
-        return replica.length < len(reign.slots)
+        replica.known = max(replica.known, min(leader_term.committed, replica.length))
+        return replica.length < len(leader_term.slots)
 
     # ---- elections ------------------------------------------------------------------------------------------------
 
@@ -448,22 +448,22 @@ class RaftModel:
         voters = self._voters(candidate)
         is_split = len(voters) > 1 and self.pick(("split", self._attempt), SPLITS) == SPLITS - 1
         if len(voters) >= self.majority and not is_split:
-            self._begin_reign(candidate, voters)
+            self._begin_leader_term(candidate, voters)
 
-    def _begin_reign(self, leader: SimReplica, voters: list[SimReplica]) -> None:
+    def _begin_leader_term(self, leader: SimReplica, voters: list[SimReplica]) -> None:
         self.term += 1
         now_ns = self.now()
-        reign = self.newest = LeaderTerm(self.term, leader.name, leader.log[: leader.length])
+        leader_term = self.newest = LeaderTerm(self.term, leader.name, leader.log[: leader.length])
         for voter in voters:
             voter.raise_term(self.term, now_ns)
             voter.heard_ns = now_ns
-        leader.leading = leader.heard_from = reign
+        leader.leading = leader.heard_from = leader_term
         leader.majority_ns = now_ns
         for voter in voters:
-            if voter.leading is not None and voter.leading is not reign:
+            if voter.leading is not None and voter.leading is not leader_term:
                 self.step_down(voter)
-        if leader.leading is reign:
-            self.replicate(reign)
+        if leader.leading is leader_term:
+            self.replicate(leader_term)
 
     # ---- helpers --------------------------------------------------------------------------------------------------
 
@@ -477,7 +477,7 @@ class RaftModel:
         """Report the replica's standing if it has changed."""
         if standing != replica.told:
             replica.told = standing
-            self._keeper.on_told(replica)
+            self._log_model.on_standing_changed(replica)
 
     def delay(self, source: SimReplica, target: SimReplica) -> int | None:
         """Return the delay between two replicas now; None if either is down or the target unreachable."""

@@ -6,7 +6,7 @@ Sometimes the reader crashes and resumes from a saved cursor. Its outputs at the
 from collections.abc import Callable
 
 from snapline.errors import SnaplineError
-from snapline.sim.oracles.outputs import Had
+from snapline.sim.oracles.outputs import ReadRelease
 from snapline.sim.scenario import reads_outputs
 from snapline.sim.world.world_state import WorldState
 from snapline.storage.store.store import Store
@@ -24,9 +24,9 @@ class SimReader:
         self._store = store
         self._is_damaged = is_damaged
         self._reads = 0
-        self._had: list[Had] = []
+        self._had: list[ReadRelease] = []
         self._cursor = ""
-        self._saved: tuple[list[Had], str] = [], ""
+        self._saved: tuple[list[ReadRelease], str] = [], ""
 
     def start(self) -> None:
         """Start reading without waiting for the fleet."""
@@ -45,7 +45,7 @@ class SimReader:
             self._saved = list(self._had), self._cursor
         self._later()
 
-    def read(self) -> list[Had]:
+    def read(self) -> list[ReadRelease]:
         """Read all outputs available now; return all releases read."""
         try:
             for batch in self._store.read_outputs(self._cursor):
@@ -53,7 +53,7 @@ class SimReader:
                     after = batch.undone.after
                     self._had = [each for each in self._had if each.epoch <= after]
                 outputs = [(x.agent, x.number, x.topic.encode() + b" " + x.payload) for x in batch.outputs]
-                self._had.append(Had(batch.epoch, outputs))
+                self._had.append(ReadRelease(batch.epoch, outputs))
                 self._cursor = str(batch.end)
         except SnaplineError as error:
             if not self._is_damaged():

@@ -68,10 +68,10 @@ class SimulatedLog:
             on_standing: called when a node's knowledge of the leader changes, except by its crash or start.
             on_committed: called at the commit with (position in `entries`, proposer, entry, result).
         """
-        self.reigns = RaftModel(
+        self.raft = RaftModel(
             nodes, self, at=at, now=now, pick=lambda key, n: choices.pick("log", key, n), delay_ns=delay_ns
         )
-        self._replicas = self.reigns.replicas
+        self._replicas = self.raft.replicas
         self._tell_standing, self._tell_committed = on_standing, on_committed
         self._committed: list[Slot] = []
         self._unknown_per_mille = 0
@@ -81,10 +81,14 @@ class SimulatedLog:
     @property
     def leader(self) -> str:
         """Return the leader of the newest term, if it knows that it leads; empty if there is none."""
-        reign = self.reigns.newest
-        if reign is None or not reign.is_ready or self._replicas[reign.leader].leading is not reign:
+        leader_term = self.raft.newest
+        if (
+            leader_term is None
+            or not leader_term.is_ready
+            or self._replicas[leader_term.leader].leading is not leader_term
+        ):
             return ""
-        return reign.leader
+        return leader_term.leader
 
     def is_up(self, node: str) -> bool:
         """Return whether the node is running."""
@@ -105,18 +109,18 @@ class SimulatedLog:
         if replica.is_up:
             raise UsageError(f"replica {node} is up: crash it before you start it again")
         replica.state, replica.applied, replica.known = FleetState(), 0, 0
-        self.reigns.bring_up(replica)
+        self.raft.bring_up(replica)
 
     def crash(self, node: str) -> None:
         """Crash the replica; slots that are not durable are lost, and its proposers get no outcome. No-op if it is down."""
         replica = self._replicas[node]
         if replica.is_up:
             replica.waiting = []
-            self.reigns.take_down(replica)
+            self.raft.take_down(replica)
 
     def depose(self) -> None:
         """Suppress the newest leader's heartbeats until another leader is elected."""
-        self.reigns.depose()
+        self.raft.depose()
 
     def set_unknown(self, per_mille: int) -> None:
         """Set the rate of proposals that end with an unknown outcome by chance."""
@@ -139,47 +143,47 @@ class SimulatedLog:
 
     # ---- proposals ------------------------------------------------------------------------------------------------
 
-    def _append(self, reign: LeaderTerm, proposer: SimReplica, entry: bytes, then: Then | None) -> None:
+    def _append(self, leader_term: LeaderTerm, proposer: SimReplica, entry: bytes, then: Then | None) -> None:
         """Append the entry to the leader's log; `then` is None if no proposer waits."""
-        slot = Slot(entry, index=len(reign.slots), term=reign.term, proposer=proposer.name)
-        reign.slots.append(slot)
-        reign.sends = 0
+        slot = Slot(entry, index=len(leader_term.slots), term=leader_term.term, proposer=proposer.name)
+        leader_term.slots.append(slot)
+        leader_term.sends = 0
         if then is not None:
-            is_forwarded = proposer.name != reign.leader
-            proposer.waiting.append(Waiting(slot, then, self.reigns.now() + PROPOSE_NS, is_forwarded))
-        self.reigns.replicate(reign)
+            is_forwarded = proposer.name != leader_term.leader
+            proposer.waiting.append(Waiting(slot, then, self.raft.now() + PROPOSE_NS, is_forwarded))
+        self.raft.replicate(leader_term)
 
     def _forward(self, replica: SimReplica, leader: SimReplica, entry: bytes, then: Then) -> None:
-        there_ns, run = self.reigns.delay(replica, leader), replica.run
+        there_ns, run = self.raft.delay(replica, leader), replica.run
         if there_ns is None:
             self._tell_later(replica, run, PROPOSE_NS, then, _LATE)
         else:
-            self.reigns.at(self.reigns.now() + there_ns, lambda: self._on_forwarded(replica, run, leader, entry, then))
+            self.raft.at(self.raft.now() + there_ns, lambda: self._on_forwarded(replica, run, leader, entry, then))
 
     def _on_forwarded(self, replica: SimReplica, run: int, leader: SimReplica, entry: bytes, then: Then) -> None:
         if leader.leading is not None:
             self._append(leader.leading, replica, entry, then if replica.run == run else None)
             return
-        back_ns = self.reigns.delay(leader, replica)
+        back_ns = self.raft.delay(leader, replica)
         if back_ns is None:
             self._tell_later(replica, run, PROPOSE_NS, then, _LATE)
         else:
             self._tell_later(replica, run, back_ns, then, Rejected("the leader has changed"))
 
     def _is_unlucky(self, replica: SimReplica) -> bool:
-        return self.reigns.pick(("unknown", replica.name, replica.proposals), 1000) >= 1000 - self._unknown_per_mille
+        return self.raft.pick(("unknown", replica.name, replica.proposals), 1000) >= 1000 - self._unknown_per_mille
 
     def _propose_into_the_dark(self, replica: SimReplica, entry: bytes, then: Then) -> None:
         """Lose the answer; the proposal itself is appended, late or lost."""
         key, run = (replica.name, replica.proposals), replica.run
-        wait_ns = (5, 200, 5_000)[self.reigns.pick(("unknown for", *key), 3)] * MS
+        wait_ns = (5, 200, 5_000)[self.raft.pick(("unknown for", *key), 3)] * MS
         self._tell_later(replica, run, wait_ns, then, Unknown("the answer was lost"))
-        match self.reigns.pick(("unknown what", *key), 3):
+        match self.raft.pick(("unknown what", *key), 3):
             case 0:
                 self._append_unheard(replica, run, entry)
             case 1:
-                late_ns = (1 + self.reigns.pick(("unknown late", *key), 10)) * 50 * MS
-                self.reigns.at(self.reigns.now() + late_ns, lambda: self._append_unheard(replica, run, entry))
+                late_ns = (1 + self.raft.pick(("unknown late", *key), 10)) * 50 * MS
+                self.raft.at(self.raft.now() + late_ns, lambda: self._append_unheard(replica, run, entry))
 
     def _append_unheard(self, replica: SimReplica, run: int, entry: bytes) -> None:
         if replica.run == run and replica.leading is not None:
@@ -190,7 +194,7 @@ class SimulatedLog:
             if replica.run == run:
                 then(outcome)
 
-        self.reigns.at(self.reigns.now() + wait_ns, tell)
+        self.raft.at(self.raft.now() + wait_ns, tell)
 
     def _settle_waiting(
         self, replica: SimReplica, is_over: Callable[[Waiting], bool], outcome_of: Callable[[Slot], ProposalOutcome]
@@ -216,20 +220,22 @@ class SimulatedLog:
 
     # ---- states ---------------------------------------------------------------------------------------------------
 
-    def on_committed(self, reign: LeaderTerm, leader: SimReplica, length: int) -> None:
+    def on_committed(self, leader_term: LeaderTerm, leader: SimReplica, length: int) -> None:
         """Apply the leader's slots; slots that no replica has applied are committed now."""
         done = len(self._committed)
         self._catch_up(leader, min(length, done))
         if length > done:
-            self._commit(reign, leader, length)
+            self._commit(leader_term, leader, length)
         self._resolve(leader)
 
-    def _commit(self, reign: LeaderTerm, leader: SimReplica, length: int) -> None:
+    def _commit(self, leader_term: LeaderTerm, leader: SimReplica, length: int) -> None:
         done = len(self._committed)
-        assert not done or reign.slots[done - 1] is self._committed[-1], f"term {reign.term} lost committed entries"
+        assert not done or leader_term.slots[done - 1] is self._committed[-1], (
+            f"term {leader_term.term} lost committed entries"
+        )
         state = self.canonical = leader.state
         leader.applied = length
-        for slot in reign.slots[done:length]:
+        for slot in leader_term.slots[done:length]:
             self._committed.append(slot)
             if slot.entry is not None:
                 slot.result = state.apply(decode_operation(slot.entry))
@@ -251,7 +257,7 @@ class SimulatedLog:
 
     # ---- hooks ----------------------------------------------------------------------------------------------------
 
-    def on_told(self, replica: SimReplica) -> None:
+    def on_standing_changed(self, replica: SimReplica) -> None:
         self._tell_standing(replica.name, replica.told)
 
     def on_leader_changed(self, replica: SimReplica) -> None:
@@ -261,7 +267,7 @@ class SimulatedLog:
     def on_beat(self, replica: SimReplica) -> None:
         """Settle a follower's proposals that are committed or past their deadline."""
         if replica.waiting:
-            now_ns = self.reigns.now()
+            now_ns = self.raft.now()
             if replica.leading is None:
                 self._catch_up(replica, replica.known)
                 self._resolve(replica)
@@ -279,10 +285,10 @@ class SimulatedLog:
         for replica in self._replicas.values():
             assert replica.state.freeze() == folds[replica.applied], f"the state of {replica.name} was tampered with"
         holders = [replica.name for replica in self._replicas.values() if self._holds_all(replica)]
-        assert len(holders) >= self.reigns.majority, f"only {holders} hold all that is committed"
-        if self.reigns.newest is not None and self._committed:
+        assert len(holders) >= self.raft.majority, f"only {holders} hold all that is committed"
+        if self.raft.newest is not None and self._committed:
             last = len(self._committed) - 1
-            assert self.reigns.newest.slots[last] is self._committed[last], "the newest leader lacks committed entries"
+            assert self.raft.newest.slots[last] is self._committed[last], "the newest leader lacks committed entries"
 
     def _folds(self, wanted: dict[int, None]) -> dict[int, bytes]:
         """Return the frozen states after the wanted numbers of committed slots, computed anew."""
@@ -295,7 +301,7 @@ class SimulatedLog:
         return folds
 
     def _holds_all(self, replica: SimReplica) -> bool:
-        replica.settle(self.reigns.now())
+        replica.settle(self.raft.now())
         length = len(self._committed)
         return replica.length >= length and all(
             own is committed for own, committed in zip(replica.log[:length], self._committed, strict=True)

@@ -33,7 +33,7 @@ READ_S = 0.002
 """Time for which the service reads the store during a restore."""
 
 
-class OperatorsRestore(NamedTuple):
+class RestoreRequest(NamedTuple):
     """One restore. `asked`: number of requests for it."""
 
     token: str
@@ -55,7 +55,7 @@ class _LeaderLoop(VirtualLoop):
         return future
 
 
-class Restorer:
+class RestoreOperator:
     """Operator of one run that restores the fleet."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Restorer:
             after_ns = until_ns * (1 + self._pick("at", time, 64)) // 65
             self._shared.call_at(self._shared.kernel.now_ns + after_ns, lambda time=time: self._come(time))  # type: ignore[misc]  # its own
 
-        if self._shared.workload.rolls_back:
+        if self._shared.workload.requests_rollbacks:
             self._look()
 
     def _look(self) -> None:
@@ -93,7 +93,7 @@ class Restorer:
         if complete and self._stands():
             self._helps += 1
             self._shared.judge.probes.hit("rollback refused")
-            self._say(OperatorsRestore(f"helper-{self._helps}", complete[-1], False, 0))
+            self._say(RestoreRequest(f"helper-{self._helps}", complete[-1], False, 0))
         self._shared.call_at(self._shared.kernel.now_ns + HELPS_NS, self._look)
 
     def _pick(self, what: str, time: int, n: int) -> int:
@@ -110,19 +110,21 @@ class Restorer:
         part = self._shared.scenario.restores
         epoch = complete[-1 - self._pick("epoch", time, len(complete))]
         drops = bool(part.drops_one_in) and self._pick("drops", time, part.drops_one_in) == part.drops_one_in - 1
-        self._say(OperatorsRestore(f"operator-{time}", epoch, drops, 0))
+        self._say(RestoreRequest(f"operator-{time}", epoch, drops, 0))
 
-    def _say(self, wish: OperatorsRestore) -> None:
-        if wish.token in self._answered or wish.asked >= ASKED_MAX:
+    def _say(self, restore_request: RestoreRequest) -> None:
+        if restore_request.token in self._answered or restore_request.asked >= ASKED_MAX:
             return
         leader = self._leader()
         if leader is not None:
             loop = _LeaderLoop(self._shared.kernel, leader)
-            drive(loop, self._restore(loop, leader, wish), lambda answer: self._ended(wish, answer))
-        again = wish._replace(asked=wish.asked + 1)
+            drive(
+                loop, self._restore(loop, leader, restore_request), lambda answer: self._ended(restore_request, answer)
+            )
+        again = restore_request._replace(asked=restore_request.asked + 1)
         self._shared.call_at(self._shared.kernel.now_ns + AGAIN_NS, lambda: self._say(again))
 
-    async def _restore(self, loop: VirtualLoop, leader: SimLeader, wish: OperatorsRestore) -> RestoreReply:
+    async def _restore(self, loop: VirtualLoop, leader: SimLeader, restore_request: RestoreRequest) -> RestoreReply:
         def ask(question: Callable[[int], le.Event], answer: type[AnswerT]) -> Awaitable[AnswerT]:
             self._numbers += 1
             future = self._open[self._numbers] = loop.create_future()
@@ -130,7 +132,11 @@ class Restorer:
             return future
 
         return await leader.restoring.restore(
-            str(wish.epoch), wish.token, "the operator wants it", is_dropping=wish.drops, ask=ask
+            str(restore_request.epoch),
+            restore_request.token,
+            "the operator wants it",
+            is_dropping=restore_request.drops,
+            ask=ask,
         )
 
     def on_answered(self, answer: le.AnswerRestore) -> None:
@@ -143,24 +149,26 @@ class Restorer:
             return
         future.set_result(answer)
 
-    def _ended(self, wish: OperatorsRestore, answer: Callable[[], RestoreReply]) -> None:
+    def _ended(self, restore_request: RestoreRequest, answer: Callable[[], RestoreReply]) -> None:
         """Check that the answer to a restore agrees with the log."""
         probes = self._shared.judge.probes
         try:
             reply = answer()
         except (UsageError, NotFoundError) as error:  # permanent refusal
-            self._answered[wish.token] = None
+            self._answered[restore_request.token] = None
             probes.hit("restore refused")
             if "lack inputs" in str(error) and self._shared.scenario.budget == "within":
-                self._shared.say("answer", "R1", f"{wish.token} is refused, and no fault has deleted inputs: {error}")
+                self._shared.say(
+                    "answer", "R1", f"{restore_request.token} is refused, and no fault has deleted inputs: {error}"
+                )
             return
         except SnaplineError:  # temporary refusal
             probes.hit("restore refused")
             return
-        self._answered[wish.token] = None
+        self._answered[restore_request.token] = None
         probes.hit("fleet taken back")
-        plan = self._log.canonical.plan_asked_for(wish.token)
+        plan = self._log.canonical.plan_of_request(restore_request.token)
         if plan is None or (plan.number, plan.line_epoch) != (reply.plan, reply.epoch):
             self._shared.say(
-                "answer", "G4", f"{wish.token} is told of plan {reply.plan}, which does not go back for it"
+                "answer", "G4", f"{restore_request.token} is told of plan {reply.plan}, which does not go back for it"
             )

@@ -26,13 +26,13 @@ class ReplicaSession(Protocol):
         """Return the known leader; "" is none."""
         ...
 
-    def attend(
+    def open_session(
         self, host: HostRun, key: Hashable, received: Callable[[Any], None], closed: Callable[[Any], None]
     ) -> Stream:
         """Open a stream to the leader here."""
         ...
 
-    def hear_busy(self, host: HostRun, busy_ns: int) -> None:
+    def receive_busy_report(self, host: HostRun, busy_ns: int) -> None:
         """Receive the report of a host's thread that a handler blocks the host."""
         ...
 
@@ -40,10 +40,10 @@ class ReplicaSession(Protocol):
 class SimSession:
     """One run's stream to the coordinator, redialled while the run is alive."""
 
-    def __init__(self, host: HostRun, doors: Mapping[str, ReplicaSession]) -> None:
+    def __init__(self, host: HostRun, replicas: Mapping[str, ReplicaSession]) -> None:
         self._host = host
-        self._doors = doors
-        self._nodes = tuple(doors)
+        self._replicas = replicas
+        self._nodes = tuple(replicas)
         self._node = self._nodes[0]
         self._tries = 0
         self._stream: Stream | None = None
@@ -58,14 +58,14 @@ class SimSession:
         host = self._host
         self._tries += 1
         node = self._node
-        replica = self._doors[node]
+        replica = self._replicas[node]
         if not host.shared.network.can_reach(host.name, node) or not replica.is_up:
             self._turn_to(self._next())
             return
         if not replica.leads:
             self._turn_to(replica.known_leader or self._next())
             return
-        self._stream = replica.attend(host, (host.instance, node, self._tries), self._received, self._closed)
+        self._stream = replica.open_session(host, (host.instance, node, self._tries), self._received, self._closed)
         died, died_in = host.notes.died.get(host.name, ("", ()))
         hello = host.driver.hello(instance=host.instance, address=f"{host.name}:1")
         self.send(replace(hello, died=died, died_in=died_in))
@@ -94,9 +94,9 @@ class SimSession:
     def report_busy(self, busy_ns: int) -> None:
         """Report to the leader, from a thread with its own connection, that a handler blocks this host."""
         host = self._host
-        for node, replica in self._doors.items():
+        for node, replica in self._replicas.items():
             if replica.is_up and replica.leads and host.shared.network.can_reach(host.name, node):
-                replica.hear_busy(host, busy_ns)
+                replica.receive_busy_report(host, busy_ns)
 
     def leave(self, reason: str) -> None:
         """Tell the coordinator that this host leaves."""

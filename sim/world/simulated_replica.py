@@ -19,12 +19,12 @@ from snapline.coordinator.state.operations import CommitPlan, Operation, encode_
 from snapline.messages.host_messages import AgentsFrozen, FreezeAgents
 from snapline.messages.status import Standing
 from snapline.messages.wire import decode_host_message, encode_directive
-from snapline.sim.faults.executor import WHEN_DECIDING, WHEN_TELLING
+from snapline.sim.faults.executor import WHEN_DECIDING, WHEN_SENDING
 from snapline.sim.oracles.survivors import Freezes
 from snapline.sim.world.host_run import HostRun
 from snapline.sim.world.kernel import SimulatedCrash
 from snapline.sim.world.network import Stream
-from snapline.sim.world.notes import WorldNotes
+from snapline.sim.world.notes import WorldObserver
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.world_state import WorldState
 from snapline.storage.retention.retention_policy import parse_policy
@@ -89,7 +89,13 @@ class SimLeader:
     """
 
     def __init__(
-        self, shared: WorldState, log: SimulatedLog, notes: WorldNotes, node: str, term: int, crash: Callable[[], None]
+        self,
+        shared: WorldState,
+        log: SimulatedLog,
+        notes: WorldObserver,
+        node: str,
+        term: int,
+        crash: Callable[[], None],
     ) -> None:
         """`crash` ends the leader's process."""
         self._shared = shared
@@ -165,7 +171,7 @@ class SimLeader:
 
     def has_released(self, epoch: int) -> bool:
         """Return whether the leader has released all complete epochs up to this one."""
-        return not self._core.parts.releases.is_owed_up_to(epoch)
+        return not self._core.parts.releases.has_unreleased_up_to(epoch)
 
     def ask(self, number: int) -> None:
         """Request a snapshot."""
@@ -177,7 +183,7 @@ class SimLeader:
 
     # ---- streams --------------------------------------------------------------------------------------------------
 
-    def attend(
+    def open_session(
         self, host: HostRun, key: Hashable, received: Callable[[Any], None], closed: Callable[[Any], None]
     ) -> Stream:
         """Open a stream for a host that connects."""
@@ -257,7 +263,7 @@ class SimLeader:
                     message = encode_directive(command.directive)
                     for stream in streams:
                         stream.send(self._node, message)
-                        self._shared.points.passed(WHEN_TELLING)
+                        self._shared.points.passed(WHEN_SENDING)
             case ev.Propose():
                 self._propose(command)
             case ev.CloseStream():
@@ -280,7 +286,7 @@ class SimLeader:
     def _note_freeze(self, freeze: FreezeAgents, sessions: Iterable[int]) -> None:
         for number in sessions:
             if number in self._sessions:
-                self.freezes.on_asked(number, self._hosts[number], freeze, self._kernel.now_ns)
+                self.freezes.on_freeze_sent(number, self._hosts[number], freeze, self._kernel.now_ns)
 
     def _propose(self, command: ev.Propose) -> None:
         if isinstance(command.kind, CommitPlan):
@@ -313,7 +319,7 @@ class SimulatedReplica:
         known_leader: leader that this replica knows; empty if none.
     """
 
-    def __init__(self, shared: WorldState, log: SimulatedLog, notes: WorldNotes, node: str) -> None:
+    def __init__(self, shared: WorldState, log: SimulatedLog, notes: WorldObserver, node: str) -> None:
         self._shared = shared
         self._log = log
         self._notes = notes
@@ -326,14 +332,14 @@ class SimulatedReplica:
     def leads(self) -> bool:
         return self.leader is not None
 
-    def attend(
+    def open_session(
         self, host: HostRun, key: Hashable, received: Callable[[Any], None], closed: Callable[[Any], None]
     ) -> Stream:
         """Open a stream for a host that connects to the leader here."""
         assert self.leader is not None
-        return self.leader.attend(host, key, received, closed)
+        return self.leader.open_session(host, key, received, closed)
 
-    def hear_busy(self, host: HostRun, busy_ns: int) -> None:
+    def receive_busy_report(self, host: HostRun, busy_ns: int) -> None:
         """Feed the report of a host's thread that a handler blocks the host."""
         assert self.leader is not None
         self.leader.fire((self.leader.feed, ev.HostBusyReported(host.name, host.instance, busy_ns, "a handler")))

@@ -23,7 +23,7 @@ from snapline.storage.store import layout
 from snapline.storage.store.manifest import Manifest
 
 
-class StoreNotes:
+class StoreObserver:
     """Observer of the store.
 
     Attributes:

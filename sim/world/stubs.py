@@ -179,11 +179,11 @@ class StubServices:
         self._stubs: Stubs | None = stubs_of(shared.workload.fleet)
         self._calls: dict[str, int] = {}
         self.outages = Outages(shared)
-        self.as_they_are: dict[str, None] = {}
+        self.without_stub: dict[str, None] = {}
         self.done: dict[str, Any] = {}
         self._under_way: dict[str, int] = {}
 
-    def is_under_way(self, key: str) -> bool:
+    def is_in_transit(self, key: str) -> bool:
         """Return whether a call under this outside key is in transit."""
         return self._under_way.get(key, 0) > 0
 
@@ -200,7 +200,7 @@ class StubServices:
             NotSimulatedError: the fleet has stubs, but none for this step.
         """
         if self._stubs is None:
-            self.as_they_are[name] = None
+            self.without_stub[name] = None
             return None
         if name not in self._stubs:
             known = ", ".join(sorted(self._stubs)) or "none"

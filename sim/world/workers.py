@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 
-from snapline.sim.faults.executor import Hanging
+from snapline.sim.faults.executor import HangingCall
 from snapline.sim.world.host_run import HostRun
 from snapline.storage.store.store import Store
 
@@ -11,14 +11,14 @@ from snapline.storage.store.store import Store
 class Workers:
     """Work of one run outside its event loop: sequential store calls, and `stop_when`."""
 
-    def __init__(self, host: HostRun, hangs: Callable[[Hanging], bool]) -> None:
+    def __init__(self, host: HostRun, hangs: Callable[[HangingCall], bool]) -> None:
         """`hangs` returns whether calls of this kind hang."""
         self._host = host
         self._stores = host.shared.stores
         self._hangs = hangs
         self._busy_until_ns = 0
         self._count = 0
-        self._stuck: dict[Hanging, deque[Callable[[], None]]] = {"store": deque(), "stop": deque(), "loop": deque()}
+        self._stuck: dict[HangingCall, deque[Callable[[], None]]] = {"store": deque(), "stop": deque(), "loop": deque()}
         self._store: Store | None = None
 
     def open_store(self) -> Store:
@@ -45,12 +45,12 @@ class Workers:
         self._count += 1
         return self._stores.cost_ns(self._host.name, (self._host.instance, self._count))
 
-    def _work(self, due: tuple[Hanging, Callable[[], None]]) -> None:
+    def _work(self, due: tuple[HangingCall, Callable[[], None]]) -> None:
         kind, work = due
         self._stuck[kind].append(work)
         self.carry_on(kind)
 
-    def carry_on(self, what: Hanging) -> None:
+    def carry_on(self, what: HangingCall) -> None:
         """Run the calls that are due, unless they hang."""
         while self._stuck[what] and not self._hangs(what):
             self._stuck[what].popleft()()

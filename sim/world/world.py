@@ -32,14 +32,14 @@ from snapline.sim.world.clients import Clients
 from snapline.sim.world.executor import SimExecutor
 from snapline.sim.world.hosts import Hosts
 from snapline.sim.world.kernel import Journal
-from snapline.sim.world.mover import Mover
-from snapline.sim.world.notes import WorldNotes
+from snapline.sim.world.mover import MovesOperator
+from snapline.sim.world.notes import WorldObserver
 from snapline.sim.world.operators import SimOperator
 from snapline.sim.world.pending_work import PendingWork
 from snapline.sim.world.reader import SimReader
 from snapline.sim.world.recording import Recording
 from snapline.sim.world.replicated_log import SimulatedLog
-from snapline.sim.world.restorer import Restorer
+from snapline.sim.world.restorer import RestoreOperator
 from snapline.sim.world.simulated_replica import SimLeader, SimulatedReplica
 from snapline.sim.world.world_state import WorldState
 
@@ -69,12 +69,12 @@ class World:
         )
         self._raft_messages = 0
         self._release_awaited: int | None = None
-        self.notes = WorldNotes(shared, self.log, self._frozen)
+        self.notes = WorldObserver(shared, self.log, self._frozen)
         self.notes.log.on_running.append(self._ask_soon)
-        restorer = Restorer(shared, self.log, self._leader, self._does_one_stand, self._is_calling)
+        restorer = RestoreOperator(shared, self.log, self._leader, self._was_rollback_refused, self._is_calling)
         self.notes.on_restore_answered = restorer.on_answered
         self.notes.log.on_running.append(restorer.start)
-        mover = Mover(shared, self.log, self._tell_leader)
+        mover = MovesOperator(shared, self.log, self._tell_leader)
         self.notes.on_moves_answered = mover.on_answered
         self.notes.log.on_running.append(mover.start)
         self.replicas = {node: SimulatedReplica(shared, self.log, self.notes, node) for node in shared.coordinators}
@@ -156,7 +156,7 @@ class World:
         if leader is not None:
             leader.tell(wanted)
 
-    def _does_one_stand(self) -> bool:
+    def _was_rollback_refused(self) -> bool:
         """Return whether an agent's rollback request was refused."""
         return any(run.driver.core.turn_ends.rollbacks.refused for run in self.hosts.alive())
 
@@ -171,7 +171,7 @@ class World:
             for host in self.shared.hosts[: self.shared.scenario.fleet.hosts]:
                 self.hosts.start(host)
 
-    def owed(self) -> list[str]:
+    def missing_releases(self) -> list[str]:
         """Return missing releases, up to the epoch that was the newest complete one at the first call.
 
         With frequent epochs there is always a newer one.

@@ -3,9 +3,9 @@
 import traceback
 from collections.abc import Callable
 
-from snapline.sim.choices import Choices, Randoms
+from snapline.sim.choices import Choices, RandomStreams
 from snapline.sim.oracles.judge import Judge, JudgeTerms
-from snapline.sim.oracles.retention import Wanted
+from snapline.sim.oracles.retention import ExpectedRetention
 from snapline.sim.result import ExecutedFault, Violation
 from snapline.sim.scenario import Scenario, coordinator_names, host_names
 from snapline.sim.workloads.workload import Workload
@@ -58,10 +58,10 @@ class WorldState:
         self.agents = tuple(workload.fleet.agents)
         self.network = _network_of(scenario, self.kernel, choices)
         self.judge = _judge_of(scenario, workload)
-        self.speech = OutputInjector(choices, self.judge.books, scenario.outputs.one_in)
+        self.output_injector = OutputInjector(choices, self.judge.books, scenario.outputs.one_in)
         self.clocks = Clocks(self.kernel)
         self.points = Points()
-        self.random_of = Randoms(seed, "agent").random
+        self.random_of = RandomStreams(seed, "agent").random
         self.figures = RunCounters()
         self.stores = Stores(seed, choices, scenario.store.delay, lambda: self.kernel.now_ns)
         self.recording = recording
@@ -121,10 +121,10 @@ def _judge_of(scenario: Scenario, workload: Workload) -> Judge:
     return Judge(terms, fleet=fleet, agents=tuple(fleet.agents))
 
 
-def _wanted(scenario: Scenario) -> Wanted:
+def _wanted(scenario: Scenario) -> ExpectedRetention:
     policy, limits = parse_policy(scenario.run.retention), scenario.limits
     hour_s, day_s = limits.get("hour_s", 3600), limits.get("day_s", 86_400)
-    return Wanted(policy.keep_last, policy.hourly, policy.daily, hour_s * 1000, day_s * 1000)
+    return ExpectedRetention(policy.keep_last, policy.hourly, policy.daily, hour_s * 1000, day_s * 1000)
 
 
 def _call(call: Callable[[], None]) -> None:

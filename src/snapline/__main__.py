@@ -3,24 +3,24 @@
 import os
 import sys
 
-from snapline.cli.collector import collect_seldom
+from snapline.cli.collector import collect_rarely
 
-LAUNCHING = ("run", "demo")
+LAUNCH_COMMANDS = ("run", "demo")
 """Commands that start a fleet on this machine: the fork server imports modules meanwhile."""
 
 
 def main() -> None:
     """Run the command line. Ctrl-C during the imports prints no traceback."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # we report its errors; children inherit this
-    collect_seldom()
+    collect_rarely()
     try:
-        if sys.argv[1:] and sys.argv[1] in LAUNCHING and "--help" not in sys.argv:
-            from snapline.deploy.starting import begin_early
+        if sys.argv[1:] and sys.argv[1] in LAUNCH_COMMANDS and "--help" not in sys.argv:
+            from snapline.deploy.starting import start_fork_server_early
 
-            begin_early()
-        from snapline.cli.groups import NOUNS, WORDS, command_of
+            start_fork_server_early()
+        from snapline.cli.groups import COMMANDS, GROUPS, command_of
 
-        if sys.argv[1:] and sys.argv[1] in {*NOUNS, *WORDS}:
+        if sys.argv[1:] and sys.argv[1] in {*GROUPS, *COMMANDS}:
             command_of(sys.argv[1])(prog_name="snapline")
         else:
             from snapline.cli.main import app

@@ -6,17 +6,17 @@ from importlib.util import find_spec
 
 import snapline
 
-WITNESS = "snapline.channels.link"
+SAMPLE_MODULE = "snapline.channels.link"
 """Module that represents all others: either all modules in [tool.snapline] of pyproject.toml are compiled, or none is."""
 
 
 @functools.cache
 def is_compiled() -> bool:
     """Return whether the module is compiled, without importing it."""
-    spec = find_spec(WITNESS)
+    spec = find_spec(SAMPLE_MODULE)
     return spec is not None and (spec.origin or "").endswith(tuple(EXTENSION_SUFFIXES))
 
 
-def described() -> str:
+def version_text() -> str:
     """Return the version, with "(compiled)" if the cores are compiled."""
     return f"{snapline.__version__} (compiled)" if is_compiled() else snapline.__version__

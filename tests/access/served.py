@@ -31,7 +31,7 @@ from snapline.security.transport import Security
 from snapline.telemetry.metrics_server import MetricsPlace
 from snapline.view.acting import Operators
 from snapline.view.app import View
-from snapline.view.questions import open_questions
+from snapline.view.questions import open_fleet_queries
 
 CERTIFICATES, DATA, RUNS = "certificates", "data", "runs"
 TOKEN = "a token that nobody guesses"
@@ -119,7 +119,7 @@ class Served:
 
     async def _start_view(self, role: str, address: str) -> None:
         security = security_of(self._folder, f"{role}-{role}")
-        opened = await self._stack.enter_async_context(open_questions(address, security, "view"))
+        opened = await self._stack.enter_async_context(open_fleet_queries(address, security, "view"))
         operators = Operators(opened[1], self._folder / DATA, has_certificates=security.is_tls)
         view = View(opened[0], token=self._token, operators=operators, reports=[self._folder / RUNS])
         self._stack.push_async_callback(view.close)

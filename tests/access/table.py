@@ -6,8 +6,8 @@ carry every row out on what really runs (`served.py`), `test_costs.py` attacks w
 
 from typing import NamedTuple
 
-PEOPLE = ("viewer", "operator", "admin")
-ROLES = (*PEOPLE, "bearer", "host", "launcher", "coordinator", "client")
+USER_ROLES = ("viewer", "operator", "admin")
+ROLES = (*USER_ROLES, "bearer", "host", "launcher", "coordinator", "client")
 
 READING, ACTING = "viewer operator admin", "operator admin"
 

@@ -23,7 +23,7 @@ from snapline.deploy.child import Child
 from snapline.deploy.data_directory import LOGS_FOLDER, STORE_FOLDER, lock, write_address
 from snapline.deploy.kept_fleet import DetachedPlan, write_plan
 from snapline.deploy.plan import FleetPlan
-from snapline.deploy.scaling import want_hosts
+from snapline.deploy.scaling import request_hosts
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.certificates import Authority
 from snapline.storage.capture.npy_file import write_npy
@@ -101,7 +101,7 @@ async def write_launchers_files(data: Path) -> None:
     os.close(lock(data))
     write_plan(data, DetachedPlan("ssh", FleetPlan("f", "m:f", str(data), 1, {})))
     write_address(data, "127.0.0.1:1")
-    want_hosts(data, 1)
+    request_hosts(data, 1)
     start_in_background(["version"], data, 0.0).wait()
     await Child.start("x", ["/bin/true"], log_path=data / LOGS_FOLDER / "x.log").wait()
 

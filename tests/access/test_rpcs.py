@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import grpc.aio
-from tests.access.table import AT_HEALTH_DOORS, NOBODY, OTHER_HOST, PEOPLE, RPCS, STRANGERS
+from tests.access.table import AT_HEALTH_DOORS, NOBODY, OTHER_HOST, RPCS, STRANGERS, USER_ROLES
 from tests.access.world import NO, PATHS, SERVERS, SHUT_OUT, UNKNOWN, YES, Caller, World, call
 from tests.integration.processes import snapline, together
 
@@ -70,12 +70,12 @@ async def everything_that_people_did_is_in_the_book(world: World) -> None:
     assert [each.number for each in audit.calls] == list(range(1, len(audit.calls) + 1)) and not audit.dropped
     found = {(each.name, each.is_borne, each.at, each.call, each.outcome) for each in audit.calls}
     for rpc, row in RPCS.items():
-        if RPC_RULES[PATHS[rpc]].acts:
+        if RPC_RULES[PATHS[rpc]].changes_state:
             name, at = rpc.rpartition("/")[2], "h2" if row.at == "host" else ""
-            for role in PEOPLE:
+            for role in USER_ROLES:
                 outcome = "allowed" if row.admits(role) else "refused"
                 assert {(role, False, at, name, outcome), (f"{role}-by-token", True, at, name, outcome)} <= found
-    assert {name for name, *_ in found} - {"bob"} == {*PEOPLE, *(f"{role}-by-token" for role in PEOPLE)}
+    assert {name for name, *_ in found} - {"bob"} == {*USER_ROLES, *(f"{role}-by-token" for role in USER_ROLES)}
 
 
 async def test_without_certificates_anybody_may_call_everything(plain: World) -> None:

@@ -38,7 +38,7 @@ def test_the_guard_goes_by_the_same_roles_and_sizes() -> None:
     for rpc, row in RPCS.items():
         door = RPC_RULES[PATHS[rpc]]
         assert set(door.roles) == {role.rstrip("!") for role in row.roles.split()}, rpc
-        assert door.is_for_itself == ("!" in row.roles), rpc
+        assert door.is_self_only == ("!" in row.roles), rpc
         assert door.request_bytes_max == (0 if row.is_stream else row.bytes_max), rpc
     assert set(metrics_endpoint.READERS) == set(METRICS_READERS.split())
 

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 import pytest
 from tests.access.served import CERTIFICATES, security_of
-from tests.access.table import OTHER_HOST, PEOPLE, ROLES
+from tests.access.table import OTHER_HOST, ROLES, USER_ROLES
 from tests.integration.processes import LIMIT_S, ROOT
 
 from snapline.channels.frame import Frame, LinkHello, Refused, decode_frame, encode_frame
@@ -104,7 +104,7 @@ class World:
 
     async def _make_tokens(self, bearer: Caller) -> None:
         admin = CoordinatorClient(self.places["coordinator"], self.security("admin"))
-        for name, role in {**{f"{role} by token": role for role in PEOPLE}, "revoked token": "admin"}.items():
+        for name, role in {**{f"{role} by token": role for role in USER_ROLES}, "revoked token": "admin"}.items():
             token = new_token()
             self.callers[name] = bearer._replace(token=token)
             await admin.make_token(name.replace(" ", "-"), role, digest_of(token), 3600)
@@ -133,7 +133,7 @@ def served(folder: Path) -> Iterator[tuple[World, World]]:
         each.mkdir()
     authority = Authority.create(folders[0] / CERTIFICATES)
     for role, name in (
-        *((role, role) for role in (*PEOPLE, "client")),
+        *((role, role) for role in (*USER_ROLES, "client")),
         ("coordinator", "c1"),
         ("host", "h1"),
         ("host", "h2"),

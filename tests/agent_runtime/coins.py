@@ -15,7 +15,7 @@ from tests.kit.logged_fleet import LoggedFleet
 import snapline
 from snapline.agent_runtime.host.restore import restored
 from snapline.messages.payloads import describe_payload
-from snapline.protocols.coverage import AgentReport, uncovered
+from snapline.protocols.coverage import AgentReport, check_coverage
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord
 
 COINS = 20
@@ -196,7 +196,7 @@ class Oracle:
         for agent, found in cut.items():
             counts = {sender: len(messages) for sender, messages in found.in_transit.items()}
             reports[agent] = AgentReport(agent, found.is_unborn, found.sent, found.received, counts)
-        coverage = uncovered(reports, set(gone))
+        coverage = check_coverage(reports, set(gone))
         assert coverage.is_whole, (epoch, coverage)
 
     def _state(self, found: AgentCheckpoint) -> Purse:
@@ -245,7 +245,7 @@ def play(seed: int, *, steps: int = 2000) -> FleetWorld:
     """One run: steps with faults, then rest, then a last epoch. Raises AssertionError or ProtocolError if it is wrong."""
     world = FleetWorld(make_fleet(3 + seed % 5), 2 + seed % 3, seed)
     world.on_cut = Oracle(world)
-    _disturb(world, steps)
+    _inject_faults(world, steps)
     world.begin_epoch()
     assert world.settle(), "the last epoch did not end"
     world.validate()
@@ -262,7 +262,7 @@ def play_logged(seed: int, protocol: str, *, steps: int = 2000) -> LoggedFleet:
     )
     world = LoggedFleet(make_fleet(3 + seed % 5, protocol=protocol, triggers=triggers), 2 + seed % 3, seed)
     world.on_cut = LineOracle(world)
-    _disturb(world, steps)
+    _inject_faults(world, steps)
     if world.is_autonomous:
         world.fail()
     else:
@@ -275,7 +275,7 @@ def play_logged(seed: int, protocol: str, *, steps: int = 2000) -> LoggedFleet:
     return world
 
 
-def _disturb(world: FleetWorld, steps: int) -> None:
+def _inject_faults(world: FleetWorld, steps: int) -> None:
     """Epochs and faults for so many steps, then rest."""
     chance = world.random.random
     for step in range(steps):

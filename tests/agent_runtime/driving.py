@@ -17,7 +17,7 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint
 MS = 1_000_000
 SECOND = 1_000_000_000
 
-_Command = TypeVar("_Command", bound=ev.Said)
+_Command = TypeVar("_Command", bound=ev.HostOutput)
 
 
 class Remote:
@@ -101,7 +101,7 @@ class Driver:
         self.core = HostCore(host, protocol=protocol) if protocol else HostCore(host)
         self.host = host
         self.now = 0
-        self.said: list[ev.Said] = []
+        self.said: list[ev.HostOutput] = []
         self.turns: dict[str, ev.StartTurn] = {}
         self.remote = Remote(plan, host)
         self.plan = plan
@@ -119,7 +119,7 @@ class Driver:
 
     # ---- events -----------------------------------------------------------------------------------------------------
 
-    def feed(self, event: ev.Heard, after_ns: int = MS) -> list[ev.Said]:
+    def feed(self, event: ev.Heard, after_ns: int = MS) -> list[ev.HostOutput]:
         self.now += after_ns
         commands = self.core.handle(self.now, event)
         self.said += commands
@@ -135,7 +135,7 @@ class Driver:
         self.core.validate()
         return commands
 
-    def receive_plan(self, plan: int, begun: int = 0, line: int = 0) -> list[ev.Said]:
+    def receive_plan(self, plan: int, begun: int = 0, line: int = 0) -> list[ev.HostOutput]:
         if plan > self.plan:
             self.plan, self.remote, self.is_connected = plan, Remote(plan, self.host), False
         placements = [ev.Placement(agent, "k", self.host, plan) for agent in self.here]
@@ -149,7 +149,7 @@ class Driver:
         dropped: tuple[LoggedInput, ...] = (),
         entries: tuple[LoggedEntry, ...] = (),
         passed_ns: int = 0,
-    ) -> list[ev.Said]:
+    ) -> list[ev.HostOutput]:
         loaded = [ev.LoadedAgent(agent, plan, self.checkpoints.get(agent), passed_ns) for agent in self.here]
         return self.feed(ev.AgentsLoaded(plan, tuple(loaded), inputs, dropped, entries))
 
@@ -158,12 +158,12 @@ class Driver:
         """What host logs hold of durable turns."""
         return tuple([entry for batch in self.all_of(le.AppendBatch) for entry in batch.entries])
 
-    def end(self, agent: str, *sends: tuple[str, bytes], **outcome: object) -> list[ev.Said]:
+    def end(self, agent: str, *sends: tuple[str, bytes], **outcome: object) -> list[ev.HostOutput]:
         """The running turn of `agent` ends well."""
         turn = self.turns.pop(agent)
         return self.feed(ev.TurnEnded(agent, turn.incarnation, list(sends), **outcome))  # type: ignore[arg-type]
 
-    def fail(self, agent: str, error: str = "ValueError: no", **outcome: object) -> list[ev.Said]:
+    def fail(self, agent: str, error: str = "ValueError: no", **outcome: object) -> list[ev.HostOutput]:
         turn = self.turns.pop(agent)
         return self.feed(ev.TurnFailed(agent, turn.incarnation, error, 5, **outcome))  # type: ignore[arg-type]
 

@@ -19,7 +19,7 @@ from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import Capture, checkpoint_of
 from snapline.agent_runtime.host.restore import restored
 from snapline.agent_runtime.host.turns import Turns
-from snapline.agent_runtime.outside import Outside
+from snapline.agent_runtime.outside import TurnEnvironment
 from snapline.messages import host_messages as msg
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.messages.payloads import split_message
@@ -198,7 +198,7 @@ class World:
             self._carry(command)
         self.core.validate()
 
-    def _carry(self, command: ev.Said) -> None:
+    def _carry(self, command: ev.HostOutput) -> None:
         match command:
             case ev.StartTurn():
                 self.queue.append(command)
@@ -305,7 +305,7 @@ class World:
             raise CrashError
 
 
-class _Stub(Outside):
+class _Stub(TurnEnvironment):
     def __init__(self, world: World) -> None:
         self._world = world
 

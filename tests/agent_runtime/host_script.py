@@ -102,7 +102,7 @@ class ScriptedHost(Host):
         super().feed(event)
         self.core.validate()
 
-    def _carry(self, command: ev.Said) -> None:
+    def _carry(self, command: ev.HostOutput) -> None:
         self.world.warnings.append(f"{self.name}: {show(command, _short)}")
         super()._carry(command)
 

@@ -231,7 +231,7 @@ async def test_a_writer_that_does_not_wait_for_the_welcome_is_found(
 
 def watched(world: World) -> list[tuple[bool, str]]:
     """What the host core was told of the store: is it busy, and what is wrong."""
-    return [(x.is_busy, x.problem) for x in world.fed if isinstance(x, ev.StoreWatched)]
+    return [(x.is_busy, x.problem) for x in world.fed if isinstance(x, ev.StoreStatusChanged)]
 
 
 async def test_dead_store_makes_busy_above_the_limit_and_free_again_at_half_of_it(
@@ -268,7 +268,7 @@ async def test_dead_store_makes_full_above_twice_the_limit_until_it_is_free_agai
     world.add(*[taken("a", n) for n in range(6)])
     world.add(taken("a", 6))
     await world.work()
-    told = [(x.is_busy, x.is_full) for x in world.fed if isinstance(x, ev.StoreWatched)]
+    told = [(x.is_busy, x.is_full) for x in world.fed if isinstance(x, ev.StoreStatusChanged)]
     assert told == [(True, False), (True, True), (False, False)]
 
 

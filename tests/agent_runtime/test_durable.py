@@ -23,7 +23,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
 from snapline.agent_runtime.host.restore import restored
 from snapline.agent_runtime.host.turns import Turns
-from snapline.agent_runtime.outside import Outside
+from snapline.agent_runtime.outside import TurnEnvironment
 from snapline.agent_runtime.results import argument_digest, encode_error, encode_result, read_result
 from snapline.errors import FleetDefinitionError
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, SavedTurn
@@ -90,7 +90,7 @@ def answer(stand: SegmentEnd, place: int) -> JournalEntry:
     return JournalEntry(kind, name, digest, DONE, result, "z" if kind == "receive" else "")
 
 
-class Clock(Outside):
+class Clock(TurnEnvironment):
     def __init__(self) -> None:
         self.now = random.Random(5)
 
@@ -172,7 +172,7 @@ async def _wait_without_forgetting(self: Context, kind: str, name: str, digest: 
 )
 def test_another_entry_than_the_journals_is_named(words: list[str], text: str) -> None:
     begun = saved([JournalEntry("step", "s0", argument_digest("s0", (0,)), DONE, b"\x00")])
-    ctx = Context("a", 1, "z", Outside())
+    ctx = Context("a", 1, "z", TurnEnvironment())
     ctx.begin(journal=TurnJournal(SEED, begun))
     with pytest.raises(snapline.DivergenceError) as caught:
         play(ctx, words, []).send(None)
@@ -180,7 +180,7 @@ def test_another_entry_than_the_journals_is_named(words: list[str], text: str) -
 
 
 def test_other_arguments_are_another_entry() -> None:
-    ctx = Context("a", 1, "z", Outside())
+    ctx = Context("a", 1, "z", TurnEnvironment())
     ctx.begin(journal=TurnJournal(SEED, saved([JournalEntry("step", "s0", b"otherarg", DONE, b"\x00")])))
     with pytest.raises(snapline.DivergenceError, match=r"now the handler asks for step 's0' with other arguments, at "):
         play(ctx, ["step"], []).send(None)
@@ -243,7 +243,7 @@ class Buyer(snapline.Agent):
 class Seat:
     """Turns of one agent, and what was told of its steps."""
 
-    def __init__(self, outside: Outside | None = None) -> None:
+    def __init__(self, outside: TurnEnvironment | None = None) -> None:
         self.told: asyncio.Queue[StepEnded] = asyncio.Queue()
         fleet = snapline.Fleet("buyers", agents={"a": Buyer(Notes())})
         self.turns = Turns(fleet, lambda event: None, lambda text: None, outside, step_ended=self.told.put_nowait)
@@ -427,14 +427,14 @@ def test_a_reply_that_nobody_waits_for_is_dropped() -> None:
 
 
 async def test_a_plain_turn_cannot_wait() -> None:
-    ctx = Context("a", 1, "z", Outside())
+    ctx = Context("a", 1, "z", TurnEnvironment())
     for waits in (ctx.sleep(1), ctx.receive(Told), ctx.call("b", Quote(1), Told)):
         with pytest.raises(snapline.UsageError, match=r"waits, and a plain turn cannot: .*handler\(durable=True\)"):
             await waits
 
 
 async def test_a_plain_turns_steps_take_arguments_and_draws_are_its_own() -> None:
-    ctx = Context("a", 1, "z", Outside())
+    ctx = Context("a", 1, "z", TurnEnvironment())
     assert await ctx.step("add", pow, 2, 5) == 32
     with pytest.raises(ZeroDivisionError):
         await ctx.step("divide", divmod, 1, 0, retries=(0.0, 0.0))
@@ -466,7 +466,7 @@ def test_errors_are_kept_by_name() -> None:
 MINUTE = 60 * 10**9
 
 
-class Steady(Outside):
+class Steady(TurnEnvironment):
     def __init__(self, now: int) -> None:
         self.now = now
 

@@ -17,7 +17,7 @@ from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
 from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent
 from snapline.agent_runtime.host.standing_agents import standing_agents
-from snapline.agent_runtime.host.view_events import AgentView, AnswerView, ViewWanted
+from snapline.agent_runtime.host.view_events import AgentView, AnswerView, ViewRequested
 from snapline.messages import host_messages as msg
 from snapline.messages import payloads
 from snapline.messages.host_messages import StandingAgent
@@ -36,7 +36,7 @@ Patch = pytest.MonkeyPatch
 
 def pause(
     driver: Driver, waits: JournalEntry, *sends: tuple[str, bytes], timeout_ns: int | None = None
-) -> list[ev.Said]:
+) -> list[ev.HostOutput]:
     return driver.end("a", *sends, pause=Pause(SEED, waits, timeout_ns, []))
 
 
@@ -323,7 +323,7 @@ def test_a_restored_turn_that_has_what_it_waited_for_goes_on() -> None:
 
 
 def viewed(driver: Driver) -> AgentView:
-    (answer,) = [each for each in driver.feed(ViewWanted(1, "a", True)) if isinstance(each, AnswerView)]
+    (answer,) = [each for each in driver.feed(ViewRequested(1, "a", True)) if isinstance(each, AnswerView)]
     assert answer.view is not None
     return answer.view
 
@@ -349,7 +349,7 @@ def test_people_see_where_a_turn_stands() -> None:
 # -- inputs --------------------------------------------------------------------------------------------------------------
 
 
-def offer(driver: Driver, key: str, payload: bytes) -> list[ev.Said]:
+def offer(driver: Driver, key: str, payload: bytes) -> list[ev.HostOutput]:
     said = driver.feed(ev.InputsOffered(1, "web", 5, (ev.OfferedInput("a", key, payload),)))
     if any(isinstance(each, msg.OpenLog) for each in said):
         said = driver.feed(msg.LogOpened(driver.plan))
@@ -359,7 +359,7 @@ def offer(driver: Driver, key: str, payload: bytes) -> list[ev.Said]:
     return said
 
 
-def answers(said: list[ev.Said]) -> list[ev.AskAnswer]:
+def answers(said: list[ev.HostOutput]) -> list[ev.AskAnswer]:
     return [each.answer for each in said if isinstance(each, ev.AnswerAsk)]
 
 

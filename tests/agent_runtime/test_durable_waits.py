@@ -70,7 +70,7 @@ def test_what_is_waited_for_comes_though_the_channel_is_full() -> None:
     driver = waiting(CALL)
     driver.remote_sends("z", "a", *[OTHER] * CHANNEL_CREDIT)
     driver.flush()
-    assert driver.core.agents["a"].inlets["z"].credit_told > CHANNEL_CREDIT + 1, "else the reply could not leave"
+    assert driver.core.agents["a"].inlets["z"].credit_sent > CHANNEL_CREDIT + 1, "else the reply could not leave"
     driver.remote_sends("z", "a", reply())
     assert driver.turns["a"].found == done(CALL, TOLD, sender="z")
     assert len(driver.core.agents["a"].stash) == CHANNEL_CREDIT

@@ -26,8 +26,14 @@ from snapline.agent_runtime.undoing import UNDO as UNDO_MESSAGE
 from snapline.agent_runtime.undoing import read_undo
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
-from snapline.messages.dead_letters import GONE, RETRY
-from snapline.messages.effect_words import UNDO, EffectRetry, effect_request_payload, key_of, read_effect_request
+from snapline.messages.dead_letters import RETRY, TARGET_GONE
+from snapline.messages.effect_words import (
+    UNDO,
+    EffectRetry,
+    effect_request_payload,
+    parse_effect_key,
+    read_effect_request,
+)
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.packs.saved_effects import KnownEffect
 
@@ -36,7 +42,7 @@ BACK = intent(undo="m:undo", undo_arguments=[b"\x07"])
 
 
 def wish(verb: str, shown: str = "k") -> bytes:
-    return effect_request_payload(EffectRetry(verb, *key_of(shown)))
+    return effect_request_payload(EffectRetry(verb, *parse_effect_key(shown)))
 
 
 def paid(protocol: str = "chandy-lamport", asked: EffectIntent = BACK) -> Driver:
@@ -186,7 +192,7 @@ def test_a_retry_whose_letter_somebody_else_has_settled_finds_nothing() -> None:
     people.say(wish(RETRY), "v")
     people.append()
     driver.end("a")
-    assert told(driver, "v") == ("replied", GONE) and "a" not in driver.turns
+    assert told(driver, "v") == ("replied", TARGET_GONE) and "a" not in driver.turns
 
 
 SENTENCES = [
@@ -254,7 +260,7 @@ def test_a_wish_that_cannot_be_read_is_none() -> None:
     for payload in (b"", b"\x00wish", b"\x00wish\x93", effect_request_payload(EffectRetry("drop", "k", 1))):
         with pytest.raises(ProtocolError):
             read_effect_request(payload)
-    assert [key_of(x) for x in ("k", "k#2", "k/undo", "k#2/undo", "a#b")] == [
+    assert [parse_effect_key(x) for x in ("k", "k#2", "k/undo", "k#2/undo", "a#b")] == [
         ("k", 1), ("k", 2), ("k/undo", 1), ("k#2/undo", 1), ("a#b", 1),
     ]  # fmt: skip
 

@@ -30,15 +30,15 @@ from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.log_events import AppendBatch
 from snapline.agent_runtime.host.step_log import StepLog, is_mark, mark_of
-from snapline.agent_runtime.host.view_events import AnswerEffects, AnswerView, EffectsWanted, ViewWanted
+from snapline.agent_runtime.host.view_events import AnswerEffects, AnswerView, EffectsRequested, ViewRequested
 from snapline.agent_runtime.logged_steps import rolled
 from snapline.agent_runtime.results import encode_result
 from snapline.agent_runtime.undoing import UNDO, read_undo
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
-from snapline.messages.dead_letters import GONE
-from snapline.messages.effect_records import StandingEffect
-from snapline.messages.effect_words import EffectResolution, effect_word_payload, read_effect_word
+from snapline.messages.dead_letters import TARGET_GONE
+from snapline.messages.effect_records import UnfinishedEffect
+from snapline.messages.effect_words import EffectResolution, effect_resolution_payload, read_effect_resolution
 from snapline.storage.log.record import LoggedEntry, LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry
 
@@ -47,7 +47,7 @@ TOLD = encode_result("pay", "receipt 8")
 
 
 def said(number: int = 1, *, is_done: bool = True, key: str = "k", generation: int = 1) -> bytes:
-    return effect_word_payload(EffectResolution(key, generation, number, is_done, TOLD if is_done else b""))
+    return effect_resolution_payload(EffectResolution(key, generation, number, is_done, TOLD if is_done else b""))
 
 
 def saved(driver: Driver) -> AgentCheckpoint:
@@ -56,7 +56,7 @@ def saved(driver: Driver) -> AgentCheckpoint:
     return msgspec.structs.replace(checkpoint(driver), inputs=control.inputs)
 
 
-def begin(driver: Driver, *, epoch: int = 1, number: int | None = None) -> list[ev.Said]:
+def begin(driver: Driver, *, epoch: int = 1, number: int | None = None) -> list[ev.HostOutput]:
     """Its intent, or what people have said, is released, and its call begins: the log says so first."""
     said = release(driver, epoch=epoch, number=number)
     people = People(driver)
@@ -97,7 +97,7 @@ class People(Client):
 
     def say(self, payload: bytes, key: str = "w") -> int:
         self.count += 1
-        offered = ev.OfferedInput("a", key, payload, is_word=True)
+        offered = ev.OfferedInput("a", key, payload, is_operator_command=True)
         self.driver.feed(ev.InputsOffered(self.count, "op", WALL_NS, (offered,)))
         return self.count
 
@@ -164,7 +164,7 @@ def test_what_is_called_after_a_word_is_in_doubt_again_after_a_crash_and_the_wor
     People(later).append()
     assert found(later) == JournalEntry("effect", "pay", DIGEST, DONE, TOLD, "k#1")
     later.end("a")
-    assert told(later, "found in the log") == ("replied", GONE)
+    assert told(later, "found in the log") == ("replied", TARGET_GONE)
 
 
 @pytest.mark.parametrize("is_done", [True, False])
@@ -428,14 +428,14 @@ def test_what_stood_open_was_undone_and_done_anew_since_belongs_to_the_turn_that
 
 def test_who_asks_how_the_agent_stands_is_told_that_it_needs_people() -> None:
     driver = in_doubt()
-    driver.feed(ViewWanted(5, "a", is_settled=False))
+    driver.feed(ViewRequested(5, "a", is_settled=False))
     view = [each for each in driver.said if isinstance(each, AnswerView)][-1].view
     assert view is not None and view.durable is not None and view.durable.effect is not None
     assert (view.durable.effect.key, view.durable.effect_stands) == ("k", "needs people")
 
 
-def standing(driver: Driver) -> tuple[StandingEffect, ...]:
-    driver.feed(EffectsWanted(6))
+def standing(driver: Driver) -> tuple[UnfinishedEffect, ...]:
+    driver.feed(EffectsRequested(6))
     return driver.last(AnswerEffects).effects
 
 
@@ -447,7 +447,7 @@ def test_a_host_tells_how_effects_stand_that_have_not_ended() -> None:
     assert (told_of.agent, told_of.key, told_of.stands, told_of.asked_ns) == ("a", "k", "waiting", 5)
     assert told_of.intent is not None and told_of.intent.arguments == '["order"]'
     release(driver)
-    assert standing(driver) == (StandingEffect("a", "k", 1, "open"),)
+    assert standing(driver) == (UnfinishedEffect("a", "k", 1, "open"),)
     (again,) = standing(in_doubt())
     assert again.stands == "needs people"
     later = begun(here=("a",))
@@ -465,8 +465,8 @@ def test_a_host_tells_how_effects_stand_that_have_not_ended() -> None:
 def test_a_word_that_cannot_be_read_is_none() -> None:
     for payload in (b"", b"\x00effect", b"\x00effect\x93", b"\x00retry"):
         with pytest.raises(ProtocolError):
-            read_effect_word(payload)
-    assert read_effect_word(said()) == EffectResolution("k", 1, 1, True, TOLD)
+            read_effect_resolution(payload)
+    assert read_effect_resolution(said()) == EffectResolution("k", 1, 1, True, TOLD)
 
 
 # ---- mutants -----------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def intent(key: str = "k", **options: object) -> EffectIntent:
     return EffectIntent(key, '["order"]', 5, **options)  # type: ignore[arg-type]
 
 
-def ask(driver: Driver, asked: EffectIntent, name: str = "pay", digest: bytes = DIGEST) -> list[ev.Said]:
+def ask(driver: Driver, asked: EffectIntent, name: str = "pay", digest: bytes = DIGEST) -> list[ev.HostOutput]:
     """The running segment of `a` ends at an effect."""
     return driver.end("a", pause=Pause(SEED, JournalEntry("effect", name, digest), None, [], False, asked))
 
@@ -44,7 +44,7 @@ def begun(**options: object) -> Driver:
     return driver
 
 
-def release(driver: Driver, *, epoch: int = 1, number: int | None = None) -> list[ev.Said]:
+def release(driver: Driver, *, epoch: int = 1, number: int | None = None) -> list[ev.HostOutput]:
     """An epoch that holds all that `a` has emitted, or up to this number, is released."""
     outputs = driver.core.agents["a"].outputs
     assert outputs is not None
@@ -52,11 +52,11 @@ def release(driver: Driver, *, epoch: int = 1, number: int | None = None) -> lis
     return driver.feed(msg.EndEpoch(epoch, True, emitters=("a",), outputs=(number,)))
 
 
-def runs(said: Sequence[ev.Said]) -> list[de.RunEffect]:
+def runs(said: Sequence[ev.HostOutput]) -> list[de.RunEffect]:
     return [each for each in said if isinstance(each, de.RunEffect)]
 
 
-def end(driver: Driver, outcome: str = DONE, result: bytes = PAID, place: int = 0) -> list[ev.Said]:
+def end(driver: Driver, outcome: str = DONE, result: bytes = PAID, place: int = 0) -> list[ev.HostOutput]:
     """The call has ended."""
     return driver.feed(de.StepEnded("a", 1, place, outcome, result, 9))
 
@@ -314,7 +314,7 @@ def test_a_clock_that_jumps_makes_no_effect_old() -> None:
 # ---- turns that fail -------------------------------------------------------------------------------------------------
 
 
-def failing(driver: Driver) -> list[ev.Said]:
+def failing(driver: Driver) -> list[ev.HostOutput]:
     return driver.fail("a", is_final=True)
 
 

@@ -35,7 +35,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     yield driver
 
 
-def refuse(driver: Driver, agent: str) -> list[ev.Said]:
+def refuse(driver: Driver, agent: str) -> list[ev.HostOutput]:
     """The image that was asked for last cannot be taken."""
     (*_, asked) = [x for x in driver.said if isinstance(x, ev.TakeCheckpoint) and x.agent == agent]
     return driver.feed(ev.CheckpointFailed(agent, asked.control.incarnation, REFUSED), after_ns=0)
@@ -49,7 +49,7 @@ def force(driver: Driver, agent: str = "a") -> None:
     assert agent in driver.turns
 
 
-def frozen(commands: list[ev.Said]) -> list[ev.ReportFrozen]:
+def frozen(commands: list[ev.HostOutput]) -> list[ev.ReportFrozen]:
     return [x for x in commands if isinstance(x, ev.ReportFrozen)]
 
 

@@ -9,7 +9,7 @@ import pytest
 import snapline
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import StepWork
-from snapline.agent_runtime.outside import Outside, run_step
+from snapline.agent_runtime.outside import TurnEnvironment, run_step
 from snapline.errors import StepCancelledError, UsageError
 
 LONG_S = 60.0
@@ -17,7 +17,7 @@ LONG_S = 60.0
 
 
 async def step(function: Any, **work: Any) -> Any:
-    return await run_step(Outside(), "look", StepWork(function, **work))
+    return await run_step(TurnEnvironment(), "look", StepWork(function, **work))
 
 
 async def test_the_next_attempt_hears_what_was_told_last() -> None:
@@ -75,7 +75,7 @@ async def test_a_step_that_is_heard_of_goes_on_for_any_time() -> None:
         assert await step(work, heartbeat_s=0.001) == 20
 
 
-class Impatient(Outside):
+class Impatient(TurnEnvironment):
     """Gives a step up as soon as its thread runs."""
 
     def __init__(self, began: threading.Event) -> None:
@@ -143,6 +143,6 @@ async def test_outside_a_step_it_does_nothing() -> None:
 
 @pytest.mark.parametrize("seconds", [0, -1.0, 1e12])
 async def test_what_is_no_time_is_refused(seconds: float) -> None:
-    ctx = Context("a", 1, "", Outside())
+    ctx = Context("a", 1, "", TurnEnvironment())
     with pytest.raises(UsageError, match="heartbeat_s of step 'look' is"):
         await ctx.step("look", print, heartbeat_s=seconds)

@@ -24,7 +24,7 @@ def spawn(driver: Driver, *sends: tuple[str, bytes], agent: str = "c", **outcome
 
 def reserve(
     driver: Driver, request: int, *, recorded: int = 0, open_epochs: tuple[int, ...] = (), refused: str = ""
-) -> list[ev.Said]:
+) -> list[ev.HostOutput]:
     return driver.feed(msg.AgentsReserved(request, recorded, open_epochs, driver.plan, refused))
 
 

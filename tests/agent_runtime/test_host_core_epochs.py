@@ -18,7 +18,7 @@ from snapline.storage.packs.checkpoint import InTransitMessage
 Drive = Callable[..., Driver]
 
 
-def begin(driver: Driver, epoch: int) -> list[ev.Said]:
+def begin(driver: Driver, epoch: int) -> list[ev.HostOutput]:
     return driver.feed(msg.BeginEpoch(epoch, driver.plan))
 
 
@@ -53,7 +53,7 @@ def test_idle_agents_record_at_once_and_the_part_closes_with_the_last_marker(dri
     assert set(stored(driver, 1).records) == {"a", "b"} and stored(driver, 1).plan == 1
 
 
-def captured(said: list[ev.Said]) -> list[str]:
+def captured(said: list[ev.HostOutput]) -> list[str]:
     return [command.agent for command in said if isinstance(command, ev.CaptureState)]
 
 

@@ -134,7 +134,7 @@ def test_a_failing_start_is_tried_again_and_given_up(drive: Drive) -> None:
 # ---- on_error = "recover" -------------------------------------------------------------------------------------------
 
 
-def crash(driver: Driver, agent: str = "a", retries: int = 2) -> list[ev.Said]:
+def crash(driver: Driver, agent: str = "a", retries: int = 2) -> list[ev.HostOutput]:
     return driver.fail(agent, "boom", on_error="recover", retries=retries)
 
 

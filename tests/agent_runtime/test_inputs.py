@@ -89,7 +89,7 @@ def test_nothing_is_written_before_the_coordinator_knows_of_the_log(driver: Driv
     assert driver.all_of(msg.OpenLog) == [msg.OpenLog(1)] and client.batches == []
     driver.feed(msg.Welcome(1, "c"))
     assert driver.all_of(msg.OpenLog) == [msg.OpenLog(1)] * 2, "it may not have heard"
-    driver.feed(ev.TimerFired(), after_ns=host_log.ASK_AGAIN_NS)
+    driver.feed(ev.TimerFired(), after_ns=host_log.REQUEST_RETRY_NS)
     assert driver.all_of(msg.OpenLog) == [msg.OpenLog(1)] * 3, "or not have got round to it"
     client.open()
     assert client.batches == [(1, ["k1", "k2"])]
@@ -100,7 +100,7 @@ def test_nothing_is_written_before_the_coordinator_knows_of_the_log(driver: Driv
 def test_plain_log_tells_nothing_but_that_it_is_wanted(driver: Driver, client: Client) -> None:
     client.offer(("a", "k1", b"\x011"))
     client.append()
-    driver.feed(ev.TimerFired(), after_ns=10 * host_log.TELL_NS)
+    driver.feed(ev.TimerFired(), after_ns=10 * host_log.REPORT_INTERVAL_NS)
     assert driver.all_of(msg.OpenLog) == [msg.OpenLog(1)]
     assert driver.last(le.AppendBatch).certificate == b""
 
@@ -139,38 +139,38 @@ class TestLogOfAStoreWithKeys:
             client.append()
             client.offer(("b", f"k{number}", b"\x011"))
         assert self.told(driver) == [0] and driver.last(le.AppendBatch).number == 4
-        driver.feed(ev.TimerFired(), after_ns=host_log.TELL_NS)
+        driver.feed(ev.TimerFired(), after_ns=host_log.REPORT_INTERVAL_NS)
         assert self.told(driver) == [0, 3], "batch 4 is not durable yet"
 
     def test_first_batch_after_a_silence_is_told_at_once(self, driver: Driver, client: Client) -> None:
-        driver.feed(ev.TimerFired(), after_ns=host_log.TELL_NS)
+        driver.feed(ev.TimerFired(), after_ns=host_log.REPORT_INTERVAL_NS)
         client.append()
         assert self.told(driver) == [0, 1]
 
     def test_it_is_told_until_the_coordinator_knows(self, driver: Driver, client: Client) -> None:
         client.append()
-        driver.feed(ev.TimerFired(), after_ns=host_log.TELL_NS)
-        driver.feed(ev.TimerFired(), after_ns=host_log.ASK_AGAIN_NS)
+        driver.feed(ev.TimerFired(), after_ns=host_log.REPORT_INTERVAL_NS)
+        driver.feed(ev.TimerFired(), after_ns=host_log.REQUEST_RETRY_NS)
         assert self.told(driver) == [0, 1, 1]
         driver.feed(msg.Welcome(1, "c"))
         assert self.told(driver) == [0, 1, 1, 1], "another leader"
         driver.feed(msg.LogOpened(2, b"certificate", 1))
-        driver.feed(ev.TimerFired(), after_ns=10 * host_log.TELL_NS)
+        driver.feed(ev.TimerFired(), after_ns=10 * host_log.REPORT_INTERVAL_NS)
         assert len(self.told(driver)) == 4, "nothing is new"
 
     def test_what_became_durable_meanwhile_is_told_next(self, driver: Driver, client: Client) -> None:
         client.append()
-        driver.feed(ev.TimerFired(), after_ns=host_log.TELL_NS)
+        driver.feed(ev.TimerFired(), after_ns=host_log.REPORT_INTERVAL_NS)
         client.offer(("b", "k2", b"\x011"))
         client.append()
         driver.feed(msg.LogOpened(2, b"certificate", 1))
-        driver.feed(ev.TimerFired(), after_ns=host_log.TELL_NS)
+        driver.feed(ev.TimerFired(), after_ns=host_log.REPORT_INTERVAL_NS)
         assert self.told(driver) == [0, 1, 2]
 
     def test_another_plan_has_another_log(self, driver: Driver, client: Client) -> None:
         client.append()
         driver.receive_plan(3)
-        driver.feed(ev.TimerFired(), after_ns=host_log.TELL_NS)
+        driver.feed(ev.TimerFired(), after_ns=host_log.REPORT_INTERVAL_NS)
         assert self.told(driver) == [0]
 
 
@@ -286,7 +286,7 @@ def test_agent_that_no_complete_epoch_holds_is_not_spoken_to_yet(driver: Driver,
 
 def test_store_that_hangs_admits_no_more(driver: Driver, client: Client) -> None:
     first = client.offer(("a", "k1", b"\x011"))
-    driver.feed(le.LogWatched(driver.last(le.AppendBatch).log, "the disk is full"))
+    driver.feed(le.LogStatusChanged(driver.last(le.AppendBatch).log, "the disk is full"))
     again, other = client.offer(("a", "k1", b"\x011")), client.offer(("a", "k2", b"\x012"))
     assert client.reason(other) == "the host log cannot be written: the disk is full" and again not in client.answers
     client.append()
@@ -299,7 +299,7 @@ def test_batch_of_an_earlier_plan_that_hangs_does_not_close_this_one(driver: Dri
     """Nothing would open it again: no batch of this plan is on its way."""
     earlier = driver.last(le.AppendBatch).log
     log = LogName(earlier.plan - 1, earlier.host, earlier.start)
-    driver.feed(le.LogWatched(log, "the store has not answered"))
+    driver.feed(le.LogStatusChanged(log, "the store has not answered"))
     request = client.offer(("a", "k1", b"\x011"))
     client.append()
     assert client.answers[request] == [("accepted", 1)]

@@ -14,7 +14,14 @@ from snapline.agent_runtime.host.dead_letters import identity_of
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
-from snapline.messages.dead_letters import DROP, GONE, RETRY, DeadLetterCommand, read_word, word_payload
+from snapline.messages.dead_letters import (
+    DROP,
+    RETRY,
+    TARGET_GONE,
+    DeadLetterCommand,
+    dead_letter_command_payload,
+    read_dead_letter_command,
+)
 from snapline.protocols.names import PROTOCOLS
 from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.checkpoint import (
@@ -32,7 +39,7 @@ LETTERS = [DeadLetterRecord("z", b"\x01" + bytes([65 + n]), "no", 3, 0) for n in
 
 
 def word(verb: str, number: int, letter: DeadLetterRecord | None = None) -> bytes:
-    return word_payload(DeadLetterCommand(verb, number, identity_of(letter or LETTERS[number - 4])))
+    return dead_letter_command_payload(DeadLetterCommand(verb, number, identity_of(letter or LETTERS[number - 4])))
 
 
 def with_dead_letters(**fields: object) -> AgentCheckpoint:
@@ -52,7 +59,7 @@ class Operator(Client):
 
     def say(self, key: str, payload: bytes, agent: str = "a") -> int:
         self.count += 1
-        offered = ev.OfferedInput(agent, key, payload, is_word=True)
+        offered = ev.OfferedInput(agent, key, payload, is_operator_command=True)
         self.driver.feed(ev.InputsOffered(self.count, "op", WALL_NS, (offered,)))
         return self.count
 
@@ -215,7 +222,7 @@ def test_a_letter_that_a_recovery_has_made_another_one_is_left_alone(driver: Dri
     other = DeadLetterRecord("z", b"\x01X", "no", 1, 0)
     restart(driver, with_dead_letters(dead_letters=[*LETTERS[:2], other]), logged)
     assert "a" not in driver.turns and numbers(driver) == [4, 5, 6]
-    assert told(driver, "k") == ("replied", GONE)
+    assert told(driver, "k") == ("replied", TARGET_GONE)
 
 
 def test_two_words_about_one_letter_are_one_turn(driver: Driver, operator: Operator) -> None:
@@ -225,7 +232,7 @@ def test_two_words_about_one_letter_are_one_turn(driver: Driver, operator: Opera
     operator.append()
     driver.end("a")
     assert "a" not in driver.turns
-    assert told(driver, "k2") == ("replied", GONE)
+    assert told(driver, "k2") == ("replied", TARGET_GONE)
 
 
 def test_the_same_key_again_is_the_same_word(driver: Driver, operator: Operator) -> None:
@@ -303,7 +310,7 @@ def test_until_a_letter_is_taken_out_files_are_as_before(driver: Driver, operato
 @pytest.mark.parametrize("data", [b"", b"\x00", b"\x01retry", b"\x00\x93\xa3eat\x01\xc4\x00", b"\x00\xff"])
 def test_what_is_no_word_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError, match="word"):
-        read_word(data)
+        read_dead_letter_command(data)
 
 
 @pytest.fixture
@@ -413,7 +420,7 @@ def test_a_word_that_a_durable_turn_puts_off_takes_effect_after_it(
     assert [told(driver, key) for key in ("k1", "k2", "k3")] == [
         ("replied", b""),
         ("replied", b""),
-        ("replied", GONE),
+        ("replied", TARGET_GONE),
     ]
 
 

@@ -16,7 +16,7 @@ from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import durable_turns, local_agent
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.durable_turns import DurableTurns
-from snapline.agent_runtime.host.local_agent import DurableTurn, EmptySearch, LocalAgent
+from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent, UnmatchedEntries
 from snapline.channels import channel
 from snapline.channels import link_events as lk
 from snapline.storage.packs.checkpoint import JournalEntry
@@ -48,10 +48,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def plainly() -> Iterator[None]:
     """Everything is looked at each time, and full channels are looked for each time."""
-    find, put_off = DurableTurns._find, DurableTurns._put_off
+    find, put_off = DurableTurns._find, DurableTurns._make_room
 
     def find_again(self: DurableTurns, agent: LocalAgent, turn: DurableTurn, waits: JournalEntry) -> bool:
-        turn.look = EmptySearch()
+        turn.look = UnmatchedEntries()
         return find(self, agent, turn, waits)
 
     def put_off_again(self: DurableTurns, agent: LocalAgent, turn: DurableTurn) -> bool:
@@ -60,7 +60,7 @@ def plainly() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DurableTurns, "_find", find_again)
-        patch.setattr(DurableTurns, "_put_off", put_off_again)
+        patch.setattr(DurableTurns, "_make_room", put_off_again)
         yield
 
 
@@ -71,7 +71,7 @@ class Script:
         self.driver = Driver(here=("a", "b"), there=("z", "y"))
         self.sent = {"z": 0, "y": 0}
 
-    def play(self, ops: list[Op]) -> list[ev.Said]:
+    def play(self, ops: list[Op]) -> list[ev.HostOutput]:
         for what, number, other in ops:
             getattr(self, "_" + what)(number, other)
         return self.driver.said

@@ -194,7 +194,7 @@ class Traced:
         for command in self.driver.feed(event):
             self._carry(command)
 
-    def _carry(self, command: ev.Said) -> None:
+    def _carry(self, command: ev.HostOutput) -> None:
         if isinstance(command, ev.Trace):
             self.tracing.carry(command)
 
@@ -283,6 +283,6 @@ MAY = {"viewer": True, "operator": True, "admin": True, "host": False, "coordina
 def test_who_may_look_may_see_what_happens_and_nobody_else(rpc: str) -> None:
     """What the screen asks: who is there, and each host what it has traced. It changes nothing that outlives a few seconds, and is no act."""
     door = RPC_RULES[rpc]
-    assert {role for role, may in MAY.items() if may} <= set(door.roles) and not door.acts
+    assert {role for role, may in MAY.items() if may} <= set(door.roles) and not door.changes_state
     if rpc.endswith("Show"):
         assert set(door.roles) == {role for role, may in MAY.items() if may}

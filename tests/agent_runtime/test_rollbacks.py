@@ -20,7 +20,7 @@ WISH = RollbackRequest("last", "astray", "f (a.py:1)")
 SAID = msg.WantRollback("a", 1, "last", "astray", "f (a.py:1)")
 
 
-def ask(driver: Driver) -> list[ev.Said]:
+def ask(driver: Driver) -> list[ev.HostOutput]:
     return driver.fail("a", "asked", rollback=WISH)
 
 

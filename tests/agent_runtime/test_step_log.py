@@ -37,7 +37,9 @@ NOW = JournalEntry("now", "", b"", DONE, bytes(8))
 Patch = pytest.MonkeyPatch
 
 
-def stand(driver: Driver, waits: JournalEntry = STEP, *entries: JournalEntry, is_logged: bool = True) -> list[ev.Said]:
+def stand(
+    driver: Driver, waits: JournalEntry = STEP, *entries: JournalEntry, is_logged: bool = True
+) -> list[ev.HostOutput]:
     """The turn of `a` has asked for this, after it had these at once."""
     return driver.end("a", pause=Pause(SEED, waits, None, list(entries), is_logged))
 

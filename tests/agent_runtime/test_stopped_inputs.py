@@ -9,7 +9,7 @@ from snapline.agent_runtime.durable import call_payload, refusal_of
 from snapline.agent_runtime.host import dead_letter_events as lt
 from snapline.agent_runtime.host.dead_letters import identity_of
 from snapline.messages import host_messages as msg
-from snapline.messages.dead_letters import DROP, RETRY, DeadLetterCommand, word_payload
+from snapline.messages.dead_letters import DROP, RETRY, DeadLetterCommand, dead_letter_command_payload
 from snapline.protocols.names import PROTOCOLS
 from snapline.storage.packs.checkpoint import AgentCheckpoint, KnownKey, SavedInputs, StashedMessage
 
@@ -132,7 +132,9 @@ def test_message_of_another_agent_keeps_none_that_has_stopped(driver: Driver) ->
 
 def word_about(driver: Driver, verb: str) -> bytes:
     agent = driver.core.agents["a"]
-    return word_payload(DeadLetterCommand(verb, agent.dead_letter_numbers[0], identity_of(agent.dead_letters[0])))
+    return dead_letter_command_payload(
+        DeadLetterCommand(verb, agent.dead_letter_numbers[0], identity_of(agent.dead_letters[0]))
+    )
 
 
 def test_agent_that_has_stopped_leaves_when_its_letters_are_dropped(driver: Driver, client: Operator) -> None:

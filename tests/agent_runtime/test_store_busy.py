@@ -23,7 +23,7 @@ from snapline.messages import host_messages as msg
 from snapline.protocols.names import UNCOORDINATED
 from snapline.protocols.policy import Every, EveryMessages, Policy
 
-BUSY, FREE = ev.StoreWatched(True, "the disk is full"), ev.StoreWatched(False, "")
+BUSY, FREE = ev.StoreStatusChanged(True, "the disk is full"), ev.StoreStatusChanged(False, "")
 
 EACH = EveryMessages(1)
 
@@ -42,7 +42,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     yield driver
 
 
-def taken(commands: list[ev.Said]) -> list[tuple[str, str]]:
+def taken(commands: list[ev.HostOutput]) -> list[tuple[str, str]]:
     return [(x.agent, x.basis) for x in commands if isinstance(x, ev.TakeCheckpoint)]
 
 
@@ -70,7 +70,7 @@ def test_basic_checkpoints_are_put_off_and_taken_once_when_the_store_has_caught_
 
 def test_problem_alone_puts_nothing_off(make: Make) -> None:
     driver = make()
-    driver.feed(ev.StoreWatched(False, "the disk is full"))
+    driver.feed(ev.StoreStatusChanged(False, "the disk is full"))
     assert turn(driver) == [("a", "basic")] and driver.core.shared.counts.put_off == 0
 
 
@@ -141,7 +141,7 @@ def with_slow_store(monkeypatch: pytest.MonkeyPatch) -> list[Host]:
     carry, write = Host._carry, LoggedFleet.write
     told: list[Host] = []
 
-    def full(self: Host, command: ev.Said) -> None:
+    def full(self: Host, command: ev.HostOutput) -> None:
         carry(self, command)
         if len(self.writing) > LIMIT and not logged(self.core).holds.backlog.is_busy:
             told.append(self)
@@ -186,7 +186,7 @@ def test_mutant_that_puts_forced_ones_off_is_found(monkeypatch: pytest.MonkeyPat
 
 # ---- no room for more -------------------------------------------------------------------------------------------------
 
-FULL = ev.StoreWatched(True, "the disk is full", True)
+FULL = ev.StoreStatusChanged(True, "the disk is full", True)
 LOGS_MAX = 1000
 
 
@@ -197,7 +197,7 @@ def few_logs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logged_mode, "LOGS_BYTES_MAX", LOGS_MAX)
 
 
-def starts(commands: list[ev.Said]) -> list[str]:
+def starts(commands: list[ev.HostOutput]) -> list[str]:
     return [x.agent for x in commands if isinstance(x, ev.StartTurn)]
 
 

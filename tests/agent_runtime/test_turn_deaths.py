@@ -12,7 +12,7 @@ from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.creation import creation_payload
-from snapline.agent_runtime.host.turn_deaths import END_BYTES, HEAD_BYTES, Sample, digest_of_turn
+from snapline.agent_runtime.host.turn_deaths import END_BYTES, HEAD_BYTES, MessageSample, digest_of_turn
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.traceparents import Traceparent, with_tail
 from snapline.messages import host_messages as msg
@@ -24,7 +24,7 @@ SENTENCE = "3 processes died while agent a handled Go from z"
 
 
 def death(payload: bytes = GO, times: int = 3, *, what: str = "message", sender: str = "z") -> TurnDeath:
-    digest = digest_of_turn(what, sender, Sample(payload))
+    digest = digest_of_turn(what, sender, MessageSample(payload))
     return TurnDeath("a", what, sender, "Go", digest, limit=2, times=times)
 
 
@@ -125,15 +125,17 @@ def test_a_message_is_known_again_with_another_trace_or_none(size: int) -> None:
     payload = b"\x02Go" + bytes(size) + b"x"
     other = with_tail(payload, Traceparent(1, 2).tail())
     assert other != payload
-    assert digest_of_turn("message", "z", Sample(payload)) == digest_of_turn("stashed", "z", Sample(other))
+    assert digest_of_turn("message", "z", MessageSample(payload)) == digest_of_turn(
+        "stashed", "z", MessageSample(other)
+    )
 
 
 @pytest.mark.parametrize("at", [3, HEAD_BYTES + 1, -1])
 def test_what_differs_is_another_message(at: int) -> None:
     payload = bytearray(b"\x02Go" + bytes(HEAD_BYTES + 100))
-    before = digest_of_turn("message", "z", Sample(bytes(payload)))
+    before = digest_of_turn("message", "z", MessageSample(bytes(payload)))
     payload[at] = 1
-    assert digest_of_turn("message", "z", Sample(bytes(payload))) != before
+    assert digest_of_turn("message", "z", MessageSample(bytes(payload))) != before
 
 
 # -- what runs turns ---------------------------------------------------------------------------------------------------

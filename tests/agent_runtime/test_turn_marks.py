@@ -12,7 +12,7 @@ import pytest
 
 import snapline
 from snapline.agent_runtime.agent import agent_type
-from snapline.agent_runtime.host.turn_deaths import Sample, digest_of_turn
+from snapline.agent_runtime.host.turn_deaths import MessageSample, digest_of_turn
 from snapline.agent_runtime.host.turn_marks import (
     SLOT_BYTES,
     SLOTS,
@@ -24,7 +24,7 @@ from snapline.agent_runtime.host.turn_marks import (
     mark_of,
     read_marks,
 )
-from snapline.agent_runtime.outside import Outside
+from snapline.agent_runtime.outside import TurnEnvironment
 
 GO = b"\x02Go\x01"
 
@@ -75,7 +75,7 @@ def left_by(path: Path, body: str, payload: bytes = GO) -> list[tuple[str, str, 
     assert instance == ("run-1" if died_in else "")
     for death in died_in:
         expected = (payload, "message", "z", 2) if death.agent == "a" else (b"\x04Tick", "timer", "b", 1)
-        assert death.digest == digest_of_turn(*expected[1:3], Sample(expected[0]))
+        assert death.digest == digest_of_turn(*expected[1:3], MessageSample(expected[0]))
         assert death.limit == expected[3]
     return [(death.agent, death.sender, death.type, death.is_beside) for death in died_in]
 
@@ -203,7 +203,7 @@ async def test_a_suspect_that_runs_in_a_thread_waits_for_nobody() -> None:
     mark = mark_of("a", "message", "z", GO, 2)
     marks.enter(mark)
     async with asyncio.timeout(30):
-        await Outside().in_thread(lambda: marks.in_thread(mark, int))
+        await TurnEnvironment().in_thread(lambda: marks.in_thread(mark, int))
 
 
 def test_more_threads_than_slots_run_unmarked() -> None:

@@ -9,7 +9,7 @@ from tests.agent_runtime import test_turns as rules
 from snapline.agent_runtime import context, fleet
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.host import turns
-from snapline.agent_runtime.outside import Outside
+from snapline.agent_runtime.outside import TurnEnvironment
 from snapline.agent_runtime.rare_requests import RareRequests
 from snapline.storage.capture.image import Authors
 
@@ -56,11 +56,11 @@ def named() -> None:
 
 
 def spawned_once() -> None:
-    rules.test_an_id_is_spawned_once_in_a_turn(Context("a", 1, "b", Outside()))
+    rules.test_an_id_is_spawned_once_in_a_turn(Context("a", 1, "b", TurnEnvironment()))
 
 
 def spawned_well() -> None:
-    rules.test_a_spawn_is_checked_at_once(Context("a", 1, "b", Outside()))
+    rules.test_a_spawn_is_checked_at_once(Context("a", 1, "b", TurnEnvironment()))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
-from snapline.agent_runtime.host.turn_spans import TracedEnvironment, TurnPlace, TurnSpans
+from snapline.agent_runtime.host.turn_spans import TracedTurnEnvironment, TurnPlace, TurnSpans
 from snapline.agent_runtime.host.turns import Turns
 from snapline.agent_runtime.traceparents import Traceparent, read_tail, tail_of, with_tail, without_tail
 from snapline.messages.payloads import read_creation, split_message
@@ -85,7 +85,7 @@ class Seat:
         self.reported: list[ev.TurnEnded | ev.TurnFailed] = []
         self.steps: list[StepEnded] = []
         fleet = snapline.Fleet("workers", agents={"a": Worker(Seen())})
-        self.turns = Turns(fleet, self._report, print, TracedEnvironment(self.export), step_ended=self.steps.append)
+        self.turns = Turns(fleet, self._report, print, TracedTurnEnvironment(self.export), step_ended=self.steps.append)
         self.turns.add("a", Worker(Seen()))
         self.place = TurnPlace(3, False)
         self.spans = TurnSpans(self.export, self.turns.run, self.turns.type_of, lambda turn: self.place)

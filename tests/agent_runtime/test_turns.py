@@ -17,7 +17,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.epoch_files import check_image
 from snapline.agent_runtime.host.turns import CHECKED_BYTES_MAX, TRACEBACK_CHARACTERS_MAX, Turns
-from snapline.agent_runtime.outside import Outside
+from snapline.agent_runtime.outside import TurnEnvironment
 from snapline.errors import EncodingError, UsageError
 
 
@@ -132,7 +132,7 @@ class Runner:
         self.reports: list[ev.Event] = []
         self.warnings: list[str] = []
         fleet = snapline.Fleet("turns", agents={"a": Adder(Sum())})
-        self.turns = Turns(fleet, self.reports.append, self.warnings.append, Outside())
+        self.turns = Turns(fleet, self.reports.append, self.warnings.append, TurnEnvironment())
         self.turns.add("a", made or Adder(Sum()))
 
     def run(self, message: object = None, what: str = "message", agent: str = "a", payload: bytes = b"") -> Any:
@@ -412,7 +412,7 @@ def test_a_context_is_good_for_its_own_turn_only(runner: Runner, fails: bool) ->
 
 @pytest.fixture
 def ctx() -> Context:
-    return Context("a", 1, "b", Outside())
+    return Context("a", 1, "b", TurnEnvironment())
 
 
 def test_a_context_collects_what_the_turn_does(ctx: Context) -> None:

@@ -15,7 +15,7 @@ from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import DONE
 from snapline.agent_runtime.encoding import encode_message, message_decoder
 from snapline.agent_runtime.host.input_checks import message_of_json
-from snapline.agent_runtime.outside import Outside
+from snapline.agent_runtime.outside import TurnEnvironment
 from snapline.agent_runtime.results import encode_result, read_result
 from snapline.agent_runtime.undoing import reference_of
 from snapline.errors import EncodingError
@@ -75,12 +75,12 @@ def test_messages_that_would_come_back_as_others_are_refused(
     give: Callable[[Context, Order], None], message: Order, says: str
 ) -> None:
     with pytest.raises(EncodingError, match=says):
-        give(Context("a", 1, "@client", Outside()), message)
+        give(Context("a", 1, "@client", TurnEnvironment()), message)
 
 
 def test_a_spawned_state_with_a_subclass_is_refused() -> None:
     with pytest.raises(snapline.SnaplineError, match=r"state\.parts\[0\] is declared as Part and holds a SubPart"):
-        Context("a", 1, "b", Outside()).spawn("c", Desk(Parts([SubPart("a", 1)])))
+        Context("a", 1, "b", TurnEnvironment()).spawn("c", Desk(Parts([SubPart("a", 1)])))
 
 
 def undeclared():  # type: ignore[no-untyped-def]  # that is the point

@@ -5,7 +5,13 @@ from tests.agent_runtime.driving import SECOND, Driver
 from tests.agent_runtime.test_inputs import Client
 
 from snapline.agent_runtime.host import views
-from snapline.agent_runtime.host.view_events import AgentView, AnswerView, AnswerWaiting, ViewWanted, WaitingWanted
+from snapline.agent_runtime.host.view_events import (
+    AgentView,
+    AnswerView,
+    AnswerWaiting,
+    ViewRequested,
+    WaitingAgentsRequested,
+)
 from snapline.messages import host_messages as msg
 
 
@@ -15,7 +21,7 @@ def driver() -> Driver:
 
 
 def want(driver: Driver, request: int, agent: str = "a", *, is_settled: bool = True) -> None:
-    driver.feed(ViewWanted(request, agent, is_settled))
+    driver.feed(ViewRequested(request, agent, is_settled))
 
 
 def answers(driver: Driver) -> dict[int, AnswerView]:
@@ -119,10 +125,10 @@ def test_of_all_agents_those_are_told_with_which_something_waits(
     client.offer(("b", "k1", b"\x011"), ("b", "k2", b"\x012"))
     client.open()
     client.append()
-    driver.feed(WaitingWanted(4))
+    driver.feed(WaitingAgentsRequested(4))
     told = driver.last(AnswerWaiting)
     assert [(each.agent, each.inputs, each.dead_letter_count) for each in told.agents] == [("b", 2, 0), ("a", 0, 1)]
     monkeypatch.setattr(views, "WAITING_SHOWN", 1)
-    driver.feed(WaitingWanted(5))
+    driver.feed(WaitingAgentsRequested(5))
     told = driver.last(AnswerWaiting)
     assert (len(told.agents), told.more) == (1, 1)

@@ -157,7 +157,7 @@ class Host:
     def accepted(self, peer: str, hello: LinkHello) -> Refused | None:
         return self.core.judge(hello)
 
-    def knocked(self, hello: LinkHello) -> None:
+    def dial_requested(self, hello: LinkHello) -> None:
         self.knocks.append(hello.host)
 
     def opened(self, peer: str, attempt: int) -> bool:

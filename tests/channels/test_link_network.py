@@ -12,7 +12,7 @@ from snapline.channels.incoming import IncomingOrder
 from snapline.channels.link import LinkCore
 from snapline.channels.link_events import Command
 from snapline.channels.order import OutgoingOrder
-from snapline.channels.words import UnreportedPhrases
+from snapline.channels.words import UnsentControlState
 from snapline.errors import ProtocolError
 
 STORM = Faults(cut=0.02, lose=0.02, double=0.05)
@@ -134,14 +134,14 @@ def _resends_all_unacked_as_new(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forgets_lost_credit(patch: pytest.MonkeyPatch) -> None:
-    forget = UnreportedPhrases.forget_stream
+    forget = UnsentControlState.forget_stream
 
-    def mutant(self: UnreportedPhrases) -> None:
-        untold = self.untold
+    def mutant(self: UnsentControlState) -> None:
+        unsent_credits = self.unsent_credits
         forget(self)
-        self.untold = untold
+        self.unsent_credits = unsent_credits
 
-    patch.setattr(UnreportedPhrases, "forget_stream", mutant)
+    patch.setattr(UnsentControlState, "forget_stream", mutant)
 
 
 def _markers_overtake(patch: pytest.MonkeyPatch) -> None:
@@ -167,15 +167,15 @@ def _parts_keep_the_window(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_word_of_its_own(patch: pytest.MonkeyPatch) -> None:
-    note = UnreportedPhrases.note
+    note = UnsentControlState.note
 
-    def mutant(self: UnreportedPhrases, now_ns: int) -> None:
+    def mutant(self: UnsentControlState, now_ns: int) -> None:
         note(self, now_ns)
         self.due_ns = now_ns + 3600 * SECOND
         self.is_due = False
 
-    patch.setattr(UnreportedPhrases, "note", mutant)
-    patch.setattr(UnreportedPhrases, "note_frame", lambda self, now_ns, is_small: mutant(self, now_ns))
+    patch.setattr(UnsentControlState, "note", mutant)
+    patch.setattr(UnsentControlState, "note_frame", lambda self, now_ns, is_small: mutant(self, now_ns))
     patch.setattr(link, "HEARTBEAT_NS", 3600 * SECOND)
 
 

@@ -10,9 +10,9 @@ from snapline.channels.listening import (
     AddressBusyError,
     AddressError,
     address_error,
-    until_free,
+    listen_error,
     wait_until_free,
-    why_not,
+    wait_until_free_async,
 )
 from snapline.errors import ExternalFailureError, UsageError
 
@@ -25,20 +25,20 @@ def taken() -> tuple[socket.socket, str]:
 async def test_a_port_that_is_in_use_for_a_moment_is_waited_for() -> None:
     server, address = taken()
     asyncio.get_running_loop().call_later(0.3, server.close)
-    assert await until_free(address)
+    assert await wait_until_free_async(address)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "unix:/tmp/x", "192.0.2.1:7400", "127.0.0.1:x"])
 async def test_what_does_not_pass_is_not_waited_for(address: str) -> None:
     async with asyncio.timeout(listening.PORT_WAIT_S / 2):
-        assert await until_free(address)
+        assert await wait_until_free_async(address)
         wait_until_free(address)
 
 
 async def test_the_wait_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "PORT_WAIT_S", 0.2)
     server, address = taken()
-    assert not await until_free(address)
+    assert not await wait_until_free_async(address)
     wait_until_free(address)
     server.close()
 
@@ -54,7 +54,7 @@ async def test_the_wait_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_only_what_does_not_pass_is_a_wrong_address(address: str, kind: type[Exception], reason: str) -> None:
     server, busy = taken()
-    error = address_error("no", why_not(address or busy), "choose another")
+    error = address_error("no", listen_error(address or busy), "choose another")
     server.close()
     assert type(error) is kind
     with pytest.raises(kind, match=f"no: .*({reason}).*; choose another"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from snapline.channels.link_supervisor import beat_s, notify, supervised
+from snapline.channels.link_supervisor import notify, supervised, watchdog_interval_s
 
 VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
@@ -59,13 +59,13 @@ async def test_an_event_loop_that_hangs_is_silent(supervisor: socket.socket, mon
 
 def test_a_watchdog_of_another_process_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WATCHDOG_USEC", "60000000")
-    assert beat_s() == 20.0
+    assert watchdog_interval_s() == 20.0
     monkeypatch.setenv("WATCHDOG_PID", str(os.getpid() + 1))
-    assert beat_s() == 0.0
+    assert watchdog_interval_s() == 0.0
     monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
-    assert beat_s() == 20.0
+    assert watchdog_interval_s() == 20.0
     monkeypatch.setenv("WATCHDOG_USEC", "soon")
-    assert beat_s() == 0.0
+    assert watchdog_interval_s() == 0.0
 
 
 @pytest.mark.parametrize("address", ["", "nowhere", "/nowhere/notify", "@snapline-nobody-listens"])

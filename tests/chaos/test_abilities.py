@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 
 from snapline.chaos import preload
-from snapline.chaos.capabilities import Where, abilities, check_abilities, problems
+from snapline.chaos.capabilities import Where, check_capabilities, list_capabilities, problems
 from snapline.chaos.cleanup import leftovers
 from snapline.chaos.templates import EVERYTHING, drawn
 from snapline.errors import UsageError
-from snapline.sim.faults.faults import describe_words
+from snapline.sim.faults.faults import describe_faults
 from snapline.sim.scenario import parse_scenario
 
 
 def test_every_word_has_an_answer() -> None:
-    found = abilities()
-    assert [each.word for each in found] == [word for _, word, _ in describe_words()]
+    found = list_capabilities()
+    assert [each.word for each in found] == [word for _, word, _ in describe_faults()]
     assert all(each.means for each in found)
     never = {each.word for each in found if each.reason_against and each.reason_against != preload.reason_against()}
     assert never == {"hold", "disk: stale-read", "disk: away"}
@@ -23,7 +23,7 @@ def test_every_word_has_an_answer() -> None:
 
 def test_without_a_compiler_disks_and_clocks_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preload, "reason_against", lambda: "there is no C compiler")
-    missing = {each.word for each in abilities() if each.reason_against == "there is no C compiler"}
+    missing = {each.word for each in list_capabilities() if each.reason_against == "there is no C compiler"}
     assert {"clock", "hang: store", "disk: power-cut", "disk: slow"} < missing
     assert not {"disk: bit-flip", "hang: stop", "crash", "partition: one"} & missing
 
@@ -32,7 +32,7 @@ def test_without_a_compiler_disks_and_clocks_cannot_be_had(monkeypatch: pytest.M
 def test_a_file_that_asks_for_what_cannot_be_is_refused(word: str) -> None:
     scenario = parse_scenario(f'budget = "beyond"\n[fleet]\nhosts = 3\n[[fault]]\n{word}', source="a test")
     with pytest.raises(UsageError, match=r"fault\[0\].* cannot be carried out .*chaos doctor"):
-        check_abilities(scenario)
+        check_capabilities(scenario)
 
 
 def test_what_is_drawn_can_be_carried_out() -> None:
@@ -45,8 +45,8 @@ ELSEWHERE: tuple[Where, ...] = ("ssh", "podman", "slurm", "ray")
 @pytest.mark.parametrize("on", ELSEWHERE)
 def test_a_launcher_can_what_its_words_can(on: Where) -> None:
     """Kill, ask to end, freeze, thaw, start; and a store that all share can be damaged. A container is not frozen ten times in a second."""
-    found = abilities(on)
-    assert [each.word for each in found] == [word for _, word, _ in describe_words()]
+    found = list_capabilities(on)
+    assert [each.word for each in found] == [word for _, word, _ in describe_faults()]
     assert all(each.means for each in found)
     can = {each.word for each in found if not each.reason_against}
     coordinators = {f"coordinator: {kind}" for kind in ("kill-leader", "kill", "lose-quorum", "depose")}
@@ -76,16 +76,16 @@ def test_elsewhere_what_is_drawn_can_be_carried_out_and_is_not_nothing(on: Where
 )
 def test_elsewhere_a_file_that_asks_for_more_is_refused_in_one_sentence(fault: str, reason: str) -> None:
     scenario = parse_scenario(f"[fleet]\nhosts = 3\n[[fault]]\n{fault}", source="a test")
-    check_abilities(scenario)
+    check_capabilities(scenario)
     with pytest.raises(UsageError, match=rf"fault\[0\].* on ssh: {reason}.*chaos doctor --on ssh") as refused:
-        check_abilities(scenario, "ssh")
+        check_capabilities(scenario, "ssh")
     assert "\n" not in str(refused.value)
 
 
 def test_elsewhere_limits_are_refused() -> None:
     scenario = parse_scenario("[fleet]\nhosts = 3\n[limits]\nchannel_credit = 2", source="a test")
     with pytest.raises(UsageError, match="limits cannot be set on ray"):
-        check_abilities(scenario, "ray")
+        check_capabilities(scenario, "ray")
 
 
 def process(folder: Path, pid: int, parent: int, *words: str) -> None:

@@ -46,9 +46,9 @@ class Machine:
                 self.hanging[command.node, command.what] = command.is_on
             case cm.SetClock():
                 self.clocks[command.node] = (command.skew_ns, command.drift_ppm)
-            case cm.ArmPoint():
+            case cm.ArmFailpoint():
                 self.armed.add(command.number)
-            case cm.DisarmPoints():
+            case cm.DisarmFailpoints():
                 self.armed.clear()
             case cm.SetUnknown():
                 self.unknown = command.per_mille
@@ -71,13 +71,13 @@ class Machine:
 def carried_out(scenario: Scenario, seed: int, *passing: tuple[int, str]) -> tuple[ChaosExecutor, Machine]:
     """All faults, in steps of time. `passing`: (at, node): who gets to the first armed point then."""
     executor, machine = ChaosExecutor(scenario, RandomChoices(seed)), Machine(scenario)
-    executor.handle(0, cm.FleetLookedAt("c1", {"a0": "h1"}, ("packs/one",)))
+    executor.handle(0, cm.FleetObserved("c1", {"a0": "h1"}, ("packs/one",)))
     for command in executor.begin():
         machine.do(command)
     events: list[tuple[int, cm.Event]] = [(at_ns, cm.TimePassed()) for at_ns in range(0, executor.over_ns, STEP_NS)]
     for at_ns, node in passing:
         number = min(machine.armed) if machine.armed else 0
-        events.append((at_ns, cm.PointPassed(number, node)))
+        events.append((at_ns, cm.FailpointHit(number, node)))
     for at_ns, event in sorted(events, key=lambda each: each[0]):
         for command in executor.handle(at_ns, event):
             machine.do(command)
@@ -135,13 +135,13 @@ def scenario_of(faults: str) -> Scenario:
 def test_who_dies_at_a_failpoint_stays_down_as_long_as_the_file_says() -> None:
     scenario = scenario_of('[[fault]]\ncrash = { failpoint = "store.ref.linked", restart_after = "1s" }')
     executor = ChaosExecutor(scenario, RandomChoices(0))
-    (armed,) = [each for each in executor.begin() if isinstance(each, cm.ArmPoint)]
+    (armed,) = [each for each in executor.begin() if isinstance(each, cm.ArmFailpoint)]
     assert (armed.name, armed.hit, armed.action) == ("store.ref.linked", 1, "crash")
-    said = executor.handle(2 * 10**9, cm.PointPassed(armed.number, "c2"))
+    said = executor.handle(2 * 10**9, cm.FailpointHit(armed.number, "c2"))
     assert [each for each in said if not isinstance(each, cm.Note)] == [cm.KillNode("c2")]
     assert executor.handle(3 * 10**9 - 1, cm.TimePassed()) == []
     assert executor.handle(3 * 10**9, cm.TimePassed()) == [cm.StartNode("c2")]
-    assert executor.handle(3 * 10**9, cm.PointPassed(armed.number, "c3")) == [], "it acts once"
+    assert executor.handle(3 * 10**9, cm.FailpointHit(armed.number, "c3")) == [], "it acts once"
 
 
 def test_a_process_stands_still_while_anybody_wants_it_to() -> None:
@@ -151,10 +151,10 @@ def test_a_process_stands_still_while_anybody_wants_it_to() -> None:
         '[[fault]]\nslow = { host = "h1", at = "2s", for = "4s", percent = 10 }'
     )
     executor = ChaosExecutor(scenario, RandomChoices(0))
-    (armed,) = [each for each in executor.begin() if isinstance(each, cm.ArmPoint)]
+    (armed,) = [each for each in executor.begin() if isinstance(each, cm.ArmFailpoint)]
     speeds: dict[int, list[int]] = {}
     events: list[tuple[float, cm.Event]] = [(second, cm.TimePassed()) for second in (1, 2, 4, 4.5, 6)]
-    events.insert(2, (3.5, cm.PointPassed(armed.number, "h1")))
+    events.insert(2, (3.5, cm.FailpointHit(armed.number, "h1")))
     for second, event in events:
         said = executor.handle(int(second * 1e9), event)
         speeds[int(second * 10)] = [each.percent for each in said if isinstance(each, cm.SetSpeed)]

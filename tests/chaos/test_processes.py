@@ -131,7 +131,7 @@ def test_elsewhere_there_is_a_way_for_all_that_the_executor_says(
     """Whatever is drawn for the place, from its beginning until all is whole."""
     scenario = drawn(EVERYTHING, seed, "ssh")
     executor = ChaosExecutor(scenario, RandomChoices(seed))
-    executor.handle(0, cm.FleetLookedAt("c1", {"a0": "h1"}, ("packs/one",)))
+    executor.handle(0, cm.FleetObserved("c1", {"a0": "h1"}, ("packs/one",)))
     what = FleetPlan("", fleet="", data_dir="", hosts=1, node={})
     site = RemoteFaults(scenario, tmp_path, DetachedPlan("ssh", what, machines=("m1",)), fleet="a:b", arguments={})
     about_processes: list[cm.Command] = []

@@ -6,7 +6,7 @@ import pytest
 from tests.cli.conftest import checkpoint_of
 from tests.kit.command_line import Run
 
-from snapline.cli.run import letters_in
+from snapline.cli.run import count_dead_letters
 from snapline.storage.packs.checkpoint import DeadLetterRecord, encode_checkpoint
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
@@ -88,8 +88,8 @@ def test_letters_are_numbered_as_they_came_and_older_ones_are_counted(run: Run, 
     ]
     assert "KeyError: 'x'" in table[1] and "Traceback" not in table[1]
     assert table[3] == "and 5 others, which are not kept: older, or dropped"
-    assert letters_in(str(store), 3) == {"bank-1": (7, "Late")}
-    assert letters_in(str(store), 9) is None
+    assert count_dead_letters(str(store), 3) == {"bank-1": (7, "Late")}
+    assert count_dead_letters(str(store), 9) is None
     newest = run("agent", "dead-letters", "show", "bank-1", "--store", store).json
     assert (newest["number"], newest["error"]) == (7, "Late")
     shown = run("agent", "dead-letters", "show", "bank-1", "6", "--store", store, "-o", "table").out

@@ -16,7 +16,7 @@ from tests.kit.command_line import Run
 from typer.testing import CliRunner
 
 from snapline.cli import analyze as module
-from snapline.cli.analyze import Pictures, parse_names
+from snapline.cli.analyze import DiagramOptions, parse_names
 from snapline.cli.main import app
 from snapline.errors import UsageError
 from snapline.recovery.trace import CheckpointTaken as Taken
@@ -203,10 +203,10 @@ def test_pictures_show_the_execution_that_the_protocol_makes(run: Run, trace: Pa
 
 def test_the_window_of_the_picture(run: Run, trace: Path) -> None:
     svg = Path("a.svg")
-    assert Pictures().window(7) is None
-    assert Pictures(svg=svg, from_event=2).window(7) == (2, 7)
-    assert Pictures(svg=svg, to_event=9).window(7) == (0, 7)
-    assert Pictures(svg=svg, from_event=2, to_event=3).window(7) == (2, 3)
+    assert DiagramOptions().window(7) is None
+    assert DiagramOptions(svg=svg, from_event=2).window(7) == (2, 7)
+    assert DiagramOptions(svg=svg, to_event=9).window(7) == (0, 7)
+    assert DiagramOptions(svg=svg, from_event=2, to_event=3).window(7) == (2, 3)
     for arguments in (
         ["--from", "2"],
         ["--svg", "a.svg", "--from", "7"],

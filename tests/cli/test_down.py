@@ -10,7 +10,7 @@ from tests.kit.command_line import Run
 
 from snapline.cli import fleet_locations
 from snapline.cli.settings import UserSettings
-from snapline.cli.up_background import plan_before
+from snapline.cli.up_background import recorded_plan
 from snapline.deploy.kept_fleet import DetachedPlan, write_plan
 from snapline.deploy.plan import FleetPlan
 from snapline.errors import NotFoundError
@@ -48,7 +48,7 @@ def test_a_process_that_has_the_number_of_a_keeper_that_died_is_left_alone(
     run: Run, folder: Path, kept: "subprocess.Popen[bytes]"
 ) -> None:
     note = folder / "a" / "launcher.json"
-    started = fleet_locations._start_of(kept.pid)
+    started = fleet_locations._start_time_of(kept.pid)
     note.write_text(note.read_text().replace(str(started), str(started - 1)))
     assert run("down", "--data-dir", "a").code == 4 and kept.poll() is None
 
@@ -59,6 +59,6 @@ def test_a_fleet_elsewhere_of_the_same_name_in_another_folder_is_left_alone(fold
     write_plan(keeper, DetachedPlan("ssh", FleetPlan("fleet", "m:f", "/data/a", 1, node={}), machines=("m1",)))
     settings = UserSettings()
     for named in ("/data/a", None):
-        assert plan_before(settings, "fleet", "ssh", None, named, keeper).what.data_dir == "/data/a"
+        assert recorded_plan(settings, "fleet", "ssh", None, named, keeper).what.data_dir == "/data/a"
     with pytest.raises(NotFoundError, match="has the folder /data/a, not /data/b: give its --data-dir"):
-        plan_before(settings, "fleet", "ssh", None, "/data/b", keeper)
+        recorded_plan(settings, "fleet", "ssh", None, "/data/b", keeper)

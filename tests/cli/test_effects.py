@@ -10,7 +10,7 @@ from tests.kit.command_line import Run
 from tests.storage.outputs.releasing import root_of
 
 from snapline.agent_runtime.encoding import encode_message
-from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord, StandingEffect
+from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord, UnfinishedEffect
 from snapline.messages.effect_words import EffectRetry, read_effect_request
 from snapline.messages.inputs import InputOutcome
 from snapline.storage.outputs.record import EmittedOutput
@@ -61,18 +61,18 @@ def test_effects_of_a_fleet_that_runs_are_listed_with_their_fates(run: Run, thre
 def test_how_those_stand_that_have_not_ended_their_hosts_tell(run: Run, threaded: Threaded) -> None:
     asked = EffectRecord("intent", "three", 1, "pay", "c/b1/three", arguments="[1]")
     threaded.fleet.hosts["h1"].standing = [
-        StandingEffect("b1", "one", 1, "in doubt"),
-        StandingEffect("a1", "one", 1, "open"),  # it has ended since
-        StandingEffect("gone", "one", 1, "open"),
+        UnfinishedEffect("b1", "one", 1, "in doubt"),
+        UnfinishedEffect("a1", "one", 1, "open"),  # it has ended since
+        UnfinishedEffect("gone", "one", 1, "open"),
     ]
-    threaded.fleet.hosts["h2"].standing = [StandingEffect("b1", "three", 1, "waiting", asked, 7 * 10**9)]
+    threaded.fleet.hosts["h2"].standing = [UnfinishedEffect("b1", "three", 1, "waiting", asked, 7 * 10**9)]
     found = run("effect", "list", "--open", "--coordinator", threaded.fleet.address).json["effects"]
     assert [(row["agent"], row["key"], row["fate"], row["arguments"]) for row in found] == [
         ("b1", "one", "in doubt", ""),
         ("a1", "two", "failed", ""),
         ("b1", "three", "waiting", "[1]"),
     ]
-    threaded.fleet.hosts["h1"].standing = [StandingEffect("a1", "two", 1, "waiting", replace(asked, key="two"), 9)]
+    threaded.fleet.hosts["h1"].standing = [UnfinishedEffect("a1", "two", 1, "waiting", replace(asked, key="two"), 9)]
     threaded.fleet.states["h2"] = "lost"
     found = run("effect", "list", "--open", "--coordinator", threaded.fleet.address).json["effects"]
     assert [(row["key"], row["fate"]) for row in found] == [("one", "open"), ("two", "waiting")], "asked for again"

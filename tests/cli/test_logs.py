@@ -107,7 +107,7 @@ def test_merged_logs_are_all_entries_sorted_by_time(
             live.write_text(rest.removesuffix("\n") if torn else rest)
         logs = find_logs(Path(folder))
         assert list(logs) == [f"h{host}" for host in range(1, len(program) + 1)]
-        assert texts_of(merge(log.entries(is_last_look=True) for log in logs.values())) == expected(program)
+        assert texts_of(merge(log.entries(is_final=True) for log in logs.values())) == expected(program)
 
 
 @given(st.lists(said, max_size=12), st.lists(st.integers(0, 400), max_size=12))
@@ -127,9 +127,9 @@ def test_followed_logs_lose_nothing_and_keep_the_order_of_their_process(process:
             if number % 3 == 1 and portion.endswith(b"\n"):
                 live.replace(live.with_name("h1.log.1"))
                 live.touch()
-            for entry in log.entries(is_last_look=False):
+            for entry in log.entries(is_final=False):
                 lines += entry.text.split("\n")
-        for entry in log.entries(is_last_look=True):
+        for entry in log.entries(is_final=True):
             lines += entry.text.split("\n")
         assert lines == content.decode().split("\n")[:-1]
 

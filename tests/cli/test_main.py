@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from snapline.cli.command import command
 from snapline.cli.coordinator import metrics_text
 from snapline.cli.fleets import check_reference, load
-from snapline.cli.groups import NOUNS, WORDS
+from snapline.cli.groups import COMMANDS, GROUPS
 from snapline.cli.main import app
-from snapline.cli.options import Display, Trust, check_address, check_addresses, parse_arguments, parse_peers
+from snapline.cli.options import Display, SecurityOptions, check_address, check_addresses, parse_arguments, parse_peers
 from snapline.cli.recovery import parse_failed
 from snapline.errors import CoordinatorUnavailableError, FleetDefinitionError, SnaplineError, UsageError
 from snapline.security.transport import Security
@@ -74,12 +74,12 @@ finally:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stderr.strip() == "['snapline.cli.collector', 'snapline.cli.groups', 'snapline.cli.main']"
-    assert all(f"\n  {name} " in done.stdout for name, word in {**WORDS, **NOUNS}.items() if not word.is_hidden)
+    assert all(f"\n  {name} " in done.stdout for name, word in {**COMMANDS, **GROUPS}.items() if not word.is_hidden)
 
 
 def test_a_command_of_one_word_says_what_the_list_says_of_it() -> None:
     group = typer.main.get_command(app)
-    for name, word in WORDS.items():
+    for name, word in COMMANDS.items():
         shown = group.commands[name]  # type: ignore[attr-defined]
         assert shown.help.startswith(word.says) and shown.hidden == word.is_hidden, name
 
@@ -215,14 +215,14 @@ def test_groups_of_options_become_options() -> None:
     seen: list[object] = []
 
     @command
-    def show(display: Display, name: Annotated[str, typer.Argument()], trust: Trust) -> None:
+    def show(display: Display, name: Annotated[str, typer.Argument()], trust: SecurityOptions) -> None:
         seen.extend((display, name, trust))
 
     app = typer.Typer(rich_markup_mode=None)
     app.command()(show)
     done = CliRunner().invoke(app, ["x", "--quiet", "--insecure"])
     assert done.exit_code == 0, done.stderr
-    assert seen == [Display(quiet=True), "x", Trust(insecure=True)]
+    assert seen == [Display(quiet=True), "x", SecurityOptions(insecure=True)]
 
 
 # -- misuse -----------------------------------------------------------------------------------------------------------
@@ -361,11 +361,16 @@ snapline_raft_commit_seconds_count 7
 
 def test_who_is_trusted() -> None:
     one, two, three = Path("a"), Path("b"), Path("c")
-    assert isinstance(Trust().security(), Security) and not Trust().security().is_tls
-    assert Trust(one, two, three).security().is_tls
-    Trust().security().check_listen_address("127.0.0.1:0")
-    Trust(insecure=True).security().check_listen_address("0.0.0.0:0")
-    for contradiction in (Trust(one), Trust(one, two), Trust(tls_ca=one), Trust(one, two, three, True)):
+    assert isinstance(SecurityOptions().security(), Security) and not SecurityOptions().security().is_tls
+    assert SecurityOptions(one, two, three).security().is_tls
+    SecurityOptions().security().check_listen_address("127.0.0.1:0")
+    SecurityOptions(insecure=True).security().check_listen_address("0.0.0.0:0")
+    for contradiction in (
+        SecurityOptions(one),
+        SecurityOptions(one, two),
+        SecurityOptions(tls_ca=one),
+        SecurityOptions(one, two, three, True),
+    ):
         with pytest.raises(UsageError):
             contradiction.security()
 

@@ -148,6 +148,6 @@ def test_a_store_at_rest_is_not_followed(run: Run, tmp_path: Path) -> None:
 
 
 def test_what_was_deleted_is_told(run: Run, threaded: Threaded) -> None:
-    threaded.store.delete_outputs(now_ns=10**18 + 1, age_ns_max=0, kept_ns_min=0)
+    threaded.store.delete_outputs(now_ns=10**18 + 1, age_ns_max=0, age_ns_min=0)
     found = run("output", "tail", "--after", "1.1", "--coordinator", threaded.fleet.address)
     assert found.code == 4 and "the oldest that are left are of epoch 4" in found.err

@@ -22,12 +22,12 @@ from snapline.cli import sim_compare
 from snapline.cli.output import Printer
 from snapline.cli.sim_progress import RunProgress
 from snapline.cli.sim_scenarios import ScenarioChanges, commit_of_code, parse_list, parse_seeds, read_scenario
-from snapline.cli.sim_sweep_tables import show_briefly
+from snapline.cli.sim_sweep_tables import show_summary
 from snapline.cli.sim_sweeps import _sweep_code
 from snapline.errors import UsageError
 from snapline.sim.explorer import exploration
 from snapline.sim.explorer.bounds import Bounds
-from snapline.sim.faults.faults import describe_words
+from snapline.sim.faults.faults import describe_faults
 from snapline.sim.faults.points import FAILPOINTS
 from snapline.sim.report.folder import read_run
 from snapline.sim.result import Violation
@@ -516,7 +516,7 @@ def test_a_sweep_with_many_kinds_of_findings_fits_on_a_terminal() -> None:
         "checked": 5,
     }
     lines: list[str] = []
-    show_briefly(result, SimpleNamespace(line=lambda text="": lines.append(text)))  # type: ignore[arg-type]  # enough of tables
+    show_summary(result, SimpleNamespace(line=lambda text="": lines.append(text)))  # type: ignore[arg-type]  # enough of tables
     assert rows("\n".join(lines)) <= 24 and "… 3 more kinds of findings: --verbose" in lines
 
 
@@ -725,7 +725,7 @@ def test_a_report_is_made_again_and_exported(run: Run, folder: Path, small: str)
 def test_lists(run: Run) -> None:
     assert {row["name"] for row in run("sim", "workloads").json["workloads"]} >= {"bank", "ring", "domino"}
     found = run("sim", "faults").json
-    assert [(row["class"], row["word"], row["text"]) for row in found["words"]] == describe_words()
+    assert [(row["class"], row["word"], row["text"]) for row in found["words"]] == describe_faults()
     assert found["failpoints"] == list(FAILPOINTS)
     assert "disk: bit-flip" in run("sim", "faults", "-o", "table").out
 
@@ -768,7 +768,7 @@ def test_the_commit_is_that_of_our_checkout() -> None:
 
 def test_the_page_names_every_word_key_and_point() -> None:
     page = PAGE.read_text()
-    for kind, word, text in describe_words():
+    for kind, word, text in describe_faults():
         assert f"| `{word}` | {text} |" in page and f"\n| {kind} | `" in page
     keys = dict(re.findall(r"^\| `([a-z]+)` \| (`at`.*) \|$", page, re.MULTILINE))
     for part in msgspec.structs.fields(FaultPart):

@@ -9,7 +9,7 @@ import pytest
 from tests.kit.command_line import Run
 
 from snapline.channels import listening
-from snapline.cli.demo_run import _meanwhile
+from snapline.cli.demo_run import _run_during
 from snapline.deploy.local import Ending
 from snapline.errors import UsageError
 
@@ -99,5 +99,5 @@ async def test_the_demo_ends_as_soon_as_its_launcher_gives_up() -> None:
 
     async with asyncio.timeout(5):
         with pytest.raises(UsageError, match="needs 'numpy'"):
-            await _meanwhile(give_up(), work())
+            await _run_during(give_up(), work())
     assert cancelled == [True]

@@ -15,7 +15,7 @@ from snapline.agent_runtime.host.view_service import ViewService
 from snapline.channels.frame import Frame, LinkHello, Refused
 from snapline.channels.grpc_link import LinkTransport
 from snapline.errors import StoreError
-from snapline.messages.effect_records import StandingEffect
+from snapline.messages.effect_records import UnfinishedEffect
 from snapline.messages.input_wire import SERVICE
 from snapline.messages.inputs import InputOutcome
 from snapline.messages.view_wire import SERVICE as AGENTS
@@ -104,7 +104,7 @@ class FakeHost:
         self.views = ViewService(self, host=host)
         self.shown: list[tuple[str, bool]] = []
         self.hold_views: list[Callable[[], None]] | None = None
-        self.standing: list[StandingEffect] = []
+        self.standing: list[UnfinishedEffect] = []
         self.store: Store | None = None
         self.address = ""
 
@@ -185,7 +185,7 @@ class FakeHost:
     def accepted(self, peer: str, hello: LinkHello) -> Refused | None:
         return Refused("no links here", is_final=True)
 
-    def knocked(self, hello: LinkHello) -> None:
+    def dial_requested(self, hello: LinkHello) -> None:
         """Nobody is dialled from here."""
 
     def opened(self, peer: str, attempt: int) -> bool:

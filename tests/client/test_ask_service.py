@@ -15,7 +15,7 @@ from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import ask_service
 from snapline.agent_runtime.host import events as ev
 from snapline.channels.channel import MESSAGE_BYTES_MAX
-from snapline.client.hosts import HostCalls, OfferFailed
+from snapline.client.hosts import HostCalls, OfferError
 from snapline.messages.input_wire import ASK_PATH, encode_ask
 from snapline.messages.inputs import AskOutcome
 from snapline.security.rpc_authorization import ROLES
@@ -94,7 +94,7 @@ async def test_the_largest_answer_comes_in_parts() -> None:
 async def test_who_asks_the_same_waits_for_the_same_and_who_has_gone_does_no_harm() -> None:
     async with serving() as host:
         host.hold_asks = []
-        with pytest.raises(OfferFailed, match="did not answer in time"):
+        with pytest.raises(OfferError, match="did not answer in time"):
             await ask(host, "a", "k1", limit_s=2.0)
         await until(lambda: not host.service._asks._calls)
         waiting = [asyncio.create_task(ask(host, "a", "k1")) for _ in range(3)]
@@ -115,7 +115,7 @@ async def test_more_than_there_is_room_for_are_turned_back(monkeypatch: pytest.M
         host.hold_asks = []
         first = asyncio.create_task(ask(host, "a", "k1"))
         await until(lambda: host.hold_asks)
-        with pytest.raises(OfferFailed, match="1 clients wait for answers of host h1") as caught:
+        with pytest.raises(OfferError, match="1 clients wait for answers of host h1") as caught:
             await ask(host, "a", "k2")
         assert not caught.value.is_final
         held, host.hold_asks = host.hold_asks, None
@@ -128,7 +128,7 @@ async def test_a_call_ends_even_if_the_agent_never_answers(monkeypatch: pytest.M
     monkeypatch.setattr(ask_service, "ANSWER_S_MAX", 0.2)
     async with serving() as host:
         host.hold_asks = []
-        with pytest.raises(OfferFailed, match="did not answer in time"):
+        with pytest.raises(OfferError, match="did not answer in time"):
             await ask(host, "a", "k1")
         await until(lambda: not host.service._asks._calls)
 
@@ -161,7 +161,7 @@ async def test_a_host_that_ends_meanwhile_leaves_it_open() -> None:
         waiting = asyncio.create_task(ask(host, "a", "k1"))
         await until(lambda: host.hold_asks)
         await host.stop()
-        with pytest.raises(OfferFailed) as caught:
+        with pytest.raises(OfferError) as caught:
             await waiting
         assert not caught.value.is_final
 
@@ -175,7 +175,7 @@ async def test_with_certificates_clients_and_operators_may_and_nobody_else(tmp_p
                 assert (await ask(host, "a", "k1", security=security)).number == 1
                 continue
             with pytest.raises(
-                OfferFailed, match=f"Ask takes one of client, operator, admin, and it says {role}"
+                OfferError, match=f"Ask takes one of client, operator, admin, and it says {role}"
             ) as caught:
                 await ask(host, "a", "k1", security=security)
             assert caught.value.is_final

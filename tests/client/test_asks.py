@@ -30,7 +30,7 @@ class Driven:
         return said
 
     def want(self, ask: int, agent: str = "a", limit_s: float = 30) -> list[ev.Command]:
-        return self.say(ev.AnswerWanted(ask, agent, self.now_ns + int(limit_s * SECOND)))
+        return self.say(ev.AnswerRequested(ask, agent, self.now_ns + int(limit_s * SECOND)))
 
     def found(self, request: int, *places: LocatedAgent, phase: str = "running") -> list[ev.Command]:
         return self.say(ev.AgentsFound(request, LocateReply(phase, "", places)))
@@ -43,7 +43,7 @@ class Driven:
     def asked(self, ask: int = 1, agent: str = "a", host: str = "h1") -> ev.AskHost:
         """It waits at a host."""
         (said,) = self.want(ask, agent)
-        if isinstance(said, ev.FindAgents):
+        if isinstance(said, ev.LookUpAgents):
             (said,) = self.found(said.request, at(agent, host))
         assert isinstance(said, ev.AskHost)
         return said
@@ -60,9 +60,9 @@ def at(agent: str, host: str = "h1", state: str = "alive") -> LocatedAgent:
     return LocatedAgent(agent, state, host, f"{host}:1", 1)
 
 
-def find_of(commands: list[ev.Command]) -> ev.FindAgents:
+def find_of(commands: list[ev.Command]) -> ev.LookUpAgents:
     (said,) = commands
-    assert isinstance(said, ev.FindAgents)
+    assert isinstance(said, ev.LookUpAgents)
     return said
 
 
@@ -148,7 +148,7 @@ def test_an_agent_without_a_host_is_waited_for(driven: Driven, state: str) -> No
 
 def test_what_may_not_be_is_denied(driven: Driven) -> None:
     finding = find_of(driven.want(1))
-    (end,) = driven.say(ev.FindingFailed(finding.request, "no", is_final=True))
+    (end,) = driven.say(ev.LookupFailed(finding.request, "no", is_final=True))
     assert isinstance(end, ev.FinishAsk) and end.ending == "denied"
     (end,) = driven.say(ev.RequestFailed(driven.asked(2).request, "no", is_final=True))
     assert isinstance(end, ev.FinishAsk) and end.ending == "denied"
@@ -156,7 +156,7 @@ def test_what_may_not_be_is_denied(driven: Driven) -> None:
 
 def test_a_coordinator_that_does_not_answer_is_asked_again(driven: Driven) -> None:
     finding = find_of(driven.want(1))
-    assert driven.say(ev.FindingFailed(finding.request, "an election")) == []
+    assert driven.say(ev.LookupFailed(finding.request, "an election")) == []
     assert find_of(driven.wake()).agents == ("a",)
 
 

@@ -66,7 +66,7 @@ def at(agent: str, host: str = "h1", state: str = "alive") -> LocatedAgent:
 
 
 def request_of(command: ev.Command) -> int:
-    assert isinstance(command, ev.FindAgents | ev.OfferInputs)
+    assert isinstance(command, ev.LookUpAgents | ev.OfferInputs)
     return command.request
 
 
@@ -85,7 +85,7 @@ def endings(commands: Sequence[ev.Command]) -> list[tuple[int, str, str]]:
 
 
 def test_an_agent_is_found_offered_and_remembered(driven: Driven) -> None:
-    assert driven.give("a") == [ev.FindAgents(1, ("a",), FINDING_NS)]
+    assert driven.give("a") == [ev.LookUpAgents(1, ("a",), FINDING_NS)]
     assert driven.found(1, at("a")) == [ev.OfferInputs(2, "h1", "h1:1", (1,), ATTEMPT_NS)]
     assert driven.answer(2, InputOutcome("accepted", 5)) == [ev.FinishSend(1, "taken", "", 5, False)]
     assert driven.give("a") == [ev.OfferInputs(3, "h1", "h1:1", (2,), ATTEMPT_NS)]
@@ -161,7 +161,7 @@ def test_a_hint_to_the_host_itself_says_nothing(driven: Driven) -> None:
     driven.known("a")
     (offer,) = driven.give("a")
     assert driven.answer(request_of(offer), InputOutcome("retry", host="h1", address="h1:1")) == []
-    assert isinstance(driven.wake()[0], ev.FindAgents)
+    assert isinstance(driven.wake()[0], ev.LookUpAgents)
 
 
 def test_waits_grow_to_a_second_and_begin_anew_after_a_success(driven: Driven) -> None:
@@ -188,7 +188,7 @@ def test_clients_that_lost_the_same_host_do_not_come_back_together() -> None:
         driven = Driven()
         driven.core = ClientCore(seed)
         (finding,) = driven.give("a")
-        driven.say(ev.FindingFailed(request_of(finding), "nobody leads"))
+        driven.say(ev.LookupFailed(request_of(finding), "nobody leads"))
         wakes.append(driven.core.wakeup_ns)
     assert len(set(wakes)) == 50
 
@@ -274,12 +274,12 @@ def test_what_will_not_change_ends_all_sends_to_an_agent(
 def test_what_may_change_is_waited_for(driven: Driven, place: LocatedAgent, phase: str) -> None:
     (finding,) = driven.give("a")
     assert driven.found(request_of(finding), place, phase=phase) == []
-    assert isinstance(driven.wake()[0], ev.FindAgents)
+    assert isinstance(driven.wake()[0], ev.LookUpAgents)
 
 
 def test_who_may_not_is_told_at_once(driven: Driven) -> None:
     (finding,) = driven.give("a", "a")
-    said = driven.say(ev.FindingFailed(request_of(finding), "this certificate may not", is_final=True))
+    said = driven.say(ev.LookupFailed(request_of(finding), "this certificate may not", is_final=True))
     assert endings(said) == [(1, "denied", "this certificate may not"), (2, "denied", "this certificate may not")]
     driven.known("a")
     (offer,) = driven.give("a")
@@ -292,7 +292,7 @@ def test_many_agents_are_found_by_one_call_and_those_that_come_meanwhile_by_the_
     (finding,) = driven.give("a", "b")
     assert driven.give("c") == []
     said = driven.found(request_of(finding), at("a"), at("b", "h2"))
-    assert [each.agents for each in said if isinstance(each, ev.FindAgents)] == [("c",)]
+    assert [each.agents for each in said if isinstance(each, ev.LookUpAgents)] == [("c",)]
     assert offers(said[1:]) == [("h1", (1,)), ("h2", (2,))]
 
 

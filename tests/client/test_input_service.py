@@ -15,7 +15,7 @@ from tests.security.certificates import Authority
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import input_checks, input_service
 from snapline.channels.channel import MESSAGE_BYTES_MAX
-from snapline.client.hosts import HostCalls, OfferFailed
+from snapline.client.hosts import HostCalls, OfferError
 from snapline.messages.input_wire import OFFER_PATH, offer_messages
 from snapline.messages.inputs import INPUTS_MAX, PART_BYTES, GivenInput, InputOutcome
 from snapline.security.rpc_authorization import ROLES
@@ -155,7 +155,7 @@ async def test_the_largest_message_comes_in_parts_and_a_larger_one_is_refused() 
         assert len(largest) == MESSAGE_BYTES_MAX
         assert [x.status for x in await offer(host, GivenInput("a", "k", largest))] == ["accepted"]
         assert host.books.taken["a"]["k"][1] == largest
-        with pytest.raises(OfferFailed, match="16777216 bytes") as caught:
+        with pytest.raises(OfferError, match="16777216 bytes") as caught:
             await offer(host, GivenInput("a", "l", largest + b"x"))
         assert caught.value.is_unsent
         text = b'{"amount": 1, "photo": "' + b"AAAA" * (3 * 2**20) + b'"}'
@@ -211,7 +211,7 @@ async def test_more_than_there_is_room_for_is_turned_back_and_room_comes_back(mo
         large = GivenInput("a", "k1", encode_message(Paid(1, "x" * 60_000)))
         first = asyncio.create_task(offer(host, large))
         await until(lambda: host.hold)
-        with pytest.raises(OfferFailed, match="host h1 has 100,000 bytes of inputs under way") as caught:
+        with pytest.raises(OfferError, match="host h1 has 100,000 bytes of inputs under way") as caught:
             await offer(host, GivenInput("b", "k2", encode_message(Paid(1, "x" * 60_000))))
         assert caught.value.is_unsent and not caught.value.is_final
         held, host.hold = host.hold, None
@@ -225,7 +225,7 @@ async def test_a_client_that_has_gone_does_no_harm_and_its_input_may_be_taken() 
     async with serving() as host:
         host.hold = []
         calls = HostCalls(Security.loopback(), "shop")
-        with pytest.raises(OfferFailed, match="did not answer in time") as caught:
+        with pytest.raises(OfferError, match="did not answer in time") as caught:
             await calls.offer("h1", host.address, [paid("a", "k")], 2.0)
         assert not caught.value.is_unsent
         await until(lambda: not host.service._bytes)
@@ -239,7 +239,7 @@ async def test_a_host_that_does_not_answer_ends_the_call_in_the_end(monkeypatch:
     monkeypatch.setattr(input_service, "ANSWER_S_MAX", 0.2)
     async with serving() as host:
         host.hold = []
-        with pytest.raises(OfferFailed) as caught:
+        with pytest.raises(OfferError) as caught:
             await offer(host, paid("a", "k"))
         assert not caught.value.is_unsent
         await until(lambda: not host.service._bytes)
@@ -248,7 +248,7 @@ async def test_a_host_that_does_not_answer_ends_the_call_in_the_end(monkeypatch:
 async def test_a_host_that_is_not_there_has_certainly_taken_nothing() -> None:
     host = await FakeHost("h1", Books("a")).start()
     await host.stop()
-    with pytest.raises(OfferFailed, match="host h1 does not answer") as caught:
+    with pytest.raises(OfferError, match="host h1 does not answer") as caught:
         await offer(host, paid("a", "k"))
     assert caught.value.is_unsent and not caught.value.is_final
 
@@ -259,7 +259,7 @@ async def test_a_host_that_ends_with_the_inputs_in_its_hands_leaves_them_unknown
         waiting = asyncio.create_task(offer(host, paid("a", "k")))
         await until(lambda: host.hold)
         await host.stop()
-        with pytest.raises(OfferFailed) as caught:
+        with pytest.raises(OfferError) as caught:
             await waiting
         assert not caught.value.is_unsent
 
@@ -279,14 +279,14 @@ async def test_with_certificates_clients_may_and_nobody_else(authority: Authorit
             if role == "client":
                 assert (await offer(host, paid("a", role), security=security))[0].status == "accepted"
                 continue
-            with pytest.raises(OfferFailed, match=f"Offer takes one of client, and it says {role}") as caught:
+            with pytest.raises(OfferError, match=f"Offer takes one of client, and it says {role}") as caught:
                 await offer(host, paid("a", role), security=security)
             assert caught.value.is_final and caught.value.is_unsent
         assert [client for client, _ in host.offered] == ["somebody"], "the certificate says who it is"
 
 
 async def test_without_certificates_no_other_machine_is_spoken_to(authority: Authority) -> None:
-    with pytest.raises(OfferFailed, match="would send everything in plaintext") as caught:
+    with pytest.raises(OfferError, match="would send everything in plaintext") as caught:
         await HostCalls(Security.loopback(), "shop").offer("h1", "192.0.2.1:7000", [paid("a", "k")], 1.0)
     assert caught.value.is_final and caught.value.is_unsent
 
@@ -295,7 +295,7 @@ async def test_a_host_must_be_the_one_that_was_meant(authority: Authority) -> No
     """An address that another host has now, or somebody else."""
     async with serving(authority.issue("h2").security()) as host:
         security = authority.issue("c", role="client").security()
-        with pytest.raises(OfferFailed) as caught:
+        with pytest.raises(OfferError) as caught:
             await offer(host, paid("a", "k"), security=security)
         assert caught.value.is_unsent and host.offered == []
 
@@ -303,7 +303,7 @@ async def test_a_host_must_be_the_one_that_was_meant(authority: Authority) -> No
 async def test_a_host_of_an_older_version_takes_no_inputs() -> None:
     host = FakeHost("h1", Books("a"))
     host.address = f"127.0.0.1:{await host.transport.start('127.0.0.1:0')}"
-    with pytest.raises(OfferFailed, match=r"does not know this call: is it of an older version") as caught:
+    with pytest.raises(OfferError, match=r"does not know this call: is it of an older version") as caught:
         await offer(host, paid("a", "k"))
     assert caught.value.is_final and caught.value.is_unsent
     await host.stop()
@@ -336,5 +336,5 @@ async def test_a_service_that_looks_at_nothing_is_found(monkeypatch: pytest.Monk
 
 async def test_a_service_that_keeps_its_room_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     room_is_not_given_back(monkeypatch)
-    with pytest.raises((AssertionError, OfferFailed)):
+    with pytest.raises((AssertionError, OfferError)):
         await test_more_than_there_is_room_for_is_turned_back_and_room_comes_back(monkeypatch)

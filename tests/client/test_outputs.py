@@ -17,7 +17,7 @@ from tests.storage.simulated_disk import SimulatedDisk
 import snapline
 from snapline.agent_runtime.encoding import encode_message
 from snapline.client.client import Client
-from snapline.client.outputs import OutputReading
+from snapline.client.outputs import OutputReaderState
 from snapline.client.sync_client import SyncClient
 from snapline.coordinator.leader.events import OutputReadersChanged
 from snapline.coordinator.service import output_feed
@@ -81,7 +81,7 @@ class OutputCoordinator(FakeCoordinator):
         self.leadership.driver = FakeDriver()  # type: ignore[assignment]
         self.has_ended = False
         self.feed = OutputFeed(
-            store, self.leadership, has_ended=lambda: self.has_ended, who_leads=lambda: "nobody leads"
+            store, self.leadership, has_ended=lambda: self.has_ended, leader_hint=lambda: "nobody leads"
         )
         self.lost = 0
         self.calls: list[str] = []
@@ -343,7 +343,7 @@ async def test_a_consumer_goes_on_where_it_has_acknowledged() -> None:
         assert numbers(await made.all(consumer="billing")) == [3]
         await made.client.acknowledge("billing", "1.1")
         assert {name: place.cursor for name, place in made.store.output_consumers().items()} == {"billing": "2.1"}
-        made.store.delete_outputs(now_ns=10**18, kept_ns_min=0)
+        made.store.delete_outputs(now_ns=10**18, age_ns_min=0)
         assert numbers(await made.all()) == [3]
         with pytest.raises(NotFoundError, match="the oldest that are left are of epoch 3"):
             await made.all(after="1.1")
@@ -398,7 +398,7 @@ def test_a_store_at_rest_is_read_as_a_fleet_that_runs(tmp_path: Path) -> None:
 
 
 def test_what_a_failure_means() -> None:
-    reading = OutputReading("", is_following=True, patience_s=5)
+    reading = OutputReaderState("", is_following=True, patience_s=5)
     pauses = [reading.on_failure(second, CoordinatorUnavailableError("gone")) for second in range(5)]
     assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8]
     with pytest.raises(CoordinatorUnavailableError):
@@ -419,6 +419,6 @@ def test_when_it_is_over() -> None:
         ]
         for follows in (True, False)
     ):
-        reading = OutputReading("1.0", is_following=is_following, patience_s=5)
+        reading = OutputReaderState("1.0", is_following=is_following, patience_s=5)
         assert reading.wait_s == (10 if is_following else 0)
         assert reading.on_page(page) == () and reading.is_over == is_over

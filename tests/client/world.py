@@ -61,7 +61,7 @@ class World:
     def feed(self, event: ev.Event) -> None:
         for command in self.core.handle(self.now_ns, event):
             match command:
-                case ev.FindAgents():
+                case ev.LookUpAgents():
                     self.open[command.request] = None
                     self.find(command)
                 case ev.OfferInputs():
@@ -96,21 +96,21 @@ class World:
 
     # ---- the coordinator ----------------------------------------------------------------------------------------------
 
-    def find(self, command: ev.FindAgents) -> None:
+    def find(self, command: ev.LookUpAgents) -> None:
         assert command.limit_ns > 0 and command.agents
-        self.at(command.limit_ns, lambda: self.answer(command.request, ev.FindingFailed(command.request, "no answer")))
+        self.at(command.limit_ns, lambda: self.answer(command.request, ev.LookupFailed(command.request, "no answer")))
         if self.is_bad():
             return
         if self.is_bad():
             self.at(
-                self.delay(), lambda: self.answer(command.request, ev.FindingFailed(command.request, "nobody leads"))
+                self.delay(), lambda: self.answer(command.request, ev.LookupFailed(command.request, "nobody leads"))
             )
             return
         self.at(
             self.delay(), lambda: self.answer(command.request, ev.AgentsFound(command.request, self.places(command)))
         )
 
-    def places(self, command: ev.FindAgents) -> LocateReply:
+    def places(self, command: ev.LookUpAgents) -> LocateReply:
         return LocateReply(self.phase, "", tuple([self.place(agent) for agent in command.agents]))
 
     def place(self, agent: str) -> LocatedAgent:

@@ -467,7 +467,7 @@ class LoggedWorld(World):
             if host.plan != state.plan_number or not host.is_loaded or not host.frozen:
                 continue
             for agent in host.living.values():
-                if self.core.parts.freezing.has_kept(host.name, agent.name) and agent.is_made:
+                if self.core.parts.freezing.has_checkpointed_live_state(host.name, agent.name) and agent.is_made:
                     assert not agent.has_moved and agent.number in {*self.known.get(agent.name, {}), agent.saved.number}
                     self.kept += agent.number == numbers.get(agent.name)
         self.moved += kind.rolled_back

@@ -28,7 +28,7 @@ def a_fleet_that_has_ended_takes_any_host_for_its_own(patch: Patch) -> None:
 
 
 def a_stranger_that_comes_late_is_turned_away(patch: Patch) -> None:
-    patch.setattr(HostSessions, "send_off", lambda self, session: self.turn_away(session, "ended", is_final=True))
+    patch.setattr(HostSessions, "send_off", lambda self, session: self.reject_session(session, "ended", is_final=True))
 
 
 def who_was_over_is_refused(patch: Patch) -> None:

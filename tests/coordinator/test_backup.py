@@ -25,8 +25,8 @@ from snapline.coordinator.raft.outcomes import Committed
 from snapline.coordinator.raft.replica import Replica, ReplicaOptions
 from snapline.coordinator.service import backup as restoring
 from snapline.coordinator.service.backup import (
+    NUMBERS_STEP,
     ORDINALS_STEP,
-    STEP,
     describe_backup,
     read_backup,
     restore,
@@ -196,11 +196,11 @@ def check(fleet: Fleet, image: bytes) -> None:
     assert found.phase == RECOVERING and not found.open_epochs()
     assert found.newest_complete() == lost.newest_complete()
     # What is in no manifest and in no backup is not seen: less than one number a step.
-    assert found.image.begun > lost.image.begun + STEP - STEPS
-    assert found.plan_number > lost.plan_number + STEP - STEPS
+    assert found.image.begun > lost.image.begun + NUMBERS_STEP - STEPS
+    assert found.plan_number > lost.plan_number + NUMBERS_STEP - STEPS
     assert found.image.next_ordinal >= lost.image.next_ordinal
     for host, record in lost.image.hosts.items():
-        assert found.image.hosts[host].start > record.start + STEP - STEPS
+        assert found.image.hosts[host].start > record.start + NUMBERS_STEP - STEPS
     for epoch in found.complete_epochs():
         assert fleet.store.read_ref(epoch) == found.image.epochs[epoch].root
         known = lost.image.epochs.get(epoch)
@@ -218,7 +218,7 @@ def test_a_restored_fleet_goes_on_where_the_lost_one_was(fleet: Fleet, seed: int
 
 
 def no_steps(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(restoring, "STEP", 0)
+    patch.setattr(restoring, "NUMBERS_STEP", 0)
 
 
 def nothing_is_adopted(patch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_a_backup_of_a_fleet_at_work(fleet: Fleet) -> None:
     image = fleet.backup()
     found = FleetState.restore(restored_state(image, fleet.store).state)
     assert (found.phase, found.newest_complete(), found.open_epochs()) == (RECOVERING, first, ())
-    assert (found.plan_number, found.image.begun) == (1 + STEP, 2 + STEP)
+    assert (found.plan_number, found.image.begun) == (1 + NUMBERS_STEP, 2 + NUMBERS_STEP)
     assert found.image.next_ordinal == 4 + ORDINALS_STEP
     assert found.image.need is not None and "restored from a backup" in found.image.need.reason
 
@@ -287,7 +287,9 @@ def test_a_second_loss_goes_on_above_the_first(fleet: Fleet) -> None:
     fleet.plan("h1", "h2", line=0)
     fleet.epoch()
     again = FleetState.restore(restored_state(image, fleet.store).state)
-    assert again.plan_number > fleet.state.plan_number + STEP - 1 and again.image.begun > fleet.state.image.begun
+    assert (
+        again.plan_number > fleet.state.plan_number + NUMBERS_STEP - 1 and again.image.begun > fleet.state.image.begun
+    )
 
 
 def test_hosts_that_joined_later_are_known_from_the_store(fleet: Fleet) -> None:
@@ -299,7 +301,7 @@ def test_hosts_that_joined_later_are_known_from_the_store(fleet: Fleet) -> None:
     fleet.epoch()
     found = FleetState.restore(restored_state(image, fleet.store).state)
     assert found.plan is not None and found.plan.hosts == ["h1", "h3"]
-    assert (found.image.hosts["h3"].start, found.image.hosts["h3"].state) == (1 + STEP, LOST)
+    assert (found.image.hosts["h3"].start, found.image.hosts["h3"].state) == (1 + NUMBERS_STEP, LOST)
     assert found.image.agents["c"].host == "h3"
 
 
@@ -310,8 +312,8 @@ def test_numbers_go_on_above_those_of_host_logs(fleet: Fleet) -> None:
     for log in (LogName(70, "h1", 50), LogName(60, "h9", 3)):
         fleet.store.append_batch(fleet.store.prepare_batch(log, 1, LogBatch()))
     found = FleetState.restore(restored_state(image, fleet.store).state)
-    assert found.plan_number == 70 + STEP
-    assert (found.image.hosts["h1"].start, found.image.hosts["h9"].start) == (50 + STEP, 3 + STEP)
+    assert found.plan_number == 70 + NUMBERS_STEP
+    assert (found.image.hosts["h1"].start, found.image.hosts["h9"].start) == (50 + NUMBERS_STEP, 3 + NUMBERS_STEP)
 
 
 def test_no_token_of_a_backup_is_good_any_more_and_the_book_is_kept(fleet: Fleet) -> None:
@@ -330,7 +332,7 @@ def test_the_history_of_recoveries_is_kept_without_the_start(fleet: Fleet) -> No
     fleet.restart("h1")
     fleet.restart("h2")
     found = FleetState.restore(restored_state(fleet.backup(), fleet.store).state)
-    assert [plan.number for plan in found.image.plans] == [2 + STEP, 3 + STEP]
+    assert [plan.number for plan in found.image.plans] == [2 + NUMBERS_STEP, 3 + NUMBERS_STEP]
 
 
 def test_autonomous_fleets_adopt_no_agent_that_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -464,8 +466,8 @@ async def test_a_replica_begins_with_the_restored_state(fleet: Fleet, tmp_path: 
     try:
         await replica.driver.wait_ready(timeout_s=15.0)
         assert machine.freeze() == restored_state(fleet.backup(), fleet.store).state
-        assert (told["line_epoch"], told["next_plan"]) == (1, 2 + STEP)
-        assert machine.state.plan_number == 1 + STEP
+        assert (told["line_epoch"], told["next_plan"]) == (1, 2 + NUMBERS_STEP)
+        assert machine.state.plan_number == 1 + NUMBERS_STEP
     finally:
         await replica.stop()
 

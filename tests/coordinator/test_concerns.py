@@ -119,7 +119,7 @@ def test_each_kind_has_a_remedy() -> None:
 
 
 def look(bench: Bench, *missing: str, left_ns: int | None = None) -> None:
-    bench.feed(ev.ReplicaLooked("c1", missing, 3, left_ns))
+    bench.feed(ev.ReplicaStatusChecked("c1", missing, 3, left_ns))
 
 
 def test_a_replica_that_is_not_connected(bench: Bench) -> None:

@@ -97,7 +97,7 @@ def test_host_that_goes_before_its_epoch_holds_up_nothing(bench: Bench) -> None:
 
 
 def test_coordinator_that_is_to_stop_waits_for_an_epoch_and_sends_nobody_away(bench: Bench) -> None:
-    bench.feed(words.EndWanted())
+    bench.feed(words.CoordinatorStopRequested())
     assert not bench.core.parts.departures.is_saved
     bench.pass_time(1)
     report_open(bench)

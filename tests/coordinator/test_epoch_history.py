@@ -1,6 +1,6 @@
 """What is kept of epochs that have ended: figures of the reports, bounded, the same from the log and from an image."""
 
-from snapline.coordinator.leader.epochs.accounts import with_report
+from snapline.coordinator.leader.epochs.accounts import add_report
 from snapline.coordinator.service.epoch_history import epoch_history
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.epoch_ends import note_aborted, note_complete
@@ -19,8 +19,8 @@ def report(agent: str, start_delay_ns: int, new_bytes: int = 0) -> EpochReport:
 
 
 def test_the_last_host_is_who_reported_last_and_the_late_one_whose_agent_recorded_latest() -> None:
-    account = with_report(None, "h1", report("a", 900, 100), after_ns=1_000)
-    account = with_report(account, "h2", report("b", 10), after_ns=1_200)
+    account = add_report(None, "h1", report("a", 900, 100), after_ns=1_000)
+    account = add_report(account, "h2", report("b", 10), after_ns=1_200)
     assert account.last is not None and (account.last.host, account.last.agent, account.last.after_ns) == (
         "h2",
         "b",
@@ -44,7 +44,7 @@ def test_ends_are_bounded_short_and_survive_an_image() -> None:
 def test_the_history_says_what_became_of_an_epoch_and_leaves_out_what_nobody_knows() -> None:
     state = FleetState()
     old = EpochReport(1, 1, PACK)
-    account = with_report(None, "h1", old, after_ns=2_000_000)
+    account = add_report(None, "h1", old, after_ns=2_000_000)
     complete = op.CompleteEpoch(1, "ab", (), 10, 20, 30, account)
     state.image.epochs[2] = record = EpochRecord(1, "period", 5, status="condemned", ended_ns=9)
     note_complete(state.image, complete, EpochRecord(1, "period", 5, ended_ns=9))

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapline.agent_runtime.host.epoch_reports import ChannelNumbers, with_channels
-from snapline.coordinator.leader.epochs.open_epochs import Channels, ToldChannels
+from snapline.coordinator.leader.epochs.open_epochs import Channels, ReportedChannels
 from snapline.coordinator.leader.events import ManifestAgent
 from snapline.coordinator.leader.modes import epoch_reports
-from snapline.coordinator.leader.modes.epoch_reports import _covered_channels, _take_channels, _told_channels
+from snapline.coordinator.leader.modes.epoch_reports import _covered_channels, _find_reported_channels, _take_channels
 from snapline.messages import host_messages as msg
-from snapline.protocols.coverage import AgentReport, uncovered
+from snapline.protocols.coverage import AgentReport, check_coverage
 
 AGENTS = ("a", "b", "c")
 CHANNELS = tuple((sender, receiver) for sender in range(3) for receiver in range(3) if sender != receiver)
@@ -48,7 +48,7 @@ def test_a_quick_yes_is_a_thorough_yes(
     lines = {agent: ManifestAgent(agent, "m:A", "h", 1, False, 0) for agent in AGENTS}
     columns: dict[str, AgentReport] = {}
     _take_channels(report, columns)
-    is_whole = uncovered(columns, ()).is_whole
+    is_whole = check_coverage(columns, ()).is_whole
     channels = _covered_channels({"h": report}, lines, {})
     assert channels is None or is_whole
     assert channels is not None or not is_balanced, "the usual case must be quick"
@@ -94,7 +94,7 @@ cases: st.SearchStrategy[Case] = st.tuples(
 """The earlier epoch's numbers; how many more were sent; at which ends the receiver says otherwise; channel states then and now; who leaves out."""
 
 
-def judged(case: Case) -> tuple[ToldChannels | None, ToldChannels | None]:
+def judged(case: Case) -> tuple[ReportedChannels | None, ReportedChannels | None]:
     """What is said of whole reports, and of those in which some hosts leave out what has not changed."""
     earlier, more, wrong, then, now, short = case
     sent = {pair: earlier.get(pair, 0) + more.get(pair, 0) for pair in {**earlier, **more}}
@@ -105,8 +105,8 @@ def judged(case: Case) -> tuple[ToldChannels | None, ToldChannels | None]:
         before, numbers = numbers_of(host, earlier, earlier, then), numbers_of(host, sent, received, now)
         whole[host] = report_of(host, numbers, 0)
         told[host] = report_of(host, numbers.since(before), 1) if host in short else whole[host]
-    known = ToldChannels(1, PLAN, frozenset(AGENTS), earlier)
-    return _told_channels(PLAN, 2, whole, LINES, None), _told_channels(PLAN, 2, told, LINES, known)
+    known = ReportedChannels(1, PLAN, frozenset(AGENTS), earlier)
+    return _find_reported_channels(PLAN, 2, whole, LINES, None), _find_reported_channels(PLAN, 2, told, LINES, known)
 
 
 @given(cases)
@@ -149,12 +149,12 @@ def with_since(report: msg.EpochReport) -> msg.EpochReport:
     "known",
     [
         None,
-        ToldChannels(7, PLAN, frozenset(AGENTS), {}),
-        ToldChannels(1, PLAN, frozenset("ab"), {}),
-        ToldChannels(1, PLAN, frozenset("abcd"), {}),
+        ReportedChannels(7, PLAN, frozenset(AGENTS), {}),
+        ReportedChannels(1, PLAN, frozenset("ab"), {}),
+        ReportedChannels(1, PLAN, frozenset("abcd"), {}),
     ],
 )
-def test_against_another_epoch_or_other_members_nothing_is_said(known: ToldChannels | None) -> None:
+def test_against_another_epoch_or_other_members_nothing_is_said(known: ReportedChannels | None) -> None:
     """An agent that has left takes its channels with it: what is left out might be one of these."""
     reports = {host: report_of(host, ChannelNumbers(), 1) for host in ("h1", "h2")}
-    assert _told_channels(PLAN, 2, reports, LINES, known) is None
+    assert _find_reported_channels(PLAN, 2, reports, LINES, known) is None

@@ -13,9 +13,9 @@ from snapline.coordinator.leader import events as ev
 from snapline.coordinator.raft.dump import decode_dump
 from snapline.coordinator.raft.journal import SqliteJournal
 from snapline.coordinator.raft.node import DUMP_FILE, JOURNAL_FILE
-from snapline.coordinator.service.backup import STEP, restored_state
+from snapline.coordinator.service.backup import NUMBERS_STEP, restored_state
 from snapline.coordinator.service.fleet_answers import forked_from, history
-from snapline.coordinator.service.fork_founding import SCRATCH_FOLDER, forked_state, found_fork
+from snapline.coordinator.service.fork_founding import FORK_SCRATCH_FOLDER, create_fork_log, fork_initial_state
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import FORMING, REFUSED, RUNNING
 from snapline.coordinator.state.fleet_state import FleetState
@@ -64,7 +64,7 @@ def state_of(fork: Store) -> FleetState:
     record = fork.fork_record()
     assert record is not None
     root = fork.read_ref(EPOCH)
-    return forked_state(record, root, fork.read_manifest(root, epoch=EPOCH))
+    return fork_initial_state(record, root, fork.read_manifest(root, epoch=EPOCH))
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_it_begins_with_the_snapshot_and_its_agents(fork: Store) -> None:
     assert (image.cluster, image.name, image.definition_digest) == (fork.store_id, "f", DIGEST)
     assert state.members_of(EPOCH) == ["a0", "a1", "a5"] and image.epochs[EPOCH].unborn == ["a2"]
     assert list(image.gone) == ["a3", "a4"] and image.forgotten_start == 9
-    assert not state.is_defined and not state.is_without_line
+    assert not state.is_defined and not state.is_fork_without_epoch
     assert state_of(fork).freeze() == state.freeze(), "all replicas make the same"
     assert FleetState.restore(state.freeze()).image == image
 
@@ -124,10 +124,10 @@ def test_a_record_that_contradicts_its_epoch_is_found(fork: Store, tmp_path: Pat
     assert record is not None
     manifest = fork.read_manifest(fork.read_ref(EPOCH))
     with pytest.raises(DamagedDataError, match="contradict each other about agent 'a1'"):
-        forked_state(msgspec.structs.replace(record, gone=["a1"]), "r", manifest)
+        fork_initial_state(msgspec.structs.replace(record, gone=["a1"]), "r", manifest)
     about = msgspec.structs.replace(manifest.metadata, protocol="bcs")
     with pytest.raises(DamagedDataError, match="contradict each other about agent 'a0'"):
-        forked_state(record, "r", msgspec.structs.replace(manifest, metadata=about))
+        fork_initial_state(record, "r", msgspec.structs.replace(manifest, metadata=about))
 
 
 # ---- the fleet starts -----------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ def test_a_backup_of_a_fork_is_restored_as_a_fork(fork: Store) -> None:
     bench.start_fleet("h1", "h2")
     restored = FleetState.restore(restored_state(bench.state.freeze(), fork).state)
     assert restored.image.fork == bench.state.image.fork and restored.newest_complete() == EPOCH
-    assert restored.plan_number == PLAN + 1 + STEP and not restored.is_without_line
+    assert restored.plan_number == PLAN + 1 + NUMBERS_STEP and not restored.is_fork_without_epoch
 
 
 # ---- the log --------------------------------------------------------------------------------------------------------
@@ -255,27 +255,27 @@ def test_a_replica_founds_its_log_once_and_marks_nothing_before_it_is_there(
 ) -> None:
     folder = tmp_path / "c1"
     folder.mkdir()
-    assert found_fork(folder, fork, node="c1")
-    assert (folder / DUMP_FILE).exists() and not (folder / SCRATCH_FOLDER).exists() and fork.log_marks() == {}
+    assert create_fork_log(folder, fork, node="c1")
+    assert (folder / DUMP_FILE).exists() and not (folder / FORK_SCRATCH_FOLDER).exists() and fork.log_marks() == {}
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert not found_fork(folder, fork, node="c1")
+    assert not create_fork_log(folder, fork, node="c1")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_a_replica_that_lost_its_log_makes_none(fork: Store, tmp_path: Path, no_sync: None) -> None:
     (tmp_path / "c1").mkdir()
     fork.add_log_mark("c1", LogMark("lost", True))
-    assert not found_fork(tmp_path / "c1", fork, node="c1")
-    assert found_fork(tmp_path / "c2", fork, node="c2")
+    assert not create_fork_log(tmp_path / "c1", fork, node="c1")
+    assert create_fork_log(tmp_path / "c2", fork, node="c2")
 
 
 def test_a_store_that_is_no_forks_founds_nothing(tmp_path: Path) -> None:
-    assert not found_fork(tmp_path, parent_store(tmp_path), node="c1")
+    assert not create_fork_log(tmp_path, parent_store(tmp_path), node="c1")
 
 
 def test_a_replica_that_comes_when_the_snapshot_is_deleted_makes_none(fork: Store, tmp_path: Path) -> None:
     fork.delete_epoch(EPOCH)
-    assert not found_fork(tmp_path / "c3", fork, node="c3")
+    assert not create_fork_log(tmp_path / "c3", fork, node="c3")
 
 
 class DiedError(BaseException):
@@ -291,7 +291,7 @@ def test_a_crash_anywhere_in_the_founding_is_made_good(fork: Store, tmp_path: Pa
             return
         assert fork.log_marks() == {}
         assert not (folder / JOURNAL_FILE).exists() or (folder / DUMP_FILE).exists()
-        found_fork(folder, fork, node="c1")
+        create_fork_log(folder, fork, node="c1")
         dump = decode_dump((folder / DUMP_FILE).read_bytes())
         assert FleetState.restore(dump.state).image == state_of(fork).image
         journal = SqliteJournal(folder / JOURNAL_FILE, cluster=fork.store_id, node="c1", fail=_fail)
@@ -316,7 +316,7 @@ def _dies(folder: Path, fork: Store, moment: int) -> bool:
 
     failpoints.install(die)
     try:
-        found_fork(folder, fork, node="c1")
+        create_fork_log(folder, fork, node="c1")
     except DiedError:
         return True
     finally:

@@ -202,7 +202,7 @@ def a_sweep_goes_by_what_this_leader_has_open(patch: pytest.MonkeyPatch) -> None
         out = self._shared.out
         before = len(out)
         sweep(self)
-        known = (*[entry.epoch for entry in self._open_epochs], *self._publisher.owed)
+        known = (*[entry.epoch for entry in self._open_epochs], *self._publisher.unpublished)
         out[before:] = [
             msgspec.structs.replace(x, undecided=known) if isinstance(x, SweepStore) else x for x in out[before:]
         ]

@@ -322,9 +322,9 @@ def test_a_host_that_was_thawed_behind_the_leaders_back_is_waited_for_again() ->
     agent, failed = list(host.living.values())[:2]
     host.peers, failed.is_failed, other.is_deaf = {}, True, True
     assert world.core is not None
-    has_kept = world.core.parts.freezing.has_kept
+    has_checkpointed_live_state = world.core.parts.freezing.has_checkpointed_live_state
     host.say(msg.AgentFailed(failed.name, 1, "bug"))
-    assert world.run(5, lambda: has_kept("h0", agent.name))
+    assert world.run(5, lambda: has_checkpointed_live_state("h0", agent.name))
     freeze = msg.FreezeAgents(1, host.frozen)
     world.run(0.1)
     world.disconnect(host.session)
@@ -335,7 +335,7 @@ def test_a_host_that_was_thawed_behind_the_leaders_back_is_waited_for_again() ->
     other.is_deaf = False
     other.hear(freeze)
     world.run(2)
-    assert has_kept("h1", next(iter(other.living))) and world.state.plan_number == 1
+    assert has_checkpointed_live_state("h1", next(iter(other.living))) and world.state.plan_number == 1
     held[0]()
     assert world.run(2, lambda: world.state.plan_number == 2)
     plan = world.state.plan

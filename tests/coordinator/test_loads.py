@@ -31,7 +31,7 @@ def test_agents_are_placed_once_where_they_may_be_and_balanced_by_weight(
     usual = max(1, sum(weights.values()) // len(weights)) if weights else 1
     load, got = dict.fromkeys(hosts, 0), dict.fromkeys(hosts, 0)
     for agent, host in living:
-        rule = next((rule for rule in rules if rule.is_about(agent)), None)
+        rule = next((rule for rule in rules if rule.applies_to(agent)), None)
         may = [each for each in hosts if rule and each in rule.hosts] or hosts
         weight = weights.get(host, usual)
         assert found[agent] in may

@@ -188,7 +188,7 @@ def test_agents_are_where_they_belong_as_long_as_that_is_there(
         assert found[agent] in own, (agent, pattern)
         assert is_even or before not in own or found[agent] == before, "it moves without need"
     # Of those that nothing is said of, nobody is left on a host that has two more than another.
-    if is_even and not any(rule.is_about(agent) for rule in rules for agent in found):
+    if is_even and not any(rule.applies_to(agent) for rule in rules for agent in found):
         load = Counter({host: 0 for host in hosts})
         load.update(found.values())
         assert max(load.values()) - min(load.values()) <= 1

@@ -6,7 +6,7 @@ import pytest
 from tests.coordinator.test_random_executions import execute
 
 from snapline.coordinator.leader.epochs.epochs import Epochs
-from snapline.coordinator.leader.epochs.open_epochs import OpenEpoch, ToldChannels
+from snapline.coordinator.leader.epochs.open_epochs import OpenEpoch, ReportedChannels
 from snapline.coordinator.leader.epochs.publishing import RefPublisher
 from snapline.coordinator.leader.epochs.retention import Retention
 from snapline.coordinator.leader.hosts.failure_detector import FailureDetector
@@ -62,7 +62,11 @@ def complete_without_a_report(patch: pytest.MonkeyPatch) -> None:
         move_on(self, entry)
 
     def careless(
-        state: FleetView, plan: PlanRecord, epoch: int, reports: Mapping[str, EpochReport], *told: ToldChannels | None
+        state: FleetView,
+        plan: PlanRecord,
+        epoch: int,
+        reports: Mapping[str, EpochReport],
+        *told: ReportedChannels | None,
     ) -> epoch_reports.Verdict:
         here = [x for x in state.members_of(epoch) if state.image.agents[x].host in reports]
         with pytest.MonkeyPatch.context() as inner:
@@ -152,7 +156,7 @@ def told_before_the_ref(patch: pytest.MonkeyPatch) -> None:
 
     def mutant(self: RefPublisher, epoch: int) -> None:
         on_completed(self, epoch)
-        self._tell_end(epoch, is_complete=True, reason="")
+        self._notify_end(epoch, is_complete=True, reason="")
 
     patch.setattr(RefPublisher, "on_completed", mutant)
 
@@ -184,7 +188,7 @@ def a_new_leader_publishes_nothing(patch: pytest.MonkeyPatch) -> None:
     """A decision without a ref stays without one."""
 
     def mutant(self: RefPublisher) -> None:
-        self._aborts_told = self._shared.state.image.aborted
+        self._aborts_notified = self._shared.state.image.aborted
 
     patch.setattr(RefPublisher, "on_started", mutant)
 

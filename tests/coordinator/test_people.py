@@ -13,7 +13,14 @@ from snapline.coordinator.state import operations as op
 from snapline.coordinator.state import users
 from snapline.coordinator.state.fleet_records import UNCHANGED
 from snapline.coordinator.state.users import CALLS_KEPT, REFUSALS_KEPT, TOKENS_MAX, bearer_of
-from snapline.security.tokens import ABOUT_CHARACTERS_MAX, NO_TOKEN, PEOPLE, borne_in, digest_of, new_token
+from snapline.security.tokens import (
+    INVALID_TOKEN_DIGEST,
+    SUBJECT_CHARACTERS_MAX,
+    USER_ROLES,
+    digest_of,
+    new_token,
+    token_digest_in,
+)
 
 SOON_NS, LATER_NS = 1_000_000, 2_000_000
 
@@ -100,7 +107,7 @@ def test_a_host_pushes_out_its_own_entries_and_nobody_elses(monkeypatch: pytest.
 def test_the_fullest_books_are_a_small_part_of_an_image(agreed: Agreed) -> None:
     """Names of 128 bytes, and all that a call may be about: an image of 16 MiB has room for it."""
     long = msgspec.structs.replace(
-        call("n" * 128), call="CreateSnapshot", about="x" * ABOUT_CHARACTERS_MAX, at="h" * 128
+        call("n" * 128), call="CreateSnapshot", about="x" * SUBJECT_CHARACTERS_MAX, at="h" * 128
     )
     agreed.do(long)
     each = len(msgspec.msgpack.encode(agreed.state.image.calls[0]))
@@ -115,16 +122,16 @@ def test_a_token_has_256_bits_and_its_digest_is_sha256() -> None:
     assert len(set(made)) == 100
     assert all(re.fullmatch(r"snapline_[A-Za-z0-9_-]{43}", each) for each in made)
     assert digest_of("abc") == hashlib.sha256(b"abc").digest()
-    assert PEOPLE == ("viewer", "operator", "admin")
+    assert USER_ROLES == ("viewer", "operator", "admin")
 
 
 @given(st.text())
 def test_only_a_bearer_header_alone_is_a_token(text: str) -> None:
-    assert borne_in([("other", "x")]) is None
-    assert borne_in([("other", "x"), ("authorization", "Bearer abc")]) == digest_of("abc")
+    assert token_digest_in([("other", "x")]) is None
+    assert token_digest_in([("other", "x"), ("authorization", "Bearer abc")]) == digest_of("abc")
     nothing = digest_of("")
     for value in (text, f"Basic {text}", text.encode(), "Bearer " + "x" * 200):
         if value != "Bearer abc" and not str(value).startswith("Bearer "):
-            assert borne_in([("authorization", value)]) in (NO_TOKEN, nothing)
-    assert borne_in([("authorization", "Bearer " + "x" * 200)]) == NO_TOKEN
-    assert borne_in([("authorization", "Bearer abc")] * 2) == NO_TOKEN, "which of the two?"
+            assert token_digest_in([("authorization", value)]) in (INVALID_TOKEN_DIGEST, nothing)
+    assert token_digest_in([("authorization", "Bearer " + "x" * 200)]) == INVALID_TOKEN_DIGEST
+    assert token_digest_in([("authorization", "Bearer abc")] * 2) == INVALID_TOKEN_DIGEST, "which of the two?"

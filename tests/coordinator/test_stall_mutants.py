@@ -157,14 +157,14 @@ def one_host_is_asked_for_ever(patch: Patch) -> None:
 
 
 def late_answers_are_dropped(patch: Patch) -> None:
-    reached = StopQuestion.on_reached
+    reached = StopQuestion.on_stop_evaluated
 
     def mutant(self: StopQuestion, session: HostSession, message: StopEvaluated) -> None:
         asked = self._asked.get(session.id)
         if asked is not None and not self._is_overdue(asked):
             reached(self, session, message)
 
-    patch.setattr(StopQuestion, "on_reached", mutant)
+    patch.setattr(StopQuestion, "on_stop_evaluated", mutant)
 
 
 def only_the_last_epoch_asked_about_is_kept(patch: Patch) -> None:

@@ -5,7 +5,7 @@ from tests.coordinator.bench import MS, SECOND, Bench
 
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.hosts.partitions import CUT_NS
-from snapline.coordinator.leader.hosts.standby_hosts import SPARE_NS
+from snapline.coordinator.leader.hosts.standby_hosts import STANDBY_NS
 from snapline.coordinator.leader.plans.plan_answers import ANSWER_NS
 from snapline.coordinator.state import operations as op
 from snapline.messages import host_messages as msg
@@ -315,7 +315,7 @@ def test_a_spare_host_is_used_again_after_a_time() -> None:
     come_back(bench, "h2")
     bench.apply_plan("h1", "h3")
     cables.mend("h1", "h2")
-    bench.pass_time(SPARE_NS / SECOND)
+    bench.pass_time(STANDBY_NS / SECOND)
     bench.say("h3", msg.Leave("drained"))
     plan = bench.state.plan
     assert plan is not None and plan.hosts == ["h1", "h2"] and kinds(bench) == []

@@ -14,7 +14,7 @@ import pytest
 from snapline.deploy import child as child_module
 from snapline.deploy.child import Child, describe_exit
 
-GONE_S = 10.0
+EXIT_LIMIT_S = 10.0
 
 
 def python(code: str) -> list[str]:
@@ -31,7 +31,7 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_until_dead(pid: int) -> bool:
-    deadline = time.monotonic() + GONE_S
+    deadline = time.monotonic() + EXIT_LIMIT_S
     while is_alive(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not is_alive(pid)
@@ -73,7 +73,7 @@ async def test_stop_asks_first(tmp_path: Path) -> None:
     child = Child.start("h1", python(code), log_path=tmp_path / "h1.log")
     while child.last_line() != "ready":
         await asyncio.sleep(0.01)
-    assert await child.stop(GONE_S) == 7
+    assert await child.stop(EXIT_LIMIT_S) == 7
 
 
 async def test_stop_kills_who_does_not_listen(tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.deploy.test_child import GONE_S, is_alive, wait_until_dead
+from tests.deploy.test_child import EXIT_LIMIT_S, is_alive, wait_until_dead
 
 from snapline.cli.fork_server import reason_against, stamps
 from snapline.deploy import fork_server
 from snapline.deploy.child import Child
 from snapline.deploy.fork_server import ForkedProcess, ForkServer, StartFork
-from snapline.deploy.starting import begin_early, environment_of, take_begun
+from snapline.deploy.starting import environment_of, start_fork_server_early, take_early_server
 
 SNAPLINE = [sys.executable, "-m", "snapline"]
 SPEAKING = """
@@ -56,7 +56,7 @@ def is_forked(child: Child) -> bool:
 
 
 async def said(child: Child) -> str:
-    async with asyncio.timeout(GONE_S):
+    async with asyncio.timeout(EXIT_LIMIT_S):
         while not child.last_line():
             await asyncio.sleep(0.01)
     return child.last_line()
@@ -90,11 +90,11 @@ async def test_one_that_was_begun_early_is_the_next_launcher_s(tmp_path: Path, m
     (tmp_path / "speaking.py").write_text(SPEAKING)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    begin_early()
+    start_fork_server_early()
     monkeypatch.setenv("WORD", "later")
     found = [await ForkServer.start(environment_of(None)) for _ in range(2)]
     try:
-        assert take_begun() is None
+        assert take_early_server() is None
         for server in found:
             child = start(server, tmp_path, host())
             assert is_forked(child) and await child.wait() == 0
@@ -145,7 +145,7 @@ async def test_a_word_that_was_read_while_another_was_started_is_not_missed(serv
     """The loop has seen the word, and a start in the same round of it reads it first. The server was taken for gone, and all that it had started with it."""
     lasting = start(server, tmp_path / "lasting", host(), SLEEP_S="60")
     first = start(server, tmp_path / "first", host(), CODE="5")
-    while not (select.select([server._door], [], [], 0)[0]):
+    while not (select.select([server._connection], [], [], 0)[0]):
         os.sched_yield()  # the loop stands: it has not read that the first one has ended
     second = start(server, tmp_path / "second", host(), CODE="6")
     assert first.exit_code == 5
@@ -170,7 +170,7 @@ async def test_a_server_that_is_killed_takes_its_children_along(server: ForkServ
     for child in children:
         await said(child)
     server._process.kill()
-    async with asyncio.timeout(GONE_S):
+    async with asyncio.timeout(EXIT_LIMIT_S):
         assert [await child.wait() for child in children] == [-signal.SIGKILL] * 2
     assert not server.is_open
     other = start(server, tmp_path / "other", [*SNAPLINE, "--version"])

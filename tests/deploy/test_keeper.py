@@ -8,27 +8,27 @@ from hypothesis import strategies as st
 
 from snapline.deploy.launching import Exit
 from snapline.deploy.supervision import (
-    CoordinatorMissed,
+    EmitNote,
     Ending,
-    EndKeeping,
+    EndSupervision,
     ExitReported,
-    FleetSeen,
+    FleetStatusRead,
+    FleetStatusUnavailable,
     GiveUp,
-    HostsWanted,
-    KeeperCommand,
-    KeeperEvent,
-    KeepingBegan,
-    KillAsked,
+    HostsRequested,
     KillProcess,
+    KillRequested,
     PauseEnded,
     ProcessEnded,
     ProcessStarted,
     ReportExit,
-    RestartAsked,
-    Say,
+    RestartRequested,
     SetPause,
     StartProcess,
     StopProcess,
+    SupervisionStarted,
+    SupervisorCommand,
+    SupervisorEvent,
 )
 from snapline.deploy.supervisor import HEALTHY_S, RESTARTS_MAX, SILENCE_S, OnFailure, Supervisor, restart_pause_s
 from snapline.messages.turn_deaths import STOP_WHEN, TurnDeath
@@ -49,19 +49,19 @@ class Driver:
         self.keeper = Supervisor(hosts=("h1", "h2"), coordinators=coordinators, on_failure=on_failure)
         self.now_ns = 0
 
-    def feed(self, event: KeeperEvent, after_s: float = 0.0) -> list[KeeperCommand]:
+    def feed(self, event: SupervisorEvent, after_s: float = 0.0) -> list[SupervisorCommand]:
         self.now_ns += int(after_s * 1e9)
         commands = self.keeper.handle(self.now_ns, event)
         self.keeper.validate()
         return commands
 
     def all_up(self) -> "Driver":
-        for command in self.feed(KeepingBegan()):
+        for command in self.feed(SupervisionStarted()):
             assert isinstance(command, StartProcess)
             assert self.feed(ProcessStarted(command.name)) == []
         return self
 
-    def die(self, name: str, ended: Exit = KILLED, after_s: float = 1.0) -> list[KeeperCommand]:
+    def die(self, name: str, ended: Exit = KILLED, after_s: float = 1.0) -> list[SupervisorCommand]:
         """An end, and of a host that it was reported."""
         commands = self.feed(ProcessEnded(name, "run", ended), after_s)
         if any(isinstance(command, ReportExit) for command in commands):
@@ -74,7 +74,7 @@ class Driver:
 
 
 def test_everything_is_started_coordinators_first() -> None:
-    started = Driver(coordinators=("c1", "c2", "c3")).feed(KeepingBegan())
+    started = Driver(coordinators=("c1", "c2", "c3")).feed(SupervisionStarted())
     assert started == [StartProcess(name) for name in ("c1", "c2", "c3", "h1", "h2")]
 
 
@@ -83,7 +83,7 @@ def test_a_dead_host_is_reported_before_anything_is_decided(ended: Exit) -> None
     fleet = Driver().all_up()
     assert fleet.feed(ProcessEnded("h1", "run-7", ended)) == [ReportExit("h1", "run-7", ended.text)]
     said, pause = fleet.feed(ExitReported("h1"))
-    assert said == Say(f"h1 ended ({ended.text}), starting it again in 0.1 s")
+    assert said == EmitNote(f"h1 ended ({ended.text}), starting it again in 0.1 s")
     assert pause == SetPause("h1", 1, 0.1)
     fleet.come_back("h1", 1)
 
@@ -91,8 +91,8 @@ def test_a_dead_host_is_reported_before_anything_is_decided(ended: Exit) -> None
 def test_a_host_of_a_fleet_that_has_failed_stays_away() -> None:
     fleet = Driver().all_up()
     fleet.feed(ProcessEnded("h1", "run", CRASHED))
-    ending = fleet.feed(FleetSeen("failed", "because", 7))
-    assert ending == [EndKeeping(Ending("failed", "because", 7))]
+    ending = fleet.feed(FleetStatusRead("failed", "because", 7))
+    assert ending == [EndSupervision(Ending("failed", "because", 7))]
     assert fleet.feed(ExitReported("h1")) == []
     assert fleet.die("h2", CRASHED)[1:] == []
 
@@ -101,7 +101,7 @@ def test_a_pause_that_was_cut_short_starts_nothing_later() -> None:
     """The host was asked back, and has ended again since: the end of the first pause must not shorten the second."""
     fleet = Driver().all_up()
     fleet.die("h1")
-    assert fleet.feed(RestartAsked("h1")) == [StartProcess("h1")]
+    assert fleet.feed(RestartRequested("h1")) == [StartProcess("h1")]
     fleet.feed(ProcessStarted("h1"))
     assert fleet.feed(PauseEnded("h1", 1)) == []
     assert fleet.die("h1")[-1] == SetPause("h1", 2, restart_pause_s(1))
@@ -112,23 +112,23 @@ def test_a_pause_that_was_cut_short_starts_nothing_later() -> None:
 def test_a_pause_outlasts_no_fleet() -> None:
     fleet = Driver().all_up()
     assert fleet.die("h1")[-1] == SetPause("h1", 1, 0.1)
-    fleet.feed(FleetSeen("finished", "done", 9))
+    fleet.feed(FleetStatusRead("finished", "done", 9))
     assert fleet.feed(PauseEnded("h1", 1)) == []
 
 
 def test_who_is_to_be_killed_before_it_runs_is_killed_then() -> None:
     fleet = Driver()
-    fleet.feed(KeepingBegan())
-    assert fleet.feed(KillAsked("h2", is_kept_down=True)) == []
+    fleet.feed(SupervisionStarted())
+    assert fleet.feed(KillRequested("h2", is_kept_down=True)) == []
     assert fleet.feed(ProcessStarted("h2")) == [KillProcess("h2")]
-    assert fleet.die("h2")[1:] == [Say("h2 ended (SIGKILL)")]
-    assert fleet.feed(RestartAsked("h2")) == [StartProcess("h2")]
+    assert fleet.die("h2")[1:] == [EmitNote("h2 ended (SIGKILL)")]
+    assert fleet.feed(RestartRequested("h2")) == [StartProcess("h2")]
 
 
 def test_who_is_asked_back_while_its_end_is_reported_comes_at_once() -> None:
     fleet = Driver(on_failure="move").all_up()
     fleet.feed(ProcessEnded("h1", "run", KILLED))
-    assert fleet.feed(RestartAsked("h1")) == []
+    assert fleet.feed(RestartRequested("h1")) == []
     assert StartProcess("h1") in fleet.feed(ExitReported("h1"))
 
 
@@ -164,7 +164,7 @@ def test_a_life_long_enough_forgives_all_failures() -> None:
 
 def test_a_process_that_cannot_be_started_counts_as_one_that_ended() -> None:
     fleet = Driver()
-    fleet.feed(KeepingBegan())
+    fleet.feed(SupervisionStarted())
     refused = Exit(None, "not started: no node is free")
     assert fleet.feed(ProcessEnded("h1", "", refused)) == [ReportExit("h1", "", refused.text)]
     assert fleet.feed(ExitReported("h1"))[-1] == SetPause("h1", 1, restart_pause_s(1))
@@ -173,13 +173,13 @@ def test_a_process_that_cannot_be_started_counts_as_one_that_ended() -> None:
 def test_a_final_error_is_not_tried_again() -> None:
     fleet = Driver().all_up()
     assert fleet.die("h2", MISUSED)[1:] == [GiveUp(2, "there is no module nowhere")]
-    assert fleet.keeper.mistake() == GiveUp(2, "there is no module nowhere")
+    assert fleet.keeper.final_error() == GiveUp(2, "there is no module nowhere")
 
 
 def test_a_majority_goes_on_without_a_replica() -> None:
     fleet = Driver(coordinators=("c1", "c2", "c3")).all_up()
     assert fleet.die("c1", MISUSED) == [
-        Say("c1 is given up, the other replicas go on: there is no module nowhere"),
+        EmitNote("c1 is given up, the other replicas go on: there is no module nowhere"),
     ]
     assert not fleet.keeper.is_over
     assert fleet.die("c2", MISUSED) == [GiveUp(2, "there is no module nowhere")]
@@ -187,20 +187,20 @@ def test_a_majority_goes_on_without_a_replica() -> None:
 
 def test_with_move_the_last_host_s_end_is_the_fleet_s() -> None:
     fleet = Driver(on_failure="move").all_up()
-    assert fleet.die("h1")[1:] == [Say("h1 ended (SIGKILL)")]
-    assert fleet.die("h2")[-1] == EndKeeping(Ending("failed", "every host has died", 0))
+    assert fleet.die("h1")[1:] == [EmitNote("h1 ended (SIGKILL)")]
+    assert fleet.die("h2")[-1] == EndSupervision(Ending("failed", "every host has died", 0))
 
 
 def test_silence_is_told_once_and_so_is_its_end() -> None:
     fleet = Driver(coordinators=("c1", "c2", "c3")).all_up()
     fleet.die("c1")
-    assert fleet.feed(CoordinatorMissed()) == []
-    assert fleet.feed(CoordinatorMissed(), after_s=SILENCE_S / 2) == []
-    (told,) = fleet.feed(CoordinatorMissed(), after_s=SILENCE_S / 2)
-    assert isinstance(told, Say) and "1 of its 3 replicas are down (c1), and it takes 2" in told.sentence
-    assert fleet.feed(CoordinatorMissed(), after_s=SILENCE_S) == []
-    assert fleet.feed(FleetSeen("running", "", 3)) == [Say("the coordinator answers again")]
-    assert fleet.feed(FleetSeen("running", "", 3)) == []
+    assert fleet.feed(FleetStatusUnavailable()) == []
+    assert fleet.feed(FleetStatusUnavailable(), after_s=SILENCE_S / 2) == []
+    (told,) = fleet.feed(FleetStatusUnavailable(), after_s=SILENCE_S / 2)
+    assert isinstance(told, EmitNote) and "1 of its 3 replicas are down (c1), and it takes 2" in told.sentence
+    assert fleet.feed(FleetStatusUnavailable(), after_s=SILENCE_S) == []
+    assert fleet.feed(FleetStatusRead("running", "", 3)) == [EmitNote("the coordinator answers again")]
+    assert fleet.feed(FleetStatusRead("running", "", 3)) == []
 
 
 NAMES = ("c1", "c2", "c3", "h1", "h2")
@@ -218,7 +218,7 @@ class World:
 
     def __init__(self, on_failure: OnFailure) -> None:
         self.driver = Driver(on_failure, ("c1", "c2", "c3"))
-        self.due: list[KeeperCommand] = []
+        self.due: list[SupervisorCommand] = []
         self.running: set[str] = set()
         self.starting: set[str] = set()
         self.kept_down: set[str] = set()
@@ -226,17 +226,17 @@ class World:
         self.endings = 0
         self.wanted: tuple[str, ...] = ("h1", "h2")
 
-    def feed(self, event: KeeperEvent, after_s: float = 0.0) -> None:
+    def feed(self, event: SupervisorEvent, after_s: float = 0.0) -> None:
         was_over = self.driver.keeper.is_over
         for command in self.driver.feed(event, after_s):
             match command:
                 case StartProcess():
                     assert command.name not in self.running | self.starting, "one process of a name at a time"
-                    assert isinstance(event, HostsWanted) or command.name not in self.kept_down, (
+                    assert isinstance(event, HostsRequested) or command.name not in self.kept_down, (
                         "who is kept down comes back when told"
                     )
                     assert command.name[:1] == "c" or command.name in self.wanted, "nobody wants it"
-                    assert not was_over or isinstance(event, (RestartAsked, ExitReported)), (
+                    assert not was_over or isinstance(event, (RestartRequested, ExitReported)), (
                         "nothing starts in an ended fleet"
                     )
                     self.starting.add(command.name)
@@ -244,10 +244,10 @@ class World:
                     assert command.name in self.running
                 case StopProcess():
                     assert command.name in self.running and command.name not in self.wanted
-                case EndKeeping() | GiveUp():
+                case EndSupervision() | GiveUp():
                     self.endings += 1
                     assert self.endings == 1, "a fleet ends once"
-                case Say():
+                case EmitNote():
                     if " is given up" in command.sentence:
                         self.given_up.add(command.sentence.split()[0])
                     continue
@@ -266,23 +266,23 @@ class World:
                     self.kept_down.add(name)
                 elif name in self.running | self.starting:
                     self.kept_down.discard(name)
-                self.feed(KillAsked(name, is_kept_down=what == "keep down"))
+                self.feed(KillRequested(name, is_kept_down=what == "keep down"))
             case "restart":
                 self.kept_down.discard(name)
                 self.given_up.discard(name)
-                self.feed(RestartAsked(name))
+                self.feed(RestartRequested(name))
             case "seen":
-                self.feed(FleetSeen("running", "", number))
+                self.feed(FleetStatusRead("running", "", number))
             case "over" if number == 0:
-                self.feed(FleetSeen("finished", "", number))
+                self.feed(FleetStatusRead("finished", "", number))
             case "scale":
                 before, self.wanted = self.wanted, ("h1", "h2", "h3")[: 1 + number % 3]
                 self.kept_down -= set(self.wanted) - set(before)
-                self.feed(HostsWanted(self.wanted))
+                self.feed(HostsRequested(self.wanted))
             case "missed":
-                self.feed(CoordinatorMissed(), after_s=number)
+                self.feed(FleetStatusUnavailable(), after_s=number)
 
-    def answer(self, command: KeeperCommand) -> None:
+    def answer(self, command: SupervisorCommand) -> None:
         match command:
             case StartProcess():
                 self.starting.discard(command.name)
@@ -304,7 +304,7 @@ class World:
 def test_whatever_happens(on_failure: OnFailure, plan: list[tuple[str, str, int]]) -> None:
     """One process of a name, one end of the fleet, nobody back who is kept down; and all are back once nothing more happens."""
     world = World(on_failure)
-    world.feed(KeepingBegan())
+    world.feed(SupervisionStarted())
     for what, name, number in plan:
         world.play(what, name, number)
     while world.due:

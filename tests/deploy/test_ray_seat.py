@@ -12,7 +12,7 @@ from snapline.deploy.launching import Handle, ProcessSpec
 from snapline.deploy.plan import NODE, PRIVATE, FleetPlan, commands_of, own_files, read_certificates
 from snapline.deploy.ray_cluster import RayCluster
 from snapline.deploy.ray_worker import NodeWorker, PrivateFiles, exit_from
-from snapline.deploy.running_fleet import ALONE
+from snapline.deploy.running_fleet import SINGLE_COORDINATOR
 from snapline.errors import UsageError
 from snapline.security.certificates import Authority
 
@@ -96,7 +96,7 @@ def test_nobody_gets_the_keys_of_another_and_nobody_that_of_the_authority(tmp_pa
     assert "ca.key" not in read and "operator-operator.key" not in read
     keys = [own_files(read, role, name)["own.key"] for role, name in names]
     assert len(set(keys)) == len(names)
-    assert own_files(read, "coordinator", ALONE) == own_files(read, "coordinator", "c1")
+    assert own_files(read, "coordinator", SINGLE_COORDINATOR) == own_files(read, "coordinator", "c1")
     assert all((folder / "ca.key").read_bytes() not in own_files(read, role, name).values() for role, name in names)
     with pytest.raises(UsageError, match=r"host-h3.crt cannot be read: `snapline auth issue .* host h3` makes it"):
         read_certificates(folder, hosts=3, coordinators=1)

@@ -14,7 +14,7 @@ from tests.recovery.executions import parse, random_trace
 
 from snapline.diagrams.domino import analysis_html
 from snapline.diagrams.domino import script as page_script
-from snapline.diagrams.traced import Traced, analysis_svg
+from snapline.diagrams.traced import AnalyzedTrace, analysis_svg
 from snapline.errors import UsageError
 from snapline.recovery.analysis import analyze
 from snapline.recovery.lines import domino_rounds
@@ -113,7 +113,7 @@ def check(script: str) -> None:
                 for one in domino_rounds(trace, names)
             ]
             assert answer["lines"][-1] == list(analysis.recovery_line.values())
-            drawn = Traced(trace, analysis).arrows((0, len(trace.events) - 1))
+            drawn = AnalyzedTrace(trace, analysis).arrows((0, len(trace.events) - 1))
             assert answer["states"] == [arrow.state for arrow in drawn]
             undone = [analysis.rollback[agent].events if agent in analysis.rollback else 0 for agent in trace.agents]
             assert answer["lost"] == undone

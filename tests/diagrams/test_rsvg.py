@@ -69,11 +69,11 @@ def colour(name: str) -> tuple[int, int, int]:
 def space_time() -> str:
     """As the screen Space-time gives it."""
     trace = parse(WORDS)
-    happened = EventLog(
+    event_log = EventLog(
         [TracedEvent(event, f"h{index % 2}") for index, event in enumerate(trace.events)], is_whole=True
     )
-    window = happened.window("agents", happened.rows_of("agents"), count=100)
-    return draw_window(happened, window, happened.chosen(window, len(trace.events) - 1))
+    window = event_log.window("agents", event_log.rows_of("agents"), count=100)
+    return draw_window(event_log, window, event_log.chosen(window, len(trace.events) - 1))
 
 
 def pictures() -> dict[str, tuple[str, set[str]]]:

@@ -15,10 +15,10 @@ from tests.recovery.test_merge import files_of, play
 
 from snapline.diagrams import event_window as happened_module
 from snapline.diagrams import shiviz
-from snapline.diagrams.event_window import CHOSEN_MAX, ROWS_MAX, EventLog, Rows, Window, message_name, natural
+from snapline.diagrams.event_window import CHOSEN_MAX, ROWS_MAX, EventLog, Rows, Window, message_name, natural_key
 from snapline.diagrams.space_time import draw_window, scene_of
 from snapline.protocols.names import CHANDY_LAMPORT
-from snapline.recovery.gathered import MarkerCame, MarkerLeft, TracedEvent, gather
+from snapline.recovery.gathered import MarkerCame, TracedEvent, TracedMarkerSend, gather
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Recovery
 
 SEEDS = range(4, 10)
@@ -41,7 +41,7 @@ def some_window(found: EventLog, rows: Rows, chance: random.Random) -> Window:
 def row_of(each: TracedEvent, rows: Rows) -> str:
     """Where an event stands, said once more."""
     event = each.event
-    if isinstance(event, MarkerLeft | MarkerCame):
+    if isinstance(event, TracedMarkerSend | MarkerCame):
         return f"host:{event.host}"
     assert not isinstance(event, Recovery)
     return event.agent if rows == "agents" else f"host:{each.host}"
@@ -52,7 +52,7 @@ def other_ends(events: list[TracedEvent]) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     last: dict[str, int] = {}
     for position, each in enumerate(events):
-        if isinstance(each.event, MessageSent | MarkerLeft):
+        if isinstance(each.event, MessageSent | TracedMarkerSend):
             last[each.event.message] = position
         elif isinstance(each.event, MessageReceived | MarkerCame):
             sent = last[each.event.message]
@@ -74,7 +74,7 @@ def expected_shown(found: EventLog, window: Window) -> tuple[list[int], list[int
         if isinstance(each.event, CheckpointTaken):
             is_merged = window.rows == "hosts" and each.epochs
             records[(each.host, each.epochs) if is_merged else position] = position
-        elif window.rows == "agents" or isinstance(each.event, MarkerLeft | MarkerCame):
+        elif window.rows == "agents" or isinstance(each.event, TracedMarkerSend | MarkerCame):
             spots.append(position)
         else:
             others = {events[other].host for other in ends.get(position, ())}
@@ -119,9 +119,9 @@ def test_a_picture_has_an_arrow_for_each_message_and_marker_with_an_end_in_its_w
         lanes = set(window.lanes)
         expected: Counter[tuple[str, bool]] = Counter()
         for position, each in enumerate(events):
-            if not isinstance(each.event, MessageSent | MarkerLeft):
+            if not isinstance(each.event, MessageSent | TracedMarkerSend):
                 continue
-            is_marker = isinstance(each.event, MarkerLeft)
+            is_marker = isinstance(each.event, TracedMarkerSend)
             came = ends.get(position, [])
             places = [position, *came]
             to = f"host:{each.event.to}" if is_marker or rows == "hosts" else each.event.to
@@ -168,7 +168,7 @@ def happened_before(found: EventLog, rows: Rows) -> dict[int, set[int]]:
             past |= sent[event.message]
         before[position] = past
         here[row] = past | {position}
-        if isinstance(event, MessageSent | MarkerLeft):
+        if isinstance(event, MessageSent | TracedMarkerSend):
             sent[event.message] = here[row]
         elif isinstance(event, CheckpointTaken):
             checkpoints[event.agent, event.number] = here[row]
@@ -319,7 +319,7 @@ def test_of_many_agents_the_busiest_have_rows_below_their_hosts() -> None:
     lanes = found.rows_of("agents")
     agents = [lane for lane in lanes if not lane.startswith("host:")]
     assert len(agents) == ROWS_MAX and all(found.busy[agent] == 3 for agent in agents)
-    assert lanes[0].startswith("host:") and agents == sorted(agents, key=lambda a: (found.homes[a], natural(a)))
+    assert lanes[0].startswith("host:") and agents == sorted(agents, key=lambda a: (found.homes[a], natural_key(a)))
     assert len([lane for lane in found.rows_of("agents", ["a"]) if not lane.startswith("host:")]) == CHOSEN_MAX
     assert found.rows_of("agents", ["a17"]) == ("host:h2", "a17"), (
         "a name means that agent, and no other that contains it"
@@ -336,7 +336,7 @@ def test_names_are_text_in_pictures_and_logs() -> None:
         TracedEvent(MessageSent(evil, f"{evil}>b:1", "b"), evil, 5),
         TracedEvent(MessageReceived("b", f"{evil}>b:1"), "h2", 6),
         TracedEvent(CheckpointTaken(evil, 1), evil, 7, (1,)),
-        TracedEvent(MarkerLeft(evil, "m", "h2", 1), evil, 8),
+        TracedEvent(TracedMarkerSend(evil, "m", "h2", 1), evil, 8),
         TracedEvent(MarkerCame("h2", "m", evil, 1), "h2", 9),
     ]
     found = EventLog(events, is_whole=True)

@@ -21,8 +21,8 @@ from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.reading import Output, OutputsReverted
 from snapline.client.client import Client
 from snapline.client.endings import Receipt
-from snapline.client.giving import OutsideMessage
-from snapline.client.outputs import OutputsRequest, wanted_outputs
+from snapline.client.giving import ExternalMessage
+from snapline.client.outputs import OutputsRequest, requested_outputs
 from snapline.gateway import limits
 from snapline.gateway.app import PART_BYTES, Gateway, _Reader
 from snapline.gateway.openapi import openapi_of
@@ -123,7 +123,7 @@ async def test_other_clients_reach_all_handlers() -> None:
     async with fleet_and_client() as (_, client):
         assert (await client.send("a", Closed())).number == 1
         with pytest.raises(errors.HandlerNotPublicError, match="no public handler"):
-            await client.send("a", OutsideMessage("Closed", {}, public_only=True))
+            await client.send("a", ExternalMessage("Closed", {}, public_only=True))
 
 
 FOREIGN: dict[str, tuple[str, dict[str, str], int]] = {
@@ -375,7 +375,7 @@ async def test_a_reader_that_takes_nothing_costs_no_more_than_32_mib(message: No
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        reader = _Reader(wanted_outputs(lambda: made, wanted))  # type: ignore[arg-type, return-value]  # all that is asked of one
+        reader = _Reader(requested_outputs(lambda: made, wanted))  # type: ignore[arg-type, return-value]  # all that is asked of one
         events = reader.events()
         head, part = await anext(events), await anext(events)
         for _ in range(5):

@@ -4,14 +4,14 @@ from pathlib import Path
 
 from snapline.agent_runtime.host.metrics import FAMILIES as HOST
 from snapline.coordinator.service.metrics import FLEET, RAFT
-from snapline.telemetry.metrics import ABOUT, PREFIX, Family
+from snapline.telemetry.metrics import PREFIX, PROCESS_INFO, Family
 from snapline.telemetry.spans import SPANS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 BEGIN, END = "<!-- made by `python -m tests.house.metrics_page` -->\n", "<!-- end -->\n"
 
 TABLES: dict[str, tuple[Family, ...]] = {
-    "Of every process": (ABOUT, *SPANS),
+    "Of every process": (PROCESS_INFO, *SPANS),
     "Of a coordinator that leads: the fleet": FLEET,
     "Of every coordinator: its replica": RAFT,
     "Of every host": HOST,

@@ -19,7 +19,7 @@ def roles() -> list[str]:
     for rpc, door in RPC_RULES.items():
         service, _, name = rpc.rpartition("/")
         shown = f"`{service.rpartition('.')[2]}/{name}`"
-        marks = ["itself" if role in ("host", "coordinator") and door.is_for_itself else "yes" for role in ROLES]
+        marks = ["itself" if role in ("host", "coordinator") and door.is_self_only else "yes" for role in ROLES]
         cells = [mark if role in door.roles else "" for role, mark in zip(ROLES, marks, strict=True)]
         lines.append(f"| {shown} | {' | '.join(cells)} |")
     return lines

@@ -10,7 +10,7 @@ import pytest
 from tests.kit.compiled import is_bound
 
 from snapline.channels import channel, link
-from snapline.compiled import WITNESS, described, is_compiled
+from snapline.compiled import SAMPLE_MODULE, is_compiled, version_text
 from snapline.sim.mutants import check_replaceable
 
 PLAIN_BASES = {"ABC", "Inlet", "Outlet", "Protocol"}
@@ -72,12 +72,12 @@ def test_the_search_finds_tuples_by_identity() -> None:
 
 def test_the_list_is_in_order_and_has_its_witness(root: Path) -> None:
     names = list(modules(root))
-    assert names == sorted(set(names)) and WITNESS in names
+    assert names == sorted(set(names)) and SAMPLE_MODULE in names
 
 
 def test_sources_are_no_compiled_build() -> None:
     """An environment of `make test` has none. Where one has, `make test-compiled` runs its tests."""
-    assert not is_compiled() and described() == "0.1.0"
+    assert not is_compiled() and version_text() == "0.1.0"
     check_replaceable()
 
 

@@ -18,4 +18,4 @@ def test_what_operators_may_do_and_viewers_may_not_is_written_down() -> None:
     for rpc, door in RPC_RULES.items():
         is_act = bool({"operator", "admin"} & set(door.roles)) and "viewer" not in door.roles
         is_reading = door.roles == ("admin",) and rpc.rpartition("/")[2].startswith("Read")
-        assert door.acts == (is_act and not is_reading and rpc.rpartition("/")[2] not in NO_ACTS), rpc
+        assert door.changes_state == (is_act and not is_reading and rpc.rpartition("/")[2] not in NO_ACTS), rpc

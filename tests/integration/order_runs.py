@@ -142,7 +142,7 @@ def check_newest(data_dir: Path, arguments: dict[str, str]) -> set[int]:
 
 
 def check_books(cut: snapline.Cut, arguments: dict[str, str]) -> None:
-    wrong = list(order_desk.wrong_books(cut, int(arguments["stocked"])))
+    wrong = list(order_desk.imbalances(cut, int(arguments["stocked"])))
     assert not wrong, f"epoch {cut.epoch}: {wrong}"
     letters = [letter for letter in cut.dead_letters if letter.agent != "trouble"]
     assert not letters, f"epoch {cut.epoch}: {letters}"

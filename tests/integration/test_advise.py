@@ -9,7 +9,7 @@ from tests.integration.processes import snapline
 from tests.integration.running import running
 
 from snapline.protocols.advice import FleetAdvice, RunningFigures, advise
-from snapline.protocols.costs import mtbf_said
+from snapline.protocols.costs import declared_mtbf
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -46,7 +46,7 @@ async def test_a_fleet_is_advised_from_its_own_figures(data_dir: Path, protocol:
     assert figures.price_s is not None and 0 < figures.price_s < 1 and len(figures.recoveries_s) == 1
     assert figures.interval_s is not None and figures.duration_s is not None and figures.duration_s > 0
     assert (figures.moved is not None) and 0 < figures.moved <= 1
-    again = advise(figures, mtbf_said(24 * 3600.0))
+    again = advise(figures, declared_mtbf(24 * 3600.0))
     told = {name: value for name, value in said.json.items() if name in FleetAdvice.__struct_fields__}
     assert told["protocol"] == again.protocol and told["why"] == again.why
     assert again.interval is not None and math.isclose(again.interval.mtbf_s, 86_400.0)

@@ -12,7 +12,7 @@ from tests.integration.killing import HOSTS, TOKENS
 from tests.integration.processes import snapline
 from tests.integration.running import Running
 
-from snapline.coordinator.service.backup import STEP, write_backup
+from snapline.coordinator.service.backup import NUMBERS_STEP, write_backup
 from snapline.deploy.local import LocalFleet
 from snapline.messages.coordinator_client import CoordinatorClient
 
@@ -82,8 +82,8 @@ async def test_a_fleet_goes_on_from_a_backup_that_is_older_than_its_oldest_snaps
     async with bank.local() as local:
         client = CoordinatorClient(local.address)
         running = Running(local, client, [])
-        after = await running.until(lambda now: now.phase == "running" and now.last_complete_epoch > STEP)
-        assert after.plan > STEP and after.epochs_begun > line + STEP
+        after = await running.until(lambda now: now.phase == "running" and now.last_complete_epoch > NUMBERS_STEP)
+        assert after.plan > NUMBERS_STEP and after.epochs_begun > line + NUMBERS_STEP
         assert (await running.recoveries())[-1]["line_epoch"] == line
         await bank.end(running)
         await client.close()
@@ -106,7 +106,7 @@ async def test_hosts_that_outlived_the_coordinator_go_on_under_the_restored_one(
         line = store_of(data_dir).epochs()[-1]
         await bank.restore(local.coordinators)
         local.restart("coordinator")
-        after = await running.until(lambda now: now.phase == "running" and now.last_complete_epoch > STEP)
+        after = await running.until(lambda now: now.phase == "running" and now.last_complete_epoch > NUMBERS_STEP)
         assert [running.pid(host) for host in local.hosts] == pids
         assert after.line_epoch >= line
         assert sum(host.agents for host in after.hosts) == 9

@@ -153,7 +153,7 @@ async def test_states_are_told_by_hosts_as_the_store_has_them(fleet: Running) ->
 
 async def test_what_is_not_there_has_its_own_exit_code(fleet: Running, tmp_path: Path) -> None:
     await fleet.client.create_snapshot()
-    no_epoch, no_agent, dead_status, dead_create, dead_line, no_store = await together(
+    no_epoch, no_agent, dead_status, dead_create, dead_line, missing_store_error = await together(
         ("snapshot", "show", "999", *at(fleet)),
         ("snapshot", "show", "--agent", "nobody", *at(fleet)),
         ("status", "--coordinator", DEAD),
@@ -166,7 +166,7 @@ async def test_what_is_not_there_has_its_own_exit_code(fleet: Running, tmp_path:
     for dead in (dead_status, dead_create, dead_line):
         assert (dead.code, f"no coordinator answers at {DEAD}" in dead.err) == (8, True)
         assert (dead.out, len(dead.err.splitlines())) == ("", 1)
-    assert (no_store.code, "there is no store at" in no_store.err) == (10, True)
+    assert (missing_store_error.code, "there is no store at" in missing_store_error.err) == (10, True)
 
 
 async def check_server(address: str, service: str) -> None:

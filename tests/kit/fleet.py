@@ -95,7 +95,7 @@ class FleetWorld:
         self.unborn: dict[str, None] = {}
         self.open: dict[int, dict[str, Cut]] = {}
         self.confirmed: dict[str, None] = {}
-        self.asked: deque[tuple[Host, ev.Said]] = deque()
+        self.asked: deque[tuple[Host, ev.HostOutput]] = deque()
         self.left: dict[str, Left] = {}
         self.departed: dict[int, dict[str, dict[str, int]]] = {}
         self.trace: list[dict[str, object]] = []
@@ -228,7 +228,7 @@ class FleetWorld:
 
     # ---- questions ------------------------------------------------------------------------------------------------
 
-    def ask_coordinator(self, host: Host, command: ev.Said) -> None:
+    def ask_coordinator(self, host: Host, command: ev.HostOutput) -> None:
         match command:
             case msg.PlanApplied() if command.plan == self.plan:
                 self.confirmed[host.name] = None

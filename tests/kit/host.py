@@ -8,7 +8,7 @@ from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import Capture
 from snapline.agent_runtime.host.restore import restored
 from snapline.agent_runtime.host.turns import Turns
-from snapline.agent_runtime.outside import Outside
+from snapline.agent_runtime.outside import TurnEnvironment
 from snapline.channels.frame import Frame
 from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint, encode_checkpoint
 
@@ -19,7 +19,7 @@ SLOW_TURNS = 0.15
 """So many turns take their time: the handler has run, its end is reported later."""
 
 
-class _VirtualOutside(Outside):
+class _VirtualOutside(TurnEnvironment):
     """Time and chance of handlers, from the seed."""
 
     def __init__(self, world: "FleetWorld") -> None:
@@ -73,7 +73,7 @@ class Host:
     def end_turn(self) -> None:
         self.feed(self.running.pop(self.world.random.randrange(len(self.running))))
 
-    def _carry(self, command: ev.Said) -> None:
+    def _carry(self, command: ev.HostOutput) -> None:
         world = self.world
         match command:
             case ev.StartTurn():

@@ -326,7 +326,7 @@ class LoggedFleet(FleetWorld):
 
     # ---- questions, and what can happen -----------------------------------------------------------------------------
 
-    def ask_coordinator(self, host: Host, command: ev.Said) -> None:
+    def ask_coordinator(self, host: Host, command: ev.HostOutput) -> None:
         match command:
             case msg.CheckpointsAnswered():
                 self._on_answers(command)

@@ -9,7 +9,7 @@ import pytest
 
 from snapline.errors import CoordinatorUnavailableError
 from snapline.messages import coordinator_client
-from snapline.messages.coordinator_client import AGAIN_S, LEADER_KEY, CoordinatorClient
+from snapline.messages.coordinator_client import LEADER_KEY, RETRY_TIME_LEFT_MIN_S, CoordinatorClient
 from snapline.protos.v1 import coordinator_pb2 as pb
 from snapline.protos.v1 import coordinator_pb2_grpc
 
@@ -110,11 +110,11 @@ async def test_nobody_is_asked_again_without_the_time_to_answer(monkeypatch: pyt
     client = CoordinatorClient(f"{dead()},{dead()}")
     monkeypatch.setattr(client, "_channel", lambda address: channel)
     with pytest.raises(CoordinatorUnavailableError):
-        await client.status(timeout_s=AGAIN_S + 0.3)
+        await client.status(timeout_s=RETRY_TIME_LEFT_MIN_S + 0.3)
     first, *again = channel.timeouts_s
-    assert first > AGAIN_S and again and min(again) >= AGAIN_S
+    assert first > RETRY_TIME_LEFT_MIN_S and again and min(again) >= RETRY_TIME_LEFT_MIN_S
     with pytest.raises(CoordinatorUnavailableError):
-        await client.status(timeout_s=AGAIN_S / 2)
+        await client.status(timeout_s=RETRY_TIME_LEFT_MIN_S / 2)
     await client.close()
 
 

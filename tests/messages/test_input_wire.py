@@ -8,7 +8,7 @@ from snapline.errors import ProtocolError
 from snapline.messages import input_wire
 from snapline.messages.input_wire import (
     STREAM_MESSAGES_MAX,
-    OfferReading,
+    OfferReader,
     decode_outcomes,
     encode_outcomes,
     offer_messages,
@@ -19,8 +19,8 @@ from snapline.protos.v1 import inputs_pb2 as pb
 WORST = "x" * 128
 
 
-def read(messages: list[bytes]) -> OfferReading:
-    reading = OfferReading()
+def read(messages: list[bytes]) -> OfferReader:
+    reading = OfferReader()
     goes_on = [reading.take(message) for message in messages]
     assert goes_on == [True] * (len(messages) - 1) + [False]
     return reading

@@ -15,7 +15,7 @@ from random import Random
 
 import msgspec
 
-from snapline.protocols.coverage import AgentReport, uncovered
+from snapline.protocols.coverage import AgentReport, check_coverage
 from snapline.protocols.epoch_stamped import (
     EpochAnnounced,
     EpochEnded,
@@ -320,7 +320,7 @@ class World:
             return
         epoch.records[agent.name] = agent.core.record_of(epoch_number)
         reports = self._expected_reports(epoch)
-        coverage = uncovered(reports, self._unchecked_receivers(epoch))
+        coverage = check_coverage(reports, self._unchecked_receivers(epoch))
         if coverage.orphans:
             self.alarms += [(epoch_number, orphan) for orphan in coverage.orphans]
             self._end(epoch_number)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapline.protocols.advice import (
-    FORCED_MOST,
-    MOVED,
-    WORTH_S,
+    BCS_FORCED_RATIO_MAX,
+    BCS_MOVED_SHARES,
+    SAVING_MIN_S,
     FleetAdvice,
     RunningFigures,
     advise,
@@ -20,9 +20,9 @@ from snapline.protocols.advice import (
     breaks_rpo,
     time_text,
 )
-from snapline.protocols.costs import Mtbf, mtbf_said, mtbf_seen
+from snapline.protocols.costs import Mtbf, declared_mtbf, observed_mtbf
 from snapline.protocols.names import BCS, CHANDY_LAMPORT, KOO_TOUEG, PROTOCOLS, UNCOORDINATED
-from snapline.protocols.policy import LEAST_S
+from snapline.protocols.policy import INTERVAL_MIN_S
 
 HOUR = 3_600.0
 DAY = 24 * HOUR
@@ -42,7 +42,7 @@ def figures(**changes: object) -> RunningFigures:
 def test_a_fleet_that_saves_too_often() -> None:
     """C = 0.5 s, M = 10,000 s: Young's sqrt(2CM) is 100 s, Daly's 99.7 s. Now: 0.5/10 and (5 + 2 + 6)/10,000 are 184.68 s an hour; then
     0.5/99.7 and (49.8 + 2 + 6)/10,000 are 38.9 s."""
-    advice = advise(PLAIN, mtbf_said(10_000.0))
+    advice = advise(PLAIN, declared_mtbf(10_000.0))
     assert advice.interval is not None and advice.interval.interval_s == pytest.approx(99.67, abs=0.01)
     assert advice.interval.bound == "" and advice.interval.every_s == advice.interval.interval_s
     assert advice.cost_now_s == pytest.approx(184.68) and advice.interval.cost_s == pytest.approx(38.9, abs=0.1)
@@ -52,19 +52,19 @@ def test_a_fleet_that_saves_too_often() -> None:
 
 
 def test_a_fleet_whose_interval_is_near_the_best_keeps_it() -> None:
-    advice = advise(figures(interval_s=90.0), mtbf_said(10_000.0))
+    advice = advise(figures(interval_s=90.0), declared_mtbf(10_000.0))
     assert not advice.is_other_interval and not advice.is_other_protocol
 
 
 def test_failures_seen_give_a_range() -> None:
     """Four failures in 40,000 s: 10,000 s apart, between 3,906 and 36,700 s (Garwood's 1.090 and 10.242)."""
-    advice = advise(PLAIN, mtbf_seen(4, 40_000.0))
+    advice = advise(PLAIN, observed_mtbf(4, 40_000.0))
     assert advice.mtbf.mean_s == 10_000.0 and advice.interval_low_s is not None and advice.interval_high_s is not None
     assert (advice.interval_low_s, advice.interval_high_s) == pytest.approx((62.2, 191.2), abs=0.1)
 
 
 def test_without_a_failure_it_says_intervals_for_mean_times_and_asks_for_one() -> None:
-    advice = advise(figures(recoveries_s=()), mtbf_seen(0, 2 * HOUR))
+    advice = advise(figures(recoveries_s=()), observed_mtbf(0, 2 * HOUR))
     assert advice.interval is None and advice.cost_now_s is None and not advice.is_other_interval
     assert [round(each.mtbf_s) for each in advice.intervals] == [2403, 3600, 86_400, 604_800, 2_592_000]
     by_hand = [math.sqrt(2 * 0.5 * each.mtbf_s) for each in advice.intervals]
@@ -77,7 +77,7 @@ def test_without_a_failure_it_says_intervals_for_mean_times_and_asks_for_one() -
 
 
 def test_without_a_price_it_asks_for_a_snapshot() -> None:
-    advice = advise(figures(price_s=None, duration_s=None, interval_s=None), mtbf_said(DAY))
+    advice = advise(figures(price_s=None, duration_s=None, interval_s=None), declared_mtbf(DAY))
     assert advice.interval is None and advice.intervals == [] and advice.costs == []
     assert any("snapline snapshot create" in words for words in advice.missing)
     assert any("made by hand" in words for words in advice.missing)
@@ -86,10 +86,10 @@ def test_without_a_price_it_asks_for_a_snapshot() -> None:
 def test_the_rpo_bounds_the_interval() -> None:
     """At most interval + duration is lost: of 20 s two go to the epoch."""
     promised = figures(rpo_s=20.0, interval_s=30.0)
-    advice = advise(promised, mtbf_said(10_000.0))
+    advice = advise(promised, declared_mtbf(10_000.0))
     assert advice.interval is not None and (advice.interval.interval_s, advice.interval.bound) == (18.0, "rpo")
     assert advice.is_other_interval and breaks_rpo(promised), "it costs more, and that was promised"
-    advice = advise(figures(rpo_s=2.5), mtbf_said(10_000.0))
+    advice = advise(figures(rpo_s=2.5), declared_mtbf(10_000.0))
     assert advice.interval is not None and advice.interval.interval_s == 2.0
     assert any("rpo_s=2.5 cannot be kept: an epoch takes 2 s" in words for words in advice.why)
 
@@ -99,22 +99,22 @@ def test_an_interval_is_not_shorter_than_its_epoch() -> None:
     cheap = figures(price_s=0.001)
     bound = best_interval(cheap, 100.0)
     assert (bound.interval_s, bound.bound) == (2.0, "duration") and bound.formula_s == pytest.approx(0.446, abs=0.001)
-    assert best_interval(msgspec.structs.replace(cheap, duration_s=0.1), 100.0).interval_s == LEAST_S
+    assert best_interval(msgspec.structs.replace(cheap, duration_s=0.1), 100.0).interval_s == INTERVAL_MIN_S
 
 
 def test_recoveries_longer_than_the_rto_are_named_and_no_interval_is_blamed() -> None:
-    words = advise(figures(rto_s=5.0), mtbf_said(DAY)).why[-1]
+    words = advise(figures(rto_s=5.0), declared_mtbf(DAY)).why[-1]
     assert words.startswith(
         "Recoveries took 6 s on average and 8 s at most, more than rto_s=5. No interval changes that"
     )
-    assert "rto_s" not in " ".join(advise(figures(rto_s=9.0), mtbf_said(DAY)).why)
+    assert "rto_s" not in " ".join(advise(figures(rto_s=9.0), declared_mtbf(DAY)).why)
 
 
 # ---- the protocol -----------------------------------------------------------------------------------------------------
 
 
 def test_epochs_that_take_longer_than_their_interval_speak_for_agents_that_wait_for_nobody() -> None:
-    advice = advise(figures(duration_s=45.0, interval_s=30.0, longest_turn_s=40.0), mtbf_seen(0, HOUR))
+    advice = advise(figures(duration_s=45.0, interval_s=30.0, longest_turn_s=40.0), observed_mtbf(0, HOUR))
     assert (advice.protocol, advice.is_other_protocol) == (BCS, True)
     assert advice.why[0].startswith(
         "An epoch takes 45 s, longer than the 30 s between two; the longest turn just now has lasted 40 s"
@@ -122,23 +122,23 @@ def test_epochs_that_take_longer_than_their_interval_speak_for_agents_that_wait_
 
 
 def test_epochs_that_are_aborted_do_so_too() -> None:
-    assert advise(figures(aborted=30), mtbf_said(DAY)).protocol == BCS
-    assert advise(figures(aborted=5), mtbf_said(DAY)).protocol == CHANDY_LAMPORT
+    assert advise(figures(aborted=30), declared_mtbf(DAY)).protocol == BCS
+    assert advise(figures(aborted=5), declared_mtbf(DAY)).protocol == CHANDY_LAMPORT
 
 
 def test_a_line_that_stays_behind_is_a_domino() -> None:
     alone = figures(protocol=UNCOORDINATED, behind_s=300.0)
-    advice = advise(alone, mtbf_said(DAY))
+    advice = advise(alone, declared_mtbf(DAY))
     assert advice.protocol == BCS and "300 s" not in advice.why[0] and "5 min behind, 30 intervals" in advice.why[0]
-    assert advise(msgspec.structs.replace(alone, behind_s=12.0), mtbf_said(DAY)).protocol == UNCOORDINATED
+    assert advise(msgspec.structs.replace(alone, behind_s=12.0), declared_mtbf(DAY)).protocol == UNCOORDINATED
 
 
 def test_a_rule_that_forces_more_than_bcs_ever_did() -> None:
     forcing = figures(protocol="fdas", checkpoints=1_000, forced=920)
-    advice = advise(forcing, mtbf_said(DAY))
+    advice = advise(forcing, declared_mtbf(DAY))
     assert advice.protocol == BCS and advice.why[0].startswith("fdas has forced 11.5 checkpoints for each basic one")
-    assert advise(msgspec.structs.replace(forcing, forced=500), mtbf_said(DAY)).protocol == "fdas"
-    assert advise(msgspec.structs.replace(forcing, protocol=BCS), mtbf_said(DAY)).protocol == BCS
+    assert advise(msgspec.structs.replace(forcing, forced=500), declared_mtbf(DAY)).protocol == "fdas"
+    assert advise(msgspec.structs.replace(forcing, protocol=BCS), declared_mtbf(DAY)).protocol == BCS
 
 
 def test_forced_checkpoints_count_as_checkpoints() -> None:
@@ -149,7 +149,7 @@ def test_forced_checkpoints_count_as_checkpoints() -> None:
 
 def test_under_koo_toueg_the_epoch_is_the_price_and_the_default_is_clearly_cheaper() -> None:
     """Participants stand 2 s: sqrt(2 · 2 · 10,000) is 200 s, and costs 72 s an hour without what both have; half a second costs 36 s."""
-    advice = advise(figures(protocol=KOO_TOUEG), mtbf_said(10_000.0))
+    advice = advise(figures(protocol=KOO_TOUEG), declared_mtbf(10_000.0))
     assert advice.interval is not None and advice.interval.formula_s == pytest.approx(198.7, abs=0.1)
     own, default, _ = advice.costs
     assert own.low_s - default.low_s == pytest.approx(36.0, rel=0.02)
@@ -158,9 +158,9 @@ def test_under_koo_toueg_the_epoch_is_the_price_and_the_default_is_clearly_cheap
 
 
 def test_what_the_figures_cannot_tell_is_said_with_the_way_to_tell_it() -> None:
-    words = " ".join(advise(PLAIN, mtbf_said(10_000.0)).why)
+    words = " ".join(advise(PLAIN, declared_mtbf(10_000.0)).why)
     assert "bcs could save" in words and "snapline sim compare MODULE:FLEET --protocols chandy-lamport,bcs" in words
-    assert "No protocol that was weighed could save" in " ".join(advise(PLAIN, mtbf_said(300 * DAY)).why)
+    assert "No protocol that was weighed could save" in " ".join(advise(PLAIN, declared_mtbf(300 * DAY)).why)
 
 
 def test_the_shares_are_those_of_the_page() -> None:
@@ -170,7 +170,7 @@ def test_the_shares_are_those_of_the_page() -> None:
     for row in re.findall(r"^\| bcs \| ([^|]*) \|[^|]*\|[^|]*\| ([^|]*) \|", page, re.MULTILINE):
         forced += [float(number) for number in row[0].split(" / ")]
         moved += [float(number.rstrip(" %")) / 100 for number in row[1].split(" / ")]
-    assert len(moved) == 14 and (min(moved), max(moved)) == MOVED and max(forced) == FORCED_MOST
+    assert len(moved) == 14 and (min(moved), max(moved)) == BCS_MOVED_SHARES and max(forced) == BCS_FORCED_RATIO_MAX
 
 
 # ---- properties -------------------------------------------------------------------------------------------------------
@@ -197,8 +197,8 @@ ANY = st.builds(
 )
 
 MTBFS = st.one_of(
-    st.floats(1.0, 1e8).map(mtbf_said),
-    st.builds(mtbf_seen, st.integers(0, 64), st.floats(1.0, 1e8)),
+    st.floats(1.0, 1e8).map(declared_mtbf),
+    st.builds(observed_mtbf, st.integers(0, 64), st.floats(1.0, 1e8)),
 )
 
 
@@ -211,7 +211,7 @@ def test_any_figures_get_an_answer_that_says_what_it_does_not_know(found: Runnin
         assert advice.missing
     assert bool(advice.intervals) == (mtbf.mean_s is None and found.price_s is not None)
     for best in [*advice.intervals, *([advice.interval] if advice.interval else [])]:
-        assert math.isfinite(best.interval_s) and best.interval_s >= max(LEAST_S, found.duration_s or 0.0)
+        assert math.isfinite(best.interval_s) and best.interval_s >= max(INTERVAL_MIN_S, found.duration_s or 0.0)
         assert best.every_s >= best.interval_s and math.isfinite(best.cost_s) and best.cost_s > 0
     assert msgspec.convert(msgspec.to_builtins(advice), FleetAdvice) == advice
 
@@ -227,7 +227,7 @@ def test_the_interval_keeps_the_rpo_wherever_any_may(found: RunningFigures, mtbf
     priced = msgspec.structs.replace(found, price_s=found.price_s or 1.0, rpo_s=found.rpo_s or 60.0)
     best, duration_s = best_interval(priced, mtbf_s), priced.duration_s or 0.0
     assert priced.rpo_s is not None
-    if priced.rpo_s >= duration_s + max(LEAST_S, duration_s):
+    if priced.rpo_s >= duration_s + max(INTERVAL_MIN_S, duration_s):
         assert best.interval_s + duration_s <= priced.rpo_s * 1.000001
 
 
@@ -237,9 +237,9 @@ def test_no_other_interval_is_much_cheaper_for_a_coordinated_fleet(
 ) -> None:
     found = figures(price_s=price_s, duration_s=0.1)
     best = best_interval(found, mtbf_s)
-    other = msgspec.structs.replace(found, interval_s=max(best.interval_s * factor, LEAST_S))
-    now_s = advise(other, mtbf_said(mtbf_s)).cost_now_s
-    assert now_s is not None and best.cost_s <= 1.01 * now_s + WORTH_S
+    other = msgspec.structs.replace(found, interval_s=max(best.interval_s * factor, INTERVAL_MIN_S))
+    now_s = advise(other, declared_mtbf(mtbf_s)).cost_now_s
+    assert now_s is not None and best.cost_s <= 1.01 * now_s + SAVING_MIN_S
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapline.errors import UsageError
-from snapline.protocols.costs import hourly_cost_s, mtbf_said, mtbf_seen, poisson_limits, simplest
+from snapline.protocols.costs import declared_mtbf, hourly_cost_s, observed_mtbf, poisson_limits, simplest
 from snapline.protocols.interval import daly
 from snapline.protocols.names import PROTOCOLS
 
@@ -36,30 +36,30 @@ def test_limits_enclose_what_was_seen_and_grow_with_it(count: int) -> None:
 
 @given(failures=st.integers(1, 64), observed_s=st.floats(1.0, 1e7))
 def test_a_mean_time_lies_between_its_limits(failures: int, observed_s: float) -> None:
-    found = mtbf_seen(failures, observed_s)
+    found = observed_mtbf(failures, observed_s)
     assert found.mean_s == pytest.approx(observed_s / failures)
     assert found.mean_s is not None and 0 < found.low_s < found.mean_s < found.high_s < math.inf
 
 
 def test_no_failure_says_only_how_often_they_are_not() -> None:
-    found = mtbf_seen(0, 3_000.0)
+    found = observed_mtbf(0, 3_000.0)
     assert found.mean_s is None and found.high_s == math.inf
     assert found.low_s == pytest.approx(1_001.4, abs=0.1), (
         "the rule of three: a rate of 3 in that time shows none with 5 %"
     )
-    assert mtbf_seen(0, 0.0).low_s == 0
+    assert observed_mtbf(0, 0.0).low_s == 0
 
 
 @pytest.mark.parametrize("wrong", [(-1, 1.0), (1, 0.0), (1, -1.0), (0, math.nan), (0, math.inf)])
 def test_impossible_observations_are_refused(wrong: tuple[int, float]) -> None:
     with pytest.raises(UsageError, match="is not possible"):
-        mtbf_seen(*wrong)
+        observed_mtbf(*wrong)
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan])
 def test_times_that_are_none_are_refused(wrong: float) -> None:
     with pytest.raises(UsageError, match="mean time between failures"):
-        mtbf_said(wrong)
+        declared_mtbf(wrong)
 
 
 def test_an_hour_by_hand() -> None:

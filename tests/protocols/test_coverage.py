@@ -5,7 +5,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapline.protocols.coverage import AgentReport, uncovered
+from snapline.protocols.coverage import AgentReport, check_coverage
 
 Numbers = dict[str, int]
 
@@ -22,12 +22,12 @@ def reports(
 
 
 def test_an_epoch_without_channels_is_whole() -> None:
-    assert uncovered({}, ()).is_whole
-    assert uncovered(reports(sent={"a": {}}, received={}), ()).is_whole
+    assert check_coverage({}, ()).is_whole
+    assert check_coverage(reports(sent={"a": {}}, received={}), ()).is_whole
 
 
 def test_received_plus_recorded_covers_what_was_sent() -> None:
-    coverage = uncovered(
+    coverage = check_coverage(
         reports(sent={"a": {"b": 7}}, received={"b": {"a": 4}}, recorded={"b": {"a": 3}}),
         (),
     )
@@ -35,56 +35,56 @@ def test_received_plus_recorded_covers_what_was_sent() -> None:
 
 
 def test_what_has_not_arrived_is_missing() -> None:
-    coverage = uncovered(reports(sent={"a": {"b": 7}}, received={"b": {"a": 4}}, recorded={"b": {"a": 2}}), ())
+    coverage = check_coverage(reports(sent={"a": {"b": 7}}, received={"b": {"a": 4}}, recorded={"b": {"a": 2}}), ())
     assert coverage.missing == [("a", "b", "7 sent, 4 received, 2 recorded")]
     assert coverage.orphans == []
 
 
 def test_a_channel_the_receiver_does_not_know_is_missing() -> None:
-    assert uncovered(reports(sent={"a": {"b": 1}}, received={"b": {}}), ()).missing == [
+    assert check_coverage(reports(sent={"a": {"b": 1}}, received={"b": {}}), ()).missing == [
         ("a", "b", "1 sent, 0 received, 0 recorded")
     ]
 
 
 def test_an_agent_that_a_sender_names_is_waited_for() -> None:
     """It may be unborn, and known to nobody but the sender."""
-    assert uncovered(reports(sent={"a": {"b": 1}}, received={}), ()).missing == [("a", "b", "b has not reported")]
+    assert check_coverage(reports(sent={"a": {"b": 1}}, received={}), ()).missing == [("a", "b", "b has not reported")]
 
 
 def test_an_agent_that_a_receiver_names_is_waited_for() -> None:
-    assert uncovered(reports(sent={}, received={"b": {"a": 1}}), ()).missing == [("a", "b", "a has not reported")]
+    assert check_coverage(reports(sent={}, received={"b": {"a": 1}}), ()).missing == [("a", "b", "a has not reported")]
 
 
 def test_channels_without_messages_wait_for_nobody() -> None:
-    assert uncovered(reports(sent={"a": {"b": 0}}, received={"a": {"c": 0}}), ()).is_whole
+    assert check_coverage(reports(sent={"a": {"b": 0}}, received={"a": {"c": 0}}), ()).is_whole
 
 
 def test_more_received_than_sent_is_an_orphan() -> None:
-    coverage = uncovered(reports(sent={"a": {"b": 3}}, received={"b": {"a": 4}}), ())
+    coverage = check_coverage(reports(sent={"a": {"b": 3}}, received={"b": {"a": 4}}), ())
     assert coverage.orphans == [("a", "b", 3, 4)]
     assert not coverage.is_whole
 
 
 def test_more_recorded_than_sent_is_an_alarm_too() -> None:
     """A channel state with a message from outside the cut breaks G2."""
-    coverage = uncovered(reports(sent={"a": {"b": 3}}, received={"b": {"a": 3}}, recorded={"b": {"a": 1}}), ())
+    coverage = check_coverage(reports(sent={"a": {"b": 3}}, received={"b": {"a": 3}}, recorded={"b": {"a": 1}}), ())
     assert coverage.orphans == [("a", "b", 3, 4)]
 
 
 def test_received_on_a_channel_its_sender_does_not_list_is_an_orphan() -> None:
-    assert uncovered(reports(sent={"a": {}}, received={"b": {"a": 2}}), ()).orphans == [("a", "b", 0, 2)]
+    assert check_coverage(reports(sent={"a": {}}, received={"b": {"a": 2}}), ()).orphans == [("a", "b", 0, 2)]
     recorded = reports(sent={"a": {}, "b": {}}, received={}, recorded={"b": {"a": 2}})
-    assert uncovered(recorded, ()).orphans == [("a", "b", 0, 2)]
+    assert check_coverage(recorded, ()).orphans == [("a", "b", 0, 2)]
 
 
 def test_dead_letters_are_not_waited_for() -> None:
-    assert uncovered(reports(sent={"a": {"b": 5}}, received={}), {"b"}).is_whole
+    assert check_coverage(reports(sent={"a": {"b": 5}}, received={}), {"b"}).is_whole
 
 
 def test_the_numbers_of_an_agent_that_is_gone_count_until_covered() -> None:
     arriving = reports(sent={"a": {"b": 5}}, received={"b": {"a": 4}})
-    assert uncovered(arriving, {"a"}).missing == [("a", "b", "5 sent, 4 received, 0 recorded")]
-    assert uncovered(reports(sent={}, received={"b": {"a": 5}}), {"a"}).is_whole
+    assert check_coverage(arriving, {"a"}).missing == [("a", "b", "5 sent, 4 received, 0 recorded")]
+    assert check_coverage(reports(sent={}, received={"b": {"a": 5}}), {"a"}).is_whole
 
 
 @given(st.data())
@@ -103,7 +103,7 @@ def test_agrees_with_the_definition(data: st.DataObject) -> None:
         )
         for agent in agents
     }
-    coverage = uncovered(tables, ())
+    coverage = check_coverage(tables, ())
     arrived = {pair: received[pair] + recorded[pair] for pair in pairs}
     assert {(i, j) for i, j, _ in coverage.missing} == {pair for pair in pairs if arrived[pair] < sent[pair]}
     assert {(i, j) for i, j, _, _ in coverage.orphans} == {pair for pair in pairs if arrived[pair] > sent[pair]}
@@ -124,6 +124,6 @@ def test_a_thousand_agents_with_ten_thousand_channels_take_milliseconds() -> Non
     times = []
     for _ in range(5):
         started = time.perf_counter()
-        assert uncovered(tables, set()).is_whole
+        assert check_coverage(tables, set()).is_whole
         times.append(time.perf_counter() - started)
     assert min(times) < 0.1  # usually 5 ms; wide, since the machine may be busy

@@ -12,7 +12,7 @@ from snapline.errors import UsageError
 from snapline.protocols.policy import (
     JITTER,
     MTBF_PRIOR_S,
-    POLICIES_MOST,
+    POLICIES_MAX,
     Adaptive,
     AnyOf,
     Every,
@@ -33,7 +33,7 @@ singles = (
     | st.builds(lambda m, pair: Adaptive(m, min(pair), max(pair)), st.none() | periods, st.tuples(periods, periods))
     | st.just(Manual())
 )
-policies = singles | st.lists(singles, min_size=2, max_size=POLICIES_MOST).map(lambda parts: AnyOf(tuple(parts)))
+policies = singles | st.lists(singles, min_size=2, max_size=POLICIES_MAX).map(lambda parts: AnyOf(tuple(parts)))
 
 
 def active(policy: Policy, agent: str = "a", seed: int = 0) -> PolicyClock:
@@ -400,7 +400,7 @@ def test_what_is_no_policy_is_refused_with_the_choices(text: str) -> None:
     "text",
     [
         *("every 0s", "every 1e400s", "every 2s jitter 1", "0 messages", "9999999999999 messages"),
-        *("adaptive mtbf 0s", "adaptive least 2m most 1m", " or ".join(["by hand"] * (POLICIES_MOST + 1))),
+        *("adaptive mtbf 0s", "adaptive least 2m most 1m", " or ".join(["by hand"] * (POLICIES_MAX + 1))),
     ],
 )
 def test_impossible_policies_are_refused(text: str) -> None:

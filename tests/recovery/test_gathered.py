@@ -12,7 +12,7 @@ from tests.recovery.test_merge import Files, files_of, play, truth
 from snapline.diagrams.event_window import EventLog
 from snapline.errors import TraceError
 from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG
-from snapline.recovery.gathered import HostPart, MarkerCame, MarkerLeft, TracedEvent, gather, read_part
+from snapline.recovery.gathered import HostPart, MarkerCame, TracedEvent, TracedMarkerSend, gather, read_part
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Recovery
 
 PROTOCOLS = (CHANDY_LAMPORT, "koo-toueg", "uncoordinated", "hmnr")
@@ -32,7 +32,7 @@ def name_of(each: TracedEvent) -> tuple[object, ...]:
             return (each.host, "send", event.agent, event.message, event.to)
         case MessageReceived():
             return (each.host, "receive", event.agent, event.message)
-        case MarkerLeft():
+        case TracedMarkerSend():
             return (each.host, "send_marker", event.host, event.to, event.epoch)
         case MarkerCame():
             return (each.host, "receive_marker", event.host, event.sender, event.epoch)
@@ -85,7 +85,7 @@ def test_every_line_is_there_once_in_an_order_that_may_have_been(protocol: str) 
         seen += check_order(events, files)
         sent: set[str] = set()
         for each in events:
-            if isinstance(each.event, MessageSent | MarkerLeft):
+            if isinstance(each.event, MessageSent | TracedMarkerSend):
                 sent.add(each.event.message)
             elif isinstance(each.event, MessageReceived | MarkerCame):
                 assert each.event.message in sent, each

@@ -10,7 +10,7 @@ from snapline.recovery import history as history_module
 from snapline.recovery import history_lines, history_records, history_total
 from snapline.recovery.history import FleetHistory, Line
 from snapline.recovery.history_image import HistoryImage
-from snapline.recovery.history_lines import LIVE, IntervalGraph, Reported, descend, limit_of, single_failures
+from snapline.recovery.history_lines import LIVE, IntervalGraph, Reported, descend, last_place_within, single_failures
 from snapline.recovery.history_records import Channel, Column, CountChanges, Records
 from snapline.recovery.history_total import Climb, TotalLine
 
@@ -34,9 +34,9 @@ def test_nothing_is_caught_without_a_mutant() -> None:
 
 def test_received_at_least_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     def at_most_less(records: Records, channel: Channel, sent: int, place: int, received: Reported) -> int:
-        return limit_of(records, channel, sent - 1, place, received)
+        return last_place_within(records, channel, sent - 1, place, received)
 
-    monkeypatch.setattr(history_lines, "limit_of", at_most_less)
+    monkeypatch.setattr(history_lines, "last_place_within", at_most_less)
     assert_is_caught(about="line")
 
 
@@ -47,7 +47,7 @@ def test_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
             if start[channel.sender] != LIVE:
                 count = channel.sent.by(start[channel.sender])
                 receiver = channel.receiver
-                places[receiver] = limit_of(records, channel, count, places[receiver], received)
+                places[receiver] = last_place_within(records, channel, count, places[receiver], received)
 
     monkeypatch.setattr(history_module, "descend", one_pass)
     assert_is_caught(about="line")
@@ -230,12 +230,12 @@ def test_garbage(mutant: type[FleetHistory]) -> None:
 
 
 def test_counts_of_forgotten_checkpoints_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lose(column: Column, number: int, heir: int) -> None:
+    def lose(column: Column, number: int, successor: int) -> None:
         place = column.at.index(number)
         del column.at[place], column.counts[place]
 
-    def heirs_alone(heir: CountChanges, gone: CountChanges) -> CountChanges:
-        return heir
+    def heirs_alone(successor: CountChanges, gone: CountChanges) -> CountChanges:
+        return successor
 
     monkeypatch.setattr(history_records, "hand_down", lose)
     monkeypatch.setattr(history_records, "heirs_changes", heirs_alone)

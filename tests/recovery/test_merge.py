@@ -45,7 +45,7 @@ class Tape:
         if line["event"] == "checkpoint":
             self.flushed = len(self.lines)
 
-    def carry(self, command: ev.Said) -> None:
+    def carry(self, command: ev.HostOutput) -> None:
         match command:
             case ev.TakeCheckpoint() if command.basis in ("basic", "forced"):
                 self.checkpoint(command.agent, command.control.number, command.basis)
@@ -96,7 +96,7 @@ class TapedHost(Host):
         self.tape.feed(event)
         super().feed(event)
 
-    def _carry(self, command: ev.Said) -> None:
+    def _carry(self, command: ev.HostOutput) -> None:
         self.tape.carry(command)
         super()._carry(command)
 
@@ -190,7 +190,7 @@ def test_the_merged_trace_is_the_execution_that_happened(protocol: str, is_lossy
         world = play(seed, protocol)
         files = files_of(world, is_lossy=is_lossy)
         merged = merge_traces(files)
-        assert not merged.left_out, (protocol, seed)
+        assert not merged.omitted, (protocol, seed)
         got = check_equal(world, merged)
         seen["recoveries"] += sum(isinstance(item, Recovery) for item in merged.items)
         seen["files"] += len(files) - len(world.names)
@@ -303,11 +303,11 @@ def test_what_has_no_send_is_left_out_with_all_that_follows() -> None:
         "h3.z": file(plan(1, c=0), ">b>c:1", "c 1", ">b>c:2", "c 2"),
     }
     merged = merge_traces(files)
-    assert merged.left_out == {"b": "a>b:1", "c": "a>b:1"}
+    assert merged.omitted == {"b": "a>b:1", "c": "a>b:1"}
     names = [getattr(event, "message", "checkpoint") for event in read(merged).events]
     assert names == ["b/1>c:1", "b/1>c:1", "checkpoint"]
     files["h3.z"] += file(plan(2, c=1, b=0, a=0))
-    assert merge_traces(files).left_out == {}, "the recovery has undone it"
+    assert merge_traces(files).omitted == {}, "the recovery has undone it"
     files["h3.z"][-1:] = file(plan(2, c=2, b=1, a=0))
     with pytest.raises(TraceError, match=r"plan 2 keeps checkpoint 2 of agent 'c'.* 'a>b:1'.* the file of 'a'"):
         merge_traces(files)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.recovery.executions import consistent_cuts, parse, random_trace, small_trace, useless_by_definition
 
-from snapline.recovery.execution import LOST, Execution
+from snapline.recovery.execution import NOT_RECEIVED, Execution
 from snapline.recovery.trace import CheckpointTaken, MessageSent, Trace
 from snapline.recovery.zigzag import components_of, edges_of, untracked, useless
 
@@ -128,7 +128,9 @@ def causal_paths_only(trace: Trace) -> Useless:
 def same_interval_only(trace: Trace) -> Useless:
     """A path may go on only in the interval of its last receive, not in a later one."""
     execution = Execution.of(trace)
-    messages = [[execution.received[m] for m in sends if execution.received[m] != LOST] for sends in execution.sends]
+    messages = [
+        [execution.received[m] for m in sends if execution.received[m] != NOT_RECEIVED] for sends in execution.sends
+    ]
     return by_name(by_search(execution, messages), trace)
 
 

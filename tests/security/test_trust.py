@@ -9,7 +9,7 @@ import pytest
 from tests.security.certificates import Authority
 
 from snapline.security.transport import Security
-from snapline.security.trust import TRUST_WAIT_S, Distrust, trust_advice, why_distrusted, why_other_transport
+from snapline.security.trust import TRUST_WAIT_S, DistrustTracker, distrust_reason, transport_mismatch, trust_advice
 
 OURS = "it does not trust ours"
 THEIRS = "its certificate is not trusted here: "
@@ -39,7 +39,7 @@ async def authorities(tmp_path: Path) -> AsyncIterator[Authorities]:
 
 
 async def why(security: Security, address: str, name: str = "coordinator") -> str | None:
-    return await why_distrusted(security, address, role="coordinator", name=name)
+    return await distrust_reason(security, address, role="coordinator", name=name)
 
 
 async def test_each_side_may_refuse_the_other(authorities: Authorities) -> None:
@@ -56,15 +56,13 @@ async def test_tls_and_plaintext_are_told_apart_from_both_sides(authorities: Aut
     server = grpc.aio.server()
     address = f"127.0.0.1:{plain.add_port(server, '127.0.0.1:0')}"
     await server.start()
-    assert "speaks TLS" in (await why_other_transport(plain, authorities.address) or "")
-    assert "speaks plaintext" in (await why_other_transport(tls, address) or "")
+    assert "speaks TLS" in (await transport_mismatch(plain, authorities.address) or "")
+    assert "speaks plaintext" in (await transport_mismatch(tls, address) or "")
     stranger = authorities.foreign.issue("h1").security()
-    assert [await why_other_transport(tls, authorities.address), await why_other_transport(plain, address)] == [
-        None
-    ] * 2
-    assert await why_other_transport(stranger, authorities.address) is None  # that is distrust
+    assert [await transport_mismatch(tls, authorities.address), await transport_mismatch(plain, address)] == [None] * 2
+    assert await transport_mismatch(stranger, authorities.address) is None  # that is distrust
     await server.stop(None)
-    assert [await why_other_transport(each, address) for each in (plain, tls)] == [None] * 2
+    assert [await transport_mismatch(each, address) for each in (plain, tls)] == [None] * 2
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0" * 64])
@@ -76,18 +74,18 @@ async def test_who_speaks_neither_may_be_anybody(authorities: Authorities, answe
     server = await asyncio.start_server(close, "127.0.0.1", 0)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     for each in (Security.loopback(), authorities.own.issue("h1").security()):
-        assert await why_other_transport(each, address) is None
+        assert await transport_mismatch(each, address) is None
     server.close()
 
 
 def test_it_is_hopeless_when_every_address_was_tried_and_nobody_has_ever_answered() -> None:
-    distrust = Distrust(["c1", "c2"])
+    distrust = DistrustTracker(["c1", "c2"])
     seen = []
     for address in ("c1", "c1", "c2"):
         distrust.failed(address, 0.0, is_distrust=False)
-        seen.append(distrust.is_hopeless)
+        seen.append(distrust.is_distrust_final)
     distrust.answered()
-    assert [*seen, distrust.is_hopeless] == [False, False, True, False]
+    assert [*seen, distrust.is_distrust_final] == [False, False, True, False]
 
 
 async def test_who_trusts_each_other_is_told_so(authorities: Authorities) -> None:
@@ -129,36 +127,36 @@ async def test_a_server_that_does_not_finish_a_handshake_distrusts_nobody(
     silent.close()
 
 
-def failures(distrust: Distrust, *tries: tuple[str, float, bool]) -> list[bool]:
+def failures(distrust: DistrustTracker, *tries: tuple[str, float, bool]) -> list[bool]:
     return [distrust.failed(address, now_s, is_distrust=is_distrust) for address, now_s, is_distrust in tries]
 
 
 def test_distrust_is_final_when_a_rotation_had_its_time() -> None:
     tries = ("c1", 100.0, True), ("c1", 99.9 + TRUST_WAIT_S, True), ("c1", 100.0 + TRUST_WAIT_S, True)
-    assert failures(Distrust(["c1"]), *tries) == [False, False, True]
+    assert failures(DistrustTracker(["c1"]), *tries) == [False, False, True]
 
 
 def test_who_is_not_reached_meanwhile_may_be_another_one_when_it_comes_back() -> None:
     later = 100.0 + TRUST_WAIT_S
     tries = ("c1", 100.0, True), ("c1", 101.0, False), ("c1", later, True), ("c1", later + TRUST_WAIT_S, True)
-    assert failures(Distrust(["c1"]), *tries) == [False, False, False, True]
+    assert failures(DistrustTracker(["c1"]), *tries) == [False, False, False, True]
 
 
 def test_distrust_of_some_replicas_is_not_final() -> None:
     """Of the others one may be starting."""
     later = 100.0 + 2 * TRUST_WAIT_S
-    distrust = Distrust(["c1", "c2"])
+    distrust = DistrustTracker(["c1", "c2"])
     assert failures(distrust, ("c1", 100.0, True), ("c2", 100.0, False), ("c1", later, True)) == [False] * 3
     assert failures(distrust, ("c2", later, True), ("c1", later + TRUST_WAIT_S, True)) == [False, True]
 
 
 def test_an_address_that_a_replica_named_decides_nothing() -> None:
     later = 100.0 + 2 * TRUST_WAIT_S
-    assert failures(Distrust(["c1"]), ("c9", 100.0, True), ("c9", later, True)) == [False, False]
+    assert failures(DistrustTracker(["c1"]), ("c9", 100.0, True), ("c9", later, True)) == [False, False]
 
 
 def test_who_was_trusted_once_tries_for_ever() -> None:
-    distrust = Distrust(["c1"])
+    distrust = DistrustTracker(["c1"])
     assert failures(distrust, ("c1", 100.0, True)) == [False]
     distrust.answered()
     assert failures(distrust, ("c1", 100.0 + 9 * TRUST_WAIT_S, True)) == [False]

@@ -3,7 +3,7 @@
 from tests.kit.virtual_time import VirtualTime
 
 from snapline.sim.choices import Choices
-from snapline.sim.faults.executor import DiskMode, FailpointAction, Hanging
+from snapline.sim.faults.executor import DiskMode, FailpointAction, HangingCall
 from snapline.sim.result import ExecutedFault
 from snapline.sim.scenario import Scenario, coordinator_names, host_names, joining_hosts
 
@@ -31,7 +31,7 @@ class FakeExecutor(VirtualTime):
         self.speeds: dict[str, int] = {}
         self.clocks: dict[str, tuple[int, int]] = {}
         self.disks: set[tuple[str, DiskMode]] = set()
-        self.hanging: set[tuple[str, Hanging]] = set()
+        self.hanging: set[tuple[str, HangingCall]] = set()
         self.unknown = 0
         self.armed: list[str] = []
         self.flips_refused = 0
@@ -134,7 +134,7 @@ class FakeExecutor(VirtualTime):
         self._log("power_cut", host)
         self.crash_host(host)
 
-    def set_hanging(self, host: str, what: Hanging, is_on: bool) -> None:
+    def set_hanging(self, host: str, what: HangingCall, is_on: bool) -> None:
         assert host in self.hosts
         self._log("set_hanging", host, what, is_on)
         (self.hanging.add if is_on else self.hanging.discard)((host, what))

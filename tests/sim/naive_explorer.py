@@ -7,7 +7,7 @@ may happen, and what is one step, is told a second time, from the explorer's wor
 import copy
 from typing import Any
 
-from snapline.protocols.coverage import AgentReport, uncovered
+from snapline.protocols.coverage import AgentReport, check_coverage
 from snapline.protocols.epoch_stamped import (
     EpochAnnounced,
     EpochEnded,
@@ -179,7 +179,7 @@ class StampedFleet(Fleet):
         report = AgentReport(agent.core.agent, False, record.sent, record.received, counts)
         in_transit = tuple((m.number, m.stamp) for messages in record.in_transit.values() for m in messages)
         self.reports[number] = (report, agent.recorded, in_transit)
-        if None not in self.reports and uncovered({r[0].agent: r[0] for r in self.reports}, ()).is_whole:
+        if None not in self.reports and check_coverage({r[0].agent: r[0] for r in self.reports}, ()).is_whole:
             self.cut = tuple((*recorded, in_transit) for _, recorded, in_transit in self.reports)
             self.cut_epoch, self.reports, self.ended = 1, None, "complete"
             for other in self.agents:

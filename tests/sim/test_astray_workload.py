@@ -12,7 +12,7 @@ from snapline.sim.run import run
 from snapline.sim.scenario import FleetPart, PatternPart, Scenario, SwarmPart, parse_scenario
 from snapline.sim.search.swarm import draw
 from snapline.sim.workloads import make_workload
-from snapline.sim.workloads.astray import LATECOMERS, Heard, Seeking, Word, is_asking
+from snapline.sim.workloads.astray import LATECOMERS, Heard, Seeking, Word, spawns_latecomer
 
 CRASH = """
 schema = 1
@@ -44,8 +44,8 @@ def test_what_races_for_an_id_passes_under_faults(seed: int) -> None:
 def test_every_latecomer_is_asked_for_and_not_by_all() -> None:
     for agents in range(2, 9):
         for place in range(len(LATECOMERS)):
-            assert any(is_asking(index, place) for index in range(agents))
-    assert not all(is_asking(index, place) for index in range(3) for place in range(3))
+            assert any(spawns_latecomer(index, place) for index in range(agents))
+    assert not all(spawns_latecomer(index, place) for index in range(3) for place in range(3))
 
 
 # ---- one cut by itself ----------------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def test_a_branch_holds_what_was_inside_its_cut_and_nothing_else() -> None:
     assert {name: history.turns for name, history in branch.histories.items()} == inside
     for channel in branch.channels.values():
         assert channel.sent_at == sorted(x for x in channel.sent_at if x <= inside[channel.sender])
-        assert all(turn <= inside[channel.receiver] for turn in channel.got_at)
+        assert all(turn <= inside[channel.receiver] for turn in channel.consumed_at)
         assert feed.judge.books.branch_of(1).channels[channel.sender, channel.receiver].sent is not channel.sent
 
 

@@ -39,7 +39,7 @@ from snapline.sim.scenario import (
 )
 from snapline.sim.search.coverage import exercised, turns_of
 from snapline.sim.search.swarm import BUILT_IN, draw
-from snapline.sim.workloads import checked, own_triggers, own_workload
+from snapline.sim.workloads import checked, user_triggers, user_workload
 
 QUICK: dict[str, Any] = {"faults": "quiet", "hosts": 2, "coordinators": 1}
 
@@ -98,7 +98,7 @@ def test_a_fleet_that_is_soon_done_is_hit_in_the_midst_of_it() -> None:
     subject = Subject(fleets.ending)
     scenarios = [subject.scenario(seed) for seed in range(12)]
     assert {scenario.run.turns for scenario in scenarios} == {
-        turns_of(scenarios[0], lambda: own_workload(fleets.ending()))
+        turns_of(scenarios[0], lambda: user_workload(fleets.ending()))
     }
     assert all(
         part.crash.hit < 120
@@ -244,12 +244,12 @@ def with_triggers(*triggers: Any, protocol: str = "chandy-lamport") -> snapline.
 
 def test_a_fleet_saves_at_least_each_second() -> None:
     every, messages = snapline.Every, snapline.EveryMessages
-    assert own_triggers(with_triggers(every(0.3)), "") == (every(0.3),)
-    assert own_triggers(with_triggers(every(60, 0.2)), "") == (every(1.0, 0.2),)
-    assert own_triggers(with_triggers(), "") == (every(0.5),)
-    assert own_triggers(with_triggers(protocol="bcs"), "") == ()
-    assert own_triggers(with_triggers(messages(5), every(9), protocol="bcs"), "") == (messages(5), every(1.0))
-    assert own_triggers(with_triggers(every(60)), "20ms") == (every(0.02),)
+    assert user_triggers(with_triggers(every(0.3)), "") == (every(0.3),)
+    assert user_triggers(with_triggers(every(60, 0.2)), "") == (every(1.0, 0.2),)
+    assert user_triggers(with_triggers(), "") == (every(0.5),)
+    assert user_triggers(with_triggers(protocol="bcs"), "") == ()
+    assert user_triggers(with_triggers(messages(5), every(9), protocol="bcs"), "") == (messages(5), every(1.0))
+    assert user_triggers(with_triggers(every(60)), "20ms") == (every(0.02),)
 
 
 def test_the_scenario_says_when_the_fleet_saves() -> None:

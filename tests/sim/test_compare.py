@@ -202,12 +202,12 @@ def test_lost_turns_are_used_where_runs_tell_them() -> None:
         jobs=0,
         runner=toys.priced_in_turns,
     )
-    priced = recommend(counted, 30.0).priced[0]
-    assert priced.loss_s == pytest.approx(2 * toys.loss_s("chandy-lamport", 1.0), rel=0.02)
+    options = recommend(counted, 30.0).options[0]
+    assert options.loss_s == pytest.approx(2 * toys.loss_s("chandy-lamport", 1.0), rel=0.02)
 
 
 def test_expected_costs_add_up() -> None:
-    for one in recommend(compared(), 60.0).priced:
+    for one in recommend(compared(), 60.0).options:
         assert one.cost_s == pytest.approx(3600 * (one.overhead + one.loss_s / 60))
         assert one.low_s <= one.cost_s <= one.high_s
 

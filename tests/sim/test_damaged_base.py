@@ -13,7 +13,7 @@ from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import FaultPart, FleetPart, PatternPart, TriggerPart
 from snapline.sim.search.swarm import draw
-from snapline.sim.world.store_notes import StoreNotes
+from snapline.sim.world.store_notes import StoreObserver
 
 Patch = pytest.MonkeyPatch
 
@@ -32,8 +32,8 @@ DAMAGED = template(
 @pytest.fixture(autouse=True)
 def condemned(monkeypatch: Patch) -> list[int]:
     """Only manifests are damaged: no host reads them while it runs, all later epochs do."""
-    files_of = StoreNotes.files_of
-    monkeypatch.setattr(StoreNotes, "files_of", lambda self, epoch: files_of(self, epoch)[1:2])
+    files_of = StoreObserver.files_of
+    monkeypatch.setattr(StoreObserver, "files_of", lambda self, epoch: files_of(self, epoch)[1:2])
     found: list[int] = []
 
     def noted(self: Judge, t_ns: int, epoch: int, *, is_whole: bool) -> None:

@@ -40,7 +40,7 @@ def most(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(logged_mode, "LOGS_BYTES_MAX", LOGS_MAX)
     monkeypatch.setattr(checkpoint_writer, "WAITING_CHECKPOINTS_MAX", CHECKPOINTS_MAX)
     found = [0, 0]
-    keep, stand = LoggedAgent.keep, AgentPause._stand_still
+    keep, stand = LoggedAgent.keep, AgentPause._pause_agents
 
     def kept(self: LoggedAgent, receiver: str, number: int, payload: bytes, piggyback: bytes) -> None:
         keep(self, receiver, number, payload, piggyback)

@@ -30,7 +30,7 @@ from snapline.sim.explorer.interning import Interner
 from snapline.sim.explorer.plain import PlainModel
 from snapline.sim.explorer.recoveries import Columns, Recoveries
 from snapline.sim.explorer.rounds import RoundModel
-from snapline.sim.explorer.search import Fault, Model, Outputs, PossibleMove, Search, State
+from snapline.sim.explorer.search import Fault, Model, Outputs, ProposedMove, Search, State
 from snapline.sim.explorer.stamped import StampedModel
 
 PAIR = Bounds(agents=2)
@@ -139,13 +139,13 @@ def test_without_forced_checkpoints_some_are_useless_and_agents_fall_back_to_the
 class MarkersAfterTheNextSend(PlainModel):
     """A marker waits for the next send, if one is left, and goes behind it."""
 
-    def obey(self, agent: int, node: EpochNode, command: Any) -> tuple[EpochNode, Outputs]:
+    def execute(self, agent: int, node: EpochNode, command: Any) -> tuple[EpochNode, Outputs]:
         if isinstance(command, SendMarker) and sum(node.books.sent) < self.bounds.sends:
             held = (self.names.index(command.channel), MarkerItem("marker", command.snapshot))
             return node._replace(held=(*node.held, held)), ()
-        return super().obey(agent, node, command)
+        return super().execute(agent, node, command)
 
-    def agent_step(self, agent: int, node: EpochNode, proposal: PossibleMove) -> tuple[EpochNode, Outputs]:
+    def agent_step(self, agent: int, node: EpochNode, proposal: ProposedMove) -> tuple[EpochNode, Outputs]:
         node, outputs = super().agent_step(agent, node, proposal)
         if proposal.kind == "send" and node.held:
             outputs += tuple((to, self.items.of((agent, marker))) for to, marker in node.held)
@@ -156,11 +156,11 @@ class MarkersAfterTheNextSend(PlainModel):
 class ChannelsWithoutFifo(PlainModel):
     """Of two items of a channel the second may come first."""
 
-    def arrivals(self, agent: int, node: EpochNode) -> Iterator[PossibleMove]:
+    def arrivals(self, agent: int, node: EpochNode) -> Iterator[ProposedMove]:
         yield from super().arrivals(agent, node)
         for sender, items in enumerate(node.channels):
             if len(items) > 1:
-                yield PossibleMove(f"{items[1]} overtakes", "receive", sender + len(self.agents))
+                yield ProposedMove(f"{items[1]} overtakes", "receive", sender + len(self.agents))
 
     def take(self, node: EpochNode, sender: int) -> tuple[Any, EpochNode]:
         sender, is_second = sender % len(self.agents), sender >= len(self.agents)
@@ -169,7 +169,7 @@ class ChannelsWithoutFifo(PlainModel):
         channels[sender] = items[:is_second] + items[is_second + 1 :]
         return items[is_second], node._replace(channels=tuple(channels))
 
-    def agent_step(self, agent: int, node: EpochNode, proposal: PossibleMove) -> tuple[EpochNode, Outputs]:
+    def agent_step(self, agent: int, node: EpochNode, proposal: ProposedMove) -> tuple[EpochNode, Outputs]:
         if proposal.kind != "receive":
             return super().agent_step(agent, node, proposal)
         sender = proposal.detail % len(self.agents)
@@ -219,12 +219,12 @@ class DeliversBeforeRecording(StampedModel):
 class StampsTooHigh(StampedModel):
     """A message is stamped with the epoch that is owed, not with the one recorded; sends go on meanwhile."""
 
-    def agent_proposals(self, agent: int, node: EpochNode) -> Iterator[PossibleMove]:
+    def agent_proposals(self, agent: int, node: EpochNode) -> Iterator[ProposedMove]:
         yield from super().agent_proposals(agent, node)
         if self.owes(agent, node):
             yield from self.sends(agent, node)
 
-    def agent_step(self, agent: int, node: EpochNode, proposal: PossibleMove) -> tuple[EpochNode, Outputs]:
+    def agent_step(self, agent: int, node: EpochNode, proposal: ProposedMove) -> tuple[EpochNode, Outputs]:
         if proposal.kind == "send":
             return self.message_to(agent, node, proposal.detail, self.image_of(agent, node).owed)
         return super().agent_step(agent, node, proposal)
@@ -420,10 +420,10 @@ class Graph(Model):
     def start(self) -> State:
         return (0,)
 
-    def proposals(self, actor: int, node: int) -> Iterator[PossibleMove]:
-        yield from (PossibleMove(f"{node}>{target}", "go", target) for source, target in self.edges if source == node)
+    def proposals(self, actor: int, node: int) -> Iterator[ProposedMove]:
+        yield from (ProposedMove(f"{node}>{target}", "go", target) for source, target in self.edges if source == node)
 
-    def carry_out(self, actor: int, node: int, proposal: PossibleMove) -> tuple[int, Outputs]:
+    def carry_out(self, actor: int, node: int, proposal: ProposedMove) -> tuple[int, Outputs]:
         if (node, proposal.detail) in self.wrong:
             raise Fault("step", "G1", "a wrong step")
         return proposal.detail, ()

@@ -7,7 +7,7 @@ from typing import get_args
 
 import msgspec
 
-from snapline.sim.faults.faults import describe_words
+from snapline.sim.faults.faults import describe_faults
 from snapline.sim.faults.points import FAILPOINTS, REAL_FAILPOINT_PREFIXES, REAL_FAILPOINTS
 from snapline.sim.faults.words import CoordinatorFault, DiskFault, HangFault, MembershipFault, PartitionFault
 from snapline.sim.scenario import WORDS
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2] / "src" / "snapline"
 
 
 def test_every_word_shape_mode_and_kind_is_described() -> None:
-    described = {word for _, word, _ in describe_words()}
+    described = {word for _, word, _ in describe_faults()}
     wanted = {word for word in WORDS if word not in ("partition", "hang", "disk", "coordinator", "membership")}
     for name, word, key in (
         ("partition", PartitionFault, "shape"),

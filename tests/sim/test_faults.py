@@ -444,7 +444,7 @@ def test_a_fleet_of_one_host_has_nothing_to_hold() -> None:
 
 # The budget.
 
-BEYOND: list[tuple[Scenario, str]] = [
+BEYOND_BUDGET: list[tuple[Scenario, str]] = [
     (scenario_of(CrashFault(host="h1", restart_after=""), hosts=1), "1 of 1 hosts"),
     (scenario_of(CrashFault(is_all=True, restart_after="")), "3 of 3 hosts"),
     (scenario_of(DiskFault(host="*", restart_after="")), "3 of 3 hosts"),
@@ -458,7 +458,7 @@ BEYOND: list[tuple[Scenario, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("scenario", "said"), BEYOND, ids=[said for _, said in BEYOND])
+@pytest.mark.parametrize(("scenario", "said"), BEYOND_BUDGET, ids=[said for _, said in BEYOND_BUDGET])
 def test_faults_beyond_the_budget_are_refused_unless_said_so(scenario: Scenario, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         check_budget(scenario)

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapline.sim.choices import Randoms
+from snapline.sim.choices import RandomStreams
 from snapline.sim.world.kernel import PIECE, Journal, Kernel
 
 TIMES = st.lists(st.integers(0, 20), max_size=40)
@@ -74,7 +74,7 @@ def journal_of(entries: list[tuple[Any, ...]], pages: list[int], times: int = 1)
     for index, entry in enumerate(entries * times):
         journal.add(entry)
         if index in pages:
-            journal.turn_page()
+            journal.hash_full_pieces()
     return journal
 
 
@@ -111,12 +111,12 @@ NAMES = st.lists(st.sampled_from("abc"), max_size=30)
 
 @given(st.integers(0, 2**64), NAMES)
 def test_streams_of_agents_do_not_depend_on_each_other(seed: int, order: list[str]) -> None:
-    together, alone = Randoms(seed, "agent"), {name: Randoms(seed, "agent") for name in "abc"}
+    together, alone = RandomStreams(seed, "agent"), {name: RandomStreams(seed, "agent") for name in "abc"}
     assert [together.random(name) for name in order] == [alone[name].random(name) for name in order]
 
 
 def test_a_stream_is_spread_over_its_range() -> None:
-    randoms = Randoms(3, "agent")
+    randoms = RandomStreams(3, "agent")
     drawn = [randoms.random("a") for _ in range(4_000)]
     assert all(0 <= each < 1 for each in drawn)
     counts = [sum(int(each * 8) == part for each in drawn) for part in range(8)]

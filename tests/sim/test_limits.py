@@ -19,7 +19,7 @@ from snapline.coordinator.service import store_keeper
 from snapline.sim.choices import RandomChoices
 from snapline.sim.faults.faults import schedule
 from snapline.sim.faults.words import MOMENTS, CaptureFault, CrashFault, DelayFault, ResetFault
-from snapline.sim.oracles.retention import Wanted, wanted_epochs
+from snapline.sim.oracles.retention import ExpectedRetention, wanted_epochs
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import (
@@ -33,12 +33,12 @@ from snapline.sim.scenario import (
     SwarmPart,
     TriggerPart,
 )
-from snapline.sim.search.generated import never_drawn, note_drawn, nothing_drawn
+from snapline.sim.search.generated import count_drawn, empty_counts, never_drawn
 from snapline.sim.search.swarm import STANDARD, draw
 from snapline.sim.world.kernel import Kernel
 from snapline.sim.world.limits import LIMITS, limited
 from snapline.sim.world.network import Network
-from snapline.sim.world.store_notes import StoreNotes
+from snapline.sim.world.store_notes import StoreObserver
 from snapline.storage.retention import retention_policy
 from snapline.storage.retention.retention_policy import Policy, SnapshotTime, retained
 
@@ -184,28 +184,28 @@ def test_turns_that_wait_survive(seed: int) -> None:
 # -- what is kept ----------------------------------------------------------------------------------------------------
 
 
-def _lose(store: StoreNotes, epoch: int) -> None:
+def _lose(store: StoreObserver, epoch: int) -> None:
     for path in store.files_of(epoch)[1:]:
         store._disk.of("h1").unlink(path)
 
 
-def _change(store: StoreNotes, epoch: int) -> None:
+def _change(store: StoreObserver, epoch: int) -> None:
     store._shared.judge._cuts[epoch].checkpoints["a0"] = b"something else"
 
 
 @pytest.mark.parametrize(("harm", "oracle"), [(_lose, "durable"), (_change, "restored")])
 def test_an_old_epoch_that_is_kept_is_read_back(
-    harm: Callable[[StoreNotes, int], None], oracle: str, monkeypatch: pytest.MonkeyPatch
+    harm: Callable[[StoreObserver, int], None], oracle: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read_back = StoreNotes.read_back
+    read_back = StoreObserver.read_back
 
-    def read_back_harmed(store: StoreNotes) -> None:
+    def read_back_harmed(store: StoreObserver) -> None:
         harm(store, store._log.canonical.complete_epochs()[0])
         read_back(store)
 
     scenario = Scenario(fleet=LONG, run=RunPart(keep_epochs=5))
     assert run(scenario, 1).probes["old epoch read back"] > 0
-    monkeypatch.setattr(StoreNotes, "read_back", read_back_harmed)
+    monkeypatch.setattr(StoreObserver, "read_back", read_back_harmed)
     assert [violation.oracle for violation in run(scenario, 1).violations] == [oracle]
 
 
@@ -213,9 +213,9 @@ def test_an_old_epoch_that_is_kept_is_read_back(
 
 
 def test_everything_is_drawn_and_counted() -> None:
-    drawn = nothing_drawn()
+    drawn = empty_counts()
     for seed in range(600):
-        note_drawn(drawn, draw(STANDARD, seed))
+        count_drawn(drawn, draw(STANDARD, seed))
     assert never_drawn(drawn) == {}
     assert sum(drawn["protocols"].values()) == 600
     assert all(runs <= 600 for counts in drawn.values() for runs in counts.values()) and drawn["faults"]["crash"] < 400
@@ -305,7 +305,7 @@ def test_both_ways_to_count_what_a_policy_keeps_agree(created_ms: dict[int, int]
     with limited({"hour_s": 1, "day_s": 3}):
         snapshots = [SnapshotTime(epoch, made * 1_000_000) for epoch, made in created_ms.items()]
         kept = retained(snapshots, Policy(last, hourly, daily), now_ns=60_000_000_000, held={})
-    assert set(kept) == wanted_epochs(created_ms, Wanted(last, hourly, daily, 1000, 3000))
+    assert set(kept) == wanted_epochs(created_ms, ExpectedRetention(last, hourly, daily, 1000, 3000))
 
 
 @pytest.mark.parametrize("seed", range(5))

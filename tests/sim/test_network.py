@@ -104,7 +104,7 @@ def test_what_was_held_up_by_a_block_comes_in_order_when_it_is_gone() -> None:
     wire.run()
     assert wire.items("b") == list(range(6)) and min(at_ns for at_ns, node, _ in wire.got if node == "b") >= SECOND_NS
     assert wire.items("a") == list(range(5)) and not wire.ended, "the other direction was open all the time"
-    assert not wire.network.is_hurt
+    assert not wire.network.has_faults
 
 
 def test_a_stream_that_is_cut_for_long_dies_by_keepalive_at_both_ends() -> None:

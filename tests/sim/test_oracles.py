@@ -37,7 +37,7 @@ def orphaned(feed: Feed) -> None:
 def expected(feed: Feed, sender: str, receiver: str) -> bytes:
     """What the books say comes next on a channel."""
     channel = feed.judge.books.channel_of(feed.now.plan, sender, receiver)
-    return channel.sent[len(channel.got_at)]
+    return channel.sent[len(channel.consumed_at)]
 
 
 def in_transit_payloads(checkpoint: AgentCheckpoint, sender: str) -> list[bytes]:

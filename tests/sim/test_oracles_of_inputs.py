@@ -135,7 +135,7 @@ def test_a_dead_letter_that_its_agent_never_had_is_found(told: Told) -> None:
     told.offer(b"1")
     told.acknowledge(5, b"1", 1)
     told.consume(b"1")
-    told.oracle.on_told_buried(b"1")
+    told.oracle.on_dead_letter_reported(b"1")
     assert told.end() == [("R2", "c was told that input b'1' is a dead letter, and a never had it")]
 
 

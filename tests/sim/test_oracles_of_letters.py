@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from snapline.messages.dead_letters import DROP, GONE, RETRY, DeadLetterCommand, word_payload
-from snapline.sim.oracles.dead_letters import Letter, check_letters, dead_letters_of, word_name
+from snapline.messages.dead_letters import DROP, RETRY, TARGET_GONE, DeadLetterCommand, dead_letter_command_payload
+from snapline.sim.oracles.dead_letters import Letter, check_dead_letters, command_name, dead_letters_of
 from snapline.sim.oracles.ground_truth import GroundTruth
 from snapline.sim.oracles.ground_truth_records import AgentHistory, CutPlace, CutRecord
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterNumbers, DeadLetterRecord
@@ -29,14 +29,14 @@ class Scene:
             self.books.on_dead_lettered(0, PLAN, "a", "timer", "a", payload)
 
     def say(self, verb: str, number: int, payload: bytes, *, key: str = "k", is_acknowledged: bool = True) -> bytes:
-        word = word_payload(DeadLetterCommand(verb, number, Letter(number, "a", payload).identity))
-        self.books.letters.on_said("a", key, word)
+        word = dead_letter_command_payload(DeadLetterCommand(verb, number, Letter(number, "a", payload).identity))
+        self.books.letters.on_command_given("a", key, word)
         if is_acknowledged:
             self.books.letters.on_acknowledged(SAID_NS, key)
         return word
 
     def take(self, word: bytes, told: bytes) -> None:
-        self.books.on_word_taken(0, PLAN, "a", word, told)
+        self.books.on_command_consumed(0, PLAN, "a", word, told)
 
     def handle(self, payload: bytes) -> None:
         self.books.on_turn(0, PLAN, "a", "letter", "a", payload, [], [])
@@ -64,7 +64,7 @@ def test_words_that_do_what_they_say_are_well() -> None:
     scene.say(RETRY, 2, b"2", key="two")
     scene.handle(b"2")
     scene.fail_again(scene.say(RETRY, 3, b"3", key="three"))
-    scene.take(scene.say(RETRY, 3, b"3", key="four"), GONE)
+    scene.take(scene.say(RETRY, 3, b"3", key="four"), TARGET_GONE)
     assert scene.numbers() == [4]
     assert scene.end() == []
 
@@ -74,7 +74,7 @@ def test_an_acknowledged_word_takes_effect_once(times: int) -> None:
     scene = Scene()
     scene.bury(b"1")
     word = scene.say(DROP, 1, b"1")
-    for told in (b"", GONE)[:times]:
+    for told in (b"", TARGET_GONE)[:times]:
         scene.take(word, told)
     assert len(scene.end()) == 1 and f"took effect {times} times" in scene.said[0]
 
@@ -90,7 +90,7 @@ def test_a_word_of_which_nobody_knows_may_take_effect_or_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "number", "text"), [(GONE, 1, "it has it"), (b"", 2, "it has none"), (b"", 1, "was to be retried")]
+    ("told", "number", "text"), [(TARGET_GONE, 1, "it has it"), (b"", 2, "it has none"), (b"", 1, "was to be retried")]
 )
 def test_what_is_told_of_a_letter_is_so(told: bytes, number: int, text: str) -> None:
     scene = Scene()
@@ -134,7 +134,7 @@ def test_a_checkpoint_holds_the_letters_of_its_place(
     scene.take(scene.say(DROP, 1, b"1"), b"")
     place = CutPlace(scene.history.turns, 0, {})
     scene.bury(b"3")
-    found = list(check_letters(scene.history, place, checkpoint_with(numbers, payloads, count), 7))
+    found = list(check_dead_letters(scene.history, place, checkpoint_with(numbers, payloads, count), 7))
     assert (not found) == is_well, found
 
 
@@ -148,7 +148,7 @@ def take_back(scene: Scene, at_ns: int) -> None:
 
 
 def accept(scene: Scene, key: str, plan: int) -> None:
-    scene.books.inputs.drops.on_taken(plan, word_name(key), is_repeated=False)
+    scene.books.inputs.drops.on_taken(plan, command_name(key), is_repeated=False)
 
 
 @pytest.mark.parametrize(("plan", "is_well"), [(PLAN - 1, True), (PLAN, False)])

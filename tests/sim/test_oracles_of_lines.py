@@ -64,7 +64,7 @@ class LineFeed:
         receiver = self.taken[channel.receiver][line[channel.receiver]]
         sent = sum(turn <= sender.turns for turn in channel.sent_at)
         sent -= sum(letter.receiver == channel.receiver for letter in sender.outbox)
-        return sum(turn <= receiver.turns for turn in channel.got_at) <= sent
+        return sum(turn <= receiver.turns for turn in channel.consumed_at) <= sent
 
     def begin(self) -> None:
         """BeginEpoch is proposed and committed: here the line is taken."""
@@ -80,7 +80,7 @@ class LineFeed:
             for (sender, receiver), channel in branch.channels.items():
                 if receiver == name:
                     giver = self.taken[sender][line[sender]]
-                    got = sum(turn <= checkpoint.turns for turn in channel.got_at)
+                    got = sum(turn <= checkpoint.turns for turn in channel.consumed_at)
                     sent = sum(turn <= giver.turns for turn in channel.sent_at)
                     sent -= sum(letter.receiver == name for letter in giver.outbox)
                     payloads = channel.sent[got:sent]
@@ -211,7 +211,7 @@ def useless_by_definition(branch: Branch) -> set[tuple[str, int]]:
     for numbers in itertools.product(*(range(len(places[name])) for name in names)):
         cut = dict(zip(names, numbers, strict=True))
         if all(
-            sum(turn <= places[channel.receiver][cut[channel.receiver]] for turn in channel.got_at)
+            sum(turn <= places[channel.receiver][cut[channel.receiver]] for turn in channel.consumed_at)
             <= sum(turn <= places[channel.sender][cut[channel.sender]] for turn in channel.sent_at)
             for channel in branch.channels.values()
         ):
@@ -265,7 +265,7 @@ def test_bcs_leaves_dependencies_untracked() -> None:
 def test_tracking_is_not_judged_where_nobody_says_when_messages_leave() -> None:
     branch = play(1, "fdas")
     for channel in branch.channels.values():
-        channel.left_at.clear()
+        channel.departed_at.clear()
     assert not check_branch(branch, "fdas").is_tracking_judged
 
 

@@ -8,7 +8,7 @@ import pytest
 import snapline
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.encoding import encode_body, encode_message
-from snapline.agent_runtime.outside import Outside
+from snapline.agent_runtime.outside import TurnEnvironment
 from snapline.errors import UsageError
 from snapline.sim.oracles.ground_truth import GroundTruth
 from snapline.sim.oracles.ground_truth_records import StepOutcome
@@ -50,7 +50,7 @@ class Steps(snapline.Agent):
         self.state.total += await ctx.step("add", lambda: 1)
 
 
-class Draws(Outside):
+class Draws(TurnEnvironment):
     def __init__(self) -> None:
         self.drawn: list[float | int] = []
 
@@ -72,7 +72,7 @@ def summed(judge: Judge | None = None) -> tuple[GroundTruth, dict[str, bytes]]:
     agents = {name: SUMS.make(name) for name in SUMS.agents}
     queue: list[tuple[str, str, bytes]] = []
     for name, agent in agents.items():
-        ctx = Context(name, 1, name, Outside())
+        ctx = Context(name, 1, name, TurnEnvironment())
         _run(agent.on_start(ctx))
         books.on_turn(0, 1, name, "start", name, b"", ctx.outcome().sends, [])
         queue.extend((name, to, data) for to, data in ctx.outcome().sends)

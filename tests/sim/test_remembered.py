@@ -6,7 +6,7 @@ import pytest
 
 from snapline.errors import DamagedDataError
 from snapline.sim.world.disk import VirtualDisk
-from snapline.sim.world.manifest_cache import MANIFESTS_KEPT, remembered, remembering
+from snapline.sim.world.manifest_cache import MANIFESTS_KEPT, manifests_cached, remembered
 from snapline.storage.store import files
 from snapline.storage.store.layout import manifest_path
 from snapline.storage.store.manifest import Manifest, Metadata, decode_manifest, encode_manifest
@@ -50,7 +50,7 @@ def test_a_store_sees_damage_that_comes_after_it_has_read_a_manifest() -> None:
     """Through the store's own files, on the simulated disk."""
     disk = VirtualDisk()
     store = Store.create("", disk=disk.reader())
-    with remembering():
+    with manifests_cached():
         root = store.write_manifest(Manifest(Metadata(epoch=1), [], []))
         assert store.read_manifest(root).metadata.epoch == 1
         disk.flip(manifest_path(root), 300)

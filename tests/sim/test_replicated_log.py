@@ -64,7 +64,7 @@ def test_a_recorded_run_is_replayed_from_its_choices_alone() -> None:
 
     def run_with(choices: RandomChoices | RecordedChoices) -> list[object]:
         world = World(7)
-        world.log.reigns.pick = lambda key, n: choices.pick("log", key, n)
+        world.log.raft.pick = lambda key, n: choices.pick("log", key, n)
         world.run()
         return world.trace
 
@@ -216,10 +216,10 @@ def test_a_replica_that_lacks_much_takes_the_state_as_a_whole(monkeypatch: pytes
 def test_a_deposed_leader_is_followed_by_another() -> None:
     for count in (1, 3):
         world = calm_world(count)
-        before, term = world.log.leader, world.log.reigns.term
+        before, term = world.log.leader, world.log.raft.term
         world.log.depose()
         world.run_until(world.now_ns + SECOND)
-        assert world.log.reigns.term == term + 1 and world.log.leader
+        assert world.log.raft.term == term + 1 and world.log.leader
         assert (world.log.leader == before) == (count == 1)
 
 
@@ -254,9 +254,9 @@ def test_validate_finds_a_state_that_somebody_changed() -> None:
 class ForgetsTheLast(RaftModel):
     """A new leader begins without its last slot."""
 
-    def _begin_reign(self, leader: SimReplica, voters: list[SimReplica]) -> None:
+    def _begin_leader_term(self, leader: SimReplica, voters: list[SimReplica]) -> None:
         leader.length = max(0, leader.length - 1)
-        super()._begin_reign(leader, voters)
+        super()._begin_leader_term(leader, voters)
 
 
 class VotesForAnybody(RaftModel):
@@ -267,24 +267,24 @@ class VotesForAnybody(RaftModel):
 class AcknowledgesEarly(SimulatedLog):
     """Tells the proposer before a majority has it."""
 
-    def _append(self, reign: LeaderTerm, proposer: SimReplica, entry: bytes, then: Then | None) -> None:
-        super()._append(reign, proposer, entry, None)
+    def _append(self, leader_term: LeaderTerm, proposer: SimReplica, entry: bytes, then: Then | None) -> None:
+        super()._append(leader_term, proposer, entry, None)
         if then is not None:
             result = FleetState.restore(proposer.state.freeze()).apply(decode_operation(entry))
             self._tell_later(proposer, proposer.run, MS, then, Committed(result))
 
 
 class CommitsWithoutMajority(RaftModel):
-    def _agreed(self, reign: LeaderTerm) -> int:
-        return max(reign.match.values(), default=0)
+    def _agreed(self, leader_term: LeaderTerm) -> int:
+        return max(leader_term.match.values(), default=0)
 
 
 class ForgetsItsVote(RaftModel):
     """Old leaders are not refused."""
 
-    def _begin_reign(self, leader: SimReplica, voters: list[SimReplica]) -> None:
+    def _begin_leader_term(self, leader: SimReplica, voters: list[SimReplica]) -> None:
         terms = {voter.name: voter.term for voter in voters if voter is not leader}
-        super()._begin_reign(leader, voters)
+        super()._begin_leader_term(leader, voters)
         for voter in voters:
             voter.term = terms.get(voter.name, voter.term)
 
@@ -305,22 +305,22 @@ class RejectsWhatIsUnknown(SimulatedLog):
 class AppendsTwice(SimulatedLog):
     """A forwarded proposal whose answer is late is sent again."""
 
-    def _append(self, reign: LeaderTerm, proposer: SimReplica, entry: bytes, then: Then | None) -> None:
-        if proposer.name != reign.leader:
-            super()._append(reign, proposer, entry, None)
-        super()._append(reign, proposer, entry, then)
+    def _append(self, leader_term: LeaderTerm, proposer: SimReplica, entry: bytes, then: Then | None) -> None:
+        if proposer.name != leader_term.leader:
+            super()._append(leader_term, proposer, entry, None)
+        super()._append(leader_term, proposer, entry, then)
 
 
 class LeadsBeforeItsBarrier(RaftModel):
-    def _begin_reign(self, leader: SimReplica, voters: list[SimReplica]) -> None:
-        super()._begin_reign(leader, voters)
+    def _begin_leader_term(self, leader: SimReplica, voters: list[SimReplica]) -> None:
+        super()._begin_leader_term(leader, voters)
         self.tell(leader, Standing(self.term, leader.name, is_leader=True))
 
 
 class SharesTerms(RaftModel):
-    def _begin_reign(self, leader: SimReplica, voters: list[SimReplica]) -> None:
+    def _begin_leader_term(self, leader: SimReplica, voters: list[SimReplica]) -> None:
         self.term -= self.term > 1
-        super()._begin_reign(leader, voters)
+        super()._begin_leader_term(leader, voters)
 
 
 class AppliesOutOfOrder(SimulatedLog):

@@ -36,7 +36,7 @@ def said(*steps: object) -> list[str]:
     found: list[str] = []
     oracle = RollbackOracle(lambda oracle, guarantee, t_ns, text: found.append(text))
     for life, reason in enumerate(steps, 1):
-        oracle.on_asked(0, "a0", life)
+        oracle.on_rollback_requested(0, "a0", life)
         kind = (
             op.Restore(1, 1, ("h1",), "by hand", request="me") if reason is None else restore("a0", life, str(reason))
         )
@@ -52,7 +52,7 @@ def test_the_same_reason_takes_the_fleet_back_once_until_an_operator_does() -> N
 def test_whoever_has_asked_takes_no_turn_in_that_life_and_nobody_else_is_answered() -> None:
     found: list[str] = []
     oracle = RollbackOracle(lambda oracle, guarantee, t_ns, text: found.append(text))
-    oracle.on_asked(0, "a0", 1)
+    oracle.on_rollback_requested(0, "a0", 1)
     oracle.on_turn(1, "a0", 2)
     oracle.on_turn(1, "a1", 1)
     oracle.on_restored(2, restore("a0", 1), 2)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapline.errors import UsageError
-from snapline.sim.faults.words import REFUSED_WORDS
+from snapline.sim.faults.words import REFUSED_FAULT_KINDS
 from snapline.sim.scenario import (
     PATTERN_NAMES,
     PATTERNS_KNOWN,
@@ -192,7 +192,7 @@ def test_errors_name_file_key_and_what_is_allowed(toml: str, said: str) -> None:
     assert "`" not in message and "\n" not in message and "$" not in message
 
 
-@pytest.mark.parametrize("word", sorted(REFUSED_WORDS))
+@pytest.mark.parametrize("word", sorted(REFUSED_FAULT_KINDS))
 def test_words_without_effect_are_refused_with_a_reason(word: str) -> None:
     with pytest.raises(UsageError, match=rf"fault\[0\]\.{word} cannot be: .*: use "):
         parse_scenario(f"[[fault]]\n{word} = {{}}", source="x.toml")

@@ -18,7 +18,7 @@ from snapline.sim.faults.words import CrashFault, PauseFault
 from snapline.sim.report.files import read_choices
 from snapline.sim.result import Result, Verdict, Violation
 from snapline.sim.scenario import FaultPart, FleetPart, PatternPart, Scenario, TriggerPart, parse_scenario
-from snapline.sim.search.ddmin import ddmin, growing, lowest
+from snapline.sim.search.ddmin import ddmin, doubling_steps, lowest
 from snapline.sim.search.shrink import ShrinkStep, Shrunk, renumbered, shrink, signature_of
 from snapline.sim.search.shrunk_files import render
 
@@ -83,7 +83,7 @@ def test_items_that_were_never_looked_at_are_left_out_at_once() -> None:
 
 @given(st.integers(0, 10), st.integers(0, 10_000))
 def test_growing_values_are_few_and_below(least: int, value: int) -> None:
-    values = list(growing(least, value))
+    values = list(doubling_steps(least, value))
     assert values == sorted(set(values)) and all(least <= one < value for one in values)
     assert len(values) <= 2 + math.log2(max(value, 2))
     assert not values or values[0] == least

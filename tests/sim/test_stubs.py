@@ -13,7 +13,7 @@ import snapline
 from snapline.agent_runtime.durable import StepWork
 from snapline.agent_runtime.host import flights
 from snapline.agent_runtime.host.durable_events import RunEffect
-from snapline.agent_runtime.outside import Outside
+from snapline.agent_runtime.outside import TurnEnvironment
 from snapline.errors import FleetDefinitionError
 from snapline.sim.checking import Subject, run_fleet
 from snapline.sim.faults.words import CrashFault
@@ -90,7 +90,7 @@ def test_a_stub_is_called_with_the_arguments_of_its_step_and_the_function_is_not
     result = run_fleet(functools.partial(shop, kind, simulate=counted), 1, at_end=_all_done, **QUICK)
     assert result.verdict == "pass", (result.violations, result.pending, result.error)
     assert dict.fromkeys(range(1, ORDERS + 1), 1) == PAID
-    assert not REALLY and not result.steps_as_they_are
+    assert not REALLY and not result.unstubbed_steps
 
 
 def _all_done(states: Mapping[str, object]) -> None:
@@ -150,7 +150,7 @@ def test_a_step_without_a_stub_is_refused_where_others_have_one() -> None:
 
 def test_without_any_stubs_steps_really_run_and_the_run_says_so() -> None:
     result = run_fleet(lambda: shop(), 1, **QUICK)
-    assert result.verdict == "pass" and result.steps_as_they_are == ["charge"]
+    assert result.verdict == "pass" and result.unstubbed_steps == ["charge"]
     assert "no stubs (Fleet(simulate=…)), so these steps really ran: charge" in summarise(result)
 
 
@@ -337,10 +337,10 @@ def test_a_bank_that_ignores_keys_is_asked_before_anything_is_repeated() -> None
 
 def unasked(first: bool) -> Any:
     """Repetitions are not asked about: the first call of a new life, or the retries of one."""
-    asks = flights._asked_first
+    asks = flights._probe_first
 
     async def mutant(
-        command: RunEffect, work: StepWork, asking: StepWork, world: Outside, call: flights.LastCall
+        command: RunEffect, work: StepWork, asking: StepWork, world: TurnEnvironment, call: flights.LastCall
     ) -> object:
         if first:
             return await asks(msgspec.structs.replace(command, is_in_doubt=False), work, asking, world, call)

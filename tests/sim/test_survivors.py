@@ -22,7 +22,7 @@ ANSWER = AgentsFrozen(plan=1, number=5, host_start=1, running=("busy",))
 
 def asked(*, answered_ns: int | None, proposed_ns: int = 10) -> Freezes:
     freezes = Freezes()
-    freezes.on_asked(1, "h1", ASK, 0)
+    freezes.on_freeze_sent(1, "h1", ASK, 0)
     if answered_ns is not None and answered_ns <= proposed_ns:
         freezes.on_answered(1, ANSWER, answered_ns)
     freezes.on_plan_proposed(PLAN, proposed_ns)
@@ -53,7 +53,7 @@ def test_nobody_may_go_on_before_the_time_is_over() -> None:
 def test_who_was_asked_later_or_on_a_broken_stream_demands_nothing() -> None:
     freezes = Freezes()
     freezes.on_plan_proposed(PLAN, 10)
-    freezes.on_asked(1, "h1", ASK, 11)
+    freezes.on_freeze_sent(1, "h1", ASK, 11)
     freezes.on_answered(1, ANSWER, 12)
     assert in_time(freezes, "h1") == []
     freezes = asked(answered_ns=5)

@@ -31,7 +31,7 @@ from snapline.sim.scenario import (
     format_scenario,
     parse_scenario,
 )
-from snapline.sim.search.swarm import BUILT_IN, STANDARD, _patient, _possible_timeout, draw
+from snapline.sim.search.swarm import BUILT_IN, STANDARD, _feasible_epoch_timeout, _with_enough_time, draw
 
 seeds = st.integers(min_value=0, max_value=2**63)
 MANY = 400
@@ -248,7 +248,7 @@ tell_delay_ms = 200
 def test_messages_that_wait_for_a_word_told_late_have_the_time_for_it() -> None:
     """One frame on its way, one message in it, and its word told after 200 ms."""
     scenario = parse_scenario(TOLD_LATE, source="here")
-    result = run(msgspec.structs.replace(scenario, liveness=_patient(scenario)), 2657)
+    result = run(msgspec.structs.replace(scenario, liveness=_with_enough_time(scenario)), 2657)
     assert result.verdict == "pass" and result.virtual_ns > 30 * S, result.pending
 
 
@@ -278,11 +278,11 @@ until = "4700ms"
 def test_an_epoch_has_the_time_that_the_drawn_network_asks_for() -> None:
     """Of a round across half a second, each way, a time-out of one second leaves nothing."""
     scenario = parse_scenario(ASKED_FROM_AFAR, source="here")
-    patient = msgspec.structs.replace(scenario.fleet, epoch_timeout=_possible_timeout(scenario))
+    patient = msgspec.structs.replace(scenario.fleet, epoch_timeout=_feasible_epoch_timeout(scenario))
     result = run(msgspec.structs.replace(scenario, fleet=patient), 30158)
     assert result.verdict == "pass", result.pending
     near = msgspec.structs.replace(scenario, network=NetworkPart())
-    assert _possible_timeout(near) == "1s"
+    assert _feasible_epoch_timeout(near) == "1s"
 
 
 @pytest.mark.slow

@@ -278,7 +278,7 @@ def test_a_sweep_finds_what_depends_on_the_hash_seed() -> None:
 
 
 def test_a_sweep_finds_what_is_left_over_from_run_to_run() -> None:
-    summary = sweep(scenario(), range(60), jobs=1, runner=toys.remembering)
+    summary = sweep(scenario(), range(60), jobs=1, runner=toys.manifests_cached)
     assert summary.checked == len([seed for seed in range(60) if is_checked(seed)])
     assert summary.divergences
 
@@ -294,7 +294,7 @@ def test_way_points_tell_the_piece(first: list[str], second: list[str], piece: i
 @pytest.mark.parametrize("given", ["", "random", "0", "20260131"])
 def test_the_second_run_has_another_hash_seed(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONHASHSEED", given)
-    assert other_hash_seed() != pool.hash_seed_here()
+    assert other_hash_seed() != pool.current_hash_seed()
 
 
 # -- what it costs ------------------------------------------------------------------------------------------------------

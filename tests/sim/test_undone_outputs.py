@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from snapline.sim.mutants.catalogue import BUSY, LOST_EPOCHS
+from snapline.sim.mutants.catalogue import BUSY, DAMAGED_EPOCHS
 from snapline.sim.mutants.registry import template
 from snapline.sim.run import run
 from snapline.sim.scenario import OutputsPart
@@ -15,7 +15,7 @@ SEEDS = range(12)
 @pytest.mark.slow
 def test_what_was_released_is_taken_back_where_the_store_has_lost_it() -> None:
     """Flips hit refs and tables of packs as well as states: whatever a fleet gives up for that, it had reason to."""
-    lost = template(patterns=BUSY, faults=LOST_EPOCHS, outputs=OutputsPart(one_in=2))
+    lost = template(patterns=BUSY, faults=DAMAGED_EPOCHS, outputs=OutputsPart(one_in=2))
     undone = 0
     for seed in SEEDS:
         result = run(replace(draw(lost, seed), budget="beyond"), seed)

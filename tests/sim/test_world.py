@@ -211,7 +211,7 @@ def linked(core: HostCore) -> list[tuple[str, Any]]:
     return [(name, peer) for name, peer in core.peers.items() if peer.link is not None]
 
 
-def is_wake(command: ev.Said) -> bool:
+def is_wake(command: ev.HostOutput) -> bool:
     return isinstance(command, ev.WakeWriter)
 
 

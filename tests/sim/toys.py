@@ -145,7 +145,7 @@ def hashing(scenario: Scenario, seed: int, *, choices: Choices | None = None, wi
 _runs: list[int] = []
 
 
-def remembering(scenario: Scenario, seed: int, *, choices: Choices | None = None) -> Result:
+def manifests_cached(scenario: Scenario, seed: int, *, choices: Choices | None = None) -> Result:
     """From its third run in one process on it is another: something is left over."""
     _runs.append(seed)
     result = toy(scenario, seed, choices=choices)
@@ -197,7 +197,7 @@ def mended(scenario: Scenario, seed: int, *, choices: Choices | None = None, mut
 
 
 def forget() -> None:
-    """What `remembering` and `sometimes` have seen."""
+    """What `manifests_cached` and `sometimes` have seen."""
     _runs.clear()
     _calls.clear()
 

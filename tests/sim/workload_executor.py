@@ -15,14 +15,14 @@ from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.fleet import encode_state, restore_agent
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.kinds import find_class
-from snapline.agent_runtime.outside import Outside
+from snapline.agent_runtime.outside import TurnEnvironment
 from snapline.messages.payloads import CREATE, read_creation, split_message
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, ParkedMessage, SavedTimer, SpawnRequest
 
 STEPS_MAX = 200_000
 
 
-class SeededWorld(Outside):
+class SeededWorld(TurnEnvironment):
     """Chance from a seed."""
 
     def __init__(self, random: Random) -> None:

@@ -49,7 +49,7 @@ def test_checkpoints_come_back_as_they_were_written(store: Store) -> None:
         ):
             with pytest.raises(NotFoundError, match=f"no checkpoint {number} of agent '{agent}'"):
                 store.read_checkpoint_pack(known, wanted)
-    assert store.refer_to_checkpoints(pack.path) == pack
+    assert store.reference_checkpoint_pack(pack.path) == pack
     again = Store.open(store.location)
     check_taken(again, pack, 3)
 
@@ -164,7 +164,7 @@ def test_impossible_names_are_refused(store: Store) -> None:
         for call in (
             lambda path=path: store.read_checkpoint_pack(path),
             lambda path=path: store.read_checkpoint_pack(PackReference(path, 1, b"")),
-            lambda path=path: store.refer_to_checkpoints(path),
+            lambda path=path: store.reference_checkpoint_pack(path),
             lambda path=path: store.delete_checkpoints([path]),
         ):
             with pytest.raises(UsageError, match="no path of a checkpoint pack"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from snapline.storage import conformance
-from snapline.storage.buckets.object_disk import Abilities, ObjectDisk
+from snapline.storage.buckets.object_disk import DiskCapabilities, ObjectDisk
 from snapline.storage.store.disk import DirectoryEntry, Disk, LocalDisk
 from snapline.storage.store.opening import open_disk
 from snapline.storage.store.record import Buffer
@@ -18,7 +18,7 @@ obstore_store = pytest.importorskip("obstore.store")
 all_checks = pytest.mark.parametrize("check", conformance.checks(), ids=lambda check: str(check.__name__))
 
 
-def memory_opener(abilities: Abilities | None = None) -> conformance.OpenDisk:
+def memory_opener(abilities: DiskCapabilities | None = None) -> conformance.OpenDisk:
     """Places are stores in memory; this opener's alone."""
     stores: dict[str, object] = {}
 
@@ -55,7 +55,7 @@ def test_object_disk_in_memory(check: conformance.Check, tmp_path: Path) -> None
 
 @all_checks
 def test_object_disk_that_reads_whole_objects(check: conformance.Check) -> None:
-    check(memory_opener(Abilities(reads_ranges=False)))
+    check(memory_opener(DiskCapabilities(reads_ranges=False)))
 
 
 class Passing:
@@ -327,7 +327,7 @@ def test_check_disk_runs_every_check() -> None:
 
 def test_object_disk_that_may_overwrite_loses_races_only() -> None:
     """Without create-only PUTs one leader at a time is still told the truth. But nothing is logged there, or given out."""
-    opener = memory_opener(Abilities(creates_only=False))
+    opener = memory_opener(DiskCapabilities(creates_only=False))
     for check in conformance.checks():
         if check in [*conformance.LOG_CHECKS, *conformance.OUTPUT_CHECKS]:
             with pytest.raises(conformance.ConformanceError, match="overwrites objects"):

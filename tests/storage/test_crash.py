@@ -141,7 +141,7 @@ def _publish_first(store: Store, epoch: int) -> None:
 
 
 def _delete_packs_first(disk: Disk, store_id: str, epoch: int, notes: retention.Notes) -> list[str]:
-    manifests, packs = retention._belongings(disk, store_id, epoch, notes)
+    manifests, packs = retention._files_of_epoch(disk, store_id, epoch, notes)
     for path in [*packs, *manifests, f"refs/epochs/{epoch}"]:
         disk.unlink(path)
         disk.sync_directory(path.rpartition("/")[0])
@@ -149,7 +149,7 @@ def _delete_packs_first(disk: Disk, store_id: str, epoch: int, notes: retention.
 
 
 def _delete_without_syncs(disk: Disk, store_id: str, epoch: int, notes: retention.Notes) -> list[str]:
-    manifests, packs = retention._belongings(disk, store_id, epoch, notes)
+    manifests, packs = retention._files_of_epoch(disk, store_id, epoch, notes)
     return files.unlink(disk, [f"refs/epochs/{epoch}", *manifests, *packs])
 
 

@@ -249,7 +249,7 @@ def test_a_generation_whose_writer_died_before_its_name_was_durable_is_no_danger
 
 
 def _delete_packs_first(disk: Disk, store_id: str, epoch: int, notes: retention.Notes) -> list[str]:
-    manifests, packs = retention._belongings(disk, store_id, epoch, notes)
+    manifests, packs = retention._files_of_epoch(disk, store_id, epoch, notes)
     named = {
         pack.path
         for other, numbers in files.generations(disk).items()
@@ -264,7 +264,7 @@ def _delete_packs_first(disk: Disk, store_id: str, epoch: int, notes: retention.
 
 
 def _delete_shared_packs(disk: Disk, store_id: str, epoch: int, notes: retention.Notes) -> list[str]:
-    manifests, packs = retention._belongings(disk, store_id, epoch, notes)
+    manifests, packs = retention._files_of_epoch(disk, store_id, epoch, notes)
     for path in [f"refs/epochs/{epoch}", *manifests, *packs]:
         disk.unlink(path)
         disk.sync_directory(path.rpartition("/")[0])

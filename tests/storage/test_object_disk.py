@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.storage.object_servers import BUCKET, FakeS3, fake_s3
 
 from snapline.errors import StoreError
-from snapline.storage.buckets.object_disk import CONFLICTS_MAX, Abilities, ObjectDisk, translating
+from snapline.storage.buckets.object_disk import CONFLICTS_MAX, DiskCapabilities, ObjectDisk, translating
 from snapline.storage.store import files, opening
 from snapline.storage.store.disk import DirectoryEntry, write_once
 from snapline.storage.store.opening import open_disk
@@ -35,7 +35,7 @@ def disk(fake: FakeS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectDisk]:
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         opened = open_disk(f"s3://{BUCKET}/pre")
-        assert isinstance(opened, ObjectDisk) and opened.abilities == Abilities()
+        assert isinstance(opened, ObjectDisk) and opened.abilities == DiskCapabilities()
         opened._pause = lambda seconds: None
         fake.requests.clear()
         yield opened
@@ -60,7 +60,7 @@ operations = st.one_of(
 @settings(max_examples=150, deadline=None)
 @given(st.lists(operations, max_size=25), st.booleans())
 def test_any_calls_do_what_a_dictionary_of_bytes_does(calls: list[tuple[Any, ...]], reads_ranges: bool) -> None:
-    disk = ObjectDisk(obstore.store.MemoryStore(), "memory", abilities=Abilities(reads_ranges=reads_ranges))
+    disk = ObjectDisk(obstore.store.MemoryStore(), "memory", abilities=DiskCapabilities(reads_ranges=reads_ranges))
     model: dict[str, bytes] = {}
     for name, path, *rest in calls:
         assert _outcome_on_disk(disk, name, path, rest) == _outcome_in_model(model, name, path, rest)
@@ -136,7 +136,7 @@ def test_a_file_above_the_limit_of_one_put_is_refused_before_it_is_held(fake: Fa
 
 
 def test_a_key_that_may_only_read_is_told_so() -> None:
-    disk = ObjectDisk(obstore.store.MemoryStore(), "memory", abilities=Abilities(may_write=False))
+    disk = ObjectDisk(obstore.store.MemoryStore(), "memory", abilities=DiskCapabilities(may_write=False))
     with pytest.raises(PermissionError, match="read only"):
         create(disk, "packs/1", PACK)
 

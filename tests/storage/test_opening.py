@@ -12,7 +12,7 @@ from tests.storage.object_servers import BUCKET, FakeS3, fake_s3
 
 from snapline.errors import StoreError, UsageError
 from snapline.storage.buckets import object_disk
-from snapline.storage.buckets.object_disk import Abilities, ObjectDisk
+from snapline.storage.buckets.object_disk import DiskCapabilities, ObjectDisk
 from snapline.storage.store import layout, opening
 from snapline.storage.store.disk import LocalDisk
 from snapline.storage.store.opening import open_disk
@@ -124,7 +124,7 @@ def test_options_of_the_client_come_from_the_environment(monkeypatch: pytest.Mon
 
 
 def test_a_good_server_is_taken_and_nothing_is_left(fake: FakeS3) -> None:
-    assert open_object_disk().abilities == Abilities()
+    assert open_object_disk().abilities == DiskCapabilities()
     assert fake.objects == {} and len(fake.requests) == 6
     store = Store.create(URL, disk=open_object_disk())
     write_epoch(store, 1)
@@ -139,7 +139,7 @@ def test_a_server_that_overwrites_is_refused(fake: FakeS3) -> None:
         open_disk(URL)
     assert fake.objects == {}
     disk = open_object_disk(allow_unconditional=True)
-    assert disk.abilities == Abilities(creates_only=False)
+    assert disk.abilities == DiskCapabilities(creates_only=False)
     write_epoch(Store.create(URL, disk=disk), 1)
     with pytest.raises(UsageError, match="there is a store"):
         Store.create(URL, disk=disk)
@@ -157,9 +157,9 @@ def test_a_server_that_refuses_the_condition_is_refused(fake: FakeS3) -> None:
 def test_a_server_that_fails_for_a_moment_is_not_taken_for_one_that_overwrites(fake: FakeS3) -> None:
     """The refusal is for good, so it needs proof."""
     fake.faults = [("PUT", "500")] * (opening.RETRIES_MAX + 1)
-    assert open_object_disk().abilities == Abilities()
+    assert open_object_disk().abilities == DiskCapabilities()
     fake.faults = [("PUT", "400")]
-    assert open_object_disk().abilities == Abilities()
+    assert open_object_disk().abilities == DiskCapabilities()
 
 
 def test_a_server_that_says_no_and_overwrites_is_refused(fake: FakeS3, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,7 @@ def test_a_server_that_says_no_and_overwrites_is_refused(fake: FakeS3, monkeypat
 def test_a_server_without_ranges_is_read_whole(fake: FakeS3) -> None:
     fake.ignores_ranges = True
     disk = open_object_disk()
-    assert disk.abilities == Abilities(reads_ranges=False)
+    assert disk.abilities == DiskCapabilities(reads_ranges=False)
     store = Store.create(URL, disk=disk)
     write_epoch(store, 1)
     check_epoch_restores(store, 1)
@@ -189,7 +189,7 @@ def test_a_server_without_ranges_is_read_whole(fake: FakeS3) -> None:
 def test_a_lost_answer_to_the_first_put_misleads_nobody(fake: FakeS3) -> None:
     """The retry meets its own object; that is no proof that the server refuses a second PUT."""
     fake.faults = [("PUT", "503 after")]
-    assert open_object_disk().abilities == Abilities()
+    assert open_object_disk().abilities == DiskCapabilities()
     fake.ignores_conditions = True
     fake.faults = [("PUT", "503 after")]
     with pytest.raises(UsageError, match="overwrites"):
@@ -210,7 +210,7 @@ def test_a_key_that_may_only_read_opens_the_store_for_reading(fake: FakeS3) -> N
     for ignores_ranges in (False, True):
         fake.ignores_ranges = ignores_ranges
         disk = open_object_disk()
-        assert disk.abilities == Abilities(may_write=False, reads_ranges=not ignores_ranges)
+        assert disk.abilities == DiskCapabilities(may_write=False, reads_ranges=not ignores_ranges)
         store = Store.open(URL, disk=disk)
         check_epoch_restores(store, 1)
         with pytest.raises(StoreError, match="read only"):

@@ -187,7 +187,7 @@ def promise_broken(disk: FlatDisk, pinners: list[Running]) -> bool:
 
 def clean_up(disk: FlatDisk) -> None:
     """What the next prune does: nobody else runs then."""
-    pins.clear_remains(disk, STORE, now_s=NOW_S, is_alone=True)
+    pins.clear_leftovers(disk, STORE, now_s=NOW_S, is_alone=True)
 
 
 def check_not_stuck(disk: FlatDisk) -> None:
@@ -433,13 +433,13 @@ def test_on_an_object_store_it_is_the_same() -> None:
     for epoch in (1, 2, 3):
         write_epoch(store, epoch)
     holds = Holds(store, now_s=lambda: NOW_S)
-    assert (holds.pins(), holds.tags(), holds.clear_remains()) == ([], [], [])
+    assert (holds.pins(), holds.tags(), holds.clear_leftovers()) == ([], [], [])
     holds.pin(1)
     holds.tag("good", 2)
     assert [epoch for epoch, paths in holds.delete([1, 2, 3]).items() if paths] == [3]
     assert holds.unpin(1) and holds.untag("good") and not holds.unpin(1)
     holds.delete([1, 2])
-    assert (store.epochs(), holds.clear_remains()) == ([], [])
+    assert (store.epochs(), holds.clear_leftovers()) == ([], [])
 
 
 # ---- what the dead leave -------------------------------------------------------------------------------------------
@@ -468,7 +468,7 @@ def test_an_intent_of_a_dead_deleter_goes_after_an_hour_or_if_the_caller_is_alon
         holds = Holds(there, now_s=lambda later_s=later_s: NOW_S + later_s)  # type: ignore[misc]  # a default argument
         with pytest.raises(StoreError):
             holds.pin(1)
-        assert bool(holds.clear_remains(is_alone=is_alone)) is is_cleared
+        assert bool(holds.clear_leftovers(is_alone=is_alone)) is is_cleared
         if is_cleared:
             holds.pin(1)
 
@@ -478,9 +478,9 @@ def test_the_rest_of_a_deletion_is_cleared_at_once(store: Store, holds: Holds, d
     store.delete_epoch(1)
     die_in_delete(holds, 2)
     store.delete_epoch(2)
-    removed = holds.clear_remains()
+    removed = holds.clear_leftovers()
     assert [path.partition("/")[0] for path in removed] == ["deleting", "pins"]
-    assert holds.clear_remains() == []
+    assert holds.clear_leftovers() == []
 
 
 def test_a_pin_whose_ref_was_lost_stays(store: Store, holds: Holds, disk: SimulatedDisk) -> None:
@@ -488,7 +488,7 @@ def test_a_pin_whose_ref_was_lost_stays(store: Store, holds: Holds, disk: Simula
     holds.pin(1)
     holds.tag("good", 1)
     disk.unlink(layout.ref_path(1))
-    assert holds.clear_remains() == []
+    assert holds.clear_leftovers() == []
     assert holds.held() == {1: "pinned"}
 
 
@@ -511,7 +511,7 @@ def test_nothing_is_deleted_while_a_tag_cannot_be_read(store: Store, holds: Hold
             call()
     with pytest.raises(DamagedDataError):
         pins.read_record(disk, path, store.store_id)
-    assert store.epochs() == [1, 2, 3] and holds.clear_remains() == []
+    assert store.epochs() == [1, 2, 3] and holds.clear_leftovers() == []
     assert holds.untag("good")
     assert holds.delete([2])[2]
 
@@ -572,7 +572,7 @@ def test_a_crash_at_any_call_leaves_a_store_that_deletes_and_pins() -> None:
             there = Store.open("simulated", disk=image)
             there._random_bytes = seeded_bytes(call)
             after = Holds(there, now_s=lambda: NOW_S)
-            after.clear_remains(is_alone=True)
+            after.clear_leftovers(is_alone=True)
             if 2 in there.epochs():
                 after.pin(2)
                 after.unpin(2)

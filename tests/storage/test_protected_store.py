@@ -25,7 +25,7 @@ from snapline.errors import DamagedDataError, StoreError, StoreKeyError, StoreMi
 from snapline.storage.keys import key_rotation
 from snapline.storage.keys.key_files import NO_KEYS, Keys, make_signing_key, make_wrapping_key
 from snapline.storage.keys.key_records import list_keys
-from snapline.storage.keys.protection import guard_of
+from snapline.storage.keys.protection import make_guard
 from snapline.storage.store import layout
 from snapline.storage.store.disk import LocalDisk
 from snapline.storage.store.files import encode_ref
@@ -120,7 +120,9 @@ def test_a_store_that_none_of_our_keys_has_signed_is_refused_when_it_is_opened(k
 
 def test_one_ref_of_another_key_is_damage_and_no_reason_to_refuse_the_store() -> None:
     disk, store = make_guarded()
-    write_epoch(Store(disk, store.store_id, guard=guard_of(disk, store.store_id, Keys(OLD.wrapping, OTHER_SIGNER))), 3)
+    write_epoch(
+        Store(disk, store.store_id, guard=make_guard(disk, store.store_id, Keys(OLD.wrapping, OTHER_SIGNER))), 3
+    )
     check_epoch_restores(reopen(disk), 2)
     with pytest.raises(StoreError, match="not signed by the owner"):
         check_epoch_restores(reopen(disk), 3)

@@ -95,8 +95,8 @@ class LongLife:
             + len(notes.replaced)
             + len(notes.unnamed)
             + len(notes.whole)
-            + len(notes.aside)
-            + len(notes.quiet)
+            + len(notes.unreadable_packs)
+            + len(notes.idle_listing)
             + len(notes.packs_of),
             catalog_rows=rows,
             catalog_bytes=sum([path.stat().st_size for path in self.catalog_path.parent.iterdir()]),

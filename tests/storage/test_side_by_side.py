@@ -18,7 +18,7 @@ from snapline.storage.packs import parts
 from snapline.storage.packs.blob import KIND_CHUNK, PackBlob, end_of
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.store.disk import Disk, LocalDisk
-from snapline.storage.store.parallel_io import requests_at_once, side_by_side
+from snapline.storage.store.parallel_io import parallel_map, requests_at_once
 from snapline.storage.store.record import digest_of
 from snapline.storage.store.store import Store
 
@@ -82,7 +82,7 @@ def test_checkpoints_are_read_side_by_side() -> None:
 def chunk_packs(store: Store, count: int, at_once: int) -> list[PackReference]:
     data = [bytes([number]) * 100 for number in range(count)]
     groups = [[PackBlob("", KIND_CHUNK, each, digest_of(each))] for each in data]
-    return list(side_by_side(lambda chunks: store.write_chunks(writer="h.1", epoch=2, chunks=chunks), groups, at_once))
+    return list(parallel_map(lambda chunks: store.write_chunks(writer="h.1", epoch=2, chunks=chunks), groups, at_once))
 
 
 def test_packs_are_put_side_by_side() -> None:
@@ -160,7 +160,7 @@ def test_damage_in_any_range_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(st.lists(st.integers()), st.integers(0, 9))
 def test_results_come_in_order(items: list[int], count: int) -> None:
-    assert list(side_by_side(partial(int.__add__, 1), items, count)) == [item + 1 for item in items]
+    assert list(parallel_map(partial(int.__add__, 1), items, count)) == [item + 1 for item in items]
 
 
 @given(st.integers(1, 30), st.data())
@@ -174,4 +174,4 @@ def test_the_first_that_raises_ends_it(length: int, data: st.DataObject) -> None
         return item
 
     with pytest.raises(ValueError, match=f"^{at}$"):
-        found.extend(side_by_side(call, range(length), count))
+        found.extend(parallel_map(call, range(length), count))

@@ -27,7 +27,7 @@ from snapline.storage.buckets import object_disk
 from snapline.storage.keys import key_records
 from snapline.storage.log.names import LogName
 from snapline.storage.object_streams.object_stream import ObjectStream
-from snapline.storage.object_streams.segments import list_shelves
+from snapline.storage.object_streams.segments import list_object_streams
 from snapline.storage.retention.catalog import summarise
 from snapline.storage.retention.holds import Holds
 from snapline.storage.store import opening
@@ -149,7 +149,7 @@ def reads_of(store: Store) -> list[Callable[[], object]]:
         holds.tags,
         holds.held,
         lambda: key_records.list_keys(store.disk),
-        lambda: list_shelves(store.disk),
+        lambda: list_object_streams(store.disk),
     ]
 
 
@@ -181,10 +181,10 @@ def writes_of(store: Store) -> list[Callable[[], object]]:
         lambda: holds.unpin(1),
         lambda: holds.untag("good"),
         lambda: holds.delete([1, 2, 3]),
-        lambda: holds.clear_remains(is_alone=True),
+        lambda: holds.clear_leftovers(is_alone=True),
         lambda: store.delete_epoch(3),
         lambda: store.delete_batches([(LOG, 1)], plans_below=9),
-        lambda: store.delete_outputs(now_ns=CREATED_NS * 2, age_ns_max=1, kept_ns_min=0),
+        lambda: store.delete_outputs(now_ns=CREATED_NS * 2, age_ns_max=1, age_ns_min=0),
         lambda: store.delete_unreferenced(begun_below=100),
         lambda: store.sweep_checkpoints(plans_below=9),
         lambda: store.compact(now_s=10.0**6, grace_s=0),
@@ -213,7 +213,7 @@ def test_while_it_is_away_nothing_is_missing_or_damaged(place: Place, left: str)
     reads = reads_of(store)
     before = [read() for read in reads]
     place.go(left)
-    told = [outcome(functools.partial(store.judged, read)) for read in reads]
+    told = [outcome(functools.partial(store.confirm_damage, read)) for read in reads]
     assert told == ["away"] * len(reads)
     place.come_back()
     assert [read() for read in reads] == before
@@ -255,13 +255,13 @@ def test_a_short_absence_at_any_moment_changes_no_answer() -> None:
         flickering.is_away = lambda call: False
         right = read()
         flickering.calls = 0
-        store.judged(read)
+        store.confirm_damage(read)
         for first in range(1, flickering.calls + 1):
             for length in (1, 2, 3, 7, 10**9):
                 flickering.calls = 0
                 flickering.is_away = lambda call, first=first, length=length: first <= call < first + length  # type: ignore[misc]
                 told: list[object] = []
-                ended = outcome(lambda: told.append(store.judged(read)))  # noqa: B023  # called at once
+                ended = outcome(lambda: told.append(store.confirm_damage(read)))  # noqa: B023  # called at once
                 assert ended == "away" or (ended == "done" and told == [right]), (number, first, length, ended)
 
 
@@ -275,12 +275,12 @@ def test_another_store_in_its_place_from_any_moment_changes_no_answer() -> None:
         flickering.is_away = lambda call: False
         right = read()
         flickering.calls = 0
-        store.judged(read)
+        store.confirm_damage(read)
         for first in range(1, flickering.calls + 1):
             flickering.calls = 0
             flickering.is_away = lambda call, first=first: call >= first  # type: ignore[misc]
             told: list[object] = []
-            ended = outcome(lambda: told.append(store.judged(read)))  # noqa: B023  # called at once
+            ended = outcome(lambda: told.append(store.confirm_damage(read)))  # noqa: B023  # called at once
             assert ended == "away" or (ended == "done" and told == [right]), (number, first, ended)
 
 

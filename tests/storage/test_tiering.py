@@ -9,7 +9,7 @@ from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDi
 
 from snapline.errors import DamagedDataError, UsageError
 from snapline.storage.buckets import tiering
-from snapline.storage.buckets.tiering import HELD, NEWEST, move_epochs, older_than
+from snapline.storage.buckets.tiering import HELD, NEWEST, all_but_newest, move_epochs
 from snapline.storage.retention.holds import Holds
 from snapline.storage.store import snapshot_reading
 from snapline.storage.store.store import Store
@@ -39,9 +39,9 @@ def holds_of(store: Store) -> Holds:
 
 def test_older_than_leaves_the_newest() -> None:
     store = make_source().store
-    assert [older_than(store, count) for count in (1, 3, 4, 9)] == [[1, 2, 3], [1], [], []]
+    assert [all_but_newest(store, count) for count in (1, 3, 4, 9)] == [[1, 2, 3], [1], [], []]
     with pytest.raises(UsageError, match="at least 1"):
-        older_than(store, 0)
+        all_but_newest(store, 0)
 
 
 def test_snapshots_are_copied_oldest_first_and_stay() -> None:
@@ -169,7 +169,7 @@ def _check(source: Writer, roots: dict[int, str], here: SimulatedDisk, there: Si
         for store in found:
             assert store.read_ref(epoch) == root
             snapshot_reading.check_epoch(store, epoch, set())
-    Holds(first, now_s=lambda: 1e9).clear_remains(is_alone=True)
+    Holds(first, now_s=lambda: 1e9).clear_leftovers(is_alone=True)
     left = [epoch for epoch in (1, 2) if epoch in first.epochs()]
     list(move_epochs(first, second, left, holds=holds_of(first)))
     assert first.epochs() == [3, 4] and second.epochs() == [1, 2]

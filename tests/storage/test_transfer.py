@@ -205,7 +205,7 @@ def test_the_store_of_a_fleet_takes_back_its_own_older_epochs_and_nothing_else()
             copy_epoch(source, home.store, epoch)
     assert home.store.epochs() == [2]
     with pytest.raises(UsageError, match="the store of a fleet"):
-        copy_epoch(home.store, make_target(seed=9), 2, is_home=True)
+        copy_epoch(home.store, make_target(seed=9), 2, is_fleet_store=True)
 
 
 def test_a_deletion_of_the_source_meanwhile_is_no_damage() -> None:
@@ -475,20 +475,20 @@ def test_the_crash_test_catches_a_copy_that_cannot_go_on(monkeypatch: pytest.Mon
 
 
 def test_the_test_of_deletions_catches_a_copy_that_does_not_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer._Copy, "_check_lenders", lambda self: None)
+    monkeypatch.setattr(transfer._Copy, "_check_shared_packs", lambda self: None)
     with pytest.raises((AssertionError, SnaplineError)):
         test_a_deletion_in_the_target_between_looking_and_writing_is_found()
 
 
 def test_the_test_of_deletions_catches_a_look_before_the_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    look, write = transfer._Copy._check_lenders, transfer._Copy._write_manifest
+    look, write = transfer._Copy._check_shared_packs, transfer._Copy._write_manifest
 
     def look_first(self: Any) -> None:
         look(self)
         write(self)
 
     monkeypatch.setattr(transfer._Copy, "_write_manifest", look_first)
-    monkeypatch.setattr(transfer._Copy, "_check_lenders", lambda self: None)
+    monkeypatch.setattr(transfer._Copy, "_check_shared_packs", lambda self: None)
     with pytest.raises((AssertionError, SnaplineError)):
         test_a_deletion_in_the_target_between_looking_and_writing_is_found()
 

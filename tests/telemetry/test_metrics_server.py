@@ -87,7 +87,7 @@ async def opened(security: Security | None = None) -> AsyncIterator[Opened]:
 def test_values_at_a_bound_are_not_above_it() -> None:
     waits = readings()["wait_seconds"]
     assert isinstance(waits, Distribution)
-    assert waits.up_to() == [(0.1, 2), (1.0, 3), (float("inf"), 4)]
+    assert waits.cumulative_counts() == [(0.1, 2), (1.0, 3), (float("inf"), 4)]
     assert waits.count == 4 and waits.sum == pytest.approx(7.65)
 
 

@@ -131,7 +131,7 @@ def test_other_peoples_spans_are_told_only_within_ours() -> None:
     """A library's span outside of a turn that is followed was never sampled."""
     told = InMemorySpanExporter()
     export = export_to(told)
-    theirs = span_export._their_provider(export.queue, export.resource).get_tracer("library")
+    theirs = span_export._library_provider(export.queue, export.resource).get_tracer("library")
     theirs.start_span("outside").end()
     turn = export.begin("turn")
     theirs.start_span("inside", trace.set_span_in_context(turn)).end()

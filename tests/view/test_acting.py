@@ -25,7 +25,7 @@ from snapline.view import actions as deeds_module
 from snapline.view.acting import ROLES, Operators
 from snapline.view.actions import ActionOutcome, Actions, Fields, ProposedAction
 from snapline.view.app import View
-from snapline.view.questions import open_questions
+from snapline.view.questions import open_fleet_queries
 from snapline.view.watch import FleetWatch
 
 ORIGIN = "http://127.0.0.1:8088"
@@ -61,7 +61,7 @@ class Acting:
 @asynccontextmanager
 async def acting(address: str, folder: Path | None = None, security: Security | None = None) -> AsyncIterator[Acting]:
     security = security or Security.loopback()
-    async with open_questions(address, security, "view") as (questions, coordinator):
+    async with open_fleet_queries(address, security, "view") as (questions, coordinator):
         operators = Operators(coordinator, folder, has_certificates=security.is_tls)
         view = View(questions, watch=FleetWatch(questions, 0.0), operators=operators)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(view.app()), base_url=ORIGIN) as http:

@@ -7,7 +7,7 @@ from tests.view.simulated import SimulatedFleet
 from tests.view.test_app import view
 
 from snapline.view.cut_facts import CutFacts, cut_of
-from snapline.view.cut_page import ROWS_MAX, CutSearch, cut_body, cut_found
+from snapline.view.cut_page import ROWS_MAX, CutSearch, cut_body, cut_results
 from snapline.view.cut_picture import AGENTS_MAX, cut_picture
 
 
@@ -38,23 +38,23 @@ async def test_what_most_agents_do_not_have_is_named_at_the_agent() -> None:
     ("text", "agents", "messages"), [("teller-4", 1, 0), ("TOKENS", 0, 1), ("due", 1, 0), ("nowhere", 0, 0), ("", 6, 1)]
 )
 async def test_a_search_looks_into_names_states_and_messages(text: str, agents: int, messages: int) -> None:
-    page = cut_found(await cut(), CutSearch(text))
+    page = cut_results(await cut(), CutSearch(text))
     assert page.count('<details class="card"') == agents
     assert page.count('<tr><th scope="row">') == messages
 
 
 async def test_the_difference_names_every_place_that_changed_and_no_other() -> None:
-    page = cut_found(await cut(), CutSearch(to="6"), await cut(6))
+    page = cut_results(await cut(), CutSearch(to="6"), await cut(6))
     changed = re.findall(r'<th scope="row"><code>(.*?)</code>', page)
     assert changed == ["teller-0.state.balance", "teller-0 → teller-1, message 6", "teller-0 → teller-1, message 7"]
-    assert "They are the same" in cut_found(await cut(), CutSearch(), await cut())
+    assert "They are the same" in cut_results(await cut(), CutSearch(), await cut())
 
 
 async def test_ten_thousand_agents_make_no_larger_page_than_a_hundred() -> None:
-    many = cut_found(await cut(agents=10_000), CutSearch())
+    many = cut_results(await cut(agents=10_000), CutSearch())
     assert many.count('<details class="card"') == ROWS_MAX
     assert "10,000 agents, the first 100 are shown" in many
-    assert 'id="agent-teller-9876"' in cut_found(await cut(agents=10_000), CutSearch("teller-9876"))
+    assert 'id="agent-teller-9876"' in cut_results(await cut(agents=10_000), CutSearch("teller-9876"))
 
 
 def test_a_picture_has_an_arrow_for_each_channel_and_none_for_a_crowd() -> None:

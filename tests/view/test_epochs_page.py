@@ -9,7 +9,7 @@ from tests.view.test_app import view
 from snapline.errors import UsageError
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.view.epochs_page import epochs_body
-from snapline.view.questions import FleetQuestions
+from snapline.view.questions import FleetQueries
 
 SLOW = {
     "host": "h2",
@@ -82,8 +82,8 @@ async def test_what_an_older_coordinator_answers_is_no_history() -> None:
         async def read_snapshots(self, *_: object, **__: object) -> dict[str, object]:
             raise UsageError(self.sentence)
 
-    def asking(sentence: str) -> FleetQuestions:
-        return FleetQuestions(None, Refusing(sentence), None)  # type: ignore[arg-type]  # a history is asked of the coordinator
+    def asking(sentence: str) -> FleetQueries:
+        return FleetQueries(None, Refusing(sentence), None)  # type: ignore[arg-type]  # a history is asked of the coordinator
 
     assert await asking("'history' is no way to read snapshots: use list, show or verify").epoch_history() is None
     with pytest.raises(UsageError, match="viewer"):

@@ -6,7 +6,7 @@ import msgspec
 from tests.view.simulated import SimulatedFleet
 from tests.view.test_app import view
 
-from snapline.view.recovery_page import CELLS_MAX, FailureFacts, LineFacts, LinesFacts, heat_map, line_found
+from snapline.view.recovery_page import CELLS_MAX, FailureFacts, LineFacts, LinesFacts, heat_map, line_result
 
 COORDINATED = {
     "failed": [],
@@ -19,21 +19,21 @@ COORDINATED = {
 
 
 def test_where_one_epoch_answers_for_all_failures_everybody_goes_back_to_it() -> None:
-    told = line_found(msgspec.convert(COORDINATED, LineFacts))
+    told = line_result(msgspec.convert(COORDINATED, LineFacts))
     assert "2 of 2 agents go back if all fail." in told and "They go back to epoch 9. 3 messages" in told
     assert "<table" not in told
 
 
 async def test_who_goes_back_is_listed_with_what_it_loses_the_most_first() -> None:
     line = msgspec.convert(await SimulatedFleet(agents=12).line_of(["teller-10"]), LineFacts)
-    told = line_found(line)
+    told = line_result(line)
     assert "2 of 12 agents go back if teller-10 fails." in told and "4 messages would be delivered again" in told
     assert re.findall(r'href="/agents/(.*?)"', told) == ["teller-10", "teller-1"]
 
 
 def test_before_the_first_epoch_the_fleet_would_start_again() -> None:
-    assert "They start again: no epoch is complete yet." in line_found(LineFacts())
-    assert "They start again" not in line_found(LineFacts(rollback={})), "each goes back to a checkpoint of its own"
+    assert "They start again: no epoch is complete yet." in line_result(LineFacts())
+    assert "They start again" not in line_result(LineFacts(rollback={})), "each goes back to a checkpoint of its own"
 
 
 async def test_the_heat_map_has_a_cell_for_each_agent_that_goes_back() -> None:

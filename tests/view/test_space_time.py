@@ -22,7 +22,7 @@ from snapline.messages.views import RecentTrace
 from snapline.protocols.names import CHANDY_LAMPORT
 from snapline.view import live_events, space_query
 from snapline.view.app import View
-from snapline.view.live_events import EVENTS_MAX, EVERY_MAX, HELD_MAX, KEPT_S, LOOKS_KEPT, LiveEvents
+from snapline.view.live_events import EVENTS_MAX, EVERY_MAX, HELD_MAX, KEPT_S, SNAPSHOTS_KEPT, LiveEvents
 from snapline.view.space_time import ShownTrace
 
 SECOND = 10**9
@@ -92,9 +92,9 @@ async def test_what_hosts_told_is_shown_and_asked_on_from_there() -> None:
     fleet = TracingFleet()
     fleet.exchange(4)
     live = LiveEvents(fleet, 0.0)
-    assert len((await live.look()).happened) == 8
+    assert len((await live.look()).event_log) == 8
     fleet.exchange(3)
-    assert len((await live.look()).happened) == 14
+    assert len((await live.look()).event_log) == 14
     assert fleet.asks[0][0] == {} and fleet.asks[1][0] == dict.fromkeys(fleet.names, "1-1.1")
 
 
@@ -110,10 +110,10 @@ async def test_after_a_pause_nothing_old_is_joined_to_what_comes(monkeypatch: py
     fleet = TracingFleet()
     live = await begun(fleet)
     fleet.exchange(3)
-    assert len((await live.look()).happened) == 6
+    assert len((await live.look()).event_log) == 6
     monkeypatch.setattr(live_events, "GAP_S", 0.0)
     fleet.exchange(1)
-    assert len((await live.look()).happened) == 2
+    assert len((await live.look()).event_log) == 2
 
 
 async def test_however_many_look_hosts_are_asked_once_a_period() -> None:
@@ -138,12 +138,12 @@ async def test_what_is_kept_is_bounded_by_time_and_number(monkeypatch: pytest.Mo
     live = LiveEvents(fleet, 0.0)
     fleet.exchange(50, at_ns=time.time_ns() - round((KEPT_S + 5) * SECOND))
     fleet.exchange(7)
-    assert len((await live.look()).happened) == 14
+    assert len((await live.look()).event_log) == 14
     monkeypatch.setattr(live_events, "EVENTS_MAX", 100)
     fleet.exchange(400)
     look = await live.look()
-    assert 90 <= len(look.happened) <= 100 and EVENTS_MAX > 100
-    kept = sum(len(lines) for told in live._told.values() for lines in told.lines.values())
+    assert 90 <= len(look.event_log) <= 100 and EVENTS_MAX > 100
+    kept = sum(len(lines) for told in live._reported.values() for lines in told.lines.values())
     assert kept <= 100 + len(fleet.names), "a plan line more of each host"
 
 
@@ -173,12 +173,12 @@ async def test_what_all_have_told_up_to_is_shown_or_receives_would_stand_before_
     fleet.behind_s = {"h1": 1.0}
     fleet.exchange(3, at_ns=time.time_ns() - SECOND // 2)
     fleet.told["h1"] = []
-    assert len((await live.look()).happened) == 0
+    assert len((await live.look()).event_log) == 0
     fleet.behind_s = {}
-    assert len((await live.look()).happened) == 3
+    assert len((await live.look()).event_log) == 3
     fleet.behind_s = {"h1": 60.0}
     fleet.exchange(3, at_ns=time.time_ns() - 4 * SECOND)
-    assert len((await live.look()).happened) >= 3, "a clock that is a minute behind is not waited for"
+    assert len((await live.look()).event_log) >= 3, "a clock that is a minute behind is not waited for"
 
 
 async def test_a_host_that_is_silent_is_named_and_what_it_told_stays() -> None:
@@ -188,7 +188,7 @@ async def test_a_host_that_is_silent_is_named_and_what_it_told_stays() -> None:
     await live.look()
     fleet.silent = {"h2"}
     look = await live.look()
-    assert look.silent == ("h2",) and len(look.happened) == 4
+    assert look.silent == ("h2",) and len(look.event_log) == 4
     async with view(fleet) as http:
         assert "Not told by h2." in (await http.get("/space-time")).text
 
@@ -198,7 +198,7 @@ async def test_what_somebody_studies_stays_and_the_rest_goes() -> None:
     fleet.exchange(1)
     first = await live.look()
     live.hold(first)
-    for _ in range(LOOKS_KEPT + 5):
+    for _ in range(SNAPSHOTS_KEPT + 5):
         look = await live.look()
     assert live.held(first.number) is first
     with pytest.raises(NotFoundError, match="not kept any more"):
@@ -206,11 +206,11 @@ async def test_what_somebody_studies_stays_and_the_rest_goes() -> None:
     for number in range(HELD_MAX):
         live.hold(await live.look())
         assert number < HELD_MAX
-    for _ in range(LOOKS_KEPT + 1):
+    for _ in range(SNAPSHOTS_KEPT + 1):
         await live.look()
     with pytest.raises(NotFoundError):
         live.held(first.number)
-    assert len(live._looks) <= LOOKS_KEPT and len(live._held) <= HELD_MAX and look.number > 0
+    assert len(live._snapshots) <= SNAPSHOTS_KEPT and len(live._held) <= HELD_MAX and look.number > 0
 
 
 # -- pages ---------------------------------------------------------------------------------------------------------------
@@ -371,12 +371,12 @@ async def test_a_trace_is_read_again_when_it_has_grown_and_its_beginning_is_left
     lines = [json.dumps({"event": "send", "agent": "a", "message": f"m{number}", "to": "b"}) for number in range(9)]
     file.write_text("\n".join(lines[:4]) + "\n")
     shown = ShownTrace(file)
-    first = await shown.happened()
-    assert len(first) == 4 and await shown.happened() is first
+    first = await shown.event_log()
+    assert len(first) == 4 and await shown.event_log() is first
     file.write_text("\n".join(lines) + "\n")
     monkeypatch.setattr("snapline.view.space_time.TRACE_EVENTS_MAX", 5)
-    again = await shown.happened()
-    assert (len(again), shown.left_out, again.is_whole) == (5, 4, False)
+    again = await shown.event_log()
+    assert (len(again), shown.omitted, again.is_whole) == (5, 4, False)
 
 
 async def test_a_trace_that_cannot_be_read_is_a_sentence(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from snapline.view.agent_page import agent_body
 from snapline.view.epochs_page import epochs_body
 from snapline.view.facts import FleetFacts, Heard
 from snapline.view.fleet_page import AgentSearch, FleetScreen
-from snapline.view.pending_work_page import WaitingFacts, waiting_body
+from snapline.view.pending_work_page import WaitingFacts, pending_work_body
 from snapline.view.tones import tone_of, worst
 
 
@@ -68,7 +68,7 @@ def test_effects_that_only_people_can_settle_are_red() -> None:
         return Effect("a", fate, 1, "pay", "k", fate)
 
     facts = WaitingFacts(effects=[effect(fate) for fate in ("in doubt", "left", "done", "open", "needs people")])
-    assert {text.partition(":")[0] for text in red(waiting_body(facts))} == {"2", "needs people"}
+    assert {text.partition(":")[0] for text in red(pending_work_body(facts))} == {"2", "needs people"}
 
 
 def test_an_agent_that_has_failed_is_red() -> None:

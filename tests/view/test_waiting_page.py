@@ -14,9 +14,9 @@ from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.view import ledger
 from snapline.view.app import View
 from snapline.view.ledger import EffectLedger, NewestOutputs, newest_outputs
-from snapline.view.pending_work_page import WaitingFacts, waiting_body
+from snapline.view.pending_work_page import WaitingFacts, pending_work_body
 from snapline.view.streams import STREAMS_MAX, Streams
-from snapline.view.waiting_screen import WaitingScreen
+from snapline.view.waiting_screen import PendingWorkReader
 from snapline.view.watch import FleetWatch
 
 
@@ -109,12 +109,12 @@ async def test_where_nothing_waits_it_says_so() -> None:
 
 
 def test_what_hosts_have_not_told_is_said() -> None:
-    told = waiting_body(msgspec.convert({"agents": {"more": 3, "silent_hosts": ["h9"]}}, WaitingFacts))
+    told = pending_work_body(msgspec.convert({"agents": {"more": 3, "silent_hosts": ["h9"]}}, WaitingFacts))
     assert "Not heard in time: h9." in told and "left out 3 agents" in told
 
 
 async def test_all_viewers_together_ask_once_in_a_while(fleet: SimulatedFleet) -> None:
-    screen = WaitingScreen(fleet, FleetWatch(fleet))
+    screen = PendingWorkReader(fleet, FleetWatch(fleet))
     first = await screen.facts()
     asked = list(fleet.asked)
     assert await screen.facts() is first and fleet.asked == asked

@@ -52,7 +52,7 @@ async def test_what_was_heard_stays_while_nobody_answers() -> None:
     heard = await watch.now()
     fleet.error = CoordinatorUnavailableError("nobody answers")
     standing = await watch.now()
-    assert (standing.trouble, standing.facts, standing.heard_s) == ("nobody answers", heard.facts, heard.heard_s)
+    assert (standing.trouble, standing.facts, standing.updated_s) == ("nobody answers", heard.facts, heard.updated_s)
     fleet.error = None
     assert (await watch.now()).trouble == ""
 

@@ -399,7 +399,7 @@ class CoordinatedMode:
         ended = EpochEnded(event.epoch)
         for agent in self._shared.agents.values():
             _tell(agent, self._shared.now, ended)
-        self._membership.excuse_retired(event.epoch)
+        self._membership.release_retired(event.epoch)
         if event.is_complete:
             # An epoch begun after an agent left has covered all of its messages.
             covered = [

@@ -36,7 +36,7 @@ class HoldReasons:
         self.freeze = None
         self.release_all()
 
-    def stand_still(self) -> None:
+    def pause_agents(self) -> None:
         """Hold all agents: the logs or the writer's queue have no room."""
         self.backlog.stand(is_standing=True)
         self._hold_all()

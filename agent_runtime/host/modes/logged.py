@@ -69,7 +69,7 @@ class LoggedMode:
             msg.ReportNumbers: self._on_report_numbers,
             ev.CheckpointMeasured: self._saving.on_checkpoint_measured,
             ev.CheckpointFailed: self._saving.on_checkpoint_failed,
-            ev.StoreWatched: self._standing.on_store_watched,
+            ev.StoreStatusChanged: self._standing.on_store_status_changed,
         }
 
     # ---- messages -------------------------------------------------------------------------------------------------
@@ -143,12 +143,12 @@ class LoggedMode:
     # ---- turns ----------------------------------------------------------------------------------------------------
 
     def before_turn(self, agent: LocalAgent) -> None:
-        self._settle_debts(agent)
+        self._settle_owed(agent)
         if agent.is_retiring and not agent.is_held:
             self._mailboxes.drain(agent)
-            self._settle_debts(agent)
+            self._settle_owed(agent)
 
-    def _settle_debts(self, agent: LocalAgent) -> None:
+    def _settle_owed(self, agent: LocalAgent) -> None:
         """Carry out requests that arrived while the agent was busy, between two turns."""
         logged = agent.logged
         is_freezing = bool(self._freeze.unfrozen) and self._freeze.settle(agent)
@@ -265,7 +265,7 @@ class LoggedMode:
         if event.epoch not in self._shared.ended:
             self._shared.ended.append(event.epoch)
             self._rounds.ended(event)
-            self._membership.excuse_retired(event.epoch)
+            self._membership.release_retired(event.epoch)
 
     def _on_report_numbers(self, event: msg.ReportNumbers) -> None:
         """Report the numbers of the agents that have moved, as columns."""

@@ -25,31 +25,31 @@ class AgentPause:
         if self._is_autonomous and not backlog.is_busy:
             if backlog.save_ns is None:
                 backlog.save_at(self._shared.now)
-        elif not backlog.is_standing and self._must_stand():
-            self._stand_still()
+        elif not backlog.is_standing and self._must_pause():
+            self._pause_agents()
 
-    def on_store_watched(self, event: ev.StoreWatched) -> None:
+    def on_store_status_changed(self, event: ev.StoreStatusChanged) -> None:
         """Defer basic checkpoints while the store is busy; once it is free, let agents take the skipped ones."""
         backlog = self._holds.backlog
         backlog.watched(is_busy=event.is_busy, is_full=event.is_full, problem=event.problem)
-        if backlog.is_standing != self._must_stand():
-            self._go_on() if backlog.is_standing else self._stand_still()
+        if backlog.is_standing != self._must_pause():
+            self._go_on() if backlog.is_standing else self._pause_agents()
         if event.is_busy:
-            self._saving.put_off_all()
+            self._saving.defer_all()
         else:
             self._saving.catch_up()
 
     def look(self) -> None:
         """Let the agents go on, if the logs have become small enough."""
-        if self._holds.backlog.is_standing and not self._must_stand():
+        if self._holds.backlog.is_standing and not self._must_pause():
             self._go_on()
 
-    def _must_stand(self) -> bool:
-        return self._holds.backlog.must_stand(is_autonomous=self._is_autonomous)
+    def _must_pause(self) -> bool:
+        return self._holds.backlog.must_pause(is_autonomous=self._is_autonomous)
 
-    def _stand_still(self) -> None:
+    def _pause_agents(self) -> None:
         """Pause: no agent takes a turn and nothing leaves one. The logs or the writer's queue have no room."""
-        self._holds.stand_still()
+        self._holds.pause_agents()
         problem = self._holds.backlog.problem
         reason = f": {problem}" if problem else ""
         self._shared.note("warning", f"no more can wait in memory for the store: the agents stand still{reason}")

@@ -58,7 +58,7 @@ class Saving:
             self.put_off[agent_id] = None
             self._shared.counts.put_off += 1
 
-    def put_off_all(self) -> None:
+    def defer_all(self) -> None:
         """Defer owed basic checkpoints, since the store is busy."""
         for agent in self._shared.agents.values():
             if agent.logged.owed == "basic":

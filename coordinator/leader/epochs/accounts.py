@@ -7,7 +7,7 @@ from snapline.coordinator.state.epoch_records import EpochAccount, PartTimes
 from snapline.messages.host_messages import EpochReport
 
 
-def with_report(account: EpochAccount | None, host: str, report: EpochReport, *, after_ns: int) -> EpochAccount:
+def add_report(account: EpochAccount | None, host: str, report: EpochReport, *, after_ns: int) -> EpochAccount:
     """Return the account after one more report, the newest."""
     known = account or EpochAccount()
     times = PartTimes(

@@ -5,7 +5,7 @@ decided; `publishing.py` follows a decision. An error before the decision, or th
 the epoch: nothing refers to it then, and its data is garbage.
 """
 
-from snapline.coordinator.leader.epochs.accounts import with_report
+from snapline.coordinator.leader.epochs.accounts import add_report
 from snapline.coordinator.leader.epochs.open_epochs import (
     STORING,
     WAITING,
@@ -53,7 +53,7 @@ class Epochs:
         return [
             EndEpoch(x.epoch, x.is_complete, x.reason)
             for x in self._shared.state.image.outcomes
-            if x.epoch > epoch and x.epoch not in self._publisher.owed and self._open_epochs.get(x.epoch) is None
+            if x.epoch > epoch and x.epoch not in self._publisher.unpublished and self._open_epochs.get(x.epoch) is None
         ]
 
     # ---- messages -------------------------------------------------------------------------------------------------
@@ -65,7 +65,7 @@ class Epochs:
         entry = self._open_epochs.get(report.epoch)
         if entry is None:
             outcome = self._shared.state.outcome_of(report.epoch)
-            if outcome is not None and report.epoch not in self._publisher.owed:
+            if outcome is not None and report.epoch not in self._publisher.unpublished:
                 self._shared.send((session.id,), EndEpoch(report.epoch, outcome.is_complete, outcome.reason))
         elif (
             isinstance(entry.stage, Collecting)
@@ -73,7 +73,7 @@ class Epochs:
             and entry.stage.take(session.host, report)
         ):
             after_ns = self._shared.now - entry.opened_ns
-            entry.account = with_report(entry.account, session.host, report, after_ns=after_ns)
+            entry.account = add_report(entry.account, session.host, report, after_ns=after_ns)
 
     def on_refused(self, session: HostSession, message: EpochRefused) -> None:
         """Fail an epoch that a host cannot take part in."""
@@ -89,14 +89,14 @@ class Epochs:
 
     def evaluate(self) -> None:
         """Follow the state: end, open and advance epochs, then publish."""
-        self._end_what_ended()
+        self._close_ended_epochs()
         self._publisher.tell()
-        self._open_what_began()
+        self._open_begun_epochs()
         for entry in self._open_epochs:
             self._move_on(entry)
         self._publisher.publish()
 
-    def _end_what_ended(self) -> None:
+    def _close_ended_epochs(self) -> None:
         for entry in self._open_epochs:
             record = self._shared.state.image.epochs.get(entry.epoch)
             if record is not None and record.status == OPEN:
@@ -109,7 +109,7 @@ class Epochs:
             else:
                 self._store.ended(entry.epoch)
 
-    def _open_what_began(self) -> None:
+    def _open_begun_epochs(self) -> None:
         state = self._shared.state
         plan = state.plan
         if plan is None:

@@ -29,7 +29,7 @@ Channels = Mapping[tuple[str, str], int]
 """(sender, receiver) → last number sent inside the cut."""
 
 
-class ToldChannels(msgspec.Struct, frozen=True, gc=False):
+class ReportedChannels(msgspec.Struct, frozen=True, gc=False):
     """Channels of an epoch that every host has reported in full, so later reports may be relative to it."""
 
     epoch: int
@@ -42,7 +42,7 @@ class Collecting(msgspec.Struct):
     """Stage: collecting `reports`, by host. `told`: base of relative reports. `asked_again`: hosts whose reports were incomplete."""
 
     reports: dict[str, EpochReport] = {}
-    told: ToldChannels | None = None
+    told: ReportedChannels | None = None
     asked_again: set[str] = set()
 
     def take(self, host: str, report: EpochReport) -> bool:

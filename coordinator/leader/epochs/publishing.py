@@ -46,48 +46,48 @@ class RefPublisher:
         self._snapshots = snapshots
         self._store = store
         self._lines = lines
-        self._owed: dict[int, Due | Publishing] = {}
-        self._aborts_told = 0
+        self._unpublished: dict[int, Due | Publishing] = {}
+        self._aborts_notified = 0
 
     # ---- queries --------------------------------------------------------------------------------------------------
 
     @property
-    def owed(self) -> tuple[int, ...]:
+    def unpublished(self) -> tuple[int, ...]:
         """Complete epochs without a ref, as far as known."""
-        return tuple(self._owed)
+        return tuple(self._unpublished)
 
     def newest_published(self) -> int:
         """Return the newest epoch that is complete, not condemned, and has its ref; 0 = none."""
-        return next((x for x in reversed(self._shared.state.complete_epochs()) if x not in self._owed), 0)
+        return next((x for x in reversed(self._shared.state.complete_epochs()) if x not in self._unpublished), 0)
 
     # ---- events ---------------------------------------------------------------------------------------------------
 
     def on_started(self) -> None:
         """Start without knowledge of refs. Earlier aborts are not sent: hosts know them, or receive them when they reconnect."""
-        self._owed = {epoch: Due(self._shared.now) for epoch in self._shared.state.complete_epochs()}
-        self._aborts_told = self._shared.state.image.aborted
+        self._unpublished = {epoch: Due(self._shared.now) for epoch in self._shared.state.complete_epochs()}
+        self._aborts_notified = self._shared.state.image.aborted
 
     def on_completed(self, epoch: int) -> None:
         """Note a complete epoch, which needs a ref."""
-        self._owed[epoch] = Due(self._shared.now)
+        self._unpublished[epoch] = Due(self._shared.now)
 
     def on_forgotten(self, epochs: Iterable[int]) -> None:
         """Drop forgotten epochs."""
         for epoch in epochs:
-            self._owed.pop(epoch, None)
+            self._unpublished.pop(epoch, None)
 
     def on_published(self, event: EpochPublished) -> None:
         """Take the result of a PublishEpoch."""
         epoch = event.epoch
-        if epoch not in self._owed:
+        if epoch not in self._unpublished:
             return
         if not event.error:
-            del self._owed[epoch]
+            del self._unpublished[epoch]
             self._store.stored(epoch)
-            self._tell_end(epoch, is_complete=True, reason="", inputs=event.inputs)
+            self._notify_end(epoch, is_complete=True, reason="", inputs=event.inputs)
             self._lines.on_published(epoch)
             return
-        self._owed[epoch] = Due(self._shared.now + PUBLISH_RETRY_NS)
+        self._unpublished[epoch] = Due(self._shared.now + PUBLISH_RETRY_NS)
         if event.is_final:
             self._shared.end(0, "failed", op.clip(event.error))
         elif event.damaged_path:
@@ -100,33 +100,33 @@ class RefPublisher:
     def tell(self) -> None:
         """Notify hosts of condemned and aborted epochs; answer tools that wait for epochs that have ended already."""
         image = self._shared.state.image
-        for epoch in list(self._owed):
+        for epoch in list(self._unpublished):
             record = image.epochs.get(epoch)
             if record is None or record.status != COMPLETE:
-                del self._owed[epoch]
+                del self._unpublished[epoch]
                 self._store.ended(epoch)
-                self._tell_end(epoch, is_complete=record is not None, reason="condemned")
-        self._tell_aborts()
+                self._notify_end(epoch, is_complete=record is not None, reason="condemned")
+        self._notify_aborts()
         for epoch in self._snapshots.epochs:
             outcome = self._shared.state.outcome_of(epoch)
-            if outcome is not None and epoch not in self._owed:
+            if outcome is not None and epoch not in self._unpublished:
                 self._snapshots.answer(epoch, is_complete=outcome.is_complete, reason=outcome.reason)
 
-    def _tell_aborts(self) -> None:
+    def _notify_aborts(self) -> None:
         image = self._shared.state.image
-        fresh, self._aborts_told = image.aborted - self._aborts_told, image.aborted
+        fresh, self._aborts_notified = image.aborted - self._aborts_notified, image.aborted
         for outcome in [x for x in image.outcomes if not x.is_complete][-fresh:] if fresh else []:
             self._shared.note("warning", f"epoch {outcome.epoch} is aborted: {outcome.reason}")
-            self._tell_end(outcome.epoch, is_complete=False, reason=outcome.reason)
+            self._notify_end(outcome.epoch, is_complete=False, reason=outcome.reason)
 
-    def _tell_end(self, epoch: int, *, is_complete: bool, reason: str, inputs: Mapping[str, int] = NO_INPUTS) -> None:
+    def _notify_end(self, epoch: int, *, is_complete: bool, reason: str, inputs: Mapping[str, int] = NO_INPUTS) -> None:
         ended = EndEpoch(epoch, is_complete, reason, tuple(inputs), tuple(inputs.values()))
         self._shared.send(self._host_sessions.all_sessions(), ended)
         self._snapshots.answer(epoch, is_complete=is_complete, reason=reason)
 
     def publish(self) -> None:
         """Write the refs that are due."""
-        for epoch, stage in self._owed.items():
+        for epoch, stage in self._unpublished.items():
             if isinstance(stage, Due) and stage.at_ns <= self._shared.now:
-                self._owed[epoch] = Publishing()
+                self._unpublished[epoch] = Publishing()
                 self._shared.out.append(PublishEpoch(epoch, self._shared.state.image.epochs[epoch].root))

@@ -28,7 +28,7 @@ RELEASE_RETRY_NS = 1 * SECOND_NS
 """Time between two tries, as for refs."""
 
 
-class Told(msgspec.Struct, frozen=True):
+class ReleasedEpoch(msgspec.Struct, frozen=True):
     """A release: its epoch, and per agent the last input consumed and the last output emitted in it."""
 
     epoch: int
@@ -46,15 +46,15 @@ class Releases:
         self._host_sessions = host_sessions
         self._publisher = publisher
         self._store = store
-        self._owed: dict[int, int] = {}
+        self._unreleased: dict[int, int] = {}
         """Unreleased epoch → earliest time of its release."""
         self._releasing = 0
         """Epoch whose release is being written; 0: none."""
         self._silent: dict[int, dict[str, int]] = {}
         """Epoch without any output in its history → its inputs."""
         self._is_watched = False
-        self._newest = Told(0)
-        self._said = (0, 0)
+        self._newest = ReleasedEpoch(0)
+        self._sent_release = (0, 0)
         """(plan, epoch) of the newest release that was sent to the hosts."""
 
     # ---- queries --------------------------------------------------------------------------------------------------
@@ -62,16 +62,16 @@ class Releases:
     @property
     def is_settled(self) -> bool:
         """Return whether all complete epochs are released, as far as known."""
-        return not self._owed
+        return not self._unreleased
 
-    def is_owed_up_to(self, epoch: int) -> bool:
+    def has_unreleased_up_to(self, epoch: int) -> bool:
         """Return whether this complete epoch, or a lower one, is not released yet."""
-        return any(unreleased <= epoch for unreleased in self._owed)
+        return any(unreleased <= epoch for unreleased in self._unreleased)
 
     def pins(self) -> int | None:
         """Return the lowest epoch that a future release needs; None: any epoch may be forgotten."""
         state = self._shared.state
-        pending = [epoch for epoch in (*state.open_epochs(), *self._owed) if epoch in state.image.epochs]
+        pending = [epoch for epoch in (*state.open_epochs(), *self._unreleased) if epoch in state.image.epochs]
         return forgettable_below(state.image, pending)
 
     def directives_for(self) -> list[Directive]:
@@ -83,11 +83,11 @@ class Releases:
 
     def on_started(self) -> None:
         """Start without knowledge of releases: all complete epochs are released again."""
-        self._owed = dict.fromkeys(self._shared.state.complete_epochs(), self._shared.now)
+        self._unreleased = dict.fromkeys(self._shared.state.complete_epochs(), self._shared.now)
 
     def on_completed(self, epoch: int) -> None:
         """Note a complete epoch, which needs a release."""
-        self._owed[epoch] = self._shared.now
+        self._unreleased[epoch] = self._shared.now
 
     def on_published(self, event: EpochPublished) -> None:
         """Note a published epoch that has no outputs."""
@@ -107,13 +107,13 @@ class Releases:
             return
         self._releasing = 0
         if event.error:
-            self._owed[epoch] = self._shared.now + RELEASE_RETRY_NS
+            self._unreleased[epoch] = self._shared.now + RELEASE_RETRY_NS
             self._on_failed(event)
         else:
             self._store.stored(epoch)
-            self._settle(Told(epoch, event.inputs, event.outputs))
+            self._settle(ReleasedEpoch(epoch, event.inputs, event.outputs))
             if not self._is_complete(epoch):
-                self._say_condemned(epoch)
+                self._notify_condemned(epoch)
 
     def _on_failed(self, event: EpochReleased) -> None:
         if event.damaged_path:
@@ -122,7 +122,7 @@ class Releases:
             problem = f"the outputs of epoch {event.epoch} cannot be released: {event.error}"
             self._store.failed(event.epoch, problem, is_news=True)
 
-    def _settle(self, told: Told) -> None:
+    def _settle(self, told: ReleasedEpoch) -> None:
         self._drop(told.epoch)
         if told.epoch > self._newest.epoch and self._is_complete(told.epoch):
             self._newest = told
@@ -140,39 +140,39 @@ class Releases:
         self._drop_condemned()
         while epoch := self._next():
             self._release(epoch)
-        self._tell()
+        self._send_release()
 
     def _go_back(self) -> None:
         """Forget the newest release, whose epoch is no longer complete, and release the newest complete epoch again."""
-        self._newest = Told(0)
+        self._newest = ReleasedEpoch(0)
         newest = self._shared.state.newest_complete()
         if newest:
-            self._owed.setdefault(newest, self._shared.now)
+            self._unreleased.setdefault(newest, self._shared.now)
 
     def _drop_condemned(self) -> None:
-        for epoch in [epoch for epoch in self._owed if epoch != self._releasing and not self._is_complete(epoch)]:
+        for epoch in [epoch for epoch in self._unreleased if epoch != self._releasing and not self._is_complete(epoch)]:
             self._drop(epoch)
-            if epoch not in self._publisher.owed:  # otherwise the publisher notifies the hosts
-                self._say_condemned(epoch)
+            if epoch not in self._publisher.unpublished:  # otherwise the publisher notifies the hosts
+                self._notify_condemned(epoch)
 
     def _drop(self, epoch: int) -> None:
-        del self._owed[epoch]
+        del self._unreleased[epoch]
         self._silent.pop(epoch, None)
 
-    def _say_condemned(self, epoch: int) -> None:
+    def _notify_condemned(self, epoch: int) -> None:
         """Notify hosts that wait for the release of a condemned epoch."""
         self._shared.send(self._host_sessions.all_sessions(), EndEpoch(epoch, is_complete=True, reason="condemned"))
 
     def _next(self) -> int:
         """Return the lowest unreleased epoch if it may be released now, otherwise 0."""
-        epoch = min(self._owed, default=0)
+        epoch = min(self._unreleased, default=0)
         if not epoch or self._releasing or not self._may_be_released(epoch):
             return 0
         return epoch if all(opened > epoch for opened in self._shared.state.open_epochs()) else 0
 
     def _may_be_released(self, epoch: int) -> bool:
         """Return whether the epoch has its ref, and the retry delay after a failed release is over."""
-        return epoch not in self._publisher.owed and self._owed[epoch] <= self._shared.now
+        return epoch not in self._publisher.unpublished and self._unreleased[epoch] <= self._shared.now
 
     def _release(self, epoch: int) -> None:
         image = self._shared.state.image
@@ -183,18 +183,18 @@ class Releases:
         after = ancestors[0].epoch if ancestors else 0
         is_fall_back = has_fallen_back(image, epoch, after)
         if epoch in self._silent and not is_fall_back:
-            self._settle(Told(epoch, self._silent[epoch]))
-            self._said = (self._shared.state.plan_number, epoch)
+            self._settle(ReleasedEpoch(epoch, self._silent[epoch]))
+            self._sent_release = (self._shared.state.plan_number, epoch)
             return
         self._releasing = epoch
         self._shared.out.append(ReleaseEpoch(epoch, image.epochs[epoch].root, ancestors, is_fall_back))
 
-    def _tell(self) -> None:
-        newest, (plan, epoch) = self._newest, self._said
+    def _send_release(self) -> None:
+        newest, (plan, epoch) = self._newest, self._sent_release
         is_news = newest.epoch > epoch and bool(newest.inputs or newest.outputs)
         is_again = self._shared.state.plan_number != plan and bool(newest.outputs)
         if is_news or is_again:
-            self._said = (self._shared.state.plan_number, newest.epoch)
+            self._sent_release = (self._shared.state.plan_number, newest.epoch)
             self._shared.send(self._host_sessions.all_sessions(), self._directive())
 
     def _directive(self) -> EndEpoch:

@@ -64,7 +64,7 @@ class Retention:
         self._sweep()
 
     def _forget(self) -> None:
-        needed = dict.fromkeys((*self._stop_question.epochs_read, *self._publisher.owed))
+        needed = dict.fromkeys((*self._stop_question.epochs_read, *self._publisher.unpublished))
         candidates = dict.fromkeys((*self._old(), *self._void()))  # a dict: some epochs are in both
         old = tuple([epoch for epoch in candidates if epoch not in needed])
         if old and self._shared.state.phase == RUNNING:
@@ -83,7 +83,7 @@ class Retention:
     def _void(self) -> list[int]:
         """Return the void epochs to forget. Releases need them to revert outputs, until a later epoch is released."""
         newest, records = self._shared.state.newest_complete(), self._shared.state.image.epochs
-        if self._releases.is_owed_up_to(newest):
+        if self._releases.has_unreleased_up_to(newest):
             return []
         return [epoch for epoch, record in records.items() if record.status == VOID and epoch < newest]
 
@@ -100,7 +100,7 @@ class Retention:
             return
         self._sweep_ns = now + SWEEP_IDLE_NS
         kept = tuple([epoch for epoch, record in image.epochs.items() if record.status != OPEN])
-        undecided = (*self._shared.state.open_epochs(), *self._publisher.owed)
+        undecided = (*self._shared.state.open_epochs(), *self._publisher.unpublished)
         self._shared.out.append(SweepStore(kept, undecided, image.begun))
         self._sweep_logs()
 

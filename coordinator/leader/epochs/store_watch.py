@@ -64,7 +64,7 @@ class StoreWatch:
         self._look_ns = 0
         self._is_reported = False
         """True if a warning that the store is degraded was logged."""
-        self._told_ns = 0
+        self._reported_ns = 0
         self.skipped = 0
 
     # ---- results of epochs ----------------------------------------------------------------------------------------
@@ -104,11 +104,11 @@ class StoreWatch:
             self._look_ns = self._shared.now + LOOK_NS
             self._look()
         if self.is_degraded and not self._is_reported:
-            self._is_reported, self._told_ns = True, self._shared.now
+            self._is_reported, self._reported_ns = True, self._shared.now
             self._shared.note("warning", f"the store is degraded: {self._reason}")
         elif self._is_reported and not self.is_degraded:
             self._is_reported = False
-            lasted_s = (self._shared.now - self._told_ns) / SECOND_NS
+            lasted_s = (self._shared.now - self._reported_ns) / SECOND_NS
             self._shared.note("info", f"the store works again; it was degraded for {lasted_s:.1f} s")
 
     def host_problem(self, hosts: list[str]) -> str:

@@ -68,7 +68,7 @@ class Triggers:
         self._early_ns = 0
         self.skipped = 0
 
-    def on_plan_judged(self, *, is_wanted: bool) -> None:
+    def on_plan_demand_changed(self, *, is_wanted: bool) -> None:
         """Set whether a plan is wanted: a logged fleet then begins only the plan's epoch."""
         self._is_held = is_wanted
 
@@ -96,7 +96,7 @@ class Triggers:
             phase = "ending" if state.phase == RUNNING else state.phase
             self._snapshots.refuse(f"the fleet is {phase}: snapshots are taken while it runs")
             return
-        if self._stop_question.is_judging:
+        if self._stop_question.is_checking_candidate:
             return
         count, is_last = self._snapshots.count, self._departures.wants_epoch
         is_due = self._is_due() or is_last
@@ -117,7 +117,7 @@ class Triggers:
             case Present(epoch, reason):
                 self._departures.on_present(epoch)
                 self._snapshots.wait_for(epoch)
-                if epoch not in self._publisher.owed:
+                if epoch not in self._publisher.unpublished:
                     self._snapshots.answer(epoch, is_complete=True, reason=reason)
 
     def _is_due(self) -> bool:

@@ -23,10 +23,10 @@ from snapline.messages.host_messages import Join, ProbeRead, ReadProbe
 PROBE_NS = 10 * SECOND_NS
 """Time limit to write or read a probe: a coordinator or host that exceeds it cannot use its store."""
 
-WHAT_MUST_MATCH = "What must be as it was: agents and their classes, protocol, triggers, epoch_timeout_s, log_bytes_max, place, rpo_s, rto_s, and whether there is a stop_when"
+DEFINITION_MUST_MATCH = "What must be as it was: agents and their classes, protocol, triggers, epoch_timeout_s, log_bytes_max, place, rpo_s, rto_s, and whether there is a stop_when"
 """Text for an unknown difference."""
 
-GO_ON = "To go on from a snapshot with a changed one: `snapline snapshot fork ID --fleet MODULE:FLEET …`"
+FORK_ADVICE = "To go on from a snapshot with a changed one: `snapline snapshot fork ID --fleet MODULE:FLEET …`"
 """Advice for a host that defines a fleet of the same name."""
 
 
@@ -36,7 +36,7 @@ class Admission:
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
         self._host_sessions = host_sessions
-        self._read_probe: dict[str, str] = {}
+        self._probed_runs: dict[str, str] = {}
         """Host → its run that has read a probe."""
 
     # ---- joining --------------------------------------------------------------------------------------------------
@@ -50,19 +50,19 @@ class Admission:
         record = self._shared.state.image.hosts.get(join.host)
         refusal = self._refusal_of(join, record)
         if refusal:
-            host_sessions.turn_away(session, refusal, is_final=True)
+            host_sessions.reject_session(session, refusal, is_final=True)
             return
-        if record is not None and _is_run_of(record, join):
-            host_sessions.take_place(session, record.start)
+        if record is not None and _is_same_run(record, join):
+            host_sessions.make_current(session, record.start)
         elif self._shared.state.image.outcome:
             host_sessions.send_off(session)
             return
-        if self._read_probe.get(join.host) == join.instance:
+        if self._probed_runs.get(join.host) == join.instance:
             self._on_probed(session)
             return
-        for older in host_sessions.all_opened():
+        for older in host_sessions.all_sessions_in_any_stage():
             if older.host == join.host and older is not session and not older.start:
-                host_sessions.turn_away(older, f"a newer stream of host {join.host} has come", is_final=False)
+                host_sessions.reject_session(older, f"a newer stream of host {join.host} has come", is_final=False)
         self._shared.out.append(WriteProbe(session.id))
 
     def _on_probed(self, session: HostSession) -> None:
@@ -91,7 +91,11 @@ class Admission:
             return (
                 f"host {join.host} defines another fleet ({join.fleet!r}{', of the same name' * same}) than the one here "
                 f"({state.image.name!r}): start it with that one's code and arguments, or give the new fleet a --data-dir of its own"
-                + (f". {_difference(join.definition_parts, state.image.definition_parts)}. {GO_ON}" if same else "")
+                + (
+                    f". {_describe_difference(join.definition_parts, state.image.definition_parts)}. {FORK_ADVICE}"
+                    if same
+                    else ""
+                )
             )
         if join.plan > state.plan_number:
             return f"host {join.host} has applied plan {join.plan} of another run of the fleet: start it anew"
@@ -105,25 +109,25 @@ class Admission:
         record = self._shared.state.image.hosts.get(session.host)
         refusal = self._refusal_of(session.join, record)
         if refusal:
-            self._host_sessions.turn_away(session, refusal, is_final=True)
+            self._host_sessions.reject_session(session, refusal, is_final=True)
         elif self._shared.state.image.outcome and (record is None or record.instance != session.join.instance):
             self._host_sessions.send_off(session)
         elif result.is_refused:
             if record is None or record.start == kind.expected_start:
-                self._host_sessions.turn_away(session, result.reason, is_final=True)
+                self._host_sessions.reject_session(session, result.reason, is_final=True)
         elif record is not None and record.instance == session.join.instance:
             self._shared.note("info", f"host {session.host} joins from {session.join.address}, start {record.start}")
             for death in kind.died_in:
                 self._shared.note("warning", f"the process of host {session.host} died while {death.describe()}")
-            self._host_sessions.take_place(session, record.start)
+            self._host_sessions.make_current(session, record.start)
             self._host_sessions.attach(session)
 
     def on_defined(self) -> None:
         """Reject hosts that joined before the fleet was defined, and define another."""
-        for session in self._host_sessions.all_opened():
+        for session in self._host_sessions.all_sessions_in_any_stage():
             refusal = self._refusal_of(session.join, None)
             if refusal and not self._shared.state.image.outcome:
-                self._host_sessions.turn_away(session, refusal, is_final=True)
+                self._host_sessions.reject_session(session, refusal, is_final=True)
 
     # ---- the probe ------------------------------------------------------------------------------------------------
 
@@ -135,7 +139,7 @@ class Admission:
                 self._shared.out.append(RemoveProbe(event.path))
         elif event.error:
             self._shared.note("error", f"the store cannot be written: {event.error}")
-            self._host_sessions.turn_away(
+            self._host_sessions.reject_session(
                 session, f"the coordinator cannot write the store: {event.error}", is_final=False
             )
         else:
@@ -150,18 +154,18 @@ class Admission:
         probe, session.stage = session.stage, Admitting()
         self._shared.out.append(RemoveProbe(probe.path))
         if message.content == probe.content:
-            self._read_probe[session.host] = session.join.instance
+            self._probed_runs[session.host] = session.join.instance
             self._on_probed(session)
             return
         reason = message.error or "it found other bytes"
         if (
             message.may_pass or session.host in self._shared.state.image.hosts
         ):  # a known host had the right store: it is unavailable, not wrong
-            self._host_sessions.turn_away(
+            self._host_sessions.reject_session(
                 session, f"host {session.host} cannot read the store now: {reason}", is_final=False
             )
             return
-        self._host_sessions.turn_away(
+        self._host_sessions.reject_session(
             session,
             f"host {session.host} does not see the coordinator's store ({probe.path}: {reason}): "
             "--store must be the same shared directory for all",
@@ -174,7 +178,7 @@ class Admission:
         """Propose admissions again; give up on probes."""
         if self._shared.state.image.outcome:
             return
-        for session in self._host_sessions.all_opened():
+        for session in self._host_sessions.all_sessions_in_any_stage():
             if isinstance(session.stage, Attached):
                 continue
             match session.stage:
@@ -189,18 +193,18 @@ class Admission:
                     pass
 
     def _give_up(self, session: HostSession, what: str) -> None:
-        self._host_sessions.turn_away(session, f"{what}: is its --store reachable?", is_final=False)
+        self._host_sessions.reject_session(session, f"{what}: is its --store reachable?", is_final=False)
 
 
-def _is_run_of(record: HostRecord, join: Join) -> bool:
+def _is_same_run(record: HostRecord, join: Join) -> bool:
     return record.instance == join.instance and record.state == ALIVE and record.address == join.address
 
 
-def _difference(there: Iterable[str], here: Iterable[str]) -> str:
+def _describe_difference(there: Iterable[str], here: Iterable[str]) -> str:
     """Describe how a host's definition differs from the fleet's, by parts `name=value`; if unknown, say what must match."""
     known = {name: value for name, _, value in [part.partition("=") for part in here]}
     parts = [part.partition("=") for part in there]
     differences = [
         f"{name} ({value} there, {known[name]} here)" for name, _, value in parts if known.get(name, value) != value
     ]
-    return f"It differs in {'; '.join(differences)}" if differences else WHAT_MUST_MATCH
+    return f"It differs in {'; '.join(differences)}" if differences else DEFINITION_MUST_MATCH

@@ -142,7 +142,7 @@ class FailureDetector:
         reasons: list[str] = []
         for host, record in self._shared.state.image.hosts.items():
             if record.state != ALIVE:
-                self._count_late(host, record)
+                self._propose_late_deaths(host, record)
                 for by_host in (self._deadlines, self._leaves, self._exits, self._heard_ns, self._busy):
                     by_host.pop(host, None)
                 continue
@@ -168,7 +168,7 @@ class FailureDetector:
         is_news = exited is not None and exited.start == record.start and record.died != record.instance
         return exited.died_in if exited is not None and is_news else ()
 
-    def _count_late(self, host: str, record: HostRecord) -> None:
+    def _propose_late_deaths(self, host: str, record: HostRecord) -> None:
         """Propose the turns in which a lost host died, if its loss has none: one log entry cannot hold those of many hosts."""
         died_in = self._died_in(host, record)
         if died_in:
@@ -211,7 +211,7 @@ class FailureDetector:
         """Return the busy hosts with the cause, and the messages whose turns killed processes."""
         concerns = [_concern_of(death) for death in self._shared.state.image.deaths[-DEATHS_SHOWN:]]
         for host, record in self._shared.state.image.hosts.items():
-            busy_ns, what = self._busy_with(host, record) if record.state == ALIVE else (0, "")
+            busy_ns, what = self._busy_state(host, record) if record.state == ALIVE else (0, "")
             if busy_ns:
                 text = (
                     f"host {host} is alive, and its agents have stood still for {busy_ns / 1e9:.1f} s: "
@@ -220,7 +220,7 @@ class FailureDetector:
                 concerns.append(Concern("busy", (host,), busy_ns, text))
         return concerns
 
-    def _busy_with(self, host: str, record: HostRecord) -> tuple[int, str]:
+    def _busy_state(self, host: str, record: HostRecord) -> tuple[int, str]:
         """Return how long the host has been busy, and with what, as far as known."""
         session = self._host_sessions.session_of(host)
         quiet_ns = 0 if session is None else self._host_sessions.quiet_ns(session)

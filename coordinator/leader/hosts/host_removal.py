@@ -6,7 +6,7 @@ seconds before the request is answered.
 
 import msgspec
 
-from snapline.coordinator.leader.host_words import AnswerForgetting, ForgetHostRequested
+from snapline.coordinator.leader.host_words import AnswerForgetHost, ForgetHostRequested
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE
@@ -32,17 +32,17 @@ class HostRemoval:
         self._shared = shared
         self._over_ns: dict[str, int] = {}
         """Lost or departed host without agents → time since when, as seen by this leader."""
-        self._asked: dict[int, OperatorRequest] = {}
+        self._requests: dict[int, OperatorRequest] = {}
         """Operators' requests, by number."""
 
     def on_requested(self, event: ForgetHostRequested) -> None:
         """Take an operator's request to forget a host."""
-        self._asked[event.request] = OperatorRequest(event.host, self._shared.now)
+        self._requests[event.request] = OperatorRequest(event.host, self._shared.now)
 
     def evaluate(self) -> None:
         """Propose to forget hosts after FORGET_NS, or at an operator's request; answer operators."""
         state, now = self._shared.state, self._shared.now
-        for request, asked in list(self._asked.items()):
+        for request, asked in list(self._requests.items()):
             self._follow(request, asked)
         if state.image.outcome:
             return
@@ -62,5 +62,5 @@ class HostRemoval:
             self._shared.propose(f"forget-host/{host}", op.ForgetHosts((host,)))
 
     def _answer(self, request: int, refused: str) -> None:
-        del self._asked[request]
-        self._shared.out.append(AnswerForgetting(request, refused))
+        del self._requests[request]
+        self._shared.out.append(AnswerForgetHost(request, refused))

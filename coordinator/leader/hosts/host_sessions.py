@@ -112,7 +112,7 @@ class HostSessions:
         """Return the session, in any stage."""
         return self._sessions.get(number)
 
-    def all_opened(self) -> list[HostSession]:
+    def all_sessions_in_any_stage(self) -> list[HostSession]:
         """Return all sessions, oldest first."""
         return list(self._sessions.values())
 
@@ -178,7 +178,7 @@ class HostSessions:
         session = self._sessions[number] = HostSession(number, join, Joining(self._shared.now))
         return session
 
-    def take_place(self, session: HostSession, start: int) -> None:
+    def make_current(self, session: HostSession, start: int) -> None:
         """Make `session` the current one of its host, for run `start`; close the older one."""
         older = self._current.pop(session.host, None)
         if older is not None:
@@ -197,21 +197,24 @@ class HostSessions:
         self._newly_attached.append(session)
 
     def _welcome(self, session: HostSession) -> None:
-        session.is_asked = self._asks_more()
+        session.is_asked = self._needs_more_definitions()
         shared, fork = self._shared, self._shared.state.image.fork
         cluster = shared.state.image.cluster or shared.options.cluster
         is_shadow = fork is not None and not fork.is_live
         wants, heartbeat_ns = session.is_asked, shared.options.heartbeat_ns
         shared.send((session.id,), Welcome(session.start, cluster, wants, heartbeat_ns, is_shadow))
 
-    def _asks_more(self) -> bool:
+    def _needs_more_definitions(self) -> bool:
         """Return whether one more host is to be asked for the fleet's definition."""
-        return not self._shared.state.is_defined and sum(map(self._may_answer, self._sessions.values())) < ASKED_MAX
+        return (
+            not self._shared.state.is_defined
+            and sum(map(self._is_definition_expected, self._sessions.values())) < ASKED_MAX
+        )
 
-    def _may_answer(self, session: HostSession) -> bool:
+    def _is_definition_expected(self, session: HostSession) -> bool:
         return session.is_asked and self.quiet_ns(session) < DEFINING_NS
 
-    def turn_away(self, session: HostSession, reason: str, *, is_final: bool) -> None:
+    def reject_session(self, session: HostSession, reason: str, *, is_final: bool) -> None:
         """Reject the host, with a reason, and close the session."""
         self._shared.note("warning", f"turned away: {reason}")
         self._shared.send((session.id,), TurnedAway(reason, is_final))
@@ -239,7 +242,7 @@ class HostSessions:
 
     # ---- heartbeats -----------------------------------------------------------------------------------------------
 
-    def on_heard(self, session: HostSession) -> None:
+    def on_activity(self, session: HostSession) -> None:
         """Note the time of a message of any kind."""
         if isinstance(session.stage, Attached):
             if self.quiet_ns(session) >= QUIET_NS:
@@ -277,8 +280,8 @@ class HostSessions:
 
     def _ask_others(self) -> None:
         """Ask further hosts for the definition: those asked before may be gone."""
-        for session in self._current.values() if self._asks_more() else ():
-            if isinstance(session.stage, Attached) and not session.is_asked and self._asks_more():
+        for session in self._current.values() if self._needs_more_definitions() else ():
+            if isinstance(session.stage, Attached) and not session.is_asked and self._needs_more_definitions():
                 self._welcome(session)
 
     def roster(self) -> Roster:

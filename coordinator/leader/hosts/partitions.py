@@ -140,7 +140,7 @@ class Partitions:
             ends = [host for pair in open_pairs for host in pair]
             host = max(ends, key=lambda host: (len(others[host]), host))
             open_pairs = [pair for pair in open_pairs if host not in pair]
-            if self._standby_hosts.may_go(host):
+            if self._standby_hosts.may_be_evicted(host):
                 longest_ns = self._shared.now - min(partitions[pair].since_ns for pair in partitions if host in pair)
                 reasons[host] = f"cut from {', '.join(sorted(others[host]))} for {longest_ns / 1e9:.1f} s"
         return reasons

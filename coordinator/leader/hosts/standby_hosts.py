@@ -10,7 +10,7 @@ from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.state import operations as op
 from snapline.messages.concerns import Concern
 
-SPARE_NS = 60 * SECOND_NS
+STANDBY_NS = 60 * SECOND_NS
 """Shortest time on standby. The cause may last: with a shorter time, agents could move back and forth between evicted hosts, and no epoch
 would complete."""
 
@@ -22,7 +22,7 @@ class StandbyHosts:
         self._shared = shared
         self._since_ns: dict[str, int] = {}
         """Standby host → time when this leader first saw it on standby."""
-        self._gone_ns: dict[str, int] = {}
+        self._evicted_ns: dict[str, int] = {}
         """Host → time of its last eviction, as far as this leader saw."""
 
     # ---- queries --------------------------------------------------------------------------------------------------
@@ -36,15 +36,15 @@ class StandbyHosts:
         need = self._shared.state.image.need
         return need is not None and host in need.lost and bool(self._shared.state.image.hosts[host].spare)
 
-    def may_go(self, host: str) -> bool:
+    def may_be_evicted(self, host: str) -> bool:
         """Return whether `host` has not been evicted within the rejoin grace."""
-        gone_ns = self._gone_ns.get(host)
+        gone_ns = self._evicted_ns.get(host)
         return gone_ns is None or self._shared.now - gone_ns >= self._shared.options.rejoin_grace_ns
 
     def _is_kept_away(self, host: str) -> bool:
         if not self._shared.state.image.hosts[host].spare:
             return False
-        limit_ns = max(SPARE_NS, self._shared.options.rejoin_grace_ns)
+        limit_ns = max(STANDBY_NS, self._shared.options.rejoin_grace_ns)
         return self.is_evicted(host) or self._shared.now - self._since_ns.get(host, self._shared.now) < limit_ns
 
     def concerns(self) -> list[Concern]:
@@ -77,4 +77,4 @@ class StandbyHosts:
             if not record.spare:
                 self._since_ns.pop(host, None)
             elif host not in self._since_ns:
-                self._since_ns[host] = self._gone_ns[host] = self._shared.now
+                self._since_ns[host] = self._evicted_ns[host] = self._shared.now

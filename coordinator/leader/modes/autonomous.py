@@ -202,7 +202,7 @@ class Autonomous:
             is_same_run = applied.get(record.host) == (state.plan_number, start)
             past = self._newest.get(agent, 0) - ledger.base.get(agent, 0)
             passed += past
-            kept += is_same_run and not past and self._freezing.has_kept(record.host, agent)
+            kept += is_same_run and not past and self._freezing.has_checkpointed_live_state(record.host, agent)
         return LossReport(len(living) - kept, passed)
 
     def retire(self, session: HostSession, message: RetireAgent) -> None:

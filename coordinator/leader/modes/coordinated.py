@@ -11,9 +11,9 @@ from snapline.coordinator.leader.epochs.open_epochs import (
     Collecting,
     OpenEpoch,
     OpenEpochs,
+    ReportedChannels,
     Stage,
     StoringManifest,
-    ToldChannels,
 )
 from snapline.coordinator.leader.events import ManifestWritten
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
@@ -32,7 +32,7 @@ class Coordinated:
         self._shared = shared
         self._host_sessions = host_sessions
         self._open_epochs = open_epochs
-        self._told: ToldChannels | None = None
+        self._reported_channels: ReportedChannels | None = None
 
     def evaluate(self) -> None:
         """Do nothing between epochs."""
@@ -44,7 +44,7 @@ class Coordinated:
         shared, state = self._shared, self._shared.state
         if not demand.is_due and not demand.is_asked:
             return None
-        if shared.is_on_its_way("begin"):
+        if shared.is_pending("begin"):
             return Later()
         if len(state.open_epochs()) >= EPOCHS_OPEN_MAX:
             return Declined(f"{EPOCHS_OPEN_MAX} epochs are open: try again when one has ended")
@@ -56,11 +56,15 @@ class Coordinated:
 
     def start(self, epoch: int, plan: PlanRecord) -> Stage:
         """Send BeginEpoch to the hosts."""
-        base = self._told if self._told is not None and self._told.plan == plan.number else None
+        base = (
+            self._reported_channels
+            if self._reported_channels is not None and self._reported_channels.plan == plan.number
+            else None
+        )
         self._shared.send(self._host_sessions.sessions_of(plan.hosts), self._begin(epoch, plan.hosts, base))
         return Collecting(told=base)
 
-    def _begin(self, epoch: int, hosts: Sequence[str], told: ToldChannels | None) -> BeginEpoch:
+    def _begin(self, epoch: int, hosts: Sequence[str], told: ReportedChannels | None) -> BeginEpoch:
         state = self._shared.state
         told_epoch = told.epoch if told is not None else 0
         return BeginEpoch(epoch, state.plan_number, tuple(hosts), state.newest_complete(), told_epoch)
@@ -69,7 +73,7 @@ class Coordinated:
         """Return BeginEpoch for each open epoch of the host."""
         entries = [self._open_epochs.get(epoch) for epoch in self._shared.state.open_epochs()]
         host_entries = [entry for entry in entries if entry is not None and host in entry.hosts]
-        return [self._begin(entry.epoch, entry.hosts, _told_in(entry.stage)) for entry in host_entries]
+        return [self._begin(entry.epoch, entry.hosts, _reported_channels_in(entry.stage)) for entry in host_entries]
 
     # ---- reports --------------------------------------------------------------------------------------------------
 
@@ -77,9 +81,9 @@ class Coordinated:
         """Judge the epoch once every host has reported, including repeated reports."""
         stage = entry.stage
         if isinstance(stage, Collecting) and len(stage.reports) == len(entry.hosts) and not stage.asked_again:
-            self._judge(entry, stage)
+            self._check_reports(entry, stage)
 
-    def _judge(self, entry: OpenEpoch, stage: Collecting) -> None:
+    def _check_reports(self, entry: OpenEpoch, stage: Collecting) -> None:
         plan = self._shared.state.plan
         assert plan is not None, "an epoch is open without a plan"
         reports = {host: stage.reports[host] for host in entry.hosts}
@@ -94,7 +98,7 @@ class Coordinated:
             return
         manifest = msgspec.structs.replace(verdict.manifest, bases=self._bases())
         entry.stage = StoringManifest(manifest)
-        self._told = verdict.told
+        self._reported_channels = verdict.told
         self._shared.out.append(manifest)
 
     def _ask_again(self, entry: OpenEpoch, stage: Collecting) -> None:
@@ -147,5 +151,5 @@ class Coordinated:
         return op.RemoveAgent(session.host, session.start, message.plan, message.agent)
 
 
-def _told_in(stage: Stage) -> ToldChannels | None:
+def _reported_channels_in(stage: Stage) -> ReportedChannels | None:
     return stage.told if isinstance(stage, Collecting) else None

@@ -14,12 +14,12 @@ from operator import add
 
 import msgspec
 
-from snapline.coordinator.leader.epochs.open_epochs import Channels, ToldChannels
+from snapline.coordinator.leader.epochs.open_epochs import Channels, ReportedChannels
 from snapline.coordinator.leader.events import ManifestAgent, WriteManifest
 from snapline.coordinator.state.fleet_records import PlanRecord
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.messages.host_messages import EpochReport, ReportedPack
-from snapline.protocols.coverage import AgentReport, uncovered
+from snapline.protocols.coverage import AgentReport, check_coverage
 
 SHOWN_MAX = 5
 """Largest number of channels or agents named in a reason; the rest are counted."""
@@ -40,7 +40,7 @@ class Verdict(msgspec.Struct, frozen=True, gc=False):
     problem: str = ""
     is_alarm: bool = False
     is_open: bool = False
-    told: ToldChannels | None = None
+    told: ReportedChannels | None = None
 
 
 def judge(
@@ -48,7 +48,7 @@ def judge(
     plan: PlanRecord,
     epoch: int,
     reports: Mapping[str, EpochReport],
-    earlier: ToldChannels | None = None,
+    earlier: ReportedChannels | None = None,
 ) -> Verdict:
     """Check an epoch on which every host has reported; `reports` by host, in full or relative to `earlier`."""
     packs: list[ReportedPack] = []
@@ -66,8 +66,8 @@ def judge(
     absent = [agent for agent in members if agent not in lines]
     if absent:
         # No crash explains this: a host sends no markers until the creation of its agents is committed.
-        return Verdict(problem=f"no report on {_some(absent)}", is_alarm=True)
-    told = _told_channels(plan.number, epoch, reports, lines, earlier) if len(lines) == len(members) else None
+        return Verdict(problem=f"no report on {_summarise_names(absent)}", is_alarm=True)
+    told = _find_reported_channels(plan.number, epoch, reports, lines, earlier) if len(lines) == len(members) else None
     if told is not None:
         channels = list(told.channels)
     elif any(report.since for report in reports.values()):
@@ -76,21 +76,21 @@ def judge(
         columns: dict[str, AgentReport] = {}
         for report in reports.values():
             _take_channels(report, columns)
-        verdict = _cover(state, epoch, reports, lines, columns)
+        verdict = _check_coverage(state, epoch, reports, lines, columns)
         if verdict is not None:
             return verdict
-        lines = _without_unnamed(members, lines, columns)
+        lines = _drop_unreferenced_unborn(members, lines, columns)
         channels = [(sender, receiver) for sender, entry in columns.items() for receiver in entry.sent]
     return Verdict(_manifest(state, plan, epoch, reports, packs, lines, channels), told=told)
 
 
-def _told_channels(
+def _find_reported_channels(
     plan: int,
     epoch: int,
     reports: Mapping[str, EpochReport],
     lines: Mapping[str, ManifestAgent],
-    earlier: ToldChannels | None,
-) -> ToldChannels | None:
+    earlier: ReportedChannels | None,
+) -> ReportedChannels | None:
     """Return the channels if each is covered exactly and both its ends are members; None: the full check is needed."""
     against = {report.since for report in reports.values()}
     if against == {0}:
@@ -101,7 +101,7 @@ def _told_channels(
     if channels is None:
         return None
     members = earlier.members if earlier is not None else frozenset(lines)
-    return ToldChannels(epoch, plan, members, channels)
+    return ReportedChannels(epoch, plan, members, channels)
 
 
 def _covered_channels(
@@ -134,7 +134,7 @@ def _covered_channels(
     return {**known, **sent} if known and sent else known or sent
 
 
-def _cover(
+def _check_coverage(
     state: FleetView,
     epoch: int,
     reports: Mapping[str, EpochReport],
@@ -146,13 +146,15 @@ def _cover(
     gone = {name: None for name in names if name not in lines and state.has_left_before(name, epoch)}
     unknown = [name for name in columns if name not in lines and name not in gone]
     if unknown:
-        return Verdict(problem=f"channels, but no report, of {_some(unknown)}", is_alarm=True)
-    coverage = uncovered(columns, gone)
+        return Verdict(problem=f"channels, but no report, of {_summarise_names(unknown)}", is_alarm=True)
+    coverage = check_coverage(columns, gone)
     if coverage.orphans:
         shown = [f"{a}→{b}: {sent} sent, {received} received" for a, b, sent, received in coverage.orphans]
-        return Verdict(problem=f"orphan messages on {_some(shown)}", is_alarm=True)
+        return Verdict(problem=f"orphan messages on {_summarise_names(shown)}", is_alarm=True)
     if coverage.missing:
-        return Verdict(problem=f"channels not covered: {_some([f'{a}→{b}: {x}' for a, b, x in coverage.missing])}")
+        return Verdict(
+            problem=f"channels not covered: {_summarise_names([f'{a}→{b}: {x}' for a, b, x in coverage.missing])}"
+        )
     return None
 
 
@@ -233,7 +235,7 @@ def _columns_of(columns: dict[str, AgentReport], name: str) -> AgentReport:
     return entry
 
 
-def _without_unnamed(
+def _drop_unreferenced_unborn(
     members: Mapping[str, None], lines: Mapping[str, ManifestAgent], columns: Mapping[str, AgentReport]
 ) -> dict[str, ManifestAgent]:
     """Return the members, and the unborn agents that have a sender inside the cut.
@@ -283,6 +285,6 @@ def _numbers(
     return {agent: number for agent, number in numbered if agent in lines}
 
 
-def _some(names: list[str]) -> str:
+def _summarise_names(names: list[str]) -> str:
     rest = f" and {len(names) - SHOWN_MAX} more" if len(names) > SHOWN_MAX else ""
     return ", ".join(names[:SHOWN_MAX]) + rest

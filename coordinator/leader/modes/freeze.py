@@ -66,9 +66,9 @@ class Freezing:
             self._latest = max(self._latest + 1, self._shared.state.image.now_ns)
             freeze = self._freeze = Freeze(plan.number, self._latest)
             self._shared.send(self._host_sessions.sessions_of(plan.hosts), FreezeAgents(freeze.plan, freeze.number))
-        return not [host for host in plan.hosts if self._is_waited_for(host, freeze)]
+        return not [host for host in plan.hosts if self._is_awaited_host(host, freeze)]
 
-    def _is_waited_for(self, host: str, freeze: Freeze) -> bool:
+    def _is_awaited_host(self, host: str, freeze: Freeze) -> bool:
         session = self._host_sessions.attached_session(host)
         if session is None or session.id in freeze.answers or self._standby_hosts.is_evicted(host):
             return False
@@ -82,7 +82,7 @@ class Freezing:
         if freeze is not None and is_asked and message.host_start == session.start:
             freeze.answers[session.id] = message
 
-    def has_kept(self, host: str, agent: str) -> bool:
+    def has_checkpointed_live_state(self, host: str, agent: str) -> bool:
         """Return whether the live state of `agent` is its newest checkpoint, as its host reported."""
         session = self._host_sessions.attached_session(host)
         if session is None or self._freeze is None:

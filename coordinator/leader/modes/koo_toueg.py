@@ -63,15 +63,15 @@ class KooToueg:
 
     def try_begin(self, demand: EpochDemand) -> Begun | Later | None:
         """Propose a round. A manual round, or one for the logs, has all agents as initiators; a periodic one has the agent that waits longest."""
-        if self._epochs.is_busy or self._publisher.owed:
+        if self._epochs.is_busy or self._publisher.unpublished:
             return Later()
         if demand.is_held or not (demand.is_asked or self._store.allows()):
             return None
         trigger = self._trigger(demand)
         if not trigger or not self._epochs.may_begin(trigger):
             return None
-        is_everybody = demand.is_of_all or trigger in ("hand", LOG_TRIGGER)
-        initiators = self._rounds.initiators(is_everybody=is_everybody)
+        is_all_agents = demand.is_of_all or trigger in ("hand", LOG_TRIGGER)
+        initiators = self._rounds.initiators(is_all_agents=is_all_agents)
         return Begun() if initiators and self._epochs.propose(trigger, initiators) else None
 
     def _trigger(self, demand: EpochDemand) -> str:

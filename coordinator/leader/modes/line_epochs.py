@@ -48,7 +48,7 @@ class LineEpochs:
     @property
     def is_busy(self) -> bool:
         """Return whether an epoch is open, or about to be."""
-        return bool(self._shared.state.open_epochs()) or self._shared.is_on_its_way("begin")
+        return bool(self._shared.state.open_epochs()) or self._shared.is_pending("begin")
 
     # ---- begin ----------------------------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ class LineEpochs:
 
     def take(self, epoch: int) -> Begin | Failing | None:
         """Return the start of an open epoch. None: BeginEpoch is pending, and its result shows whether this leader began the epoch."""
-        if self._shared.is_on_its_way("begin"):
+        if self._shared.is_pending("begin"):
             return None
         begun = self._begun.pop(epoch, None)
         if begun is None:

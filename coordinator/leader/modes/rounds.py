@@ -47,7 +47,7 @@ class Rounds:
 
     # ---- queries --------------------------------------------------------------------------------------------------
 
-    def initiators(self, *, is_everybody: bool) -> tuple[str, ...]:
+    def initiators(self, *, is_all_agents: bool) -> tuple[str, ...]:
         """Return the initiators of the next round; empty if no agent can be asked."""
         ledger = self._lines.ledger
         if ledger is None:
@@ -58,7 +58,7 @@ class Rounds:
             return ()
         oldest = min(existing, key=lambda agent: self._taken.get(agent, 0))
         known = dict.fromkeys(existing)
-        return tuple([agent for agent, _ in living if is_everybody or agent == oldest or agent not in known])
+        return tuple([agent for agent, _ in living if is_all_agents or agent == oldest or agent not in known])
 
     def directives_for(self, host: str) -> list[RequestCheckpoints]:
         """Return the open questions to a host that has just reconnected."""

@@ -11,11 +11,11 @@ from snapline.coordinator.state import operations as op
 from snapline.messages.concerns import Concern
 
 CHECK_RETRY_NS = 1 * SECOND_NS
-CHECK_SAID_TRIES = 30
+CHECK_LOG_TRIES = 30
 """Number of tries between two log lines about an unreadable (unreachable, not damaged) store; reads are retried without limit."""
 
 
-class Unread(msgspec.Struct, frozen=True):
+class LineUnread(msgspec.Struct, frozen=True):
     """Nothing is known; a read may start at `not_before_ns`."""
 
     not_before_ns: int = 0
@@ -40,7 +40,7 @@ class LineCheck:
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
-        self._stage: Unread | Reading | Readable = Unread()
+        self._stage: LineUnread | Reading | Readable = LineUnread()
         self._tries = 0
         self._since_ns = 0
         self._reason = ""
@@ -51,7 +51,7 @@ class LineCheck:
         if stage == Readable(line, is_whole):
             return True
         is_waiting = isinstance(stage, Reading) or (
-            isinstance(stage, Unread) and self._shared.now < stage.not_before_ns
+            isinstance(stage, LineUnread) and self._shared.now < stage.not_before_ns
         )
         if not is_waiting:
             self._stage = Reading(line, is_whole)
@@ -63,16 +63,16 @@ class LineCheck:
         stage = self._stage
         if not isinstance(stage, Reading) or stage.epoch != event.epoch:
             return
-        self._stage = Unread()
+        self._stage = LineUnread()
         if event.damaged_path:
             self._shared.condemn(event.epoch, event.damaged_path, event.error)
         elif event.error:
             if not self._tries:
                 self._since_ns = self._shared.now
-            if self._tries % CHECK_SAID_TRIES == 0:
+            if self._tries % CHECK_LOG_TRIES == 0:
                 self._shared.note("error", f"the recovery waits: epoch {event.epoch} cannot be read now: {event.error}")
             self._tries, self._reason = self._tries + 1, op.clip(event.error)
-            self._stage = Unread(self._shared.now + CHECK_RETRY_NS)
+            self._stage = LineUnread(self._shared.now + CHECK_RETRY_NS)
         else:
             self._stage, self._tries = Readable(event.epoch, stage.is_whole), 0
 
@@ -86,4 +86,4 @@ class LineCheck:
     def on_plan_ended(self) -> None:
         """Forget the result after CommitPlan: the next plan's line is read again."""
         if isinstance(self._stage, Readable):
-            self._stage = Unread()
+            self._stage = LineUnread()

@@ -39,24 +39,24 @@ class Moves:
         self._host_sessions = host_sessions
         self._quiescence = quiescence
         self._requests: dict[int, MovesRequested] = {}
-        self._even_plan: int | None = None
+        self._rebalanced_plan: int | None = None
         """The plan whose agents are to be spread evenly."""
         self._moving: _Moving | None = None
-        self._uneven: tuple[tuple[int, list[str]], bool] | None = None
+        self._unevenness: tuple[tuple[int, list[str]], bool] | None = None
         """Cached answer: ((plan, hosts), whether agents are spread unevenly over them)."""
 
     def on_requested(self, event: MovesRequested) -> None:
         """Take an operator's request, perhaps a repeated one."""
         self._requests[event.request] = event
         if event.is_even:
-            self._even_plan, self._uneven = self._shared.state.plan_number, None
+            self._rebalanced_plan, self._unevenness = self._shared.state.plan_number, None
 
     # ---- queries --------------------------------------------------------------------------------------------------
 
     @property
     def is_even(self) -> bool:
         """Return whether the next plan spreads the agents evenly."""
-        return self._even_plan is not None and self._even_plan == self._shared.state.plan_number
+        return self._rebalanced_plan is not None and self._rebalanced_plan == self._shared.state.plan_number
 
     @property
     def is_moving(self) -> bool:
@@ -67,13 +67,13 @@ class Moves:
     def wants_epoch(self) -> bool:
         """Return whether agents wait for an epoch to move from, and none is open."""
         state, moving = self._shared.state, self._moving
-        return moving is not None and not self._is_line_there(moving) and not state.open_epochs()
+        return moving is not None and not self._is_line_complete(moving) and not state.open_epochs()
 
     @property
     def reason(self) -> str:
         """Reason for a plan now; "" if none is needed."""
         moving = self._moving
-        return moving.reason if moving is not None and self._is_line_there(moving) else ""
+        return moving.reason if moving is not None and self._is_line_complete(moving) else ""
 
     def usable(self, hosts: list[str]) -> list[str]:
         """Return those of `hosts` that are not drained, or all if none would be left."""
@@ -93,9 +93,9 @@ class Moves:
         for request, wanted in list(self._requests.items()):
             self._follow(request, wanted)
         state = self._shared.state
-        if self._must_go_on():
+        if self._must_complete():
             return
-        reason = self._why()
+        reason = self._move_reason()
         if not reason:
             self._moving = None
             self._quiescence.drop(REASON)
@@ -106,7 +106,7 @@ class Moves:
         if self._moving is None or (self._moving.plan, self._moving.reason) != (state.plan_number, reason):
             self._moving = _Moving(state.plan_number, state.image.begun, reason)
 
-    def _must_go_on(self) -> bool:
+    def _must_complete(self) -> bool:
         """Return whether the move must be completed: autonomous agents may be frozen for it, and only a plan ends that freeze."""
         state, moving = self._shared.state, self._moving
         is_wanted = moving is not None and moving.plan == state.plan_number
@@ -121,7 +121,7 @@ class Moves:
         if image.outcome or not open_marks:
             del self._requests[request]
             refused = "the fleet has ended" if image.outcome else ""
-            is_moving = not image.outcome and bool(self._why())
+            is_moving = not image.outcome and bool(self._move_reason())
             self._shared.out.append(AnswerMoves(request, refused, self._shared.state.plan_number, is_moving))
             return
         for mark in (True, False):
@@ -129,7 +129,7 @@ class Moves:
             if hosts:
                 self._shared.propose(f"drain/{mark}/{hosts[0]}", op.DrainHosts(hosts, mark))
 
-    def _why(self) -> str:
+    def _move_reason(self) -> str:
         """Return why agents have to move; "": they need not, or cannot now."""
         state, plan = self._shared.state, self._shared.state.plan
         if plan is None or state.phase != RUNNING:
@@ -146,17 +146,17 @@ class Moves:
 
     def _is_uneven(self, hosts: list[str]) -> bool:
         """Return whether a plan that spreads agents over these hosts would move any; computed once per request."""
-        state, cached = self._shared.state, self._uneven
+        state, cached = self._shared.state, self._unevenness
         if cached is None or cached[0] != (state.plan_number, hosts):
             agents = [(agent, record.host) for agent, record in state.living_agents()]
             placement = place(agents, hosts, state.image.places, is_even=True)
-            cached = self._uneven = (
+            cached = self._unevenness = (
                 (state.plan_number, hosts),
                 any(placement[agent] != host for agent, host in agents),
             )
         return cached[1]
 
-    def _is_line_there(self, moving: _Moving) -> bool:
+    def _is_line_complete(self, moving: _Moving) -> bool:
         """Return whether the plan's line is complete; open epochs end first, so the plan loses none."""
         state = self._shared.state
         return state.is_autonomous or (state.newest_complete() > moving.begun and not state.open_epochs())

@@ -19,7 +19,7 @@ DOUBLINGS_MAX = 5
 
 SHOWN_NS = SECOND_NS
 
-Place = tuple[int, int, int]
+LoadingProgress = tuple[int, int, int]
 """(plan, session, number of loaded steps)."""
 
 
@@ -29,7 +29,7 @@ class PlanAnswers:
     def __init__(self, shared: LeaderState, host_sessions: HostSessions) -> None:
         self._shared = shared
         self._host_sessions = host_sessions
-        self._waits: dict[str, tuple[Place, int]] = {}
+        self._waits: dict[str, tuple[LoadingProgress, int]] = {}
         """Host that has not answered → (its place, time since when)."""
         self._doublings = 0
 
@@ -61,7 +61,7 @@ class PlanAnswers:
             quiet_ns = self._host_sessions.quiet_ns(session)
             lasts_ns = self._shared.now - self._waits[host][1] - (quiet_ns if quiet_ns >= QUIET_NS else 0)
             if lasts_ns >= ANSWER_NS << self._doublings:
-                late[host] = _said(plan.number, lasts_ns)
+                late[host] = _describe_overdue(plan.number, lasts_ns)
         return late
 
     def give_up(self) -> None:
@@ -75,9 +75,11 @@ class PlanAnswers:
         for host, ((number, _, _), since_ns) in self._waits.items():
             lasts_ns = self._shared.now - since_ns
             if lasts_ns >= SHOWN_NS:
-                concerns.append(Concern("plan", (host,), lasts_ns, f"host {host}: {_said(number, lasts_ns)}"))
+                concerns.append(
+                    Concern("plan", (host,), lasts_ns, f"host {host}: {_describe_overdue(number, lasts_ns)}")
+                )
         return concerns
 
 
-def _said(number: int, lasts_ns: int) -> str:
+def _describe_overdue(number: int, lasts_ns: int) -> str:
     return f"it has not applied plan {number}, and not got on with it for {lasts_ns / 1e9:.1f} s"

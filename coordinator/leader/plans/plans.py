@@ -55,9 +55,11 @@ from snapline.coordinator.state.fleet_records import (
 from snapline.messages.concerns import Concern
 from snapline.messages.host_messages import AgentFailed, HostLog, PlacedAgent, Plan, PlanApplied, PlanRefused
 
-_LINELESS = "the snapshot that this fork was made of is damaged, and it has completed no other: make the fork again"
+_FORK_WITHOUT_SNAPSHOT = (
+    "the snapshot that this fork was made of is damaged, and it has completed no other: make the fork again"
+)
 
-BARRED = (
+BEGIN_ANEW_REFUSED = (
     "every snapshot of the fleet is damaged, and it does not begin anew from its initial states by itself: bring the store's files back, or start its "
     "coordinators (`coordinator run`, `run`, `up`) with --begin-anew"
 )
@@ -70,7 +72,7 @@ AGENT_FAILURES_MAX = 20
 because a message may crash many agents, each until its retries are over."""
 
 
-class Replaced(msgspec.Struct, frozen=True):
+class ReplacedPlan(msgspec.Struct, frozen=True):
     """A plan that must be replaced, and why. Volatile: hosts repeat their reports."""
 
     plan: int
@@ -105,15 +107,15 @@ class Plans:
         self._restores = restores
         self._moves = moves
         self._loads = loads
-        self._told = 0
+        self._sent_plan = 0
         """Number of the newest plan that was sent to all attached hosts."""
         self._lost_ns: dict[str, int] = {}
         self._applied: dict[str, tuple[int, int]] = {}
         self._to_confirm: dict[str, None] = {}
         """Hosts whose entry in `_applied` has not been proposed yet; scanning all hosts for each message would be quadratic."""
-        self._replaced: Replaced | None = None
+        self._replaced: ReplacedPlan | None = None
         self._refusals = 0
-        self._barred_ns: int | None = None
+        self._begin_anew_refused_ns: int | None = None
         self._agent_failures: tuple[int, dict[str, int]] = (0, {})
         """(newest epoch not made for a recovery, agent → number of plans since then because it failed)."""
 
@@ -141,7 +143,7 @@ class Plans:
         if self._refusals >= REFUSALS_MAX:
             self._shared.end(0, "failed", op.clip(reason))
         else:
-            self._replaced = Replaced(plan.number, reason)
+            self._replaced = ReplacedPlan(plan.number, reason)
 
     def on_agent_failed(self, session: HostSession, message: AgentFailed) -> None:
         """Take the failure of an agent: the fleet goes back to the line."""
@@ -160,7 +162,7 @@ class Plans:
         if count > AGENT_FAILURES_MAX:
             self._shared.end(0, "failed", op.clip(f"{count} recoveries from epoch {line} did not help: {reason}"))
         else:
-            self._replaced = Replaced(plan.number, reason)
+            self._replaced = ReplacedPlan(plan.number, reason)
 
     def _newest_regular(self) -> int:
         """Return the newest complete epoch that was not made for a recovery: recovery epochs show no progress."""
@@ -181,19 +183,19 @@ class Plans:
 
     # ---- decisions ------------------------------------------------------------------------------------------------
 
-    def evaluate(self, *, is_news_of_hosts: bool) -> None:
+    def evaluate(self, *, are_hosts_changed: bool) -> None:
         """Start, restart and confirm. Without news of hosts, lost and late hosts are not checked."""
         state = self._shared.state
-        self._triggers.on_plan_judged(is_wanted=state.plan is not None and bool(self._reason()))
-        if is_news_of_hosts:
+        self._triggers.on_plan_demand_changed(is_wanted=state.plan is not None and bool(self._reason()))
+        if are_hosts_changed:
             self._note_losses()
         self._condemn_damaged()
         if state.image.outcome or self._shared.ending is not None:
             return
-        if state.is_without_line:
-            self._shared.end(0, "failed", _LINELESS)
+        if state.is_fork_without_epoch:
+            self._shared.end(0, "failed", _FORK_WITHOUT_SNAPSHOT)
             return
-        self._tell_plan()
+        self._send_plan()
         if state.phase == RUNNING:
             self._refusals = 0
             self._answers.applied()
@@ -206,8 +208,8 @@ class Plans:
             self._restart(state.plan, reason)
         elif state.phase == RECOVERING:
             self._confirm(state.plan)
-            if is_news_of_hosts:
-                self._follow_up(state.plan)
+            if are_hosts_changed:
+                self._evict_overdue_hosts(state.plan)
 
     def _condemn_damaged(self) -> None:
         epochs = self._shared.state.image.epochs
@@ -259,26 +261,26 @@ class Plans:
         if wanted is None and not self._modes.mode.is_line_made():
             return
         line = self._shared.state.newest_complete() if wanted is None else wanted.epoch
-        if line in self._shared.damaged or self._is_barred(line):
+        if line in self._shared.damaged or self._is_begin_anew_refused(line):
             return
         if not line or self._line_check.is_readable(line, is_whole=wanted is not None):
             self._commit(line, hosts, reason)
 
-    def _is_barred(self, line: int) -> bool:
+    def _is_begin_anew_refused(self, line: int) -> bool:
         """Return whether the fleet would restart from its initial states although it had snapshots: that needs an operator's consent."""
         is_barred = not line and bool(self._shared.state.image.condemned) and not self._shared.options.may_begin_anew
-        if is_barred and self._barred_ns is None:
-            self._barred_ns = self._shared.now
-            self._shared.note("error", f"the recovery waits: {BARRED}")
+        if is_barred and self._begin_anew_refused_ns is None:
+            self._begin_anew_refused_ns = self._shared.now
+            self._shared.note("error", f"the recovery waits: {BEGIN_ANEW_REFUSED}")
         elif not is_barred:
-            self._barred_ns = None
+            self._begin_anew_refused_ns = None
         return is_barred
 
     def concerns(self) -> list[Concern]:
         """Return a concern if the recovery waits for an operator's consent to begin anew."""
-        if self._barred_ns is None:
+        if self._begin_anew_refused_ns is None:
             return []
-        return [Concern("store", (), self._shared.now - self._barred_ns, BARRED)]
+        return [Concern("store", (), self._shared.now - self._begin_anew_refused_ns, BEGIN_ANEW_REFUSED)]
 
     def _is_settled(self, host: str) -> bool:
         """Return whether the placement of the agents of `host` can be decided."""
@@ -311,7 +313,7 @@ class Plans:
     def _confirm(self, plan: PlanRecord) -> None:
         for host in sorted(self._to_confirm):
             key = f"confirm/{host}"
-            if host not in plan.confirmed and self._has_applied(plan, host) and not self._shared.is_on_its_way(key):
+            if host not in plan.confirmed and self._has_applied(plan, host) and not self._shared.is_pending(key):
                 if self._shared.is_full:
                     return
                 start = self._shared.state.image.hosts[host].start
@@ -323,14 +325,14 @@ class Plans:
         record = self._shared.state.image.hosts.get(host)
         return record is not None and self._applied.get(host) == (plan.number, record.start)
 
-    def _follow_up(self, plan: PlanRecord) -> None:
+    def _evict_overdue_hosts(self, plan: PlanRecord) -> None:
         """Evict hosts that do not answer in time; if no host answers, replace the plan."""
         answered = [host for host in plan.hosts if host in plan.confirmed or self._has_applied(plan, host)]
         late = self._answers.overdue(plan, answered)
         if not late:
             return
         if len(late) == len(plan.hosts):
-            self._replaced = Replaced(plan.number, f"nobody has applied plan {plan.number} in time")
+            self._replaced = ReplacedPlan(plan.number, f"nobody has applied plan {plan.number} in time")
             self._shared.note("warning", self._replaced.reason)
         elif not self._standby_hosts.evict(late):
             return
@@ -338,10 +340,10 @@ class Plans:
 
     # ---- sending --------------------------------------------------------------------------------------------------
 
-    def _tell_plan(self) -> None:
-        directive = self.directive() if self._told != self._shared.state.plan_number else None
+    def _send_plan(self) -> None:
+        directive = self.directive() if self._sent_plan != self._shared.state.plan_number else None
         if directive is not None:
-            self._told = directive.number
+            self._sent_plan = directive.number
             self._shared.send(self._host_sessions.all_sessions(), directive)
 
     def directive(self) -> Plan | None:

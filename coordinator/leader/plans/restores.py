@@ -19,7 +19,7 @@ request must not be carried out long after it was made."""
 SHOWN_NS = SECOND_NS
 
 
-class WantedRestore(msgspec.Struct, frozen=True):
+class RestoreDemand(msgspec.Struct, frozen=True):
     """The active restore. `agent`, `place`: caller and code location of `ctx.rollback`."""
 
     token: str
@@ -40,7 +40,7 @@ class Restores:
 
     def __init__(self, shared: LeaderState) -> None:
         self._shared = shared
-        self.wanted: WantedRestore | None = None
+        self.wanted: RestoreDemand | None = None
         self._requests: list[int] = []
         """Requests that wait for the active restore."""
         self._refused: dict[str, str] = {}
@@ -50,14 +50,14 @@ class Restores:
         """Take an operator's request, perhaps a repeated one."""
         wanted = self.wanted
         if wanted is None:
-            self.wanted = WantedRestore(event.token, event.epoch, event.reason, event.drop_inputs, self._shared.now)
+            self.wanted = RestoreDemand(event.token, event.epoch, event.reason, event.drop_inputs, self._shared.now)
         elif wanted.token != event.token:
             refused = f"the fleet is about to go back to epoch {wanted.epoch}: ask again when it has"
             self._shared.out.append(AnswerRestore(event.request, refused=refused, may_pass=True))
             return
         self._requests.append(event.request)
 
-    def want(self, wanted: WantedRestore) -> None:
+    def want(self, wanted: RestoreDemand) -> None:
         """Start an agent's restore (`rollbacks.py`), when no other is active."""
         assert self.wanted is None, self.wanted
         self.wanted = wanted
@@ -77,7 +77,7 @@ class Restores:
         wanted, state = self.wanted, self._shared.state
         if wanted is None:
             return
-        plan = state.plan_asked_for(wanted.token)
+        plan = state.plan_of_request(wanted.token)
         if plan is not None:
             self._answer(plan.number, "")
         elif state.image.outcome:
@@ -86,7 +86,7 @@ class Restores:
             self._answer(0, "the fleet has not begun: there is nothing to go back to")
         elif refusal := refusal_of_restore(state.image, wanted.epoch):
             self._answer(0, refusal)
-        elif self._shared.now >= wanted.asked_ns + REFUSE_NS and not self._shared.is_on_its_way("plan"):
+        elif self._shared.now >= wanted.asked_ns + REFUSE_NS and not self._shared.is_pending("plan"):
             waited_s = REFUSE_NS // SECOND_NS
             refused = f"no plan could be made for {waited_s} s: `snapline status` says what the fleet waits for"
             self._answer(0, refused, may_pass=True)

@@ -13,7 +13,7 @@ import msgspec
 from snapline.coordinator.leader.events import ResolveSnapshot, SnapshotResolved
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import LeaderState
-from snapline.coordinator.leader.plans.restores import Restores, WantedRestore
+from snapline.coordinator.leader.plans.restores import RestoreDemand, Restores
 from snapline.coordinator.state import operations as op
 from snapline.messages.concerns import Concern
 from snapline.messages.host_messages import RollbackRefused, WantRollback
@@ -21,7 +21,7 @@ from snapline.messages.host_messages import RollbackRefused, WantRollback
 LAST = "last"
 
 
-class RollbackAsked(msgspec.Struct):
+class RollbackDemand(msgspec.Struct):
     """Rollback request of one incarnation of an agent.
 
     Attributes:
@@ -32,7 +32,7 @@ class RollbackAsked(msgspec.Struct):
     """
 
     said: WantRollback
-    heard_ns: int
+    received_ns: int
     epoch: int = 0
     refused: str = ""
 
@@ -54,25 +54,25 @@ class Rollbacks:
         self._shared = shared
         self._host_sessions = host_sessions
         self._restores = restores
-        self._wishes: dict[str, RollbackAsked] = {}
+        self._demands: dict[str, RollbackDemand] = {}
 
     def on_wanted(self, session: HostSession, message: WantRollback) -> None:
         """Take a turn's request, perhaps repeated."""
         record = self._shared.state.image.agents.get(message.agent)
-        if record is None or record.host != session.host or not self._is_of_now(message):
+        if record is None or record.host != session.host or not self._is_current(message):
             return
-        earlier = self._wishes.get(message.agent)
+        earlier = self._demands.get(message.agent)
         if earlier is None or earlier.said.incarnation != message.incarnation:
-            self._wishes[message.agent] = demand = RollbackAsked(message, self._shared.now)
+            self._demands[message.agent] = demand = RollbackDemand(message, self._shared.now)
             if message.snapshot != LAST:
                 self._shared.out.append(ResolveSnapshot(message.snapshot))
             self._shared.note("warning", demand.reason)
         elif earlier.refused:
-            self._tell(earlier)
+            self._send_refusal(earlier)
 
     def on_resolved(self, event: SnapshotResolved) -> None:
         """Take the target epoch, or the reason why there is none."""
-        for demand in self._wishes.values():
+        for demand in self._demands.values():
             if demand.said.snapshot == event.snapshot and not demand.refused:
                 demand.epoch = event.epoch
                 if event.error:
@@ -80,18 +80,18 @@ class Rollbacks:
 
     def evaluate(self) -> None:
         """Start one restore at a time, and forget requests that are over."""
-        for agent, demand in list(self._wishes.items()):
-            if not self._is_of_now(demand.said) or self._shared.state.image.outcome:
-                del self._wishes[agent]
+        for agent, demand in list(self._demands.items()):
+            if not self._is_current(demand.said) or self._shared.state.image.outcome:
+                del self._demands[agent]
                 self._restores.withdraw(demand.token)
             elif not demand.refused:
-                self._pursue(demand)
+                self._start_restore(demand)
 
-    def _is_of_now(self, said: WantRollback) -> bool:
+    def _is_current(self, said: WantRollback) -> bool:
         record = self._shared.state.image.agents.get(said.agent)
         return record is not None and record.left_plan is None and record.incarnation == said.incarnation
 
-    def _pursue(self, demand: RollbackAsked) -> None:
+    def _start_restore(self, demand: RollbackDemand) -> None:
         refused = self._restores.take_refusal(demand.token)
         refused = refused or self._shared.state.refusal_of_rollback(demand.said.agent, demand.reason)
         if refused:
@@ -103,7 +103,7 @@ class Rollbacks:
         elif epoch and self._restores.wanted is None:
             request = demand.said
             self._restores.want(
-                WantedRestore(
+                RestoreDemand(
                     demand.token,
                     epoch,
                     demand.reason,
@@ -114,12 +114,12 @@ class Rollbacks:
                 )
             )
 
-    def _refuse(self, demand: RollbackAsked, why: str) -> None:
+    def _refuse(self, demand: RollbackDemand, why: str) -> None:
         demand.refused = f"{demand.reason}. The fleet does not go back: {why}. The agent stands"
         self._shared.note("error", demand.refused)
-        self._tell(demand)
+        self._send_refusal(demand)
 
-    def _tell(self, demand: RollbackAsked) -> None:
+    def _send_refusal(self, demand: RollbackDemand) -> None:
         request = demand.said
         session = self._host_sessions.attached_session(self._shared.state.image.agents[request.agent].host)
         if session is not None:
@@ -127,5 +127,5 @@ class Rollbacks:
 
     def concerns(self) -> list[Concern]:
         """Return the agents that wait for an operator."""
-        now, wishes = self._shared.now, [x for x in self._wishes.values() if x.refused]
-        return [Concern("rollback", (), now - x.heard_ns, x.refused, (x.said.agent,)) for x in wishes]
+        now, wishes = self._shared.now, [x for x in self._demands.values() if x.refused]
+        return [Concern("rollback", (), now - x.received_ns, x.refused, (x.said.agent,)) for x in wishes]

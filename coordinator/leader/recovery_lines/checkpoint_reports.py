@@ -8,7 +8,7 @@ from snapline.coordinator.leader.events import StoredCheckpoint
 from snapline.messages.host_messages import CheckpointsStored
 
 
-def without_left(checkpoint: StoredCheckpoint, has_left: Callable[[str], bool]) -> StoredCheckpoint:
+def without_departed_agents(checkpoint: StoredCheckpoint, has_left: Callable[[str], bool]) -> StoredCheckpoint:
     """Return the checkpoint without the numbers of agents that have left: messages received from them would look like orphans."""
     if not any(map(has_left, (*checkpoint.sent, *checkpoint.received))):
         return checkpoint

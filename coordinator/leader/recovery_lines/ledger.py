@@ -185,11 +185,11 @@ class Ledger:
         line = self.line.items()
         return self.is_ready and any(number > base.get(agent, 0) for agent, number in line if agent not in self.left)
 
-    def place_of(self, agent: str, number: int) -> int:
+    def history_number_of(self, agent: str, number: int) -> int:
         """Return the number that `FleetHistory` uses for checkpoint `number` of `agent`."""
         return number + self._shift.get(agent, 0)
 
-    def number_of(self, agent: str, place: int) -> int:
+    def ledger_number_of(self, agent: str, place: int) -> int:
         """Return the number of the checkpoint that `FleetHistory` calls `place`."""
         return place - self._shift.get(agent, 0)
 
@@ -218,7 +218,7 @@ class Ledger:
             if number == 0 and agent not in self._initial and agent not in self.base:
                 continue  # not created yet on this line
             self.base[agent] = number
-            place = self.place_of(agent, number)
+            place = self.history_number_of(agent, number)
             known = self.history.checkpoints_of(agent)
             self.history.forget(agent, [x for x in known if x < place])
             paths = self._paths.get(agent, {})
@@ -226,7 +226,9 @@ class Ledger:
 
     def drop_above_base(self) -> None:
         """Drop the checkpoints above the base: the round that took them is aborted."""
-        self.history.roll_back(Line({agent: self.place_of(agent, self.base.get(agent, 0)) for agent in self.newest}))
+        self.history.roll_back(
+            Line({agent: self.history_number_of(agent, self.base.get(agent, 0)) for agent in self.newest})
+        )
         for agent in self.newest:
             base = self.base.get(agent, 0)
             self.newest[agent] = base
@@ -251,7 +253,7 @@ class Ledger:
             self.packs.pop(path, None)
             self.log_bytes -= self._pack_log_bytes.pop(path, 0)
 
-    def lowest_in(self, path: str, agent: str) -> dict[str, int]:
+    def lowest_checkpoints_in(self, path: str, agent: str) -> dict[str, int]:
         """Return the lowest checkpoint above the base in a pack, for `agent` or (empty) for each agent."""
         lowest: dict[str, int] = {}
         for name in [agent] if agent else list(self._held.get(path, {})):

@@ -28,7 +28,11 @@ from snapline.coordinator.leader.events import (
 )
 from snapline.coordinator.leader.hosts.host_sessions import HostSession, HostSessions
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
-from snapline.coordinator.leader.recovery_lines.checkpoint_reports import checkpoints_of, shape_problem, without_left
+from snapline.coordinator.leader.recovery_lines.checkpoint_reports import (
+    checkpoints_of,
+    shape_problem,
+    without_departed_agents,
+)
 from snapline.coordinator.leader.recovery_lines.ledger import GAP, Ledger
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import ALIVE, COMPLETE, OPEN, AgentRecord
@@ -96,7 +100,7 @@ class Lines:
         """Time since which a predecessor is missing."""
         self._is_gap_scanned = False
         self._damaged: dict[str, int] = {}
-        self._unheard: dict[str, int] | None = None
+        self._unheard_hosts: dict[str, int] | None = None
         """Host that was alive before this leader and has not been heard here → its run; None before the first evaluation."""
         self._materialising: dict[int, dict[str, int]] = {}
         """Epoch → line that it will hold; until the epoch is the base or aborted."""
@@ -117,14 +121,14 @@ class Lines:
         return (
             ledger is not None
             and ledger.is_ready
-            and not self._unheard
+            and not self._unheard_hosts
             and ledger.base_epoch not in self._shared.damaged
         )
 
     @property
     def is_settled(self) -> bool:
         """Return whether all reports are in the ledger, or the base is lost."""
-        return self.is_base_lost or (self.ledger is not None and not self._waiting and not self._unheard)
+        return self.is_base_lost or (self.ledger is not None and not self._waiting and not self._unheard_hosts)
 
     @property
     def is_behind(self) -> bool:
@@ -189,10 +193,10 @@ class Lines:
         agents = self._shared.state.image.agents
         initial = [agent for agent, record in agents.items() if record.is_initial]
         has_left = self._shared.state.has_left
-        base = [without_left(x, has_left) for x in event.base if not has_left(x.agent)]
+        base = [without_departed_agents(x, has_left) for x in event.base if not has_left(x.agent)]
         initial = [agent for agent in initial if not has_left(agent)]
         ledger = self.ledger = Ledger(event.plan, event.base_epoch, base, initial, self._damaged)
-        checkpoints = [without_left(x, has_left) for x in event.found if not has_left(x.agent)]
+        checkpoints = [without_departed_agents(x, has_left) for x in event.found if not has_left(x.agent)]
         ledger.hold(checkpoints)
         for checkpoint in checkpoints:
             # A checkpoint without its predecessor is useless, or was written during the scan and will be reported.
@@ -254,7 +258,7 @@ class Lines:
             if ledger.base_epoch:
                 self._shared.condemn(ledger.base_epoch, event.damaged_path, event.error)
             return
-        for agent, number in ledger.lowest_in(event.damaged_path, event.damaged_agent).items():
+        for agent, number in ledger.lowest_checkpoints_in(event.damaged_path, event.damaged_agent).items():
             self._damaged[agent] = min(number, self._damaged.get(agent, number))
             self._shared.note("warning", f"checkpoint {number} of agent {agent} is damaged: {event.damaged_path}")
         self.problem = f"a checkpoint is damaged: {event.damaged_path}: {event.error}"
@@ -269,7 +273,7 @@ class Lines:
             return
         if self._plan != state.plan_number:
             self._begin_plan()
-        self._hear_of_predecessor()
+        self._rescan_after_other_leader()
         base = self._base()
         if base is None:
             self.problem = self.problem or "the epoch that the checkpoints build on is damaged"
@@ -282,20 +286,20 @@ class Lines:
         else:
             self._take_waiting(self.ledger)
 
-    def _hear_of_predecessor(self) -> None:
+    def _rescan_after_other_leader(self) -> None:
         """Scan again once a host that another leader has served attaches here, or is lost.
 
         A deposed leader that does not know it yet still acknowledges reports, and hosts repeat only unacknowledged ones. The
         acknowledged checkpoints are in the store, but perhaps were not during this leader's first scan.
         """
         hosts = self._shared.state.image.hosts
-        if self._unheard is None:
-            self._unheard = {host: record.start for host, record in hosts.items() if record.state == ALIVE}
-        for host, start in list(self._unheard.items()):
+        if self._unheard_hosts is None:
+            self._unheard_hosts = {host: record.start for host, record in hosts.items() if record.state == ALIVE}
+        for host, start in list(self._unheard_hosts.items()):
             session = self._host_sessions.attached_session(host)
             is_heard = session is not None and session.start == start
             if is_heard or hosts[host].start != start or hosts[host].state != ALIVE:
-                del self._unheard[host]
+                del self._unheard_hosts[host]
                 self.ledger = None
                 if self._scan is not None:
                     self._scan = msgspec.structs.replace(self._scan, is_late=True)
@@ -369,7 +373,7 @@ class Lines:
         for problem in ledger.problems:
             self._shared.note("error", problem)
         ledger.problems = []
-        self._mind_gap()
+        self._check_gap()
 
     def _take(self, ledger: Ledger, checkpoint: StoredCheckpoint) -> bool:
         if checkpoint.basis == TENTATIVE and checkpoint.number > ledger.base.get(checkpoint.agent, 0):
@@ -380,7 +384,7 @@ class Lines:
             return True
         return ledger.add(checkpoint) != GAP
 
-    def _mind_gap(self) -> None:
+    def _check_gap(self) -> None:
         if not self._waiting:
             self._gap_ns, self._is_gap_scanned = None, False
         elif self._gap_ns is None:

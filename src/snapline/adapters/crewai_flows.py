@@ -18,7 +18,7 @@ import json
 import threading
 from typing import Any
 
-from snapline.adapters.shelved_records import RecordsOwner, StoredRecords
+from snapline.adapters.shelved_records import RecordStoreBase, StoredRecords
 
 _STATE, _PENDING = "state", "pending"
 _KEY = "key/"
@@ -28,7 +28,7 @@ _opening = threading.Lock()
 """Prevents threads that use a persistence for the first time at the same moment from opening it twice."""
 
 
-class FlowRecords(RecordsOwner):
+class FlowRecords(RecordStoreBase):
     """The records of flows."""
 
     SHELF = "crewai-flows"
@@ -48,7 +48,7 @@ class SnaplineFlowPersistence(FlowPersistence):
     _owner: FlowRecords | None = PrivateAttr(default=None)
 
     def init_db(self) -> None:
-        """Open the store; raises the errors of `RecordsOwner.open`."""
+        """Open the store; raises the errors of `RecordStoreBase.open`."""
         with _opening:
             if self._owner is None:
                 self._owner = FlowRecords.open(self.location, must_exist=self.must_exist)

@@ -16,12 +16,12 @@ import json
 from typing import Any
 
 from snapline.adapters.in_thread import in_thread
-from snapline.adapters.shelved_records import RecordsOwner
+from snapline.adapters.shelved_records import RecordStoreBase
 
 _PATH = ("context",)
 
 
-class SnaplineContexts(RecordsOwner):
+class SnaplineContexts(RecordStoreBase):
     """Contexts by name: `await contexts.save("one", handler.ctx)`, and later `await contexts.load("one", workflow)`."""
 
     SHELF = "llama-workflows"

@@ -19,14 +19,14 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from snapline.adapters.in_thread import in_thread
-from snapline.adapters.shelved_records import RecordsOwner, StoredRecords
+from snapline.adapters.shelved_records import RecordStoreBase, StoredRecords
 
 _KIND = "workflow"
 _STATE = "state"
 _STATE_KEY = "state/"
 
 
-class SnaplineCheckpointStorage(RecordsOwner):
+class SnaplineCheckpointStorage(RecordStoreBase):
     """A `CheckpointStorage`: `WorkflowBuilder(…, checkpoint_storage=SnaplineCheckpointStorage.open("folder"))`.
 
     `allow` names types of the application that may be loaded, as "module:Class"; `agent_framework.register_checkpoint_type` does the same.

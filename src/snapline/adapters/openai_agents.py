@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from snapline.adapters.in_thread import in_thread
-from snapline.adapters.shelved_records import RecordsOwner, StoredRecords
+from snapline.adapters.shelved_records import RecordStoreBase, StoredRecords
 
 Items = list[Any]
 """Items of a conversation; the SDK calls them `TResponseInputItem`."""
@@ -47,7 +47,7 @@ class SnaplineSession:
         await in_thread(self._records.clear, self._path)
 
 
-class SnaplineSessions(RecordsOwner):
+class SnaplineSessions(RecordStoreBase):
     """All conversations of one store: `SnaplineSessions.open("folder")`."""
 
     SHELF = "openai-agents"

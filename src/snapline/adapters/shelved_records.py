@@ -149,7 +149,7 @@ class StoredRecords:
             self._objects.commit(change)
 
 
-class RecordsOwner:
+class RecordStoreBase:
     """Base of the adapters' public classes: owns an open object stream and is a context manager, synchronous and asynchronous.
 
     Every change is atomic, and durable when the method returns. Threads and event loops may share the object. Only one such object in one process

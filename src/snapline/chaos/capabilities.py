@@ -7,7 +7,7 @@ import msgspec
 
 from snapline.chaos import preload
 from snapline.errors import UsageError
-from snapline.sim.faults.faults import describe_words
+from snapline.sim.faults.faults import describe_faults
 from snapline.sim.faults.words import CoordinatorFault, DiskFault, HangFault, MembershipFault, PartitionFault
 from snapline.sim.scenario import FaultPart, Scenario
 
@@ -81,12 +81,12 @@ AGAINST_AT: dict[tuple[Where, str], str] = {
 """Faults that one launcher cannot carry out, with reasons."""
 
 
-def abilities(on: Where = HERE) -> list[Capability]:
+def list_capabilities(on: Where = HERE) -> list[Capability]:
     """Return the capabilities for all words of `snapline sim faults`."""
-    return [_ability(kind, word, on) for kind, word, _ in describe_words()]
+    return [_capability(kind, word, on) for kind, word, _ in describe_faults()]
 
 
-def _ability(kind: str, word: str, on: Where) -> Capability:
+def _capability(kind: str, word: str, on: Where) -> Capability:
     means = MEANS if on == HERE else MEANS_ELSEWHERE
     return Capability(word, _of(means, kind, word), reason_against_word(kind, word, on))
 
@@ -129,13 +129,13 @@ def reason_against(fault: FaultPart, on: Where = HERE) -> str:
         return ""
     if on != HERE and word.point:
         return POINTS
-    kinds = {name_: kind for kind, name_, _ in describe_words()}
+    kinds = {name_: kind for kind, name_, _ in describe_faults()}
     name = _name_of(fault)
     return reason_against_word(kinds[name], name, on)
 
 
 def _name_of(fault: FaultPart) -> str:
-    """Return the fault's name in `describe_words`."""
+    """Return the fault's name in `describe_faults`."""
     match fault.word:
         case PartitionFault(shape=choice) | DiskFault(mode=choice) | HangFault(what=choice):
             return f"{fault.kind}: {choice}"
@@ -145,7 +145,7 @@ def _name_of(fault: FaultPart) -> str:
             return fault.kind
 
 
-def check_abilities(scenario: Scenario, on: Where = HERE) -> None:
+def check_capabilities(scenario: Scenario, on: Where = HERE) -> None:
     """Raise UsageError if a part of the scenario is not supported there."""
     for problem in problems(scenario, on):
         doctor = "snapline chaos doctor" if on == HERE else f"snapline chaos doctor --on {on}"

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from snapline.sim.faults.executor import DiskMode, FailpointAction, Hanging
+from snapline.sim.faults.executor import DiskMode, FailpointAction, HangingCall
 
 
 class Command(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ class SetHanging(Command, frozen=True):
     """Set which part of a node hangs."""
 
     node: str
-    what: Hanging
+    what: HangingCall
     is_on: bool
 
 
@@ -95,7 +95,7 @@ class FlipBit(Command, frozen=True):
     bit: int
 
 
-class ArmPoint(Command, frozen=True):
+class ArmFailpoint(Command, frozen=True):
     """Arm a failpoint: `action` hits the process with the `hit`-th pass from now, counted over all processes, which reports it."""
 
     number: int
@@ -104,7 +104,7 @@ class ArmPoint(Command, frozen=True):
     action: FailpointAction
 
 
-class DisarmPoints(Command, frozen=True):
+class DisarmFailpoints(Command, frozen=True):
     """Disarm all failpoints that have not acted yet."""
 
 
@@ -125,7 +125,7 @@ class TimePassed(Event, frozen=True):
     """Time has passed; a fault may be due."""
 
 
-class FleetLookedAt(Event, frozen=True):
+class FleetObserved(Event, frozen=True):
     """State of the fleet.
 
     Attributes:
@@ -139,7 +139,7 @@ class FleetLookedAt(Event, frozen=True):
     flippable: tuple[str, ...] = ()
 
 
-class PointPassed(Event, frozen=True):
+class FailpointHit(Event, frozen=True):
     """An armed failpoint has acted on this node."""
 
     number: int

@@ -30,15 +30,15 @@ def say(to: int, word: str, of: object) -> None:
 class CrashNote:
     """Notes of the program on its progress. `of` is any name: a step, an input, a payment."""
 
-    def __init__(self, to: int, wrongs: FaultCounters) -> None:
+    def __init__(self, to: int, counters: FaultCounters) -> None:
         self._to = to
-        self._wrongs = wrongs
+        self._counters = counters
 
     def _say(self, word: str, of: object) -> None:
         """Write a note. Each note is also a kill point just before it is written: the change is made, but not yet noted."""
-        number = self._wrongs.get("changes") + 1
-        self._wrongs.set("changes", number)
-        if number == self._wrongs.get("die_at"):
+        number = self._counters.get("changes") + 1
+        self._counters.set("changes", number)
+        if number == self._counters.get("die_at"):
             os.kill(os.getpid(), signal.SIGKILL)
         say(self._to, word, of)
 
@@ -66,10 +66,10 @@ def load(file: str, function: str) -> Callable[[Path, CrashNote], Any]:
     return program
 
 
-def _live(program: Callable[[Path, CrashNote], Any], folder: str, to: int, wrongs: FaultCounters) -> None:
+def _live(program: Callable[[Path, CrashNote], Any], folder: str, to: int, counters: FaultCounters) -> None:
     """Run one life; never return."""
     try:
-        result = program(Path(folder), CrashNote(to, wrongs))
+        result = program(Path(folder), CrashNote(to, counters))
         if inspect.iscoroutine(result):
             result = asyncio.run(result)
         say(to, "done", json.dumps(result, sort_keys=True, default=repr))
@@ -82,13 +82,13 @@ def _live(program: Callable[[Path, CrashNote], Any], folder: str, to: int, wrong
 def main() -> None:
     to = os.dup(OUT)
     os.dup2(2, OUT)  # the program's own output must not be read as notes
-    wrongs = FaultCounters(Path(os.environ["SNAPLINE_CHAOS_CONTROL"]))
+    counters = FaultCounters(Path(os.environ["SNAPLINE_CHAOS_CONTROL"]))
     program = load(*sys.argv[1:])
     say(to, "ready", "")
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
-            _live(program, line.strip(), to, wrongs)
+            _live(program, line.strip(), to, counters)
         say(to, "pid", child)
         _, status = os.waitpid(child, 0)
         say(to, "ended", -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))

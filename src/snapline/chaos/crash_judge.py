@@ -53,11 +53,11 @@ def judge(lives: list[Life], undisturbed: str) -> list[CrashFinding]:
         for number, life in enumerate(lives, 1)
         if life.ended in ("failed", "hangs")
     ]
-    findings = broken or [*_of_words(lives, at), *_of_ends(lives, at, undisturbed)]
+    findings = broken or [*_note_findings(lives, at), *_end_findings(lives, at, undisturbed)]
     return list({(each.kind, each.sentence): each for each in findings}.values())
 
 
-def _of_words(lives: list[Life], at: int) -> list[CrashFinding]:
+def _note_findings(lives: list[Life], at: int) -> list[CrashFinding]:
     findings = []
     begun: dict[str, None] = {}
     kept: dict[str, int] = {}
@@ -86,7 +86,7 @@ def _of_words(lives: list[Life], at: int) -> list[CrashFinding]:
     return findings
 
 
-def _of_ends(lives: list[Life], at: int, undisturbed: str) -> list[CrashFinding]:
+def _end_findings(lives: list[Life], at: int, undisturbed: str) -> list[CrashFinding]:
     last, again = lives[-2:]
     if last.result != undisturbed:
         return [

@@ -164,7 +164,7 @@ def _place(program: Program) -> tuple[str, str]:
     return file, name
 
 
-class _Said:
+class _LifeNotes:
     """Notes of one life so far."""
 
     def __init__(self, die_at: int) -> None:
@@ -215,13 +215,13 @@ class _Lives:
             text=True,
             env={**os.environ, **added, "PYTHONPATH": path},
         )
-        self._said: queue.Queue[tuple[str, Any]] = queue.Queue()
+        self._messages: queue.Queue[tuple[str, Any]] = queue.Queue()
         assert self._process.stdout is not None
         threading.Thread(target=self._listen, args=(self._process.stdout,), daemon=True).start()
 
     def __enter__(self) -> Self:
         try:
-            if self._hear(START_S_MAX) is None:
+            if self._receive(START_S_MAX) is None:
                 raise ExternalFailureError(f"the program is not loaded within {START_S_MAX:g} s")
         except ExternalFailureError:
             self.__exit__()
@@ -243,8 +243,8 @@ class _Lives:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{folder}\n")
         self._process.stdin.flush()
-        notes, deadline_s = _Said(die_at), time.monotonic() + LIFE_S_MAX
-        while (message := self._hear(deadline_s - time.monotonic())) is not None:
+        notes, deadline_s = _LifeNotes(die_at), time.monotonic() + LIFE_S_MAX
+        while (message := self._receive(deadline_s - time.monotonic())) is not None:
             if message[0] == "ended":
                 self.moments = max(self.moments, self._control.get("changes"))
                 self.changes = max(self.changes, self._control.get("changes") - notes.count)
@@ -252,7 +252,7 @@ class _Lives:
             notes.take(*message)
         with suppress(ProcessLookupError):
             os.kill(notes.pid, signal.SIGKILL)
-        while (message := self._hear(LIFE_S_MAX)) is not None and message[0] != "ended":
+        while (message := self._receive(LIFE_S_MAX)) is not None and message[0] != "ended":
             pass
         return msgspec.structs.replace(notes.life(0), ended="hangs", result="")
 
@@ -262,19 +262,19 @@ class _Lives:
 
     def _listen(self, stream: IO[str]) -> None:
         for line in stream:
-            self._said.put(tuple(json.loads(line)))
-        self._said.put(("gone", ""))
+            self._messages.put(tuple(json.loads(line)))
+        self._messages.put(("gone", ""))
 
-    def _hear(self, limit_s: float) -> tuple[str, Any] | None:
+    def _receive(self, limit_s: float) -> tuple[str, Any] | None:
         try:
-            word, of = self._said.get(timeout=max(0.0, limit_s))
+            word, of = self._messages.get(timeout=max(0.0, limit_s))
         except queue.Empty:
             return None
         if word == "gone":
-            raise ExternalFailureError(f"the process in which the program lives has ended: {self._told()}")
+            raise ExternalFailureError(f"the process in which the program lives has ended: {self._last_error_line()}")
         return word, of
 
-    def _told(self) -> str:
+    def _last_error_line(self) -> str:
         self._errors.seek(0)
         lines = self._errors.read().strip().splitlines()
         return lines[-1] if lines else "it says nothing"

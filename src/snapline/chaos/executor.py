@@ -5,7 +5,7 @@ Theory of operation
 `sim/faults` decides from the file and the seed which fault hits which process and when. This core turns faults into commands about
 processes. The simulated world and this core implement the same `Executor`, so a file means the same in both. The caller passes the time.
 Some facts are only known to the real fleet: the leader, the hosts of agents, the files that may be damaged. They come from the last
-`FleetLookedAt`.
+`FleetObserved`.
 
 Invariants:
 
@@ -21,7 +21,7 @@ import msgspec
 
 from snapline.chaos import commands as cm
 from snapline.sim.choices import Choices
-from snapline.sim.faults.executor import DiskMode, FailpointAction, Hanging
+from snapline.sim.faults.executor import DiskMode, FailpointAction, HangingCall
 from snapline.sim.faults.faults import heal, schedule
 from snapline.sim.result import ExecutedFault
 from snapline.sim.scenario import Scenario, coordinator_names, host_names, joining_hosts
@@ -59,13 +59,13 @@ class ChaosExecutor:
         self.flipped: list[str] = []
         self.now_ns = 0
         self._scenario = scenario
-        self._seen = cm.FleetLookedAt("", {})
+        self._observed = cm.FleetObserved("", {})
         self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._numbers = 0
-        self._said: list[cm.Command] = []
+        self._commands: list[cm.Command] = []
         self._paths: dict[Path, cm.SetPath] = {}
         self._disks: dict[str, dict[DiskMode, None]] = {}
-        self._everybodys: dict[DiskMode, None] = {}
+        self._fleet_disk_faults: dict[DiskMode, None] = {}
         self._speeds: dict[str, int] = {}
         self._frozen: dict[str, int] = {}  # node → number of faults that freeze it
         self._armed: dict[int, Armed] = {}
@@ -77,11 +77,11 @@ class ChaosExecutor:
         """Handle one event; `now_ns`: time since `begin`."""
         self.now_ns = max(self.now_ns, now_ns)
         match event:
-            case cm.FleetLookedAt():
-                self._seen = event
+            case cm.FleetObserved():
+                self._observed = event
                 self.agents = tuple(sorted(event.homes))
-            case cm.PointPassed():
-                self._on_point_passed(event)
+            case cm.FailpointHit():
+                self._on_failpoint_hit(event)
             case _:
                 pass
         while self._due and self._due[0][0] <= self.now_ns:
@@ -103,7 +103,7 @@ class ChaosExecutor:
         return self._take()
 
     def _take(self) -> list[cm.Command]:
-        commands, self._said = self._said, []
+        commands, self._commands = self._commands, []
         return commands
 
     def is_down(self, node: str) -> bool:
@@ -113,7 +113,7 @@ class ChaosExecutor:
     # ---- the scenario's clock and names ---------------------------------------------------------------------------
 
     def host_of(self, agent: str) -> str:
-        return self._seen.homes.get(agent, "")
+        return self._observed.homes.get(agent, "")
 
     def at(self, t_ns: int, call: Callable[[], None]) -> None:
         self._numbers += 1
@@ -121,16 +121,16 @@ class ChaosExecutor:
 
     def note_fault(self, fault: ExecutedFault) -> None:
         self.faults.append(fault)
-        self._said.append(cm.Note(fault.kind, fault.text, fault.at_ns, fault.until_ns))
+        self._commands.append(cm.Note(fault.kind, fault.text, fault.at_ns, fault.until_ns))
 
     # ---- failpoints -----------------------------------------------------------------------------------------------
 
     def arm_failpoint(self, name: str, hit: int, action: FailpointAction, restart_after_ns: int) -> None:
         self._numbers += 1
         self._armed[self._numbers] = Armed(name, action, restart_after_ns)
-        self._said.append(cm.ArmPoint(self._numbers, name, hit, action))
+        self._commands.append(cm.ArmFailpoint(self._numbers, name, hit, action))
 
-    def _on_point_passed(self, event: cm.PointPassed) -> None:
+    def _on_failpoint_hit(self, event: cm.FailpointHit) -> None:
         armed = self._armed.pop(event.number, None)
         if armed is None:
             return
@@ -146,13 +146,13 @@ class ChaosExecutor:
                 self._freeze(node)
                 self.at(self.now_ns + after_ns, lambda: self._thaw(node))
             case "reset":
-                self._said.append(cm.BreakStreams(node))
+                self._commands.append(cm.BreakStreams(node))
             case _:
                 pass
 
     def disarm_failpoints(self) -> None:
         self._armed.clear()
-        self._said.append(cm.DisarmPoints())
+        self._commands.append(cm.DisarmFailpoints())
 
     # ---- the network ----------------------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class ChaosExecutor:
         after = msgspec.structs.replace(before, **changes)
         if after != before:
             self._paths[sender, receiver] = after
-            self._said.append(after)
+            self._commands.append(after)
 
     def set_delay(self, sender: str, receiver: str, least_ns: int, jitter_ns: int) -> None:
         """Set a delay. A scenario's usual delay is only for virtual time; here the real network's delay applies."""
@@ -180,7 +180,7 @@ class ChaosExecutor:
         self._set_path(sender, receiver, is_blocked=False)
 
     def reset_stream(self, one: str, other: str) -> None:
-        self._said.append(cm.BreakStreams(one, other))
+        self._commands.append(cm.BreakStreams(one, other))
 
     def hold_markers(self, sender: str, receiver: str, is_held: bool) -> None:
         raise AssertionError("a marker is bytes of a stream: `abilities` refuses this word")
@@ -205,16 +205,16 @@ class ChaosExecutor:
 
     def leave_host(self, host: str) -> None:
         self._go_down(host)
-        self._said.append(cm.EndNode(host))
+        self._commands.append(cm.EndNode(host))
 
     def power_cut(self, host: str) -> None:
         self._numbers += 1
         self._go_down(host)
-        self._said.append(cm.CutPower(host, self.choices.pick("disk", (host, self._numbers), 1 << 30)))
+        self._commands.append(cm.CutPower(host, self.choices.pick("disk", (host, self._numbers), 1 << 30)))
 
     def _kill(self, node: str) -> None:
         self._go_down(node)
-        self._said.append(cm.KillNode(node))
+        self._commands.append(cm.KillNode(node))
 
     def _go_down(self, node: str) -> None:
         """Mark a node as down. Faults that froze this process do not freeze the next one."""
@@ -224,7 +224,7 @@ class ChaosExecutor:
     def _start(self, node: str) -> None:
         if node in self._down:
             del self._down[node]
-            self._said.append(cm.StartNode(node))
+            self._commands.append(cm.StartNode(node))
 
     def pause_host(self, host: str) -> None:
         self._freeze(host)
@@ -247,49 +247,49 @@ class ChaosExecutor:
 
     def _set_speed(self, node: str) -> None:
         percent = 0 if self._frozen.get(node) else self._speeds.get(node, 100)
-        self._said.append(cm.SetSpeed(node, percent))
+        self._commands.append(cm.SetSpeed(node, percent))
 
-    def set_hanging(self, host: str, what: Hanging, is_on: bool) -> None:
-        self._said.append(cm.SetHanging(host, what, is_on))
+    def set_hanging(self, host: str, what: HangingCall, is_on: bool) -> None:
+        self._commands.append(cm.SetHanging(host, what, is_on))
 
     # ---- disks and clocks -----------------------------------------------------------------------------------------
 
     def set_disk(self, host: str, mode: DiskMode, is_on: bool) -> None:
         """Set or end a disk fault of a host, or of all nodes if `host` is "". Ending one kind does not end the other."""
-        modes = self._disks.setdefault(host, {}) if host else self._everybodys
+        modes = self._disks.setdefault(host, {}) if host else self._fleet_disk_faults
         if is_on:
             modes[mode] = None
         else:
             modes.pop(mode, None)
-        self._tell_disks([host] if host else (*self.hosts, *self.coordinators))
+        self._send_disk_faults([host] if host else (*self.hosts, *self.coordinators))
 
     def clear_disks(self) -> None:
         self._disks.clear()
-        self._everybodys.clear()
-        self._tell_disks((*self.hosts, *self.coordinators))
+        self._fleet_disk_faults.clear()
+        self._send_disk_faults((*self.hosts, *self.coordinators))
 
-    def _tell_disks(self, nodes: Sequence[str]) -> None:
+    def _send_disk_faults(self, nodes: Sequence[str]) -> None:
         for node in nodes:
-            self._said.append(cm.SetDisk(node, tuple({**self._everybodys, **self._disks.get(node, {})})))
+            self._commands.append(cm.SetDisk(node, tuple({**self._fleet_disk_faults, **self._disks.get(node, {})})))
 
     def flip_bit(self, pick: int) -> str:
-        files = self._seen.flippable
+        files = self._observed.flippable
         if not files:
             return ""
         bit, number = divmod(pick, len(files))
         path = files[number]
         self.flipped.append(path)
-        self._seen = msgspec.structs.replace(self._seen, flippable=())
-        self._said.append(cm.FlipBit(path, bit))
+        self._observed = msgspec.structs.replace(self._observed, flippable=())
+        self._commands.append(cm.FlipBit(path, bit))
         return path
 
     def set_clock(self, host: str, skew_ns: int, drift_ppm: int) -> None:
-        self._said.append(cm.SetClock(host, skew_ns, drift_ppm))
+        self._commands.append(cm.SetClock(host, skew_ns, drift_ppm))
 
     # ---- the coordinator ------------------------------------------------------------------------------------------
 
     def leader(self) -> str:
-        return self._seen.leader
+        return self._observed.leader
 
     def depose(self) -> None:
         """Freeze the leader for `DEPOSED_NS`, so that another one is elected while it still believes to lead."""
@@ -299,4 +299,4 @@ class ChaosExecutor:
             self.at(self.now_ns + DEPOSED_NS, lambda: self._thaw(leader))
 
     def set_unknown(self, per_mille: int) -> None:
-        self._said.append(cm.SetUnknown(per_mille))
+        self._commands.append(cm.SetUnknown(per_mille))

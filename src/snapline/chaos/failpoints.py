@@ -22,7 +22,7 @@ class ArmedPoint(msgspec.Struct, frozen=True):
     action: FailpointAction
 
 
-class Arming:
+class FailpointArmer:
     """Arms failpoints, and reads which of them have acted."""
 
     def __init__(self, folder: Path) -> None:
@@ -56,7 +56,7 @@ class Arming:
         scratch.replace(self._folder / "armed")
 
 
-class PassedPoints:
+class FailpointReader:
     """Failpoints as one process passes them."""
 
     def __init__(self, folder: Path, node: str) -> None:
@@ -77,7 +77,7 @@ class PassedPoints:
         due = [point for point in here if self._count(point) == point.hit]
         if not due:
             return None
-        self._tell(due[0])
+        self._record_hit(due[0])
         return due[0].action
 
     def _count(self, point: ArmedPoint) -> int:
@@ -90,7 +90,7 @@ class PassedPoints:
         finally:
             os.close(descriptor)
 
-    def _tell(self, point: ArmedPoint) -> None:
+    def _record_hit(self, point: ArmedPoint) -> None:
         scratch = self._folder / f"new-{point.number}"
         scratch.write_text(self._node)
         scratch.replace(self._folder / f"hit-{point.number}")

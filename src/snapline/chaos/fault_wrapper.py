@@ -18,7 +18,7 @@ from typing import Any
 
 from snapline import failpoints
 from snapline.chaos.control import FaultCounters
-from snapline.chaos.failpoints import PassedPoints
+from snapline.chaos.failpoints import FailpointReader
 from snapline.errors import EncodingError
 from snapline.sim.faults import executor as moments
 
@@ -32,7 +32,7 @@ class FaultTarget:
     """Faults that this process carries out on itself."""
 
     def __init__(self, folder: Path, node: str) -> None:
-        self._points = PassedPoints(folder / POINTS, node)
+        self._points = FailpointReader(folder / POINTS, node)
         self._control = FaultCounters(folder / CONTROLS / node)
 
     def passed(self, name: str) -> None:
@@ -90,7 +90,7 @@ class FaultTarget:
             moments.WHEN_RECOVERING,
             if_=lambda _, command: bool(command.line_epoch),
         )
-        self.after(driver.HostDriver, "directive_received", moments.WHEN_HEARING)
+        self.after(driver.HostDriver, "directive_received", moments.WHEN_RECEIVING)
         self.before(process.Host, "capturing", moments.WHEN_CAPTURING)
         original = stopping.ask_stop
 
@@ -120,16 +120,16 @@ class FaultTarget:
             moments.WHEN_DECIDING,
             if_=lambda _, event: isinstance(event, ProposalEnded),
         )
-        self.before(adapter.Outbox, "get", moments.WHEN_TELLING, if_=_has_given)
+        self.before(adapter.Outbox, "get", moments.WHEN_SENDING, if_=_was_directive_written)
         inner = adapter.Driver.__init__
 
         def init(driver: Any, core: Any, log: Any, *more: Any) -> None:
             inner(driver, core, log, *more)
-            log.propose = self._forgetful(log.propose)
+            log.propose = self._hiding_outcomes(log.propose)
 
         adapter.Driver.__init__ = init  # type: ignore[assignment]
 
-    def _forgetful(self, propose: Callable[[bytes], Awaitable[Any]]) -> Callable[[bytes], Awaitable[Any]]:
+    def _hiding_outcomes(self, propose: Callable[[bytes], Awaitable[Any]]) -> Callable[[bytes], Awaitable[Any]]:
         """Wrap `propose` so that a share of the outcomes is hidden."""
         from snapline.coordinator.state.fleet_records import Unknown
 
@@ -141,11 +141,11 @@ class FaultTarget:
         return proposed
 
 
-def _has_given(outbox: Any) -> bool:
+def _was_directive_written(outbox: Any) -> bool:
     """Return whether a directive was already written to one host, so that others may not have theirs; record that one is written now."""
-    has_given = getattr(outbox, "has_given", False)
-    outbox.has_given = True
-    return has_given
+    was_directive_written = getattr(outbox, "was_directive_written", False)
+    outbox.was_directive_written = True
+    return was_directive_written
 
 
 def main() -> None:

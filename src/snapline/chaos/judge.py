@@ -22,7 +22,7 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.store import layout
 from snapline.storage.store.store import Store
 
-SAID_MAX = 10
+VIOLATIONS_MAX = 10
 """Largest number of violations that are kept; the first ones are the most useful."""
 
 
@@ -52,15 +52,15 @@ class StoreJudge:
             return
         epochs = store.epochs()
         if self.judged and (not epochs or epochs[-1] < self.judged[-1]):
-            self._say(
+            self._add_violation(
                 "outcome", "G4", f"epoch {self.judged[-1]} was complete, and the newest is {epochs[-1:] or 'none'}"
             )
         for epoch in epochs:
             try:
-                self._look_at(store, epoch, damaged)
+                self._judge_epoch(store, epoch, damaged)
             except SnaplineError as error:
                 if epoch in store.epochs() and not damaged:
-                    self._say("durable", "G4", f"epoch {epoch} is complete and cannot be read: {error}")
+                    self._add_violation("durable", "G4", f"epoch {epoch} is complete and cannot be read: {error}")
 
     def conclude(self, damaged: list[str], *, is_ended: bool) -> None:
         """Judge the store after the fleet's end. `is_ended`: the fleet ended by itself, so all its work must be done."""
@@ -70,7 +70,7 @@ class StoreJudge:
             return
         findings = store.verify().findings
         if findings and not damaged:
-            self._say("durable", "G4", f"the store is damaged: {findings[0]}")
+            self._add_violation("durable", "G4", f"the store is damaged: {findings[0]}")
         if is_ended and self._workload.ends and self.newest is not None:
             self._check("workload", self._workload.check_end(self.newest.states))
 
@@ -96,17 +96,17 @@ class StoreJudge:
                 return None
         return self._store
 
-    def _look_at(self, store: Store, epoch: int, damaged: list[str]) -> None:
+    def _judge_epoch(self, store: Store, epoch: int, damaged: list[str]) -> None:
         root = store.read_ref(epoch)
         if self._roots.setdefault(epoch, root) != root:
-            self._say("outcome", "G4", f"epoch {epoch} was {self._roots[epoch]}, and is {root}")
+            self._add_violation("outcome", "G4", f"epoch {epoch} was {self._roots[epoch]}, and is {root}")
         if epoch in self.judged:
             return
         manifest = store.read_manifest(root, epoch=epoch)
         checkpoints = {checkpoint.agent: checkpoint for checkpoint in store.read_checkpoints(manifest)}
         cut = load_cut(store, epoch, self._workload.fleet)
         for oracle, guarantee, text in channel_problems(checkpoints):
-            self._say(oracle, guarantee, f"epoch {epoch}: {text}")
+            self._add_violation(oracle, guarantee, f"epoch {epoch}: {text}")
         problem = self._workload.check_cut(cut)
         self._check("workload", problem and f"epoch {epoch}: {problem}")
         self.judged.append(epoch)
@@ -114,10 +114,10 @@ class StoreJudge:
 
     def _check(self, oracle: str, problem: str | None) -> None:
         if problem:
-            self._say(oracle, "G3", problem)
+            self._add_violation(oracle, "G3", problem)
 
-    def _say(self, oracle: str, guarantee: str, text: str) -> None:
-        if len(self.violations) < SAID_MAX:
+    def _add_violation(self, oracle: str, guarantee: str, text: str) -> None:
+        if len(self.violations) < VIOLATIONS_MAX:
             self.violations.append(Violation(oracle, guarantee, self._now_ns(), text))
 
 

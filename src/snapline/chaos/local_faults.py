@@ -18,7 +18,7 @@ from snapline.chaos import commands as cm
 from snapline.chaos import preload
 from snapline.chaos.control import FaultCounters
 from snapline.chaos.damage import flip
-from snapline.chaos.failpoints import ArmedPoint, Arming
+from snapline.chaos.failpoints import ArmedPoint, FailpointArmer
 from snapline.chaos.fault_wrapper import CONTROLS, LIMITS_FILE, POINTS
 from snapline.chaos.network import Gates
 from snapline.chaos.processes import Processes
@@ -39,23 +39,23 @@ SLOW_DISK_US = 30_000
 class FaultableCommands:
     """Command lines of processes that accept faults, and reach each other through gates."""
 
-    def __init__(self, inner: SnaplineCommands, site: "LocalFaults") -> None:
+    def __init__(self, inner: SnaplineCommands, faults: "LocalFaults") -> None:
         self._inner = inner
-        self._site = site
+        self._faults = faults
 
     def coordinator(self, address: str, name: str, members: Mapping[str, str]) -> list[str]:
-        node, gates = self._site.node_of(name), self._site.network
+        node, gates = self._faults.node_of(name), self._faults.network
         gates.gate(node).target = int(address.rpartition(":")[2])
         peers = {member: gates.gate(member).address for member in members}
         more = [] if members else ["--advertise", gates.gate(node).address]
-        return self._site.victim(node, [*self._inner.coordinator(address, name, peers), *more])
+        return self._faults.wrap_command(node, [*self._inner.coordinator(address, name, peers), *more])
 
     def host(self, address: str, host: str, instance: str) -> list[str]:
-        gates = self._site.network
-        addresses = ",".join(gates.gate(node).address for node in self._site.coordinators)
+        gates = self._faults.network
+        addresses = ",".join(gates.gate(node).address for node in self._faults.coordinators)
         gate = gates.gate(host)
         where = ["--listen", f"127.0.0.1:{gate.target}", "--advertise", gate.address]
-        return self._site.victim(host, [*self._inner.host(addresses, host, instance), *where])
+        return self._faults.wrap_command(host, [*self._inner.host(addresses, host, instance), *where])
 
 
 class LocalFaults:
@@ -110,7 +110,7 @@ class LocalFaults:
         )
         self._controls: dict[str, FaultCounters] = {}
         self._library: Path | None = None
-        self._arming: Arming | None = None
+        self._failpoint_armer: FailpointArmer | None = None
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ class LocalFaults:
         for subfolder in (CONTROLS, JOURNALS):
             (chaos_folder / subfolder).mkdir(parents=True, exist_ok=True)
         (chaos_folder / LIMITS_FILE).write_bytes(msgspec.json.encode(self._scenario.limits))
-        self._arming = Arming(chaos_folder / POINTS)
+        self._failpoint_armer = FailpointArmer(chaos_folder / POINTS)
         self._controls = {node: FaultCounters(chaos_folder / CONTROLS / node) for node in self._nodes}
         if not preload.reason_against():
             self._library = preload.build(chaos_folder)
@@ -152,7 +152,7 @@ class LocalFaults:
         nodes = [(self._processes.pid(node), node) for node in self._nodes]
         return {pid: node for pid, node in nodes if pid is not None}
 
-    def victim(self, node: str, command: list[str]) -> list[str]:
+    def wrap_command(self, node: str, command: list[str]) -> list[str]:
         """Return the command line of a process that accepts faults."""
         python, _, _, *rest = command
         chaos_folder = self._folder / CHAOS_FOLDER
@@ -167,9 +167,9 @@ class LocalFaults:
 
     # ---- observations -----------------------------------------------------------------------------------------------
 
-    def points_passed(self) -> list[cm.PointPassed]:
-        assert self._arming is not None
-        return [cm.PointPassed(number, node) for number, node in self._arming.hits().items()]
+    def failpoint_hits(self) -> list[cm.FailpointHit]:
+        assert self._failpoint_armer is not None
+        return [cm.FailpointHit(number, node) for number, node in self._failpoint_armer.hits().items()]
 
     # ---- commands -----------------------------------------------------------------------------------------------
 
@@ -195,12 +195,12 @@ class LocalFaults:
                     self._controls[node].set("unknown_per_mille", command.per_mille)
             case cm.FlipBit():
                 flip(self._folder / STORE_FOLDER / command.path, command.bit)
-            case cm.ArmPoint():
-                assert self._arming is not None
-                self._arming.arm(ArmedPoint(command.number, command.name, command.hit, command.action))
-            case cm.DisarmPoints():
-                assert self._arming is not None
-                self._arming.disarm()
+            case cm.ArmFailpoint():
+                assert self._failpoint_armer is not None
+                self._failpoint_armer.arm(ArmedPoint(command.number, command.name, command.hit, command.action))
+            case cm.DisarmFailpoints():
+                assert self._failpoint_armer is not None
+                self._failpoint_armer.disarm()
             case cm.Note():
                 pass
             case _:

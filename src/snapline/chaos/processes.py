@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 
 from snapline.chaos import commands as cm
-from snapline.deploy.running_fleet import ALONE, LaunchedFleet
+from snapline.deploy.running_fleet import SINGLE_COORDINATOR, LaunchedFleet
 from snapline.errors import SnaplineError
 
 DUTY_S = 0.1
 """Period of the duty cycle: a slow process runs for its percentage of it, and is frozen for the rest."""
 
 LOOK_S = 0.02
-GONE_S = 10.0
+EXIT_LIMIT_S = 10.0
 """Time limit for a process to end after SIGKILL before it is restarted, and for thawing all processes at the end."""
 
 
@@ -57,18 +57,18 @@ class Processes:
         await asyncio.gather(*tasks, return_exceptions=True)
         frozen = [node for node, percent in self._speeds.items() if percent < 100]
         with contextlib.suppress(TimeoutError):  # the launcher ends frozen processes, too
-            async with asyncio.timeout(GONE_S):
-                await asyncio.gather(*(self._say(self.fleet.thaw, node) for node in frozen))
+            async with asyncio.timeout(EXIT_LIMIT_S):
+                await asyncio.gather(*(self._send(self.fleet.thaw, node) for node in frozen))
 
     # ---- names ------------------------------------------------------------------------------------------------------
 
     def node_of(self, name: str) -> str:
         """Return the scenario's name for a process of the fleet."""
-        return self._coordinators[0] if name == ALONE else name
+        return self._coordinators[0] if name == SINGLE_COORDINATOR else name
 
     def name_of(self, node: str) -> str:
         """Return the fleet's name for a node."""
-        return ALONE if node == self._coordinators[0] and len(self._coordinators) == 1 else node
+        return SINGLE_COORDINATOR if node == self._coordinators[0] and len(self._coordinators) == 1 else node
 
     def pid(self, node: str) -> int | None:
         """Return the node's process id on its machine; None while it is down."""
@@ -101,8 +101,8 @@ class Processes:
         self._tasks[key] = asyncio.create_task(after())
 
     async def gone(self, node: str) -> None:
-        """Wait until the node is down; raise TimeoutError after `GONE_S` seconds."""
-        async with asyncio.timeout(GONE_S):
+        """Wait until the node is down; raise TimeoutError after `EXIT_LIMIT_S` seconds."""
+        async with asyncio.timeout(EXIT_LIMIT_S):
             while self.pid(node) is not None:
                 await asyncio.sleep(LOOK_S)
 
@@ -128,26 +128,26 @@ class Processes:
         self.fleet.restart(host)
 
     async def _end(self, node: str) -> None:
-        await self._say(self.fleet.thaw, node)
-        await self.fleet.end(self.name_of(node), GONE_S)
+        await self._send(self.fleet.thaw, node)
+        await self.fleet.end(self.name_of(node), EXIT_LIMIT_S)
 
     async def _set_speed(self, node: str) -> None:
-        await self._say(self.fleet.thaw if self._speeds[node] else self.fleet.freeze, node)
+        await self._send(self.fleet.thaw if self._speeds[node] else self.fleet.freeze, node)
 
     async def _keep_slow(self) -> None:
         """Freeze and thaw slow processes in each period of the duty cycle."""
         while True:
             slow = {node: percent for node, percent in self._speeds.items() if 0 < percent < 100}
             began_s = time.monotonic()
-            await asyncio.gather(*(self._say(self.fleet.freeze, node) for node in slow))
+            await asyncio.gather(*(self._send(self.fleet.freeze, node) for node in slow))
             for node, percent in sorted(slow.items(), key=lambda each: -each[1]):
                 rest_s = DUTY_S * (100 - percent) / 100 - (time.monotonic() - began_s)
                 await asyncio.sleep(max(0.0, rest_s))
                 if self._speeds[node]:
-                    await self._say(self.fleet.thaw, node)
+                    await self._send(self.fleet.thaw, node)
             await asyncio.sleep(max(0.0, DUTY_S - (time.monotonic() - began_s)))
 
-    async def _say(self, word: Callable[[str], Coroutine[object, object, None]], node: str) -> None:
+    async def _send(self, word: Callable[[str], Coroutine[object, object, None]], node: str) -> None:
         """Send a command to a running process. A command that fails is dropped, because the next one reads the target state again."""
         if node not in self._absent:
             with contextlib.suppress(SnaplineError):

@@ -95,7 +95,7 @@ class RemoteFaults:
         """Return the scenario's name for a process of the fleet."""
         return self._processes.node_of(name)
 
-    def points_passed(self) -> list[cm.PointPassed]:
+    def failpoint_hits(self) -> list[cm.FailpointHit]:
         """Return an empty list: no failpoints are armed here."""
         return []
 
@@ -108,7 +108,7 @@ class RemoteFaults:
                 flip(self._folder / STORE_FOLDER / command.path, command.bit)
             case cm.SetDisk(modes=()) | cm.SetHanging(is_on=False) | cm.SetClock(skew_ns=0, drift_ppm=0):
                 pass
-            case cm.SetUnknown(per_mille=0) | cm.DisarmPoints() | cm.Note():
+            case cm.SetUnknown(per_mille=0) | cm.DisarmFailpoints() | cm.Note():
                 pass
             case _:
                 raise AssertionError(f"no way to carry out {command!r}: `abilities` refuses its word")

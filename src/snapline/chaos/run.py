@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from snapline.chaos import commands as cm
-from snapline.chaos.capabilities import HERE, check_abilities
+from snapline.chaos.capabilities import HERE, check_capabilities
 from snapline.chaos.executor import ChaosExecutor
 from snapline.chaos.judge import StoreJudge
 from snapline.chaos.local_faults import LocalFaults
@@ -75,7 +75,7 @@ async def run_chaos(
     Raises:
         UsageError: the scenario is not supported there, or its fleet cannot be loaded.
     """
-    check_abilities(scenario, plan.place if plan else HERE)
+    check_capabilities(scenario, plan.place if plan else HERE)
     result = Result(name=scenario.name, seed=seed, verdict="broken")
     make_private(folder)
     (folder / SCENARIO_FILE).write_text(format_scenario(scenario))
@@ -109,7 +109,7 @@ class ChaosRun:
         self._on_note = on_note
         self._executor = ChaosExecutor(scenario, RandomChoices(seed))
         arguments = {"scenario": str(folder / SCENARIO_FILE), "stop": str(folder / STOP_FILE)}
-        self._site = (
+        self._faults = (
             LocalFaults(scenario, folder, fleet=FLEET, arguments=arguments, seed=seed, on_note=on_note)
             if plan is None
             else RemoteFaults(scenario, folder, plan, fleet=FLEET, arguments=arguments, on_note=on_note)
@@ -118,9 +118,9 @@ class ChaosRun:
         self._judge = StoreJudge(str(folder / STORE_FOLDER), self._workload, self._elapsed_ns)
         self._client: CoordinatorClient | None = None
         self._background: list[asyncio.Task[None]] = []
-        self._seen: cm.FleetLookedAt | None = None
+        self._observed: cm.FleetObserved | None = None
         self._is_ended = False
-        self._figures: dict[str, float] = {}
+        self._metrics: dict[str, float] = {}
 
     def _elapsed_ns(self) -> int:
         return int((time.monotonic() - self._began_s) * 1e9)
@@ -129,12 +129,12 @@ class ChaosRun:
 
     async def carry_out(self, result: Result) -> None:
         """Run all phases; raise SnaplineError if the fleet cannot run at all."""
-        await self._site.start()
-        self._client = self._site.client()
+        await self._faults.start()
+        self._client = self._faults.client()
         self._background = [
-            asyncio.create_task(work) for work in (self._keep_judging(), self._keep_looking(), self._keep_waiting())
+            asyncio.create_task(work) for work in (self._judge_loop(), self._observe_loop(), self._wait_for_end())
         ]
-        for phase in (self._until_running, self._fail, self._until_lively, self._until_ended):
+        for phase in (self._until_running, self._fail, self._until_live, self._until_ended):
             result.pending = await phase()
             if result.pending or self._judge.violations:
                 return
@@ -146,7 +146,7 @@ class ChaosRun:
         results = await asyncio.gather(*self._background, return_exceptions=True)
         if self._client is not None:
             await self._client.close()
-        await self._site.stop()
+        await self._faults.stop()
         await asyncio.to_thread(self._judge.conclude, self._executor.flipped, is_ended=self._is_ended)
         for error in results:
             if isinstance(error, Exception):
@@ -159,9 +159,9 @@ class ChaosRun:
         result.virtual_ns = self._elapsed_ns()
         result.error = result.error or self._workload.failure
         result.metrics = {
-            **self._figures,
+            **self._metrics,
             "epochs_judged": float(len(self._judge.judged)),
-            "unsynced_lost": float(len(self._site.lost)),
+            "unsynced_lost": float(len(self._faults.lost)),
         }
         if result.error:
             result.verdict = "broken"
@@ -192,17 +192,17 @@ class ChaosRun:
             now_ns = int((time.monotonic() - began_s) * 1e9)
             if now_ns >= self._executor.over_ns:
                 break
-            self._tell(now_ns)
+            self._feed_executor(now_ns)
             await asyncio.sleep(LOOK_S)
         self._carry_out(self._executor.heal())
         self._on_note("everything is whole again")
         return []
 
-    def _tell(self, now_ns: int) -> None:
-        events: list[cm.Event] = list(self._site.points_passed())
-        if self._seen is not None:
-            events.append(self._seen)
-            self._seen = None
+    def _feed_executor(self, now_ns: int) -> None:
+        events: list[cm.Event] = list(self._faults.failpoint_hits())
+        if self._observed is not None:
+            events.append(self._observed)
+            self._observed = None
         for event in events or [cm.TimePassed()]:
             self._carry_out(self._executor.handle(now_ns, event))
 
@@ -210,9 +210,9 @@ class ChaosRun:
         for command in commands:
             if isinstance(command, cm.Note):
                 self._on_note(f"{command.kind}: {command.text}")
-            self._site.carry_out(command)
+            self._faults.carry_out(command)
 
-    async def _until_lively(self) -> list[str]:
+    async def _until_live(self) -> list[str]:
         base: list[int] = []
         hosts = len(self._executor.hosts)
 
@@ -228,7 +228,7 @@ class ChaosRun:
 
         began_s = time.monotonic()
         found = await self._until(pending, self._within_s())
-        self._figures["recovered_s"] = time.monotonic() - began_s
+        self._metrics["recovered_s"] = time.monotonic() - began_s
         return found
 
     async def _until_ended(self) -> list[str]:
@@ -243,7 +243,7 @@ class ChaosRun:
                 while not self._is_ended:
                     await asyncio.sleep(LOOK_S)
         except TimeoutError:
-            return [f"the fleet does not end: {self._site.status}"]
+            return [f"the fleet does not end: {self._faults.status}"]
         return []
 
     async def _snapshot(self) -> bool:
@@ -274,27 +274,27 @@ class ChaosRun:
 
     # ---- background tasks ---------------------------------------------------------------------------------------
 
-    async def _keep_judging(self) -> None:
+    async def _judge_loop(self) -> None:
         while True:
             await asyncio.to_thread(self._judge.look, self._executor.flipped)
             await asyncio.sleep(JUDGE_S)
 
-    async def _keep_waiting(self) -> None:
+    async def _wait_for_end(self) -> None:
         """Wait until the fleet has ended by itself."""
-        ending = await self._site.fleet.wait()
+        ending = await self._faults.fleet.wait()
         self._on_note(f"the fleet has ended: {ending.outcome}")
         self._is_ended = True
 
-    async def _keep_looking(self) -> None:
+    async def _observe_loop(self) -> None:
         """Keep reading the leader, and other facts that the schedule needs."""
         words = [fault.word for fault in self._scenario.fault]
         wants_homes = any(isinstance(word, PartitionFault) and word.shape == "isolate-agent" for word in words)
         wants_files = any(isinstance(word, DiskFault) and word.mode == "bit-flip" for word in words)
         while True:
-            leader = await self._site.fleet.leader()
+            leader = await self._faults.fleet.leader()
             homes = await self._homes() if wants_homes else {}
             files = await asyncio.to_thread(self._judge.flippable) if wants_files and not self._executor.flipped else ()
-            self._seen = cm.FleetLookedAt(self._site.node_of(leader), homes, files)
+            self._observed = cm.FleetObserved(self._faults.node_of(leader), homes, files)
             await asyncio.sleep(POLL_S)
 
     async def _homes(self) -> dict[str, str]:

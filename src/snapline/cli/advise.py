@@ -31,7 +31,7 @@ def advise(
 ) -> None:
     """Say which protocol and interval suit the fleet, and why."""
     from snapline.protocols.advice import advise as advise_on
-    from snapline.protocols.costs import mtbf_said, mtbf_seen
+    from snapline.protocols.costs import declared_mtbf, observed_mtbf
 
     given_mtbf_s = None if mtbf is None else seconds_of(mtbf, "--mtbf")
     printer = display.printer()
@@ -39,7 +39,9 @@ def advise(
     before, after = connection.ask(lambda client: _watch(client, over, connection.timeout))
     figures = figures_of(before, after, over)
     loss = after.loss
-    mtbf_estimate = mtbf_seen(loss.failures, loss.observed_ns / NS) if given_mtbf_s is None else mtbf_said(given_mtbf_s)
+    mtbf_estimate = (
+        observed_mtbf(loss.failures, loss.observed_ns / NS) if given_mtbf_s is None else declared_mtbf(given_mtbf_s)
+    )
     printer.result(_document(before, after, over, figures, advise_on(figures, mtbf_estimate)), _show)
 
 

@@ -57,7 +57,7 @@ def send_input(
     It takes effect exactly once then. Where the outcome is not known, give it again with the same key.
     """
     fields = _fields_of(text)
-    receipt = connection.speak(lambda client: client.send(agent, (kind, fields), key, connection.timeout))
+    receipt = connection.call_agents(lambda client: client.send(agent, (kind, fields), key, connection.timeout))
     result = document(
         "Receipt", agent=receipt.agent, number=receipt.number, key=receipt.key, is_repeated=receipt.is_repeated
     )
@@ -83,7 +83,7 @@ def ask_agent(
     The answer is final: a complete snapshot holds it. Where it does not come in time, ask again with the same key.
     """
     fields = _fields_of(text)
-    reply = connection.speak(lambda client: client.ask(agent, (kind, fields), key, early, connection.timeout))
+    reply = connection.call_agents(lambda client: client.ask(agent, (kind, fields), key, early, connection.timeout))
     result = document(
         "Reply", agent=reply.agent, number=reply.number, key=reply.key, is_early=reply.is_early, message=reply.message
     )
@@ -114,7 +114,7 @@ def _fields_of(text: str) -> object:
 
 @letters.command("list")
 @command
-def list_letters(source: Source, display: Display, snapshot: Snapshot = "latest") -> None:
+def list_dead_letters(source: Source, display: Display, snapshot: Snapshot = "latest") -> None:
     """List the dead letters of all agents in a snapshot.
 
     An agent keeps its newest hundred; older ones are only counted.
@@ -138,7 +138,7 @@ def list_letters(source: Source, display: Display, snapshot: Snapshot = "latest"
 
 @letters.command("show")
 @command
-def show_letter(
+def show_dead_letter(
     source: Source,
     display: Display,
     agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent that could not take it.")],

@@ -28,7 +28,7 @@ def retry(connection: Connection, display: Display, agent: Agent, numbers: Numbe
     Each has its turn once, whatever dies. One that fails again is a new dead letter.
     """
     chosen = _chosen(numbers, every=every)
-    results = connection.speak(lambda client: client.retry_dead_letters(agent, chosen, connection.timeout))
+    results = connection.call_agents(lambda client: client.retry_dead_letters(agent, chosen, connection.timeout))
     _end(display, agent, results)
 
 
@@ -36,7 +36,7 @@ def retry(connection: Connection, display: Display, agent: Agent, numbers: Numbe
 def drop(connection: Connection, display: Display, agent: Agent, numbers: Numbers = None, every: All = False) -> None:
     """Forget dead letters for good, and wait until a snapshot has forgotten them. They stay counted."""
     chosen = _chosen(numbers, every=every)
-    results = connection.speak(lambda client: client.drop_dead_letters(agent, chosen, connection.timeout))
+    results = connection.call_agents(lambda client: client.drop_dead_letters(agent, chosen, connection.timeout))
     _end(display, agent, results)
 
 

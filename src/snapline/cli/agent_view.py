@@ -31,7 +31,7 @@ def state(
     """
     import msgspec
 
-    agent_state = connection.speak(
+    agent_state = connection.call_agents(
         lambda client: client.state(agent, live=live, field=field, timeout_s=connection.timeout)
     )
     display.printer().result(document("AgentState", **_about(msgspec.structs.asdict(agent_state))), _show_agent_state)
@@ -40,7 +40,7 @@ def state(
 @command
 def describe(connection: Connection, display: Display, agent: Agent) -> None:
     """Show how an agent stands: its life, its durable turn, what waits, its keys, its dead letters, its last checkpoint."""
-    description = connection.speak(lambda client: client.describe(agent, connection.timeout))
+    description = connection.call_agents(lambda client: client.describe(agent, connection.timeout))
     display.printer().result(description, _show_description)
 
 

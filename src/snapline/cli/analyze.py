@@ -30,7 +30,7 @@ NUMBERS_SHOWN_MAX = 8
 
 
 @dataclass(frozen=True)
-class Pictures:
+class DiagramOptions:
     """Files to draw the execution into."""
 
     svg: Annotated[
@@ -67,7 +67,7 @@ class Pictures:
 @command
 def analyze(
     display: Display,
-    pictures: Pictures,
+    pictures: DiagramOptions,
     trace: Annotated[
         str,
         typer.Argument(
@@ -162,8 +162,8 @@ def read_folder(folder: Path, printer: "Printer", merged: Path | None = None) ->
     merge = merge_folder(folder)
     if merged is not None:
         printer.progress(f"wrote {_write(merged, b''.join(merge.lines()).decode())}")
-    if merge.left_out:
-        agents = _some([f"{agent} (from {message} on)" for agent, message in merge.left_out.items()])
+    if merge.omitted:
+        agents = _some([f"{agent} (from {message} on)" for agent, message in merge.omitted.items()])
         printer.warning(f"the traces end before they say who sent some messages; left out: the end of {agents}")
     return read_merged(merge, folder)
 
@@ -182,7 +182,7 @@ def _diagram(execution: "Trace", analysis: "Analysis") -> str:
 
 
 def _draw(
-    pictures: Pictures,
+    pictures: DiagramOptions,
     window: tuple[int, int] | None,
     execution: "Trace",
     analysis: "Analysis",

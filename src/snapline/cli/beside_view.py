@@ -26,7 +26,7 @@ HERE = "127.0.0.1"
 LIBRARIES = ("starlette", "uvicorn")
 NAME = "view"
 
-SAID = "snapline: "
+ERROR_PREFIX = "snapline: "
 """Prefix of the error line of a failed command."""
 
 NICENESS = 5
@@ -109,7 +109,7 @@ async def _show(fleet: "LocalFleet", port: int, progress: "FleetProgress") -> No
             progress.note(f"the fleet in a browser: {address}")
         code = await child.wait()
         last = child.last_line()
-        reason = last.removeprefix(SAID) if last.startswith(SAID) else describe_exit(code)
+        reason = last.removeprefix(ERROR_PREFIX) if last.startswith(ERROR_PREFIX) else describe_exit(code)
         hint = f"`snapline ui serve --data-dir {folder}` shows it again"
         progress.warn(f"the view has ended ({reason}); the fleet goes on, and {hint}")
     finally:

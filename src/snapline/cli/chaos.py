@@ -195,11 +195,11 @@ def doctor(display: Display, on: OnPlace = None) -> None:
     """
     import msgspec
 
-    from snapline.chaos.capabilities import abilities
+    from snapline.chaos.capabilities import list_capabilities
     from snapline.chaos.cleanup import leftovers
 
     place = place_of(on)
-    words, remaining = [msgspec.to_builtins(capability) for capability in abilities(place)], leftovers()
+    words, remaining = [msgspec.to_builtins(capability) for capability in list_capabilities(place)], leftovers()
     display.printer().result(document("ChaosDoctor", on=place, words=words, leftovers=remaining), _show_doctor)
     raise typer.Exit(3 if remaining else 0)
 

@@ -45,18 +45,18 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
             raise
         except SnaplineError as error:
-            _tell(str(error))
+            _print_error(str(error))
             raise typer.Exit(error.exit_code) from error
         except KeyboardInterrupt as error:
             raise typer.Exit(INTERRUPTED) from error
         except ModuleNotFoundError as error:
-            _tell(f"that needs {error.name!r}, which is not installed")
+            _print_error(f"that needs {error.name!r}, which is not installed")
             raise typer.Exit(UsageError.exit_code) from error
         except OSError as error:
-            _tell(describe_path_failure(error))
+            _print_error(describe_path_failure(error))
             raise typer.Exit(UsageError.exit_code if error.errno in WRONG_PLACE else 1) from error
         except Exception as error:
-            _tell(f"unexpected {type(error).__name__}: {error} (set {TRACEBACK_VARIABLE}=1 to see where)")
+            _print_error(f"unexpected {type(error).__name__}: {error} (set {TRACEBACK_VARIABLE}=1 to see where)")
             raise typer.Exit(1) from error
 
     run.__name__, run.__doc__, run.__module__ = function.__name__, function.__doc__, function.__module__
@@ -98,7 +98,7 @@ def describe_path_failure(error: OSError) -> str:
     return f"{path or 'the system'} cannot be used: {error.strerror or error}"
 
 
-def _tell(sentence: str) -> None:
+def _print_error(sentence: str) -> None:
     if os.environ.get(TRACEBACK_VARIABLE):
         import traceback
 

@@ -144,12 +144,12 @@ def _arrows(
             end_ns = undone_ns if sent_ns < undone_ns else window[1]
             times = [time_ns for time_ns in received.get(str(line["message"]), []) if sent_ns <= time_ns <= end_ns]
             bare = Arrow(str(line["message"]), names[sender], names[receiver], sent_ns, tuple(sorted(times)[:1]))
-            arrows.append((abs(sent_ns - around_ns), _judged(bare, cut, undone_ns, window[0])))
+            arrows.append((abs(sent_ns - around_ns), _classified(bare, cut, undone_ns, window[0])))
     arrows.sort(key=lambda pair: pair[0])
     return [arrow for _, arrow in arrows[:MESSAGES_MAX]]
 
 
-def _judged(bare: Arrow, cut: Mapping[str, int], undone_ns: int, origin_ns: int) -> Arrow:
+def _classified(bare: Arrow, cut: Mapping[str, int], undone_ns: int, origin_ns: int) -> Arrow:
     state = beside(cut, bare)
     if state == "ordinary" and cut.get(bare.sender, undone_ns) < (bare.sent or 0) < undone_ns:
         state = "undone"

@@ -42,7 +42,7 @@ COORDINATORS = 3
 SECONDS_TO_LEADER_KILL = 4.0
 """Time between the host's recovery and the leader's kill; meanwhile the fleet takes more snapshots."""
 
-PATIENCE_S = 300.0
+WAIT_LIMIT_S = 300.0
 """Time limit of each wait. The demo takes half a minute; it still ends by itself on a machine that is ten times slower."""
 
 TRACE_EVERY = 25
@@ -86,7 +86,7 @@ class _Demo:
         self._source = source
         self._ui_port = ui_port
         self._started_ns = 0
-        self._kept: set[int] = set()
+        self._pinned_lines: set[int] = set()
         self._result: dict[str, object] = {}
 
     async def run(self) -> dict[str, object]:
@@ -114,7 +114,7 @@ class _Demo:
             client = CoordinatorClient(fleet.address, Security.loopback())
             try:
                 async with shown_in_browser(fleet, self._ui_port, self._progress):
-                    ending = await _meanwhile(fleet.wait(PATIENCE_S), self._disturb(fleet, client))
+                    ending = await _run_during(fleet.wait(WAIT_LIMIT_S), self._inject_faults(fleet, client))
             finally:
                 self._progress.end()
                 await client.close()
@@ -144,7 +144,7 @@ class _Demo:
 
     # ---- faults --------------------------------------------------------------------------------
 
-    async def _disturb(self, fleet: "LocalFleet", client: "CoordinatorClient") -> None:
+    async def _inject_faults(self, fleet: "LocalFleet", client: "CoordinatorClient") -> None:
         await self._wait(client, self._is_at_work)
         await asyncio.sleep(SECONDS_BEFORE_KILL)
         await self._kill_host(fleet, client, "h3" if "h3" in fleet.hosts else fleet.hosts[-1])
@@ -158,14 +158,14 @@ class _Demo:
         return bool(status.epochs_completed >= EPOCHS_BEFORE_KILL)
 
     async def _wait(self, client: "CoordinatorClient", is_there: "Callable[[FleetStatus], bool]") -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + WAIT_LIMIT_S
         while time.monotonic() < deadline:
             with contextlib.suppress(SnaplineError):
                 status = await client.status()
                 if is_there(status) or status.phase in ("finished", "failed"):
                     return
             await asyncio.sleep(0.05)
-        raise UnknownOutcomeError(f"the fleet did not go on within {PATIENCE_S:g} s; see {self._folder}/logs")
+        raise UnknownOutcomeError(f"the fleet did not go on within {WAIT_LIMIT_S:g} s; see {self._folder}/logs")
 
     async def _kill_host(self, fleet: "LocalFleet", client: "CoordinatorClient", host: str) -> None:
         plans = len(rows_of(await client.recovery_history(), "recoveries"))
@@ -184,16 +184,16 @@ class _Demo:
         self._draw(host, line, killed_ns, plan)
 
     async def _wait_for_plan(self, client: "CoordinatorClient", plans: int) -> "Document":
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + WAIT_LIMIT_S
         while time.monotonic() < deadline:
             with contextlib.suppress(SnaplineError):
                 recoveries = rows_of(await client.recovery_history(), "recoveries")
                 if len(recoveries) > plans:
-                    self._keep(int(str(recoveries[-1]["line_epoch"])))
+                    self._pin_line(int(str(recoveries[-1]["line_epoch"])))
                     if recoveries[-1].get("done"):
                         return recoveries[-1]
             await asyncio.sleep(0.02)
-        raise UnknownOutcomeError(f"no recovery within {PATIENCE_S:g} s; see {self._folder}/logs")
+        raise UnknownOutcomeError(f"no recovery within {WAIT_LIMIT_S:g} s; see {self._folder}/logs")
 
     async def _kill_leader(self, fleet: "LocalFleet", client: "CoordinatorClient") -> None:
         status = await client.status()
@@ -232,14 +232,14 @@ class _Demo:
 
         return Store.open(str(self._folder / "store"))
 
-    def _keep(self, line: int) -> None:
+    def _pin_line(self, line: int) -> None:
         """Pin the line. An open plan keeps it, but on a slow machine ten newer epochs may complete before it is read."""
         from snapline.storage.retention.holds import Holds
 
-        if line not in self._kept:
+        if line not in self._pinned_lines:
             with contextlib.suppress(SnaplineError):
                 Holds(self._store(), now_s=time.time).pin(line)
-                self._kept.add(line)
+                self._pinned_lines.add(line)
 
     def _account_for_line(self, line: int) -> None:
         """Record the mass of the cut of the recovery line."""
@@ -272,7 +272,7 @@ class _Demo:
         self._result["top"] = [{"module": name, "rank": rank} for name, rank in pagerank.top_modules(cut, graph)]
 
 
-async def _meanwhile(end: "Awaitable[Ending]", work: Awaitable[None]) -> "Ending":
+async def _run_during(end: "Awaitable[Ending]", work: Awaitable[None]) -> "Ending":
     """Run `work` while a fleet runs. If the fleet's launcher gives up, the work ends with the launcher's error."""
     ending, working = asyncio.ensure_future(end), asyncio.ensure_future(work)
     try:

@@ -89,10 +89,10 @@ def _show(result: Document, tables: DocumentTables) -> None:
 def _python() -> Iterator[DoctorFinding]:
     import grpc
 
-    from snapline.compiled import described
+    from snapline.compiled import version_text
 
     version = ".".join([str(part) for part in sys.version_info[:3]])
-    yield DoctorFinding("snapline", "ok", f"{described()} on Python {version}, gRPC {grpc.__version__}")
+    yield DoctorFinding("snapline", "ok", f"{version_text()} on Python {version}, gRPC {grpc.__version__}")
     installed = [extra for extra, module in EXTRAS.items() if find_spec(module) is not None]
     missing = [extra for extra in EXTRAS if extra not in installed]
     rest = f"; not there: {', '.join(missing)} (pip install 'snapline[{missing[0]}]')" if missing else ""

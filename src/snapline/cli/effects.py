@@ -74,7 +74,7 @@ def resolve_effect(
     except UsageError as error:
         raise UsageError(f"--result is no JSON ({error}): a text stands in quotes, such as '\"receipt 7\"'") from error
     limit_s = connection.timeout
-    connection.speak(
+    connection.call_agents(
         lambda client: client.resolve_effect(agent, key, result=found, not_done=not_done, timeout_s=limit_s)
     )
     resolved = document("ResolvedEffect", agent=agent, key=key, said="not-done" if not_done else "done", result=found)
@@ -93,7 +93,7 @@ def retry_effects(connection: Connection, display: Display, agent: Agent, keys: 
     The turn of the first is its dead letter's, and runs from its beginning. The last may be done twice by that.
     """
     limit_s = connection.timeout
-    _say_each(connection, display, agent, keys, lambda client, key: client.retry_effect(agent, key, limit_s))
+    _run_for_each_key(connection, display, agent, keys, lambda client, key: client.retry_effect(agent, key, limit_s))
 
 
 @app.command("undo")
@@ -104,10 +104,10 @@ def undo_effects(connection: Connection, display: Display, agent: Agent, keys: K
     Each is undone once. Their agent is not told; if it asks for one of them again, that is done anew.
     """
     limit_s = connection.timeout
-    _say_each(connection, display, agent, keys, lambda client, key: client.undo_effect(agent, key, limit_s))
+    _run_for_each_key(connection, display, agent, keys, lambda client, key: client.undo_effect(agent, key, limit_s))
 
 
-def _say_each(
+def _run_for_each_key(
     connection: Connection,
     display: Display,
     agent: str,
@@ -128,7 +128,7 @@ def _say_each(
                 rows.append({"key": key, "outcome": "not done", "reason": str(error)})
         return rows
 
-    rows = connection.speak(each)
+    rows = connection.call_agents(each)
     display.printer().result(document("SettledEffects", agent=agent, effects=rows), _show_settled)
     if any(row["reason"] for row in rows):
         raise typer.Exit(PARTIAL)
@@ -141,7 +141,7 @@ def _show_settled(result: Document, tables: DocumentTables) -> None:
 
 def _effects(source: OutputSource) -> "list[Effect]":
     if source.store is None:
-        return source.speak(lambda client: client.effects())
+        return source.call_agents(lambda client: client.effects())
     if source.coordinator is not None or source.data_dir is not None:
         raise UsageError("--store is read at rest, a coordinator is asked: give one of them")
     from snapline.agent_runtime.snapshots.reader import open_store

@@ -54,7 +54,7 @@ def join(name: str, address: str) -> "RayCluster":
     return RayCluster(name, address, {"working_dir": os.getcwd()})
 
 
-def address_in_use() -> str:
+def default_address() -> str:
     """Return the coordinator's address of the fleet that snapline.toml, its context and the environment name.
 
     Raises:
@@ -95,7 +95,7 @@ def start_in_background(arguments: Sequence[str], folder: Path, last_snapshot_s:
     """
     import msgspec
 
-    if running_in_background(folder) is not None:
+    if background_pid(folder) is not None:
         raise UsageError(f"a fleet is up in {folder}: `snapline down` first, or give another --name or --data-dir")
     make_private(folder)
     with (folder / BACKGROUND_LOG).open("ab") as log:
@@ -106,13 +106,13 @@ def start_in_background(arguments: Sequence[str], folder: Path, last_snapshot_s:
             stderr=log,
             start_new_session=True,
         )
-    record = {"pid": process.pid, "started": _start_of(process.pid), "last_snapshot_s": math.ceil(last_snapshot_s)}
+    record = {"pid": process.pid, "started": _start_time_of(process.pid), "last_snapshot_s": math.ceil(last_snapshot_s)}
     record["folder"] = folder.stat().st_ino
     (folder / BACKGROUND_FILE).write_bytes(msgspec.json.encode(record))
     return process
 
 
-def _noted(folder: Path) -> dict[str, int]:
+def _read_record(folder: Path) -> dict[str, int]:
     import msgspec
 
     try:
@@ -121,31 +121,31 @@ def _noted(folder: Path) -> dict[str, int]:
         return {}
 
 
-def running_in_background(folder: Path) -> int | None:
+def background_pid(folder: Path) -> int | None:
     """Return the process id of this folder's launcher, if it still runs. A copy of the folder has the original's record, which is ignored."""
-    record = _noted(folder)
-    started = _start_of(record.get("pid", 0))
+    record = _read_record(folder)
+    started = _start_time_of(record.get("pid", 0))
     if not started or started != record.get("started") or record.get("folder", 0) not in (0, folder.stat().st_ino):
         return None
     return record["pid"]
 
 
-def end_in_background(folder: Path, limit_s: float = END_S) -> list[str]:
+def stop_background(folder: Path, limit_s: float = END_S) -> list[str]:
     """End the launcher, and with it the fleet; the fleet's files stay. Return the launcher's log lines about the last snapshot.
 
     Raises:
         NotFoundError: no launcher runs.
         ExternalFailureError: the launcher does not end.
     """
-    pid = running_in_background(folder)
+    pid = background_pid(folder)
     if pid is None:
         raise NotFoundError(f"no fleet is up in {folder}")
     log, log_size_before = folder / BACKGROUND_LOG, 0
     if log.exists():
         log_size_before = log.stat().st_size
     os.kill(pid, signal.SIGTERM)
-    deadline_s = time.monotonic() + limit_s + _noted(folder).get("last_snapshot_s", 0)
-    while running_in_background(folder) == pid:
+    deadline_s = time.monotonic() + limit_s + _read_record(folder).get("last_snapshot_s", 0)
+    while background_pid(folder) == pid:
         if time.monotonic() > deadline_s:
             raise ExternalFailureError(f"process {pid}, which keeps the fleet in {folder}, does not end: kill it")
         time.sleep(LOOK_S)
@@ -197,7 +197,7 @@ def _last_words(folder: Path) -> str:
     return next((line.removeprefix("snapline: ") for line in reversed(lines) if line.strip()), "it said nothing")
 
 
-def _start_of(pid: int) -> int:
+def _start_time_of(pid: int) -> int:
     """Return the start time of a process in kernel ticks; 0 if it does not run. A reused id has another start time."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -17,7 +17,7 @@ import sys
 
 import msgspec
 
-from snapline.cli.collector import collect_seldom, spare_imported
+from snapline.cli.collector import collect_rarely, freeze_imported
 from snapline.cli.groups import command_of
 from snapline.deploy.fork_server import (
     MESSAGE_BYTES,
@@ -27,8 +27,8 @@ from snapline.deploy.fork_server import (
     ForkRefused,
     Ready,
     Reap,
+    ServerMessage,
     StartFork,
-    Word,
 )
 from snapline.deploy.parent_watch import ORPHANED, tie_to
 from snapline.deploy.starting import FORK_SERVER
@@ -44,7 +44,7 @@ IMPORTED = (
 )
 """Modules that hosts and coordinators of any fleet import, and the module with the version."""
 
-FORKED_NOUNS = ("coordinator", "host")
+FORKED_GROUPS = ("coordinator", "host")
 
 ARGUMENTS_AT = (48, 49)
 """Fields of /proc/PID/stat with the start and end address of the command line: see proc(5), counted from 1."""
@@ -54,16 +54,16 @@ def main() -> None:
     """Import everything and serve; in a child, run the command."""
     tie_to(int(sys.argv[2]))
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    collect_seldom()
+    collect_rarely()
     from snapline.storage.capture import forked
 
     forked.prepare()  # before anything imports gRPC
     for name in IMPORTED:
         importlib.import_module(name)
-    for noun in FORKED_NOUNS:
+    for noun in FORKED_GROUPS:
         command_of(noun)
     name_process([sys.executable, "-m", FORK_SERVER])
-    spare_imported()
+    freeze_imported()
     words = serve(socket.socket(fileno=int(sys.argv[1])))
     if words is None:
         os._exit(0)  # nothing is open, and the launcher waits for the exit
@@ -73,23 +73,23 @@ def main() -> None:
     run()
 
 
-def serve(door: socket.socket) -> list[str] | None:
+def serve(connection: socket.socket) -> list[str] | None:
     """Fork on request until the launcher exits, then return None. In a child, return its arguments."""
     server_pid = os.getpid()
-    door.setblocking(True)
+    connection.setblocking(True)
     files = stamps()
     poll = select.poll()
-    poll.register(door, select.POLLIN)
+    poll.register(connection, select.POLLIN)
     running: dict[int, int] = {}  # pidfd → pid
-    tell(door, Ready())
+    tell(connection, Ready())
     while True:
         for descriptor, _ in poll.poll():
-            if descriptor != door.fileno():
+            if descriptor != connection.fileno():
                 poll.unregister(descriptor)
                 os.close(descriptor)
-                tell(door, ended(running.pop(descriptor)))
+                tell(connection, ended(running.pop(descriptor)))
                 continue
-            received, descriptors, _, _ = socket.recv_fds(door, MESSAGE_BYTES, 1)
+            received, descriptors, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 1)
             if not received:
                 return None
             match REQUESTS.decode(received):
@@ -97,24 +97,24 @@ def serve(door: socket.socket) -> list[str] | None:
                     os.waitpid(pid, 0)
                 case StartFork() as wanted if reason := reason_against(wanted, files):
                     os.close(descriptors[0])
-                    tell(door, ForkRefused(reason))
+                    tell(connection, ForkRefused(reason))
                 case StartFork() as wanted:
                     pid = os.fork()
                     if pid == 0:
-                        door.detach()
-                        become(wanted, descriptors[0], server_pid)
+                        connection.detach()
+                        become_child(wanted, descriptors[0], server_pid)
                         return wanted.words
                     os.close(descriptors[0])
                     pidfd = os.pidfd_open(pid)
                     running[pidfd] = pid
                     poll.register(pidfd, select.POLLIN)
-                    tell(door, Forked(pid))
+                    tell(connection, Forked(pid))
 
 
-def tell(door: socket.socket, word: Word) -> None:
+def tell(connection: socket.socket, word: ServerMessage) -> None:
     """Send a message; exit if the launcher is gone."""
     try:
-        door.send(msgspec.msgpack.encode(word))
+        connection.send(msgspec.msgpack.encode(word))
     except OSError:
         sys.exit(ORPHANED)
 
@@ -145,7 +145,7 @@ def reason_against(wanted: StartFork, files: dict[str, int]) -> str:
     return ""
 
 
-def become(wanted: StartFork, log: int, server: int) -> None:
+def become_child(wanted: StartFork, log: int, server: int) -> None:
     """Prepare the forked child: do the work of `parent_watch.py` and of a Python start."""
     os.setsid()
     tie_to(server)

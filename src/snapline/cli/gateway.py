@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from snapline.cli.command import command
-from snapline.cli.options import Connection, check_address, token_in
+from snapline.cli.options import Connection, check_address, read_token
 from snapline.errors import UsageError
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
@@ -54,7 +54,7 @@ def run(
     from snapline.agent_runtime.fleet import load_fleet
 
     host, _, port = check_address(listen, "--listen").rpartition(":")
-    token = token_in(token_file)
+    token = read_token(token_file)
     check_exposure(host.strip("[]"), token)
     served = Served(serve or ())
     loaded = load_fleet(fleet, {}) if fleet is not None else None

@@ -9,7 +9,7 @@ from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, rows_of
 from snapline.errors import UsageError
-from snapline.view.compensation import named, undone_here, undone_outside
+from snapline.view.compensation import named, undone_in_fleet, undone_outside_fleet
 
 ROWS_MAX = 20
 """Largest number of rows shown, as in `recovery line`."""
@@ -66,10 +66,10 @@ def _show_preview(result: Document, tables: DocumentTables) -> None:
     from snapline.messages.answers import RestorePreview
 
     preview = msgspec.convert(result, RestorePreview)
-    for line in undone_here(preview):
+    for line in undone_in_fleet(preview):
         tables.line(line)
     _show_inputs(result, tables)
-    for line in undone_outside(preview):
+    for line in undone_outside_fleet(preview):
         tables.line(line)
 
 

@@ -19,7 +19,7 @@ class CommandGroup(NamedTuple):
     is_hidden: bool = False
 
 
-WORDS = {
+COMMANDS = {
     "demo": CommandGroup("demo", "Rank modules on several hosts, kill one, and kill the coordinator's leader."),
     "run": CommandGroup("run", "Run a whole fleet on this machine."),
     "up": CommandGroup("up", "Take a fleet up, and leave it running."),
@@ -43,7 +43,7 @@ WORDS = {
 }
 """Top-level commands; each is a function of that name in its module."""
 
-NOUNS = {
+GROUPS = {
     "snapshot": CommandGroup("snapshot", "Take, list, show, verify, compare, fork, move, keep and prune snapshots."),
     "recovery": CommandGroup("recovery", "Where the fleet would, or did, go back to."),
     "keys": CommandGroup("keys", "Make key files; rotate and show the keys of a store."),
@@ -72,9 +72,9 @@ def app_of(first: str) -> typer.Typer:
     """Return the typer app of one group or of one top-level command alone."""
     app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
     app.callback()(_nothing)  # without a callback, typer would drop the name of a single command
-    group = NOUNS.get(first) or WORDS[first]
+    group = GROUPS.get(first) or COMMANDS[first]
     module = import_module(f"snapline.cli.{group.module}")
-    if first in NOUNS:
+    if first in GROUPS:
         app.add_typer(module.app, name=first, help=group.says)
     else:
         app.command(first, hidden=group.is_hidden)(getattr(module, first))
@@ -95,12 +95,12 @@ class AllCommands(Mapping[str, Any]):
     """Click commands by name; each is imported when it is looked up."""
 
     def __getitem__(self, first: str) -> Any:
-        if first not in WORDS and first not in NOUNS:
+        if first not in COMMANDS and first not in GROUPS:
             raise KeyError(first)
         return command_of(first).commands[first]
 
     def __iter__(self) -> Iterator[str]:
-        return iter([*WORDS, *NOUNS])
+        return iter([*COMMANDS, *GROUPS])
 
     def __len__(self) -> int:
-        return len(WORDS) + len(NOUNS)
+        return len(COMMANDS) + len(GROUPS)

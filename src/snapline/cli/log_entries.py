@@ -20,7 +20,7 @@ from snapline.errors import UsageError
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
-OWN_BEGINNINGS = ("snapline: ", "Fatal Python error: ")
+FINAL_ERROR_PREFIXES = ("snapline: ", "Fatal Python error: ")
 """Prefixes of a process's final error lines, which have no time. They are separate entries of level ERROR, so that filters show them."""
 
 ENTRY_CHARACTERS_MAX = 1 << 20
@@ -61,7 +61,7 @@ class LogEntry:
 
 
 @dataclass(slots=True)
-class _Beginning:
+class _FirstLine:
     """The first line of an entry."""
 
     at_ns: int | None = None
@@ -78,14 +78,14 @@ class EntryReader:
         """Create the reader; `order_ns`: order of the lines before the first time."""
         self._process = process
         self._order_ns = order_ns
-        self._first: _Beginning | None = None
+        self._first: _FirstLine | None = None
         self._lines: list[str] = []
         self._characters = 0
         self._level = ""
 
     def feed(self, line: str) -> LogEntry | None:
         """Add the next line; return the previous entry if this line begins a new one."""
-        begun = beginning_of(line)
+        begun = parse_first_line(line)
         is_full = self._characters + len(line) > ENTRY_CHARACTERS_MAX
         if begun is None and not is_full and self._first is not None:
             self._lines.append(line)
@@ -93,7 +93,7 @@ class EntryReader:
             return None
         ended = self.end()
         # The rest of a split entry keeps its level.
-        self._first = begun or _Beginning(level=self._level, message=line)
+        self._first = begun or _FirstLine(level=self._level, message=line)
         self._level = self._first.level
         self._order_ns = max(self._order_ns, self._first.at_ns or 0)
         self._lines, self._characters = [line], len(line) + 1
@@ -121,29 +121,29 @@ def merge(streams: Iterable[Iterator[LogEntry]]) -> Iterator[LogEntry]:
     return heapq.merge(*streams, key=lambda entry: entry.order_ns)
 
 
-def is_as_serious(entry: LogEntry, level: str) -> bool:
+def has_level(entry: LogEntry, level: str) -> bool:
     """Return whether the entry has at least this level; True if it has no level."""
     return not entry.level or LEVELS.index(entry.level) >= LEVELS.index(level)
 
 
-def beginning_of(line: str) -> _Beginning | None:
+def parse_first_line(line: str) -> _FirstLine | None:
     """Parse the first line of an entry; None if the line belongs to the previous entry."""
     if line.startswith("{"):
-        return _json_beginning(line)
-    if line.startswith(OWN_BEGINNINGS):
-        return _Beginning(level="ERROR", message=line)
+        return _parse_json_line(line)
+    if line.startswith(FINAL_ERROR_PREFIXES):
+        return _FirstLine(level="ERROR", message=line)
     match = _TIMED.match(line)
     if match is None:
         return None
     at_ns = _nanoseconds(match[1], match[2], match[3])
     if at_ns is None:
         return None
-    return _Beginning(at_ns, match[4] or "", match[5] or "", line[match.end() :].removeprefix(" "))
+    return _FirstLine(at_ns, match[4] or "", match[5] or "", line[match.end() :].removeprefix(" "))
 
 
 def first_time(lines: Iterable[str]) -> int | None:
     """Return the first time in the lines; None if there is none."""
-    beginnings = (beginning_of(line) for line in lines)
+    beginnings = (parse_first_line(line) for line in lines)
     return next((begun.at_ns for begun in beginnings if begun is not None and begun.at_ns is not None), None)
 
 
@@ -180,7 +180,7 @@ def format_instant(at_ns: int) -> str:
     return (_EPOCH + timedelta(microseconds=at_ns // 1000)).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def _json_beginning(line: str) -> _Beginning | None:
+def _parse_json_line(line: str) -> _FirstLine | None:
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError):
@@ -194,7 +194,7 @@ def _json_beginning(line: str) -> _Beginning | None:
     level, logger, message = (str(fields.pop(name, "")) for name in ("level", "logger", "message"))
     if isinstance(fields.get("traceback"), str):
         message += "\n" + fields.pop("traceback")
-    return _Beginning(at_ns, level.upper() if level.upper() in LEVELS else "", logger, message, fields)
+    return _FirstLine(at_ns, level.upper() if level.upper() in LEVELS else "", logger, message, fields)
 
 
 def _nanoseconds(second: str, fraction: str | None, zone: str | None) -> int | None:

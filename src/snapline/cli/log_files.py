@@ -28,23 +28,23 @@ class ProcessLog:
         self._waiting = list(files)
         self._opened: BinaryIO | None = None
         self._reader: EntryReader | None = None
-        self._torn = b""
+        self._partial_line = b""
 
-    def entries(self, *, is_last_look: bool) -> Iterator[LogEntry]:
+    def entries(self, *, is_final: bool) -> Iterator[LogEntry]:
         """Yield the new entries.
 
         An incomplete line or entry waits for the next call, unless this call is the last one. An entry is also complete if no
         line has come since the previous call.
         """
         has_come = False
-        for line in self._lines(is_last_look=is_last_look):
+        for line in self._lines(is_final=is_final):
             has_come = True
             yield from self._fed(line)
-        if self._reader is not None and (is_last_look or not has_come):
+        if self._reader is not None and (is_final or not has_come):
             ended = self._reader.end()
             if ended is not None:
                 yield ended
-        if is_last_look:
+        if is_final:
             self.close()
 
     def close(self) -> None:
@@ -59,25 +59,25 @@ class ProcessLog:
         if ended is not None:
             yield ended
 
-    def _lines(self, *, is_last_look: bool) -> Iterator[str]:
+    def _lines(self, *, is_final: bool) -> Iterator[str]:
         yield from self._pieces()
         while self._has_next():
             yield from self._pieces()  # lines written before the file was rotated
-            if self._torn:
+            if self._partial_line:
                 yield self._take()
             self._open_next()
             yield from self._pieces()
-        if is_last_look and self._torn:
+        if is_final and self._partial_line:
             yield self._take()
 
     def _pieces(self) -> Iterator[str]:
         while self._opened is not None and (piece := self._opened.readline(LINE_BYTES_MAX)):
-            self._torn += piece
-            if self._torn.endswith(b"\n") or len(self._torn) >= LINE_BYTES_MAX:
+            self._partial_line += piece
+            if self._partial_line.endswith(b"\n") or len(self._partial_line) >= LINE_BYTES_MAX:
                 yield self._take()
 
     def _take(self) -> str:
-        line, self._torn = self._torn, b""
+        line, self._partial_line = self._partial_line, b""
         return line.decode(errors="replace").rstrip("\r\n")
 
     def _has_next(self) -> bool:

@@ -12,7 +12,7 @@ import typer
 from snapline.cli.command import command
 from snapline.cli.configuration import Context
 from snapline.cli.fleet_locations import folder_of, logs_of
-from snapline.cli.log_entries import LogEntry, format_instant, is_as_serious, merge, parse_level, parse_since
+from snapline.cli.log_entries import LogEntry, format_instant, has_level, merge, parse_level, parse_since
 from snapline.cli.log_files import ProcessLog, find_logs
 from snapline.cli.options import Display
 from snapline.cli.output import OutputFormat, document
@@ -66,14 +66,12 @@ def logs(
     """
     at_least = None if level is None else parse_level(level)
     since_ns = None if since is None else parse_since(since, time.time_ns())
-    reading = _Reading(_folder(name, data_dir, context), tuple(processes or ()))
-    shown = _Shown(reading, is_json=display.printer().format is OutputFormat.JSON)
+    reading = _LogReader(_folder(name, data_dir, context), tuple(processes or ()))
+    shown = _EntryPrinter(reading, is_json=display.printer().format is OutputFormat.JSON)
 
     def wanted(found: Iterable[LogEntry]) -> Iterator[LogEntry]:
         for entry in found:
-            if (since_ns is None or entry.order_ns >= since_ns) and (
-                at_least is None or is_as_serious(entry, at_least)
-            ):
+            if (since_ns is None or entry.order_ns >= since_ns) and (at_least is None or has_level(entry, at_least)):
                 yield entry
 
     first = wanted(reading.look(is_last=not follow))
@@ -83,7 +81,7 @@ def logs(
         shown.print(wanted(reading.look(is_last=False)))
 
 
-class _Reading:
+class _LogReader:
     """The requested logs; each call of `look` returns the new entries."""
 
     def __init__(self, folder: Path, processes: tuple[str, ...]) -> None:
@@ -100,16 +98,16 @@ class _Reading:
         """Return the new entries sorted by time. Entries of a later call may be older than those of an earlier one."""
         for process, log in find_logs(self._folder).items():
             self.logs.setdefault(process, log)
-        return merge(log.entries(is_last_look=is_last) for log in self._asked())
+        return merge(log.entries(is_final=is_last) for log in self._selected())
 
-    def _asked(self) -> list[ProcessLog]:
+    def _selected(self) -> list[ProcessLog]:
         return [log for process, log in self.logs.items() if not self._processes or process in self._processes]
 
 
-class _Shown:
+class _EntryPrinter:
     """Prints entries as text or as JSON documents."""
 
-    def __init__(self, reading: _Reading, *, is_json: bool) -> None:
+    def __init__(self, reading: _LogReader, *, is_json: bool) -> None:
         self._reading = reading
         self._is_json = is_json
 

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from snapline.cli.groups import NOUNS, WORDS, AllCommands
+from snapline.cli.groups import COMMANDS, GROUPS, AllCommands
 
 
-class Words(TyperGroup):
+class RootGroup(TyperGroup):
     """Root command with all top-level commands and groups."""
 
     def __init__(self, **options: Any) -> None:
@@ -20,13 +20,13 @@ class Words(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands from the tables in `groups.py`, without importing them."""
-        texts = {name: word.says for name, word in {**WORDS, **NOUNS}.items() if not word.is_hidden}
+        texts = {name: word.says for name, word in {**COMMANDS, **GROUPS}.items() if not word.is_hidden}
         with formatter.section("Commands"):
             formatter.write_dl(list(texts.items()))
 
 
 app = typer.Typer(
-    cls=Words,
+    cls=RootGroup,
     rich_markup_mode=None,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -38,15 +38,17 @@ app = typer.Typer(
 def options(
     version: Annotated[
         bool,
-        typer.Option("--version", is_eager=True, callback=lambda given: _say_version(given), help="Print the version."),
+        typer.Option(
+            "--version", is_eager=True, callback=lambda given: _print_version(given), help="Print the version."
+        ),
     ] = False,
 ) -> None:
     """Takes what stands before the command's name."""
 
 
-def _say_version(is_wanted: bool) -> None:
-    from snapline.compiled import described
+def _print_version(is_wanted: bool) -> None:
+    from snapline.compiled import version_text
 
     if is_wanted:
-        typer.echo(f"snapline {described()}")
+        typer.echo(f"snapline {version_text()}")
         raise typer.Exit

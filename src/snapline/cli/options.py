@@ -139,7 +139,7 @@ class Display:
 
 
 @dataclass(frozen=True)
-class Trust:
+class SecurityOptions:
     """Security options: all three TLS files, `--insecure`, or connections on this machine only."""
 
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", metavar="FILE", help="Our certificate (PEM).")] = None
@@ -190,7 +190,7 @@ Stale = Annotated[
 
 
 @dataclass(frozen=True)
-class Connection(Trust):
+class Connection(SecurityOptions):
     """Coordinator to call, and limit of calls."""
 
     coordinator: Annotated[
@@ -214,7 +214,7 @@ class Connection(Trust):
 
     def security(self) -> "Security":
         """Build the `Security`, with the token."""
-        return self._security(token_in(self.auth_token))
+        return self._security(read_token(self.auth_token))
 
     def address(self) -> str:
         """Return the address to call.
@@ -229,9 +229,9 @@ class Connection(Trust):
         if self.coordinator is not None:
             return check_addresses(self.coordinator, "--coordinator")
         if self.data_dir is None:
-            from snapline.cli.fleet_locations import address_in_use
+            from snapline.cli.fleet_locations import default_address
 
-            return address_in_use()
+            return default_address()
         address = read_address(self.data_dir)
         if address is None:
             raise UsageError(
@@ -255,14 +255,14 @@ class Connection(Trust):
 
         return remote.ask(self.address(), self.security(), call)
 
-    def speak(self, call: "Callable[[Client], Awaitable[_Reply]]") -> _Reply:
+    def call_agents(self, call: "Callable[[Client], Awaitable[_Reply]]") -> _Reply:
         """Make one call to the fleet's agents, which the caller limits by `timeout`."""
         from snapline.cli import remote
 
-        return remote.speak(self.address(), self.security(), call)
+        return remote.call_agents(self.address(), self.security(), call)
 
 
-def token_in(file: Path | None) -> str:
+def read_token(file: Path | None) -> str:
     """Read the token in a file; "" if no file is given.
 
     Raises:

@@ -63,7 +63,7 @@ def tail(
     """
     lines = _Lines(display)
     if source.store is None:
-        source.speak(lambda client: _tail(client, lines, topic, after, consumer, follow=follow))
+        source.call_agents(lambda client: _tail(client, lines, topic, after, consumer, follow=follow))
         return
     if source.coordinator is not None or source.data_dir is not None:
         raise UsageError("--store is read at rest, a coordinator is asked: give one of them")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.collector import spare_imported
+from snapline.cli.collector import freeze_imported
 from snapline.cli.command import command
 from snapline.cli.options import (
     LAST_SNAPSHOT_S,
@@ -16,8 +16,8 @@ from snapline.cli.options import (
     FleetArguments,
     LastSnapshot,
     LogLines,
+    SecurityOptions,
     Spans,
-    Trust,
     check_address,
     check_addresses,
     parse_arguments,
@@ -138,7 +138,7 @@ class MetricsAt:
 
 @command
 def coordinator_run(
-    trust: Trust,
+    trust: SecurityOptions,
     log_lines: LogLines,
     metrics_at: MetricsAt,
     spans: Spans,
@@ -197,13 +197,13 @@ def coordinator_run(
         node=node,
         members=members,
     )
-    spare_imported()
+    freeze_imported()
     _end(asyncio.run(run_coordinator(options)))
 
 
 @command
 def host_run(
-    trust: Trust,
+    trust: SecurityOptions,
     log_lines: LogLines,
     metrics_at: MetricsAt,
     spans: Spans,
@@ -265,7 +265,7 @@ def host_run(
         trace_every=trace_every,
         last_snapshot_s=last_snapshot,
     )
-    spare_imported()
+    freeze_imported()
     _end(asyncio.run(run_host(options)))
 
 

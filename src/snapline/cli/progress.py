@@ -32,7 +32,7 @@ class FleetProgress:
         self._text = ""
         self._shown_s = 0.0
         self._problem = ""
-        self._has_letters = False
+        self._has_dead_letters = False
         self._concerns: dict[tuple[object, ...], str] = {}
         """Texts of reported concerns that are not over yet."""
 
@@ -55,18 +55,18 @@ class FleetProgress:
 
     def _warn(self, status: "FleetReading") -> None:
         """Warn once of problems that could go unnoticed for hours: no checkpoint completes, or messages are dead-lettered."""
-        self._tell_concerns(status)
+        self._report_concerns(status)
         problem = status.store.reason if status.store.state == DEGRADED else ""
         if problem and not self._problem:
             self.warn(f"no checkpoint completes, and the agents go on without: {problem}")
         elif self._problem and not problem and status.phase == "running":
             self.note("checkpoints complete again")
         self._problem = problem
-        if not self._has_letters and any(host.dead_letters for host in status.hosts):
-            self._has_letters = True
+        if not self._has_dead_letters and any(host.dead_letters for host in status.hosts):
+            self._has_dead_letters = True
             self.warn("a message could not be handled: `snapline agent dead-letters list` shows it, and the error")
 
-    def _tell_concerns(self, status: "FleetReading") -> None:
+    def _report_concerns(self, status: "FleetReading") -> None:
         """Report each concern once when it has lasted for a while, and once when it is over."""
         lasting = [concern for concern in status.concerns if concern.since_ns >= CONCERN_NS]
         current = {(concern.kind, concern.hosts, concern.agents): concern for concern in lasting}

@@ -39,11 +39,11 @@ async def until(
             if status.phase in ("finished", "failed"):
                 raise ExternalFailureError(f"the fleet is {status.phase}, and {what} will not be")
         if time.monotonic() > deadline_s:
-            raise UnknownOutcomeError(f"{what} is not so yet, and may still come: {_told(status)}")
+            raise UnknownOutcomeError(f"{what} is not so yet, and may still come: {_describe_state(status)}")
         await asyncio.sleep(LOOK_S)
 
 
-def _told(status: "FleetStatus | None") -> str:
+def _describe_state(status: "FleetStatus | None") -> str:
     """Return likely reasons."""
     if status is None:
         return "no coordinator answers"

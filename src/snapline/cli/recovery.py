@@ -81,7 +81,7 @@ def _show_first(columns: Sequence[str], rows: Sequence[Sequence[object]], tables
 
 def _show_line(result: Document, tables: DocumentTables) -> None:
     if "rollback" in result:
-        _show_found_line(result, tables)
+        _show_autonomous_line(result, tables)
         return
     if result.get("epoch") == 0:
         tables.line("no epoch is complete yet: the fleet would start again from its initial states")
@@ -94,7 +94,7 @@ def _show_line(result: Document, tables: DocumentTables) -> None:
         _show_first(("AGENT", "EPOCH"), list(line.items()), tables)
 
 
-def _show_found_line(result: Document, tables: DocumentTables) -> None:
+def _show_autonomous_line(result: Document, tables: DocumentTables) -> None:
     """Print the line of an autonomous fleet: a checkpoint for each agent that is rolled back, "live" for the others."""
     line, rollback, rolled_back = result.get("recovery_line"), result.get("rollback"), result.get("rolled_back")
     count = len(rolled_back) if isinstance(rolled_back, list) else 0

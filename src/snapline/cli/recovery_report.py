@@ -30,7 +30,7 @@ def report(
         raise NotFoundError(f"{which}: `snapline recovery history` lists them")
     line = recoveries[-1].get("line_epoch")
     assert isinstance(line, int), "an epoch"
-    effects = connection.speak(lambda client: _open_at(client, line))
+    effects = connection.call_agents(lambda client: _open_at(client, line))
     rows = [{"agent": effect.agent, "key": effect.key, "name": effect.name, "fate": effect.fate} for effect in effects]
     display.printer().result(document("RecoveryReport", recovery=recoveries[-1], effects=rows), _show)
 

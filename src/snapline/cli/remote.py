@@ -24,26 +24,26 @@ def ask(address: str, security: "Security", call: "Callable[[CoordinatorClient],
 
 
 async def _ask(address: str, security: "Security", call: "Callable[[CoordinatorClient], Awaitable[_Reply]]") -> _Reply:
-    from snapline.messages.coordinator_client import CoordinatorClient, patiently
+    from snapline.messages.coordinator_client import CoordinatorClient, retry_until_available
 
-    client = CoordinatorClient(address, security, on_trouble=_tell)
+    client = CoordinatorClient(address, security, on_trouble=_print_error)
     try:
-        return await patiently(lambda: call(client))
+        return await retry_until_available(lambda: call(client))
     finally:
         await client.close()
 
 
-def speak(address: str, security: "Security", call: "Callable[[Client], Awaitable[_Reply]]") -> _Reply:
+def call_agents(address: str, security: "Security", call: "Callable[[Client], Awaitable[_Reply]]") -> _Reply:
     """Call a fleet's agents and return the result; raises like `Client`."""
-    return asyncio.run(_speak(address, security, call))
+    return asyncio.run(_call_agents(address, security, call))
 
 
-async def _speak(address: str, security: "Security", call: "Callable[[Client], Awaitable[_Reply]]") -> _Reply:
+async def _call_agents(address: str, security: "Security", call: "Callable[[Client], Awaitable[_Reply]]") -> _Reply:
     from snapline.client.client import open_client
 
     async with await open_client(address, security, CLIENT_NAME) as client:
         return await call(client)
 
 
-def _tell(trouble: str) -> None:
+def _print_error(trouble: str) -> None:
     print(printable(f"snapline: {trouble}"), file=sys.stderr, flush=True)

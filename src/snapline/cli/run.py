@@ -144,7 +144,7 @@ def _dead_letters(folder: Path, store: str, epoch: int, progress: FleetProgress)
     from snapline.deploy.data_directory import STORE_FOLDER
 
     store = store or str(folder / STORE_FOLDER)
-    counts = letters_in(store, epoch) if epoch else None
+    counts = count_dead_letters(store, epoch) if epoch else None
     if counts is None:
         return None
     total = sum([number for number, _ in counts.values()])
@@ -156,7 +156,7 @@ def _dead_letters(folder: Path, store: str, epoch: int, progress: FleetProgress)
     return total
 
 
-def letters_in(store: str, epoch: int) -> dict[str, tuple[int, str]] | None:
+def count_dead_letters(store: str, epoch: int) -> dict[str, tuple[int, str]] | None:
     """Return agent → number of its dead letters and the last one's error; None if the snapshot cannot be read."""
     from snapline.storage.store.store import Store
 

@@ -38,10 +38,10 @@ def scale(
     Nothing is lost: agents move by a plan from a snapshot that is taken for it. For fleets that a process on this machine keeps
     (`snapline up`, `snapline run`).
     """
-    from snapline.deploy.scaling import check_kept
+    from snapline.deploy.scaling import check_supervised
 
     folder = connection.folder()
-    check_kept(folder)
+    check_supervised(folder)
     progress = FleetProgress(display.printer())
     deadline_s = time.monotonic() + within
     status = connection.ask(lambda client: _scale(client, folder, hosts, deadline_s, progress))
@@ -55,7 +55,7 @@ async def _scale(
     client: "CoordinatorClient", folder: Path, hosts: int, deadline_s: float, progress: FleetProgress
 ) -> "FleetStatus":
     from snapline.deploy.running_fleet import host_names
-    from snapline.deploy.scaling import want_hosts
+    from snapline.deploy.scaling import request_hosts
 
     names = host_names(hosts)
     now = await client.status()
@@ -66,7 +66,7 @@ async def _scale(
     leaving = tuple([name for name in alive if name not in names])
     if leaving:
         await moving.drain(client, leaving, deadline_s, progress.note)
-    want_hosts(folder, hosts)
+    request_hosts(folder, hosts)
     progress.note(f"{hosts} hosts are wanted of the process that keeps the fleet")
 
     def is_so(found: "FleetStatus") -> bool:

@@ -10,7 +10,7 @@ from snapline.cli.command import command
 from snapline.cli.options import Display, FleetArguments, seconds_of
 from snapline.cli.output import Document, DocumentTables, document
 from snapline.cli.sim_progress import RunProgress
-from snapline.cli.sim_scenarios import ScenarioChanges, ScenarioWord, Seeds, is_reference, parse_list, parse_seeds
+from snapline.cli.sim_scenarios import ScenarioArgument, ScenarioChanges, Seeds, is_reference, parse_list, parse_seeds
 from snapline.cli.sim_sweeps import Jobs, check_writable, finite, processors
 from snapline.errors import UsageError
 
@@ -28,7 +28,7 @@ WORK_WITHIN = "5m"
 @command
 def compare(
     display: Display,
-    scenario: ScenarioWord,
+    scenario: ScenarioArgument,
     protocols: Annotated[
         str, typer.Option("--protocols", metavar="A,B", help="Others are compared with the first; all is every one.")
     ] = "chandy-lamport,koo-toueg,uncoordinated,bcs,hmnr",

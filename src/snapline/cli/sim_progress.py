@@ -7,7 +7,7 @@ from collections.abc import Callable
 from snapline.cli.output import Printer, count
 from snapline.security.printable import printable
 
-DRAWN_S, SAID_S = 0.1, 5.0
+REDRAW_S, LINE_S = 0.1, 5.0
 """Shortest time between two redraws on a terminal, and between two lines elsewhere."""
 
 BAR_WIDTH = 24
@@ -45,7 +45,7 @@ class RunProgress:
         """Set the number done."""
         self.done = done
         now_s = self._clock()
-        if now_s - self._shown_s < (DRAWN_S if self._is_terminal else SAID_S):
+        if now_s - self._shown_s < (REDRAW_S if self._is_terminal else LINE_S):
             return
         self._shown_s = now_s
         self._measure(now_s)

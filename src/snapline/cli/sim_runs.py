@@ -12,13 +12,13 @@ from snapline.cli.output import Document, DocumentTables, document
 from snapline.cli.sim_scenarios import (
     RUNS,
     RunOrScenario,
+    ScenarioArgument,
     ScenarioChanges,
-    ScenarioWord,
     Seed,
     check_fleet,
     commit_of_code,
+    require_run_folder,
     run_folder,
-    the_run_folder,
 )
 from snapline.errors import UsageError
 from snapline.security.printable import printable
@@ -38,7 +38,7 @@ NOT_THE_SAME = "the agents' code has changed, or the run cannot be repeated: --c
 def run(
     display: Display,
     changes: ScenarioChanges,
-    scenario: ScenarioWord,
+    scenario: ScenarioArgument,
     seed: Seed = None,
     folder: Folder = RUNS,
     no_folder: Annotated[bool, typer.Option("--no-folder", help="Write nothing; just say how it went.")] = False,
@@ -103,11 +103,11 @@ def _exit_code(result: "Result") -> int:
 
 def _show_run(result: "Result", scenario: "Scenario", place: Path | None, again: str, tables: DocumentTables) -> None:
     from snapline.sim.report.folder import REPORT
-    from snapline.sim.report.text import brief, summarise
+    from snapline.sim.report.text import brief_summary, summarise
 
     report = "" if place is None else f"report {place / REPORT}"
     if result.verdict == "pass":
-        tables.line(brief(result, scenario).rstrip("\n"))
+        tables.line(brief_summary(result, scenario).rstrip("\n"))
         tables.line(f"again    {again}{'; ' if report else ''}{report}")
         return
     tables.line(summarise(result).rstrip("\n"))
@@ -245,7 +245,7 @@ def report(
     from snapline.sim.report.folder import read_run, rebuild
     from snapline.sim.report.text import summarise
 
-    place = the_run_folder(folder)
+    place = require_run_folder(folder)
     stored = read_run(place)
     written = [rebuild(place)]
     for path, export in ((shiviz, "to_shiviz"), (perfetto, "to_perfetto")):

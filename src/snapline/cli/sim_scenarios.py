@@ -32,7 +32,7 @@ HOSTS: Final = 3
 COORDINATORS: Final = 3
 """Sizes for a user's own fleet, unless the faults come from a file; large enough for a majority to be lost or kept."""
 
-ScenarioWord = Annotated[
+ScenarioArgument = Annotated[
     str,
     typer.Argument(
         metavar="SCENARIO",
@@ -157,16 +157,16 @@ class ScenarioChanges:
         from snapline.sim.faults.faults import check_budget
 
         if is_reference(word):
-            base = self._around_fleet(word)
+            base = self._scenario_for_fleet(word)
         else:
-            self._refuse_of_fleets(word)
+            self._reject_fleet_options(word)
             base = read_scenario(word)
             check_fleet(base)
         changed = self._changed(base)
         check_budget(changed)
         return changed
 
-    def _refuse_of_fleets(self, word: str) -> None:
+    def _reject_fleet_options(self, word: str) -> None:
         of_fleets = {
             "--arg": self.arg,
             "--faults": self.faults,
@@ -181,7 +181,7 @@ class ScenarioChanges:
             if value:
                 raise UsageError(f"{name} is for MODULE:FLEET, and {word!r} is a scenario: leave it out")
 
-    def _around_fleet(self, word: str) -> "Scenario":
+    def _scenario_for_fleet(self, word: str) -> "Scenario":
         """Return a scenario with the user's fleet, and with its protocol and agents."""
         import msgspec
 
@@ -211,14 +211,14 @@ class ScenarioChanges:
         )
         swarm = faults.swarm and msgspec.structs.replace(faults.swarm, protocols=[fleet.protocol])
         scenario = msgspec.structs.replace(faults, name=f"{fleet.name}-{faults.name}", fleet=part, swarm=swarm)
-        scenario = self._used(scenario)
+        scenario = self._with_clients(scenario)
         if faults.run.turns:
             return scenario
         return msgspec.structs.replace(
             scenario, run=msgspec.structs.replace(scenario.run, turns=turns_of(scenario, lambda: make_workload(part)))
         )
 
-    def _used(self, scenario: "Scenario") -> "Scenario":
+    def _with_clients(self, scenario: "Scenario") -> "Scenario":
         """Add the clients, restores and moves that the options name."""
         import msgspec
 
@@ -369,7 +369,7 @@ def run_folder(word: str) -> Path | None:
     raise UsageError(f"{path} holds no run: name a folder with {RESULT}, such as runs/NAME/{LATEST}")
 
 
-def the_run_folder(word: str) -> Path:
+def require_run_folder(word: str) -> Path:
     """Return the folder of a run, for commands that need one.
 
     Raises:

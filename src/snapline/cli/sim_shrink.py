@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 TIME_LIMIT_S_MAX = 86_400
 """Largest time limit of shrinking; a minute or two is usual."""
 
-SAID_AGAIN_S = 2.0
+STEP_REPORT_S = 2.0
 """Shortest time between two progress lines for the same kind of step."""
 
 
@@ -99,7 +99,7 @@ def _shrink(
     def tell(step: "ShrinkStep") -> None:
         nonlocal last
         now_s = time.monotonic()
-        if step.text != last[0] or now_s - last[1] >= SAID_AGAIN_S:
+        if step.text != last[0] or now_s - last[1] >= STEP_REPORT_S:
             last = (step.text, now_s)
             printer.progress(f"run {step.tries:>5}  {step.text:<32} {size_text(step.size)}")
 

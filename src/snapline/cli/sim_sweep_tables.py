@@ -4,7 +4,7 @@ from typing import Any
 
 from snapline.cli.output import Document, DocumentTables, count, rows_of
 
-TEXT_SHOWN_MAX, ALONE_MAX = 300, 600
+TEXT_SHOWN_MAX, SINGLE_TEXT_MAX = 300, 600
 """Characters shown of each finding's text, and of the text of a single finding; `-o json` has all."""
 
 FINDINGS_MAX = 2
@@ -26,19 +26,19 @@ METRICS_SHOWN = {
 """Metric name → its label in the short form."""
 
 
-def show_briefly(result: Document, tables: DocumentTables) -> None:
+def show_summary(result: Document, tables: DocumentTables) -> None:
     """Print one screen: verdicts, the first findings, and situations that occurred or never did."""
     tables.line(_verdicts_line(result))
     findings, divergences = rows_of(result, "findings"), rows_of(result, "divergences")
     for finding in findings[:FINDINGS_MAX]:
         tables.line()
-        _show_finding(finding, tables, ALONE_MAX if len(findings) == 1 else TEXT_SHOWN_MAX)
+        _show_finding(finding, tables, SINGLE_TEXT_MAX if len(findings) == 1 else TEXT_SHOWN_MAX)
     if len(findings) > FINDINGS_MAX:
         tables.line(f"… {count(len(findings) - FINDINGS_MAX, 'more kind')} of findings: --verbose")
     tables.line()
     _field(tables, "passed", _means(result))
-    _field(tables, "met", _met(result))
-    _field(tables, "never met", _never_met(result))
+    _field(tables, "met", _drawn_faults(result))
+    _field(tables, "never met", _never_hit_counts(result))
     checked = result["checked"]
     assert isinstance(checked, int)
     twice = (
@@ -69,7 +69,7 @@ def _means(result: Document) -> str:
     return f"mean {', '.join(f'{mean:,.{int(mean < ROUNDED)}f} {word}' for word, mean in means.items())}"
 
 
-def _met(result: Document) -> str:
+def _drawn_faults(result: Document) -> str:
     """Return the faults that were drawn, the most frequent first."""
     drawn = result["drawn"]
     faults = drawn.get("faults", {}) if isinstance(drawn, dict) else {}
@@ -77,7 +77,7 @@ def _met(result: Document) -> str:
     return ", ".join(f"{name} {runs}" for runs, name in drawn_faults)
 
 
-def _never_met(result: Document) -> str:
+def _never_hit_counts(result: Document) -> str:
     never, probes, drawn = result["never_hit"], result["probes"], result["drawn"]
     assert isinstance(never, list) and isinstance(probes, dict) and isinstance(drawn, dict)
     hit = sum(1 for hits in probes.values() if hits)
@@ -94,7 +94,7 @@ def show_all(result: Document, tables: DocumentTables) -> None:
     tables.line(_verdicts_line(result))
     for finding in rows_of(result, "findings"):
         tables.line()
-        _show_finding(finding, tables, ALONE_MAX)
+        _show_finding(finding, tables, SINGLE_TEXT_MAX)
     _show_metrics(result, tables)
     _show_drawn(result, tables)
     _show_checks(result, tables)

@@ -16,14 +16,14 @@ from snapline.cli.output import Document, Printer, document, readable
 from snapline.cli.sim_progress import RunProgress
 from snapline.cli.sim_scenarios import (
     RunOrScenario,
+    ScenarioArgument,
     ScenarioChanges,
-    ScenarioWord,
     Seeds,
     check_fleet,
     parse_seeds,
     run_folder,
 )
-from snapline.cli.sim_sweep_tables import show_all, show_briefly
+from snapline.cli.sim_sweep_tables import show_all, show_summary
 from snapline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def processors() -> int:
 def sweep(
     display: Display,
     changes: ScenarioChanges,
-    scenario: ScenarioWord,
+    scenario: ScenarioArgument,
     seeds: Seeds = "0:100",
     jobs: Jobs = None,
     on: Annotated[
@@ -113,7 +113,7 @@ def sweep(
     if file is not None:
         file.write_text(json.dumps(readable(sweep_document), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         printer.progress(f"wrote {file}")
-    printer.result(sweep_document, show_all if verbose else show_briefly)
+    printer.result(sweep_document, show_all if verbose else show_summary)
     raise typer.Exit(_sweep_code(summary, numbers, stop_after, is_strict=require_probes))
 
 

@@ -147,9 +147,9 @@ def prune(
         printer.result(_plan(store, place.holds(store), policy, is_dry_run=True), _show_plan)
         return
     data_dir = data_dir_of(place, store)
-    with at_rest(data_dir):
+    with lock_fleet(data_dir):
         holds = place.holds(store)
-        holds.clear_remains(is_alone=True)
+        holds.clear_leftovers(is_alone=True)
         plan = _plan(store, holds, policy, is_dry_run=False)
         due = [int(str(row["epoch"])) for row in rows_of(plan, "snapshots") if row["action"] == "delete"]
         if due and not yes and _is_terminal():
@@ -158,7 +158,7 @@ def prune(
         done = holds.delete(due)
         if data_dir is not None:  # hosts may still write to any other store
             store.delete_unneeded_keys()
-        printer.result(_carried_out(plan, done), _show_plan)
+        printer.result(_with_outcomes(plan, done), _show_plan)
 
 
 def _is_terminal() -> bool:
@@ -167,11 +167,11 @@ def _is_terminal() -> bool:
 
 def _plan(store: "Store", holds: "Holds", policy: "Policy", *, is_dry_run: bool) -> dict[str, object]:
     """Return the document of snapshots to keep and to delete, read from the manifests, not from a catalog."""
-    from snapline.storage.retention.catalog import read_summaries, time_of
+    from snapline.storage.retention.catalog import read_summaries, snapshot_time
     from snapline.storage.retention.retention_policy import retained
 
     summaries = read_summaries(store)
-    retained_epochs = retained(map(time_of, summaries), policy, now_ns=time.time_ns(), held=holds.held())
+    retained_epochs = retained(map(snapshot_time, summaries), policy, now_ns=time.time_ns(), held=holds.held())
     rows = [
         {
             "epoch": x.epoch,
@@ -193,7 +193,7 @@ def _plan(store: "Store", holds: "Holds", policy: "Policy", *, is_dry_run: bool)
     )
 
 
-def _carried_out(plan: Document, done: dict[int, list[str] | None]) -> dict[str, object]:
+def _with_outcomes(plan: Document, done: dict[int, list[str] | None]) -> dict[str, object]:
     rows = [
         {**row, "action": "keep", "reason": HELD_MEANWHILE} if done.get(int(str(row["epoch"])), []) is None else row
         for row in rows_of(plan, "snapshots")
@@ -222,7 +222,7 @@ def data_dir_of(place: StorePlace, store: "Store") -> Path | None:
 
 
 @contextlib.contextmanager
-def at_rest(data_dir: Path | None) -> Iterator[None]:
+def lock_fleet(data_dir: Path | None) -> Iterator[None]:
     """Hold the locks of the fleet in `data_dir`, so that it cannot start meanwhile.
 
     Raises:

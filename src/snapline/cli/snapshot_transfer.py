@@ -65,8 +65,8 @@ def import_snapshots(
     with reading_archive(file):  # fail before a store is created
         pass
     store = _open_target(place)
-    with _receiving(place, store) as is_home:
-        copied = read_archive(file, store, is_home=is_home)
+    with _receiving(place, store) as is_fleet_store:
+        copied = read_archive(file, store, is_fleet_store=is_fleet_store)
     result = document("SnapshotImport", store=store.location, file=str(file), snapshots=[_row(x) for x in copied])
     display.printer().result(result, _show_imported)
 
@@ -77,7 +77,7 @@ def copy(
     display: Display,
     to: Annotated[str, typer.Option("--to", metavar="STORE", help="The second store, as path or URL; made if needed.")],
     snapshot: Annotated[str | None, typer.Argument(metavar="ID", help=_SNAPSHOT_HELP)] = None,
-    older_than: Annotated[
+    all_but_newest: Annotated[
         int | None, typer.Option("--older-than", min=1, metavar="N", help="All snapshots but the newest N.")
     ] = None,
     remove: Annotated[
@@ -94,24 +94,24 @@ def copy(
     """
     from snapline.storage.buckets import tiering
 
-    if (snapshot is None) == (older_than is None):
+    if (snapshot is None) == (all_but_newest is None):
         raise UsageError("which snapshots? Give an ID, or --older-than N for all but the newest N")
     source = place.open()
-    epochs = [source.resolve(snapshot)] if snapshot is not None else tiering.older_than(source, older_than or 1)
+    epochs = [source.resolve(snapshot)] if snapshot is not None else tiering.all_but_newest(source, all_but_newest or 1)
     there = StorePlace(store=to)
     target = there.open() if must_exist else _open_target(there)
     printer = display.printer()
     rows: list[dict[str, object]] = []
     with contextlib.ExitStack() as held:
         if remove:
-            tiering.check_two(source, target)
-            held.enter_context(at_rest(snapshot_keep.data_dir_of(place, source), "remove its snapshots"))
-        is_home = held.enter_context(_receiving(there, target))
+            tiering.check_distinct_stores(source, target)
+            held.enter_context(lock_fleet(snapshot_keep.data_dir_of(place, source), "remove its snapshots"))
+        is_fleet_store = held.enter_context(_receiving(there, target))
         holds = place.holds(source) if remove else None
-        for moved in tiering.move_epochs(source, target, epochs, holds=holds, is_home=is_home):
+        for moved in tiering.move_epochs(source, target, epochs, holds=holds, is_fleet_store=is_fleet_store):
             row = _row(moved.copied) | {"is_removed": moved.is_removed, "kept_because": moved.kept_because}
             rows.append(row)
-            printer.progress(_told(row))
+            printer.progress(_copied_line(row))
     result = document("SnapshotCopy", store=source.location, to=target.location, snapshots=rows)
     printer.result(result, _show_copied)
 
@@ -135,17 +135,17 @@ def _receiving(place: StorePlace, store: "Store") -> Iterator[bool]:
         DirectoryInUseError: the fleet runs.
     """
     data_dir = snapshot_keep.data_dir_of(place, store)
-    with at_rest(data_dir, "put snapshots into its store"):
+    with lock_fleet(data_dir, "put snapshots into its store"):
         yield data_dir is not None
 
 
 @contextlib.contextmanager
-def at_rest(data_dir: Path | None, purpose: str) -> Iterator[None]:
+def lock_fleet(data_dir: Path | None, purpose: str) -> Iterator[None]:
     from snapline.deploy.data_directory import DirectoryInUseError
 
     with contextlib.ExitStack() as held:
         try:
-            held.enter_context(snapshot_keep.at_rest(data_dir))
+            held.enter_context(snapshot_keep.lock_fleet(data_dir))
         except DirectoryInUseError:
             raise DirectoryInUseError(f"the fleet in {data_dir} runs: {purpose} when it has ended") from None
         yield
@@ -178,11 +178,11 @@ def _show_imported(result: Document, tables: DocumentTables) -> None:
 def _show_copied(result: Document, tables: DocumentTables) -> None:
     rows = rows_of(result, "snapshots")
     for row in rows:
-        tables.line(_told(row))
+        tables.line(_copied_line(row))
     tables.line(f"{count(len(rows), 'snapshot')} in {result.get('to')}")
 
 
-def _told(row: Document) -> str:
+def _copied_line(row: Document) -> str:
     if row.get("is_removed"):
         outcome = "; removed here"
     else:

@@ -41,7 +41,7 @@ def top(
     async def show(client: "Client") -> None:
         await (_follow(client, console, every) if is_live else _once(client, console))
 
-    remote.speak(connection.address(), connection.security(), show)
+    remote.call_agents(connection.address(), connection.security(), show)
 
 
 async def _once(client: "Client", console: "Console") -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from snapline.cli.command import command
-from snapline.cli.options import Connection, check_address, token_in
+from snapline.cli.options import Connection, check_address, read_token
 from snapline.cli.ui_export import export
 from snapline.errors import UsageError
 
@@ -68,7 +68,7 @@ def serve(
         raise UsageError(f"the view needs {error.name!r}: pip install 'snapline[ui]'") from error
 
     host, _, port = check_address(listen, "--listen").rpartition(":")
-    token, security = token_in(token_file), connection.security()
+    token, security = read_token(token_file), connection.security()
     check_exposure(host.strip("[]"), token)
     if allow_actions and security.is_tls and not token:
         raise UsageError(

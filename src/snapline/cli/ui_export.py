@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from snapline.view.export import ExportedScreen
     from snapline.view.redaction import Redaction
 
-Exported = tuple[str, list["ExportedScreen"]]
+ExportResult = tuple[str, list["ExportedScreen"]]
 
 
 @command
@@ -55,13 +55,13 @@ def export(
         raise UsageError(f"the view needs {error.name!r}: pip install 'snapline[ui]'") from error
 
     check_free(file, is_forced=force)
-    withheld = Redaction() if no_states else None
+    redaction = Redaction() if no_states else None
     if source.store is not None:
         if source.coordinator is not None or source.data_dir is not None:
             raise UsageError("--store is read at rest, a coordinator is asked: give one of them")
-        fleet, screens = asyncio.run(_of_store(source.store, snapshot, withheld))
+        fleet, screens = asyncio.run(_export_store(source.store, snapshot, redaction))
     else:
-        fleet, screens = asyncio.run(_of_fleet(source.address(), source.security(), snapshot, withheld))
+        fleet, screens = asyncio.run(_export_fleet(source.address(), source.security(), snapshot, redaction))
     about = _about(fleet, source.store, has_states=not no_states)
     written = write_file(file, export_page(fleet, screens, about), is_forced=force)
     result = document(
@@ -70,20 +70,22 @@ def export(
     display.printer().result(result, _show)
 
 
-async def _of_store(location: str, snapshot: str, withheld: "Redaction | None") -> Exported:
+async def _export_store(location: str, snapshot: str, redaction: "Redaction | None") -> ExportResult:
     from snapline.view.export import store_screens
     from snapline.view.store_at_rest import StoreAtRest
 
-    return await store_screens(StoreAtRest(location), snapshot, withheld)
+    return await store_screens(StoreAtRest(location), snapshot, redaction)
 
 
-async def _of_fleet(address: str, security: "Security", snapshot: str, withheld: "Redaction | None") -> Exported:
+async def _export_fleet(
+    address: str, security: "Security", snapshot: str, redaction: "Redaction | None"
+) -> ExportResult:
     from snapline.cli.remote import CLIENT_NAME
     from snapline.view.export import FleetExport
-    from snapline.view.questions import open_questions
+    from snapline.view.questions import open_fleet_queries
 
-    async with open_questions(address, security, CLIENT_NAME) as (questions, _):
-        return await FleetExport(questions, snapshot, withheld).screens()
+    async with open_fleet_queries(address, security, CLIENT_NAME) as (questions, _):
+        return await FleetExport(questions, snapshot, redaction).screens()
 
 
 def _about(fleet: str, store: str | None, *, has_states: bool) -> str:

@@ -11,11 +11,11 @@ import typer
 from snapline.cli.command import command
 from snapline.cli.configuration import Context
 from snapline.cli.fleet_locations import (
-    end_in_background,
+    background_pid,
     folder_of,
     join,
-    running_in_background,
     start_in_background,
+    stop_background,
     until_up,
 )
 from snapline.cli.fleets import check_reference
@@ -37,7 +37,7 @@ from snapline.cli.options import (
 from snapline.cli.output import Document, DocumentTables, document
 from snapline.cli.progress import FleetProgress
 from snapline.cli.settings import UserSetting, UserSettings
-from snapline.cli.up_background import KEYS, down_kept, plan_before, plan_of, up_kept
+from snapline.cli.up_background import KEYS, down_detached, plan_of, recorded_plan, up_detached
 from snapline.errors import NotFoundError, UsageError
 from snapline.ids import check_id
 
@@ -193,10 +193,10 @@ def up(
     if place is Place.RAY:
         result = _up_on_ray(plan, values, timeout, progress)
     elif place is Place.LOCAL:
-        result = _up_here(plan, timeout, progress)
+        result = _up_locally(plan, timeout, progress)
     else:
         detached = plan_of(place.value, plan, values)
-        result = up_kept(detached, folder_of(settings, plan.name, data_dir, place), timeout, progress)
+        result = up_detached(detached, folder_of(settings, plan.name, data_dir, place), timeout, progress)
     display.printer().result(result, _show)
 
 
@@ -223,13 +223,16 @@ def down(
         wanted = settings.get("data_dir", data_dir).value
         _down_on_ray(fleet, settings.get("address", address).value, wanted, is_dry=dry_run)
     elif place is not Place.LOCAL:
-        down_kept(
-            plan_before(settings, fleet, place.value, address, data_dir, folder), folder, progress.note, is_dry=dry_run
+        down_detached(
+            recorded_plan(settings, fleet, place.value, address, data_dir, folder),
+            folder,
+            progress.note,
+            is_dry=dry_run,
         )
     elif not dry_run:
-        for line in end_in_background(folder):
+        for line in stop_background(folder):
             progress.note(line)
-    elif running_in_background(folder) is None:
+    elif background_pid(folder) is None:
         raise NotFoundError(f"no fleet is up in {folder}")
     sentence = f"fleet {fleet} would be taken down" if dry_run else f"fleet {fleet} is down"
     display.printer().result(result, lambda _, tables: tables.line(sentence))
@@ -325,7 +328,7 @@ def _dry(plan: "FleetPlan", place: Place, tls: str) -> Document:
 # -- this machine -------------------------------------------------------------------------------------------------------
 
 
-def _up_here(plan: "FleetPlan", timeout_s: float, progress: FleetProgress) -> Document:
+def _up_locally(plan: "FleetPlan", timeout_s: float, progress: FleetProgress) -> Document:
     from snapline.messages.coordinator_client import CoordinatorClient
 
     folder = Path(plan.data_dir)

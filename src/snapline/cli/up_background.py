@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from snapline.cli.command import command
-from snapline.cli.fleet_locations import end_in_background, running_in_background, start_in_background, until_up
+from snapline.cli.fleet_locations import background_pid, start_in_background, stop_background, until_up
 from snapline.cli.options import Display
 from snapline.cli.output import Document, document
 from snapline.cli.progress import FleetProgress
@@ -19,7 +19,7 @@ from snapline.cli.settings import UserSettings
 from snapline.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from snapline.deploy.kept_fleet import DetachedPlan, KeptPlace
+    from snapline.deploy.kept_fleet import DetachedPlace, DetachedPlan
     from snapline.deploy.plan import FleetPlan
 
 END_S = 90.0
@@ -29,7 +29,7 @@ END_S = 90.0
 KEYS = ("address", "machines", "ssh", "sbatch", "python", "image", "code", "tls")
 """Settings that are part of a plan."""
 
-PLACES: "Mapping[str, KeptPlace]" = {"ssh": "ssh", "podman": "podman", "slurm": "slurm", "ray": "ray"}
+PLACES: "Mapping[str, DetachedPlace]" = {"ssh": "ssh", "podman": "podman", "slurm": "slurm", "ray": "ray"}
 """`--on` → place."""
 
 
@@ -51,13 +51,13 @@ def plan_of(place: str, what: "FleetPlan", found: Mapping[str, str]) -> "Detache
     )
 
 
-def up_kept(plan: "DetachedPlan", folder: Path, timeout_s: float, progress: FleetProgress) -> Document:
+def up_detached(plan: "DetachedPlan", folder: Path, timeout_s: float, progress: FleetProgress) -> Document:
     """Start the supervisor, and wait until all hosts take part."""
     from snapline.deploy.kept_fleet import certificates_of, check_place, connect, write_plan
 
     certificates_of(plan)  # report errors of the plan here, not in the background
     asyncio.run(check_place(plan))
-    if running_in_background(folder) is None:
+    if background_pid(folder) is None:
         write_plan(folder, plan)
     started = start_in_background(["keep", str(folder)], folder, plan.what.last_snapshot_s)
     progress.note(f"process {started.pid} keeps the fleet; its notes are in {folder}")
@@ -75,7 +75,7 @@ def up_kept(plan: "DetachedPlan", folder: Path, timeout_s: float, progress: Flee
     return document("FleetUp", name=plan.what.name, on=plan.place, **result)
 
 
-def plan_before(
+def recorded_plan(
     settings: UserSettings, name: str, place: str, address: str | None, data_dir: str | None, folder: Path
 ) -> "DetachedPlan":
     """Return the plan that a fleet was started with from here; otherwise a plan from the settings.
@@ -99,17 +99,17 @@ def plan_before(
     return plan_of(place, fleet_plan, values)
 
 
-def down_kept(plan: "DetachedPlan", folder: Path, note: Callable[[str], None], *, is_dry: bool) -> None:
+def down_detached(plan: "DetachedPlan", folder: Path, note: Callable[[str], None], *, is_dry: bool) -> None:
     """End the supervisor and with it the fleet, then everything that an earlier supervisor left."""
     from snapline.deploy.kept_fleet import launcher_of
 
-    is_kept = running_in_background(folder) is not None
+    is_kept = background_pid(folder) is not None
     if is_dry and not is_kept:
         raise NotFoundError(f"nobody here keeps fleet {plan.what.name}: `snapline down` ends what may be left of it")
     if is_dry:
         return
     if is_kept:
-        for line in end_in_background(folder, END_S):
+        for line in stop_background(folder, END_S):
             note(line)
     swept = asyncio.run(launcher_of(plan).sweep())
     if not (is_kept or swept):

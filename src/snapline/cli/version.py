@@ -11,9 +11,9 @@ def version(display: Display) -> None:
     import platform
 
     import snapline
-    from snapline.compiled import described, is_compiled
+    from snapline.compiled import is_compiled, version_text
 
     result = document(
         "Version", version=snapline.__version__, python=platform.python_version(), is_compiled=is_compiled()
     )
-    display.printer().result(result, lambda _, tables: tables.line(f"snapline {described()}"))
+    display.printer().result(result, lambda _, tables: tables.line(f"snapline {version_text()}"))

@@ -123,10 +123,10 @@ class Trace:
         left_out: agents whose last events are unknown, since a host's trace ends early → the missing message.
     """
 
-    def __init__(self, execution: Events, left_out: Mapping[str, str]) -> None:
+    def __init__(self, execution: Events, omitted: Mapping[str, str]) -> None:
         self._execution = execution
         self.agents = list(execution.agents)
-        self.left_out = dict(left_out)
+        self.omitted = dict(omitted)
 
     def __len__(self) -> int:
         return len(self._execution.events)
@@ -163,7 +163,7 @@ def open_trace(place: str | os.PathLike[str]) -> Trace:
     if not path.is_dir():
         return Trace(read_file(os.fspath(path)), {})
     merged = merge_folder(path)
-    return Trace(read_merged(merged, path), merged.left_out)
+    return Trace(read_merged(merged, path), merged.omitted)
 
 
 def _items(value: Any) -> list[object]:

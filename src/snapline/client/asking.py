@@ -31,7 +31,7 @@ class WaitingAsks:
         self._waiting: dict[int, _Waiting] = {}
         self._count = 0
 
-    async def hear(self, agent: str, key: str, deadline_s: float, *, is_early: bool = False) -> ev.FinishAsk:
+    async def wait_for_answer(self, agent: str, key: str, deadline_s: float, *, is_early: bool = False) -> ev.FinishAsk:
         """Wait for the outcome of an accepted input with this key, until the loop's time `deadline_s`."""
         try:
             async with asyncio.timeout_at(deadline_s + ROOM_S), self._room:
@@ -39,16 +39,16 @@ class WaitingAsks:
         except TimeoutError:
             return ev.FinishAsk(0, ev.LATE, "this client waits for too many answers")
 
-    async def hear_of(self, receipt: Receipt, deadline_s: float, *, is_early: bool = False) -> ev.FinishAsk:
+    async def wait_for_answer_to(self, receipt: Receipt, deadline_s: float, *, is_early: bool = False) -> ev.FinishAsk:
         """Wait for the outcome of the input of a receipt."""
-        return await self.hear(receipt.agent, receipt.key, deadline_s, is_early=is_early)
+        return await self.wait_for_answer(receipt.agent, receipt.key, deadline_s, is_early=is_early)
 
     async def _ask(self, agent: str, key: str, deadline_s: float, *, is_early: bool) -> ev.FinishAsk:
         self._count += 1
         number = self._count
         waiting = self._waiting[number] = _Waiting(encode_ask(agent, key, is_early=is_early))
         try:
-            self._feed(ev.AnswerWanted(number, agent, round(deadline_s * 1e9)))
+            self._feed(ev.AnswerRequested(number, agent, round(deadline_s * 1e9)))
             return await waiting.ending
         except asyncio.CancelledError:
             self._feed(ev.AskDropped(number))

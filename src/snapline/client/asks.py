@@ -26,7 +26,7 @@ class _Ask:
 
     __slots__ = ("agent", "ask", "deadline_ns", "failures", "reason", "stage")
 
-    def __init__(self, wanted: ev.AnswerWanted) -> None:
+    def __init__(self, wanted: ev.AnswerRequested) -> None:
         self.ask = wanted.ask
         self.agent = wanted.agent
         self.deadline_ns = wanted.deadline_ns
@@ -56,7 +56,7 @@ class OpenAsks:
 
     # ---- the program ----------------------------------------------------------------------------------------------
 
-    def begin(self, wanted: ev.AnswerWanted) -> None:
+    def begin(self, wanted: ev.AnswerRequested) -> None:
         self._asks[wanted.ask] = ask = _Ask(wanted)
         heapq.heappush(self._deadlines, (wanted.deadline_ns, wanted.ask))
         self._go(ask)
@@ -91,7 +91,7 @@ class OpenAsks:
             self._queues.remember(ask.agent, (place.host, place.address))
             self._go(ask)
 
-    def on_finding_failed(self, event: ev.FindingFailed, now_ns: int) -> list[ev.Command]:
+    def on_finding_failed(self, event: ev.LookupFailed, now_ns: int) -> list[ev.Command]:
         asks = self._living(self._finding.pop(event.request))
         if event.is_final:
             return [self._end(ask, ev.DENIED, event.reason) for ask in asks]
@@ -179,7 +179,7 @@ class OpenAsks:
             ask.stage = "finding"
         request = self._number()
         self._finding[request] = tuple([ask.ask for ask in asks_to_find])
-        return [ev.FindAgents(request, agents, min(FINDING_NS, _longest_ns(asks_to_find, now_ns)))]
+        return [ev.LookUpAgents(request, agents, min(FINDING_NS, _longest_ns(asks_to_find, now_ns)))]
 
     def _ask(self, now_ns: int) -> list[ev.Command]:
         calls_at: dict[Place, int] = {}

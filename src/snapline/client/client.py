@@ -20,18 +20,18 @@ from snapline.client.analysis import RecoveryLine
 from snapline.client.asking import WaitingAsks
 from snapline.client.connecting import Certificates, address_of, close_later, security_of, started
 from snapline.client.core import ClientCore
-from snapline.client.dead_letters import DeadLetterResult, Numbers, Settling, words_for
+from snapline.client.dead_letters import CommandSender, DeadLetterResult, Numbers, dead_letter_commands
 from snapline.client.endings import Receipt, Reply, ReplyReader, answer_error, snapshot_of
 from snapline.client.giving import AgentInput, check_timeout, input_of
 from snapline.client.hosts import HostCalls
-from snapline.client.outputs import OutputsRequest, wanted_outputs
+from snapline.client.outputs import OutputsRequest, requested_outputs
 from snapline.client.sends import Sends
-from snapline.client.views import see, waiting_agents
+from snapline.client.views import ask_until_answered, waiting_agents
 from snapline.client.waiting import fail_all
 from snapline.errors import InputsError, SnaplineError
 from snapline.ids import check_failed, check_id
 from snapline.messages.answers import LocatedAgent
-from snapline.messages.coordinator_client import SNAPSHOT_TIMEOUT_S, CoordinatorClient, patiently
+from snapline.messages.coordinator_client import SNAPSHOT_TIMEOUT_S, CoordinatorClient, retry_until_available
 from snapline.messages.coordinator_client import TIMEOUT_S as CALL_S_MAX
 from snapline.messages.dead_letters import DROP, RETRY
 from snapline.messages.documents import document, document_of
@@ -90,7 +90,7 @@ class Client:
 
     async def start(self) -> None:
         """Wait for the coordinator's first answer. Called by `connect`."""
-        await patiently(lambda: self._coordinator.locate((), connecting.CONNECT_S_MAX))
+        await retry_until_available(lambda: self._coordinator.locate((), connecting.CONNECT_S_MAX))
         if self._security.is_tls:
             self._reloading = asyncio.create_task(connecting.keep_reloading(self._security, self._renew))
 
@@ -185,14 +185,16 @@ class Client:
         reader, checked_input = ReplyReader(reply_type), input_of(agent, message, key)
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         giving = asyncio.ensure_future(self._sends.outcomes([checked_input], timeout_s))
-        asking = asyncio.ensure_future(self._asking.hear(agent, checked_input.key, deadline_s, is_early=early))
+        asking = asyncio.ensure_future(
+            self._asking.wait_for_answer(agent, checked_input.key, deadline_s, is_early=early)
+        )
         try:
             (receipt,) = await giving
             if isinstance(receipt, SnaplineError):
                 raise receipt
             ending = await asking
             if ending.ending == ev.FORGOTTEN:  # the host was asked before it had received the input
-                ending = await self._asking.hear_of(receipt, deadline_s, is_early=early)
+                ending = await self._asking.wait_for_answer_to(receipt, deadline_s, is_early=early)
         finally:
             giving.cancel()
             asking.cancel()
@@ -229,7 +231,7 @@ class Client:
             DamagedDataError: a file is damaged.
         """
         request = OutputsRequest(topic, after, consumer, message_type, follow, timeout_s)
-        return wanted_outputs(lambda: self._coordinator, request)
+        return requested_outputs(lambda: self._coordinator, request)
 
     async def effects(self) -> list[Effect]:
         """Return the external effects of agents (`ctx.effect`) and their outcomes, as far as snapshots hold them. Raises as `outputs`.
@@ -243,17 +245,17 @@ class Client:
     async def acknowledge(self, consumer: str, had: Output | OutputsReverted | str) -> None:
         """Record that a named consumer has processed all outputs up to this output or cursor; `outputs` starts after it. Positions never go back."""
         cursor = had if isinstance(had, str) else had.cursor
-        await patiently(lambda: self._coordinator.move_consumer(consumer, cursor))
+        await retry_until_available(lambda: self._coordinator.move_consumer(consumer, cursor))
 
     # ---- the fleet as a whole ---------------------------------------------------------------------------------------
 
     async def status(self) -> dict[str, object]:
         """Return the state of the fleet: the document that `snapline status -o json` prints."""
-        return document_of(await patiently(lambda: self._coordinator.status()))
+        return document_of(await retry_until_available(lambda: self._coordinator.status()))
 
     async def agents(self) -> list[LocatedAgent]:
         """Return the agents that take turns, and where each of them lives, sorted."""
-        return list((await patiently(lambda: self._coordinator.locate_all())).agents)
+        return list((await retry_until_available(lambda: self._coordinator.locate_all())).agents)
 
     async def waiting(self) -> dict[str, object]:
         """Return pending work, as hosts see it: `agents` with an unfinished durable turn, inputs or dead letters, at most 500 of each host.
@@ -273,7 +275,7 @@ class Client:
             CoordinatorUnavailableError: no coordinator answers. UsageError: this certificate has neither role `operator` nor `admin`.
         """
         check_timeout(timeout_s)
-        return snapshot_of(await patiently(lambda: self._coordinator.create_snapshot(timeout_s)))
+        return snapshot_of(await retry_until_available(lambda: self._coordinator.create_snapshot(timeout_s)))
 
     async def restore(
         self, snapshot: str | int, *, drop_inputs: bool = False, reason: str = "", timeout_s: float = SNAPSHOT_TIMEOUT_S
@@ -287,7 +289,9 @@ class Client:
         """
         check_timeout(timeout_s)
         what = str(snapshot), secrets.token_hex(16), reason
-        return document_of(await patiently(lambda: self._coordinator.restore(*what, drop_inputs, timeout_s)))
+        return document_of(
+            await retry_until_available(lambda: self._coordinator.restore(*what, drop_inputs, timeout_s))
+        )
 
     async def recovery_line(self, failed: Iterable[str] = (), timeout_s: float = CALL_S_MAX) -> RecoveryLine:
         """Return the recovery line if these failed now: a mapping, the document that `snapline recovery line -o json` prints.
@@ -302,7 +306,9 @@ class Client:
             UnknownOutcomeError: no answer in time. CoordinatorUnavailableError: no coordinator answers, or it cannot compute the line now.
         """
         check_timeout(timeout_s)
-        return RecoveryLine(await patiently(lambda: self._coordinator.recovery_line(check_failed(failed), timeout_s)))
+        return RecoveryLine(
+            await retry_until_available(lambda: self._coordinator.recovery_line(check_failed(failed), timeout_s))
+        )
 
     # ---- one agent ------------------------------------------------------------------------------------------------
 
@@ -324,13 +330,15 @@ class Client:
         """
         check_timeout(timeout_s)
         question = Question(check_id(agent), LIVE if live else STATE, field)
-        reply = await see(lambda: self._coordinator, self._hosts, question, timeout_s)
+        reply = await ask_until_answered(lambda: self._coordinator, self._hosts, question, timeout_s)
         return msgspec.json.decode(reply, type=AgentState)
 
     async def describe(self, agent: str, timeout_s: float = TIMEOUT_S) -> dict[str, object]:
         """Describe an agent: the document that `snapline agent describe -o json` prints. Raises the errors of `state`."""
         check_timeout(timeout_s)
-        reply = await see(lambda: self._coordinator, self._hosts, Question(check_id(agent), DESCRIPTION), timeout_s)
+        reply = await ask_until_answered(
+            lambda: self._coordinator, self._hosts, Question(check_id(agent), DESCRIPTION), timeout_s
+        )
         return msgspec.json.decode(reply, type=dict[str, object])
 
     async def retry_dead_letters(
@@ -355,9 +363,9 @@ class Client:
 
     async def _settle(self, agent: str, verb: str, numbers: Numbers, limit_s: float) -> list[DeadLetterResult]:
         deadline_s = asyncio.get_running_loop().time() + limit_s
-        commands = words_for(agent, verb, await self.describe(agent, limit_s), numbers)
-        return await Settling(lambda: self._coordinator, self._hosts, agent).settle(
-            commands, deadline_s, self._asking.hear_of
+        commands = dead_letter_commands(agent, verb, await self.describe(agent, limit_s), numbers)
+        return await CommandSender(lambda: self._coordinator, self._hosts, agent).settle(
+            commands, deadline_s, self._asking.wait_for_answer_to
         )
 
     async def resolve_effect(
@@ -373,8 +381,10 @@ class Client:
             AgentMissingError, FleetEndedError: no agent accepts it. InputUnknownError: not known in time; it is harmless to repeat the call.
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        command = effects.word_for(agent, key, await self.describe(agent, timeout_s), result=result, not_done=not_done)
-        await self._say(command, key, deadline_s, is_early=True)
+        command = effects.resolution_command_for(
+            agent, key, await self.describe(agent, timeout_s), result=result, not_done=not_done
+        )
+        await self._send_command(command, key, deadline_s, is_early=True)
 
     async def retry_effect(self, agent: str, key: str, timeout_s: float = TIMEOUT_S) -> None:
         """Retry one of these: a failed effect, in a new turn of the dead letter that its turn became; a failed compensation; or an effect in
@@ -386,18 +396,20 @@ class Client:
             InputDeadLetteredError: it failed again, and is a new dead letter. Other errors as `resolve_effect`.
         """
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        command = effects.retry_for(agent, key, await self.describe(agent, timeout_s))
-        await self._say(command, key, deadline_s, is_early=not effects.is_wish(command))
+        command = effects.retry_command_for(agent, key, await self.describe(agent, timeout_s))
+        await self._send_command(command, key, deadline_s, is_early=not effects.is_retry_or_undo(command))
 
     async def undo_effect(self, agent: str, key: str, timeout_s: float = TIMEOUT_S) -> None:
         """Undo an effect with its compensation, even after its turn ended well; the agent is not notified. A later request reruns the effect.
         Return when a complete snapshot holds the undo. An effect that is already undone remains so. Raises as `retry_effect`."""
         deadline_s = asyncio.get_running_loop().time() + timeout_s
-        await self._say(effects.request_for(check_id(agent), UNDO, key), key, deadline_s)
+        await self._send_command(effects.effect_request_command(check_id(agent), UNDO, key), key, deadline_s)
 
-    async def _say(self, word: GivenInput, key: str, deadline_s: float, *, is_early: bool = False) -> None:
-        settling = Settling(lambda: self._coordinator, self._hosts, word.agent, effects.late)
-        await effects.say(settling, word, key, deadline_s, partial(self._asking.hear_of, is_early=is_early))
+    async def _send_command(self, word: GivenInput, key: str, deadline_s: float, *, is_early: bool = False) -> None:
+        command_sender = CommandSender(lambda: self._coordinator, self._hosts, word.agent, effects.late)
+        await effects.say(
+            command_sender, word, key, deadline_s, partial(self._asking.wait_for_answer_to, is_early=is_early)
+        )
 
     # ---- the core ---------------------------------------------------------------------------------------------------
 
@@ -417,7 +429,7 @@ class Client:
                 case ev.AskHost():
                     question = self._asking.question(command.ask)
                     self._start(self._hand_back(requests.ask(self._hosts, command, question)))
-                case ev.FindAgents():
+                case ev.LookUpAgents():
                     self._start(self._hand_back(requests.find(self._coordinator, command)))
                 case ev.OfferInputs():
                     inputs = [self._sends.waiting[send].given for send in command.sends]

@@ -87,11 +87,11 @@ class ClientCore:
         self._handlers: dict[type[ev.Event], Callable[[Any], None]] = {
             ev.InputsGiven: self._on_inputs_given,
             ev.SendsDropped: self._on_sends_dropped,
-            ev.AnswerWanted: self._on_answer_wanted,
+            ev.AnswerRequested: self._on_answer_wanted,
             ev.AskDropped: lambda event: self._asks.drop(event.ask),
             ev.AnswerHeard: lambda event: self._out.extend(self._asks.on_answer_heard(event, self._now)),
             ev.AgentsFound: self._on_agents_found,
-            ev.FindingFailed: self._on_finding_failed,
+            ev.LookupFailed: self._on_finding_failed,
             ev.RequestAnswered: self._on_request_answered,
             ev.RequestFailed: self._on_request_failed,
             ev.TimerFired: _nothing,
@@ -138,7 +138,7 @@ class ClientCore:
                 entry.is_over = True
                 self._queues.take_out(entry)
 
-    def _on_answer_wanted(self, event: ev.AnswerWanted) -> None:
+    def _on_answer_wanted(self, event: ev.AnswerRequested) -> None:
         self._asks.begin(event)
         if self._is_closed:
             self._out.extend(self._asks.close(CLOSED))
@@ -178,7 +178,7 @@ class ClientCore:
                 queue, ev.MISSING, f"agent {queue.agent!r} {problem}: `snapline agent list` names those that are there"
             )
 
-    def _on_finding_failed(self, event: ev.FindingFailed) -> None:
+    def _on_finding_failed(self, event: ev.LookupFailed) -> None:
         if self._asks.owns(event.request):
             self._out.extend(self._asks.on_finding_failed(event, self._now))
             return
@@ -283,12 +283,12 @@ class ClientCore:
     def _find(self) -> None:
         if not self._queues.lost or self._finding:
             return
-        queues = self._queues.take_lost(FOUND_MAX)
+        queues = self._queues.take_agents_to_look_up(FOUND_MAX)
         number = self._next_request()
         self._finding[number] = queues
         limit_ns = self._limit_ns([entry for queue in queues for entry in queue.waiting])
         agents = tuple([queue.agent for queue in queues])
-        self._out.append(ev.FindAgents(number, agents, min(FINDING_NS, limit_ns)))
+        self._out.append(ev.LookUpAgents(number, agents, min(FINDING_NS, limit_ns)))
 
     def _offer(self) -> None:
         ready = self._queues.ready

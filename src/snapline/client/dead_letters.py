@@ -12,7 +12,7 @@ import msgspec
 
 from snapline.client import events as ev
 from snapline.client.endings import Receipt, ReplyReader
-from snapline.client.hosts import HostCalls, OfferFailed
+from snapline.client.hosts import HostCalls, OfferError
 from snapline.client.queues import Place
 from snapline.client.views import FIND_S_MAX, WAIT_LEAST_S, WAIT_MOST_S, owner_of
 from snapline.errors import (
@@ -23,7 +23,13 @@ from snapline.errors import (
     UsageError,
 )
 from snapline.messages.coordinator_client import CoordinatorClient
-from snapline.messages.dead_letters import DROP, GONE, DeadLetterCommand, read_word, word_payload
+from snapline.messages.dead_letters import (
+    DROP,
+    TARGET_GONE,
+    DeadLetterCommand,
+    dead_letter_command_payload,
+    read_dead_letter_command,
+)
 from snapline.messages.input_wire import SETTLE_PATH
 from snapline.messages.inputs import ACCEPTED, INPUTS_MAX, REFUSED, REPEATED, GivenInput, InputOutcome
 from snapline.messages.views import DESCRIPTION, NotHereError, Question
@@ -52,7 +58,7 @@ class DeadLetterResult(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class _Told(msgspec.Struct):
+class _ReportedDeadLetter(msgspec.Struct):
     """A dead letter, as a description reports it."""
 
     number: int
@@ -60,10 +66,10 @@ class _Told(msgspec.Struct):
 
 
 class _Description(msgspec.Struct):
-    dead_letters: list[_Told]
+    dead_letters: list[_ReportedDeadLetter]
 
 
-def chosen(agent: str, description: Mapping[str, object], numbers: Numbers) -> list[_Told]:
+def select_dead_letters(agent: str, description: Mapping[str, object], numbers: Numbers) -> list[_ReportedDeadLetter]:
     """Return the selected dead letters; None: all current ones.
 
     Raises:
@@ -85,24 +91,28 @@ def chosen(agent: str, description: Mapping[str, object], numbers: Numbers) -> l
     return [dead_letters[number] for number in chosen_numbers]
 
 
-def words_for(agent: str, verb: str, description: Mapping[str, object], numbers: Numbers) -> list[GivenInput]:
-    """Return one command for each selected dead letter, under a key of its own; raises as `chosen`."""
+def dead_letter_commands(
+    agent: str, verb: str, description: Mapping[str, object], numbers: Numbers
+) -> list[GivenInput]:
+    """Return one command for each selected dead letter, under a key of its own; raises as `select_dead_letters`."""
     stem = secrets.token_hex(12)
     return [
         GivenInput(
             agent,
             f"{verb}-{dead_letter.number}-{stem}",
-            word_payload(DeadLetterCommand(verb, dead_letter.number, bytes.fromhex(dead_letter.identity))),
+            dead_letter_command_payload(
+                DeadLetterCommand(verb, dead_letter.number, bytes.fromhex(dead_letter.identity))
+            ),
         )
-        for dead_letter in chosen(agent, description, numbers)
+        for dead_letter in select_dead_letters(agent, description, numbers)
     ]
 
 
-Hear = Callable[[Receipt, float], Awaitable[ev.FinishAsk]]
+WaitForAnswer = Callable[[Receipt, float], Awaitable[ev.FinishAsk]]
 """Function that waits for the outcome of an input, until a deadline."""
 
 
-class Settling:
+class CommandSender:
     """Repeats commands to the agent's owner until each has an outcome. `late`: creates the error to raise after the deadline."""
 
     def __init__(
@@ -112,19 +122,23 @@ class Settling:
         agent: str,
         late: "Callable[[str, str], InputUnknownError] | None" = None,
     ) -> None:
-        self._late = late or late_of_letters
+        self._late = late or dead_letters_timeout_error
         self._coordinator = coordinator
         self._hosts = hosts
         self._agent = agent
 
-    async def settle(self, words: Sequence[GivenInput], deadline_s: float, hear: Hear) -> list[DeadLetterResult]:
+    async def settle(
+        self, words: Sequence[GivenInput], deadline_s: float, wait_for_answer: WaitForAnswer
+    ) -> list[DeadLetterResult]:
         """Return the outcome of each; raises as `give`, and InputUnknownError if one is not known in time."""
         outcomes = await self.give(words, deadline_s)
 
         async def settled(word: GivenInput, outcome: InputOutcome) -> DeadLetterResult:
             if outcome.status == REFUSED:
-                return settled_letter(word, refused=outcome.reason)
-            return settled_letter(word, await hear(Receipt(word.agent, outcome.number, word.key), deadline_s))
+                return dead_letter_result(word, refused=outcome.reason)
+            return dead_letter_result(
+                word, await wait_for_answer(Receipt(word.agent, outcome.number, word.key), deadline_s)
+            )
 
         return list(await asyncio.gather(*[settled(*pair) for pair in zip(words, outcomes, strict=True)]))
 
@@ -139,16 +153,18 @@ class Settling:
         loop, wait_s, reason = asyncio.get_running_loop(), WAIT_LEAST_S, "nobody has answered yet"
         decided: dict[str, InputOutcome] = {}
         while (left_s := deadline_s - loop.time()) > 0:
-            open_words = [word for word in words if word.key not in decided][:INPUTS_MAX]
-            if not open_words:
+            open_commands = [word for word in words if word.key not in decided][:INPUTS_MAX]
+            if not open_commands:
                 return [decided[word.key] for word in words]
             try:
                 place = await self._owner(min(FIND_S_MAX, left_s))
-                for word, outcome in zip(open_words, await self._offer(place, open_words, deadline_s), strict=True):
+                for word, outcome in zip(
+                    open_commands, await self._offer(place, open_commands, deadline_s), strict=True
+                ):
                     reason = outcome.reason or reason
                     if outcome.status in (ACCEPTED, REPEATED, REFUSED):
                         decided[word.key] = outcome
-            except OfferFailed as failed:
+            except OfferError as failed:
                 if failed.is_final:
                     raise UsageError(failed.reason) from failed
                 reason = failed.reason
@@ -170,27 +186,27 @@ class Settling:
         return await self._hosts.offer(*place, words, limit_s, SETTLE_PATH)
 
 
-def settled_letter(word: GivenInput, said: ev.FinishAsk | None = None, refused: str = "") -> DeadLetterResult:
+def dead_letter_result(word: GivenInput, said: ev.FinishAsk | None = None, refused: str = "") -> DeadLetterResult:
     """Return the outcome of a command.
 
     Raises:
         InputUnknownError: there was no answer in time.
     """
-    about = read_word(word.payload)
+    about = read_dead_letter_command(word.payload)
     if said is None:
         return DeadLetterResult(word.agent, about.number, NEVER, None, refused)
     if said.ending == ev.BURIED:
         return DeadLetterResult(word.agent, about.number, FAILED)
     answer = said.outcome
     if said.ending != ev.ANSWERED or answer is None:
-        raise late_of_letters(word.agent, said.reason)
-    if (answer.type, answer.body) == ("", GONE[1:]):
+        raise dead_letters_timeout_error(word.agent, said.reason)
+    if (answer.type, answer.body) == ("", TARGET_GONE[1:]):
         return DeadLetterResult(word.agent, about.number, MISSING)
     outcome = DROPPED if about.verb == DROP else HANDLED
     return DeadLetterResult(word.agent, about.number, outcome, ReplyReader(None).read(answer))
 
 
-def late_of_letters(agent: str, reason: str) -> InputUnknownError:
+def dead_letters_timeout_error(agent: str, reason: str) -> InputUnknownError:
     """Return the error for dead letters whose outcome is unknown at the deadline."""
     error = InputUnknownError(
         f"whether all of these dead letters of agent {agent!r} are settled, or will be, is not known ({reason}): "

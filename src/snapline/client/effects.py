@@ -9,21 +9,21 @@ import msgspec
 
 from snapline.agent_runtime.results import encode_result
 from snapline.client import events as ev
-from snapline.client.dead_letters import Hear, Settling
+from snapline.client.dead_letters import CommandSender, WaitForAnswer
 from snapline.client.endings import Receipt
 from snapline.client.hosts import HostCalls
 from snapline.client.views import ask_every_host
 from snapline.errors import InputDeadLetteredError, InputUnknownError, NotFoundError, UsageError
 from snapline.messages.coordinator_client import CoordinatorClient
-from snapline.messages.dead_letters import GONE, RETRY
-from snapline.messages.effect_records import NEEDS_PEOPLE, StandingEffect
+from snapline.messages.dead_letters import RETRY, TARGET_GONE
+from snapline.messages.effect_records import NEEDS_PEOPLE, UnfinishedEffect
 from snapline.messages.effect_words import (
     EffectResolution,
     EffectRetry,
     effect_request_payload,
-    effect_word_payload,
+    effect_resolution_payload,
     is_effect_request,
-    key_of,
+    parse_effect_key,
 )
 from snapline.messages.inputs import REFUSED, GivenInput
 from snapline.messages.views import EFFECTS, Question
@@ -45,7 +45,9 @@ class _Description(msgspec.Struct):
     durable_turn: _Turn | None = None
 
 
-def word_for(agent: str, key: str, description: Mapping[str, object], *, result: object, not_done: bool) -> GivenInput:
+def resolution_command_for(
+    agent: str, key: str, description: Mapping[str, object], *, result: object, not_done: bool
+) -> GivenInput:
     """Return the resolution of the effect that the agent waits for, under a key of its own.
 
     Raises:
@@ -62,10 +64,10 @@ def word_for(agent: str, key: str, description: Mapping[str, object], *, result:
         raise UsageError("what was not done has no result: say one of them")
     encoded = b"" if not_done else encode_result(opened.name, result)
     resolution = EffectResolution(opened.key, opened.generation, opened.number, not not_done, encoded)
-    return GivenInput(agent, f"resolve-{secrets.token_hex(12)}", effect_word_payload(resolution))
+    return GivenInput(agent, f"resolve-{secrets.token_hex(12)}", effect_resolution_payload(resolution))
 
 
-def retry_for(agent: str, key: str, description: Mapping[str, object]) -> GivenInput:
+def retry_command_for(agent: str, key: str, description: Mapping[str, object]) -> GivenInput:
     """Return the command that retries an effect, under a key of its own. If it waits for an operator, the command declares it not done.
 
     Raises:
@@ -73,38 +75,40 @@ def retry_for(agent: str, key: str, description: Mapping[str, object]) -> GivenI
     """
     turn = msgspec.convert(description, _Description).durable_turn
     opened = turn.effect if turn is not None else None
-    if opened is None or (opened.key, opened.generation) != key_of(key):
-        return request_for(agent, RETRY, key)
+    if opened is None or (opened.key, opened.generation) != parse_effect_key(key):
+        return effect_request_command(agent, RETRY, key)
     if opened.stands != NEEDS_PEOPLE:
         raise UsageError(f"effect {key!r} of agent {agent!r} has not failed: {opened.stands}")
-    return word_for(agent, opened.key, description, result=None, not_done=True)
+    return resolution_command_for(agent, opened.key, description, result=None, not_done=True)
 
 
-def request_for(agent: str, verb: str, key: str) -> GivenInput:
+def effect_request_command(agent: str, verb: str, key: str) -> GivenInput:
     """Return a request about an effect that has ended, under a key of its own."""
-    request = EffectRetry(verb, *key_of(key))
+    request = EffectRetry(verb, *parse_effect_key(key))
     return GivenInput(agent, f"{verb}-effect-{secrets.token_hex(12)}", effect_request_payload(request))
 
 
-def is_wish(word: GivenInput) -> bool:
+def is_retry_or_undo(word: GivenInput) -> bool:
     """Return whether the command is a request about an effect that has ended. Such a request has its own turn."""
     return is_effect_request(word.payload)
 
 
-async def say(settling: Settling, word: GivenInput, key: str, deadline_s: float, hear: Hear) -> None:
-    """Send the command to the agent, until its turn has consumed it or the command's own turn has ended; raises as `Settling.give`.
+async def say(
+    command_sender: CommandSender, word: GivenInput, key: str, deadline_s: float, wait_for_answer: WaitForAnswer
+) -> None:
+    """Send the command to the agent, until its turn has consumed it or the command's own turn has ended; raises as `CommandSender.give`.
 
     Raises:
         UsageError: the command is not needed, or another client has sent it before.
         InputDeadLetteredError: its turn has failed.
         InputUnknownError: its outcome was not known in time.
     """
-    (outcome,) = await settling.give([word], deadline_s)
+    (outcome,) = await command_sender.give([word], deadline_s)
     if outcome.status == REFUSED:
         raise UsageError(outcome.reason)
     try:
         async with asyncio.timeout_at(deadline_s):
-            ending = await hear(Receipt(word.agent, outcome.number, word.key), deadline_s)
+            ending = await wait_for_answer(Receipt(word.agent, outcome.number, word.key), deadline_s)
     except TimeoutError:
         raise late(word.agent, "nobody has answered yet") from None
     if ending.ending == ev.BURIED:
@@ -113,12 +117,12 @@ async def say(settling: Settling, word: GivenInput, key: str, deadline_s: float,
         )
     if ending.ending != ev.ANSWERED or ending.outcome is None:
         raise late(word.agent, ending.reason)
-    if (ending.outcome.type, ending.outcome.body) == ("", GONE[1:]):
+    if (ending.outcome.type, ending.outcome.body) == ("", TARGET_GONE[1:]):
         raise UsageError(f"{_too_late(word, key)}: somebody has said what is to become of it")
 
 
 def _too_late(word: GivenInput, key: str) -> str:
-    if is_wish(word):
+    if is_retry_or_undo(word):
         return f"there is nothing left of effect {key!r} of agent {word.agent!r} that could have a turn"
     return f"agent {word.agent!r} does not stand at effect {key!r} any more"
 
@@ -133,7 +137,7 @@ def late(agent: str, reason: str) -> InputUnknownError:
     return error
 
 
-async def standing(coordinator: CoordinatorClient, hosts: HostCalls) -> list[StandingEffect]:
+async def standing(coordinator: CoordinatorClient, hosts: HostCalls) -> list[UnfinishedEffect]:
     """Return the effects that agents wait for now, as their hosts see them; hosts that do not answer are skipped."""
-    replies = await ask_every_host(coordinator, hosts, lambda _: Question("", EFFECTS), list[StandingEffect])
+    replies = await ask_every_host(coordinator, hosts, lambda _: Question("", EFFECTS), list[UnfinishedEffect])
     return [effect for host_effects in replies.values() for effect in host_effects or ()]

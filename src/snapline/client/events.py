@@ -1,6 +1,6 @@
 """Events and commands of a client's core.
 
-The adapter assigns numbers to sends, the core to requests. Each FindAgents is answered exactly once by AgentsFound or FindingFailed, each
+The adapter assigns numbers to sends, the core to requests. Each LookUpAgents is answered exactly once by AgentsFound or LookupFailed, each
 OfferInputs by RequestAnswered or RequestFailed, and each AskHost by AnswerHeard or RequestFailed.
 """
 
@@ -46,7 +46,7 @@ class SendsDropped(Event, frozen=True, gc=False):
     sends: tuple[int, ...]
 
 
-class AnswerWanted(Event, frozen=True, gc=False):
+class AnswerRequested(Event, frozen=True, gc=False):
     """The program waits for the agent's answer to an accepted input. The adapter assigns numbers to asks."""
 
     ask: int
@@ -72,7 +72,7 @@ class AgentsFound(Event, frozen=True, gc=False):
     reply: LocateReply
 
 
-class FindingFailed(Event, frozen=True, gc=False):
+class LookupFailed(Event, frozen=True, gc=False):
     """Agents could not be looked up. `is_final`: every attempt would fail."""
 
     request: int
@@ -110,7 +110,7 @@ class TimerFired(Event, frozen=True, gc=False):
 # ---- commands -----------------------------------------------------------------------------------------------------
 
 
-class FindAgents(Command, frozen=True, gc=False):
+class LookUpAgents(Command, frozen=True, gc=False):
     """Ask the coordinator for the places of these agents, within the limit."""
 
     request: int

@@ -21,7 +21,7 @@ AgentInput = tuple[str, Any] | tuple[str, Any, str | None]
 """An agent, a message for it, and an optional key."""
 
 
-class OutsideMessage(msgspec.Struct, frozen=True):
+class ExternalMessage(msgspec.Struct, frozen=True):
     """A message from an external program: its type's name, and its JSON. `public_only`: only a public handler may accept it."""
 
     type: str
@@ -48,14 +48,14 @@ def input_of(agent: str, message: Any, key: str | None) -> GivenInput:
     elif not isinstance(key, str) or not 0 < len(key) <= KEY_CHARACTERS_MAX:
         raise UsageError(f"{key!r} is no key: use a text of 1 to {KEY_CHARACTERS_MAX} characters")
     if isinstance(message, tuple) and len(message) == 2 and isinstance(message[0], str):
-        message = OutsideMessage(*message, public_only=False)
-    if isinstance(message, OutsideMessage):
+        message = ExternalMessage(*message, public_only=False)
+    if isinstance(message, ExternalMessage):
         text, name = _json_of(message.type, message.fields), message.type + current_tail().decode()
         return GivenInput(agent, key, text, name, message.public_only)
     return GivenInput(agent, key, with_tail(encode_message(message), current_tail()))
 
 
-TOLD: ContextVar[bytes] = ContextVar("snapline_tail", default=b"")
+CALLER_TRACE: ContextVar[bytes] = ContextVar("snapline_tail", default=b"")
 """Trace context passed by a caller; used if the program itself has no current trace, as in a gateway."""
 
 
@@ -67,7 +67,7 @@ def current_tail() -> bytes:
     api = sys.modules.get("opentelemetry.trace")
     span_context = None if api is None else api.get_current_span().get_span_context()
     if span_context is None or not span_context.is_valid:
-        return TOLD.get()
+        return CALLER_TRACE.get()
     return Traceparent(span_context.trace_id, span_context.span_id).tail() if span_context.trace_flags.sampled else b""
 
 

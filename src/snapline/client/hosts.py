@@ -16,9 +16,9 @@ import grpc.aio
 
 from snapline.errors import ProtocolError, UsageError
 from snapline.messages.coordinator_client import named_error
-from snapline.messages.input_wire import ASK_PATH, OFFER_PATH, AnswerReading, decode_outcomes, offer_messages
+from snapline.messages.input_wire import ASK_PATH, OFFER_PATH, AnswerReader, decode_outcomes, offer_messages
 from snapline.messages.inputs import AskOutcome, GivenInput, InputOutcome
-from snapline.messages.view_wire import SHOW_PATH, ViewReading
+from snapline.messages.view_wire import SHOW_PATH, ViewReader
 from snapline.security.transport import Security
 
 CONNECTIONS_MAX = 256
@@ -40,7 +40,7 @@ _NOT_HANDED_ON = (*_FINAL, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RES
 _BROKEN = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
 
 
-class OfferFailed(Exception):
+class OfferError(Exception):
     """A call without an answer. `is_unsent`: no input was accepted; `is_final`: every attempt would fail."""
 
     def __init__(self, reason: str, *, is_unsent: bool, is_final: bool = False) -> None:
@@ -77,7 +77,7 @@ class HostCalls:
         """Offer these inputs to a host, and wait for the outcome of each. `path`: gRPC method, a different one for operator commands.
 
         Raises:
-            OfferFailed: there is no answer.
+            OfferError: there is no answer.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + limit_s
@@ -91,7 +91,7 @@ class HostCalls:
         """Wait for the outcome of an input from a host; `question` is made by `encode_ask`.
 
         Raises:
-            OfferFailed: there is no answer.
+            OfferError: there is no answer.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + limit_s
@@ -104,7 +104,7 @@ class HostCalls:
 
         Raises:
             NotHereError: the host cannot answer now.
-            OfferFailed: there is no answer.
+            OfferError: there is no answer.
             SnaplineError: the error that the host raised.
         """
         loop = asyncio.get_running_loop()
@@ -146,7 +146,7 @@ class HostCalls:
         try:
             return _Connection(self._security.open_channel(address, role="host", name=host))
         except UsageError as error:
-            raise OfferFailed(str(error), is_unsent=True, is_final=True) from error
+            raise OfferError(str(error), is_unsent=True, is_final=True) from error
 
     def _leave(self, place: tuple[str, str]) -> None:
         self._left.append(self._connections.pop(place))
@@ -169,7 +169,7 @@ class HostCalls:
                 changing.cancel()
             connection.failures += 1
             trust = " (if it runs: does each side trust the other's certificate?)" if self._security.is_tls else ""
-            raise OfferFailed(f"host {host} does not answer at {address}{trust}", is_unsent=True)
+            raise OfferError(f"host {host} does not answer at {address}{trust}", is_unsent=True)
         connection.failures = 0
 
 
@@ -202,7 +202,7 @@ async def _ask_in_parts(
         return decode_outcomes(await call)
     except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
         if not call.done():
-            raise OfferFailed(f"the call to host {host} failed: {error}", is_unsent=not is_sent) from error
+            raise OfferError(f"the call to host {host} failed: {error}", is_unsent=not is_sent) from error
         raise _failure(await call.code(), await call.details() or "", host, is_sent=is_sent) from error
     except ProtocolError as error:
         raise _not_understood(host, error) from error
@@ -213,13 +213,13 @@ async def _ask_in_parts(
 async def _ask_for_answer(channel: grpc.aio.Channel, host: str, question: bytes, limit_s: float) -> AskOutcome:
     ask: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(ASK_PATH)
     call: grpc.aio.UnaryStreamCall[bytes, bytes] = ask(question, timeout=limit_s)
-    reading = AnswerReading()
+    reading = AnswerReader()
     try:
         async for data in call:
             answer = reading.take(data)
             if answer is not None:
                 return answer
-        raise OfferFailed(f"host {host} ended its answer before its end", is_unsent=False)
+        raise OfferError(f"host {host} ended its answer before its end", is_unsent=False)
     except grpc.aio.AioRpcError as error:
         raise _failure(error.code(), error.details() or "", host, is_sent=True) from error
     except ProtocolError as error:
@@ -231,13 +231,13 @@ async def _ask_for_answer(channel: grpc.aio.Channel, host: str, question: bytes,
 async def _ask_to_show(channel: grpc.aio.Channel, host: str, question: bytes, limit_s: float) -> bytes:
     ask: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(SHOW_PATH)
     call: grpc.aio.UnaryStreamCall[bytes, bytes] = ask(question, timeout=limit_s)
-    reading = ViewReading()
+    reading = ViewReader()
     try:
         async for data in call:
             document = reading.take(data)
             if document is not None:
                 return document
-        raise OfferFailed(f"host {host} ended its answer before its end", is_unsent=False)
+        raise OfferError(f"host {host} ended its answer before its end", is_unsent=False)
     except grpc.aio.AioRpcError as error:
         raise named_error(error) or _failure(error.code(), error.details() or "", host, is_sent=True) from error
     except ProtocolError as error:
@@ -246,11 +246,11 @@ async def _ask_to_show(channel: grpc.aio.Channel, host: str, question: bytes, li
         call.cancel()
 
 
-def _not_understood(host: str, error: ProtocolError) -> OfferFailed:
-    return OfferFailed(f"host {host} answered what this version does not understand: {error}", is_unsent=False)
+def _not_understood(host: str, error: ProtocolError) -> OfferError:
+    return OfferError(f"host {host} answered what this version does not understand: {error}", is_unsent=False)
 
 
-def _failure(code: grpc.StatusCode, details: str, host: str, *, is_sent: bool) -> OfferFailed:
+def _failure(code: grpc.StatusCode, details: str, host: str, *, is_sent: bool) -> OfferError:
     """Return the error for a call that ended without an answer."""
     is_unsent = not is_sent or code in _NOT_HANDED_ON
     match code:
@@ -262,4 +262,4 @@ def _failure(code: grpc.StatusCode, details: str, host: str, *, is_sent: bool) -
             reason = f"host {host} does not know this call: is it of an older version?"
         case _:
             reason = details or f"host {host} ended the call with {code.name}"
-    return OfferFailed(reason, is_unsent=is_unsent, is_final=code in _FINAL)
+    return OfferError(reason, is_unsent=is_unsent, is_final=code in _FINAL)

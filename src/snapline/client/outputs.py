@@ -1,6 +1,6 @@
 """Reading outputs from the coordinator: page after page, across changes of the leader, each output once.
 
-`OutputReading` decides without I/O what to request next, and what a failure means. The cursor is the only state of a reader. If a page is lost,
+`OutputReaderState` decides without I/O what to request next, and what a failure means. The cursor is the only state of a reader. If a page is lost,
 the reader requests it again with the cursor of the last page received, so no output is repeated or skipped.
 """
 
@@ -15,7 +15,7 @@ from snapline.agent_runtime.reading import MessageReader, Output, OutputsReverte
 from snapline.client.giving import check_timeout
 from snapline.errors import CoordinatorUnavailableError, DamagedDataError, StoreError, UnknownOutcomeError, UsageError
 from snapline.ids import check_id
-from snapline.messages.coordinator_client import CoordinatorClient, patiently
+from snapline.messages.coordinator_client import CoordinatorClient, retry_until_available
 from snapline.messages.outputs import ReadOutputsReply, ReleasedOutputs
 from snapline.messages.payloads import split_message
 from snapline.storage.outputs.names import parse_cursor
@@ -36,7 +36,7 @@ _PASSING = (CoordinatorUnavailableError, UnknownOutcomeError, StoreError)
 """Transient errors, except damage."""
 
 
-class OutputReading:
+class OutputReaderState:
     """State of one reader.
 
     Attributes:
@@ -89,7 +89,7 @@ class OutputsRequest(msgspec.Struct, frozen=True):
     timeout_s: float
 
 
-async def wanted_outputs(
+async def requested_outputs(
     coordinator: Callable[[], CoordinatorClient], wanted: OutputsRequest
 ) -> AsyncGenerator[Output | OutputsReverted, None]:
     """Yield the requested outputs; see `Client.outputs`."""
@@ -98,15 +98,15 @@ async def wanted_outputs(
     if wanted.topic:
         check_id(wanted.topic.removeprefix("@"), "topic")
     reader = MessageReader(wanted.message_type, "message_type", "the output")
-    start = await patiently(lambda: start_of(coordinator(), wanted.after, wanted.consumer))
-    reading = OutputReading(start, is_following=wanted.follow, patience_s=wanted.timeout_s)
+    start = await retry_until_available(lambda: start_of(coordinator(), wanted.after, wanted.consumer))
+    reading = OutputReaderState(start, is_following=wanted.follow, patience_s=wanted.timeout_s)
     async with contextlib.aclosing(follow_outputs(coordinator, wanted.topic, reading, reader)) as outputs:
         async for output in outputs:
             yield output
 
 
 async def follow_outputs(
-    coordinator: Callable[[], CoordinatorClient], topic: str, reading: OutputReading, reader: MessageReader
+    coordinator: Callable[[], CoordinatorClient], topic: str, reading: OutputReaderState, reader: MessageReader
 ) -> AsyncGenerator[Output | OutputsReverted, None]:
     """Yield outputs as they come. `coordinator` is called for each request, since connections may be renewed.
 
@@ -136,7 +136,7 @@ def _size_bytes(releases: Sequence[ReleasedOutputs]) -> int:
 
 
 async def _next_page(
-    coordinator: Callable[[], CoordinatorClient], topic: str, reading: OutputReading
+    coordinator: Callable[[], CoordinatorClient], topic: str, reading: OutputReaderState
 ) -> ReadOutputsReply:
     while True:
         try:

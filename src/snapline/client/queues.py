@@ -165,7 +165,7 @@ class AgentQueues:
             self.retire(queue)
         return True
 
-    def take_lost(self, most: int) -> list[AgentQueue]:
+    def take_agents_to_look_up(self, most: int) -> list[AgentQueue]:
         """Take the agents to look up now from the table of lost ones."""
         agents = list(self.lost)[:most]
         for agent in agents:

@@ -62,7 +62,7 @@ def read_merged(merged: Merged, folder: Path) -> Events:
         raise TraceError(f"{folder}, merged: {error}") from error
 
 
-def read_happened(place: Path) -> list[TracedEvent]:
+def read_trace_events(place: Path) -> list[TracedEvent]:
     """Return all events of a file or of the traces in a folder, with hosts, times and markers.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from snapline.client.hosts import HostCalls, OfferFailed
+from snapline.client.hosts import HostCalls, OfferError
 from snapline.client.queues import OVER, Place
 from snapline.errors import (
     AgentMissingError,
@@ -38,7 +38,7 @@ ASK_S_MAX = 2.0
 """Longest wait for a host that is asked about all its agents: it answers from memory, and the result is returned without a slow host."""
 
 
-async def see(
+async def ask_until_answered(
     coordinator: Callable[[], CoordinatorClient], hosts: HostCalls, question: Question, limit_s: float
 ) -> bytes:
     """Repeat a question until a host has answered; return the document.
@@ -54,7 +54,7 @@ async def see(
         try:
             place = await _place(coordinator(), question, min(FIND_S_MAX, left_s), tries)
             return await hosts.show(*place, encode_question(question), max(deadline_s - loop.time(), 0.001))
-        except OfferFailed as failed:
+        except OfferError as failed:
             if failed.is_final:
                 raise UsageError(failed.reason) from failed
             reason = failed.reason
@@ -81,7 +81,7 @@ async def ask_every_host(
         try:
             reply = await hosts.show(host.host, host.address, encode_question(question(host.host)), ASK_S_MAX)
             return msgspec.json.decode(reply, type=kind)
-        except (OfferFailed, NotHereError, SnaplineError, msgspec.MsgspecError):
+        except (OfferError, NotHereError, SnaplineError, msgspec.MsgspecError):
             return None
 
     alive = [host for host in status.hosts if host.state == "alive" and status.phase not in OVER]
@@ -113,7 +113,7 @@ async def recent_traces(
 async def _place(coordinator: CoordinatorClient, question: Question, limit_s: float, tries: int) -> Place:
     reply = await coordinator.locate([question.agent], limit_s)
     owner = owner_of(reply, question)
-    return owner if owner is not None else any_of(await coordinator.status(limit_s), tries)
+    return owner if owner is not None else any_live_host(await coordinator.status(limit_s), tries)
 
 
 def owner_of(reply: LocateReply, question: Question) -> Place | None:
@@ -142,7 +142,7 @@ def owner_of(reply: LocateReply, question: Question) -> Place | None:
     raise NotHereError(f"the fleet is {reply.phase}, and agent {agent} has no host just now")
 
 
-def any_of(status: FleetStatus, tries: int) -> Place:
+def any_live_host(status: FleetStatus, tries: int) -> Place:
     """Return a live host, a different one for each try.
 
     Raises:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from snapline.deploy.fork_server import ForkedProcess, ForkServer, end_group
+from snapline.deploy.fork_server import ForkedProcess, ForkServer, kill_process_group
 from snapline.deploy.starting import environment_of, leash
 from snapline.folders import make_private
 
@@ -52,14 +52,14 @@ class SpawnedProcess:
     def returncode(self) -> int | None:
         return self._process.returncode
 
-    def when_ended(self, then: Callable[[], None]) -> None:
+    def call_on_end(self, then: Callable[[], None]) -> None:
         """Call `then` once, when the process has ended."""
         loop, pidfd = asyncio.get_running_loop(), os.pidfd_open(self.pid)
 
         def ended() -> None:
             loop.remove_reader(pidfd)
             os.close(pidfd)
-            end_group(self.pid)
+            kill_process_group(self.pid)
             self._process.wait()
             then()
 
@@ -80,7 +80,7 @@ class Child:
         self._log_start = log_start  # offset in the log where this run's output begins
         self._process = process
         self._has_ended = asyncio.Event()
-        process.when_ended(self._has_ended.set)
+        process.call_on_end(self._has_ended.set)
 
     @classmethod
     def start(
@@ -96,7 +96,7 @@ class Child:
 
         The caller must run in the event loop that will wait for the child.
         """
-        _set_aside(log_path)
+        _rotate_log(log_path)
         environ = environment_of(environment)
         with log_path.open("ab") as log:
             log_start = log.tell()
@@ -125,14 +125,14 @@ class Child:
         assert self.exit_code is not None
         return self.exit_code
 
-    async def stop(self, grace_s: float, when_killed: Callable[[], None] = lambda: None) -> int:
-        """Ask it to end (SIGTERM), and end it (SIGKILL) after `grace_s` seconds; `when_killed` is called before. Returns the exit code."""
+    async def stop(self, grace_s: float, before_kill: Callable[[], None] = lambda: None) -> int:
+        """Ask it to end (SIGTERM), and end it (SIGKILL) after `grace_s` seconds; `before_kill` is called before. Returns the exit code."""
         self.signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_s):
                 return await self.wait()
         except TimeoutError:
-            when_killed()
+            before_kill()
             return await self.kill()
 
     async def kill(self) -> int:
@@ -161,7 +161,7 @@ def describe_exit(code: int) -> str:
         return f"signal {-code}"
 
 
-def _set_aside(log_path: Path) -> None:
+def _rotate_log(log_path: Path) -> None:
     """Start a new log file once the old one is large; the one before it goes."""
     make_private(log_path.parent)
     if log_path.exists() and log_path.stat().st_size > LOG_BYTES_MAX:

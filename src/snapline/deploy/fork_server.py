@@ -26,12 +26,12 @@ from typing import Self
 
 import msgspec
 
-from snapline.deploy.starting import begin, take_begun
+from snapline.deploy.starting import begin, take_early_server
 
 FORKABLE = (sys.executable, "-m", "snapline")
 """Prefix of the command lines that a server can run."""
 
-READ_AT_EXEC = ("LD_", "PYTHON", "GRPC_", "MALLOC_", "GLIBC_")
+STARTUP_VARIABLE_PREFIXES = ("LD_", "PYTHON", "GRPC_", "MALLOC_", "GLIBC_")
 """Prefixes of environment variables that are read at program start or at import."""
 
 REPLY_S = 10.0
@@ -47,7 +47,7 @@ MESSAGE_BYTES = 1 << 17
 
 
 class StartFork(msgspec.Struct, frozen=True, tag=True):
-    """Start `snapline WORDS`; `changes`: differences from the server's environment, None for a variable to remove."""
+    """Start `snapline SERVER_MESSAGES`; `changes`: differences from the server's environment, None for a variable to remove."""
 
     words: list[str]
     changes: dict[str, str | None]
@@ -84,12 +84,12 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 Request = StartFork | Reap
-Word = Ready | Forked | ForkRefused | Ended
+ServerMessage = Ready | Forked | ForkRefused | Ended
 REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
-WORDS: msgspec.msgpack.Decoder[Word] = msgspec.msgpack.Decoder(Word)
+SERVER_MESSAGES: msgspec.msgpack.Decoder[ServerMessage] = msgspec.msgpack.Decoder(ServerMessage)
 
 
-def end_group(pid: int) -> None:
+def kill_process_group(pid: int) -> None:
     """Kill the rest of the process group of an ended, not yet reaped process: its children must not continue a run that is over."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
@@ -113,7 +113,7 @@ class ForkedProcess:
         self._pidfd = os.pidfd_open(pid)  # not reaped yet, so the id is still this child's
         self._on_end: Callable[[], None] = lambda: None
 
-    def when_ended(self, then: Callable[[], None]) -> None:
+    def call_on_end(self, then: Callable[[], None]) -> None:
         """Call `then` once, when the process has ended."""
         self._on_end = then
         if self.returncode is not None:
@@ -143,9 +143,11 @@ class ForkServer:
         is_open: whether children can be forked.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], door: socket.socket, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], connection: socket.socket, environment: Mapping[str, str]
+    ) -> None:
         self._process = process
-        self._door = door
+        self._connection = connection
         self._environment = dict(environment)
         self._children: dict[int, ForkedProcess] = {}
         self.is_open = False
@@ -153,12 +155,12 @@ class ForkServer:
     @classmethod
     async def start(cls, environment: Mapping[str, str]) -> Self | None:
         """Start a fork server with this environment, tied to this process; None if it does not start."""
-        begun = take_begun() or begin(environment)
-        server, door = cls(*begun), begun.door
+        begun = take_early_server() or begin(environment)
+        server, connection = cls(*begun), begun.connection
         try:
-            door.setblocking(False)
+            connection.setblocking(False)
             async with asyncio.timeout(READY_S):
-                greeting = await asyncio.get_running_loop().sock_recv(door, MESSAGE_BYTES)
+                greeting = await asyncio.get_running_loop().sock_recv(connection, MESSAGE_BYTES)
         except (TimeoutError, OSError):
             greeting = b""
         except BaseException:
@@ -168,7 +170,7 @@ class ForkServer:
             server.close()
             return None
         server.is_open = True
-        asyncio.get_running_loop().add_reader(door, server._listen)
+        asyncio.get_running_loop().add_reader(connection, server._listen)
         return server
 
     def fork(self, command: Sequence[str], log: int, environment: Mapping[str, str]) -> ForkedProcess | None:
@@ -181,7 +183,7 @@ class ForkServer:
             return None
         request = msgspec.msgpack.encode(StartFork(list(command[len(FORKABLE) :]), changes, os.getcwd()))
         try:
-            socket.send_fds(self._door, [request], [log])
+            socket.send_fds(self._connection, [request], [log])
         except OSError:  # the request is too large, or the server is gone
             return None
         answer = self._await_answer()
@@ -197,18 +199,18 @@ class ForkServer:
         """Return the differences from the server's environment; None if one of them is only read at program start."""
         names = {*environment, *self._environment}
         changes = {x: environment.get(x) for x in names if environment.get(x) != self._environment.get(x)}
-        return None if any(name.startswith(READ_AT_EXEC) for name in changes) else changes
+        return None if any(name.startswith(STARTUP_VARIABLE_PREFIXES) for name in changes) else changes
 
-    def _await_answer(self) -> Word | None:
+    def _await_answer(self) -> ServerMessage | None:
         """Return the server's answer; None if there will be none. Then no unknown child is left either."""
         while self.is_open:
-            readable, _, _ = select.select([self._door], [], [], REPLY_S)
+            readable, _, _ = select.select([self._connection], [], [], REPLY_S)
             if not readable:
                 self._process.kill()  # then read its remaining messages
                 continue
             message = self._receive()
             if isinstance(message, Ended):
-                self._note_end(message)
+                self._on_child_ended(message)
             elif message is not None:
                 return message
         return None
@@ -216,36 +218,36 @@ class ForkServer:
     def _listen(self) -> None:
         message = self._receive()
         if isinstance(message, Ended):
-            self._note_end(message)
+            self._on_child_ended(message)
 
-    def _receive(self) -> Word | None:
+    def _receive(self) -> ServerMessage | None:
         """Return the next message; None if the server is gone, or if its messages were already read while a child was started."""
         try:
-            received = self._door.recv(MESSAGE_BYTES)
+            received = self._connection.recv(MESSAGE_BYTES)
         except BlockingIOError:
             return None
         except OSError:
             received = b""
         if received:
-            return WORDS.decode(received)
-        self._lose()
+            return SERVER_MESSAGES.decode(received)
+        self._on_server_gone()
         return None
 
-    def _note_end(self, word: Ended) -> None:
+    def _on_child_ended(self, word: Ended) -> None:
         child = self._children.pop(word.pid, None)
-        end_group(word.pid)
+        kill_process_group(word.pid)
         if child is not None:
             child.end(word.code)
         try:
-            self._door.send(msgspec.msgpack.encode(Reap(word.pid)))
+            self._connection.send(msgspec.msgpack.encode(Reap(word.pid)))
         except OSError:
-            self._lose()
+            self._on_server_gone()
 
-    def _lose(self) -> None:
+    def _on_server_gone(self) -> None:
         """Stop listening: the server is gone, and the kernel kills its children."""
         if self.is_open:
             self.is_open = False
-            asyncio.get_running_loop().remove_reader(self._door)
+            asyncio.get_running_loop().remove_reader(self._connection)
             for child in self._children.values():
                 child.await_kill()
             self._children.clear()
@@ -253,8 +255,8 @@ class ForkServer:
     def close(self) -> None:
         """End the server and its children. On return, the server has reaped all ended children."""
         limit_s = CLOSE_S if self.is_open else 0.0
-        self._lose()
-        self._door.close()
+        self._on_server_gone()
+        self._connection.close()
         try:
             self._process.wait(limit_s)
         except subprocess.TimeoutExpired:

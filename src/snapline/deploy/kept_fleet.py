@@ -18,11 +18,11 @@ import msgspec
 from snapline.deploy.commands import Commands, SnaplineCommands
 from snapline.deploy.data_directory import ADDRESS_FILE, lock, write_address
 from snapline.deploy.launching import Kind, Launcher
-from snapline.deploy.plan import AUTHORITY, NODE, FleetPlan, commands_of, own_files, read_certificates, read_of
+from snapline.deploy.plan import AUTHORITY, NODE, FleetPlan, commands_of, own_files, read_certificates, read_owner_files
 from snapline.deploy.podman_launcher import PodmanLauncher
 from snapline.deploy.ray_cluster import RayCluster
 from snapline.deploy.ray_launcher import RayLauncher
-from snapline.deploy.running_fleet import ALONE, LaunchedFleet
+from snapline.deploy.running_fleet import SINGLE_COORDINATOR, LaunchedFleet
 from snapline.deploy.scaling import follow
 from snapline.deploy.slurm_launcher import SlurmLauncher
 from snapline.deploy.ssh_launcher import PYTHON, SshLauncher
@@ -38,7 +38,7 @@ PLAN_FILE = "plan.json"
 LAUNCHER, OPERATOR = "launcher-launcher", "operator-operator"
 """Names of the certificates that this process uses. The operator certificate requests the last snapshot before a time limit."""
 
-KeptPlace = Literal["ssh", "podman", "slurm", "ray"]
+DetachedPlace = Literal["ssh", "podman", "slurm", "ray"]
 """Places of a supervised fleet. Only chaos uses "ray" here: an actor supervises what `snapline up` starts on Ray (`deploy/ray_fleet.py`)."""
 
 
@@ -58,7 +58,7 @@ class DetachedPlan(msgspec.Struct, frozen=True):
         tls: a local folder made by `snapline auth init`, on Slurm shared by all nodes; empty: no TLS.
     """
 
-    place: KeptPlace
+    place: DetachedPlace
     what: FleetPlan
     address: str = "auto"
     machines: tuple[str, ...] = ()
@@ -109,7 +109,9 @@ def files_of(plan: DetachedPlan, kind: Kind, name: str) -> Mapping[str, bytes]:
     if not plan.tls:
         return {}
     try:
-        return own_files(read_of(Path(plan.tls), [(kind, "c1" if name == ALONE else name)]), kind, name)
+        return own_files(
+            read_owner_files(Path(plan.tls), [(kind, "c1" if name == SINGLE_COORDINATOR else name)]), kind, name
+        )
     except UsageError as error:
         raise ExternalFailureError(str(error)) from error
 
@@ -198,7 +200,7 @@ def commands_for(plan: DetachedPlan) -> Commands:
         log=fleet_plan.log,
         last_snapshot_s=fleet_plan.last_snapshot_s,
         begin_anew=fleet_plan.begin_anew,
-        trust=lambda kind, name: _trust(plan, f"{kind}-{'c1' if name == ALONE else name}"),
+        trust=lambda kind, name: _trust(plan, f"{kind}-{'c1' if name == SINGLE_COORDINATOR else name}"),
     )
 
 
@@ -244,7 +246,7 @@ async def keep(folder: Path, *, on_note: Callable[[str], None], on_status: Calla
     try:
         async with fleet:
             write_address(folder, fleet.address)
-            background = (follow(fleet, folder), _renew_again_and_again(fleet, plan, certificates, on_note))
+            background = (follow(fleet, folder), _renew_certificates_periodically(fleet, plan, certificates, on_note))
             tasks = [asyncio.create_task(work) for work in background]
             try:
                 return await fleet.wait()
@@ -255,7 +257,7 @@ async def keep(folder: Path, *, on_note: Callable[[str], None], on_status: Calla
         os.close(lock_fd)
 
 
-async def _renew_again_and_again(
+async def _renew_certificates_periodically(
     fleet: LaunchedFleet, plan: DetachedPlan, known: Mapping[str, bytes], on_note: Callable[[str], None]
 ) -> None:
     """Send changed certificates of the folder to the processes, until cancelled.

@@ -97,9 +97,9 @@ class LaunchAgent:
         self._holder = ""
         self._ports: dict[str, int] = {}  # by coordinator, which keeps its port
         self._latest: dict[str, Handle] = {}  # by name
-        self._farewells: dict[str, tuple[str, ...]] = {}  # by name
+        self._shutdown_commands: dict[str, tuple[str, ...]] = {}  # by name
         self._evicted: set[Handle] = set()  # ended by this launch agent, because its place ends
-        self._conversations: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_over = asyncio.Event()
 
@@ -110,7 +110,7 @@ class LaunchAgent:
         (self._runtime / SOCKET).unlink(missing_ok=True)
         scratch = self._runtime / f"{SOCKET}.new"  # renamed once it listens, so that connecting to it never fails
         scratch.unlink(missing_ok=True)
-        server = await asyncio.start_unix_server(self._converse, scratch, limit=LINE_BYTES_MAX)
+        server = await asyncio.start_unix_server(self._on_connection, scratch, limit=LINE_BYTES_MAX)
         scratch.rename(self._runtime / SOCKET)
         watch = asyncio.create_task(self._end_when_idle(idle_s))
         try:
@@ -123,10 +123,10 @@ class LaunchAgent:
             await self._launcher.close()
             if self._tasks:
                 await asyncio.wait(self._tasks, timeout=SHUTDOWN_GRACE_S)
-            for writer in self._conversations.values():
+            for writer in self._connections.values():
                 writer.close()
-            if self._conversations:
-                await asyncio.wait(self._conversations, timeout=SHUTDOWN_GRACE_S)
+            if self._connections:
+                await asyncio.wait(self._connections, timeout=SHUTDOWN_GRACE_S)
             shutil.rmtree(self._runtime, ignore_errors=True)
 
     def end(self) -> None:
@@ -136,13 +136,17 @@ class LaunchAgent:
 
     async def shut_down(self) -> bool:
         """Run all shutdown commands concurrently because the place's time is up, then end their processes; False if there are none."""
-        await asyncio.gather(*(self._part(name, command) for name, command in self._farewells.items()))
-        return bool(self._farewells)
+        await asyncio.gather(
+            *(self._shut_down_process(name, command) for name, command in self._shutdown_commands.items())
+        )
+        return bool(self._shutdown_commands)
 
-    async def _part(self, name: str, command: tuple[str, ...]) -> None:
+    async def _shut_down_process(self, name: str, command: tuple[str, ...]) -> None:
         handle = self._latest[name]
         if await self._launcher.status(handle) is None:
-            process = await asyncio.create_subprocess_exec(*self._filled(name, command), stdin=subprocess.DEVNULL)
+            process = await asyncio.create_subprocess_exec(
+                *self._with_private_paths(name, command), stdin=subprocess.DEVNULL
+            )
             await process.wait()
             self._evicted.add(handle)
             await self._launcher.stop(handle, END_GRACE_S)
@@ -152,16 +156,16 @@ class LaunchAgent:
         while time.monotonic() - since_s < idle_s:
             await asyncio.sleep(min(LOOK_S, idle_s))
             running = [await self._launcher.status(handle) is None for handle in self._latest.values()]
-            if self._conversations or any(running):
+            if self._connections or any(running):
                 since_s = time.monotonic()
         self._is_over.set()
 
     # -- requests ----------------------------------------------------------------------------------------------------------
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._conversations[task] = writer
+        self._connections[task] = writer
         try:
             while line := await reader.readline():
                 request = msgspec.json.decode(line, type=LaunchAgentRequest)
@@ -171,7 +175,7 @@ class LaunchAgent:
         except (OSError, ValueError):  # the connection broke in the middle of a line
             pass
         finally:
-            del self._conversations[task]
+            del self._connections[task]
             writer.close()
 
     async def _reply(self, request: LaunchAgentRequest, writer: asyncio.StreamWriter) -> None:
@@ -211,12 +215,12 @@ class LaunchAgent:
         assert handle is not None
         match request.word:
             case "watch":
-                return LaunchAgentReply(request.id, exit=self._told(handle, await launcher.watch(handle)))
+                return LaunchAgentReply(request.id, exit=self._exit_to_report(handle, await launcher.watch(handle)))
             case "status":
-                return LaunchAgentReply(request.id, exit=self._told(handle, await launcher.status(handle)))
+                return LaunchAgentReply(request.id, exit=self._exit_to_report(handle, await launcher.status(handle)))
             case "stop":
                 return LaunchAgentReply(
-                    request.id, exit=self._told(handle, await launcher.stop(handle, request.grace_s))
+                    request.id, exit=self._exit_to_report(handle, await launcher.stop(handle, request.grace_s))
                 )
             case "kill":
                 await launcher.kill(handle)
@@ -226,7 +230,7 @@ class LaunchAgent:
                 await launcher.thaw(handle)
         return LaunchAgentReply(request.id)
 
-    def _told(self, handle: Handle, found: Exit | None) -> Exit | None:
+    def _exit_to_report(self, handle: Handle, found: Exit | None) -> Exit | None:
         """Return the exit to report. An evicted host exits with 0, which would mean that its fleet is over, so its code is hidden."""
         if found is None or handle not in self._evicted:
             return found
@@ -239,14 +243,14 @@ class LaunchAgent:
             return latest
         if files:
             self._write_keys(spec.name, files)
-        command = (sys.executable, *self._filled(spec.name, spec.command)[1:])
+        command = (sys.executable, *self._with_private_paths(spec.name, spec.command)[1:])
         handle = await self._launcher.start(msgspec.structs.replace(spec, command=command))
         self._latest[spec.name] = handle
         if shutdown:
-            self._farewells[spec.name] = (sys.executable, *shutdown[1:])
+            self._shutdown_commands[spec.name] = (sys.executable, *shutdown[1:])
         return handle
 
-    def _filled(self, name: str, command: tuple[str, ...]) -> list[str]:
+    def _with_private_paths(self, name: str, command: tuple[str, ...]) -> list[str]:
         return [word.replace(PRIVATE, str(self._runtime / KEYS / name)) for word in command]
 
     def _write_keys(self, name: str, files: Mapping[str, bytes]) -> None:
@@ -283,11 +287,11 @@ def _is_free(address: str, port: int) -> bool:
 
 
 def serve(
-    key: str, data_dir: Path, *, idle_s: float, when_time_is_up: Callable[[], Awaitable[bool]] | None = None
+    key: str, data_dir: Path, *, idle_s: float, on_time_limit: Callable[[], Awaitable[bool]] | None = None
 ) -> None:
     """Run the launch agent until it ends.
 
-    SIGTERM ends it cleanly. SIGUSR1 runs the shutdown commands; then the launch agent ends, unless `when_time_is_up` returns True.
+    SIGTERM ends it cleanly. SIGUSR1 runs the shutdown commands; then the launch agent ends, unless `on_time_limit` returns True.
     """
 
     async def run() -> None:
@@ -295,7 +299,7 @@ def serve(
         partings: list[asyncio.Task[None]] = []
 
         async def part() -> None:
-            if await post.shut_down() and (when_time_is_up is None or not await when_time_is_up()):
+            if await post.shut_down() and (on_time_limit is None or not await on_time_limit()):
                 post.end()
 
         loop = asyncio.get_running_loop()
@@ -373,12 +377,12 @@ def _join_or_start(key: str, runtime: Path, data_dir: Path, code: str) -> socket
                 stderr=log,
                 start_new_session=True,
             )
-        return _await_post(started, runtime, logs)
+        return _await_launch_agent(started, runtime, logs)
     finally:
         os.close(lock)
 
 
-def _await_post(started: "subprocess.Popen[bytes]", runtime: Path, logs: Path) -> socket.socket:
+def _await_launch_agent(started: "subprocess.Popen[bytes]", runtime: Path, logs: Path) -> socket.socket:
     deadline_s = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline_s and started.poll() is None:
         with contextlib.suppress(OSError):

@@ -19,7 +19,7 @@ from snapline.deploy.post_wire import (
 )
 from snapline.errors import ExternalFailureError
 
-SAID_BYTES_MAX = 4096
+STDERR_BYTES_MAX = 4096
 """Size of the end of the program's stderr that is kept to explain its exit."""
 
 END_S = 5.0
@@ -56,7 +56,7 @@ class LaunchAgentConnection:
         self._process = process
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[LaunchAgentReply]] = {}
-        self._said = b""
+        self._stderr_tail = b""
         self._errors = asyncio.create_task(self._keep_errors())
         self._reading: asyncio.Task[None] | None = None
 
@@ -140,7 +140,7 @@ class LaunchAgentConnection:
         self._process.stdin.close() if self._process.stdin else None
         code = await self._process.wait()
         await self._errors
-        raise LaunchAgentMissingError(code, self._said.decode(errors="replace").strip())
+        raise LaunchAgentMissingError(code, self._stderr_tail.decode(errors="replace").strip())
 
     async def _next_line(self) -> bytes:
         assert self._process.stdout is not None
@@ -162,5 +162,5 @@ class LaunchAgentConnection:
 
     async def _keep_errors(self) -> None:
         assert self._process.stderr is not None
-        while chunk := await self._process.stderr.read(SAID_BYTES_MAX):
-            self._said = (self._said + chunk)[-SAID_BYTES_MAX:]
+        while chunk := await self._process.stderr.read(STDERR_BYTES_MAX):
+            self._stderr_tail = (self._stderr_tail + chunk)[-STDERR_BYTES_MAX:]

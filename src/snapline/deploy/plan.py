@@ -7,7 +7,7 @@ import msgspec
 
 from snapline.deploy.commands import SnaplineCommands
 from snapline.deploy.launching import Kind
-from snapline.deploy.running_fleet import ALONE, LAST_SNAPSHOT_S
+from snapline.deploy.running_fleet import LAST_SNAPSHOT_S, SINGLE_COORDINATOR
 from snapline.deploy.supervisor import OnFailure
 from snapline.errors import UsageError
 
@@ -80,10 +80,10 @@ def read_certificates(folder: Path, hosts: int, coordinators: int) -> dict[str, 
     """
     owners = [("host", f"h{number}") for number in range(1, hosts + 1)]
     owners += [("coordinator", f"c{number}") for number in range(1, coordinators + 1)]
-    return read_of(folder, [*owners, ("launcher", "launcher")])
+    return read_owner_files(folder, [*owners, ("launcher", "launcher")])
 
 
-def read_of(folder: Path, owners: Iterable[tuple[str, str]]) -> dict[str, bytes]:
+def read_owner_files(folder: Path, owners: Iterable[tuple[str, str]]) -> dict[str, bytes]:
     """Return certificates and keys of these roles and names, and the authority's certificate; raises like `read_certificates`."""
     contents: dict[str, bytes] = {}
     for role, name in owners:
@@ -103,7 +103,7 @@ def own_files(certificates: Mapping[str, bytes], role: str, name: str) -> dict[s
     """Return the certificates that one process needs: its own, and the authority's."""
     if not certificates:
         return {}
-    owner = f"{role}-{'c1' if name == ALONE else name}"
+    owner = f"{role}-{'c1' if name == SINGLE_COORDINATOR else name}"
     return {
         "own.crt": certificates[f"{owner}.crt"],
         "own.key": certificates[f"{owner}.key"],

@@ -152,10 +152,10 @@ class PodmanLauncher:
 
     async def freeze(self, handle: Handle) -> None:
         """Freeze the whole container by its control group: a signal would only reach its init process."""
-        await self._tell("pause", handle)
+        await self._run_quietly("pause", handle)
 
     async def thaw(self, handle: Handle) -> None:
-        await self._tell("unpause", handle)
+        await self._run_quietly("unpause", handle)
 
     async def close(self) -> None:
         """Close; also end containers of this fleet that an earlier launcher left behind."""
@@ -234,9 +234,9 @@ class PodmanLauncher:
             await podman(self._program, "secret", "create", secret, "-", given=content)
 
     async def _signal(self, handle: Handle, signal: str) -> None:
-        await self._tell("kill", handle, "--signal", signal)
+        await self._run_quietly("kill", handle, "--signal", signal)
 
-    async def _tell(self, word: str, handle: Handle, *more: str) -> None:
+    async def _run_quietly(self, word: str, handle: Handle, *more: str) -> None:
         with contextlib.suppress(PodmanError):  # the container has ended, or is already in the wanted state
             await podman(self._program, word, *more, handle.where)
 

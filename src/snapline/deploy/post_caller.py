@@ -57,7 +57,7 @@ class LaunchAgentClient:
         self._dial = dial
         self._on_note = on_note
         self._line: LaunchAgentConnection | None = None
-        self._dialling = asyncio.Lock()
+        self._dial_lock = asyncio.Lock()
         self._is_held = self._is_closed = False
 
     async def hold(self) -> None:
@@ -66,7 +66,7 @@ class LaunchAgentClient:
         Raises:
             SnaplineError: the launch agent cannot be reached.
         """
-        async with self._dialling:
+        async with self._dial_lock:
             self._line = await self._connect()
         self._is_held = True
         await self._call(LaunchAgentRequest(self._holder, "hold"))
@@ -99,15 +99,15 @@ class LaunchAgentClient:
 
     async def kill(self, handle: Handle) -> None:
         """Kill; see `Launcher.kill`."""
-        await self._tell("kill", handle)
+        await self._send("kill", handle)
 
     async def freeze(self, handle: Handle) -> None:
         """Freeze; see `Launcher.freeze`."""
-        await self._tell("freeze", handle)
+        await self._send("freeze", handle)
 
     async def thaw(self, handle: Handle) -> None:
         """Thaw; see `Launcher.thaw`."""
-        await self._tell("thaw", handle)
+        await self._send("thaw", handle)
 
     async def close(self) -> None:
         """End the launch agent and its processes, unless it was never held or another launcher holds it.
@@ -133,13 +133,13 @@ class LaunchAgentClient:
         if line is not None:
             await line.close()
 
-    async def _tell(self, word: Word, handle: Handle) -> None:
+    async def _send(self, word: Word, handle: Handle) -> None:
         with contextlib.suppress(LaunchAgentGoneError, ReplacedError):
-            await self._call(LaunchAgentRequest(self._holder, word, handle=_as_there(handle)))
+            await self._call(LaunchAgentRequest(self._holder, word, handle=_as_local(handle)))
 
     async def _exit(self, word: Word, handle: Handle, grace_s: float = 0.0) -> Exit | None:
         try:
-            request = LaunchAgentRequest(self._holder, word, handle=_as_there(handle), grace_s=grace_s)
+            request = LaunchAgentRequest(self._holder, word, handle=_as_local(handle), grace_s=grace_s)
             exit_ = (await self._call(request)).exit
         except (LaunchAgentGoneError, ReplacedError) as error:
             return self._gone(str(error))
@@ -173,7 +173,7 @@ class LaunchAgentClient:
 
     async def _connected(self) -> LaunchAgentConnection:
         """Return the connection; reconnect as often as necessary."""
-        async with self._dialling:
+        async with self._dial_lock:
             pause_s = PAUSE_S
             while self._line is None:
                 if self._is_closed:
@@ -199,6 +199,6 @@ class LaunchAgentClient:
         return line
 
 
-def _as_there(handle: Handle) -> Handle:
+def _as_local(handle: Handle) -> Handle:
     """Return the handle as the launch agent's local launcher knows it."""
     return msgspec.structs.replace(handle, where=HERE)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-from snapline.channels.listening import PORT_LOOK_S, PORT_WAIT_S
+from snapline.channels.listening import PORT_POLL_S, PORT_WAIT_S
 from snapline.errors import ExternalFailureError, UsageError
 
 CONNECT_TIMEOUT_S = 10.0
@@ -154,11 +154,11 @@ class RayCluster:
                 self._group, placement_group_bundle_index=bundle
             )
         ray_logger = logging.getLogger("ray.actor")
-        ray_logger.addFilter(_is_no_advice)
+        ray_logger.addFilter(_is_unrelated_warning)
         try:
             return self._ray.remote(kind).options(**options).remote(*arguments)
         finally:
-            ray_logger.removeFilter(_is_no_advice)
+            ray_logger.removeFilter(_is_unrelated_warning)
 
     def end_actor(self, actor: Any) -> None:
         """End an actor permanently."""
@@ -174,7 +174,7 @@ class RayCluster:
             self._ray.shutdown()
 
 
-def _is_no_advice(record: logging.LogRecord) -> bool:
+def _is_unrelated_warning(record: logging.LogRecord) -> bool:
     """Drop Ray's warning that an actor ends with its placement group: here both end together on purpose."""
     return "placement group is not recommended" not in record.getMessage()
 
@@ -202,10 +202,10 @@ async def answer(reference: Any) -> Any:
     except errors.RayTaskError as error:
         raise error.cause if isinstance(error.cause, Exception) else error from None
     except errors.RayError as error:
-        raise WorkerLostError(_in_words(error)) from error
+        raise WorkerLostError(_describe_error(error)) from error
 
 
-def _in_words(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     name = type(error).__name__
     if name == "ActorDiedError":
         return "Ray says that its actor or node died"
@@ -227,4 +227,4 @@ def _check_reachable(address: str) -> None:
                 raise ExternalFailureError(
                     f"no Ray cluster answers at {address} ({reason}): `ray start --head` makes one"
                 ) from error
-        time.sleep(PORT_LOOK_S)
+        time.sleep(PORT_POLL_S)

@@ -21,7 +21,7 @@ from snapline.deploy.data_directory import is_same_folder
 from snapline.deploy.launching import Kind
 from snapline.deploy.plan import AUTHORITY, FleetPlan, check_exposure, commands_of, own_files, read_certificates
 from snapline.deploy.ray_cluster import RayCluster, WorkerLostError, answer, runtime_here
-from snapline.deploy.ray_launcher import KEEPER, RayLauncher
+from snapline.deploy.ray_launcher import SUPERVISOR_NAME, RayLauncher
 from snapline.deploy.ray_worker import PrivateFiles
 from snapline.deploy.running_fleet import LaunchedFleet
 from snapline.deploy.status import CoordinatorReader, FleetReading
@@ -75,11 +75,11 @@ class RaySupervisor:
         self._plan = msgspec.msgpack.decode(plan, type=FleetPlan)
         self._certificates = dict(certificates)
         self._private = PrivateFiles()
-        self._standing = RayStatus()
+        self._status = RayStatus()
         self._notes: list[str] = []
         self._fleet: LaunchedFleet | None = None
         self._loop = asyncio.new_event_loop()
-        self._told_to_stop = asyncio.Event()
+        self._stop_requested = asyncio.Event()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._keep(),), daemon=True)
         self._thread.start()
 
@@ -91,7 +91,7 @@ class RaySupervisor:
             handles = {name: fleet.handle(name) for name in (*fleet.hosts, *fleet.coordinators)}
             nodes = {name: handle.where for name, handle in handles.items() if handle is not None}
         notes = tuple(self._notes[-NOTES_MAX:])
-        return msgspec.msgpack.encode(msgspec.structs.replace(self._standing, notes=notes, nodes=nodes))
+        return msgspec.msgpack.encode(msgspec.structs.replace(self._status, notes=notes, nodes=nodes))
 
     def making(self) -> tuple[bytes, bool, dict[str, Any]]:
         """Return the plan, whether the fleet has certificates, and Ray's runtime environment."""
@@ -99,7 +99,7 @@ class RaySupervisor:
 
     def stop(self) -> None:
         """End all processes but this actor; return when they have ended."""
-        self._loop.call_soon_threadsafe(self._told_to_stop.set)
+        self._loop.call_soon_threadsafe(self._stop_requested.set)
         self._thread.join()
 
     async def _keep(self) -> None:
@@ -132,15 +132,15 @@ class RaySupervisor:
             coordinators=plan.coordinators,
             connect=self._connect,
             on_note=self._note,
-            on_status=self._see,
+            on_status=self._on_status,
             last_snapshot_s=plan.last_snapshot_s,
         )
         async with fleet:
             self._fleet = fleet
-            self._standing = msgspec.structs.replace(self._standing, address=fleet.address)
+            self._status = msgspec.structs.replace(self._status, address=fleet.address)
             ended, stop_requested = (
                 asyncio.ensure_future(fleet.wait()),
-                asyncio.ensure_future(self._told_to_stop.wait()),
+                asyncio.ensure_future(self._stop_requested.wait()),
             )
             try:
                 await asyncio.wait({ended, stop_requested}, return_when=asyncio.FIRST_COMPLETED)
@@ -167,15 +167,15 @@ class RaySupervisor:
     def _note(self, sentence: str) -> None:
         self._notes = [*self._notes[-NOTES_MAX:], sentence]
 
-    def _see(self, status: FleetReading) -> None:
+    def _on_status(self, status: FleetReading) -> None:
         hosts = sum(host.state == "alive" for host in status.hosts)
-        self._standing = msgspec.structs.replace(
-            self._standing, phase=status.phase, hosts=hosts, epochs=status.epochs_completed, reason=status.reason
+        self._status = msgspec.structs.replace(
+            self._status, phase=status.phase, hosts=hosts, epochs=status.epochs_completed, reason=status.reason
         )
 
     def _end(self, last: RayStatus) -> None:
-        before = self._standing
-        self._standing = msgspec.structs.replace(last, address=before.address, epochs=before.epochs)
+        before = self._status
+        self._status = msgspec.structs.replace(last, address=before.address, epochs=before.epochs)
 
 
 async def up(
@@ -204,7 +204,7 @@ async def up(
         await cluster.spread(
             places, plan.node
         )  # fails in seconds unless a node joins; the supervisor uses these places
-    _make_keeper(cluster, plan, certificates)
+    _make_supervisor(cluster, plan, certificates)
     shown = 0
     try:
         async with asyncio.timeout(timeout_s):
@@ -232,11 +232,11 @@ async def standing(cluster: RayCluster, name: str) -> RayStatus:
         NotFoundError: no fleet of this name is on the cluster.
     """
     while True:
-        keeper = cluster.actor(KEEPER)
-        if keeper is None:
+        supervisor = cluster.actor(SUPERVISOR_NAME)
+        if supervisor is None:
             raise NotFoundError(f"no fleet named {name} is on this cluster: `snapline up` takes one up")
         try:
-            return msgspec.msgpack.decode(await answer(keeper.standing.remote()), type=RayStatus)
+            return msgspec.msgpack.decode(await answer(supervisor.standing.remote()), type=RayStatus)
         except WorkerLostError:
             await asyncio.sleep(LOOK_S)
 
@@ -251,21 +251,21 @@ async def renew(cluster: RayCluster, name: str, folder: Path, *, timeout_s: floa
         UsageError: the fleet has no certificates, or `folder` lacks one that it needs.
         UnknownOutcomeError: some processes are not running; they get their certificates when they start.
     """
-    keeper = cluster.actor(KEEPER)
-    if keeper is None:
+    supervisor = cluster.actor(SUPERVISOR_NAME)
+    if supervisor is None:
         raise NotFoundError(f"no fleet named {name} is on this cluster: `snapline up` takes one up")
-    encoded, is_tls, runtime = await answer(keeper.making.remote())
+    encoded, is_tls, runtime = await answer(supervisor.making.remote())
     plan = msgspec.msgpack.decode(encoded, type=FleetPlan)
     if not is_tls:
         raise UsageError(f"fleet {name} was taken up without certificates: `snapline down`, then `up` with --tls")
     certificates = read_certificates(folder, plan.hosts, plan.coordinators)
-    cluster.end_actor(keeper)
+    cluster.end_actor(supervisor)
     processes = plan.hosts + plan.coordinators
     try:
         async with asyncio.timeout(timeout_s):
-            while cluster.actor(KEEPER) is not None:
+            while cluster.actor(SUPERVISOR_NAME) is not None:
                 await asyncio.sleep(LOOK_S)
-            _make_keeper(cluster, plan, certificates, runtime)
+            _make_supervisor(cluster, plan, certificates, runtime)
             while len((status := await standing(cluster, name)).nodes) < processes and not status.outcome:
                 await asyncio.sleep(LOOK_S)
             return status
@@ -275,11 +275,16 @@ async def renew(cluster: RayCluster, name: str, folder: Path, *, timeout_s: floa
         ) from None
 
 
-def _make_keeper(
+def _make_supervisor(
     cluster: RayCluster, plan: FleetPlan, certificates: Mapping[str, bytes], runtime: Mapping[str, object] | None = None
 ) -> None:
     cluster.make_actor(
-        RaySupervisor, KEEPER, None, msgspec.msgpack.encode(plan), dict(certificates), runtime=dict(runtime or {})
+        RaySupervisor,
+        SUPERVISOR_NAME,
+        None,
+        msgspec.msgpack.encode(plan),
+        dict(certificates),
+        runtime=dict(runtime or {}),
     )
 
 
@@ -289,11 +294,11 @@ async def check_folder(cluster: RayCluster, name: str, data_dir: str) -> None:
     Raises:
         NotFoundError: the fleet belongs to another folder.
     """
-    keeper = cluster.actor(KEEPER)
-    if keeper is None:
+    supervisor = cluster.actor(SUPERVISOR_NAME)
+    if supervisor is None:
         return
     with contextlib.suppress(WorkerLostError):
-        encoded, _, _ = await answer(keeper.making.remote())
+        encoded, _, _ = await answer(supervisor.making.remote())
         fleet_dir = msgspec.msgpack.decode(encoded, type=FleetPlan).data_dir
         if not is_same_folder(fleet_dir, data_dir):
             raise NotFoundError(
@@ -314,10 +319,10 @@ async def down(cluster: RayCluster, name: str) -> None:
     """
     if not cluster.names():
         raise NotFoundError(f"no fleet named {name} is on this cluster")
-    keeper = cluster.actor(KEEPER)
-    if keeper is not None:
+    supervisor = cluster.actor(SUPERVISOR_NAME)
+    if supervisor is not None:
         with contextlib.suppress(WorkerLostError, TimeoutError):  # it hangs or its node died: end everything from here
             async with asyncio.timeout(DOWN_TIMEOUT_S):
-                await answer(keeper.stop.remote())
-        cluster.end_actor(keeper)
+                await answer(supervisor.stop.remote())
+        cluster.end_actor(supervisor)
     await RayLauncher(cluster, data_dir="", hosts=1).close()

@@ -23,13 +23,13 @@ from snapline.deploy.plan import Files
 from snapline.deploy.ray_cluster import RayCluster, WorkerLostError, answer
 from snapline.deploy.ray_worker import NodeWorker, exit_from
 
-SEAT_PAUSE_S = 0.2
+WORKER_POLL_S = 0.2
 """Interval between two checks whether a worker is back: Ray takes seconds to find it a node."""
 
 CLOSE_S = 10.0
 """Time limit for a worker to end its processes; Ray ends a worker that does not answer."""
 
-KEEPER = "keeper"
+SUPERVISOR_NAME = "keeper"
 """Name of the actor that supervises a fleet started by `snapline up`; it outlives the launcher, to report how the fleet ended."""
 
 NODE_NEEDS = {"CPU": 1.0}
@@ -62,7 +62,7 @@ class RayLauncher:
         self._places = hosts
         self._node = dict(node or NODE_NEEDS)
         self._files = files
-        self._seats: dict[str, Any] = {}  # Any: Ray's handles of actors
+        self._workers: dict[str, Any] = {}  # Any: Ray's handles of actors
 
     @property
     def where(self) -> str:
@@ -113,14 +113,14 @@ class RayLauncher:
 
     async def sweep(self) -> list[str]:
         """End all workers of this fleet, of any launcher; return the names of their processes."""
-        workers = {name: self._cluster.actor(name) for name in self._cluster.names() if name != KEEPER}
+        workers = {name: self._cluster.actor(name) for name in self._cluster.names() if name != SUPERVISOR_NAME}
         await asyncio.gather(*(self._end(seat) for seat in workers.values() if seat is not None))
-        self._seats.clear()
+        self._workers.clear()
         return sorted(workers)
 
     async def _tell(self, handle: Handle, word: str) -> None:
         with contextlib.suppress(WorkerLostError):
-            await answer(getattr(self._seat(handle.name), word).remote(msgspec.msgpack.encode(handle)))
+            await answer(getattr(self._worker(handle.name), word).remote(msgspec.msgpack.encode(handle)))
 
     async def _end(self, seat: Any) -> None:
         with contextlib.suppress(WorkerLostError, TimeoutError):
@@ -131,7 +131,7 @@ class RayLauncher:
     async def _exit(self, handle: Handle, word: str, *arguments: object) -> Exit | None:
         """Ask the worker how its process ended. If the worker is gone, so is the process."""
         try:
-            worker = self._seat(handle.name)
+            worker = self._worker(handle.name)
             return exit_from(await answer(getattr(worker, word).remote(msgspec.msgpack.encode(handle), *arguments)))
         except WorkerLostError as error:
             return Exit(None, str(error), log=self.logs)
@@ -140,18 +140,18 @@ class RayLauncher:
         """Call a worker, and wait for it without a limit."""
         while True:
             try:
-                return await answer(getattr(self._seat(name), word).remote(*arguments))
+                return await answer(getattr(self._worker(name), word).remote(*arguments))
             except WorkerLostError:
-                self._seats.pop(name, None)  # Ray restarts it, or it is gone permanently and is created again
-                await asyncio.sleep(SEAT_PAUSE_S)
+                self._workers.pop(name, None)  # Ray restarts it, or it is gone permanently and is created again
+                await asyncio.sleep(WORKER_POLL_S)
 
-    def _seat(self, name: str) -> Any:
-        if name not in self._seats:
+    def _worker(self, name: str) -> Any:
+        if name not in self._workers:
             existing = self._cluster.actor(name)
-            self._seats[name] = existing or self._cluster.make_actor(
+            self._workers[name] = existing or self._cluster.make_actor(
                 NodeWorker, name, self._bundle(name), self._data_dir
             )
-        return self._seats[name]
+        return self._workers[name]
 
     def _bundle(self, name: str) -> int:
         """Return the number of the reserved place: h1 and c1 run on the first node, h2 and c2 on the second …"""

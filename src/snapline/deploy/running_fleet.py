@@ -20,27 +20,27 @@ from snapline.deploy.commands import Commands
 from snapline.deploy.launching import Exit, Handle, Launcher, ProcessSpec
 from snapline.deploy.status import CoordinatorReader, FleetReading
 from snapline.deploy.supervision import (
-    CoordinatorMissed,
+    EmitNote,
     Ending,
-    EndKeeping,
+    EndSupervision,
     ExitReported,
-    FleetSeen,
+    FleetStatusRead,
+    FleetStatusUnavailable,
     GiveUp,
-    HostsWanted,
-    KeeperCommand,
-    KeeperEvent,
-    KeepingBegan,
-    KillAsked,
+    HostsRequested,
     KillProcess,
+    KillRequested,
     PauseEnded,
     ProcessEnded,
     ProcessStarted,
     ReportExit,
-    RestartAsked,
-    Say,
+    RestartRequested,
     SetPause,
     StartProcess,
     StopProcess,
+    SupervisionStarted,
+    SupervisorCommand,
+    SupervisorEvent,
 )
 from snapline.deploy.supervisor import OnFailure, Supervisor
 from snapline.errors import (
@@ -59,7 +59,7 @@ HOSTS_MAX = 1_000
 COORDINATORS = (1, 3, 5)
 """Allowed numbers of replicas. An even number is no use: four replicas tolerate as many losses as three."""
 
-ALONE = "coordinator"
+SINGLE_COORDINATOR = "coordinator"
 """Name of the only coordinator process of a fleet without replicas."""
 
 POLL_S = 0.2
@@ -115,18 +115,20 @@ class LaunchedFleet:
         if coordinators not in COORDINATORS:
             raise UsageError(f"a fleet has 1, 3 or 5 coordinators, not {coordinators}")
         self.address = ""
-        self.coordinators = (ALONE,) if coordinators == 1 else tuple(f"c{n}" for n in range(1, coordinators + 1))
+        self.coordinators = (
+            (SINGLE_COORDINATOR,) if coordinators == 1 else tuple(f"c{n}" for n in range(1, coordinators + 1))
+        )
         self._launcher = launcher
         self._commands = commands
         self._connect = connect or _connect_loopback
         self._on_note = on_note
         self._on_status = on_status
         self._last_snapshot_s = last_snapshot_s
-        self._keeper = Supervisor(hosts=self.hosts, coordinators=self.coordinators, on_failure=on_failure)
+        self._supervisor = Supervisor(hosts=self.hosts, coordinators=self.coordinators, on_failure=on_failure)
         self._addresses: dict[str, str] = {}
         self._client: CoordinatorReader | None = None
         self._handles: dict[str, Handle] = {}
-        self._lives: dict[str, asyncio.Task[None]] = {}  # by process: the task that starts and watches it
+        self._process_tasks: dict[str, asyncio.Task[None]] = {}  # by process: the task that starts and watches it
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[Ending] | None = None
 
@@ -154,7 +156,7 @@ class LaunchedFleet:
         self.address = ",".join(self._addresses.values())
         self._client = self._connect(self.address)
         self._ended = asyncio.get_running_loop().create_future()
-        self._feed(KeepingBegan())
+        self._feed(SupervisionStarted())
         self._spawn(self._poll(), "poll")
 
     async def wait(self, timeout_s: float | None = None) -> Ending:
@@ -172,10 +174,10 @@ class LaunchedFleet:
             raise UnknownOutcomeError(
                 f"the fleet in {self._launcher.where} has not ended after {timeout_s:g} s; see {self._launcher.logs}"
             ) from None
-        leaving = [self._lives[name] for name in self.hosts if name in self._handles]
+        leaving = [self._process_tasks[name] for name in self.hosts if name in self._handles]
         if leaving:
             await asyncio.wait(leaving, timeout=SHUTDOWN_S)
-        failure = self._keeper.mistake()
+        failure = self._supervisor.final_error()
         if failure is not None:
             raise _error_of(failure)
         return ending
@@ -192,7 +194,7 @@ class LaunchedFleet:
         grace_s = STOP_GRACE_S
         if self._last_snapshot_s and others and not (self._ended is None or self._ended.done()):
             try:
-                await self._stop_hosts_saved(others)
+                await self._stop_hosts_with_snapshot(others)
             except asyncio.CancelledError:  # a second signal; the first cancellation is already reported to its sender
                 grace_s = 0.0
         for names in (self.coordinators, others):
@@ -206,7 +208,7 @@ class LaunchedFleet:
         if self._ended is not None and self._ended.done() and not self._ended.cancelled():
             self._ended.exception()  # mark the error as retrieved; wait() reports it
 
-    async def _stop_hosts_saved(self, hosts: Sequence[str]) -> None:
+    async def _stop_hosts_with_snapshot(self, hosts: Sequence[str]) -> None:
         """Have the hosts take a last snapshot and leave; report the result as a note."""
         limit_s, clock = self._last_snapshot_s, asyncio.get_running_loop().time
         before = await self._ask_status()
@@ -255,7 +257,7 @@ class LaunchedFleet:
             UsageError: the number is out of range.
         """
         self.hosts = host_names(hosts)
-        self._feed(HostsWanted(self.hosts))
+        self._feed(HostsRequested(self.hosts))
 
     async def _stop(self, handle: Handle) -> None:
         await self._launcher.stop(handle, STOP_GRACE_S)
@@ -266,7 +268,7 @@ class LaunchedFleet:
         """Return the name of the leading coordinator; `""` while none answers as the leader."""
         status = await self._ask_status()
         if status is None or len(self.coordinators) == 1:
-            return "" if status is None else ALONE
+            return "" if status is None else SINGLE_COORDINATOR
         return status.leader
 
     def handle(self, name: str) -> Handle | None:
@@ -280,7 +282,7 @@ class LaunchedFleet:
 
     def kill(self, name: str, *, is_kept_down: bool = False) -> None:
         """Send SIGKILL to a host or coordinator, like a crash. It is restarted as usual; `is_kept_down`: only by `restart()`."""
-        self._feed(KillAsked(self._check_name(name), is_kept_down))
+        self._feed(KillRequested(self._check_name(name), is_kept_down))
 
     async def end(self, name: str, grace_s: float) -> None:
         """Send SIGTERM, and SIGKILL after `grace_s` seconds; the process stays down until `restart()`."""
@@ -303,7 +305,7 @@ class LaunchedFleet:
 
     def restart(self, name: str) -> None:
         """Start a dead host or coordinator now, without the pause; nothing happens if it runs."""
-        self._feed(RestartAsked(self._check_name(name)))
+        self._feed(RestartRequested(self._check_name(name)))
 
     def _check_name(self, name: str) -> str:
         names = (*self.hosts, *self.coordinators)
@@ -313,16 +315,18 @@ class LaunchedFleet:
 
     # -- the supervisor's commands ------------------------------------------------------------------------------------------
 
-    def _feed(self, event: KeeperEvent) -> None:
+    def _feed(self, event: SupervisorEvent) -> None:
         now_ns = int(asyncio.get_running_loop().time() * 1e9)
-        for command in self._keeper.handle(now_ns, event):
+        for command in self._supervisor.handle(now_ns, event):
             self._carry_out(command)
 
-    def _carry_out(self, command: KeeperCommand) -> None:
+    def _carry_out(self, command: SupervisorCommand) -> None:
         assert self._ended is not None
         match command:
             case StartProcess():
-                self._lives[command.name] = self._spawn(self._live(self._spec(command.name)), command.name)
+                self._process_tasks[command.name] = self._spawn(
+                    self._run_process(self._spec(command.name)), command.name
+                )
             case KillProcess():
                 if command.name in self._handles:
                     self._spawn(self._launcher.kill(self._handles[command.name]), f"kill {command.name}")
@@ -333,9 +337,9 @@ class LaunchedFleet:
                 self._spawn(self._report(command), f"report {command.name}")
             case SetPause():
                 self._spawn(self._pause(command), f"pause {command.name}")
-            case Say():
+            case EmitNote():
                 self._on_note(command.sentence)
-            case EndKeeping():
+            case EndSupervision():
                 if not self._ended.done():
                     self._ended.set_result(command.ending)
             case GiveUp():
@@ -352,7 +356,7 @@ class LaunchedFleet:
         command = self._commands.coordinator(self._addresses[name], name, members)
         return ProcessSpec(name, "coordinator", instance, tuple(command))
 
-    async def _live(self, spec: ProcessSpec) -> None:
+    async def _run_process(self, spec: ProcessSpec) -> None:
         """Start a process and watch it until it ends."""
         try:
             handle = await self._launcher.start(spec)
@@ -392,10 +396,10 @@ class LaunchedFleet:
         """Read the fleet's status, and whether it has ended. The status may be stale; then the next read corrects it."""
         status = await self._ask_status(unconfirmed=True)
         if status is None:
-            self._feed(CoordinatorMissed())
+            self._feed(FleetStatusUnavailable())
             return
         self._on_status(status)
-        self._feed(FleetSeen(status.phase, status.reason, status.last_complete_epoch))
+        self._feed(FleetStatusRead(status.phase, status.reason, status.last_complete_epoch))
 
     async def _ask_status(self, *, unconfirmed: bool = False) -> FleetReading | None:
         """Return the status; None if the coordinator is unreachable, which is no error here: the supervisor restarts it."""

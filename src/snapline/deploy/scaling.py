@@ -10,29 +10,29 @@ from pathlib import Path
 from snapline.deploy.running_fleet import LaunchedFleet
 from snapline.errors import UsageError
 
-WANTED_FILE = "hosts-wanted"
+HOSTS_REQUEST_FILE = "hosts-wanted"
 LOOK_S = 0.2
 
 
-def check_kept(folder: Path) -> None:
+def check_supervised(folder: Path) -> None:
     """Raise UsageError unless a process on this machine supervises the fleet in `folder`, or did so until it was killed."""
-    if not (folder / WANTED_FILE).exists():
+    if not (folder / HOSTS_REQUEST_FILE).exists():
         raise UsageError(
             f"no process on this machine keeps a fleet in {folder}: scale a fleet where it was taken up; on Ray by `down` and `up`"
         )
 
 
-def want_hosts(folder: Path, hosts: int) -> None:
+def request_hosts(folder: Path, hosts: int) -> None:
     """Write the target number of hosts of the fleet in `folder`."""
-    new = folder / f"{WANTED_FILE}.new"
+    new = folder / f"{HOSTS_REQUEST_FILE}.new"
     new.write_text(f"{hosts}\n")
-    new.replace(folder / WANTED_FILE)
+    new.replace(folder / HOSTS_REQUEST_FILE)
 
 
 async def follow(fleet: LaunchedFleet, folder: Path) -> None:
     """Scale the fleet to the target number of hosts whenever it changes, until cancelled."""
-    file = folder / WANTED_FILE
-    want_hosts(folder, len(fleet.hosts))
+    file = folder / HOSTS_REQUEST_FILE
+    request_hosts(folder, len(fleet.hosts))
     try:
         while True:
             with contextlib.suppress(OSError, ValueError, UsageError):  # the file holds no valid number of hosts

@@ -18,12 +18,12 @@ JOB_PREFIX = "snapline"
 LIMIT_S = 60.0
 """Time limit for one program. A busy controller takes seconds; without a controller the programs hang."""
 
-MEND = "mend it, or name another one in SLURM_CONF (`scontrol show config` reads it)"
+CONFIGURATION_ADVICE = "mend it, or name another one in SLURM_CONF (`scontrol show config` reads it)"
 
 CHECK_S = 10.0
 """Time limit for one program before anything is submitted, while a user waits. Without a configuration a program tries for a minute."""
 
-TOO_FEW = "Requested node configuration is not available"
+NODES_UNAVAILABLE = "Requested node configuration is not available"
 """Error of `sbatch` for a job that could never run, even on an idle cluster."""
 
 FIELDS = ("JobID", "ArrayJobID", "ArrayTaskID", "Name", "State", "NodeList", "RestartCnt", "Reason", "Comment")
@@ -57,7 +57,7 @@ class Element(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         """Name of the process that the element runs."""
-        return self.stem if self.index == ALONE_INDEX else f"{self.stem}{self.index}"
+        return self.stem if self.index == UNNUMBERED_INDEX else f"{self.stem}{self.index}"
 
     @property
     def run(self) -> str:
@@ -69,15 +69,15 @@ class Element(msgspec.Struct, frozen=True):
         return self.state == "RUNNING"
 
 
-ALONE_INDEX = 999
+UNNUMBERED_INDEX = 999
 """Index of a process whose name has no number: above the number of hosts, and below Slurm's usual limit."""
 
 
 def split_name(name: str) -> tuple[str, int]:
-    """Split `h3` into `h` and 3; a name without a number gets `ALONE_INDEX`."""
+    """Split `h3` into `h` and 3; a name without a number gets `UNNUMBERED_INDEX`."""
     match_ = re.fullmatch(r"(.*[^0-9])(\d{1,3})", name)
-    if match_ is None or int(match_[2]) >= ALONE_INDEX or match_[2] != str(int(match_[2])):
-        return name, ALONE_INDEX
+    if match_ is None or int(match_[2]) >= UNNUMBERED_INDEX or match_[2] != str(int(match_[2])):
+        return name, UNNUMBERED_INDEX
     return match_[1], int(match_[2])
 
 
@@ -109,22 +109,22 @@ class Slurm:
         self._fleet = fleet
         self._folder = folder
         self._programs = dict(programs or {})
-        self._looking: asyncio.Task[dict[str, Element]] | None = None
-        self._next: asyncio.Task[dict[str, Element]] | None = None
+        self._running_query: asyncio.Task[dict[str, Element]] | None = None
+        self._next_query: asyncio.Task[dict[str, Element]] | None = None
 
     async def elements(self) -> dict[str, Element]:
         """Return the fleet's waiting, running and completing elements by process name; the query starts after this call.
 
         Calls made during a query share the next query, because many come at the same time.
         """
-        if self._next is None:
-            self._next = asyncio.create_task(self._look_after(self._looking))
-        return await asyncio.shield(self._next)
+        if self._next_query is None:
+            self._next_query = asyncio.create_task(self._query_after(self._running_query))
+        return await asyncio.shield(self._next_query)
 
-    async def _look_after(self, earlier: "asyncio.Task[dict[str, Element]] | None") -> dict[str, Element]:
+    async def _query_after(self, earlier: "asyncio.Task[dict[str, Element]] | None") -> dict[str, Element]:
         if earlier is not None:
             await asyncio.wait([earlier])
-        self._looking, self._next = self._next, None
+        self._running_query, self._next_query = self._next_query, None
         form = ",".join(f"{field}:|" for field in FIELDS)
         listed = await self.call("squeue", "--noheader", "--array", "--me", "--Format", form)
         return parse_elements(listed, self._fleet, self._folder)
@@ -141,7 +141,7 @@ class Slurm:
         try:
             await self._test([*together, *options])
         except SnaplineError as error:  # other errors, such as a node limit per job, do not apply to many small jobs
-            if TOO_FEW in str(error):
+            if NODES_UNAVAILABLE in str(error):
                 raise UsageError(
                     f"the Slurm cluster has no room for {processes} processes at once with these options: ask for fewer --hosts, add nodes, "
                     "or change --sbatch-option; `sinfo` lists the nodes"
@@ -199,7 +199,9 @@ class Slurm:
         """
         configuration = os.environ.get("SLURM_CONF", "")
         if configuration and not os.path.exists(configuration):  # the program would look for the file for a minute
-            raise UsageError(f"Slurm's configuration cannot be read: {configuration} is not there; {MEND}")
+            raise UsageError(
+                f"Slurm's configuration cannot be read: {configuration} is not there; {CONFIGURATION_ADVICE}"
+            )
         try:
             process = await asyncio.create_subprocess_exec(
                 self._programs.get(program, program),
@@ -219,13 +221,15 @@ class Slurm:
         if process.returncode:
             errors = err.decode(errors="replace").strip().splitlines() or [f"exit code {process.returncode}"]
             if any("configuration file" in line for line in errors):
-                raise UsageError(f"Slurm's configuration cannot be read: {_plain(program, errors[0])}; {MEND}")
+                raise UsageError(
+                    f"Slurm's configuration cannot be read: {_strip_prefixes(program, errors[0])}; {CONFIGURATION_ADVICE}"
+                )
             kind = UsageError if program == "sbatch" and _is_refused(errors) else ExternalFailureError
-            raise kind(f"{program}: {_plain(program, errors[-1])}")
+            raise kind(f"{program}: {_strip_prefixes(program, errors[-1])}")
         return out.decode()
 
 
-def _plain(program: str, line: str) -> str:
+def _strip_prefixes(program: str, line: str) -> str:
     return line.removeprefix(f"{program}: ").removeprefix("fatal: ").removeprefix("error: ")
 
 
@@ -239,8 +243,10 @@ async def _ended(process: asyncio.subprocess.Process, program: str, limit_s: flo
     _, err = await communication
     errors = err.decode(errors="replace").strip().splitlines()
     if any("stat file" in line for line in errors):
-        raise UsageError(f"Slurm's configuration cannot be read: {_plain(program, errors[0])}; {MEND}")
-    detail = f" ({_plain(program, errors[-1])})" if errors else ""
+        raise UsageError(
+            f"Slurm's configuration cannot be read: {_strip_prefixes(program, errors[0])}; {CONFIGURATION_ADVICE}"
+        )
+    detail = f" ({_strip_prefixes(program, errors[-1])})" if errors else ""
     raise ExternalFailureError(
         f"{program} has not answered within {limit_s:g} s{detail}: does `scontrol ping` find the controller?"
     )

@@ -91,11 +91,11 @@ class SlurmLauncher:
         self._slurm = slurm or Slurm(name, folder=data_dir)
         self._on_note = on_note
         self._holder = secrets.token_hex(8)
-        self._seats: dict[str, LaunchAgentClient] = {}  # by process name; only the latest
-        self._finding: dict[str, asyncio.Lock] = {}
+        self._workers: dict[str, LaunchAgentClient] = {}  # by process name; only the latest
+        self._find_locks: dict[str, asyncio.Lock] = {}
         self._addresses: dict[str, str] = {}  # of coordinators
         self._nodes: dict[str, str] = {}  # of coordinators: the nodes of their addresses
-        self._wanted: dict[str, Kind] = {}  # processes that need an element
+        self._pending_starts: dict[str, Kind] = {}  # processes that need an element
         self._flushing: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -126,44 +126,44 @@ class SlurmLauncher:
         """
         make_private(Path(self.logs))
         await self._slurm.elements()  # an unreachable cluster is an error here; later calls wait for it
-        addresses = await asyncio.gather(*(self._take_place(name) for name in coordinators))
+        addresses = await asyncio.gather(*(self._coordinator_address(name) for name in coordinators))
         self._addresses = dict(zip(coordinators, addresses, strict=True))
         return dict(self._addresses)
 
     async def start(self, spec: ProcessSpec) -> Handle:
         """Start a process; wait for its element without a limit."""
         while True:
-            worker = await self._seat(spec.name, spec.kind)
+            worker = await self._worker(spec.name, spec.kind)
             command = tuple(word.replace(NODE, _bracketed(worker.address)) for word in spec.command)
-            shutdown = self._farewell() if spec.kind == "host" else ()
+            shutdown = self._shutdown_command() if spec.kind == "host" else ()
             with contextlib.suppress(LaunchAgentGoneError):
                 return await worker.start(msgspec.structs.replace(spec, command=command), {}, shutdown)
             self._forget(spec.name, worker)
 
     async def watch(self, handle: Handle) -> Exit:
-        worker = self._seat_of(handle)
+        worker = self._worker_of(handle)
         return await worker.watch(handle) if worker else _gone(handle)
 
     async def status(self, handle: Handle) -> Exit | None:
-        worker = self._seat_of(handle)
+        worker = self._worker_of(handle)
         return await worker.status(handle) if worker else _gone(handle)
 
     async def stop(self, handle: Handle, grace_s: float) -> Exit:
-        worker = self._seat_of(handle)
+        worker = self._worker_of(handle)
         return await worker.stop(handle, grace_s) if worker else _gone(handle)
 
     async def kill(self, handle: Handle) -> None:
-        worker = self._seat_of(handle)
+        worker = self._worker_of(handle)
         if worker is not None:
             await worker.kill(handle)
 
     async def freeze(self, handle: Handle) -> None:
-        worker = self._seat_of(handle)
+        worker = self._worker_of(handle)
         if worker is not None:
             await worker.freeze(handle)
 
     async def thaw(self, handle: Handle) -> None:
-        worker = self._seat_of(handle)
+        worker = self._worker_of(handle)
         if worker is not None:
             await worker.thaw(handle)
 
@@ -176,8 +176,8 @@ class SlurmLauncher:
         self._is_closed = True
         if self._flushing is not None:
             await asyncio.gather(self._flushing, return_exceptions=True)
-        await asyncio.gather(*(seat.close() for seat in self._seats.values()), return_exceptions=True)
-        if not any(seat.is_replaced for seat in self._seats.values()):
+        await asyncio.gather(*(seat.close() for seat in self._workers.values()), return_exceptions=True)
+        if not any(seat.is_replaced for seat in self._workers.values()):
             await self.sweep()
 
     async def sweep(self) -> list[str]:
@@ -195,25 +195,25 @@ class SlurmLauncher:
 
     # -- workers ------------------------------------------------------------------------------------------------------------
 
-    async def _take_place(self, name: str) -> str:
-        worker = await self._seat(name, "coordinator")
+    async def _coordinator_address(self, name: str) -> str:
+        worker = await self._worker(name, "coordinator")
         return f"{_bracketed(worker.address)}:{await worker.port(name, worker.address)}"
 
-    def _seat_of(self, handle: Handle) -> LaunchAgentClient | None:
-        worker = self._seats.get(handle.name)
+    def _worker_of(self, handle: Handle) -> LaunchAgentClient | None:
+        worker = self._workers.get(handle.name)
         return worker if worker is not None and worker.where == handle.where else None
 
     def _forget(self, name: str, seat: LaunchAgentClient) -> None:
-        if self._seats.get(name) is seat:
-            del self._seats[name]
+        if self._workers.get(name) is seat:
+            del self._workers[name]
 
-    async def _seat(self, name: str, kind: Kind) -> LaunchAgentClient:
+    async def _worker(self, name: str, kind: Kind) -> LaunchAgentClient:
         """Return the client of this process's worker: a known one, or that of a running or a new element."""
-        async with self._finding.setdefault(name, asyncio.Lock()):
+        async with self._find_locks.setdefault(name, asyncio.Lock()):
             pause_s, waiting_s, is_reported, submitted = LOOK_S, 0.0, False, 0
             while True:
                 try:
-                    worker, reason = await self._found(name, kind)
+                    worker, reason = await self._find_worker(name, kind)
                 except ExternalFailureError as error:
                     worker, reason = None, str(error)
                 if worker is not None:
@@ -230,7 +230,7 @@ class SlurmLauncher:
                 waiting_s += pause_s
                 pause_s = min(2 * pause_s, LOOK_S_MAX)
 
-    async def _found(self, name: str, kind: Kind) -> tuple[LaunchAgentClient | None, str]:
+    async def _find_worker(self, name: str, kind: Kind) -> tuple[LaunchAgentClient | None, str]:
         """Return the worker's client, or the reason why there is none yet."""
         if self._is_closed:
             raise UsageError(f"{self.where} are ended")
@@ -240,13 +240,13 @@ class SlurmLauncher:
             return None, SUBMITTED
         if not element.is_running:
             return None, element.reason
-        worker = self._seats.get(name)
+        worker = self._workers.get(name)
         if worker is None or worker.where != element.run:
-            worker = await self._take(name, element)
+            worker = await self._connect_worker(name, element)
             self._nodes |= {name: element.node} if kind == "coordinator" else {}
         return worker, "its seat does not answer"
 
-    async def _take(self, name: str, element: Element) -> LaunchAgentClient:
+    async def _connect_worker(self, name: str, element: Element) -> LaunchAgentClient:
         """Connect to the worker of a running element.
 
         Raises:
@@ -259,10 +259,10 @@ class SlurmLauncher:
         except BaseException:
             await worker.leave()
             raise
-        old = self._seats.get(name)
+        old = self._workers.get(name)
         if old is not None:
             await old.leave()
-        self._seats[name] = worker
+        self._workers[name] = worker
         return worker
 
     def _dialler(self, name: str, element: Element) -> Dial:
@@ -284,14 +284,14 @@ class SlurmLauncher:
 
     async def _submit(self, name: str, kind: Kind) -> None:
         """Submit an element for this process, in one array with those requested at the same time."""
-        self._wanted[name] = kind
+        self._pending_starts[name] = kind
         if self._flushing is None:
             self._flushing = asyncio.create_task(self._flush())
         await asyncio.shield(self._flushing)
 
     async def _flush(self) -> None:
         await asyncio.sleep(GATHER_S)
-        wanted, self._wanted, self._flushing = self._wanted, {}, None
+        wanted, self._pending_starts, self._flushing = self._pending_starts, {}, None
         arrays: dict[tuple[str, Kind, str], list[int]] = {}
         for name, kind in wanted.items():
             stem, index = split_name(name)
@@ -306,7 +306,7 @@ class SlurmLauncher:
         options += ["--requeue", f"--signal=B:USR1@{self._notice_s}"] if kind == "host" else ["--no-requeue"]
         return [*options, *([f"--nodelist={node}"] if node else []), *self._options]
 
-    def _farewell(self) -> tuple[str, ...]:
+    def _shutdown_command(self) -> tuple[str, ...]:
         """Return the command that requests a last snapshot."""
         where = ("--coordinator", ",".join(self._addresses.values()), "--timeout", str(SNAPSHOT_LIMIT_S))
         return (self._python, "-m", "snapline", "snapshot", "create", *where, *self._trust)

@@ -39,7 +39,7 @@ def main() -> None:
     """Run the worker of this element."""
     job, node = os.environ["SLURM_JOB_ID"], os.environ["SLURMD_NODENAME"]
     restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
-    serve(key_of(job, restarts, node), Path(sys.argv[1]), idle_s=IDLE_S, when_time_is_up=requeue)
+    serve(key_of(job, restarts, node), Path(sys.argv[1]), idle_s=IDLE_S, on_time_limit=requeue)
 
 
 if __name__ == "__main__":

@@ -68,14 +68,14 @@ class SshLauncher:
         self._code = code
         self._files = files
         self._holder = secrets.token_hex(8)
-        self._posts = {
+        self._clients = {
             machine: LaunchAgentClient(machine, self._holder, self._dialler(machine), on_note)
             for machine in dict.fromkeys(machines)
         }
 
     @property
     def where(self) -> str:
-        return ", ".join(self._posts)
+        return ", ".join(self._clients)
 
     @property
     def logs(self) -> str:
@@ -88,36 +88,36 @@ class SshLauncher:
             UsageError: a machine cannot be used as it is; the message says what to do.
             ExternalFailureError: a machine does not answer.
         """
-        await _all(post.hold() for post in self._posts.values())
-        clients = [self._post(name) for name in coordinators]
+        await _all(post.hold() for post in self._clients.values())
+        clients = [self._client_of(name) for name in coordinators]
         ports = await _all(post.port(name, post.address) for name, post in zip(coordinators, clients, strict=True))
         return {
             name: _joined(post.address, port) for name, post, port in zip(coordinators, clients, ports, strict=True)
         }
 
     async def start(self, spec: ProcessSpec) -> Handle:
-        client = self._post(spec.name)
+        client = self._client_of(spec.name)
         command = tuple(word.replace(NODE, _bracketed(client.address)) for word in spec.command)
         files = self._files(spec.kind, spec.name)
         return await client.start(msgspec.structs.replace(spec, command=command), files)
 
     async def watch(self, handle: Handle) -> Exit:
-        return await self._post(handle.name).watch(handle)
+        return await self._client_of(handle.name).watch(handle)
 
     async def status(self, handle: Handle) -> Exit | None:
-        return await self._post(handle.name).status(handle)
+        return await self._client_of(handle.name).status(handle)
 
     async def stop(self, handle: Handle, grace_s: float) -> Exit:
-        return await self._post(handle.name).stop(handle, grace_s)
+        return await self._client_of(handle.name).stop(handle, grace_s)
 
     async def kill(self, handle: Handle) -> None:
-        await self._post(handle.name).kill(handle)
+        await self._client_of(handle.name).kill(handle)
 
     async def freeze(self, handle: Handle) -> None:
-        await self._post(handle.name).freeze(handle)
+        await self._client_of(handle.name).freeze(handle)
 
     async def thaw(self, handle: Handle) -> None:
-        await self._post(handle.name).thaw(handle)
+        await self._client_of(handle.name).thaw(handle)
 
     async def close(self) -> None:
         """Close; also end the processes that an earlier launcher left behind.
@@ -125,7 +125,7 @@ class SshLauncher:
         Raises:
             ExternalFailureError: some machines do not answer: the processes there keep running.
         """
-        results = await asyncio.gather(*(post.close() for post in self._posts.values()), return_exceptions=True)
+        results = await asyncio.gather(*(post.close() for post in self._clients.values()), return_exceptions=True)
         errors = [error for error in results if isinstance(error, BaseException)]
         if errors:
             messages = "; ".join(str(error) for error in errors)
@@ -139,14 +139,14 @@ class SshLauncher:
         """
         clients = [
             LaunchAgentClient(machine, self._holder, self._dialler(machine, "--must-run"), lambda note: None)
-            for machine in self._posts
+            for machine in self._clients
         ]
         return [machine for machine in await _all(_sweep(post) for post in clients) if machine]
 
-    def _post(self, name: str) -> LaunchAgentClient:
+    def _client_of(self, name: str) -> LaunchAgentClient:
         """Return the client of the process's machine: h1 and c1 run on the first machine, h2 and c2 on the second …"""
         number = re.search(r"\d+", name)
-        clients = list(self._posts.values())
+        clients = list(self._clients.values())
         return clients[(int(number[0]) - 1 if number else 0) % len(clients)]
 
     def _dialler(self, machine: str, *more: str) -> Callable[[], Awaitable[LaunchAgentConnection]]:

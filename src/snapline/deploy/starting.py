@@ -16,36 +16,36 @@ FORK_SERVER = "snapline.cli.fork_server"
 TITLE_BYTES = 1024
 """Space reserved for the command line that `ps` shows for a forked child."""
 
-ONE_DOOR = "SNAPLINE_HEALTH"
+HEALTH_VARIABLE = "SNAPLINE_HEALTH"
 """Variable that children do not inherit. A container image sets one health endpoint for its process; a launcher in that container would pass
 it on to all its children."""
 
-_LEASH = os.path.join(os.path.dirname(__file__), "parent_watch.py")
+_PARENT_WATCH = os.path.join(os.path.dirname(__file__), "parent_watch.py")
 
 
-class BegunServer(NamedTuple):
+class StartedForkServer(NamedTuple):
     """A fork server that is still importing, and our end of its socket pair."""
 
     process: subprocess.Popen[bytes]
-    door: socket.socket
+    connection: socket.socket
     environment: Mapping[str, str]
 
 
-_begun: list[BegunServer] = []
+_early_servers: list[StartedForkServer] = []
 
 
 def leash() -> list[str]:
     """Return the command prefix that makes a child die with this process."""
-    return [sys.executable, "-I", "-S", _LEASH, str(os.getpid())]
+    return [sys.executable, "-I", "-S", _PARENT_WATCH, str(os.getpid())]
 
 
 def environment_of(added: Mapping[str, str] | None) -> dict[str, str]:
     """Return a child's environment: ours, and the `added` variables."""
-    inherited = {name: value for name, value in os.environ.items() if name != ONE_DOOR}
+    inherited = {name: value for name, value in os.environ.items() if name != HEALTH_VARIABLE}
     return {**inherited, "PYTHONUNBUFFERED": "1", **(added or {})}
 
 
-def begin(environment: Mapping[str, str]) -> BegunServer:
+def begin(environment: Mapping[str, str]) -> StartedForkServer:
     """Start a fork server with this environment. It ties its own life to this process, because `parent_watch.py` would start Python twice."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
@@ -58,14 +58,14 @@ def begin(environment: Mapping[str, str]) -> BegunServer:
             pass_fds=(theirs.fileno(),),
             env=dict(environment),
         )
-    return BegunServer(process, ours, environment)
+    return StartedForkServer(process, ours, environment)
 
 
-def begin_early() -> None:
+def start_fork_server_early() -> None:
     """Start a fork server now; this process's next launcher uses it."""
-    _begun.append(begin(environment_of(None)))
+    _early_servers.append(begin(environment_of(None)))
 
 
-def take_begun() -> BegunServer | None:
+def take_early_server() -> StartedForkServer | None:
     """Return the server that was started early; None if there is none or it is already in use."""
-    return _begun.pop() if _begun else None
+    return _early_servers.pop() if _early_servers else None

@@ -24,7 +24,7 @@ class Ending(msgspec.Struct, frozen=True):
     epoch: int
 
 
-class KeepingBegan(msgspec.Struct, frozen=True, gc=False):
+class SupervisionStarted(msgspec.Struct, frozen=True, gc=False):
     """The place is open: all processes may start."""
 
 
@@ -55,7 +55,7 @@ class PauseEnded(msgspec.Struct, frozen=True, gc=False):
     number: int
 
 
-class FleetSeen(msgspec.Struct, frozen=True, gc=False):
+class FleetStatusRead(msgspec.Struct, frozen=True, gc=False):
     """The coordinator has answered a status request."""
 
     phase: str
@@ -63,40 +63,40 @@ class FleetSeen(msgspec.Struct, frozen=True, gc=False):
     epoch: int
 
 
-class CoordinatorMissed(msgspec.Struct, frozen=True, gc=False):
+class FleetStatusUnavailable(msgspec.Struct, frozen=True, gc=False):
     """The coordinator has not answered a status request."""
 
 
-class KillAsked(msgspec.Struct, frozen=True, gc=False):
+class KillRequested(msgspec.Struct, frozen=True, gc=False):
     """A request to kill a process; `is_kept_down`: until a restart is requested."""
 
     name: str
     is_kept_down: bool
 
 
-class RestartAsked(msgspec.Struct, frozen=True, gc=False):
+class RestartRequested(msgspec.Struct, frozen=True, gc=False):
     """A request to restart a dead process now."""
 
     name: str
 
 
-class HostsWanted(msgspec.Struct, frozen=True, gc=False):
+class HostsRequested(msgspec.Struct, frozen=True, gc=False):
     """A request to run these hosts from now on, and no others."""
 
     names: tuple[str, ...]
 
 
-KeeperEvent = (
-    KeepingBegan
+SupervisorEvent = (
+    SupervisionStarted
     | ProcessStarted
     | ProcessEnded
     | ExitReported
     | PauseEnded
-    | FleetSeen
-    | CoordinatorMissed
-    | KillAsked
-    | RestartAsked
-    | HostsWanted
+    | FleetStatusRead
+    | FleetStatusUnavailable
+    | KillRequested
+    | RestartRequested
+    | HostsRequested
 )
 
 
@@ -135,13 +135,13 @@ class SetPause(msgspec.Struct, frozen=True, gc=False):
     pause_s: float
 
 
-class Say(msgspec.Struct, frozen=True, gc=False):
+class EmitNote(msgspec.Struct, frozen=True, gc=False):
     """A sentence for the user."""
 
     sentence: str
 
 
-class EndKeeping(msgspec.Struct, frozen=True, gc=False):
+class EndSupervision(msgspec.Struct, frozen=True, gc=False):
     """The fleet is over."""
 
     ending: Ending
@@ -154,4 +154,6 @@ class GiveUp(msgspec.Struct, frozen=True, gc=False):
     sentence: str
 
 
-KeeperCommand = StartProcess | KillProcess | StopProcess | ReportExit | SetPause | Say | EndKeeping | GiveUp
+SupervisorCommand = (
+    StartProcess | KillProcess | StopProcess | ReportExit | SetPause | EmitNote | EndSupervision | GiveUp
+)

@@ -21,27 +21,27 @@ from typing import Literal, assert_never
 
 from snapline.deploy.launching import Exit
 from snapline.deploy.supervision import (
-    CoordinatorMissed,
+    EmitNote,
     Ending,
-    EndKeeping,
+    EndSupervision,
     ExitReported,
-    FleetSeen,
+    FleetStatusRead,
+    FleetStatusUnavailable,
     GiveUp,
-    HostsWanted,
-    KeeperCommand,
-    KeeperEvent,
-    KeepingBegan,
-    KillAsked,
+    HostsRequested,
     KillProcess,
+    KillRequested,
     PauseEnded,
     ProcessEnded,
     ProcessStarted,
     ReportExit,
-    RestartAsked,
-    Say,
+    RestartRequested,
     SetPause,
     StartProcess,
     StopProcess,
+    SupervisionStarted,
+    SupervisorCommand,
+    SupervisorEvent,
 )
 from snapline.errors import DamagedDataError, ExternalFailureError, UsageError
 from snapline.messages.turn_deaths import CAPTURE, STOP_WHEN
@@ -81,34 +81,34 @@ class Supervisor:
         self._coordinators = {name: _Place(name, is_host=False) for name in coordinators}
         self._last_epoch = 0
         self._silent_ns: int | None = None  # time of the first unanswered status request
-        self._is_silence_told = False
-        self._commands: list[KeeperCommand] = []
+        self._is_silence_reported = False
+        self._commands: list[SupervisorCommand] = []
 
-    def handle(self, now_ns: int, event: KeeperEvent) -> list[KeeperCommand]:
+    def handle(self, now_ns: int, event: SupervisorEvent) -> list[SupervisorCommand]:
         """Handle one event; return the commands to carry out, in order."""
         match event:
-            case KeepingBegan():
-                for place in self._places():
+            case SupervisionStarted():
+                for place in self._all_processes():
                     self._start(place)
             case ProcessStarted():
-                self._on_process_started(now_ns, self._place(event.name))
+                self._on_process_started(now_ns, self._process(event.name))
             case ProcessEnded():
-                self._on_process_ended(now_ns, self._place(event.name), event)
+                self._on_process_ended(now_ns, self._process(event.name), event)
             case ExitReported():
-                self._on_exit_reported(self._place(event.name))
+                self._on_exit_reported(self._process(event.name))
             case PauseEnded():
-                self._on_pause_ended(self._place(event.name), event.number)
-            case FleetSeen():
-                self._on_fleet_seen(event)
-            case CoordinatorMissed():
-                self._on_coordinator_missed(now_ns)
-            case KillAsked():
-                self._on_kill_asked(self._place(event.name), is_kept_down=event.is_kept_down)
-            case RestartAsked():
-                if not self._place(event.name).is_unwanted:
-                    self._on_restart_asked(self._place(event.name))
-            case HostsWanted():
-                self._on_hosts_wanted(event.names)
+                self._on_pause_ended(self._process(event.name), event.number)
+            case FleetStatusRead():
+                self._on_fleet_status_read(event)
+            case FleetStatusUnavailable():
+                self._on_fleet_status_unavailable(now_ns)
+            case KillRequested():
+                self._on_kill_requested(self._process(event.name), is_kept_down=event.is_kept_down)
+            case RestartRequested():
+                if not self._process(event.name).is_scaled_away:
+                    self._on_restart_requested(self._process(event.name))
+            case HostsRequested():
+                self._on_hosts_requested(event.names)
             case _:
                 assert_never(event)
         commands, self._commands = self._commands, []
@@ -116,13 +116,13 @@ class Supervisor:
 
     def validate(self) -> None:
         """Check the invariants of every process."""
-        for place in self._places():
+        for place in self._all_processes():
             assert place.stage != "reporting" or place.is_host, f"{place.name}: only hosts' ends are reported"
-            assert not (place.is_kept_down and place.is_reported), f"{place.name} is told to start and kept down"
-            assert place.is_doomed <= (place.stage == "starting"), f"{place.name}: who runs is killed at once"
+            assert not (place.is_kept_down and place.is_restart_pending), f"{place.name} is told to start and kept down"
+            assert place.is_kill_pending <= (place.stage == "starting"), f"{place.name}: who runs is killed at once"
             assert place.exit is not None or not place.pauses, f"{place.name} rests and has never ended"
 
-    def mistake(self) -> GiveUp | None:
+    def final_error(self) -> GiveUp | None:
         """Return the error of the first host that ended with a final code, for example one of a different fleet than the folder's."""
         errors = (self._final(place) for place in self._hosts.values())
         return next((error for error in errors if error is not None), None)
@@ -130,27 +130,27 @@ class Supervisor:
     # -- processes ------------------------------------------------------------------------------------------------------
 
     def _start(self, place: "_Place") -> None:
-        place.stage, place.is_reported, place.started_ns = "starting", False, None
+        place.stage, place.is_restart_pending, place.started_ns = "starting", False, None
         self._commands.append(StartProcess(place.name))
 
     def _on_process_started(self, now_ns: int, place: "_Place") -> None:
         assert place.stage == "starting", f"{place.name} was {place.stage}"
         place.stage, place.started_ns = "up", now_ns
-        if place.is_doomed:
-            place.is_doomed = False
+        if place.is_kill_pending:
+            place.is_kill_pending = False
             self._commands.append(KillProcess(place.name))
 
     def _on_process_ended(self, now_ns: int, place: "_Place", event: ProcessEnded) -> None:
         assert place.stage in ("starting", "up"), f"{place.name} was {place.stage}"
         lived_s = 0.0 if place.started_ns is None else (now_ns - place.started_ns) / 1e9
         if lived_s >= HEALTHY_S:
-            place.failures = place.excused = 0
+            place.failures = place.message_deaths = 0
         place.failures += 1
-        place.excused += is_of_a_message(event.exit)
-        place.exit, place.is_doomed = event.exit, False
+        place.message_deaths += is_message_death(event.exit)
+        place.exit, place.is_kill_pending = event.exit, False
         if not place.is_host:
             place.stage = "down"
-            self._rest(place, None if self.is_over else self._coordinator_pause(place))
+            self._stay_down(place, None if self.is_over else self._coordinator_pause(place))
         else:
             place.stage = "reporting"
             self._commands.append(ReportExit(place.name, event.instance, event.exit.text, event.exit.died_in))
@@ -159,19 +159,19 @@ class Supervisor:
         assert place.stage == "reporting", f"{place.name} was {place.stage}"
         place.stage = "down"
         if self.is_over:
-            self._rest(place, None)
+            self._stay_down(place, None)
             return
         pause_s = self._restart_pause(place, must_return=self._on_failure == "restart")
         if isinstance(pause_s, GiveUp):
             self._give_up(pause_s)
             return
-        self._check_anyone_left()
-        self._rest(place, pause_s)
+        self._fail_if_no_host_left()
+        self._stay_down(place, pause_s)
 
-    def _rest(self, place: "_Place", pause_s: float | None) -> None:
-        """Keep the process down for `pause_s` seconds; None: until `RestartAsked`."""
+    def _stay_down(self, place: "_Place", pause_s: float | None) -> None:
+        """Keep the process down for `pause_s` seconds; None: until `RestartRequested`."""
         place.pauses += 1
-        if place.is_reported:
+        if place.is_restart_pending:
             self._start(place)
         elif pause_s is not None:
             self._commands.append(SetPause(place.name, place.pauses, pause_s))
@@ -180,33 +180,33 @@ class Supervisor:
         if number == place.pauses and place.stage == "down" and not (place.is_kept_down or self.is_over):
             self._start(place)
 
-    def _on_kill_asked(self, place: "_Place", *, is_kept_down: bool) -> None:
-        place.is_kept_down = is_kept_down or place.is_unwanted or (place.is_kept_down and not place.is_running)
-        place.is_reported = False
+    def _on_kill_requested(self, place: "_Place", *, is_kept_down: bool) -> None:
+        place.is_kept_down = is_kept_down or place.is_scaled_away or (place.is_kept_down and not place.is_running)
+        place.is_restart_pending = False
         if place.stage == "up":
             self._commands.append(KillProcess(place.name))
-        place.is_doomed = place.stage == "starting"
+        place.is_kill_pending = place.stage == "starting"
 
-    def _on_restart_asked(self, place: "_Place") -> None:
-        place.is_kept_down = place.is_given_up = place.is_doomed = False
-        place.failures = place.excused = 0
+    def _on_restart_requested(self, place: "_Place") -> None:
+        place.is_kept_down = place.is_given_up = place.is_kill_pending = False
+        place.failures = place.message_deaths = 0
         if place.stage == "down":
             self._start(place)
-        place.is_reported = place.stage == "reporting"
+        place.is_restart_pending = place.stage == "reporting"
 
-    def _on_hosts_wanted(self, names: Sequence[str]) -> None:
+    def _on_hosts_requested(self, names: Sequence[str]) -> None:
         """Start and stop hosts to match `names`. Other hosts are stopped gracefully, and stay down until they are wanted again."""
         if self.is_over:
             return
         for name in names:
             host = self._hosts.setdefault(name, _Place(name, is_host=True))
-            if host.is_unwanted or (host.exit is None and host.stage == "down"):
-                host.is_unwanted = False
-                self._on_restart_asked(host)
+            if host.is_scaled_away or (host.exit is None and host.stage == "down"):
+                host.is_scaled_away = False
+                self._on_restart_requested(host)
         for name, place in self._hosts.items():
-            if name not in names and not place.is_unwanted:
-                place.is_unwanted = place.is_kept_down = True
-                place.is_reported, place.is_doomed = False, place.stage == "starting"
+            if name not in names and not place.is_scaled_away:
+                place.is_scaled_away = place.is_kept_down = True
+                place.is_restart_pending, place.is_kill_pending = False, place.stage == "starting"
                 if place.stage == "up":
                     self._commands.append(StopProcess(name))
 
@@ -222,7 +222,7 @@ class Supervisor:
         if 2 * left <= len(self._coordinators):
             self._give_up(pause_s)
         else:
-            self._say(f"{place.name} is given up, the other replicas go on: {pause_s.sentence}")
+            self._emit_note(f"{place.name} is given up, the other replicas go on: {pause_s.sentence}")
         return None
 
     def _restart_pause(self, place: "_Place", *, must_return: bool) -> float | GiveUp | None:
@@ -232,14 +232,14 @@ class Supervisor:
         if final is not None:
             return final
         if place.is_kept_down or not must_return:
-            self._say(f"{place.name} ended ({place.exit.text})")
+            self._emit_note(f"{place.name} ended ({place.exit.text})")
             return None
-        if place.failures - place.excused > RESTARTS_MAX:
+        if place.failures - place.message_deaths > RESTARTS_MAX:
             description = describe_end(place.exit)
             sentence = f"{place.name} ended {place.failures} times in a row, the last time with {description}"
             return GiveUp(ExternalFailureError.exit_code, sentence)
         pause_s = restart_pause_s(place.failures)
-        self._say(f"{place.name} ended ({place.exit.text}), starting it again in {pause_s:g} s")
+        self._emit_note(f"{place.name} ended ({place.exit.text}), starting it again in {pause_s:g} s")
         return pause_s
 
     @staticmethod
@@ -250,7 +250,7 @@ class Supervisor:
             return None
         return GiveUp(code, describe_end(place.exit))
 
-    def _check_anyone_left(self) -> None:
+    def _fail_if_no_host_left(self) -> None:
         """With `move`, fail the fleet when its last host has died: no host is left to take the agents."""
         hosts = self._hosts.values()
         if self._on_failure != "move" or any(host.is_running or host.is_kept_down for host in hosts):
@@ -259,22 +259,22 @@ class Supervisor:
 
     # -- the fleet ------------------------------------------------------------------------------------------------------
 
-    def _on_fleet_seen(self, seen: FleetSeen) -> None:
-        if self._is_silence_told:
-            self._say("the coordinator answers again")
-        self._silent_ns, self._is_silence_told = None, False
+    def _on_fleet_status_read(self, seen: FleetStatusRead) -> None:
+        if self._is_silence_reported:
+            self._emit_note("the coordinator answers again")
+        self._silent_ns, self._is_silence_reported = None, False
         self._last_epoch = seen.epoch
         if seen.phase in ("finished", "failed"):
             outcome: Literal["stopped", "failed"] = "stopped" if seen.phase == "finished" else "failed"
             self._end(Ending(outcome=outcome, reason=seen.reason, epoch=seen.epoch))
 
-    def _on_coordinator_missed(self, now_ns: int) -> None:
+    def _on_fleet_status_unavailable(self, now_ns: int) -> None:
         """Report once that no coordinator answers."""
         if self._silent_ns is None:
             self._silent_ns = now_ns
-        elif not self._is_silence_told and now_ns - self._silent_ns >= SILENCE_S * 1e9:
-            self._is_silence_told = True
-            self._say(self._describe_silence())
+        elif not self._is_silence_reported and now_ns - self._silent_ns >= SILENCE_S * 1e9:
+            self._is_silence_reported = True
+            self._emit_note(self._describe_silence())
 
     def _describe_silence(self) -> str:
         down = [name for name, place in self._coordinators.items() if not place.is_running]
@@ -289,24 +289,24 @@ class Supervisor:
     def _end(self, ending: Ending) -> None:
         if not self.is_over:
             self.is_over = True
-            self._commands.append(EndKeeping(ending))
+            self._commands.append(EndSupervision(ending))
 
     def _give_up(self, word: GiveUp) -> None:
         if not self.is_over:
             self.is_over = True
             self._commands.append(word)
 
-    def _say(self, sentence: str) -> None:
-        self._commands.append(Say(sentence))
+    def _emit_note(self, sentence: str) -> None:
+        self._commands.append(EmitNote(sentence))
 
-    def _place(self, name: str) -> "_Place":
+    def _process(self, name: str) -> "_Place":
         return self._hosts[name] if name in self._hosts else self._coordinators[name]
 
-    def _places(self) -> Iterable["_Place"]:
+    def _all_processes(self) -> Iterable["_Place"]:
         return (*self._coordinators.values(), *self._hosts.values())
 
 
-def is_of_a_message(end: Exit) -> bool:
+def is_message_death(end: Exit) -> bool:
     """Return whether the process died in the turn of a message. Such a message is dead-lettered after a few deaths; many may follow."""
     return any(death.what not in (STOP_WHEN, CAPTURE) for death in end.died_in)
 
@@ -329,9 +329,9 @@ class _Place:
     Attributes:
         exit: its last exit.
         started_ns: time of its start; None before.
-        failures: exits in a row; `excused`: how many of them only count for the pauses, not for giving up.
+        failures: exits in a row; `message_deaths`: how many of them only count for the pauses, not for giving up.
         pauses: number of pauses so far; only the end of the last one counts.
-        is_kept_down: only `RestartAsked` restarts it.
+        is_kept_down: only `RestartRequested` restarts it.
         is_given_up: a replica that failed too often; the others continue without it.
         is_reported: start it as soon as its exit is reported.
         is_doomed: kill it as soon as it runs.
@@ -344,13 +344,13 @@ class _Place:
         self.stage: Stage = "down"
         self.exit: Exit | None = None
         self.started_ns: int | None = None
-        self.failures = self.excused = 0
+        self.failures = self.message_deaths = 0
         self.pauses = 0
         self.is_kept_down = False
         self.is_given_up = False
-        self.is_reported = False
-        self.is_doomed = False
-        self.is_unwanted = False
+        self.is_restart_pending = False
+        self.is_kill_pending = False
+        self.is_scaled_away = False
 
     @property
     def is_running(self) -> bool:

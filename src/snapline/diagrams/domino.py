@@ -16,7 +16,7 @@ from snapline.diagrams.page import page, picture
 from snapline.diagrams.scene import Scene
 from snapline.diagrams.style import text
 from snapline.diagrams.svg import ARROWS_MAX, draw, telling
-from snapline.diagrams.traced import Traced
+from snapline.diagrams.traced import AnalyzedTrace
 from snapline.recovery.analysis import analyze
 from snapline.recovery.decide import redecide
 from snapline.recovery.trace import Trace
@@ -27,7 +27,7 @@ EVENTS_MAX = 2_000
 STEP_MIN, STEP_MAX = 3, 10
 """Least width of a column in pixels, for many and for few agents: each agent has an event about every thirty pixels."""
 
-NOT_HERE = ("up", "crash", "complete", "aborted", "open", "fault", "point", "healed", "coordinated", "violation")
+UNUSED_LEGEND = ("up", "crash", "complete", "aborted", "open", "fault", "point", "healed", "coordinated", "violation")
 """Legend entries that a trace never contains; all others may appear."""
 
 STYLE = """button { font: inherit; padding: 2px 12px; } #status { min-height: 3em; } table { margin-top: 16px; }
@@ -76,10 +76,10 @@ def analysis_html(trace: Trace, *, protocol: str | None = None) -> str:
     """
     if protocol is not None:
         trace, _ = redecide(trace, protocol)
-    traced = Traced(trace, analyze(trace))
+    traced = AnalyzedTrace(trace, analyze(trace))
     scene = msgspec.structs.replace(
         traced.scene(traced.window_of(None, events_max=EVENTS_MAX)),
-        legend=[name for name in LEGEND if name not in NOT_HERE],
+        legend=[name for name in LEGEND if name not in UNUSED_LEGEND],
         meanings={"line": "line after this round", "message orphan": "orphan that forced a rollback"},
     )
     plot = Plot.of(scene, step_min=max(STEP_MIN, min(STEP_MAX, 30 / max(len(traced.agents), 1))))
@@ -95,7 +95,7 @@ def script() -> str:
     return resources.files(__package__).joinpath("domino.js").read_text(encoding="utf-8")
 
 
-def _data(traced: Traced, scene: Scene, plot: Plot) -> dict[str, object]:
+def _data(traced: AnalyzedTrace, scene: Scene, plot: Plot) -> dict[str, object]:
     """Return the script's input; agents and messages are ordinals there, in the order of the trace and of sending."""
     messages = traced.arrows((0, traced.events - 1))
     ordinal = {agent: index for index, agent in enumerate(traced.agents)}

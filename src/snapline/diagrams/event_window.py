@@ -20,9 +20,9 @@ import msgspec
 from msgspec.structs import replace
 
 from snapline.diagrams.history import PastEvents
-from snapline.diagrams.shiviz import Clock, ClockStep, known_to_last, shiviz_log
+from snapline.diagrams.shiviz import Clock, ClockStep, past_of_last, shiviz_log
 from snapline.ids import HOST_PREFIX
-from snapline.recovery.gathered import MarkerCame, MarkerLeft, TracedEvent
+from snapline.recovery.gathered import MarkerCame, TracedEvent, TracedMarkerSend
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Recovery
 
 Rows = Literal["agents", "hosts"]
@@ -75,7 +75,7 @@ class EventLog:
         self._partner = partners(events)
         self._kept: dict[tuple[Rows, tuple[str, ...]], list[int]] = {}
         hosts = dict.fromkeys(traced.host for traced in events if traced.host)
-        self.hosts = sorted(hosts, key=natural)
+        self.hosts = sorted(hosts, key=natural_key)
         for traced in events:
             if isinstance(traced.event, CheckpointTaken | MessageSent | MessageReceived):
                 self.busy[traced.event.agent] += 1
@@ -99,10 +99,10 @@ class EventLog:
         """
         if rows == "hosts":
             counts = Counter(self.homes.values())
-            chosen = sorted(sorted(self.hosts, key=lambda host: -counts[host])[:CHOSEN_MAX], key=natural)
+            chosen = sorted(sorted(self.hosts, key=lambda host: -counts[host])[:CHOSEN_MAX], key=natural_key)
             return tuple([HOST_PREFIX + host for host in chosen])
         agents = self.found(wanted)[:CHOSEN_MAX] if wanted else [agent for agent, _ in self.busy.most_common(ROWS_MAX)]
-        agents.sort(key=lambda agent: (natural(self.homes.get(agent, "")), natural(agent)))
+        agents.sort(key=lambda agent: (natural_key(self.homes.get(agent, "")), natural_key(agent)))
         lanes: dict[str, None] = {}
         for agent in agents:
             if agent in self.homes:
@@ -178,7 +178,7 @@ class EventLog:
             event = self.events[position].event
             if isinstance(event, Recovery):
                 return True
-            if isinstance(event, MarkerLeft | MarkerCame) or rows == "agents":
+            if isinstance(event, TracedMarkerSend | MarkerCame) or rows == "agents":
                 return self.row_at(position, rows) in lanes
             if isinstance(event, MessageSent | MessageReceived) and not self.leaves_host(position):
                 return False
@@ -190,7 +190,7 @@ class EventLog:
         """Return the row of an event that is no recovery."""
         traced = self.events[position]
         event = traced.event
-        if isinstance(event, MarkerLeft | MarkerCame):
+        if isinstance(event, TracedMarkerSend | MarkerCame):
             return HOST_PREFIX + event.host
         return HOST_PREFIX + traced.host if rows == "hosts" or isinstance(event, Recovery) else event.agent
 
@@ -232,7 +232,7 @@ class EventLog:
             steps.append(step)
             if step.words == str(position):
                 break
-        known = [steps[index] for index in known_to_last(steps) if steps[index].is_counted]
+        known = [steps[index] for index in past_of_last(steps) if steps[index].is_counted]
         past = frozenset([int(step.words) for step in known]) - {position}
         return ChosenEvent(position, dict(Counter([step.lane for step in known])), past)
 
@@ -259,7 +259,7 @@ class EventLog:
             leaves: Hashable = None
             takes: tuple[Hashable, ...] = ()
             match event:
-                case MessageSent() | MarkerLeft():
+                case MessageSent() | TracedMarkerSend():
                     leaves = event.message
                 case MessageReceived() | MarkerCame():
                     takes = (event.message,)
@@ -276,12 +276,12 @@ class EventLog:
             agent: (checkpoint,) for agent, checkpoint in checkpoints.items()
         }
         if rows == "hosts":
-            first_takes = dict.fromkeys(self._rows_back(checkpoints), tuple(checkpoints.values()))
+            first_takes = dict.fromkeys(self._rolled_back_hosts(checkpoints), tuple(checkpoints.values()))
         for row, takes in first_takes.items():
             lives[row] = f"{row}#{life}"
             yield ClockStep(lives[row], "", None, takes, is_counted=False)
 
-    def _rows_back(self, back: Container[str]) -> list[str]:
+    def _rolled_back_hosts(self, back: Container[str]) -> list[str]:
         """Return the hosts whose agents all go back. The other hosts keep their past."""
         goes_on = {home for agent, home in self.homes.items() if agent not in back}
         return [HOST_PREFIX + host for host in self.hosts if host not in goes_on]
@@ -301,7 +301,7 @@ class EventLog:
             case MessageReceived():
                 sender = self.sender_of(event) or self._sent_by(position)
                 return f"{event.agent} receives {message_name(event.message)}{f' of {sender}' if sender else ''}"
-            case MarkerLeft():
+            case TracedMarkerSend():
                 return f"host {event.host} sends the marker of epoch {event.epoch} to host {event.to}"
             case MarkerCame():
                 return f"host {event.host} receives the marker of epoch {event.epoch} from host {event.sender}"
@@ -335,7 +335,7 @@ def message_name(message: str) -> str:
     return f"message {match[1]}" if match is not None else message
 
 
-def natural(name: str) -> list[tuple[bool, int, str]]:
+def natural_key(name: str) -> list[tuple[bool, int, str]]:
     """Return a key for sorting as people count: `a-2` before `a-10`."""
     return [(part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in _DIGITS.split(name)]
 
@@ -346,7 +346,7 @@ def partners(events: Sequence[TracedEvent]) -> list[int]:
     sent: dict[str, int] = {}
     for position, traced in enumerate(events):
         event = traced.event
-        if isinstance(event, MessageSent | MarkerLeft):
+        if isinstance(event, MessageSent | TracedMarkerSend):
             sent[event.message] = position
         elif isinstance(event, MessageReceived | MarkerCame) and event.message in sent:
             partner_of[position] = sent[event.message]
@@ -360,18 +360,18 @@ Records = dict[int, dict[str, tuple[int, int]]]
 """Epoch → agent → number and position of its record."""
 
 
-def _past_of(happened: EventLog) -> PastEvents:
-    past = PastEvents(happened.when)
+def _past_of(event_log: EventLog) -> PastEvents:
+    past = PastEvents(event_log.when)
     records: Records = {}
     extents: dict[str, tuple[int, int]] = {}
     checkpointed: set[str] = set()
-    for position, traced in enumerate(happened.events):
+    for position, traced in enumerate(event_log.events):
         event = traced.event
         if isinstance(event, Recovery):
             _add_cuts(past, records, extents)
-            past.add(event if happened.is_whole else _back(event, checkpointed))
-        elif isinstance(event, MarkerLeft | MarkerCame):
-            past.pass_by()
+            past.add(event if event_log.is_whole else _back(event, checkpointed))
+        elif isinstance(event, TracedMarkerSend | MarkerCame):
+            past.skip_position()
         else:
             past.add(event)
             extents[event.agent] = (extents.get(event.agent, (position, 0))[0], position)

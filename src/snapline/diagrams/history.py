@@ -51,7 +51,7 @@ class PastEvents:
         self.undone: list[Band] = []
         self.fronts: list[Front] = []
         self.known: dict[str, None] = {}
-        self._told = told
+        self._time_of = told
         self._events: list[Event | Recovery | None] = []
         self._undone_at = array("q")
         self._histories: dict[str, list[int]] = {}
@@ -79,7 +79,7 @@ class PastEvents:
         else:
             self._receive(position, event)
 
-    def pass_by(self) -> None:
+    def skip_position(self) -> None:
         """Add a position for an event without an agent, which changes nothing."""
         self._events.append(None)
         self._undone_at.append(0)
@@ -150,7 +150,7 @@ class PastEvents:
                     kind=event.kind,
                     number=event.number,
                     is_undone=self._undone_at[position] > 0,
-                    words=(cut_words, self._told(position)),
+                    words=(cut_words, self._time_of(position)),
                 )
 
     def arrows(self, first: int, last: int, cuts: Sequence[Front], orphans: Mapping[str, str]) -> Iterator[Arrow]:
@@ -159,8 +159,8 @@ class PastEvents:
             ends = message.received if message.position is None else (message.position, *message.received)
             if ends[0] <= last and ends[-1] >= first:
                 state, reason = self._state(message, cuts, orphans)
-                sent = "never sent" if message.position is None else f"sent {self._told(message.position)}"
-                times = ", again ".join(map(self._told, message.received))
+                sent = "never sent" if message.position is None else f"sent {self._time_of(message.position)}"
+                times = ", again ".join(map(self._time_of, message.received))
                 descriptions = (reason, sent, f"received {times}" if times else "never received")
                 received = tuple(message.received)
                 yield Arrow(
@@ -171,7 +171,7 @@ class PastEvents:
         """Return the state of a message, and why."""
         beside: dict[State, list[str]] = {"ordinary": [], "orphan": [], "in-transit": []}
         for cut in cuts:
-            beside[self._beside(sent, cut)].append(cut.label)
+            beside[self._state_at_cut(sent, cut)].append(cut.label)
         if sent.id in orphans:
             return "orphan", f"orphan: {orphans[sent.id]}"
         if beside["orphan"]:
@@ -184,7 +184,7 @@ class PastEvents:
             return "undone", "undone"
         return "ordinary", ""
 
-    def _beside(self, sent: "_Message", cut: Front) -> State:
+    def _state_at_cut(self, sent: "_Message", cut: Front) -> State:
         of, to = cut.places.get(sent.sender), cut.places.get(sent.receiver)
         if to is None or of is None or sent.position is None:
             return "ordinary"

@@ -72,7 +72,7 @@ class Arrow(msgspec.Struct, frozen=True, gc=False):
     words: tuple[str, ...] = ()
 
 
-class Spot(msgspec.Struct, frozen=True, gc=False):
+class EventDot(msgspec.Struct, frozen=True, gc=False):
     """An event of its own: a dot on its lane.
 
     Attributes:
@@ -173,7 +173,7 @@ class Scene(msgspec.Struct, frozen=True):
     axis: str = ""
     marks: Sequence[Mark] = ()
     arrows: Sequence[Arrow] = ()
-    spots: Sequence[Spot] = ()
+    spots: Sequence[EventDot] = ()
     fronts: Sequence[Front] = ()
     bands: Sequence[Band] = ()
     signs: Sequence[Sign] = ()

@@ -37,7 +37,7 @@ class ClockStep(msgspec.Struct, frozen=True):
     is_counted: bool = True
 
 
-def clocked(steps: Iterable[ClockStep]) -> Iterator[tuple[ClockStep, Clock]]:
+def with_clocks(steps: Iterable[ClockStep]) -> Iterator[tuple[ClockStep, Clock]]:
     """Yield each counted step with its clock."""
     clocks: dict[str, Clock] = {}
     left: dict[Hashable, Clock] = {}
@@ -54,7 +54,7 @@ def clocked(steps: Iterable[ClockStep]) -> Iterator[tuple[ClockStep, Clock]]:
             yield step, clock
 
 
-def known_to_last(steps: Sequence[ClockStep]) -> list[int]:
+def past_of_last(steps: Sequence[ClockStep]) -> list[int]:
     """Return the indices of the last step and of the steps in its past, which its clock would count. One pass, without clocks for each step."""
     latest: dict[str, int] = {}
     left: dict[Hashable, int] = {}
@@ -80,7 +80,7 @@ def shiviz_log(steps: Iterable[ClockStep]) -> str:
     """Return the counted steps as a log for ShiViz."""
     names = _Names()
     lines = [SHIVIZ_PARSER, ""]
-    for step, clock in clocked(steps):
+    for step, clock in with_clocks(steps):
         named = {names.of(lane): entry for lane, entry in clock.items()}
         lines += [f"{names.of(step.lane)} {json.dumps(named)}", clean(step.words)]
     return "\n".join(lines) + "\n"

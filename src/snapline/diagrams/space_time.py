@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from msgspec.structs import replace
 
 from snapline.diagrams.event_window import ChosenEvent, EventLog, Window, time_of_day
-from snapline.diagrams.scene import Arrow, Band, Front, Mark, Place, Scene, Spot, Ticks, round_step
+from snapline.diagrams.scene import Arrow, Band, EventDot, Front, Mark, Place, Scene, Ticks, round_step
 from snapline.diagrams.svg import draw
 from snapline.ids import HOST_PREFIX
-from snapline.recovery.gathered import MarkerCame, MarkerLeft
+from snapline.recovery.gathered import MarkerCame, TracedMarkerSend
 from snapline.recovery.trace import CheckpointTaken, Recovery
 
 STEP_MIN = 9
@@ -29,19 +29,19 @@ Href = Callable[[int], str]
 
 
 def draw_window(
-    happened: EventLog, window: Window, chosen: ChosenEvent | None = None, *, href: Href | None = None
+    event_log: EventLog, window: Window, chosen: ChosenEvent | None = None, *, href: Href | None = None
 ) -> str:
     """Return the picture as the text of an SVG file; with `href`, as a part of a page in which events are links and a script keeps names visible."""
-    scene = scene_of(happened, window, chosen, href=href)
+    scene = scene_of(event_log, window, chosen, href=href)
     is_part = href is not None
     return draw(scene, step_min=STEP_MIN, is_part=is_part, is_live=is_part)
 
 
 def scene_of(
-    happened: EventLog, window: Window, chosen: ChosenEvent | None = None, *, href: Href | None = None
+    event_log: EventLog, window: Window, chosen: ChosenEvent | None = None, *, href: Href | None = None
 ) -> Scene:
     """Return the scene of this window; `chosen`: its past is marked."""
-    return _Maker(happened, window, chosen, href or _nowhere).scene()
+    return _Maker(event_log, window, chosen, href or _nowhere).scene()
 
 
 def _nowhere(_position: int) -> str:
@@ -51,17 +51,17 @@ def _nowhere(_position: int) -> str:
 class _Maker:
     """Maker of one picture. Places are columns; `shown` has the position of each column."""
 
-    def __init__(self, happened: EventLog, window: Window, chosen: ChosenEvent | None, href: Href) -> None:
-        self._happened = happened
+    def __init__(self, event_log: EventLog, window: Window, chosen: ChosenEvent | None, href: Href) -> None:
+        self._event_log = event_log
         self._window = window
         self._chosen = chosen
         self._href = href
         self._lanes = frozenset(window.lanes)
-        self._shown = happened.shown(window)
+        self._shown = event_log.shown(window)
 
     def scene(self) -> Scene:
         window, count = self._window, len(self._shown)
-        cuts = [front for front in self._happened.past.fronts if front.kind == "cut"]
+        cuts = [front for front in self._event_log.past.fronts if front.kind == "cut"]
         arrows, marks = [*self._markers(), *self._messages(cuts)], list(self._marks(cuts))
         return Scene(
             heading=self._heading(),
@@ -75,10 +75,12 @@ class _Maker:
             marks=marks,
             arrows=arrows,
             spots=list(self._spots()),
-            fronts=[converted for front in self._happened.past.fronts if (converted := self._front(front)) is not None],
+            fronts=[
+                converted for front in self._event_log.past.fronts if (converted := self._front(front)) is not None
+            ],
             bands=list(self._bands()),
             meanings={"cut": "cut of an epoch", "band undone": "undone by a recovery", "line": "recovery"},
-            values={"first": window.first, "end": window.end, "events": len(self._happened)},
+            values={"first": window.first, "end": window.end, "events": len(self._event_log)},
         )
 
     # ---- places -----------------------------------------------------------------------------------------------------
@@ -94,35 +96,35 @@ class _Maker:
         return float(index) if is_shown else index - 0.5
 
     def _row(self, position: int) -> str:
-        return self._happened.row_at(position, self._window.rows)
+        return self._event_log.row_at(position, self._window.rows)
 
     def _lane_of(self, agent: str) -> str:
         """The row of an agent, if it has one."""
         if self._window.rows == "hosts":
-            agent = HOST_PREFIX + self._happened.homes.get(agent, "")
+            agent = HOST_PREFIX + self._event_log.homes.get(agent, "")
         return agent if agent in self._lanes else ""
 
     # ---- parts ------------------------------------------------------------------------------------------------------
 
-    def _spots(self) -> Iterator[Spot]:
+    def _spots(self) -> Iterator[EventDot]:
         for column, position in enumerate(self._shown):
-            event = self._happened.events[position].event
+            event = self._event_log.events[position].event
             is_chosen = self._chosen is not None and self._chosen.position == position
             if isinstance(event, Recovery) or (isinstance(event, CheckpointTaken) and not is_chosen):
                 continue
-            description = f"{self._happened.told(position)}, {self._happened.when(position)}"
+            description = f"{self._event_log.told(position)}, {self._event_log.when(position)}"
             is_past = self._chosen is not None and position in self._chosen.past
-            yield Spot(
+            yield EventDot(
                 self._row(position), column, str(position), description, is_chosen, is_past, self._href(position)
             )
 
     def _marks(self, cuts: Sequence[Front]) -> Iterator[Mark]:
         window = self._window
         shown = frozenset(self._shown)
-        for mark in self._happened.past.marks(window.first, window.end - 1, cuts):
+        for mark in self._event_log.past.marks(window.first, window.end - 1, cuts):
             position = int(mark.place)
             if position in shown:
-                traced = self._happened.events[position]
+                traced = self._event_log.events[position]
                 kind = "coordinated" if traced.epochs else mark.kind
                 descriptions = self._mark_words(mark, position)
                 lane, href = self._row(position), self._href(position)
@@ -140,17 +142,17 @@ class _Maker:
     def _mark_words(self, mark: Mark, position: int) -> tuple[str, ...]:
         if self._window.rows == "agents":
             return mark.words
-        return (self._happened.told(position), "the last of this host's agents", *mark.words[1:])
+        return (self._event_log.told(position), "the last of this host's agents", *mark.words[1:])
 
     def _messages(self, cuts: Sequence[Front]) -> Iterator[Arrow]:
         window = self._window
-        for arrow in self._happened.past.arrows(window.first, window.end - 1, cuts, {}):
+        for arrow in self._event_log.past.arrows(window.first, window.end - 1, cuts, {}):
             at = arrow.received[0] if arrow.sent is None else arrow.sent
             sender = self._row(int(at)) if arrow.sent is not None else ""
             receiver = self._row(int(arrow.received[-1])) if arrow.received else self._lane_of(arrow.receiver)
             if receiver not in self._lanes or (sender and sender not in self._lanes):
                 continue
-            if window.rows == "hosts" and not self._happened.leaves_host(int(at)):
+            if window.rows == "hosts" and not self._event_log.leaves_host(int(at)):
                 continue
             ends = [end for end in (arrow.sent, *arrow.received) if end is not None]
             if not any(window.first <= end < window.end for end in ends):
@@ -165,7 +167,7 @@ class _Maker:
                 sent=None if arrow.sent is None else self._column(arrow.sent),
                 received=tuple(map(self._column, received)),
             )
-            yield bare if arrow.sent is not None or self._happened.is_whole else self._from_before(bare)
+            yield bare if arrow.sent is not None or self._event_log.is_whole else self._from_before(bare)
 
     @staticmethod
     def _from_before(arrow: Arrow) -> Arrow:
@@ -175,9 +177,9 @@ class _Maker:
     def _markers(self) -> Iterator[Arrow]:
         """Yield each marker once, from its end inside the window."""
         for position in self._shown:
-            event = self._happened.events[position].event
-            partner = self._happened.partner(position)
-            if isinstance(event, MarkerLeft):
+            event = self._event_log.events[position].event
+            partner = self._event_log.partner(position)
+            if isinstance(event, TracedMarkerSend):
                 came = () if partner is None else (self._column(partner),)
                 yield from self._marker(event.message, event.host, event.to, self._column(position), came, event.epoch)
             elif isinstance(event, MarkerCame) and (partner is None or partner < self._window.first):
@@ -206,24 +208,24 @@ class _Maker:
         return replace(front, places=columns, label=front.label, name=front.name or "recovery")
 
     def _bands(self) -> Iterator[Band]:
-        for band in self._happened.past.undone if self._window.rows == "agents" else ():
+        for band in self._event_log.past.undone if self._window.rows == "agents" else ():
             if band.agent in self._lanes and self._window.first <= band.end and band.start < self._window.end:
                 yield replace(band, start=self._column(band.start), end=self._column(band.end))
         for position in self._shown:
-            if isinstance(self._happened.events[position].event, Recovery):
-                column, description = self._column(position), self._happened.told(position)
+            if isinstance(self._event_log.events[position].event, Recovery):
+                column, description = self._column(position), self._event_log.told(position)
                 yield Band(column - 0.4, column + 0.4, "recovery", label=description)
 
     # ---- texts ------------------------------------------------------------------------------------------------------
 
     @property
     def _is_timed(self) -> bool:
-        return bool(self._shown) and self._happened.events[self._shown[0]].time_ns > 0
+        return bool(self._shown) and self._event_log.events[self._shown[0]].time_ns > 0
 
     def _heading(self) -> str:
         if not self._shown:
             return "Nothing happened here"
-        events = self._happened.events
+        events = self._event_log.events
         times = [events[position].time_ns for position in self._shown if events[position].time_ns]
         if not times:
             return f"Events {self._window.first:,} to {self._window.end - 1:,} of {len(events):,}"
@@ -240,7 +242,7 @@ class _Maker:
         return ", ".join(counts)
 
     def _ticks(self) -> Ticks:
-        events, shown = self._happened.events, self._shown
+        events, shown = self._event_log.events, self._shown
         lasts_ns = events[shown[-1]].time_ns - events[shown[0]].time_ns if shown else 0
         digits = 3 if lasts_ns > MILLISECONDS_FROM_NS else 6
 

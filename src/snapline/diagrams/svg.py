@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from snapline.diagrams.chart import MARGIN, TOP, Plot
 from snapline.diagrams.legend import entries_of, legend
-from snapline.diagrams.scene import STATES, Arrow, Band, Front, Mark, Place, Scene, Spot, State
+from snapline.diagrams.scene import STATES, Arrow, Band, EventDot, Front, Mark, Place, Scene, State
 from snapline.diagrams.strip import ROW_HEIGHT, draw_tracks
 from snapline.diagrams.style import (
     EVENT_RULES,
@@ -289,7 +289,7 @@ def _spots(scene: Scene, plot: Plot) -> Iterator[str]:
             yield _spot(spot, px(plot.x(spot.place)), px(plot.y(spot.agent)))
 
 
-def _spot(spot: Spot, x: str, y: str) -> str:
+def _spot(spot: EventDot, x: str, y: str) -> str:
     kind = "spot chosen" if spot.is_chosen else "spot past" if spot.is_past else "spot"
     ground = f'<circle class="hit" cx="{x}" cy="{y}" r="{SPOT_HIT}"/>' if spot.href else ""
     ring = f'<circle class="ring" cx="{x}" cy="{y}" r="8"/>' if spot.is_chosen else ""

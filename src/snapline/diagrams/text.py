@@ -17,7 +17,7 @@ import msgspec
 
 from snapline.diagrams.scene import Arrow, Mark, State
 from snapline.diagrams.style import clean
-from snapline.diagrams.traced import Traced, Window
+from snapline.diagrams.traced import AnalyzedTrace, Window
 from snapline.recovery.analysis import Analysis
 from snapline.recovery.trace import Trace
 
@@ -81,7 +81,7 @@ def analysis_text(trace: Trace, analysis: Analysis, *, width: int = 100, agents_
         width: characters in a row, at least `WIDTH_MIN`.
         agents_max: largest number of rows; agents that go back come first.
     """
-    traced = Traced(trace, analysis)
+    traced = AnalyzedTrace(trace, analysis)
     agents = _choose(traced, agents_max)
     names = {agent: _name(agent) for agent in agents}
     margin = max((_width_of(name) for name in names.values()), default=0) + 1
@@ -95,7 +95,7 @@ def analysis_text(trace: Trace, analysis: Analysis, *, width: int = 100, agents_
     return "\n".join([*rows, "", *_wrapped(notes, width)]) + "\n"
 
 
-def _choose(traced: Traced, agents_max: int) -> list[str]:
+def _choose(traced: AnalyzedTrace, agents_max: int) -> list[str]:
     """Agents with a row, in their order."""
     if len(traced.agents) <= agents_max:
         return traced.agents
@@ -120,7 +120,7 @@ def _width_of(name: str) -> int:
 # -- which events ------------------------------------------------------------------------------------------------------
 
 
-def _fit(traced: Traced, agents: Sequence[str], columns: int) -> tuple[_Layout, Window]:
+def _fit(traced: AnalyzedTrace, agents: Sequence[str], columns: int) -> tuple[_Layout, Window]:
     """The layout of as many events as fit into `columns`, and the window they make."""
     positions = traced.positions(agents)
     # A row can have an event in every third column at most.
@@ -128,7 +128,7 @@ def _fit(traced: Traced, agents: Sequence[str], columns: int) -> tuple[_Layout, 
     steps = _steps(traced, positions[-reach:])
     if len(steps) == len(positions) and (complete := _arrange(agents, steps, has_start=True)).width <= columns:
         return complete, (0, traced.events - 1)
-    count = _most(len(steps), lambda count: _arrange(agents, steps[-count:]).width <= columns)
+    count = _largest_fitting(len(steps), lambda count: _arrange(agents, steps[-count:]).width <= columns)
     first = steps[-count].position
     latest = max((traced.line_position[agent] for agent in agents if traced.line[agent] is not None), default=first)
     if latest >= first:
@@ -136,12 +136,14 @@ def _fit(traced: Traced, agents: Sequence[str], columns: int) -> tuple[_Layout, 
     start = max(0, bisect_left(positions, latest) - count // 3)
     steps = _steps(traced, positions[start : start + reach])
     has_start = start == 0
-    count = _most(len(steps), lambda count: _arrange(agents, steps[:count], has_start=has_start).width <= columns)
+    count = _largest_fitting(
+        len(steps), lambda count: _arrange(agents, steps[:count], has_start=has_start).width <= columns
+    )
     window = (0 if has_start else steps[0].position, steps[count - 1].position)
     return _arrange(agents, steps[:count], has_start=has_start), window
 
 
-def _most(limit: int, fits: Callable[[int], bool]) -> int:
+def _largest_fitting(limit: int, fits: Callable[[int], bool]) -> int:
     """Return the greatest number from 1 to `limit` that fits; `fits` must be monotone, and 1 always fits."""
     low, high = 1, limit
     while low < high:
@@ -153,7 +155,7 @@ def _most(limit: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def _steps(traced: Traced, positions: Sequence[int]) -> list[_Step]:
+def _steps(traced: AnalyzedTrace, positions: Sequence[int]) -> list[_Step]:
     """The events at these positions."""
     if not positions:
         return []
@@ -210,7 +212,7 @@ def _words(step: _Step, labels: dict[str, str]) -> str:
     return f"{label}{shaft}>" if step.position == step.arrow.sent else f"{shaft}>{label}"
 
 
-def _row(traced: Traced, agent: str, layout: _Layout, window: Window) -> str:
+def _row(traced: AnalyzedTrace, agent: str, layout: _Layout, window: Window) -> str:
     """An agent's events, with the line, and dots from there on."""
     turn = traced.line_position[agent]
     row = "[0]" if layout.has_start else ""
@@ -230,7 +232,7 @@ def _row(traced: Traced, agent: str, layout: _Layout, window: Window) -> str:
 # -- notes and legend --------------------------------------------------------------------------------------------------
 
 
-def _notes(traced: Traced, agents: Sequence[str], layout: _Layout, window: Window) -> list[str]:
+def _notes(traced: AnalyzedTrace, agents: Sequence[str], layout: _Layout, window: Window) -> list[str]:
     steps = [cell.step for cells in layout.cells.values() for cell in cells]
     arrows = {step.arrow.message: step.arrow for step in steps if step.arrow is not None}
     by_send = sorted(arrows.values(), key=lambda arrow: arrow.sent or 0)
@@ -248,7 +250,7 @@ def _notes(traced: Traced, agents: Sequence[str], layout: _Layout, window: Windo
     return [_capital(note) for note in notes if note]
 
 
-def _legend(traced: Traced, steps: Sequence[_Step], arrows: Iterable[Arrow]) -> list[str]:
+def _legend(traced: AnalyzedTrace, steps: Sequence[_Step], arrows: Iterable[Arrow]) -> list[str]:
     """Return the legend entries that occur in the picture."""
     marks = [step.mark for step in steps if step.mark is not None]
     states = {arrow.state for arrow in arrows}

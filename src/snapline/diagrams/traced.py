@@ -37,11 +37,11 @@ def analysis_svg(trace: Trace, analysis: Analysis, *, window: tuple[int, int] | 
     Raises:
         UsageError: the window contains no event of the trace.
     """
-    traced = Traced(trace, analysis)
+    traced = AnalyzedTrace(trace, analysis)
     return draw(traced.scene(traced.window_of(window, events_max=EVENTS_MAX)))
 
 
-class Traced:
+class AnalyzedTrace:
     """A trace and its analysis; made in one pass over the events.
 
     Attributes:

@@ -197,7 +197,7 @@ class Ledger(snapline.Agent):
         ctx.reply(Booked(is_taken))
 
 
-def wrong_books(cut: snapline.Cut, stocked: int) -> Iterator[str]:
+def imbalances(cut: snapline.Cut, stocked: int) -> Iterator[str]:
     """Yield each imbalance in a cut of a fleet that began with `stocked` of each article; a correct fleet has none."""
     desks = [state for state in cut.states.values() if isinstance(state, Requests)]
     shelves, accounts = cut.states.get("stock"), cut.states.get("ledger")

@@ -36,7 +36,7 @@ CONFLICT, MALFORMED = 409, 400
 BODY_BYTES_MAX = 64 * 1024
 
 
-class Asked(msgspec.Struct):
+class PaymentRequest(msgspec.Struct):
     """Body of a request; `amount`: only for payments."""
 
     order: str
@@ -135,7 +135,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _post(self) -> Receipt:
         size, key = int(self.headers.get("Content-Length", 0)), self.headers.get("Idempotency-Key", "")
-        request = msgspec.json.decode(self.rfile.read(min(size, BODY_BYTES_MAX)), type=Asked)
+        request = msgspec.json.decode(self.rfile.read(min(size, BODY_BYTES_MAX)), type=PaymentRequest)
         time.sleep(self.server.delay_s)
         if self.path == "/payments":
             receipt = self.server.ledger.pay(key, request.order, request.amount)

@@ -29,7 +29,7 @@ from snapline.agent_runtime.reading import MessageReader, Output, OutputsReverte
 from snapline.agent_runtime.traceparents import read_header
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.client.client import TIMEOUT_S, Client
-from snapline.client.giving import TOLD, OutsideMessage
+from snapline.client.giving import CALLER_TRACE, ExternalMessage
 from snapline.errors import MessageTooLargeError, SnaplineError, UsageError
 from snapline.gateway.browsers import is_from_other_site, is_this_machine
 from snapline.gateway.limits import RequestLimits
@@ -41,7 +41,7 @@ ANSWERS = ("none", "early", "final")
 KEY = "Idempotency-Key"
 
 TIMEOUT_S_MAX = 600.0
-QUIET_S = 15.0
+KEEP_ALIVE_S = 15.0
 """Time between keep-alives of an output stream: proxies close silent connections."""
 
 PART_BYTES = 64 * 1024
@@ -77,13 +77,13 @@ class Gateway:
             Route("/outputs", self._guarded(self._outputs)),
             Route("/outputs/{topic}", self._guarded(self._outputs)),
             Route("/openapi.json", self._guarded(self._describe)),
-            Route("/health", self._of_own_site(self._health)),
+            Route("/health", self._restricted_to_own_site(self._health)),
         ]
         return Starlette(routes=routes)
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: Request) -> Response:
-            if not self._may(request):
+            if not self._is_authorized(request):
                 return problem(401, "this gateway asks for a token: send the header `Authorization: Bearer TOKEN`")
             try:
                 return await handler(request)
@@ -92,9 +92,9 @@ class Gateway:
             except RecursionError:
                 return problem_of(UsageError(NESTED))
 
-        return self._of_own_site(guarded)
+        return self._restricted_to_own_site(guarded)
 
-    def _of_own_site(self, handler: Handler) -> Handler:
+    def _restricted_to_own_site(self, handler: Handler) -> Handler:
         """Return a handler that, without a token, answers only this machine, and no page of another site."""
         if self._token:
             return handler
@@ -108,7 +108,7 @@ class Gateway:
 
         return checked
 
-    def _may(self, request: Request) -> bool:
+    def _is_authorized(self, request: Request) -> bool:
         scheme, _, given_token = request.headers.get("Authorization", "").partition(" ")
         is_right = secrets.compare_digest(given_token.encode(), self._token)
         return not self._token or (is_right and scheme.lower() == "bearer")
@@ -118,18 +118,18 @@ class Gateway:
     async def _give(self, request: Request) -> Response:
         answer, timeout_s = _answer_of(request), _timeout_of(request)
         traceparent = read_header(request.headers.get("traceparent", ""))
-        TOLD.set(b"" if traceparent is None else traceparent.tail())  # safe: each request runs in its own task
+        CALLER_TRACE.set(b"" if traceparent is None else traceparent.tail())  # safe: each request runs in its own task
         key = request.headers.get(KEY) or f"http-{secrets.token_hex(16)}"
         agent, name = request.path_params["agent"], request.path_params["message"]
         with self._limits.request(agent) as take:
             fields = await _body_of(request, take)
-            message = OutsideMessage(name, fields, public_only=not self._served.has(agent, name))
+            message = ExternalMessage(name, fields, public_only=not self._served.has(agent, name))
             if answer == "none":
-                receipt = await _while_there(request, self._client.send(agent, message, key, timeout_s))
+                receipt = await _result_unless_disconnected(request, self._client.send(agent, message, key, timeout_s))
                 result = {"agent": agent, "number": receipt.number, "key": key, "is_repeated": receipt.is_repeated}
                 return JSONResponse(result, 202, {KEY: key})
             asking = self._client.ask(agent, message, key, answer == "early", timeout_s)
-            reply = await _while_there(request, asking)
+            reply = await _result_unless_disconnected(request, asking)
         result = {"agent": agent, "number": reply.number, "key": key, "is_early": answer == "early"}
         return JSONResponse({**result, "message": msgspec.to_builtins(reply.message)}, 200, {KEY: key})
 
@@ -157,12 +157,12 @@ class Gateway:
         async with self._health_lock:
             now_s = asyncio.get_running_loop().time()
             if now_s - self._health_s >= HEALTH_PERIOD_S:
-                self._phase, self._health_s = await self._heard_phase(), now_s
+                self._phase, self._health_s = await self._fetch_phase(), now_s
         if not self._phase:
             return problem(503, "the coordinator does not answer")
         return JSONResponse({"phase": self._phase})
 
-    async def _heard_phase(self) -> str:
+    async def _fetch_phase(self) -> str:
         try:
             return str((await asyncio.wait_for(self._client.status(), HEALTH_S)).get("phase"))
         except (SnaplineError, TimeoutError):
@@ -180,7 +180,7 @@ class _Reader:
         """Yield server-sent events. The cursor is the id, so a browser that reconnects continues after it. The next output is requested on demand."""
         try:
             while True:
-                done, _ = await asyncio.wait([self.coming], timeout=QUIET_S)
+                done, _ = await asyncio.wait([self.coming], timeout=KEEP_ALIVE_S)
                 if not done:
                     yield b": nothing yet\n\n"
                     continue
@@ -226,7 +226,7 @@ def _event(each: Output | OutputsReverted | None) -> tuple[bytes, bytes, bytes]:
     return f"id: {each.cursor}\nevent: {kind}\ndata: ".encode(), data, b"\n\n"
 
 
-async def _while_there(request: Request, asked: Coroutine[Any, Any, _Found]) -> _Found:
+async def _result_unless_disconnected(request: Request, asked: Coroutine[Any, Any, _Found]) -> _Found:
     """Return the result; stop when the requester has disconnected, to free its slot."""
     result_task, disconnect_task = asyncio.ensure_future(asked), asyncio.ensure_future(_end_of(request))
     try:

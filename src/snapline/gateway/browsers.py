@@ -29,6 +29,6 @@ def is_from_other_site(request: Request) -> bool:
     return origin is not None and origin.partition("://")[2] != request.headers.get("Host")
 
 
-def says_no_site(request: Request) -> bool:
+def has_no_site_header(request: Request) -> bool:
     """Return whether the request does not name its page: it comes from no browser or an old one, or was typed."""
     return request.headers.get("Sec-Fetch-Site") in (None, TYPED) and "Origin" not in request.headers

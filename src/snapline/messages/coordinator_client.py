@@ -33,14 +33,14 @@ from snapline.messages.answers import (
 )
 from snapline.messages.documents import document_of
 from snapline.messages.outputs import MoveConsumerReply, ReadConsumersReply, ReadOutputsReply
-from snapline.messages.replica_turns import ReplicaTurns
+from snapline.messages.replica_turns import ReplicaChoice
 from snapline.messages.status import FleetStatus, SnapshotOutcome
 from snapline.messages.turn_deaths import TurnDeath
 from snapline.messages.users import CheckTokenReply, MakeTokenReply, ReadAuditReply, ReadTokensReply
 from snapline.messages.wire import decode_reply, encode_request, path_of
 from snapline.security.rpc_authorization import ERROR_KEY
 from snapline.security.transport import Security
-from snapline.security.trust import trust_advice, why_distrusted, why_other_transport
+from snapline.security.trust import distrust_reason, transport_mismatch, trust_advice
 
 TIMEOUT_S = 10.0
 """Time limit for calls that only read the coordinator's memory."""
@@ -63,7 +63,7 @@ TROUBLE_S = 2.5
 RETRY_S = 0.05
 """Pause before trying the next replica: an election takes a second or two."""
 
-AGAIN_S = 0.25
+RETRY_TIME_LEFT_MIN_S = 0.25
 """Least remaining time for another attempt: a call cut short would report an unknown outcome instead of the silent replica."""
 
 PATIENCE_S, PAUSE_S = 2.0, 0.1
@@ -96,7 +96,7 @@ class CoordinatorClient:
         self.address = address
         self._on_trouble = on_trouble
         self._security = security or Security.loopback()
-        self._turns = ReplicaTurns(
+        self._turns = ReplicaChoice(
             [part.strip() for part in address.split(",") if part.strip()], self._security.may_dial
         )
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -344,7 +344,7 @@ class CoordinatorClient:
         failure: SnaplineError | None = None
         while True:
             address, left_s = self._turns.current, deadline_s - loop.time()
-            if failure is not None and left_s < AGAIN_S:
+            if failure is not None and left_s < RETRY_TIME_LEFT_MIN_S:
                 raise await self._distrust() or failure
             try:
                 ask: _Ask = self._channel(address).unary_unary(path_of(call))
@@ -377,7 +377,7 @@ class CoordinatorClient:
         metadata = dict(error.trailing_metadata() or ())
         if LEADER_KEY in metadata:
             silent.pop(address, None)
-            self._turns.leads_elsewhere(address, str(metadata[LEADER_KEY]))
+            self._turns.on_not_leader(address, str(metadata[LEADER_KEY]))
         else:
             silent[address] = None
             self._turns.is_silent(address)
@@ -403,7 +403,7 @@ class CoordinatorClient:
     async def _check_transport(self) -> None:
         """Raise UsageError if a replica uses TLS while we use plaintext, or the other way round."""
         for address in self._turns.given:
-            mismatch = await why_other_transport(self._security, address)
+            mismatch = await transport_mismatch(self._security, address)
             if mismatch is not None:
                 raise UsageError(mismatch)
 
@@ -411,7 +411,7 @@ class CoordinatorClient:
         """Return the error if certificates keep us from every replica."""
         last_failure = ("", "")
         for address in self._turns.given:
-            reason = await why_distrusted(self._security, address, role="coordinator", name="coordinator")
+            reason = await distrust_reason(self._security, address, role="coordinator", name="coordinator")
             if reason is None:
                 return None
             last_failure = address, reason
@@ -425,7 +425,7 @@ class CoordinatorClient:
         return self._channels[address]
 
 
-async def patiently(call: Callable[[], Awaitable[_Reply]]) -> _Reply:
+async def retry_until_available(call: Callable[[], Awaitable[_Reply]]) -> _Reply:
     """Retry a call until the coordinator answers or the time limit is reached.
 
     The call may be made more than once. No tool request does harm if repeated: a second snapshot is one snapshot more.

@@ -10,10 +10,10 @@ from snapline.errors import ProtocolError
 
 RETRY, DROP = "retry", "drop"
 
-WORD = b"\x00"
+COMMAND_PREFIX = b"\x00"
 """First byte of an operator command's payload."""
 
-GONE = b"\x00gone"
+TARGET_GONE = b"\x00gone"
 """Answer if the dead letter did not exist any more when the command's turn came."""
 
 
@@ -34,19 +34,21 @@ class DeadLetterCommand(msgspec.Struct, frozen=True, gc=False, array_like=True):
 _read = msgspec.msgpack.Decoder(DeadLetterCommand)
 
 
-def word_payload(word: DeadLetterCommand) -> bytes:
+def dead_letter_command_payload(word: DeadLetterCommand) -> bytes:
     """Return the command as the payload of an input."""
-    return WORD + msgspec.msgpack.encode(word)
+    return COMMAND_PREFIX + msgspec.msgpack.encode(word)
 
 
-def read_word(payload: bytes) -> DeadLetterCommand:
+def read_dead_letter_command(payload: bytes) -> DeadLetterCommand:
     """Decode an operator command.
 
     Raises:
         ProtocolError: the payload is no operator command.
     """
     try:
-        command = _read.decode(payload[len(WORD) :]) if payload[: len(WORD)] == WORD else None
+        command = (
+            _read.decode(payload[len(COMMAND_PREFIX) :]) if payload[: len(COMMAND_PREFIX)] == COMMAND_PREFIX else None
+        )
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"an operator's word that cannot be read: {error}") from error
     if command is None or command.verb not in (RETRY, DROP):

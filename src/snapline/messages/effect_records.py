@@ -60,14 +60,14 @@ class EffectRecord(msgspec.Struct, frozen=True):
     is_repeatable: bool = True
 
 
-Stands = Literal["waiting", "in doubt", "needs people", "open"]
+EffectState = Literal["waiting", "in doubt", "needs people", "open"]
 """State of an effect that has not ended: its intent is not released; an earlier incarnation may have called it; it is not called until an operator
 resolves it; it is being called."""
 
 NEEDS_PEOPLE: Literal["needs people"] = "needs people"
 
 
-class StandingEffect(msgspec.Struct, frozen=True):
+class UnfinishedEffect(msgspec.Struct, frozen=True):
     """An effect that an agent waits for, as its host sees it.
 
     Attributes:
@@ -78,7 +78,7 @@ class StandingEffect(msgspec.Struct, frozen=True):
     agent: str
     key: str
     generation: int
-    stands: Stands
+    stands: EffectState
     intent: EffectRecord | None = None
     asked_ns: int = 0
 
@@ -105,7 +105,7 @@ def undo_key(key: str, generation: int) -> str:
     return key + UNDO if generation == 1 else f"{key}#{generation}{UNDO}"
 
 
-def undone_of(key: str) -> tuple[str, int] | None:
+def effect_undone_by(key: str) -> tuple[str, int] | None:
     """Return the effect and generation that the compensation with this key undoes; None if the key is no compensation's."""
     if not key.endswith(UNDO):
         return None

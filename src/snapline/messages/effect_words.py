@@ -8,13 +8,13 @@ effect has ended, a command requests a retry or an undo; it has its own turn, li
 import msgspec
 
 from snapline.errors import ProtocolError
-from snapline.messages.dead_letters import RETRY, WORD
+from snapline.messages.dead_letters import COMMAND_PREFIX, RETRY
 
-EFFECT_WORD = WORD + b"effect"
+EFFECT_RESOLUTION_PREFIX = COMMAND_PREFIX + b"effect"
 """Prefix of a resolution's payload. In a command about a dead letter, an array follows the first byte instead."""
 
 
-EFFECT_WISH = WORD + b"wish"
+EFFECT_REQUEST_PREFIX = COMMAND_PREFIX + b"wish"
 
 UNDO = "undo"
 
@@ -50,27 +50,27 @@ class EffectRetry(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 _read = msgspec.msgpack.Decoder(EffectResolution)
-_read_wish = msgspec.msgpack.Decoder(EffectRetry)
+_read_request = msgspec.msgpack.Decoder(EffectRetry)
 
 
-def is_effect_word(payload: bytes) -> bool:
+def is_effect_resolution(payload: bytes) -> bool:
     """Return whether the payload is an effect's resolution."""
-    return payload.startswith(EFFECT_WORD)
+    return payload.startswith(EFFECT_RESOLUTION_PREFIX)
 
 
-def effect_word_payload(word: EffectResolution) -> bytes:
+def effect_resolution_payload(word: EffectResolution) -> bytes:
     """Return the resolution as the payload of an input."""
-    return EFFECT_WORD + msgspec.msgpack.encode(word)
+    return EFFECT_RESOLUTION_PREFIX + msgspec.msgpack.encode(word)
 
 
-def read_effect_word(payload: bytes) -> EffectResolution:
+def read_effect_resolution(payload: bytes) -> EffectResolution:
     """Decode an effect's resolution.
 
     Raises:
         ProtocolError: the payload is no resolution.
     """
     try:
-        command = _read.decode(payload[len(EFFECT_WORD) :]) if is_effect_word(payload) else None
+        command = _read.decode(payload[len(EFFECT_RESOLUTION_PREFIX) :]) if is_effect_resolution(payload) else None
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"a word about an effect that cannot be read: {error}") from error
     if command is None:
@@ -80,12 +80,12 @@ def read_effect_word(payload: bytes) -> EffectResolution:
 
 def is_effect_request(payload: bytes) -> bool:
     """Return whether the payload is a retry or undo request."""
-    return payload.startswith(EFFECT_WISH)
+    return payload.startswith(EFFECT_REQUEST_PREFIX)
 
 
 def effect_request_payload(wish: EffectRetry) -> bytes:
     """Return the request as the payload of an input."""
-    return EFFECT_WISH + msgspec.msgpack.encode(wish)
+    return EFFECT_REQUEST_PREFIX + msgspec.msgpack.encode(wish)
 
 
 def read_effect_request(payload: bytes) -> EffectRetry:
@@ -95,7 +95,7 @@ def read_effect_request(payload: bytes) -> EffectRetry:
         ProtocolError: the payload is no such request.
     """
     try:
-        request = _read_wish.decode(payload[len(EFFECT_WISH) :]) if is_effect_request(payload) else None
+        request = _read_request.decode(payload[len(EFFECT_REQUEST_PREFIX) :]) if is_effect_request(payload) else None
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"a wish about an effect that cannot be read: {error}") from error
     if request is None or request.verb not in (RETRY, UNDO):
@@ -103,7 +103,7 @@ def read_effect_request(payload: bytes) -> EffectRetry:
     return request
 
 
-def key_of(shown: str) -> tuple[str, int]:
+def parse_effect_key(shown: str) -> tuple[str, int]:
     """Return key and generation of an effect as `snapline effect list` shows it: `refund-17`, or `refund-17#2`."""
     key, separator, generation = shown.rpartition("#")
     return (key, int(generation)) if separator and generation.isdecimal() else (shown, 1)

@@ -30,7 +30,7 @@ class PlaceRule(msgspec.Struct, frozen=True, gc=False):
     agents: str
     hosts: tuple[str, ...]
 
-    def is_about(self, agent: str) -> bool:
+    def applies_to(self, agent: str) -> bool:
         """Return whether the rule names this agent."""
         return agent.startswith(self.agents[:-1]) if self.agents.endswith("*") else agent == self.agents
 

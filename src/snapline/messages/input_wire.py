@@ -65,7 +65,7 @@ def _entries_of(given: GivenInput) -> Iterator[inputs_pb2.GivenInput]:
         yield inputs_pb2.GivenInput(payload=given.payload[start:end], more=size > end)
 
 
-class OfferReading:
+class OfferReader:
     """Request put together from the messages of its stream.
 
     Attributes:
@@ -175,7 +175,7 @@ def answer_messages(answer: AskOutcome) -> Iterator[bytes]:
         yield inputs_pb2.AskReply(body=answer.body[start:end], more=size > end).SerializeToString()
 
 
-class AnswerReading:
+class AnswerReader:
     """Answer put together from the messages of its stream."""
 
     def __init__(self) -> None:

@@ -8,27 +8,27 @@ not answer, the configured addresses are asked in turn, and the named address is
 from collections.abc import Callable, Sequence
 
 
-class ReplicaTurns:
+class ReplicaChoice:
     """Attributes:
     given: all configured addresses, in their order; never empty.
     current: address to ask now.
     """
 
-    def __init__(self, given: Sequence[str], may_ask: Callable[[str], bool]) -> None:
-        """`may_ask`: whether an address named by a replica may be used. With a single configured address, any named address is tried."""
+    def __init__(self, given: Sequence[str], may_use_address: Callable[[str], bool]) -> None:
+        """`may_use_address`: whether an address named by a replica may be used. With a single configured address, any named address is tried."""
         self.given = tuple(given)
         self.current = self.given[0]
-        self._may_ask = may_ask if len(self.given) > 1 else lambda address: True
+        self._may_use_address = may_use_address if len(self.given) > 1 else lambda address: True
         self._place = 0
         """Index in `given` of the last address asked."""
         self._unreached: dict[str, None] = {}
         """Addresses named by replicas that have not answered since the last round began."""
 
-    def leads_elsewhere(self, address: str, leader: str) -> None:
+    def on_not_leader(self, address: str, leader: str) -> None:
         """Note that the replica at `address` does not lead; `leader`: the address that it names, or empty."""
         self._unreached.pop(address, None)
         self._asked(address)
-        if leader and leader not in self._unreached and self._may_ask(leader):
+        if leader and leader not in self._unreached and self._may_use_address(leader):
             self.current = leader
         else:
             self._go_on()

@@ -78,7 +78,7 @@ def view_messages(json: bytes) -> Iterator[bytes]:
         yield agents_pb2.ShowReply(json=json[start:end], more=end < len(json)).SerializeToString()
 
 
-class ViewReading:
+class ViewReader:
     """Answer put together from the messages of its stream."""
 
     def __init__(self) -> None:

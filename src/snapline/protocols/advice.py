@@ -6,7 +6,7 @@ The fleet measures the *price* C of the checkpoints of one interval, the time D 
 C is the time that the agents of one host wait for their checkpoints, on the host where this time is longest. From these values follow
 
 - the mean time M between failures, with confidence limits, or a lower limit if no failure was seen (`costs.py`);
-- the interval: Daly's for C and M (`interval.py`), but not below D or `LEAST_S`, and short enough that the oldest work that can be lost,
+- the interval: Daly's for C and M (`interval.py`), but not below D or `INTERVAL_MIN_S`, and short enough that the oldest work that can be lost,
   interval + D, stays within the RPO. Daly's interval grows with the square root of M, so uncertainty of M matters less;
 - the cost of an hour (`costs.py`): overhead C/T, and for each failure T/2 + D of repeated work, plus R. Under koo-toueg participants are blocked
   until the round is decided, so C is D there.
@@ -31,21 +31,21 @@ import msgspec
 from snapline.protocols.costs import Mtbf, hourly_cost_s, simplest
 from snapline.protocols.interval import daly
 from snapline.protocols.names import BCS, CHANDY_LAMPORT, KOO_TOUEG, UNCOORDINATED, is_autonomous
-from snapline.protocols.policy import COST_LEAST_S, LEAST_S
+from snapline.protocols.policy import COST_MIN_S, INTERVAL_MIN_S
 
-MOVED = (0.22, 0.91)
+BCS_MOVED_SHARES = (0.22, 0.91)
 """Share of the agents that one failure rolls back under `bcs`: least and largest of all patterns in docs/protocols.md."""
 
-FORCED_MOST = 4.1
+BCS_FORCED_RATIO_MAX = 4.1
 """Largest number of forced checkpoints for each basic one under `bcs`, in the same table."""
 
-WORTH_S = 1.0
+SAVING_MIN_S = 1.0
 """Smallest saving that is worth a change, in seconds of each hour."""
 
-ASK_FOR_S = (3_600.0, 86_400.0, 7 * 86_400.0, 30 * 86_400.0)
+MTBF_EXAMPLES_S = (3_600.0, 86_400.0, 7 * 86_400.0, 30 * 86_400.0)
 """Mean times between failures for which the advice gives intervals if the real one is unknown."""
 
-BEHIND = 3
+LINE_LAG_MAX = 3
 """Number of intervals that the recovery line may be behind before it counts as a domino: one in progress, one being stored, one by chance."""
 
 ABORTED_SHARE = 0.1
@@ -150,14 +150,14 @@ class FleetAdvice(msgspec.Struct, frozen=True):
 
 def advise(figures: RunningFigures, mtbf: Mtbf) -> FleetAdvice:
     """Return what suits the fleet with these figures."""
-    known_s = [mtbf.mean_s] if mtbf.mean_s is not None else sorted({mtbf.low_s, *ASK_FOR_S} - {0.0})
+    known_s = [mtbf.mean_s] if mtbf.mean_s is not None else sorted({mtbf.low_s, *MTBF_EXAMPLES_S} - {0.0})
     intervals = [] if figures.price_s is None else [best_interval(figures, mtbf_s) for mtbf_s in known_s]
     best = intervals[0] if intervals and mtbf.mean_s is not None else None
     now_s = None if mtbf.mean_s is None else _cost_now_s(figures, mtbf.mean_s)
     costs = [] if best is None else protocol_costs(figures, best)
     held = evidence_against(figures)
     protocol = _suitable(figures.protocol, costs, is_refuted=bool(held))
-    is_cheaper = best is not None and (now_s is None or now_s - best.cost_s >= WORTH_S)
+    is_cheaper = best is not None and (now_s is None or now_s - best.cost_s >= SAVING_MIN_S)
     why = [*held, *_of_protocols(figures, costs, protocol), *_of_interval(figures, best, now_s), *_of_recovery(figures)]
     return FleetAdvice(
         protocol,
@@ -182,7 +182,7 @@ def best_interval(figures: RunningFigures, mtbf_s: float) -> BestInterval:
     """Return the best interval of the fleet's own protocol; the price is known."""
     price_s, share = _price_s(figures), _share(figures)
     formula_s = daly(price_s, mtbf_s / share)
-    lowest, bound = max((LEAST_S, "least"), (figures.duration_s or 0.0, "duration"))
+    lowest, bound = max((INTERVAL_MIN_S, "least"), (figures.duration_s or 0.0, "duration"))
     interval_s, kept = (lowest, bound) if formula_s < lowest else (formula_s, "")
     highest = math.inf if figures.rpo_s is None else figures.rpo_s - (figures.duration_s or 0.0)
     if interval_s > highest:
@@ -205,7 +205,7 @@ def _interval_at(figures: RunningFigures, mtbf_s: float) -> float | None:
 def _price_s(figures: RunningFigures) -> float:
     """Return the price. Under koo-toueg participants are blocked from their checkpoint until the round is decided."""
     stands_s = (figures.duration_s or 0.0) if figures.protocol == KOO_TOUEG else 0.0
-    return max(figures.price_s or 0.0, stands_s, COST_LEAST_S)
+    return max(figures.price_s or 0.0, stands_s, COST_MIN_S)
 
 
 def _share(figures: RunningFigures) -> float:
@@ -247,28 +247,26 @@ def _other(figures: RunningFigures, best: BestInterval, protocol: str) -> Protoc
             )
         how = "the same price for a checkpoint; how long long turns would hold up an epoch is not known"
         return ProtocolCost(protocol, low_s, None, how)
-    low_s = best_interval(msgspec.structs.replace(plain, moved=MOVED[0]), best.mtbf_s).cost_s
-    how = (
-        f"if a failure takes back {MOVED[0]:.0%} of the agents, the least measured; what sender logs cost comes on top"
-    )
+    low_s = best_interval(msgspec.structs.replace(plain, moved=BCS_MOVED_SHARES[0]), best.mtbf_s).cost_s
+    how = f"if a failure takes back {BCS_MOVED_SHARES[0]:.0%} of the agents, the least measured; what sender logs cost comes on top"
     return ProtocolCost(protocol, low_s, None, how)
 
 
 def _suitable(own: str, costs: Sequence[ProtocolCost], *, is_refuted: bool) -> str:
     if is_refuted:
         return BCS
-    clearly = [cost for cost in costs[1:] if cost.high_s is not None and cost.high_s + WORTH_S <= costs[0].low_s]
+    clearly = [cost for cost in costs[1:] if cost.high_s is not None and cost.high_s + SAVING_MIN_S <= costs[0].low_s]
     return simplest([cost.protocol for cost in clearly]) if clearly else own
 
 
 def evidence_against(figures: RunningFigures) -> list[str]:
     """Return the evidence against the fleet's own protocol whatever its costs."""
     if not is_autonomous(figures.protocol):
-        return _held_up(figures)
+        return _delayed_by_turns(figures)
     ratio = figures.forced_ratio
     if figures.protocol == UNCOORDINATED:
         interval_s, behind_s = figures.interval_s, figures.behind_s
-        if interval_s and behind_s is not None and behind_s > BEHIND * max(interval_s, LEAST_S):
+        if interval_s and behind_s is not None and behind_s > LINE_LAG_MAX * max(interval_s, INTERVAL_MIN_S):
             intervals = behind_s / interval_s
             return [
                 (
@@ -276,17 +274,17 @@ def evidence_against(figures: RunningFigures) -> list[str]:
                     f"useless here (the domino effect), and {BCS} would make each of use."
                 )
             ]
-    elif figures.protocol != BCS and ratio is not None and ratio > FORCED_MOST:
+    elif figures.protocol != BCS and ratio is not None and ratio > BCS_FORCED_RATIO_MAX:
         return [
             (
-                f"{figures.protocol} has forced {ratio:.1f} checkpoints for each basic one; {BCS} forced at most {FORCED_MOST} "
+                f"{figures.protocol} has forced {ratio:.1f} checkpoints for each basic one; {BCS} forced at most {BCS_FORCED_RATIO_MAX} "
                 "in any pattern that was measured (docs/protocols.md)."
             )
         ]
     return []
 
 
-def _held_up(figures: RunningFigures) -> list[str]:
+def _delayed_by_turns(figures: RunningFigures) -> list[str]:
     ended = figures.completed + figures.aborted
     turn = (
         f"; the longest turn just now has lasted {time_text(figures.longest_turn_s)}" if figures.longest_turn_s else ""
@@ -298,7 +296,7 @@ def _held_up(figures: RunningFigures) -> list[str]:
                 "its own turns and waits for nobody; if failures of hosts or of the store were the reason, they remain one."
             )
         ]
-    if figures.duration_s and figures.interval_s and figures.duration_s > max(figures.interval_s, LEAST_S):
+    if figures.duration_s and figures.interval_s and figures.duration_s > max(figures.interval_s, INTERVAL_MIN_S):
         return [
             (
                 f"An epoch takes {time_text(figures.duration_s)}, longer than the {time_text(figures.interval_s)} between two{turn}. Where agents checkpoint "
@@ -323,8 +321,8 @@ def _of_protocols(figures: RunningFigures, costs: Sequence[ProtocolCost], protoc
         ]
     least = min(costs[1:], key=lambda one: one.low_s)
     saved_s = costs[0].low_s - least.low_s
-    if saved_s < WORTH_S:
-        return [f"No protocol that was weighed could save {_cost(WORTH_S)}: {figures.protocol} stays."]
+    if saved_s < SAVING_MIN_S:
+        return [f"No protocol that was weighed could save {_cost(SAVING_MIN_S)}: {figures.protocol} stays."]
     return [
         (
             f"{least.protocol} could save {_cost(saved_s)} at most ({least.how}), which this fleet's figures cannot tell; "
@@ -342,7 +340,7 @@ def _of_interval(figures: RunningFigures, best: BestInterval | None, now_s: floa
     ]
     lost_s = best.interval_s + (figures.duration_s or 0.0)
     bounds = {
-        "least": f"Saving more often than each {LEAST_S:g} s is a load of its own.",
+        "least": f"Saving more often than each {INTERVAL_MIN_S:g} s is a load of its own.",
         "duration": f"An interval is not shorter than the {time_text(figures.duration_s or 0.0)} that an epoch takes.",
         "rpo": f"Its rpo_s of {time_text(figures.rpo_s or 0.0)} asks for a shorter one: with {time_text(best.interval_s)} at most {time_text(lost_s)} of work can be lost.",
     }

@@ -62,7 +62,7 @@ class Mtbf(msgspec.Struct, frozen=True):
     observed_s: float = 0.0
 
 
-def mtbf_said(mtbf_s: float) -> Mtbf:
+def declared_mtbf(mtbf_s: float) -> Mtbf:
     """Return a declared mean time between failures.
 
     Raises:
@@ -73,7 +73,7 @@ def mtbf_said(mtbf_s: float) -> Mtbf:
     return Mtbf(mtbf_s, mtbf_s, mtbf_s)
 
 
-def mtbf_seen(failures: int, observed_s: float) -> Mtbf:
+def observed_mtbf(failures: int, observed_s: float) -> Mtbf:
     """Return the mean time between failures, estimated from observed failures.
 
     Raises:

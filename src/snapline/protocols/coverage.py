@@ -60,7 +60,7 @@ class Coverage(msgspec.Struct, frozen=True, gc=False):
         return not self.missing and not self.orphans
 
 
-def uncovered(reports: Mapping[str, AgentReport], gone: Collection[str]) -> Coverage:
+def check_coverage(reports: Mapping[str, AgentReport], gone: Collection[str]) -> Coverage:
     """Compare all reported channels, in linear time. `gone` should be a set or a dictionary.
 
     Args:
@@ -74,7 +74,7 @@ def uncovered(reports: Mapping[str, AgentReport], gone: Collection[str]) -> Cove
                 _check_channel(coverage, sender, receiver, sent, reports.get(receiver))
     for receiver, report in reports.items():
         if receiver not in gone:
-            _check_claims(coverage, receiver, report, reports, gone)
+            _check_receiver_only_channels(coverage, receiver, report, reports, gone)
     return coverage
 
 
@@ -92,7 +92,7 @@ def _check_channel(coverage: Coverage, sender: str, receiver: str, sent: int, re
         coverage.orphans.append((sender, receiver, sent, received if received > sent else arrived))
 
 
-def _check_claims(
+def _check_receiver_only_channels(
     coverage: Coverage, receiver: str, report: AgentReport, reports: Mapping[str, AgentReport], gone: Collection[str]
 ) -> None:
     """Check channels that only the receiver reported: their sender has sent nothing on them inside the cut."""

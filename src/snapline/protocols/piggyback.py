@@ -140,7 +140,7 @@ def unpack_entries(numbers: Sequence[int], *, least: int = 1) -> Entries:
         entries = {}
         for value, mask in pairs:
             entries |= dict.fromkeys(bits(mask & _MASK_MAX), value)
-    is_whole = form == _DENSE or (len(rest) % 2 == 0 and (form == _SPARSE or _is_apart(pairs)))
+    is_whole = form == _DENSE or (len(rest) % 2 == 0 and (form == _SPARSE or _are_disjoint(pairs)))
     if form > _GROUPED or not is_whole or max(entries, default=0) >= ORDINALS_MAX:
         shown = f"form {form}" if form <= _GROUPED else "an unknown form"
         raise ProtocolError(f"a piggyback of {len(numbers)} numbers in {shown} is no vector")
@@ -149,7 +149,7 @@ def unpack_entries(numbers: Sequence[int], *, least: int = 1) -> Entries:
     return entries
 
 
-def _is_apart(groups: Iterable[tuple[int, int]]) -> bool:
+def _are_disjoint(groups: Iterable[tuple[int, int]]) -> bool:
     """Nobody is in two masks, or beyond the last ordinal."""
     union = 0
     for _, mask in groups:

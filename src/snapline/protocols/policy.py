@@ -46,21 +46,21 @@ JITTER = 0.1
 MTBF_PRIOR_S = 3_600.0
 """Time in which one failure is assumed before the first observation. With checkpoints of 10 ms this gives one every 8 s."""
 
-COST_LEAST_S = 1e-6
+COST_MIN_S = 1e-6
 """Smallest cost of a checkpoint: a measured 0 is the clock's resolution, and would mean continuous checkpoints."""
 
-PERIOD_MOST_S = 1e9
+PERIOD_MAX_S = 1e9
 """Longest time in a policy, some thirty years: in nanoseconds it still fits 64 bits."""
 
-LEAST_S = 1.0
-MOST_S = 600.0
+INTERVAL_MIN_S = 1.0
+INTERVAL_MAX_S = 600.0
 """Default bounds of an adaptive interval: checkpoints more than once a second are a load of their own, and ten minutes
 of work are as much as most users want to lose, however rare failures are."""
 
-MESSAGES_MOST = 10**12
+POLICY_MESSAGES_MAX = 10**12
 """Most messages in a policy: more than an agent handles in a year."""
 
-POLICIES_MOST = 16
+POLICIES_MAX = 16
 """Largest number of policies in one `AnyOf`. One of each kind makes sense; sixteen leave room, and bound the text."""
 
 _NS = 1_000_000_000
@@ -92,8 +92,10 @@ class EveryMessages(msgspec.Struct, frozen=True, gc=False, tag="messages"):
     count: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.count <= MESSAGES_MOST:
-            raise UsageError(f"a checkpoint every {self.count} messages is not possible: use 1 to {MESSAGES_MOST:,}")
+        if not 1 <= self.count <= POLICY_MESSAGES_MAX:
+            raise UsageError(
+                f"a checkpoint every {self.count} messages is not possible: use 1 to {POLICY_MESSAGES_MAX:,}"
+            )
 
 
 class Adaptive(msgspec.Struct, frozen=True, gc=False, tag="adaptive"):
@@ -107,8 +109,8 @@ class Adaptive(msgspec.Struct, frozen=True, gc=False, tag="adaptive"):
     """
 
     mtbf_s: float | None = None
-    least_s: float = LEAST_S
-    most_s: float = MOST_S
+    least_s: float = INTERVAL_MIN_S
+    most_s: float = INTERVAL_MAX_S
 
     def __post_init__(self) -> None:
         if self.mtbf_s is not None:
@@ -136,16 +138,16 @@ class AnyOf(msgspec.Struct, frozen=True, gc=False, tag="any of"):
     policies: tuple[Single, ...]
 
     def __post_init__(self) -> None:
-        if not 2 <= len(self.policies) <= POLICIES_MOST:
-            raise UsageError(f"any of {len(self.policies)} policies is not possible: combine 2 to {POLICIES_MOST}")
+        if not 2 <= len(self.policies) <= POLICIES_MAX:
+            raise UsageError(f"any of {len(self.policies)} policies is not possible: combine 2 to {POLICIES_MAX}")
 
 
 Policy = Every | EveryMessages | Adaptive | Manual | AnyOf
 
 
 def _check_period(name: str, seconds: float) -> None:
-    if not 0 < seconds <= PERIOD_MOST_S:
-        raise UsageError(f"{name} {seconds} s is not possible: use a time above 0, and at most {PERIOD_MOST_S:g} s")
+    if not 0 < seconds <= PERIOD_MAX_S:
+        raise UsageError(f"{name} {seconds} s is not possible: use a time above 0, and at most {PERIOD_MAX_S:g} s")
 
 
 # -- the clock --------------------------------------------------------------------------------------------------------
@@ -282,7 +284,7 @@ class PolicyClock:
         if self.cost_ns is None:
             return part.least_s
         mtbf_s = self._mtbf_s if part.mtbf_s is None else part.mtbf_s
-        return daly(cost_s=max(self.cost_ns / _NS, COST_LEAST_S), mtbf_s=mtbf_s)
+        return daly(cost_s=max(self.cost_ns / _NS, COST_MIN_S), mtbf_s=mtbf_s)
 
     def _spread(self) -> float:
         """Between -1 and 1, even among agents and checkpoints."""
@@ -380,7 +382,11 @@ def format_policy(policy: Policy) -> str:
         case EveryMessages():
             return f"{policy.count} message{'s' * (policy.count != 1)}"
         case Adaptive():
-            named = (("mtbf", policy.mtbf_s, None), ("least", policy.least_s, LEAST_S), ("most", policy.most_s, MOST_S))
+            named = (
+                ("mtbf", policy.mtbf_s, None),
+                ("least", policy.least_s, INTERVAL_MIN_S),
+                ("most", policy.most_s, INTERVAL_MAX_S),
+            )
             return "adaptive" + "".join(
                 f" {name} {_period(time)}" for name, time, usual in named if time is not None and time != usual
             )

@@ -19,7 +19,7 @@ import msgspec
 from snapline.errors import UsageError
 from snapline.recovery.trace import CheckpointTaken, MessageSent, Trace
 
-LOST = -1
+NOT_RECEIVED = -1
 """Marker in `Execution.received`: this message was never received."""
 
 Line = list[int]
@@ -86,7 +86,7 @@ class Execution(msgspec.Struct, frozen=True):
                 sends[node].append(len(messages))
                 messages.append(message)
                 sent.append(node)
-                received.append(LOST)
+                received.append(NOT_RECEIVED)
             else:
                 received[known[event.message]] = node  # type: ignore[union-attr]  # as above
         return Execution(trace.agents, intervals, agent_of, number_of, events, messages, sent, received, sends, forced)
@@ -113,7 +113,7 @@ class Execution(msgspec.Struct, frozen=True):
             message
             for message, (sent, received) in enumerate(zip(self.sent, self.received, strict=True))
             if number_of[sent] < line[agent_of[sent]]
-            and (received == LOST or number_of[received] >= line[agent_of[received]])
+            and (received == NOT_RECEIVED or number_of[received] >= line[agent_of[received]])
         ]
 
     def ordinals(self, failed: Collection[str] | None) -> list[int]:

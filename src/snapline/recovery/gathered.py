@@ -21,12 +21,12 @@ from snapline.recovery.host_trace import (
     SendLine,
     SendMarkerLine,
     interleaved,
-    lines_in,
+    numbered_lines,
 )
 from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, MessageSent, Recovery
 
 
-class MarkerLeft(msgspec.Struct, frozen=True, gc=False):
+class TracedMarkerSend(msgspec.Struct, frozen=True, gc=False):
     """A marker item has left its host. `message` names it."""
 
     host: str
@@ -44,7 +44,7 @@ class MarkerCame(msgspec.Struct, frozen=True, gc=False):
     epoch: int
 
 
-Marker = MarkerLeft | MarkerCame
+Marker = TracedMarkerSend | MarkerCame
 
 
 class TracedEvent(msgspec.Struct, frozen=True, gc=False):
@@ -76,7 +76,7 @@ def read_part(name: str, host: str, lines: Iterable[bytes]) -> HostPart:
     Raises:
         TraceError: a line is invalid. The last line may be incomplete.
     """
-    return HostPart(host, [line for _, line in lines_in(name, lines)])
+    return HostPart(host, [line for _, line in numbered_lines(name, lines)])
 
 
 def gather(parts: Iterable[HostPart]) -> list[TracedEvent]:
@@ -168,7 +168,7 @@ def _traced(line: HostLine, host: str) -> TracedEvent:
         case ReceiveLine():
             event = MessageReceived(line.agent, line.message)
         case SendMarkerLine():
-            event = MarkerLeft(line.host, line.message, line.to, line.epoch)
+            event = TracedMarkerSend(line.host, line.message, line.to, line.epoch)
         case ReceiveMarkerLine():
             event = MarkerCame(line.host, line.message, line.sender, line.epoch)
         case _:

@@ -38,7 +38,14 @@ import msgspec
 
 from snapline.errors import NotFoundError, ProtocolError, UsageError
 from snapline.recovery.cuts import DependencyRecord
-from snapline.recovery.history_image import HistoryImage, LiveReport, beyond_last, image_of, load_checkpoints, newest_of
+from snapline.recovery.history_image import (
+    HistoryImage,
+    LiveReport,
+    beyond_last,
+    image_of,
+    later_report,
+    load_checkpoints,
+)
 from snapline.recovery.history_lines import LIVE, descend, single_failures
 from snapline.recovery.history_records import Channel, Records
 from snapline.recovery.history_total import TotalLine
@@ -142,7 +149,7 @@ class FleetHistory:
             records.last[ordinal] if taken is None else taken,
         )
         old = self._live.get(ordinal)
-        self._live[ordinal] = beyond_last(records, ordinal, live if old is None else newest_of(old, live))
+        self._live[ordinal] = beyond_last(records, ordinal, live if old is None else later_report(old, live))
         self._total.grow()
 
     # -- lines --------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class LiveReport:
         self.taken = taken
 
 
-def newest_of(one: LiveReport, other: LiveReport) -> LiveReport:
+def later_report(one: LiveReport, other: LiveReport) -> LiveReport:
     """Return the later of two reports of one incarnation: all its counts are greater or equal."""
     sent = {channel: max(count, other.sent.get(channel, 0)) for channel, count in one.sent.items()}
     received = {channel: max(count, other.received.get(channel, 0)) for channel, count in one.received.items()}

@@ -52,7 +52,7 @@ def descend(records: Records, places: list[int], received: Reported, sent: Repor
             if place == LIVE and sent is not None:
                 count = max(count, sent.get(channel, 0))
             receiver = channel.receiver
-            moved = limit_of(records, channel, count, places[receiver], received)
+            moved = last_place_within(records, channel, count, places[receiver], received)
             if moved < places[receiver]:
                 places[receiver] = moved
                 if not is_waiting[receiver]:
@@ -72,7 +72,7 @@ def undone_channels(records: Records, sender: int, place: int, examined: int | N
     return list(channels)
 
 
-def limit_of(records: Records, channel: Channel, sent: int, place: int, received: Reported) -> int:
+def last_place_within(records: Records, channel: Channel, sent: int, place: int, received: Reported) -> int:
     """Return the last place of the receiver, not above `place`, at which it has received at most `sent` on the channel."""
     first = channel.received.first_beyond(sent)
     if first is not None and first <= place:

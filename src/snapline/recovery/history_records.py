@@ -226,29 +226,29 @@ class Records:
     def forget(self, agent: int, number: int) -> None:
         """Remove one kept checkpoint that is not the newest; its changes move to the next kept one."""
         heir_number = self.after(agent, number)
-        heir, forgotten = self.checkpoints[agent][heir_number], self.checkpoints[agent].pop(number)
+        successor, forgotten = self.checkpoints[agent][heir_number], self.checkpoints[agent].pop(number)
         new_sent, new_received = (
-            heirs_changes(heir.sent, forgotten.sent),
-            heirs_changes(heir.received, forgotten.received),
+            heirs_changes(successor.sent, forgotten.sent),
+            heirs_changes(successor.received, forgotten.received),
         )
         for channel in forgotten.sent.channels:
             hand_down(channel.sent, number, heir_number)
         for channel in forgotten.received.channels:
             hand_down(channel.received, number, heir_number)
-        heir.sent, heir.received = new_sent, new_received
+        successor.sent, successor.received = new_sent, new_received
         self.numbers[agent].remove(number)
 
 
-def heirs_changes(heir: CountChanges, gone: CountChanges) -> CountChanges:
+def heirs_changes(successor: CountChanges, gone: CountChanges) -> CountChanges:
     """The changes of both checkpoints as those of the later one."""
-    both = dict(gone) | dict(heir)
+    both = dict(gone) | dict(successor)
     return CountChanges(list(both), list(both.values()))
 
 
-def hand_down(column: Column, number: int, heir: int) -> None:
-    """Pass the count of checkpoint `number` to the next kept one, `heir`, unless it has a newer one."""
+def hand_down(column: Column, number: int, successor: int) -> None:
+    """Pass the count of checkpoint `number` to the next kept one, `successor`, unless it has a newer one."""
     index = bisect_left(column.at, number)
-    if index + 1 < len(column.at) and column.at[index + 1] == heir:
+    if index + 1 < len(column.at) and column.at[index + 1] == successor:
         del column.at[index], column.counts[index]
     else:
-        column.at[index] = heir
+        column.at[index] = successor

@@ -67,7 +67,7 @@ class TotalLine:
         self._records = records
         self.places: list[int] = []
         self._reasons: list[Missing | int | None] = []  # reason why an agent is blocked; None: no newer checkpoint
-        self._hanging: list[dict[int, None]] = []  # by agent, the agents that it blocks
+        self._blocked_by: list[dict[int, None]] = []  # by agent, the agents that it blocks
         self._missing: list[dict[int, None]] = []  # by agent, the agents that miss a message of it
         self._climbs: list[Climb | None] = []
 
@@ -76,7 +76,7 @@ class TotalLine:
         while len(self.places) < len(self._records.names):
             self.places.append(self._records.last[len(self.places)])
             self._reasons.append(None)
-            self._hanging.append({})
+            self._blocked_by.append({})
             self._missing.append({})
             self._climbs.append(None)
 
@@ -107,7 +107,7 @@ class TotalLine:
             channel.sent.on_line = channel.sent.by(self.places[channel.sender])
             channel.received.on_line = channel.received.by(self.places[channel.receiver])
         self._reasons = [None] * count
-        self._hanging = [{} for _ in range(count)]
+        self._blocked_by = [{} for _ in range(count)]
         self._missing = [{} for _ in range(count)]
         self._climbs = [None] * count
         self._settle(list(range(count)))
@@ -119,7 +119,7 @@ class TotalLine:
             if self._reasons[agent] is not None or self.places[agent] == self._records.last[agent]:
                 continue
             climb = self._climbs[agent]
-            reason = self._begin(agent) if climb is None else self._go_on(climb)
+            reason = self._begin(agent) if climb is None else self._continue_climb(climb)
             self._reasons[agent] = reason
             if reason is None:
                 climb = self._climbs[agent]
@@ -128,14 +128,14 @@ class TotalLine:
             elif isinstance(reason, Missing):
                 self._missing[reason.channel.sender][agent] = None
             else:
-                self._hanging[reason][agent] = None
+                self._blocked_by[reason][agent] = None
 
     def _begin(self, agent: int) -> Missing | int | None:
         climb = self._climbs[agent] = Climb()
         reason = self._raise(climb, agent, self._records.after(agent, self.places[agent]))
-        return self._go_on(climb) if reason is None else reason
+        return self._continue_climb(climb) if reason is None else reason
 
-    def _go_on(self, climb: Climb) -> Missing | int | None:
+    def _continue_climb(self, climb: Climb) -> Missing | int | None:
         """Look at demands until one cannot be fulfilled, which is returned and stays, or none is left."""
         demands, levels = climb.demands, climb.levels
         while demands:
@@ -197,13 +197,13 @@ class TotalLine:
             reason = self._reasons[agent]
             assert not isinstance(reason, Missing), "an agent that misses something advanced"
             if reason is not None:
-                del self._hanging[reason][agent]
+                del self._blocked_by[reason][agent]
                 self._reasons[agent] = None
             undecided.append(agent)
-            for hanging in self._hanging[agent]:
+            for hanging in self._blocked_by[agent]:
                 self._reasons[hanging] = None
                 undecided.append(hanging)
-            self._hanging[agent] = {}
+            self._blocked_by[agent] = {}
         return undecided
 
     def validate(self) -> None:
@@ -221,7 +221,7 @@ class TotalLine:
             for _ in names:
                 if not isinstance(reason, int):
                     break
-                assert agent in self._hanging[reason], f"{names[agent]} does not hang below {names[reason]}"
+                assert agent in self._blocked_by[reason], f"{names[agent]} does not hang below {names[reason]}"
                 agent, reason = reason, self._reasons[reason]
             assert not isinstance(reason, int), f"the reasons of {names[agent]} go round"
             if reason is not None:

@@ -95,7 +95,7 @@ Line = TypeVar("Line", bound=HostLine)
 decode_line = msgspec.json.Decoder(PlanLine | HostLine).decode
 
 
-def lines_in(name: str, lines: Iterable[bytes]) -> Iterator[tuple[int, PlanLine | HostLine]]:
+def numbered_lines(name: str, lines: Iterable[bytes]) -> Iterator[tuple[int, PlanLine | HostLine]]:
     """Yield the lines of a host's file with their numbers. A killed process may leave an incomplete last line. `name`: file name, for errors.
 
     Raises:

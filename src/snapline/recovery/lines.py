@@ -25,7 +25,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from snapline.recovery.execution import LOST, Execution, Line
+from snapline.recovery.execution import NOT_RECEIVED, Execution, Line
 from snapline.recovery.trace import Trace
 
 
@@ -56,7 +56,7 @@ def recovery_line(execution: Execution, failed: Collection[int]) -> Line:
     while waiting:
         for message in execution.sends[waiting.pop()]:
             node = received[message]
-            if node == LOST:
+            if node == NOT_RECEIVED:
                 continue
             agent, number = agent_of[node], number_of[node]
             if number < line[agent]:
@@ -99,7 +99,7 @@ def _edges(execution: Execution, agent: int, number: int) -> list[tuple[int, int
     edges = [(agent, number + 1)]
     for message in execution.sends[execution.intervals[agent][number]]:
         node = execution.received[message]
-        if node != LOST:
+        if node != NOT_RECEIVED:
             edges.append((execution.agent_of[node], execution.number_of[node] + 1))
     return edges
 
@@ -124,7 +124,7 @@ def rounds(execution: Execution, failed: Collection[int]) -> list[Step]:
             message
             for node in undone
             for message in execution.sends[node]
-            if received[message] != LOST and number_of[received[message]] < line[agent_of[received[message]]]
+            if received[message] != NOT_RECEIVED and number_of[received[message]] < line[agent_of[received[message]]]
         ]
         lowest: dict[int, int] = {}
         for message in orphans:

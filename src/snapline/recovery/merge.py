@@ -51,7 +51,7 @@ from snapline.recovery.host_trace import (
     SendLine,
     SendMarkerLine,
     interleaved,
-    lines_in,
+    numbered_lines,
 )
 from snapline.recovery.trace import (
     CheckpointTaken,
@@ -74,7 +74,7 @@ class Merged(msgspec.Struct, frozen=True):
     """
 
     items: list[Header | Event | Recovery]
-    left_out: dict[str, str]
+    omitted: dict[str, str]
 
     def lines(self) -> Iterator[bytes]:
         """The trace as lines of JSON, each with its newline."""
@@ -117,7 +117,7 @@ class _Section:
 
 def _sections(name: str, lines: Iterable[bytes]) -> list[_Section]:
     sections: list[_Section] = []
-    for number, item in lines_in(name, lines):
+    for number, item in numbered_lines(name, lines):
         if isinstance(item, PlanLine):
             if sections and item.plan <= sections[-1].plan:
                 raise TraceError(f"{name}: line {number}: plan {item.plan} comes after plan {sections[-1].plan}")

@@ -20,7 +20,7 @@ from itertools import pairwise
 
 import msgspec
 
-from snapline.recovery.execution import LOST, Execution
+from snapline.recovery.execution import NOT_RECEIVED, Execution
 from snapline.recovery.trace import CheckpointTaken, MessageSent, Trace
 
 
@@ -36,7 +36,9 @@ class Untracked(msgspec.Struct, frozen=True):
 def edges_of(execution: Execution) -> list[list[int]]:
     """Return, by node, where the R-graph leads from it."""
     received = execution.received
-    edges = [[received[message] for message in messages if received[message] != LOST] for messages in execution.sends]
+    edges = [
+        [received[message] for message in messages if received[message] != NOT_RECEIVED] for messages in execution.sends
+    ]
     for nodes in execution.intervals:
         for node, after in pairwise(nodes):
             edges[node].append(after)

@@ -47,7 +47,7 @@ DAYS_MAX = 3650
 CHAIN_MAX = 8
 """Largest number of certificates checked in one chain; most chains have one or two."""
 
-BACKDATED = datetime.timedelta(hours=1)
+BACKDATE = datetime.timedelta(hours=1)
 """Certificates are valid from this long before they are issued: the clocks of a fleet's machines may differ."""
 
 _DOMAIN = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
@@ -159,7 +159,7 @@ class Authority:
         return x509.SubjectAlternativeName([uri, *[x509.DNSName(served_as) for served_as in served]])
 
 
-def proved_names(shown: bytes, authority: bytes) -> list[str]:
+def verified_names(shown: bytes, authority: bytes) -> list[str]:
     """Return the URIs of a certificate that a caller showed to another process.
 
     Args:
@@ -216,7 +216,7 @@ def _builder(
 ) -> x509.CertificateBuilder:
     now = _now()
     return x509.CertificateBuilder(
-        issuer, subject, key, x509.random_serial_number(), now - BACKDATED, now + datetime.timedelta(days=days)
+        issuer, subject, key, x509.random_serial_number(), now - BACKDATE, now + datetime.timedelta(days=days)
     )
 
 

@@ -39,7 +39,7 @@ WAITING_MAX = 1024
 ANSWER_S_MAX = 1.5
 """Time limit of a dial-back: less than a dialler waits for its first answer."""
 
-COMPLAINT_S = 1.0
+REFUSAL_LOG_S = 1.0
 """Shortest time between two log lines about refused callers, who could otherwise flood the log."""
 
 _Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -139,7 +139,7 @@ class RefusalLog:
     def say(self, sentence: str) -> None:
         """Log it, or count it."""
         now_s = asyncio.get_running_loop().time()
-        if now_s < self._last_s + COMPLAINT_S:
+        if now_s < self._last_s + REFUSAL_LOG_S:
             self._skipped += 1
             return
         more = f" (and {self._skipped} others before)" if self._skipped else ""

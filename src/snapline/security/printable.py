@@ -6,7 +6,7 @@ sets a title, a bidirectional mark reverses names. So all output and all log lin
 
 import re
 
-_UNFIT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters except tab and newline, direction marks, line and paragraph separators, and lone surrogates, which cannot be encoded."""
 
 
@@ -15,7 +15,7 @@ def printable(text: str) -> str:
 
     JSON stays valid JSON with the same meaning: it has escaped all but the characters that become `\u009b` and the like.
     """
-    return _UNFIT.sub(_escaped, text) if _UNFIT.search(text) else text
+    return _UNSAFE.sub(_escaped, text) if _UNSAFE.search(text) else text
 
 
 def _escaped(found: re.Match[str]) -> str:

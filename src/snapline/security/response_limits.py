@@ -42,7 +42,7 @@ class CallUnderWay:
     """One call under way."""
 
     def __init__(self, unread: ResponseLimits, caller: str) -> None:
-        self._under_way = unread
+        self._limits = unread
         self._caller = caller
         self._size = 0
         self._is_over = False
@@ -51,10 +51,10 @@ class CallUnderWay:
         """Count the call's response of `size` bytes, which is about to be sent."""
         if not self._is_over:
             self._size = size
-            self._under_way._change(self._caller, calls=0, size=size)
+            self._limits._change(self._caller, calls=0, size=size)
 
     def over(self, _context: object = None) -> None:
         """Note that the answer was read or abandoned. A second call is a no-op."""
         if not self._is_over:
             self._is_over = True
-            self._under_way._change(self._caller, calls=-1, size=-self._size)
+            self._limits._change(self._caller, calls=-1, size=-self._size)

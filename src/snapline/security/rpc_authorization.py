@@ -33,11 +33,11 @@ from google.protobuf.message import DecodeError
 
 from snapline.errors import ProtocolError, SnaplineError, UsageError
 from snapline.security.response_limits import CallUnderWay, ResponseLimits
-from snapline.security.tokens import ALLOWED, FAILED, PEOPLE, REFUSED, borne_in, clipped
+from snapline.security.tokens import ALLOWED, FAILED, REFUSED, USER_ROLES, clipped, token_digest_in
 from snapline.security.transport import Identity, Security
 from snapline.telemetry.log_lines import LogScope
 
-VIEWER, OPERATOR, ADMIN = PEOPLE
+VIEWER, OPERATOR, ADMIN = USER_ROLES
 BEARER = "bearer"
 HOST, LAUNCHER, COORDINATOR, CLIENT = "host", "launcher", "coordinator", "client"
 
@@ -53,7 +53,7 @@ ROLES = {
 }
 """Description of each role. Any other role in a certificate is ignored."""
 
-REFUSALS_TOLD_MAX, REFUSAL_S = 256, 60.0
+REFUSALS_LOGGED_MAX, REFUSAL_S = 256, 60.0
 """Largest number of callers whose refusals are logged, and time between two log lines of one caller. Unauthorized callers must not fill the log."""
 
 _READING = (VIEWER, OPERATOR, ADMIN)
@@ -95,49 +95,49 @@ class RpcRule(NamedTuple):
     roles: tuple[str, ...]
     request_bytes_max: int = REQUEST_BYTES_MAX
     note: str = ""
-    is_for_itself: bool = False
-    acts: bool = False
+    is_self_only: bool = False
+    changes_state: bool = False
 
 
 _HEALTH, _REFLECTION = "/grpc.health.v1.Health", "/grpc.reflection.v1alpha.ServerReflection"
 _COORDINATOR = "/snapline.protos.v1.Coordinator"
 
 RPC_RULES = {
-    f"{_COORDINATOR}/Attend": RpcRule((HOST,), 0, is_for_itself=True),
+    f"{_COORDINATOR}/Attend": RpcRule((HOST,), 0, is_self_only=True),
     f"{_COORDINATOR}/Status": RpcRule((*_READING, LAUNCHER, CLIENT)),
-    f"{_COORDINATOR}/CreateSnapshot": RpcRule(_ACTING, acts=True),
+    f"{_COORDINATOR}/CreateSnapshot": RpcRule(_ACTING, changes_state=True),
     f"{_COORDINATOR}/ReadSnapshots": RpcRule(_READING),
     f"{_COORDINATOR}/RecoveryLine": RpcRule(_READING),
     f"{_COORDINATOR}/RecoveryHistory": RpcRule(_READING),
     f"{_COORDINATOR}/PreviewRestore": RpcRule(_READING),
-    f"{_COORDINATOR}/Restore": RpcRule(_ACTING, acts=True),
-    f"{_COORDINATOR}/ReportHostExit": RpcRule((*_ACTING, LAUNCHER, HOST), is_for_itself=True, acts=True),
-    f"{_COORDINATOR}/ReportHostBusy": RpcRule((HOST,), 4096, is_for_itself=True),
+    f"{_COORDINATOR}/Restore": RpcRule(_ACTING, changes_state=True),
+    f"{_COORDINATOR}/ReportHostExit": RpcRule((*_ACTING, LAUNCHER, HOST), is_self_only=True, changes_state=True),
+    f"{_COORDINATOR}/ReportHostBusy": RpcRule((HOST,), 4096, is_self_only=True),
     f"{_COORDINATOR}/ReadReplica": RpcRule(_READING),
-    f"{_COORDINATOR}/TransferLeader": RpcRule((*_ACTING, COORDINATOR), is_for_itself=True, acts=True),
-    f"{_COORDINATOR}/Backup": RpcRule((ADMIN,), acts=True),
-    f"{_COORDINATOR}/ForgetHost": RpcRule(_ACTING, acts=True),
-    f"{_COORDINATOR}/MoveAgents": RpcRule(_ACTING, acts=True),
-    f"{_COORDINATOR}/EndHost": RpcRule(_ACTING, acts=True),
-    f"{_COORDINATOR}/EndReplica": RpcRule((*_ACTING, COORDINATOR), acts=True),
+    f"{_COORDINATOR}/TransferLeader": RpcRule((*_ACTING, COORDINATOR), is_self_only=True, changes_state=True),
+    f"{_COORDINATOR}/Backup": RpcRule((ADMIN,), changes_state=True),
+    f"{_COORDINATOR}/ForgetHost": RpcRule(_ACTING, changes_state=True),
+    f"{_COORDINATOR}/MoveAgents": RpcRule(_ACTING, changes_state=True),
+    f"{_COORDINATOR}/EndHost": RpcRule(_ACTING, changes_state=True),
+    f"{_COORDINATOR}/EndReplica": RpcRule((*_ACTING, COORDINATOR), changes_state=True),
     f"{_COORDINATOR}/Locate": RpcRule((*_READING, CLIENT)),
     f"{_COORDINATOR}/ReadOutputs": RpcRule((*_READING, CLIENT), 4096),
     f"{_COORDINATOR}/ReadConsumers": RpcRule((*_READING, CLIENT), 1024),
     f"{_COORDINATOR}/MoveConsumer": RpcRule((*_ACTING, CLIENT), 4096),
-    f"{_COORDINATOR}/ForgetConsumer": RpcRule(_ACTING, 4096, acts=True),
-    "/snapline.protos.v1.People/MakeToken": RpcRule((ADMIN,), 4096, acts=True),
-    "/snapline.protos.v1.People/RevokeToken": RpcRule((ADMIN,), 1024, acts=True),
+    f"{_COORDINATOR}/ForgetConsumer": RpcRule(_ACTING, 4096, changes_state=True),
+    "/snapline.protos.v1.People/MakeToken": RpcRule((ADMIN,), 4096, changes_state=True),
+    "/snapline.protos.v1.People/RevokeToken": RpcRule((ADMIN,), 1024, changes_state=True),
     "/snapline.protos.v1.People/ReadTokens": RpcRule((ADMIN,), 1024),
     "/snapline.protos.v1.People/CheckToken": RpcRule((HOST,), 1024, "a person has called the host"),
     "/snapline.protos.v1.People/RecordCall": RpcRule((HOST,), RECORD_BYTES_MAX, "a person has called the host"),
     "/snapline.protos.v1.People/ReadAudit": RpcRule((ADMIN,), 1024),
     "/snapline.protos.v1.Inputs/Offer": RpcRule((CLIENT,), 0),
-    "/snapline.protos.v1.Inputs/Settle": RpcRule(_ACTING, 0, acts=True),
+    "/snapline.protos.v1.Inputs/Settle": RpcRule(_ACTING, 0, changes_state=True),
     "/snapline.protos.v1.Inputs/Ask": RpcRule((CLIENT, *_ACTING), 4096),
     "/snapline.protos.v1.Agents/Show": RpcRule(_READING, 4096),
-    "/snapline.protos.v1.Raft/Replicate": RpcRule((COORDINATOR,), 0, is_for_itself=True),
+    "/snapline.protos.v1.Raft/Replicate": RpcRule((COORDINATOR,), 0, is_self_only=True),
     "/snapline.protos.v1.Raft/Confirm": RpcRule((COORDINATOR,), 2048, "asked only where there are no certificates"),
-    "/snapline.protos.v1.Link/Open": RpcRule((HOST,), 0, is_for_itself=True),
+    "/snapline.protos.v1.Link/Open": RpcRule((HOST,), 0, is_self_only=True),
     "/snapline.protos.v1.Link/Confirm": RpcRule((HOST,), 2048, "asked only where there are no certificates"),
     f"{_HEALTH}/Check": RpcRule(_ALL, 1024),
     f"{_HEALTH}/Watch": RpcRule(_ALL, 1024),
@@ -183,7 +183,7 @@ class People(Protocol):
         """
         ...
 
-    def whom_to_ask(self) -> tuple[tuple[str, str], ...]:
+    def redirect_metadata(self) -> tuple[tuple[str, str], ...]:
         """Trailing metadata for a caller that has to ask another replica."""
         ...
 
@@ -195,48 +195,53 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         """`people`: token lookup and audit log; None: every token is invalid, and no call is logged."""
         self._security = security
         self._people = people
-        self._refusals_told: dict[tuple[str, str], float] = {}
+        self._refusals_logged: dict[tuple[str, str], float] = {}
         self._gates: dict[str, tuple[asyncio.Lock, int]] = {}
-        self._under_way = ResponseLimits()
+        self._limits = ResponseLimits()
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
     ) -> "grpc.RpcMethodHandler[Any, Any]":
         """Called by gRPC for every call, before anything of it is read."""
-        door, handler = RPC_RULES.get(details.method), await continuation(details)
-        if handler is None or door is None:
+        rule, handler = RPC_RULES.get(details.method), await continuation(details)
+        if handler is None or rule is None:
             return _as_stream(_refuse_unknown, None)
-        call = _Call(self, door, details.method, handler)
+        call = _Call(self, rule, details.method, handler)
         if not handler.request_streaming:
             return _as_stream(call.answer, handler)
-        if door.request_bytes_max:
+        if rule.request_bytes_max:
             return _as_stream(call.stream, handler)
-        return grpc.stream_stream_rpc_method_handler(call.hand_over)
+        return grpc.stream_stream_rpc_method_handler(call.serve_stream)
 
-    async def admit(self, context: Context, door: RpcRule, method: str) -> None:
+    async def admit(self, context: Context, rule: RpcRule, method: str) -> None:
         """Authorize the caller; abort the call if it is not allowed."""
         try:
             caller = await self._caller_of(context)
         except SnaplineError as error:
-            await self._send_elsewhere(context, error)
+            await self._redirect(context, error)
             raise AssertionError("it raises") from error
         CALLER.set(caller)
-        refusal = self._refusal(caller, door, method)
+        refusal = self._refusal(caller, rule, method)
         if refusal is None:
             return
         identity = caller.identity
-        if door.acts and identity is not None and identity.role in PEOPLE and self._is_news(identity.name, method):
+        if (
+            rule.changes_state
+            and identity is not None
+            and identity.role in USER_ROLES
+            and self._is_new_refusal(identity.name, method)
+        ):
             await self.record(context, method, refusal, REFUSED)
         await refuse(context, refusal, "token" if caller.digest else "certificate")
 
     async def _caller_of(self, context: Context) -> Caller:
         identity = self._security.identity(context)
-        digest = borne_in(context.invocation_metadata() or ()) if identity is not None else None
+        digest = token_digest_in(context.invocation_metadata() or ()) if identity is not None else None
         if identity is None or digest is None:
             return Caller(identity)
         return Caller(await self._people.holder(digest) if self._people is not None else None, digest)
 
-    def _refusal(self, caller: Caller, door: RpcRule, method: str) -> str | None:
+    def _refusal(self, caller: Caller, rule: RpcRule, method: str) -> str | None:
         """Return why the caller may not; None if it may. Without TLS every caller may."""
         if not self._security.is_tls:
             return None
@@ -245,19 +250,19 @@ class RpcGuard(grpc.aio.ServerInterceptor):
             return "it was revoked, its time is over, or it never was one of this fleet"
         if identity is None or identity.role not in ROLES:
             return "it names nobody of this fleet"
-        if identity.role in door.roles:
+        if identity.role in rule.roles:
             return None
         rpc = method.rpartition("/")[2]
-        return f"{rpc} takes one of {', '.join(door.roles)}, and it says {identity.role} {identity.name}"
+        return f"{rpc} takes one of {', '.join(rule.roles)}, and it says {identity.role} {identity.name}"
 
-    def _is_news(self, name: str, method: str) -> bool:
+    def _is_new_refusal(self, name: str, method: str) -> bool:
         now_s, key = time.monotonic(), (name, method)
-        if now_s < self._refusals_told.get(key, float("-inf")) + REFUSAL_S:
+        if now_s < self._refusals_logged.get(key, float("-inf")) + REFUSAL_S:
             return False
-        self._refusals_told.pop(key, None)
-        while len(self._refusals_told) >= REFUSALS_TOLD_MAX:
-            del self._refusals_told[next(iter(self._refusals_told))]
-        self._refusals_told[key] = now_s
+        self._refusals_logged.pop(key, None)
+        while len(self._refusals_logged) >= REFUSALS_LOGGED_MAX:
+            del self._refusals_logged[next(iter(self._refusals_logged))]
+        self._refusals_logged[key] = now_s
         return True
 
     async def record(self, context: Context, method: str, about: str, outcome: str = ALLOWED) -> None:
@@ -266,7 +271,7 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         Calls of hosts, launchers and clients are not logged: they change something all the time.
         """
         caller = CALLER.get(Caller(None))
-        if self._people is None or caller.identity is None or caller.identity.role not in PEOPLE:
+        if self._people is None or caller.identity is None or caller.identity.role not in USER_ROLES:
             return
         if not caller.digest:
             caller = caller._replace(certificate=self._security.certificate_of(context))
@@ -275,12 +280,12 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         except UsageError as error:
             await refuse(context, str(error), "token" if caller.digest else "certificate")
         except SnaplineError as error:
-            await self._send_elsewhere(context, error)
+            await self._redirect(context, error)
 
-    async def _send_elsewhere(self, context: Context, error: SnaplineError) -> None:
+    async def _redirect(self, context: Context, error: SnaplineError) -> None:
         """Abort a call that cannot be authorized or logged here and now, naming another replica."""
         assert self._people is not None
-        context.set_trailing_metadata(self._people.whom_to_ask())
+        context.set_trailing_metadata(self._people.redirect_metadata())
         await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
 
     async def first_message(self, context: Context, bytes_max: int, limit_s: float = FIRST_S_MAX) -> bytes | None:
@@ -311,10 +316,10 @@ class RpcGuard(grpc.aio.ServerInterceptor):
         """Count a call that begins; abort it if its caller has too many in progress."""
         identity = self.identity(context)
         caller = f"{identity.role}/{identity.name}" if identity is not None else ""
-        refusal = self._under_way.refusal(caller)
+        refusal = self._limits.refusal(caller)
         if refusal:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refusal)
-        call = self._under_way.begun(caller)
+        call = self._limits.begun(caller)
         context.add_done_callback(call.over)  # type: ignore[arg-type]  # any function will do; the stubs want a class of theirs
         if context.done():  # the caller has disconnected: gRPC will not invoke the callback
             call.over()
@@ -343,13 +348,13 @@ class RpcGuard(grpc.aio.ServerInterceptor):
 class _Call:
     """One call behind the guard. Requests stay bytes until their size has been checked."""
 
-    def __init__(self, guard: RpcGuard, door: RpcRule, method: str, handler: Any) -> None:
+    def __init__(self, guard: RpcGuard, rule: RpcRule, method: str, handler: Any) -> None:
         self._guard = guard
-        self._door = door
+        self._rule = rule
         self._method = method
         self._handler = handler
 
-    async def hand_over(self, requests: Any, context: Context) -> Any:
+    async def serve_stream(self, requests: Any, context: Context) -> Any:
         """Serve a bidirectional stream of bytes, which its handler reads and bounds."""
         await self._check(context)
         await self._guard.begin(context)
@@ -377,7 +382,7 @@ class _Call:
         return answer
 
     async def _answer_one(self, request: Any, context: Context) -> Any:
-        if not self._door.acts:
+        if not self._rule.changes_state:
             return await self._handler.unary_unary(request, context)
         await self._guard.record(context, self._method, about(request))
         try:
@@ -407,11 +412,11 @@ class _Call:
             await context.write(reply)
 
     async def _check(self, context: Context) -> None:
-        await self._guard.admit(context, self._door, self._method)
+        await self._guard.admit(context, self._rule, self._method)
 
     async def _read(self, context: Context) -> Any:
         try:
-            data = await self._guard.first_message(context, self._door.request_bytes_max)
+            data = await self._guard.first_message(context, self._rule.request_bytes_max)
         except ProtocolError as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
             raise AssertionError("abort raises") from error
@@ -421,8 +426,8 @@ class _Call:
         return await self._parsed(data, context)
 
     async def _parsed(self, data: bytes, context: Context) -> Any:
-        if len(data) > self._door.request_bytes_max:  # one of a stream of small requests
-            size = f"a request of {len(data)} bytes; {self._door.request_bytes_max} are allowed"
+        if len(data) > self._rule.request_bytes_max:  # one of a stream of small requests
+            size = f"a request of {len(data)} bytes; {self._rule.request_bytes_max} are allowed"
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, size)
         try:
             return self._handler.request_deserializer(data)

@@ -10,13 +10,13 @@ import hashlib
 import secrets
 from collections.abc import Iterable
 
-PEOPLE = ("viewer", "operator", "admin")
+USER_ROLES = ("viewer", "operator", "admin")
 """Roles that a token may have. Hosts, replicas, launchers and clients authenticate with certificates."""
 
 ALLOWED, REFUSED, FAILED = "allowed", "refused", "failed"
 """Outcomes of a call: allowed; refused; allowed but failed."""
 
-ABOUT_CHARACTERS_MAX = 300
+SUBJECT_CHARACTERS_MAX = 300
 """Largest length of a call's subject in the audit log; longer texts are cut."""
 
 TOKEN_BYTES = 32
@@ -29,7 +29,7 @@ METADATA_KEY, SCHEME = "authorization", "Bearer "
 TOKEN_CHARACTERS_MAX = 200
 """Largest length of a token; longer ones are invalid, and are not hashed."""
 
-NO_TOKEN = b"-"
+INVALID_TOKEN_DIGEST = b"-"
 """Digest of a credential that cannot be a token. No real digest is this short."""
 
 
@@ -43,7 +43,7 @@ def digest_of(token: str) -> bytes:
     return hashlib.sha256(token.encode(errors="replace")).digest()
 
 
-def borne_in(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
+def token_digest_in(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
     """Return the digest of the token that a call carries; None if it carries none. Several tokens, or a foreign one, are invalid."""
     values = [value for key, value in metadata if key == METADATA_KEY]
     if not values:
@@ -55,10 +55,10 @@ def borne_in(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
         or len(value) > TOKEN_CHARACTERS_MAX
         or not value.startswith(SCHEME)
     ):
-        return NO_TOKEN
+        return INVALID_TOKEN_DIGEST
     return digest_of(value.removeprefix(SCHEME))
 
 
 def clipped(text: str) -> str:
     """Clip the subject of a call for the audit log."""
-    return text if len(text) <= ABOUT_CHARACTERS_MAX else text[: ABOUT_CHARACTERS_MAX - 1] + "…"
+    return text if len(text) <= SUBJECT_CHARACTERS_MAX else text[: SUBJECT_CHARACTERS_MAX - 1] + "…"

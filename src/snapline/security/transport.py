@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc
 import grpc.aio
 
-from snapline.channels.listening import address_error, why_not
+from snapline.channels.listening import address_error, listen_error
 from snapline.channels.options import client_options
 from snapline.errors import ExternalFailureError, UsageError
 
@@ -184,7 +184,7 @@ class Security:
         except RuntimeError:
             port = 0
         if port == 0:  # gRPC does not report the system's reason
-            raise address_error(f"cannot listen on {address}", why_not(address), "choose another --listen")
+            raise address_error(f"cannot listen on {address}", listen_error(address), "choose another --listen")
         return port
 
     def open_channel(self, address: str, *, role: str, name: str | None) -> grpc.aio.Channel:

@@ -18,14 +18,14 @@ for this long belongs to another authority."""
 PROBE_S = 5.0
 """Time limit of a handshake, which usually takes milliseconds. A slower peer is considered busy, not distrusted."""
 
-HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 """Connection preface and empty SETTINGS frame (RFC 9113, 3.4): a plaintext gRPC server answers with a SETTINGS frame of its own."""
 
 HANDSHAKES = 2
 """Number of handshakes that must have the same result: a single closed connection could be a server crash."""
 
 
-class Distrust:
+class DistrustTracker:
     """Time since when each address is distrusted, and whether that is final. Does no I/O."""
 
     def __init__(self, addresses: Iterable[str]) -> None:
@@ -34,7 +34,7 @@ class Distrust:
         self._is_proved = False
 
     @property
-    def is_hopeless(self) -> bool:
+    def is_distrust_final(self) -> bool:
         """Return whether no peer has ever answered, though each address was tried."""
         return not self._is_proved and not self._untried
 
@@ -58,7 +58,7 @@ class Distrust:
         return not self._is_proved and is_everybody and now_s - max(waits) >= TRUST_WAIT_S
 
 
-async def why_distrusted(security: Security, address: str, *, role: str, name: str) -> str | None:
+async def distrust_reason(security: Security, address: str, *, role: str, name: str) -> str | None:
     """Return a message about the certificate problem; None if certificates are not the cause, or no peer answers."""
     if not security.is_tls:
         return None
@@ -72,7 +72,7 @@ async def why_distrusted(security: Security, address: str, *, role: str, name: s
     return reason
 
 
-async def why_other_transport(security: Security, address: str) -> str | None:
+async def transport_mismatch(security: Security, address: str) -> str | None:
     """Return a message, with the remedy, that one side uses TLS and the other plaintext; None if that is not the cause."""
     host, _, port = address.rpartition(":")
     speaks = _speaks_plaintext if security.is_tls else _speaks_tls
@@ -94,7 +94,7 @@ async def why_other_transport(security: Security, address: str) -> str | None:
 async def _speaks_plaintext(host: str, port: int) -> bool:
     reader, writer = await asyncio.open_connection(host, port)
     try:
-        writer.write(HTTP2_HELLO)
+        writer.write(HTTP2_PREFACE)
         header = await reader.readexactly(9)
         return header[3] == 4 and header[5:] == bytes(4)
     finally:

@@ -8,12 +8,12 @@ import itertools
 from collections.abc import Sequence
 
 
-def step_ns(before_ns: int, after_ns: int, most_ns: int) -> int:
-    """Return the length of one step, at most `most_ns`; 0 if the clock was set back."""
-    return min(max(after_ns - before_ns, 0), most_ns)
+def step_ns(before_ns: int, after_ns: int, step_ns_max: int) -> int:
+    """Return the length of one step, at most `step_ns_max`; 0 if the clock was set back."""
+    return min(max(after_ns - before_ns, 0), step_ns_max)
 
 
-def ages_ns(times_ns: Sequence[int], most_ns: int) -> list[int]:
+def ages_ns(times_ns: Sequence[int], step_ns_max: int) -> list[int]:
     """Return the age of each item relative to the last one, as a sum of limited steps."""
-    steps = [step_ns(*pair, most_ns) for pair in itertools.pairwise(times_ns)]
+    steps = [step_ns(*pair, step_ns_max) for pair in itertools.pairwise(times_ns)]
     return list(itertools.accumulate(reversed(steps), initial=0))[::-1]

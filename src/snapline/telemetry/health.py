@@ -18,7 +18,7 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from snapline.channels.listening import address_error, until_free, why_not
+from snapline.channels.listening import address_error, listen_error, wait_until_free_async
 from snapline.channels.options import client_options, server_options
 from snapline.security.rpc_authorization import RpcGuard
 from snapline.security.transport import Security
@@ -26,7 +26,7 @@ from snapline.security.transport import Security
 ALIVE, READY = "alive", "ready"
 """Names in the health service. A coordinator is ready while it is connected to a majority; a host is ready once it has joined its fleet."""
 
-QUESTIONS_MAX = 64
+CHECKS_MAX = 64
 """Largest number of concurrent calls at a health port: a supervisor makes one at a time."""
 
 CONNECTIONS_MAX, IDLE_MS_MAX = 64, 10_000
@@ -60,22 +60,20 @@ async def open_health_server(stack: AsyncExitStack, servicer: health.aio.HealthS
         "grpc.max_connection_idle_ms": IDLE_MS_MAX,
         "grpc.max_allowed_incoming_connections": CONNECTIONS_MAX,
     }
-    server = grpc.aio.server(
-        options=list(options.items()), interceptors=(guard,), maximum_concurrent_rpcs=QUESTIONS_MAX
-    )
+    server = grpc.aio.server(options=list(options.items()), interceptors=(guard,), maximum_concurrent_rpcs=CHECKS_MAX)
     check: grpc.RpcMethodHandler[Any, Any] = grpc.unary_unary_rpc_method_handler(
         servicer.Check,
         health_pb2.HealthCheckRequest.FromString,
         health_pb2.HealthCheckResponse.SerializeToString,
     )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(health.SERVICE_NAME, {"Check": check}),))
-    await until_free(address)
+    await wait_until_free_async(address)
     try:
         port = server.add_insecure_port(address)
     except RuntimeError:
         port = 0
     if port == 0:
-        raise address_error(f"health cannot be served at {address}", why_not(address), "choose another --health")
+        raise address_error(f"health cannot be served at {address}", listen_error(address), "choose another --health")
     await server.start()
     stack.push_async_callback(server.stop, None)
 

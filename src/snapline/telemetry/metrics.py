@@ -47,7 +47,7 @@ class Distribution:
         """Number of values."""
         return sum(self.counts)
 
-    def up_to(self) -> list[tuple[float, int]]:
+    def cumulative_counts(self) -> list[tuple[float, int]]:
         """Return each bound with the number of values not above it; the last bound is infinite."""
         cumulative, so_far = [], 0
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
@@ -91,7 +91,7 @@ Value = float | Distribution | Total
 Readings = Mapping[str, Value | Mapping[tuple[str, ...], Value]]
 """Values by family name: one value, or values by labels. A family without an entry has no value at the moment."""
 
-ABOUT = Family(
+PROCESS_INFO = Family(
     "process_info",
     GAUGE,
     "1; its labels say what runs here, and which release of snapline",

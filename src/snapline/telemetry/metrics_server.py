@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import snapline
-from snapline.channels.listening import address_error, until_free, why_not
+from snapline.channels.listening import address_error, listen_error, wait_until_free_async
 from snapline.errors import SnaplineError, UsageError
 from snapline.security.rpc_authorization import RPC_RULES
 from snapline.security.transport import Security
 from snapline.telemetry.metrics import (
-    ABOUT,
     COUNTER,
     GAUGE,
     HISTOGRAM,
     PREFIX,
+    PROCESS_INFO,
     Distribution,
     Family,
     Readings,
@@ -96,8 +96,8 @@ class MetricsServer:
         """`role`, `name`: identity of this process. `read`: returns its current values; may raise SnaplineError."""
         self._read = read
         self._security = security
-        self._exposition = _Exposition((ABOUT, *families))
-        self._about: Readings = {ABOUT.name: {(role, name, snapline.__version__): 1.0}}
+        self._exposition = _Exposition((PROCESS_INFO, *families))
+        self._about: Readings = {PROCESS_INFO.name: {(role, name, snapline.__version__): 1.0}}
         self._open: list[asyncio.Transport] = []
 
     async def listen(self, stack: AsyncExitStack, address: str) -> str:
@@ -112,11 +112,11 @@ class MetricsServer:
         if address.startswith("unix:") or not port.isdecimal():
             raise UsageError(f"--metrics {address!r} is no address: write HOST:PORT")
         self._security.check_listen_address(address)
-        await until_free(address)
+        await wait_until_free_async(address)
         try:
             server = await asyncio.start_server(self._serve, host.strip("[]"), int(port), limit=HEAD_BYTES_MAX)
         except OSError as error:
-            reason = why_not(address) or error  # the system's own message
+            reason = listen_error(address) or error  # the system's own message
             raise address_error(f"metrics cannot be served at {address}", reason, "choose another --metrics") from error
         stack.callback(server.close)
         return f"{host}:{server.sockets[0].getsockname()[1]}"
@@ -250,7 +250,9 @@ def _metric(family: Family, found: Value | Mapping[tuple[str, ...], Value]) -> "
         histogram = core.HistogramMetricFamily(name, text, labels=labels)
         for key, value in values.items():
             assert isinstance(value, Distribution)
-            buckets = [("+Inf" if bound == float("inf") else repr(bound), count) for bound, count in value.up_to()]
+            buckets = [
+                ("+Inf" if bound == float("inf") else repr(bound), count) for bound, count in value.cumulative_counts()
+            ]
             histogram.add_metric(key, buckets, value.sum)
         return histogram
     if family.kind in (COUNTER, GAUGE):
@@ -275,7 +277,7 @@ def _text(code: int, text: str) -> _Answer:
 
 
 async def open_metrics_server(
-    stack: AsyncExitStack, door: Callable[[], MetricsServer], place: MetricsPlace, name: str
+    stack: AsyncExitStack, make_server: Callable[[], MetricsServer], place: MetricsPlace, name: str
 ) -> None:
     """Serve metrics at `place` until the stack unwinds, and log the URL; do nothing if it has no address.
 
@@ -284,15 +286,15 @@ async def open_metrics_server(
     """
     if not place.address:
         return
-    server = door()
+    server = make_server()
     address = await server.listen(stack, place.address)
     log.info("metrics of %s at %s", name, server.url(address))
     if place.file is not None:
-        _tell(place.file, address, name)
+        _write_target_file(place.file, address, name)
         stack.callback(place.file.unlink, missing_ok=True)
 
 
-def _tell(file: Path, address: str, name: str) -> None:
+def _write_target_file(file: Path, address: str, name: str) -> None:
     """Write the file of targets atomically."""
     scratch = file.with_name(f"{file.name}.new")
     try:

@@ -1,7 +1,7 @@
 """Cheap span for traced turns: the span is most of the cost of tracing a turn, and OpenTelemetry's own span takes thirty microseconds.
 
 A `QuickSpan` only stores its data; the exporting thread makes a `ReadableSpan` of it. Handlers see it as the current span, and may add
-attributes and events as usual. OpenTelemetry's limits do not apply to it, so `SAID_MAX` limits both.
+attributes and events as usual. OpenTelemetry's limits do not apply to it, so `ATTRIBUTES_MAX` limits both.
 """
 
 import random
@@ -19,7 +19,7 @@ from opentelemetry.util.types import Attributes, AttributeValue
 
 from snapline.telemetry.span_ids import SpanIds
 
-SAID_MAX = 128
+ATTRIBUTES_MAX = 128
 """Largest number of attributes, and of events, of one span: OpenTelemetry's own limit."""
 
 SAMPLED = trace.TraceFlags(trace.TraceFlags.SAMPLED)
@@ -71,7 +71,7 @@ class QuickSpan(trace.Span):
         return not self.end_ns
 
     def set_attribute(self, key: str, value: AttributeValue) -> None:
-        if self.is_recording() and (len(self.attributes) < SAID_MAX or key in self.attributes):
+        if self.is_recording() and (len(self.attributes) < ATTRIBUTES_MAX or key in self.attributes):
             self.attributes[key] = value
 
     def set_attributes(self, attributes: Mapping[str, AttributeValue]) -> None:
@@ -79,7 +79,7 @@ class QuickSpan(trace.Span):
             self.set_attribute(key, value)
 
     def add_event(self, name: str, attributes: Attributes = None, timestamp: int | None = None) -> None:
-        if self.is_recording() and len(self.events) < SAID_MAX:
+        if self.is_recording() and len(self.events) < ATTRIBUTES_MAX:
             self.events.append(Event(name, BoundedAttributes(attributes=attributes), timestamp))
 
     def update_name(self, name: str) -> None:

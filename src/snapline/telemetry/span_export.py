@@ -51,7 +51,7 @@ CREDENTIAL_PROVIDERS = (
 """Variables that make OpenTelemetry use a session of its own, which reads answers without a bound."""
 
 
-class OneResource(Resource):
+class IdentityHashedResource(Resource):
     """Resource with a cheap hash: OpenTelemetry's encoder hashes it for every span, by way of JSON."""
 
     def __hash__(self) -> int:
@@ -133,13 +133,13 @@ class SpanQueue(SpanProcessor):
         return True
 
 
-class GivenIds(RandomIdGenerator):
+class PresetIdGenerator(RandomIdGenerator):
     """Generator of random ids that can be given the ids of the next span."""
 
     def __init__(self) -> None:
         self._next = threading.local()
 
-    def give(self, *, span: int, trace: int = 0) -> None:
+    def preset(self, *, span: int, trace: int = 0) -> None:
         """Set the ids of the span that this thread starts next; 0: random."""
         self._next.span, self._next.trace = span, trace
 
@@ -166,16 +166,16 @@ class SpanExport:
 
     def __init__(self, share: float, *, role: str, name: str, exporter: SpanExporter | None = None) -> None:
         self.share = share
-        self._ids = GivenIds()
+        self._ids = PresetIdGenerator()
         defaults = {} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": SERVICE}
         resource_found = Resource.create({**defaults, "service.instance.id": name, "snapline.role": role})
-        self.resource = OneResource(resource_found.attributes, resource_found.schema_url)
+        self.resource = IdentityHashedResource(resource_found.attributes, resource_found.schema_url)
         self.queue = SpanQueue(exporter or _exporter(), self.resource)
-        self._ours = TracerProvider(ALWAYS_ON, self.resource, shutdown_on_exit=False, id_generator=self._ids)
-        self._ours.add_span_processor(self.queue)
-        self.tracer = self._ours.get_tracer("snapline")
+        self._own_provider = TracerProvider(ALWAYS_ON, self.resource, shutdown_on_exit=False, id_generator=self._ids)
+        self._own_provider.add_span_processor(self.queue)
+        self.tracer = self._own_provider.get_tracer("snapline")
         if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-            trace.set_tracer_provider(_their_provider(self.queue, self.resource))
+            trace.set_tracer_provider(_library_provider(self.queue, self.resource))
 
     def begin(
         self,
@@ -191,7 +191,7 @@ class SpanExport:
     ) -> trace.Span:
         """Start a span below `under`; with `ids`, or with neither, start the root span of a trace. `span`: id of the span; 0: random."""
         parent = trace.set_span_in_context(trace.NonRecordingSpan(under)) if under is not None else Context()
-        self._ids.give(span=span if ids is None else ids.span, trace=0 if ids is None else ids.trace)
+        self._ids.preset(span=span if ids is None else ids.span, trace=0 if ids is None else ids.trace)
         linked = [trace.Link(context_of(ids_of_link)) for ids_of_link in links]
         return self.tracer.start_span(name, parent, kind, attributes, linked, start_ns)
 
@@ -207,7 +207,7 @@ def context_of(ids: SpanIds) -> trace.SpanContext:
     )
 
 
-def _their_provider(queue: SpanQueue, resource: Resource) -> TracerProvider:
+def _library_provider(queue: SpanQueue, resource: Resource) -> TracerProvider:
     """Return a provider for libraries: it exports their spans within a traced span."""
     provider = TracerProvider(ParentBased(ALWAYS_OFF), resource, shutdown_on_exit=False)
     provider.add_span_processor(queue)

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from snapline.errors import CoordinatorUnavailableError, NotFoundError, UsageError
-from snapline.gateway.browsers import is_from_other_site, says_no_site
+from snapline.gateway.browsers import has_no_site_header, is_from_other_site
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.rpc_authorization import ADMIN, OPERATOR
 from snapline.view.actions import Actions, Fields, ProposedAction
@@ -34,7 +34,7 @@ ROLES = (OPERATOR, ADMIN)
 ACT_HEADERS = {**HEADERS, "Referrer-Policy": "same-origin"}
 """Headers of action pages: with the usual policy browsers would hide the origin of a form."""
 
-AGAIN_S = 2
+RELOAD_PAGE_S = 2
 """Time between two loads of the page of an action in progress."""
 
 Propose = Callable[[FleetFacts, Fields], Awaitable[ProposedAction]]
@@ -118,7 +118,7 @@ class ActingPages:
 
     async def carry_out(self, request: Request) -> Response:
         """Run the action of a submitted form, once even if the form is submitted again."""
-        foreign = why_foreign(request)
+        foreign = foreign_form_reason(request)
         form = await form_of(request)
         if foreign or not self._sessions.is_own_form(request, form.get("token", "")):
             raise NotAllowedError(
@@ -134,7 +134,7 @@ class ActingPages:
         proposed, result = self._actions.outcome(self._sessions.name_of(request), request.path_params["key"])
         response = self._headed(self._page("act", proposed.title, outcome_body(proposed, result)))
         if result is None:
-            response.headers["Refresh"] = str(AGAIN_S)
+            response.headers["Refresh"] = str(RELOAD_PAGE_S)
         return response
 
     async def _facts(self) -> FleetFacts:
@@ -158,9 +158,9 @@ class ActingPages:
         return response
 
 
-def why_foreign(request: Request) -> str:
+def foreign_form_reason(request: Request) -> str:
     """Return why a form does not come from one of our own pages; "" if it does."""
-    if says_no_site(request):
+    if has_no_site_header(request):
         return "your browser does not say where this form comes from: nothing has been done"
     if is_from_other_site(request):
         return "this form comes from another site: nothing has been done"

@@ -35,7 +35,7 @@ from snapline.view.agent_page import agent_body, saved_body
 from snapline.view.auth import COOKIE, HEADERS, SESSION_S, Sessions, form_of
 from snapline.view.coordinators_page import coordinators_body
 from snapline.view.cut_facts import CutFacts, cut_of
-from snapline.view.cut_page import CutSearch, cut_body, cut_found
+from snapline.view.cut_page import CutSearch, cut_body, cut_results
 from snapline.view.epochs_page import epochs_body, no_history
 from snapline.view.facts import ViewCalls
 from snapline.view.fleet_page import AgentSearch, FleetScreen
@@ -44,11 +44,11 @@ from snapline.view.links import Targets, shown_epochs
 from snapline.view.live_events import LiveEvents
 from snapline.view.markup import Markup, join, tag
 from snapline.view.partials import Partial, ViewerState
-from snapline.view.pending_work_page import waiting_body, waiting_pieces
-from snapline.view.recovery_page import FATES_MAX, HistoryFacts, LineFacts, LinesFacts, line_found, recovery_body
+from snapline.view.pending_work_page import pending_work_body, pending_work_partials
+from snapline.view.recovery_page import FATES_MAX, HistoryFacts, LineFacts, LinesFacts, line_result, recovery_body
 from snapline.view.space_time import SpaceTimePages
 from snapline.view.streams import Streams, event
-from snapline.view.waiting_screen import WaitingScreen
+from snapline.view.waiting_screen import PendingWorkReader
 from snapline.view.watch import FleetWatch
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 STATIC = {"view.css": "text/css", "view.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
-QUIET_S = 15.0
+KEEP_ALIVE_S = 15.0
 """Time between keep-alives of a stream: proxies close silent connections."""
 
 WRONG_S = 0.5
@@ -101,7 +101,7 @@ class View:
         self._acting = None if operators is None else ActingPages(operators, self._sessions, self._watch, self._page)
         self._simulation = self._simulations(reports) if reports else None
         self._fleet = FleetScreen()
-        self._waiting, self._waiting_streams = WaitingScreen(calls, self._watch), Streams()
+        self._waiting, self._waiting_streams = PendingWorkReader(calls, self._watch), Streams()
         self._cuts: dict[str, CutFacts] = {}
         self._files = {name: (resources.files(__package__) / "static" / name).read_bytes() for name in STATIC}
         self._files["view.css"] += style(RULES + EVENT_RULES).encode()
@@ -109,7 +109,7 @@ class View:
     def app(self) -> Starlette:
         """The application."""
         routes = [
-            Route("/static/{file}", self._give_file),
+            Route("/static/{file}", self._serve_file),
             Route("/sign-in", self._sign_in, methods=["GET", "POST"]),
             Route("/sign-out", self._sign_out, methods=["POST"]),
             Route("/health", self._health),
@@ -172,7 +172,7 @@ class View:
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: Request) -> Response:
             if not self._sessions.may(request):
-                return self._turned_away(request)
+                return self._rejected(request)
             try:
                 return await handler(request)
             except SnaplineError as error:
@@ -180,20 +180,20 @@ class View:
 
         return guarded
 
-    def _turned_away(self, request: Request) -> Response:
-        if self._sessions.is_asked_for and request.url.path == "/":
+    def _rejected(self, request: Request) -> Response:
+        if self._sessions.is_token_required and request.url.path == "/":
             return RedirectResponse("/sign-in", 303, HEADERS)
-        if self._sessions.is_asked_for:
+        if self._sessions.is_token_required:
             return PlainTextResponse("sign in first: /sign-in", 401, {**HEADERS, "WWW-Authenticate": "Bearer"})
         sentence = "without a token this view answers on this machine alone, as 127.0.0.1 or localhost"
         return PlainTextResponse(sentence, 421, HEADERS)
 
     async def _sign_in(self, request: Request) -> Response:
-        if not self._sessions.is_asked_for:
+        if not self._sessions.is_token_required:
             return RedirectResponse("/", 303, HEADERS)
         if request.method == "GET":
             return self._sign_in_page()
-        if not self._sessions.is_right((await form_of(request)).get("token", "")):
+        if not self._sessions.is_valid_token((await form_of(request)).get("token", "")):
             await asyncio.sleep(WRONG_S)
             return self._sign_in_page("That is not the token.", 401)
         response = RedirectResponse("/", 303, HEADERS)
@@ -259,7 +259,7 @@ class View:
         cut = await self._cut(request.path_params["epoch"])
         compared = await self._cut(search.to) if search.to else None
         if query.get("part") == "found":
-            return _html(cut_found(cut, search, compared))
+            return _html(cut_results(cut, search, compared))
         facts = self._watch.last.facts
         links = None if self._operators is None else await self._operators.links(facts, cut.epoch)
         return self._page("epochs", f"Epoch {cut.epoch}", join([cut_body(cut, search, compared), links]))
@@ -270,7 +270,7 @@ class View:
         failed = _names(named)
         line = msgspec.convert({**await self._calls.line_of(failed), "failed": failed}, LineFacts)  # hosts as given
         if query.get("part") == "line":
-            return _html(line_found(line))
+            return _html(line_result(line))
         state = await self._watch.now()
         lines = msgspec.convert(await self._calls.lines_of_each(), LinesFacts)
         past = msgspec.convert(await self._calls.recoveries(), HistoryFacts)
@@ -286,12 +286,12 @@ class View:
         return self._page("fleet", "Coordinators", coordinators_body(await self._calls.replicas()))
 
     async def _show_waiting(self, request: Request) -> Response:
-        body = waiting_body(await self._waiting.facts())
+        body = pending_work_body(await self._waiting.facts())
         return self._page("waiting", "Waiting", body, events="/events/waiting")
 
     async def _waiting_events(self, request: Request) -> Response:
         async def look() -> list[Partial]:
-            return waiting_pieces(await self._waiting.facts())
+            return pending_work_partials(await self._waiting.facts())
 
         return self._waiting_streams.response(look)
 
@@ -324,7 +324,7 @@ class View:
     def _page(self, screen: str, title: str, body: Markup, *, events: str = "", status: int = 200) -> Response:
         facts = self._watch.last.facts
         name = "" if facts is None else facts.fleet
-        head = PageHead(screen, title, name, events, self._sessions.is_asked_for, self._screens())
+        head = PageHead(screen, title, name, events, self._sessions.is_token_required, self._screens())
         return _html(page(head, body), status)
 
     def _failure(self, error: SnaplineError) -> Response:
@@ -344,7 +344,7 @@ class View:
 
     async def _missing(self, request: Request, error: Exception) -> Response:
         if not self._sessions.may(request):
-            return self._turned_away(request)
+            return self._rejected(request)
         body = join([tag("h1", "There is no such page"), tag("p", tag("a", "The fleet", href="/"))])
         return self._page("", "No such page", body, status=404)
 
@@ -367,7 +367,7 @@ class View:
 
     # ---- our own files ----------------------------------------------------------------------------------------------
 
-    async def _give_file(self, request: Request) -> Response:
+    async def _serve_file(self, request: Request) -> Response:
         name = request.path_params["file"]
         if name not in STATIC:
             return PlainTextResponse("no such file", 404, HEADERS)

@@ -48,11 +48,11 @@ class Sessions:
         self._secret = secrets.token_bytes(32)
 
     @property
-    def is_asked_for(self) -> bool:
+    def is_token_required(self) -> bool:
         """Return whether a token is required at all."""
         return bool(self._digest)
 
-    def is_right(self, token: str) -> bool:
+    def is_valid_token(self, token: str) -> bool:
         """Return whether this is the token."""
         return hmac.compare_digest(hashlib.sha256(token.encode()).digest(), self._digest)
 
@@ -70,13 +70,13 @@ class Sessions:
 
     def may(self, request: Request) -> bool:
         """Return whether the requester may look."""
-        if not self.is_asked_for:
+        if not self.is_token_required:
             return is_this_machine(request.url.hostname or "")
-        return self._bears(request) or self._until_s.get(_cookie_of(request), float("-inf")) > self._now_s()
+        return self._has_bearer_token(request) or self._until_s.get(_cookie_of(request), float("-inf")) > self._now_s()
 
     def name_of(self, request: Request) -> str:
         """Return the name of the requester's session; requests of one session share its confirmation pages."""
-        return _cookie_of(request) if self.is_asked_for and not self._bears(request) else ""
+        return _cookie_of(request) if self.is_token_required and not self._has_bearer_token(request) else ""
 
     def form_token(self, request: Request) -> str:
         """Return the token that this session's forms carry. Pages of other sites cannot read it."""
@@ -86,9 +86,9 @@ class Sessions:
         """Return whether a form with this token was made for this session."""
         return hmac.compare_digest(token.encode(), self.form_token(request).encode())
 
-    def _bears(self, request: Request) -> bool:
+    def _has_bearer_token(self, request: Request) -> bool:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and self.is_right(token)
+        return scheme.lower() == "bearer" and self.is_valid_token(token)
 
 
 def _cookie_of(request: Request) -> str:

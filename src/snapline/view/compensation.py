@@ -17,7 +17,7 @@ def named(what: str, of: Sequence[object]) -> str:
     return f"{what} {names} is" if len(of) == 1 else f"{what}s {names} are"
 
 
-def undone_here(preview: "RestorePreview") -> list[str]:
+def undone_in_fleet(preview: "RestorePreview") -> list[str]:
     """Return the consequences for the fleet itself."""
     void_epochs, agents_gone, agents_back = preview.void_epochs, preview.agents_gone, preview.agents_back
     sentences = [f"epoch {preview.epoch}, taken {preview.created}, {preview.age_s} s ago"]
@@ -26,7 +26,7 @@ def undone_here(preview: "RestorePreview") -> list[str]:
     return sentences + ([f"{named('agent', agents_back)} there again, having left since"] if agents_back else [])
 
 
-def undone_outside(preview: "RestorePreview") -> list[str]:
+def undone_outside_fleet(preview: "RestorePreview") -> list[str]:
     """Return the consequences for what it has given to others."""
     sentences = [_taken_back(each) for each in preview.outputs]
     effects = ", ".join(preview.effects)

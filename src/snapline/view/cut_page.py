@@ -42,10 +42,10 @@ class CutSearch(msgspec.Struct, frozen=True):
 
 def cut_body(cut: CutFacts, search: CutSearch, other: CutFacts | None = None) -> Markup:
     """Draw the whole screen; `other`: the snapshot to compare with, which is earlier."""
-    return join([_title(cut), _figures(cut), _form(cut, search), cut_found(cut, search, other)])
+    return join([_title(cut), _figures(cut), _form(cut, search), cut_results(cut, search, other)])
 
 
-def cut_found(cut: CutFacts, search: CutSearch, other: CutFacts | None = None) -> Markup:
+def cut_results(cut: CutFacts, search: CutSearch, other: CutFacts | None = None) -> Markup:
     """Draw what the search finds."""
     difference = _difference(other, cut, search) if other is not None else None
     found = [

@@ -21,12 +21,12 @@ from snapline.view.figures import plural, size
 from snapline.view.fleet_page import AgentSearch, FleetScreen
 from snapline.view.links import Targets
 from snapline.view.markup import Markup, join, tag
-from snapline.view.pending_work_page import waiting_body, waiting_pieces
+from snapline.view.pending_work_page import pending_work_body, pending_work_partials
 from snapline.view.recovery_page import FATES_MAX, HistoryFacts, LineFacts, LinesFacts, recovery_body
 from snapline.view.redaction import Redaction
 from snapline.view.store_at_rest import StoreAtRest
 from snapline.view.store_page import store_body
-from snapline.view.waiting_screen import WaitingScreen
+from snapline.view.waiting_screen import PendingWorkReader
 from snapline.view.watch import FleetWatch
 
 SNAPSHOT = "snapshot"
@@ -38,7 +38,7 @@ CUT_CHARACTERS_MAX = 8_000_000
 RATE_S = 2.0
 """Time between two reads of the fleet's state: hosts report their turns once a second."""
 
-LEDGER_LOOKS = 6
+LEDGER_READS = 6
 """Largest number of reads of the effect ledger, each of at most 8 MiB: the requester waits some seconds for the file."""
 
 FAILURES = (SnaplineError, msgspec.ValidationError)
@@ -60,9 +60,9 @@ class FleetExport:
         """`withheld`: removes contents; None: the file includes them."""
         self._calls = calls
         self._snapshot = snapshot
-        self._withheld = withheld
+        self._redactor = withheld
         self._watch = FleetWatch(calls)
-        self._waiting = WaitingScreen(calls, self._watch)
+        self._waiting = PendingWorkReader(calls, self._watch)
 
     async def screens(self) -> tuple[str, list[ExportedScreen]]:
         """Return the fleet's name and its screens.
@@ -79,11 +79,11 @@ class FleetExport:
         first_s, facts = time.monotonic(), (await self._watch.now()).facts
         if facts is None:
             raise CoordinatorUnavailableError(self._watch.last.trouble)
-        epochs = await _had("epochs", "Epochs", self._epochs)
-        snapshot = await _had(SNAPSHOT, "Snapshot", self._cut)
-        coordinators = await _had("coordinators", "Coordinators", self._coordinators)
-        recovery = await _had("recovery", "Recovery", lambda: self._recovery(facts))
-        waiting = await _had("waiting", "Waiting", self._what_waits)
+        epochs = await _screen_or_reason("epochs", "Epochs", self._epochs)
+        snapshot = await _screen_or_reason(SNAPSHOT, "Snapshot", self._cut)
+        coordinators = await _screen_or_reason("coordinators", "Coordinators", self._coordinators)
+        recovery = await _screen_or_reason("recovery", "Recovery", lambda: self._recovery(facts))
+        waiting = await _screen_or_reason("waiting", "Waiting", self._pending_work)
         await asyncio.sleep(max(0.0, first_s + RATE_S - time.monotonic()))
         state = await self._watch.now()
         fleet = ExportedScreen("fleet", "Fleet", FleetScreen().body(state, AgentSearch()))
@@ -97,7 +97,7 @@ class FleetExport:
         return ExportedScreen("epochs", "Epochs", no_history() if history is None else epochs_body(history))
 
     async def _cut(self) -> ExportedScreen:
-        return cut_screen(cut_of(await self._calls.snapshot_at(self._snapshot)), self._withheld)
+        return cut_screen(cut_of(await self._calls.snapshot_at(self._snapshot)), self._redactor)
 
     async def _recovery(self, facts: FleetFacts) -> ExportedScreen:
         line = msgspec.convert(await self._calls.line_of(()), LineFacts)
@@ -105,20 +105,20 @@ class FleetExport:
         past = msgspec.convert(await self._calls.recoveries(), HistoryFacts)
         shown_lines = [each.line_epoch for each in past.recoveries[-FATES_MAX:]]
         effects: dict[int, list[Effect]] = {}
-        for _ in range(LEDGER_LOOKS if shown_lines else 0):
+        for _ in range(LEDGER_READS if shown_lines else 0):
             effects = await self._waiting.open_at(shown_lines)
-        if self._withheld is not None:
-            effects = {epoch: self._withheld.effects(open_effects) for epoch, open_effects in effects.items()}
+        if self._redactor is not None:
+            effects = {epoch: self._redactor.effects(open_effects) for epoch, open_effects in effects.items()}
         agents = [each.agent for each in self._watch.last.agents]
         body = recovery_body(line, lines, past, [host.host for host in facts.hosts], agents, effects, Targets())
         return ExportedScreen("recovery", "Recovery", body)
 
-    async def _what_waits(self) -> ExportedScreen:
-        for _ in range(LEDGER_LOOKS):
+    async def _pending_work(self) -> ExportedScreen:
+        for _ in range(LEDGER_READS):
             await self._waiting.open_at(())
         facts = msgspec.structs.replace(await self._waiting.facts(), targets=Targets())
         return ExportedScreen(
-            "waiting", "Waiting", waiting_body(facts if self._withheld is None else self._withheld.waiting(facts))
+            "waiting", "Waiting", pending_work_body(facts if self._redactor is None else self._redactor.waiting(facts))
         )
 
 
@@ -138,7 +138,7 @@ async def store_screens(
 
     async def outside() -> ExportedScreen:
         facts = store.outside(listed.snapshots[-1].epoch if listed.snapshots else 0)
-        pieces = waiting_pieces(facts if withheld is None else withheld.waiting(facts))
+        pieces = pending_work_partials(facts if withheld is None else withheld.waiting(facts))
         notice = _sentence(
             "What waits with agents only their hosts know. Turns in their middle, timers and messages stand in the snapshot."
         )
@@ -148,9 +148,9 @@ async def store_screens(
     return name, [
         ExportedScreen("store", "Store", store_body(listed)),
         _missing("epochs", "Epochs", NO_HISTORY),
-        await _had(SNAPSHOT, "Snapshot", cut),
+        await _screen_or_reason(SNAPSHOT, "Snapshot", cut),
         _missing("recovery", "Recovery", NO_RECOVERIES),
-        await _had("waiting", "Waiting", outside),
+        await _screen_or_reason("waiting", "Waiting", outside),
     ]
 
 
@@ -201,7 +201,7 @@ def _too_large(kept: int, *, has_messages: bool) -> Markup:
     )
 
 
-async def _had(id: str, name: str, make: Callable[[], Awaitable[ExportedScreen]]) -> ExportedScreen:
+async def _screen_or_reason(id: str, name: str, make: Callable[[], Awaitable[ExportedScreen]]) -> ExportedScreen:
     """Return a screen, or one with the reason why it is unavailable."""
     try:
         return await make()

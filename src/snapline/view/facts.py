@@ -207,7 +207,7 @@ class Heard(msgspec.Struct, frozen=True):
     """
 
     facts: FleetFacts | None = None
-    heard_s: float = 0.0
+    updated_s: float = 0.0
     trouble: str = ""
     turns_per_s: float | None = None
     host_turns_per_s: Mapping[str, float] = {}

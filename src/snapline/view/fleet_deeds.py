@@ -7,15 +7,15 @@ import msgspec
 
 from snapline.errors import NotFoundError, UsageError
 from snapline.messages.answers import RestorePreview
-from snapline.messages.coordinator_client import CoordinatorClient, patiently
+from snapline.messages.coordinator_client import CoordinatorClient, retry_until_available
 from snapline.messages.status import SnapshotOutcome
 from snapline.view import loss
 from snapline.view.actions import ActionField, ActionOutcome, Fields, ProposedAction
-from snapline.view.compensation import named, undone_here, undone_outside
+from snapline.view.compensation import named, undone_in_fleet, undone_outside_fleet
 from snapline.view.facts import FleetFacts, HostFacts
 from snapline.view.figures import plural, seconds
 from snapline.view.links import restorable_epochs
-from snapline.view.recovery_page import LineFacts, line_found
+from snapline.view.recovery_page import LineFacts, line_result
 
 DROP, GIVE = "drop", "give"
 REASON_CHARACTERS_MAX = 200
@@ -36,7 +36,7 @@ class FleetActions:
 
     async def restorable(self) -> frozenset[int]:
         """Return the epochs to which the fleet can go back; others may still be in the store."""
-        return restorable_epochs(await patiently(lambda: self._coordinator.read_snapshots("history")))
+        return restorable_epochs(await retry_until_available(lambda: self._coordinator.read_snapshots("history")))
 
     async def snapshot(self, facts: FleetFacts, query: Fields) -> ProposedAction:
         """Propose one more snapshot, now."""
@@ -51,22 +51,22 @@ class FleetActions:
         return ProposedAction("Take a snapshot", "Take a snapshot", tuple(effects), self._take, ("/epochs", "Epochs"))
 
     async def _take(self, _fields: Fields) -> ActionOutcome:
-        return taken(await patiently(self._coordinator.create_snapshot))
+        return taken(await retry_until_available(self._coordinator.create_snapshot))
 
     async def restore(self, facts: FleetFacts, query: Fields) -> ProposedAction:
         """Propose to restore the whole fleet to a snapshot."""
-        preview = await patiently(lambda: self._coordinator.preview_restore(query.get("snapshot", "")))
+        preview = await retry_until_available(lambda: self._coordinator.preview_restore(query.get("snapshot", "")))
         token = secrets.token_hex(16)  # a repeated call of this page is the same restore
 
         async def do(fields: Fields) -> ActionOutcome:
-            now = await patiently(self._coordinator.status)
+            now = await retry_until_available(self._coordinator.status)
             if now.plan != facts.plan:
                 raise UsageError(
                     f"the fleet runs by plan {now.plan} meanwhile, and the page was made under plan {facts.plan}: look again"
                 )
             why = " ".join(filter(None, ["asked for in a browser", fields.get("reason", "")]))
             is_dropping = fields.get("inputs") == DROP
-            done = await patiently(
+            done = await retry_until_available(
                 lambda: self._coordinator.restore(str(preview.epoch), token, why[:REASON_CHARACTERS_MAX], is_dropping)
             )
             void = f"; {named('epoch', done.void_epochs)} void" if done.void_epochs else ""
@@ -76,7 +76,7 @@ class FleetActions:
         return ProposedAction(
             f"Take the fleet back to epoch {preview.epoch}",
             f"Go back to epoch {preview.epoch}",
-            _restore_told(preview, facts),
+            _restore_effects(preview, facts),
             do,
             RECOVERY,
             (
@@ -98,7 +98,7 @@ class FleetActions:
         )
 
         async def do(_fields: Fields) -> ActionOutcome:
-            await patiently(lambda: self._coordinator.move_agents(drained=(host.host,)))
+            await retry_until_available(lambda: self._coordinator.move_agents(drained=(host.host,)))
             return ActionOutcome(
                 f"Host {host.host} is marked, and its agents leave it: the fleet's page shows when it has none.", *FLEET
             )
@@ -113,7 +113,7 @@ class FleetActions:
         )
 
         async def do(_fields: Fields) -> ActionOutcome:
-            await patiently(lambda: self._coordinator.move_agents(resumed=(host.host,)))
+            await retry_until_available(lambda: self._coordinator.move_agents(resumed=(host.host,)))
             return ActionOutcome(f"Agents may come to host {host.host} again.", *FLEET)
 
         return ProposedAction(f"Resume host {host.host}", f"Resume {host.host}", effects, do)
@@ -122,7 +122,7 @@ class FleetActions:
         """Propose to end a host's process."""
         host = _host_of(facts, query)
         failed = f"host:{host.host}"
-        document: Mapping[str, object] = await patiently(lambda: self._coordinator.recovery_line([failed]))
+        document: Mapping[str, object] = await retry_until_available(lambda: self._coordinator.recovery_line([failed]))
         line = msgspec.convert({**document, "failed": (failed,)}, LineFacts)
         effects = (
             f"The process of host {host.host} (start {host.host_start:,}) ends at once, as by a failure. {plural(host.agents, 'agent')} live there.",
@@ -131,11 +131,11 @@ class FleetActions:
         )
 
         async def do(_fields: Fields) -> ActionOutcome:
-            await patiently(lambda: self._coordinator.end_host(host.host, host_start=host.host_start))
+            await retry_until_available(lambda: self._coordinator.end_host(host.host, host_start=host.host_start))
             return ActionOutcome(f"Start {host.host_start:,} of host {host.host} is ended: the fleet recovers.", *FLEET)
 
         return ProposedAction(
-            f"Kill host {host.host}", f"Kill {host.host}", effects, do, more=line_found(line), is_grave=True
+            f"Kill host {host.host}", f"Kill {host.host}", effects, do, more=line_result(line), is_grave=True
         )
 
 
@@ -158,12 +158,12 @@ def _host_of(facts: FleetFacts, query: Fields) -> HostFacts:
     raise NotFoundError(f"no host {name!r} in this fleet")
 
 
-def _restore_told(preview: RestorePreview, facts: FleetFacts) -> tuple[str, ...]:
+def _restore_effects(preview: RestorePreview, facts: FleetFacts) -> tuple[str, ...]:
     inputs = sum([each.count for each in preview.inputs])
     lacking = [each.agent for each in preview.inputs if each.missing]
     effects = [
         f"All {plural(facts.agents, 'agent')} of the fleet go back, for good: what happened since is undone, and no recovery uses it.",
-        *undone_here(preview),
+        *undone_in_fleet(preview),
         f"{plural(inputs, 'input')} of {plural(len(preview.inputs), 'agent')} came later"
         if inputs
         else "no inputs came later",
@@ -172,7 +172,7 @@ def _restore_told(preview: RestorePreview, facts: FleetFacts) -> tuple[str, ...]
             if lacking
             else []
         ),
-        *undone_outside(preview),
+        *undone_outside_fleet(preview),
         f"Now it runs by plan {facts.plan:,}. If another takes its place before you confirm, nothing is done.",
     ]
     return tuple([f"{each[:1].upper()}{each[1:].rstrip('.')}." for each in effects])

@@ -125,7 +125,7 @@ class Notice(msgspec.Struct, frozen=True):
 
 def _notices(standing: Heard) -> Markup:
     """Draw the worst notice as the headline, and the others below it."""
-    strips: list[Child] = [trouble(standing.trouble, standing.heard_s)]
+    strips: list[Child] = [trouble(standing.trouble, standing.updated_s)]
     notices = [] if standing.facts is None else _all_notices(standing.facts)
     if notices and not standing.trouble:
         strips.append(_strip(notices.pop(0), is_headline=True))

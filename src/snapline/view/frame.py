@@ -80,11 +80,11 @@ def _top(frame: PageHead) -> Markup:
     )
 
 
-def trouble(sentence: str, heard_s: float = 0.0) -> Markup | None:
+def trouble(sentence: str, updated_s: float = 0.0) -> Markup | None:
     """Draw a strip at the top: the page may be out of date."""
     if not sentence:
         return None
-    since = (" What is shown was heard ", age(heard_s), ".") if heard_s else None
+    since = (" What is shown was heard ", age(updated_s), ".") if updated_s else None
     return tag("p", f"{sentence[:1].upper()}{sentence[1:]}.", since, class_="strip bad", role="alert")
 
 

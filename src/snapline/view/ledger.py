@@ -17,16 +17,16 @@ from snapline.errors import NotFoundError, UsageError
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.messages.outputs import ReadOutputsReply
 
-WORDS_MAX = 20_000
+LEDGER_RECORDS_MAX = 20_000
 """Largest number of records of the ledger: folding them takes a tenth of a second."""
 
 PAGES_MAX = 8
 """Largest number of pages in one read, of a MiB or 5,000 outputs each: a page takes some ten milliseconds."""
 
-BACK_FIRST, BACK_STEP = 2, 8
+SEARCH_EPOCHS_FIRST, SEARCH_EPOCHS_STEP = 2, 8
 """Search for the newest outputs: the last two epochs, then 16, 128, 1024 …, until there are enough outputs."""
 
-ENOUGH = 100
+OUTPUTS_ENOUGH = 100
 """Number of outputs among which the newest of each topic are searched."""
 
 NEWEST_MAX, TOPICS_MAX = 10, 50
@@ -48,7 +48,7 @@ class EffectLedger:
 
     def __init__(self) -> None:
         self.is_whole = False
-        self._words: deque[Output | OutputsReverted] = deque(maxlen=WORDS_MAX)
+        self._records: deque[Output | OutputsReverted] = deque(maxlen=LEDGER_RECORDS_MAX)
         self._cursor = ""
         self._reader = MessageReader(EffectRecord, "message_type", "the output")
         self._folded: list[Effect] | None = None
@@ -62,11 +62,11 @@ class EffectLedger:
                 page = await calls.outputs_page(self._cursor, EFFECTS_TOPIC)
             except NotFoundError:  # the next outputs were deleted: continue with the oldest kept ones
                 self._cursor = ""
-                self._words.clear()
+                self._records.clear()
                 self._forget()
                 continue
             for release in page.releases:
-                self._words.extend(list(items_of(release, self._reader)))
+                self._records.extend(list(items_of(release, self._reader)))
                 self._forget()
             self.is_whole = page.cursor == self._cursor and not page.releases
             self._cursor = page.cursor
@@ -80,14 +80,14 @@ class EffectLedger:
     def effects(self) -> list[Effect]:
         """Return the effects with their fates, in the order of their requests."""
         if self._folded is None:
-            self._folded = fold(self._words)
+            self._folded = fold(self._records)
         return self._folded
 
     def open_at(self, epochs: Sequence[int]) -> dict[int, list[Effect]]:
         """Return epoch → the effects that were open in its cut, with their current fates."""
         for epoch in epochs:
             if epoch not in self._open:
-                self._open[epoch] = open_at(self._words, epoch)
+                self._open[epoch] = open_at(self._records, epoch)
         return {epoch: self._open[epoch] for epoch in epochs}
 
 
@@ -109,14 +109,14 @@ class NewestOutputs(msgspec.Struct, frozen=True):
 
 async def newest_outputs(calls: OutputCalls, last_epoch: int) -> NewestOutputs:
     """Return the newest outputs that agents have given, if any are kept. SnaplineError."""
-    epochs_back, before = BACK_FIRST, NewestOutputs()
+    epochs_back, before = SEARCH_EPOCHS_FIRST, NewestOutputs()
     while True:
         newest = await _outputs_since(calls, max(0, last_epoch - epochs_back))
         if newest.is_cut and before.counts:
             return before
-        if newest.is_cut or not newest.since or sum(newest.counts.values()) >= ENOUGH:
+        if newest.is_cut or not newest.since or sum(newest.counts.values()) >= OUTPUTS_ENOUGH:
             return newest
-        epochs_back, before = epochs_back * BACK_STEP, newest
+        epochs_back, before = epochs_back * SEARCH_EPOCHS_STEP, newest
 
 
 async def _outputs_since(calls: OutputCalls, epoch: int) -> NewestOutputs:

@@ -29,10 +29,10 @@ EVENTS_MAX = 20_000
 LINES_MAX = 20_000
 """Largest number of trace lines of all hosts in one read; each host gets an equal share of it."""
 
-LINES_LEAST = 200
+LINES_MIN = 200
 """Smallest limit of lines for one host."""
 
-MANY, FEW = 10_000, 500
+LINES_HIGH, LINES_LOW = 10_000, 500
 """Limits on the lines of one read: above the first, hosts trace fewer messages from then on; below the second, more."""
 
 EVERY_MAX = 1 << 20
@@ -45,7 +45,7 @@ GAP_S = 4.0
 FIRST_S = 0.5
 """Time from the first request to the second one: without it, viewers without scripts would get an empty page."""
 
-LOOKS_KEPT = 30
+SNAPSHOTS_KEPT = 30
 """Number of kept snapshots, for a minute: a clicked event on a live page still exists."""
 
 HELD_MAX = 16
@@ -61,7 +61,7 @@ class LiveSnapshot(msgspec.Struct, frozen=True):
     """
 
     number: int
-    happened: EventLog
+    event_log: EventLog
     every: int = 1
     silent: tuple[str, ...] = ()
     is_missing: bool = False
@@ -76,10 +76,10 @@ class LiveEvents:
         self._first_s = first_s
         self._asking = asyncio.Lock()
         self._asked_s = float("-inf")
-        self._told: dict[str, _HostTold] = {}
+        self._reported: dict[str, _HostEvents] = {}
         self._every = 1
         self._count = 0
-        self._looks: dict[int, LiveSnapshot] = {}
+        self._snapshots: dict[int, LiveSnapshot] = {}
         self._held: dict[int, LiveSnapshot] = {}
 
     async def look(self) -> LiveSnapshot:
@@ -87,13 +87,13 @@ class LiveEvents:
         async with self._asking:
             waited_s = time.monotonic() - self._asked_s
             if waited_s >= GAP_S:
-                self._told.clear()  # hosts have stopped tracing, so events are missing
+                self._reported.clear()  # hosts have stopped tracing, so events are missing
                 await self._ask()
                 await asyncio.sleep(self._first_s)
             if waited_s >= self._period_s:
                 await self._ask()
                 self._asked_s = time.monotonic()
-        return self._looks[self._count]
+        return self._snapshots[self._count]
 
     def hold(self, look: LiveSnapshot) -> None:
         """Keep a snapshot for a viewer who studies it."""
@@ -108,52 +108,59 @@ class LiveEvents:
         Raises:
             NotFoundError: the snapshot is no longer kept.
         """
-        snapshot = self._held.get(number) or self._looks.get(number)
+        snapshot = self._held.get(number) or self._snapshots.get(number)
         if snapshot is None:
             raise NotFoundError("what you saw there is not kept any more: look at the last seconds again")
         self.hold(snapshot)
         return snapshot
 
     async def _ask(self) -> None:
-        after = {host: reported.cursor for host, reported in self._told.items()}
-        most = max(LINES_LEAST, LINES_MAX // max(1, len(self._told)))
+        after = {host: reported.cursor for host, reported in self._reported.items()}
+        most = max(LINES_MIN, LINES_MAX // max(1, len(self._reported)))
         answers = await self._calls.recent_traces(after, every=self._every, most=most)
         answered = {host: answer for host, answer in answers.items() if answer is not None}
-        count = sum(self._told.setdefault(host, _HostTold(host)).take(answer) for host, answer in answered.items())
+        count = sum(
+            self._reported.setdefault(host, _HostEvents(host)).take(answer) for host, answer in answered.items()
+        )
         is_missing = any(answer.missed for answer in answered.values())
         self._adapt(count, is_missing=is_missing)
         parts = self._parts(answered)
-        happened = await asyncio.to_thread(_happened, parts)
+        event_log = await asyncio.to_thread(_event_log, parts)
         self._count += 1
         silent = tuple([host for host, answer in answers.items() if answer is None])
-        self._looks[self._count] = LiveSnapshot(self._count, happened, self._every, silent, is_missing)
-        while len(self._looks) > LOOKS_KEPT:
-            del self._looks[next(iter(self._looks))]
+        self._snapshots[self._count] = LiveSnapshot(self._count, event_log, self._every, silent, is_missing)
+        while len(self._snapshots) > SNAPSHOTS_KEPT:
+            del self._snapshots[next(iter(self._snapshots))]
 
     def _adapt(self, count: int, *, is_missing: bool) -> None:
-        if is_missing or count > MANY:
+        if is_missing or count > LINES_HIGH:
             self._every = min(4 * self._every, EVERY_MAX)
-        elif count < FEW:
+        elif count < LINES_LOW:
             self._every = max(1, self._every // 4)
 
     def _parts(self, given: Mapping[str, RecentTrace]) -> list[HostPart]:
         """Return the events up to the time that all hosts have reported, without those that are too old."""
         now_ns = min((answer.time_ns for answer in given.values()), default=time.time_ns())
         times = sorted(
-            [line.time_ns for reported in self._told.values() for lines in reported.lines.values() for line in lines]
+            [
+                line.time_ns
+                for reported in self._reported.values()
+                for lines in reported.lines.values()
+                for line in lines
+            ]
         )
         before_ns = max([now_ns - round(KEPT_S * 1e9), *times[-EVENTS_MAX : -EVENTS_MAX + 1]])
         parts: list[HostPart] = []
-        for host, reported in list(self._told.items()):
+        for host, reported in list(self._reported.items()):
             reported.forget(before_ns=before_ns)
             until_ns = max(now_ns, reported.time_ns - round(WAIT_S * 1e9))
             parts += reported.parts(until_ns)
             if host not in given and not reported.lines:
-                del self._told[host]
+                del self._reported[host]
         return parts
 
 
-class _HostTold:
+class _HostEvents:
     """Events reported by one host. `lines`: lines by run, one run for each process."""
 
     def __init__(self, host: str) -> None:
@@ -187,5 +194,5 @@ class _HostTold:
             yield HostPart(self._host, [line for line in lines if line.time_ns <= until_ns])
 
 
-def _happened(parts: Sequence[HostPart]) -> EventLog:
+def _event_log(parts: Sequence[HostPart]) -> EventLog:
     return EventLog(gather(parts)[-EVENTS_MAX:], is_whole=False)

@@ -13,7 +13,7 @@ from snapline.storage.outputs.names import parse_cursor
 from snapline.view.facts import FleetFacts
 from snapline.view.figures import NOTHING, age, count, plural, seconds, size
 from snapline.view.frame import section, table
-from snapline.view.ledger import NEWEST_MAX, WORDS_MAX, NewestOutputs
+from snapline.view.ledger import NEWEST_MAX, LEDGER_RECORDS_MAX, NewestOutputs
 from snapline.view.links import Targets
 from snapline.view.markup import Child, Markup, join, shown, tag
 from snapline.view.partials import Partial
@@ -59,12 +59,14 @@ class WaitingFacts(msgspec.Struct, frozen=True):
     targets: Targets = Targets()
 
 
-def waiting_body(facts: WaitingFacts) -> Markup:
+def pending_work_body(facts: WaitingFacts) -> Markup:
     """The whole screen."""
-    return join([tag("div", tag("h1", "Waiting"), class_="title"), notices(), *[x.html for x in waiting_pieces(facts)]])
+    return join(
+        [tag("div", tag("h1", "Waiting"), class_="title"), notices(), *[x.html for x in pending_work_partials(facts)]]
+    )
 
 
-def waiting_pieces(facts: WaitingFacts) -> list[Partial]:
+def pending_work_partials(facts: WaitingFacts) -> list[Partial]:
     """Return the pieces that may change."""
     return [
         Partial("figures", _figures(facts)),
@@ -138,8 +140,8 @@ def _turns(told: WaitingAgents, targets: Targets) -> Markup:
     rows = [_turn(each, targets) for each in unfinished[:ROWS_MAX]]
     body = table(TURN_COLUMNS, rows, label="Durable turns") if rows else _nothing("No durable turn is in its middle.")
     silent = f"Not heard in time: {', '.join(told.silent_hosts)}." if told.silent_hosts else ""
-    left_out = f"Hosts have left out {plural(told.more, 'agent')} with which something waits." if told.more else ""
-    strips = [tag("p", each, class_="strip warn") for each in (silent, left_out) if each]
+    omitted = f"Hosts have left out {plural(told.more, 'agent')} with which something waits." if told.more else ""
+    strips = [tag("p", each, class_="strip warn") for each in (silent, omitted) if each]
     return section("turns", "Durable turns", strips, body, _more(len(unfinished)))
 
 
@@ -181,7 +183,7 @@ def _effects(facts: WaitingFacts) -> Markup:
     effects = sorted(facts.effects, key=lambda each: (order.get(each.fate, len(order)), -each.asked_ns))
     rows = [effect_row(each, facts.targets) for each in effects[:ROWS_MAX]]
     body = table(EFFECT_COLUMNS, rows, label="Effects") if rows else _nothing("Agents have done nothing outside.")
-    part = f"The ledger is long: only a part of it has been read so far, and of it the newest {WORDS_MAX:,} words."
+    part = f"The ledger is long: only a part of it has been read so far, and of it the newest {LEDGER_RECORDS_MAX:,} words."
     strip = None if facts.is_ledger_whole else tag("p", part, class_="strip warn")
     return section("effects", "Effects", strip, tag("p", *join_with_space(pills)), body, _more(len(effects)))
 

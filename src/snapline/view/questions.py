@@ -11,7 +11,7 @@ from snapline.client.hosts import HostCalls
 from snapline.client.views import recent_traces
 from snapline.errors import SnaplineError, UsageError
 from snapline.messages.answers import LocatedAgent
-from snapline.messages.coordinator_client import CoordinatorClient, patiently
+from snapline.messages.coordinator_client import CoordinatorClient, retry_until_available
 from snapline.messages.documents import document_of
 from snapline.messages.outputs import ReadConsumersReply, ReadOutputsReply
 from snapline.messages.status import AskedReplica, ReplicaStatus
@@ -22,7 +22,7 @@ REPLICA_S = 2.0
 """Longest wait for a replica, which answers from memory: a viewer waits for the page."""
 
 
-class FleetQuestions:
+class FleetQueries:
     """Client of a fleet. Documents are those of the commands with `-o json`. Failures are SnaplineErrors."""
 
     def __init__(
@@ -35,7 +35,7 @@ class FleetQuestions:
 
     async def status(self) -> dict[str, object]:
         """Answer like `snapline status`; the answer may be slightly old, since it is requested every second."""
-        return document_of(await patiently(lambda: self._coordinator.status(unconfirmed=True)))
+        return document_of(await retry_until_available(lambda: self._coordinator.status(unconfirmed=True)))
 
     async def agents(self) -> list[LocatedAgent]:
         """Return where the agents live."""
@@ -51,7 +51,7 @@ class FleetQuestions:
 
     async def snapshot_at(self, snapshot: str) -> dict[str, object]:
         """Answer as `snapline snapshot show`."""
-        return await patiently(lambda: self._coordinator.read_snapshots("show", snapshot))
+        return await retry_until_available(lambda: self._coordinator.read_snapshots("show", snapshot))
 
     async def line_of(self, failed: Sequence[str]) -> Mapping[str, object]:
         """Answer as `snapline recovery line`."""
@@ -59,16 +59,16 @@ class FleetQuestions:
 
     async def lines_of_each(self) -> dict[str, object]:
         """Answer as `snapline recovery line --each`."""
-        return await patiently(self._coordinator.recovery_lines)
+        return await retry_until_available(self._coordinator.recovery_lines)
 
     async def recoveries(self) -> dict[str, object]:
         """Answer as `snapline recovery history`."""
-        return await patiently(self._coordinator.recovery_history)
+        return await retry_until_available(self._coordinator.recovery_history)
 
     async def epoch_history(self) -> dict[str, object] | None:
         """Answer like `snapline snapshot history`; None: the coordinator is of an older release without it."""
         try:
-            return await patiently(lambda: self._coordinator.read_snapshots("history"))
+            return await retry_until_available(lambda: self._coordinator.read_snapshots("history"))
         except UsageError as error:
             if "history" not in str(error):
                 raise  # the error concerns the requester
@@ -76,7 +76,7 @@ class FleetQuestions:
 
     async def replicas(self) -> list[AskedReplica]:
         """Return the coordinator's replicas, as `snapline coordinator members` has them, each with its own `coordinator status`."""
-        answer = await patiently(lambda: self._coordinator.read_replica("members"))
+        answer = await retry_until_available(lambda: self._coordinator.read_replica("members"))
         members = msgspec.convert(answer["members"], list[AskedReplica])
         return await asyncio.gather(*[self._with_status(each) for each in members])
 
@@ -100,11 +100,11 @@ class FleetQuestions:
 
     async def outputs_page(self, after: str, topic: str = "") -> ReadOutputsReply:
         """Return one answer of outputs after a cursor. `topic` "": all topics named by agents."""
-        return await patiently(lambda: self._coordinator.read_outputs(after, topic))
+        return await retry_until_available(lambda: self._coordinator.read_outputs(after, topic))
 
     async def consumers(self) -> ReadConsumersReply:
         """Answer as `snapline output consumers list`."""
-        return await patiently(self._coordinator.read_consumers)
+        return await retry_until_available(self._coordinator.read_consumers)
 
     async def recent_traces(
         self, after: Mapping[str, str], *, every: int, most: int
@@ -114,18 +114,18 @@ class FleetQuestions:
 
 
 @asynccontextmanager
-async def open_questions(
+async def open_fleet_queries(
     address: str, security: Security, name: str
-) -> AsyncIterator[tuple[FleetQuestions, CoordinatorClient]]:
+) -> AsyncIterator[tuple[FleetQueries, CoordinatorClient]]:
     """Open a client for the view, and the coordinator's client in it. `name`: name of the requester.
 
     Raises:
         CoordinatorUnavailableError: no coordinator answers there.
     """
-    async with await patiently(lambda: open_client(address, security, name)) as client:
+    async with await retry_until_available(lambda: open_client(address, security, name)) as client:
         coordinator, hosts = CoordinatorClient(address, security), HostCalls(security, name)
         try:
-            yield FleetQuestions(client, coordinator, hosts, security), coordinator
+            yield FleetQueries(client, coordinator, hosts, security), coordinator
         finally:
             await hosts.close()
             await coordinator.close()

@@ -97,7 +97,7 @@ def recovery_body(
 ) -> Markup:
     """Draw the whole screen. `effects`: epoch → effects that were open in its cut; `targets`: agents and epochs that have a page."""
     form = _form(line, hosts, agents)
-    one_failure = section("failure", "What a failure would cost now", form, line_found(line))
+    one_failure = section("failure", "What a failure would cost now", form, line_result(line))
     each_failure = section("each", "Whoever fails", heat_map(lines), _silent(lines.silent_hosts))
     return join(
         [
@@ -142,7 +142,7 @@ def _form(line: LineFacts, hosts: Sequence[str], agents: Sequence[str]) -> Marku
     )
 
 
-def line_found(line: LineFacts) -> Markup:
+def line_result(line: LineFacts) -> Markup:
     """Draw where all agents go back to."""
     rolled_back = _back(line)
     named = ", ".join([name.replace("host:", "host ") for name in line.failed])

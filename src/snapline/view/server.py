@@ -7,7 +7,7 @@ from snapline.gateway.serving import serve_app
 from snapline.security.transport import Security
 from snapline.view.acting import Operators
 from snapline.view.app import View
-from snapline.view.questions import open_questions
+from snapline.view.questions import open_fleet_queries
 
 CLIENT_NAME = "view"
 
@@ -35,7 +35,7 @@ async def serve(
         UsageError: the process cannot listen on the address, or one of `reports` is not a folder.
         CoordinatorUnavailableError: no coordinator answers there.
     """
-    async with open_questions(address, security, CLIENT_NAME) as (questions, coordinator):
+    async with open_fleet_queries(address, security, CLIENT_NAME) as (questions, coordinator):
         operators = Operators(coordinator, folder, has_certificates=security.is_tls) if may_act else None
         await _serve(View(questions, token=token, operators=operators, trace=trace, reports=reports), listen)
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 _Known = TypeVar("_Known")
 
 RESULT, CONFIG, TRACE, STEPS, SHRUNK = "result.json", "config.toml", "trace.jsonl.gz", "steps.txt", "shrunk"
-BESIDE = ("timeline.json", "choices.json")
-FLEETS = frozenset({"coordinator.json", "launcher.lock"})
+COMPANION_FILES = ("timeline.json", "choices.json")
+FLEET_FILES = frozenset({"coordinator.json", "launcher.lock"})
 """Files that identify the folder of a fleet, which is skipped: its store has thousands of files and no report."""
 
 DEPTH_MAX, ENTRIES_MAX = 5, 50_000
@@ -165,7 +165,7 @@ class SimReports:
         from snapline.sim.scenario import parse_scenario
 
         folder = self.path_of(place)
-        sizes = {RESULT: FILE_BYTES_MAX, CONFIG: CONFIG_BYTES_MAX, **dict.fromkeys(BESIDE, FILE_BYTES_MAX)}
+        sizes = {RESULT: FILE_BYTES_MAX, CONFIG: CONFIG_BYTES_MAX, **dict.fromkeys(COMPANION_FILES, FILE_BYTES_MAX)}
         for name, size_max in sizes.items():
             if name in (RESULT, CONFIG) or os.path.lexists(folder / name):
                 _check_file(folder / name, size_max)
@@ -175,8 +175,8 @@ class SimReports:
         if is_there:
             _check_file(folder / TRACE, TRACE_BYTES_MAX)
         too_large = "" if not is_there or _fits(folder / TRACE) else "The run's trace is too large to be drawn here."
-        recording = read_recording(folder / TRACE, folder / BESIDE[0]) if is_there and not too_large else None
-        choices = read_choices(folder / BESIDE[1]) if os.path.lexists(folder / BESIDE[1]) else None
+        recording = read_recording(folder / TRACE, folder / COMPANION_FILES[0]) if is_there and not too_large else None
+        choices = read_choices(folder / COMPANION_FILES[1]) if os.path.lexists(folder / COMPANION_FILES[1]) else None
         scenario = parse_scenario(config, source=CONFIG)
         return StoredRun(scenario, config, result, provenance, recording, choices), too_large
 
@@ -210,7 +210,7 @@ class _Walk:
             folder, depth = self._waiting.pop()
             entries = self._entries(folder)
             names = {entry.name for entry in entries}
-            if names & FLEETS:
+            if names & FLEET_FILES:
                 continue
             for entry in entries:
                 with contextlib.suppress(OSError):  # it was deleted meanwhile

@@ -61,8 +61,8 @@ class SimulationPages:
             f"{PLACE}/runs/{{place:path}}": self.show_run,
             f"{PLACE}/pairs/{{place:path}}": self.show_pair,
             f"{PLACE}/sweeps/{{place:path}}": self.show_sweep,
-            f"{PLACE}/reports/{{place:path}}": self.give_report,
-            f"{PLACE}/pictures/{{kind}}/{{place:path}}": self.give_picture,
+            f"{PLACE}/reports/{{place:path}}": self.serve_report,
+            f"{PLACE}/pictures/{{kind}}/{{place:path}}": self.serve_picture,
         }
 
     async def show(self, request: Request) -> Response:
@@ -103,7 +103,7 @@ class SimulationPages:
 
         return self._page("simulation", "A sweep", await self._read(read))
 
-    async def give_report(self, request: Request) -> Response:
+    async def serve_report(self, request: Request) -> Response:
         """Return a generated report, not the file next to the run, which may come from anyone."""
         place = request.path_params["place"]
 
@@ -114,7 +114,7 @@ class SimulationPages:
 
         return HTMLResponse(await self._read(read), headers=OWN_HEADERS)
 
-    async def give_picture(self, request: Request) -> Response:
+    async def serve_picture(self, request: Request) -> Response:
         """Return one of its pictures."""
         kind, place = request.path_params["kind"], request.path_params["place"]
         return Response(

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from snapline.diagrams.event_window import ROWS_MAX, ChosenEvent, EventLog, Window, natural
+from snapline.diagrams.event_window import ROWS_MAX, ChosenEvent, EventLog, Window, natural_key
 from snapline.diagrams.space_time import draw_window
 from snapline.ids import HOST_PREFIX
-from snapline.recovery.gathered import MarkerCame, MarkerLeft
+from snapline.recovery.gathered import MarkerCame, TracedMarkerSend
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent
 from snapline.view.figures import count, plural
 from snapline.view.frame import section
@@ -42,7 +42,7 @@ class SpaceFacts(msgspec.Struct, frozen=True):
 
     query: SpaceQuery
     sources: tuple[Source, ...]
-    happened: EventLog
+    event_log: EventLog
     window: Window
     chosen: ChosenEvent | None = None
     epochs: tuple[int, ...] = ()
@@ -50,7 +50,7 @@ class SpaceFacts(msgspec.Struct, frozen=True):
     sampled: int = 1
     silent: tuple[str, ...] = ()
     is_missing: bool = False
-    left_out: int = 0
+    omitted: int = 0
     trace: str = ""
     held: int = 0
     targets: Targets = Targets()
@@ -58,10 +58,10 @@ class SpaceFacts(msgspec.Struct, frozen=True):
 
 def space_body(facts: SpaceFacts) -> Markup:
     """The whole screen."""
-    return join([_title(facts), notices(), _form(facts), space_found(facts)])
+    return join([_title(facts), notices(), _form(facts), space_results(facts)])
 
 
-def space_found(facts: SpaceFacts) -> Markup:
+def space_results(facts: SpaceFacts) -> Markup:
     """Draw the part below the form: the picture, and the chosen event."""
     by_id = {piece.id: piece.html for piece in space_pieces(facts)}
     label = "Space-time diagram: its events are listed below"
@@ -109,8 +109,8 @@ def _title(facts: SpaceFacts) -> Markup:
 
 
 def _form(facts: SpaceFacts) -> Markup:
-    query, happened = facts.query, facts.happened
-    busiest = frozenset(_busiest(happened))
+    query, event_log = facts.query, facts.event_log
+    busiest = frozenset(_busiest(event_log))
     hidden = [
         tag("input", type="hidden", name=name, value=value)
         for name, value in (("source", query.source), ("held", query.held), ("first", query.first), ("end", query.end))
@@ -133,7 +133,7 @@ def _form(facts: SpaceFacts) -> Markup:
     return tag(
         "form",
         hidden,
-        rows if happened.hosts or query.source == "live" else None,
+        rows if event_log.hosts or query.source == "live" else None,
         events,
         field,
         tag("button", "Show"),
@@ -155,17 +155,17 @@ def _choice_of_agents(facts: SpaceFacts) -> Markup:
     chosen = facts.query.agents
     boxes = [
         tag("label", tag("input", type="checkbox", name="agent", value=agent, checked=agent in chosen), agent)
-        for agent in sorted(_busiest(facts.happened), key=natural)
+        for agent in sorted(_busiest(facts.event_log), key=natural_key)
     ]
     legend = tag("legend", f"Rows of these; none of them: of the busiest {ROWS_MAX}", class_="quiet")
     inner = (tag("summary", "Choose agents"), tag("fieldset", legend, boxes, class_="boxes"))
-    is_open = any(agent in chosen for agent in _busiest(facts.happened))
+    is_open = any(agent in chosen for agent in _busiest(facts.event_log))
     choice = tag("details", inner, id="choose", open=is_open) if boxes else None
     return tag("div", choice, class_="choose", id="choice")
 
 
-def _busiest(happened: EventLog) -> list[str]:
-    return [agent for agent, _ in happened.busy.most_common(BOXES_MAX)]
+def _busiest(event_log: EventLog) -> list[str]:
+    return [agent for agent, _ in event_log.busy.most_common(BOXES_MAX)]
 
 
 def _about(facts: SpaceFacts) -> Markup:
@@ -175,21 +175,21 @@ def _about(facts: SpaceFacts) -> Markup:
 
 
 def _moves(facts: SpaceFacts) -> Child:
-    happened, window, query = facts.happened, facts.window, still(facts)
-    shown = len(happened.shown(window))
+    event_log, window, query = facts.event_log, facts.window, still(facts)
+    shown = len(event_log.shown(window))
     half = max(1, shown // 2)
-    begin = happened.moved(replace(window, first=0, end=min(1, len(happened))), first=0, end=max(1, shown - 1))
-    earlier, later = (happened.moved(window, first=count, end=count) for count in (-half, half))
+    begin = event_log.moved(replace(window, first=0, end=min(1, len(event_log))), first=0, end=max(1, shown - 1))
+    earlier, later = (event_log.moved(window, first=count, end=count) for count in (-half, half))
     steps = (
         ("⇤", "First", begin, "", begin != window),
         (
             "−",
             "Zoom out",
-            wider := happened.moved(window, first=-half, end=half),
+            wider := event_log.moved(window, first=-half, end=half),
             "-",
             wider != window and shown < SHOWN_MAX,
         ),
-        ("+", "Zoom in", inner := _zoomed(happened, window, _middle(facts)), "+", inner != window),
+        ("+", "Zoom in", inner := _zoomed(event_log, window, _middle(facts)), "+", inner != window),
         ("←", "Earlier", earlier, "ArrowLeft", earlier.first < window.first),
         ("→", "Later", later, "ArrowRight", later.end > window.end),
     )
@@ -218,8 +218,8 @@ def _middle(facts: SpaceFacts) -> int | None:
     return event if event is not None and facts.window.first <= event < facts.window.end else None
 
 
-def _zoomed(happened: EventLog, window: Window, around: int | None) -> Window:
-    shown = happened.shown(window)
+def _zoomed(event_log: EventLog, window: Window, around: int | None) -> Window:
+    shown = event_log.shown(window)
     if len(shown) < 4:
         return window
     middle = len(shown) // 2 if around is None else sum(position < around for position in shown)
@@ -229,14 +229,14 @@ def _zoomed(happened: EventLog, window: Window, around: int | None) -> Window:
 
 
 def _notes(facts: SpaceFacts) -> list[str]:
-    happened, window = facts.happened, facts.window
+    event_log, window = facts.event_log, facts.window
     rows = sum(not lane.startswith(HOST_PREFIX) for lane in window.lanes)
     notes = []
-    if not len(happened):
+    if not len(event_log):
         notes.append("Nothing has happened yet: hosts trace from the first look on.")
-    if window.rows == "agents" and rows < len(happened.busy):
+    if window.rows == "agents" and rows < len(event_log.busy):
         notes.append(
-            f"{rows:,} of {plural(len(happened.busy), 'agent')} have a row here: choose others, or rows of hosts."
+            f"{rows:,} of {plural(len(event_log.busy), 'agent')} have a row here: choose others, or rows of hosts."
         )
     if window.rows == "hosts":
         notes.append("Messages within a host are left out, and what its agents record for one epoch is one mark.")
@@ -248,8 +248,8 @@ def _notes(facts: SpaceFacts) -> list[str]:
         notes.append("Hosts have done more than they could tell: something is missing.")
     if facts.silent:
         notes.append(f"Not told by {', '.join(facts.silent)}.")
-    if facts.left_out:
-        notes.append(f"The first {plural(facts.left_out, 'event')} of the trace are left out.")
+    if facts.omitted:
+        notes.append(f"The first {plural(facts.omitted, 'event')} of the trace are left out.")
     return notes
 
 
@@ -262,7 +262,7 @@ def _picture(facts: SpaceFacts) -> Markup:
     def href(position: int) -> str:
         return replace(query, event=position).address(fragment="event")
 
-    drawn = draw_window(facts.happened, facts.window, facts.chosen, href=href)
+    drawn = draw_window(facts.event_log, facts.window, facts.chosen, href=href)
     return tag("div", Markup(drawn), id="picture")
 
 
@@ -270,20 +270,20 @@ def _picture(facts: SpaceFacts) -> Markup:
 
 
 def _event(facts: SpaceFacts) -> Markup | None:
-    chosen, happened = facts.chosen, facts.happened
+    chosen, event_log = facts.chosen, facts.event_log
     if chosen is None:
         return None
-    rows: list[tuple[str, Child]] = [("when", happened.when(chosen.position)), *_details(facts, chosen.position)]
+    rows: list[tuple[str, Child]] = [("when", event_log.when(chosen.position)), *_details(facts, chosen.position)]
     rows.append(("vector clock", _clock(chosen, facts)))
     listed = tag("dl", [tag("div", tag("dt", name), tag("dd", value)) for name, value in rows], class_="facts")
     aside = tag("span", _neighbours(facts, chosen.position), class_="moves")
-    return section("event", happened.told(chosen.position), listed, aside=aside)
+    return section("event", event_log.told(chosen.position), listed, aside=aside)
 
 
 def _details(facts: SpaceFacts, position: int) -> list[tuple[str, Child]]:
-    traced = facts.happened.events[position]
+    traced = facts.event_log.events[position]
     event = traced.event
-    rows: list[tuple[str, Child]] = [("event", f"{position:,} of {len(facts.happened):,}, counted from 0")]
+    rows: list[tuple[str, Child]] = [("event", f"{position:,} of {len(facts.event_log):,}, counted from 0")]
     if traced.host:
         rows.append(("host", traced.host))
     match event:
@@ -292,9 +292,9 @@ def _details(facts: SpaceFacts, position: int) -> list[tuple[str, Child]]:
             rows += [("epoch", _epoch(epoch, facts)) for epoch in traced.epochs]
         case MessageSent() | MessageReceived():
             rows += [("message", event.message), *_in_transit(facts), *_stamp(facts, position)]
-        case MarkerLeft() | MarkerCame():
+        case TracedMarkerSend() | MarkerCame():
             rows.append(("epoch", _epoch(event.epoch, facts)))
-    if facts.happened.past.is_undone(position):
+    if facts.event_log.past.is_undone(position):
         rows.append(("undone", "by a recovery"))
     return rows
 
@@ -311,9 +311,9 @@ def _value(value: object) -> Child:
 
 def _stamp(facts: SpaceFacts, position: int) -> list[tuple[str, Child]]:
     """Return the epoch that its agent had recorded last by then, if known."""
-    agent = getattr(facts.happened.events[position].event, "agent", "")
+    agent = getattr(facts.event_log.events[position].event, "agent", "")
     for earlier in range(position - 1, -1, -1):
-        traced = facts.happened.events[earlier]
+        traced = facts.event_log.events[earlier]
         if traced.epochs and isinstance(traced.event, CheckpointTaken) and traced.event.agent == agent:
             return [("after the record of", _epoch(max(traced.epochs), facts))]
     return []
@@ -324,7 +324,7 @@ def _epoch(epoch: int, facts: SpaceFacts) -> Child:
 
 
 def _clock(chosen: ChosenEvent, facts: SpaceFacts) -> Child:
-    own = _own(facts.happened.row_at(chosen.position, facts.window.rows), chosen)
+    own = _own(facts.event_log.row_at(chosen.position, facts.window.rows), chosen)
     entries = sorted(chosen.clock.items(), key=lambda entry: entry[0] != own)
     shown = [
         tag("span", tag("span", name, class_="key"), tag("b", f"{number:,}"), class_="entry")
@@ -332,7 +332,7 @@ def _clock(chosen: ChosenEvent, facts: SpaceFacts) -> Child:
     ]
     more = f"and {len(entries) - CLOCK_MAX:,} more" if len(entries) > CLOCK_MAX else None
     explanation = "It counts the events of these rows that came before this one or are this one" + (
-        ", since the fleet began." if facts.happened.is_whole else ", as far back as is known."
+        ", since the fleet began." if facts.event_log.is_whole else ", as far back as is known."
     )
     return (tag("div", shown, more, class_="clock"), tag("p", explanation, class_="quiet"))
 
@@ -345,12 +345,12 @@ def _own(row: str, chosen: ChosenEvent) -> str:
 
 def _neighbours(facts: SpaceFacts, position: int) -> Child:
     """Draw links to the other end of a message, and along the row."""
-    happened, window, query = facts.happened, facts.window, still(facts)
-    row = happened.row_at(position, window.rows)
-    own = [each for each in happened.shown(window) if happened.row_at(each, window.rows) == row]
+    event_log, window, query = facts.event_log, facts.window, still(facts)
+    row = event_log.row_at(position, window.rows)
+    own = [each for each in event_log.shown(window) if event_log.row_at(each, window.rows) == row]
     before = [each for each in own if each < position]
     after = [each for each in own if each > position]
-    partner = happened.partner(position)
+    partner = event_log.partner(position)
     steps = (
         ("Before", before[-1] if before else None),
         ("Its other end", partner),
@@ -359,16 +359,16 @@ def _neighbours(facts: SpaceFacts, position: int) -> Child:
     links: list[Child] = []
     for name, to in steps:
         if to is not None:
-            around = query if window.first <= to < window.end else query.at(_around(happened, window, to))
+            around = query if window.first <= to < window.end else query.at(_around(event_log, window, to))
             links.append(tag("a", name, href=replace(around, event=to).address(fragment="event")))
     return links
 
 
-def _around(happened: EventLog, window: Window, position: int) -> Window:
+def _around(event_log: EventLog, window: Window, position: int) -> Window:
     """A window of the same size, with this event in its middle."""
-    half = max(1, len(happened.shown(window)) // 2)
+    half = max(1, len(event_log.shown(window)) // 2)
     bare = replace(window, first=position, end=position + 1)
-    return happened.moved(bare, first=-half, end=half)
+    return event_log.moved(bare, first=-half, end=half)
 
 
 # -- the list ------------------------------------------------------------------------------------------------------------
@@ -376,14 +376,14 @@ def _around(happened: EventLog, window: Window, position: int) -> Window:
 
 def _events(facts: SpaceFacts) -> Markup:
     """Draw the events as a list, for screen readers and the keyboard."""
-    happened, query = facts.happened, still(facts)
-    shown = happened.shown(facts.window)
+    event_log, query = facts.event_log, still(facts)
+    shown = event_log.shown(facts.window)
     rows = [
         tag(
             "li",
-            tag("span", happened.when(position), class_="quiet"),
+            tag("span", event_log.when(position), class_="quiet"),
             " ",
-            tag("a", happened.told(position), href=replace(query, event=position).address(fragment="event")),
+            tag("a", event_log.told(position), href=replace(query, event=position).address(fragment="event")),
         )
         for position in shown[-LISTED_MAX:]
     ]

@@ -64,30 +64,30 @@ class SpaceQuery(msgspec.Struct, frozen=True):
         """Return whether it goes on while it is viewed."""
         return self.source == "live" and not self.held
 
-    def window(self, happened: EventLog) -> Window:
+    def window(self, event_log: EventLog) -> Window:
         """Return the window to be shown.
 
         Raises:
             UsageError: the window is empty, or larger than a page.
         """
-        lanes = happened.rows_of(self.rows, self.agents)
+        lanes = event_log.rows_of(self.rows, self.agents)
         if self.first is None or self.end is None:
-            return happened.window(self.rows, lanes, count=self.count)
-        first, end = max(0, self.first), min(len(happened), self.end)
+            return event_log.window(self.rows, lanes, count=self.count)
+        first, end = max(0, self.first), min(len(event_log), self.end)
         if first >= end:
             raise UsageError(
-                f"from {self.first} to {self.end} there are no events: there are {len(happened)}, from 0 on"
+                f"from {self.first} to {self.end} there are no events: there are {len(event_log)}, from 0 on"
             )
-        return narrowed(happened, Window(self.rows, lanes, first, end))
+        return narrowed(event_log, Window(self.rows, lanes, first, end))
 
     def at(self, window: Window) -> "SpaceQuery":
         """Return the same with this window."""
         return replace(self, first=window.first, end=window.end)
 
 
-def narrowed(happened: EventLog, window: Window) -> Window:
+def narrowed(event_log: EventLog, window: Window) -> Window:
     """Return the last events of it, if it has more than a page may have."""
-    shown = happened.shown(window)
+    shown = event_log.shown(window)
     return window if len(shown) <= SHOWN_MAX else replace(window, first=shown[-SHOWN_MAX])
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from snapline.client.trace_files import SUFFIX, read_happened
+from snapline.client.trace_files import SUFFIX, read_trace_events
 from snapline.diagrams.event_window import ChosenEvent, EventLog, Window
 from snapline.diagrams.space_time import draw_window
 from snapline.errors import SnaplineError, UsageError
@@ -26,14 +26,14 @@ from snapline.view.links import Targets
 from snapline.view.live_events import LiveEvents, LiveSnapshot
 from snapline.view.markup import Markup
 from snapline.view.partials import Partial
-from snapline.view.space_page import SpaceFacts, space_body, space_found, space_pieces
+from snapline.view.space_page import SpaceFacts, space_body, space_pieces, space_results
 from snapline.view.space_query import Source, SpaceQuery, query_of
 from snapline.view.streams import Streams
 
 TRACE_EVENTS_MAX = 200_000
 """Largest number of events of a trace, the last ones: more take minutes to process, and gigabytes."""
 
-EPOCHS_LOOKED_AT = 3
+EPOCHS_SEARCHED_MAX = 3
 """Largest number of cuts searched for the content of a message, which is in transit in several cuts only if epochs overlap."""
 
 
@@ -47,25 +47,25 @@ class ShownTrace:
         self._place = place
         self._reading = asyncio.Lock()
         self._stamp: object = None
-        self._happened = EventLog([], is_whole=True)
-        self.left_out = 0
+        self._event_log = EventLog([], is_whole=True)
+        self.omitted = 0
 
     @property
     def name(self) -> str:
         """Name for people."""
         return str(self._place)
 
-    async def happened(self) -> EventLog:
+    async def event_log(self) -> EventLog:
         """Return all events. SnaplineError: the trace cannot be read."""
         async with self._reading:
             stamp = await asyncio.to_thread(self._stamp_now)
             if stamp != self._stamp:
-                events = await asyncio.to_thread(read_happened, self._place)
-                self.left_out = max(0, len(events) - TRACE_EVENTS_MAX)
-                kept = events[self.left_out :]
-                self._happened = EventLog(kept, is_whole=not self.left_out)
+                events = await asyncio.to_thread(read_trace_events, self._place)
+                self.omitted = max(0, len(events) - TRACE_EVENTS_MAX)
+                kept = events[self.omitted :]
+                self._event_log = EventLog(kept, is_whole=not self.omitted)
                 self._stamp = stamp
-        return self._happened
+        return self._event_log
 
     def _stamp_now(self) -> object:
         files = sorted(self._place.glob(f"*{SUFFIX}")) if self._place.is_dir() else [self._place]
@@ -99,7 +99,7 @@ class SpaceTimePages:
         """Show the screen."""
         facts = await self._facts(self._query(request))
         if request.query_params.get("part") == "found":
-            return HTMLResponse(str(await asyncio.to_thread(space_found, facts)), headers=HEADERS)
+            return HTMLResponse(str(await asyncio.to_thread(space_results, facts)), headers=HEADERS)
         if facts.query.is_live and self._live is not None:
             self._live.held(facts.held)  # viewers without scripts may click later
         body = await asyncio.to_thread(space_body, facts)
@@ -119,13 +119,13 @@ class SpaceTimePages:
     async def svg(self, request: Request) -> Response:
         """Return the picture."""
         facts = await self._facts(self._query(request))
-        drawn = await asyncio.to_thread(draw_window, facts.happened, facts.window, facts.chosen)
+        drawn = await asyncio.to_thread(draw_window, facts.event_log, facts.window, facts.chosen)
         return _file(drawn, "image/svg+xml", "space-time.svg")
 
     async def shiviz(self, request: Request) -> Response:
         """Return the log."""
         facts = await self._facts(self._query(request))
-        log = await asyncio.to_thread(facts.happened.shiviz, facts.window)
+        log = await asyncio.to_thread(facts.event_log.shiviz, facts.window)
         return _file(log, "text/plain; charset=utf-8", "space-time.log")
 
     def _query(self, request: Request) -> SpaceQuery:
@@ -136,12 +136,12 @@ class SpaceTimePages:
     async def _facts(self, query: SpaceQuery) -> SpaceFacts:
         if query.source == "trace":
             assert self._trace is not None
-            happened, name = await self._trace.happened(), self._trace.name
-            facts = await asyncio.to_thread(_facts_of, query, self._sources, happened)
-            facts = replace(facts, trace=name, left_out=self._trace.left_out)
+            event_log, name = await self._trace.event_log(), self._trace.name
+            facts = await asyncio.to_thread(_facts_of, query, self._sources, event_log)
+            facts = replace(facts, trace=name, omitted=self._trace.omitted)
         else:
             look = await self._look(query)
-            facts = await asyncio.to_thread(_facts_of, query, self._sources, look.happened)
+            facts = await asyncio.to_thread(_facts_of, query, self._sources, look.event_log)
             facts = replace(facts, held=look.number, sampled=look.every, silent=look.silent, is_missing=look.is_missing)
         if facts.chosen is None:
             return facts
@@ -157,11 +157,11 @@ class SpaceTimePages:
         """Add the message's content, if a snapshot holds it in transit."""
         if facts.chosen is None or not facts.epochs:
             return facts
-        event = facts.happened.events[facts.chosen.position].event
+        event = facts.event_log.events[facts.chosen.position].event
         if facts.query.source != "live" or not isinstance(event, MessageSent | MessageReceived):
             return facts
         contents: list[object] = []
-        for epoch in facts.epochs[:EPOCHS_LOOKED_AT]:
+        for epoch in facts.epochs[:EPOCHS_SEARCHED_MAX]:
             try:
                 cut = await self._cut_at(str(epoch))
             except SnaplineError:
@@ -174,25 +174,25 @@ class SpaceTimePages:
         return replace(facts, content=tuple(contents[:1]))
 
 
-def _facts_of(query: SpaceQuery, sources: tuple[Source, ...], happened: EventLog) -> SpaceFacts:
-    window = query.window(happened)
-    chosen = _chosen(query, happened, window)
-    epochs = () if chosen is None else in_transit(happened, chosen.position)
-    return SpaceFacts(query, sources, happened, window, chosen, epochs)
+def _facts_of(query: SpaceQuery, sources: tuple[Source, ...], event_log: EventLog) -> SpaceFacts:
+    window = query.window(event_log)
+    chosen = _chosen(query, event_log, window)
+    epochs = () if chosen is None else in_transit(event_log, chosen.position)
+    return SpaceFacts(query, sources, event_log, window, chosen, epochs)
 
 
-def _chosen(query: SpaceQuery, happened: EventLog, window: Window) -> ChosenEvent | None:
+def _chosen(query: SpaceQuery, event_log: EventLog, window: Window) -> ChosenEvent | None:
     if query.event is None:
         return None
-    if query.event >= len(happened) or isinstance(happened.events[query.event].event, Recovery):
-        raise UsageError(f"there is no event {query.event}: there are {len(happened)}, from 0 on")
-    return happened.chosen(window, query.event)
+    if query.event >= len(event_log) or isinstance(event_log.events[query.event].event, Recovery):
+        raise UsageError(f"there is no event {query.event}: there are {len(event_log)}, from 0 on")
+    return event_log.chosen(window, query.event)
 
 
-def in_transit(happened: EventLog, position: int) -> tuple[int, ...]:
+def in_transit(event_log: EventLog, position: int) -> tuple[int, ...]:
     """Return the epochs in whose cut the message of this event was in transit."""
-    cuts = [front for front in happened.past.fronts if front.kind == "cut"]
-    for arrow in happened.past.arrows(position, position, cuts, {}):
+    cuts = [front for front in event_log.past.fronts if front.kind == "cut"]
+    for arrow in event_log.past.arrows(position, position, cuts, {}):
         if position in (arrow.sent, *arrow.received) and arrow.state == "in-transit":
             return tuple(map(int, _EPOCH.findall(arrow.words[0])))
     return ()

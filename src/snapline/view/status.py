@@ -27,10 +27,10 @@ stroke stroke-width stroke-dasharray markerHeight markerWidth orient refX refY
 ELEMENTS, ATTRIBUTES = frozenset(_ELEMENTS.split()), frozenset(_ATTRIBUTES.split())
 """Allowed elements and attributes. Also allowed: `aria-…`, `id`, and attributes that refer to an id."""
 
-GONE = frozenset({"form"})
+REMOVED_ELEMENTS = frozenset({"form"})
 """Elements that are removed, with their content."""
 
-FORGOTTEN = ("data-",)
+REMOVED_PREFIXES = ("data-",)
 """Prefixes of removed attributes, which only scripts read."""
 
 IDS = frozenset({"aria-labelledby", "aria-describedby"})
@@ -67,7 +67,7 @@ def _parts(markup: str, screen: str, place: Place, ids: Collection[str]) -> Iter
             continue
         yield moment or text
         moment = ""
-        if name in GONE:
+        if name in REMOVED_ELEMENTS:
             removed = name
             continue
         if name not in ELEMENTS:
@@ -95,7 +95,7 @@ def _attributes(attributes: str, screen: str) -> dict[str, str | None]:
     kept: dict[str, str | None] = {}
     for match in _ATTRIBUTE.finditer(attributes):
         name, value = match[1], None if match[2] is None else unescape(match[2])
-        if name.startswith(FORGOTTEN):
+        if name.startswith(REMOVED_PREFIXES):
             continue
         if name == "id" or name in IDS:
             value = f"{screen}-{value}"

@@ -12,7 +12,15 @@ from snapline.messages.answers import SnapshotList
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.messages.payloads import describe_payload
 from snapline.storage.store.store import Store
-from snapline.view.ledger import BACK_FIRST, BACK_STEP, ENOUGH, NEWEST_MAX, TOPICS_MAX, WORDS_MAX, NewestOutputs
+from snapline.view.ledger import (
+    LEDGER_RECORDS_MAX,
+    NEWEST_MAX,
+    OUTPUTS_ENOUGH,
+    SEARCH_EPOCHS_FIRST,
+    SEARCH_EPOCHS_STEP,
+    TOPICS_MAX,
+    NewestOutputs,
+)
 from snapline.view.pending_work_page import WaitingFacts
 
 
@@ -37,22 +45,24 @@ class StoreAtRest:
 
     def outside(self, last_epoch: int) -> WaitingFacts:
         """Return the effects and the newest outputs in the snapshots. DamagedDataError."""
-        records: deque[Output | OutputsReverted] = deque(maxlen=WORDS_MAX)
+        records: deque[Output | OutputsReverted] = deque(maxlen=LEDGER_RECORDS_MAX)
         count = 0
         for record in self._outputs.outputs(EFFECTS_TOPIC, message_type=EffectRecord):
             records.append(record)
             count += 1
-        return WaitingFacts(outputs=self._newest(last_epoch), effects=fold(records), is_ledger_whole=count <= WORDS_MAX)
+        return WaitingFacts(
+            outputs=self._newest(last_epoch), effects=fold(records), is_ledger_whole=count <= LEDGER_RECORDS_MAX
+        )
 
     def _newest(self, last_epoch: int) -> NewestOutputs:
         """Return the newest outputs like `ledger.newest_outputs`: search further back until there are enough."""
-        epochs_back = BACK_FIRST
+        epochs_back = SEARCH_EPOCHS_FIRST
         while True:
             since = max(0, last_epoch - epochs_back)
             newest = self._since(since)
-            if not since or sum(newest.counts.values()) >= ENOUGH:
+            if not since or sum(newest.counts.values()) >= OUTPUTS_ENOUGH:
                 return newest
-            epochs_back *= BACK_STEP
+            epochs_back *= SEARCH_EPOCHS_STEP
 
     def _since(self, epoch: int) -> NewestOutputs:
         topics, counts = dict[str, deque[Output]](), Counter[str]()

@@ -14,7 +14,7 @@ from snapline.agent_runtime.snapshots.forking import ForkInputs, ForkRequest, fo
 from snapline.deploy.data_directory import STORE_FOLDER, folder_of_fork
 from snapline.errors import NotFoundError, UsageError
 from snapline.ids import check_id
-from snapline.messages.coordinator_client import CoordinatorClient, patiently
+from snapline.messages.coordinator_client import CoordinatorClient, retry_until_available
 from snapline.storage.retention.catalog import SnapshotSummary
 from snapline.storage.retention.holds import Holds
 from snapline.storage.store.store import Store
@@ -51,7 +51,9 @@ class StoreActions:
 
     async def kept(self) -> KeptSnapshots:
         """Return the existing snapshots."""
-        return msgspec.convert(await patiently(lambda: self._coordinator.read_snapshots("list")), KeptSnapshots)
+        return msgspec.convert(
+            await retry_until_available(lambda: self._coordinator.read_snapshots("list")), KeptSnapshots
+        )
 
     async def tag(self, facts: FleetFacts, query: Fields) -> ProposedAction:
         """Propose to name a snapshot."""

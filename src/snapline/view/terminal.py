@@ -49,7 +49,7 @@ def draw(heard: Heard, *, lines: int) -> RenderableType:
     if heard.trouble:
         parts.append(_text(f"! {heard.trouble}; this is how it stood before", style="red"))
     concerns = [
-        _text(f"! {each.line(heard.heard_s)}", style=COLORS[tone_of("concern", each.kind)])
+        _text(f"! {each.line(heard.updated_s)}", style=COLORS[tone_of("concern", each.kind)])
         for each in facts.concerns[:CONCERNS_MAX]
     ]
     if len(facts.concerns) > CONCERNS_MAX:

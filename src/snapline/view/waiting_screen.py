@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from snapline.agent_runtime.effect_ledger import Effect, with_standing
-from snapline.messages.effect_records import StandingEffect
+from snapline.messages.effect_records import UnfinishedEffect
 from snapline.messages.views import WaitingAgents
 from snapline.view.facts import ViewCalls
 from snapline.view.ledger import EffectLedger, newest_outputs
@@ -17,7 +17,7 @@ from snapline.view.streams import PERIOD_S
 from snapline.view.watch import FleetWatch
 
 
-class WaitingScreen:
+class PendingWorkReader:
     """Latest known facts. Use it from one event loop."""
 
     def __init__(self, calls: ViewCalls, watch: FleetWatch) -> None:
@@ -46,7 +46,7 @@ class WaitingScreen:
         state = await self._watch.now()
         fleet, waiting = state.facts, await self._calls.waiting()
         await self._ledger.catch_up(self._calls)
-        effects_in_doubt = msgspec.convert(waiting.get("effects", []), list[StandingEffect])
+        effects_in_doubt = msgspec.convert(waiting.get("effects", []), list[UnfinishedEffect])
         agents = msgspec.convert(waiting, WaitingAgents)
         with_pages = [*[each.agent for each in state.agents], *[each.agent for each in agents.agents]]
         return WaitingFacts(

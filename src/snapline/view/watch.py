@@ -38,7 +38,7 @@ class FleetWatch:
         self._calls = calls
         self._period_s = period_s
         self._rates = TurnRates()
-        self._standing = Heard()
+        self._state = Heard()
         self._asked_s = float("-inf")
         self._asking = asyncio.Lock()
         self._agents_of: tuple[object, ...] = ()
@@ -49,7 +49,7 @@ class FleetWatch:
     @property
     def last(self) -> Heard:
         """Latest state heard."""
-        return self._standing
+        return self._state
 
     @property
     def viewers(self) -> int:
@@ -61,7 +61,7 @@ class FleetWatch:
         async with self._asking:
             if time.monotonic() - self._asked_s >= self._period_s:
                 await self._ask()
-        return self._standing
+        return self._state
 
     async def follow(self) -> AsyncGenerator[Heard, None]:
         """Yield the state of the fleet, now and after every request.
@@ -80,7 +80,7 @@ class FleetWatch:
             while True:
                 await news.wait()
                 news.clear()
-                yield self._standing
+                yield self._state
         finally:
             self._news.discard(news)
             if not self._news:
@@ -111,13 +111,13 @@ class FleetWatch:
             agents = await self._agents(facts)
         except (SnaplineError, msgspec.ValidationError) as error:
             self._asked_s = time.monotonic()
-            self._standing = msgspec.structs.replace(self._standing, trouble=str(error), turns_per_s=None)
+            self._state = msgspec.structs.replace(self._state, trouble=str(error), turns_per_s=None)
             return
         self._asked_s = time.monotonic()
         rates, course = self._rates.note(self._asked_s, facts)
-        self._standing = Heard(
+        self._state = Heard(
             facts=facts,
-            heard_s=time.time(),
+            updated_s=time.time(),
             turns_per_s=sum(rates.values()) if rates else None,
             host_turns_per_s=rates,
             course=course,
@@ -134,4 +134,4 @@ class FleetWatch:
             agents = tuple(sorted(await self._calls.agents(), key=lambda each: counted(each.agent)))
             self._agents_of, self._agents_s = key, now_s
             return agents
-        return self._standing.agents
+        return self._state.agents

@@ -8,7 +8,7 @@ import pytest
 from tests.adapters.autogen.environment import PYTHON, needed
 
 from snapline.adapters.autogen.messages import KeptValue
-from snapline.adapters.autogen.worker import AutogenWorker, HeardReply, TurnSegment
+from snapline.adapters.autogen.worker import AutogenWorker, ReceivedReply, TurnSegment
 from snapline.errors import DivergenceError
 
 pytestmark = needed
@@ -42,16 +42,16 @@ class Played:
             "topic": "",
             "id": "1",
         }
-        self.heard: list[HeardReply] = []
+        self.heard: list[ReceivedReply] = []
         self.said: list[list[Any]] = []
 
     async def go_on(self) -> TurnSegment:
         found = await self.worker.segment(self.begin, list(self.heard), list(self.said))
-        self.said += [item.likeness() for item in found.items]
+        self.said += [item.comparison_key() for item in found.items]
         return found
 
     def hear(self, call: int, value: int) -> None:
-        self.heard.append(HeardReply(call, KeptValue("message", json.dumps({"value": value}), "Number"), False))
+        self.heard.append(ReceivedReply(call, KeptValue("message", json.dumps({"value": value}), "Number"), False))
 
     async def to_the_end(self, worker: AutogenWorker | None = None) -> TurnSegment:
         """Each call is answered by twice its number, the newest first."""

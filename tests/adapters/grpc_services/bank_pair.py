@@ -113,12 +113,12 @@ class Pair:
             member.going_back()
         for member in self.members.values():
             member._shared.plan = self.plan
-        self.members["a"].when_over(over.set)
+        self.members["a"].when_work_ended(over.set)
         await over.wait()
         for name, member in self.members.items():
             member._shared.agents = {name: None}  # type: ignore[dict-item]  # no epoch is recorded here
             state = line.states[name] if line else ServiceState(calls=LedgerImage())
-            member.gone_back(BankAgent(msgspec.structs.replace(state)))
+            member.on_rolled_back(BankAgent(msgspec.structs.replace(state)))
 
 
 def counted(states: dict[str, ServiceState], addresses: dict[str, str]) -> tuple[int, bool]:

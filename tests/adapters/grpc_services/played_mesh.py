@@ -16,7 +16,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from snapline.adapters.grpc.ledger import CallAnswer, CallLedger, DivergedCallError, Handling, LedgerImage, ServiceCall
+from snapline.adapters.grpc.ledger import (
+    CallAnswer,
+    CallLedger,
+    DivergedCallError,
+    HandlerExecution,
+    LedgerImage,
+    ServiceCall,
+)
 from snapline.adapters.grpc.stamps import CallStamp, judge
 
 SERVICES, TOKENS = 3, 12
@@ -83,7 +90,7 @@ class Frame:
     """A handler that waits for the answer to a call of its."""
 
     work: Work
-    handling: Handling
+    handling: HandlerExecution
     request: Request
 
 
@@ -160,8 +167,8 @@ class Mesh:
         return call
 
     def _send(self, service: Service, call: ServiceCall) -> None:
-        service.ledger.over_again(call.target, service.told.pop(call.id, ()))
-        told = service.told[call.id] = service.ledger.over_for(call.target)
+        service.ledger.requeue_finished(call.target, service.told.pop(call.id, ()))
+        told = service.told[call.id] = service.ledger.finished_calls_for(call.target)
         stamp = CallStamp(service.plan, service.recorded, call.id, call.digest, told)
         self.wire.append(Request(service.number, int(call.target), stamp, call.method, call.request))
 
@@ -189,7 +196,7 @@ class Mesh:
             work = self._work(service, item, begun)
             self._go_on(service, Frame(work, begun, item), None)
 
-    def _work(self, service: Service, item: Request, handling: Handling) -> Work:
+    def _work(self, service: Service, item: Request, handling: HandlerExecution) -> Work:
         wanted = msgspec.msgpack.decode(item.payload, type=Wanted)
         state, onward = service.state, (service.number + 1) % SERVICES
         back = 0
@@ -238,8 +245,8 @@ class Mesh:
             self._record(service, item.epoch)
         del service.waits[item.id]
         if item.told:
-            service.ledger.over_told(call.target, item.told)
-        service.ledger.over_again(call.target, [x for x in service.told.pop(item.id) if x not in item.told])
+            service.ledger.confirm_finished(call.target, item.told)
+        service.ledger.requeue_finished(call.target, [x for x in service.told.pop(item.id) if x not in item.told])
         service.ledger.answered(call, frame.handling if frame is not None else None)
         value = msgspec.msgpack.decode(item.answer.response) if not item.answer.code else 0
         if frame is not None:
@@ -315,7 +322,7 @@ class Mesh:
         raise AssertionError("calls are under way for ever")
 
 
-def _is_running(service: Service, handling: Handling) -> bool:
+def _is_running(service: Service, handling: HandlerExecution) -> bool:
     return any(frame is not None and frame.handling is handling for _, frame in service.waits.values())
 
 

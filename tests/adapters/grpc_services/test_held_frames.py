@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from snapline.adapters.grpc.held_messages import HELD_S, HeldMessages, newest_epoch
+from snapline.adapters.grpc.held_messages import HELD_S, HeldFrames, newest_epoch
 from snapline.channels.frame import Frame, Items, LinkHello, Marker, OpenChannel, encode_marker, encode_open
 
 OPEN = OpenChannel(1, "a", "b", 1, 1, 1)
@@ -47,7 +47,7 @@ async def test_news_waits_and_order_stays() -> None:
         begun = max(begun, newest)
         came[peer].append(frame)
 
-    held = HeldMessages(receive, lambda: begun, lambda: is_ready)
+    held = HeldFrames(receive, lambda: begun, lambda: is_ready)
     waited = 0
     for number in range(300):
         peer, epoch = chance.choice("xyz"), number // 6
@@ -67,7 +67,7 @@ async def test_news_waits_and_order_stays() -> None:
 
 async def test_who_is_never_ready_has_it_all_the_same_and_a_stream_that_is_gone_takes_what_is_held_along() -> None:
     came: list[tuple[str, Frame]] = []
-    held = HeldMessages(lambda peer, frame: came.append((peer, frame)), lambda: 0, lambda: False)
+    held = HeldFrames(lambda peer, frame: came.append((peer, frame)), lambda: 0, lambda: False)
     for peer in ("x", "y"):
         held.received(peer, stamped(1))
         held.received(peer, Frame())

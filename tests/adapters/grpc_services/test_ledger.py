@@ -12,7 +12,7 @@ from snapline.adapters.grpc.ledger import (
     CallAnswer,
     CallLedger,
     DivergedCallError,
-    Handling,
+    HandlerExecution,
     LedgerImage,
     ServiceCall,
     nested_id,
@@ -39,7 +39,7 @@ class NoPending(CallLedger):
 class DropsTooEarly(CallLedger):
     """It forgets an answer when the next request comes."""
 
-    def begin(self, call_id: str, digest: bytes = b"") -> Handling | CallAnswer:
+    def begin(self, call_id: str, digest: bytes = b"") -> HandlerExecution | CallAnswer:
         while len(self.answers) > 1:
             del self.answers[next(iter(self.answers))]
         return super().begin(call_id, digest)
@@ -48,7 +48,7 @@ class DropsTooEarly(CallLedger):
 class TellsNestedCallsTooEarly(CallLedger):
     """It says that a call is over when it has the answer, though its handler may run again."""
 
-    def answered(self, call: ServiceCall, handling: Handling | None = None) -> None:
+    def answered(self, call: ServiceCall, handling: HandlerExecution | None = None) -> None:
         if handling is not None and not handling.is_changed:
             self._is_over(call.target, call.id)
         super().answered(call, handling)
@@ -57,7 +57,7 @@ class TellsNestedCallsTooEarly(CallLedger):
 class RunsTwice(CallLedger):
     """It runs a request again though it has its answer."""
 
-    def begin(self, call_id: str, digest: bytes = b"") -> Handling | CallAnswer:
+    def begin(self, call_id: str, digest: bytes = b"") -> HandlerExecution | CallAnswer:
         self.answers.pop(call_id, None)
         return super().begin(call_id, digest)
 
@@ -67,13 +67,13 @@ class RunsLateAttempts(CallLedger):
 
     def forget(self, ids: Iterable[str]) -> None:
         super().forget(ids)
-        self._gone.clear()
+        self._finished_ids.clear()
 
 
 class NeverChanged(CallLedger):
     """It takes no note of what changes in the middle of a handler."""
 
-    def changed(self, handling: Handling, answer: CallAnswer = LOST_ANSWER) -> None:
+    def changed(self, handling: HandlerExecution, answer: CallAnswer = LOST_ANSWER) -> None:
         return
 
 
@@ -113,11 +113,11 @@ def test_mutants_fall(rules: Rules) -> None:
 def test_a_handler_that_calls_something_else_when_it_is_run_again_is_told_so() -> None:
     ledger, again = CallLedger("b"), CallLedger("b")
     run = ledger.begin("a:1")
-    assert isinstance(run, Handling)
+    assert isinstance(run, HandlerExecution)
     ledger.call(run, ServiceCall("", "c", "/s/Take", b""), b"5")
     again.restore(ledger.image())
     rerun = again.begin("a:1")
-    assert isinstance(rerun, Handling)
+    assert isinstance(rerun, HandlerExecution)
     with pytest.raises(DivergedCallError, match=r"call a:1 was run again.*/s/Take, as a:1/1"):
         again.call(rerun, ServiceCall("", "c", "/s/Take", b""), b"6")
 
@@ -126,11 +126,11 @@ def test_a_handler_that_calls_less_when_it_is_run_again_is_told_so() -> None:
     """What it had asked for stands: it would be lost without a word."""
     ledger, again = CallLedger("b"), CallLedger("b")
     run = ledger.begin("a:1")
-    assert isinstance(run, Handling)
+    assert isinstance(run, HandlerExecution)
     ledger.call(run, ServiceCall("", "c", "/s/Take", b""), b"5")
     again.restore(ledger.image())
     rerun = again.begin("a:1")
-    assert isinstance(rerun, Handling)
+    assert isinstance(rerun, HandlerExecution)
     with pytest.raises(DivergedCallError, match="made 0 calls; before it had made 1"):
         again.finish(rerun, CallAnswer())
 
@@ -138,7 +138,7 @@ def test_a_handler_that_calls_less_when_it_is_run_again_is_told_so() -> None:
 def test_another_request_under_an_id_that_was_answered_is_told_so() -> None:
     ledger = CallLedger("c")
     run = ledger.begin("a:1/1", b"one")
-    assert isinstance(run, Handling)
+    assert isinstance(run, HandlerExecution)
     ledger.finish(run, CallAnswer(response=b"5"))
     assert ledger.begin("a:1/1", b"one") == CallAnswer(response=b"5", digest=b"one")
     with pytest.raises(DivergedCallError, match="a:1/1"):

@@ -29,7 +29,7 @@ class Silent:
 class Slow(Silent):
     """Something of before a recovery goes on in it until `over` is called."""
 
-    def when_over(self, then: Callable[[], None]) -> None:
+    def when_work_ended(self, then: Callable[[], None]) -> None:
         self.over = then
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.adapters.grpc_services.bank_fleets import PROTO
 from tests.adapters.grpc_services.bank_pair import Pair
 
-from snapline.adapters.grpc.member_threads import HistoryOverError, StretchThread, in_new_thread
+from snapline.adapters.grpc.member_threads import HistoryOverError, RegisteredThread, in_new_thread
 from snapline.errors import UsageError
 
 pytestmark = pytest.mark.timeout(60)
@@ -92,7 +92,7 @@ def run(pair: Pair, work: Callable[[], Awaitable[None]]) -> None:
 
 async def in_thread(pair: Pair, function: Callable[[], Any]) -> Any:
     """A thread of the service does this."""
-    return await pair.threads.run(StretchThread(pair.plan), function, in_new_thread)
+    return await pair.threads.run(RegisteredThread(pair.plan), function, in_new_thread)
 
 
 def test_errors_of_handlers_come_with_their_code_and_details(pair: Pair) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.adapters.grpc_services.bank_fleets import TOKENS
 from tests.adapters.grpc_services.bank_pair import Pair, Saved, often_switched
 
-from snapline.adapters.grpc.member_threads import ComeIn, Finish, MemberThreads, StretchThread, Work
+from snapline.adapters.grpc.member_threads import Finish, MemberThreads, Reenter, RegisteredThread, Work
 
 
 async def hand_on(pair: Pair, *, busy_cuts: int, recoveries: int) -> None:
@@ -49,7 +49,7 @@ def test_every_cut_has_every_token(tmp_path: Path) -> None:
 class MakesCallsOutside(MemberThreads):
     """A thread leaves, and its call is made later."""
 
-    def _wait(self, thread: StretchThread, begin: Callable[[], Finish], answer: Any) -> None:
+    def _wait(self, thread: RegisteredThread, begin: Callable[[], Finish], answer: Any) -> None:
         self.gate.leave(thread.number)
         self.loop.call_later(0.001, super()._wait, thread, begin, answer)
 
@@ -57,11 +57,11 @@ class MakesCallsOutside(MemberThreads):
 class TakesAnswersOutside(MemberThreads):
     """The answer leaves the ledger, and its thread comes in later."""
 
-    async def _waited(self, thread: StretchThread, finish: Finish, answer: Any) -> None:
-        async def later(come_in: ComeIn) -> Any:
+    async def _waited(self, thread: RegisteredThread, finish: Finish, answer: Any) -> None:
+        async def later(reenter: Reenter) -> Any:
             result = await finish(at_once)
             await asyncio.sleep(0.001)
-            await come_in()
+            await reenter()
             return result
 
         await super()._waited(thread, later, answer)
@@ -70,7 +70,7 @@ class TakesAnswersOutside(MemberThreads):
 class EndsBeforeItsAnswer(MemberThreads):
     """A handler's thread ends, and its answer comes into the ledger later."""
 
-    async def _outcome(self, thread: StretchThread, outcome: "asyncio.Future[Any]") -> Any:
+    async def _outcome(self, thread: RegisteredThread, outcome: "asyncio.Future[Any]") -> Any:
         result = await super()._outcome(thread, outcome)
         await asyncio.sleep(0.001)
         return result
@@ -79,14 +79,14 @@ class EndsBeforeItsAnswer(MemberThreads):
 class WaitsForNobody(MemberThreads):
     """The fleet goes back while threads of before are inside."""
 
-    def when_over(self, then: Work) -> None:
+    def when_work_ended(self, then: Work) -> None:
         then()
 
 
 class LetsThemIn(MemberThreads):
     """A cut is taken whoever is inside."""
 
-    async def enter(self, thread: StretchThread) -> None:
+    async def enter(self, thread: RegisteredThread) -> None:
         await super().enter(thread)
         self.gate.leave(thread.number)
 

@@ -34,7 +34,7 @@ from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.encoding import encode_body, message_decoder
 from snapline.agent_runtime.fleet import clone
-from snapline.agent_runtime.outside import Outside
+from snapline.agent_runtime.outside import TurnEnvironment
 from snapline.agent_runtime.rolling_back import RollbackRequestedError
 from snapline.errors import FleetDefinitionError, UsageError
 from snapline.messages.payloads import split_message
@@ -42,7 +42,7 @@ from snapline.messages.payloads import split_message
 pytestmark = pytest.mark.langgraph
 
 
-class SameOutside(Outside):
+class SameOutside(TurnEnvironment):
     """Time stands still, and chance is the same again for the same seed."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -166,7 +166,7 @@ def test_ids_of_other_turns_are_others_and_outside_of_turns_chance_draws_them() 
     first, second = (graph.invoke({"messages": [HumanMessage("x")]})["messages"][0].id for _ in range(2))
     assert first != second
     a, b = Chatter(), Chatter()
-    for agent, ctx in ((a, turn()), (b, Context("b", 1, "sender", Outside()))):
+    for agent, ctx in ((a, turn()), (b, Context("b", 1, "sender", TurnEnvironment()))):
         agent.invoke({"messages": [HumanMessage("x")]}, ctx)
     assert a.values()["messages"][0].id != b.values()["messages"][0].id
 

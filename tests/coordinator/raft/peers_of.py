@@ -56,7 +56,7 @@ class End:
         vouching = await self._vouch()
         nodes = [RaftNode(name, (addresses or {}).get(name, vouching)) for name in self.other_names]
         self.streams = PeerStreams(node=self.name, others=nodes, cluster=CLUSTER, security=self.security, address=own)
-        self.streams._own_calls = OWN_CALLS
+        self.streams._outgoing_calls = OWN_CALLS
         self._server = grpc.aio.server(options=server_options())
         self.streams.add_to_server(self._server)
         self.port = self.security.add_port(self._server, f"127.0.0.1:{port}")

@@ -203,15 +203,15 @@ class Credulous(SafeReplica):
     """Any term is followed."""
 
     class node_class(SafeSyncObj):
-        def _admitted(self, node: Any, message: Message) -> Message | None:
-            return super()._admitted(node, message) if message["type"] == "next_node_idx" else message
+        def _filter_message(self, node: Any, message: Message) -> Message | None:
+            return super()._filter_message(node, message) if message["type"] == "next_node_idx" else message
 
 
 class EarlyConfirmations(SafeReplica):
     """What a follower confirms is believed, whatever it is."""
 
     class node_class(SafeSyncObj):
-        def _admitted_answer(self, node: Any, message: Message) -> Message | None:
+        def _filter_answer(self, node: Any, message: Message) -> Message | None:
             return message if self.is_leader else None
 
 

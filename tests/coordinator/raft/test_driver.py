@@ -59,7 +59,7 @@ class ScriptedNode:
         self.proposed.append((entry, callback))
         self.on_propose(callback)
 
-    def wake_later(self, later: Callable[[Callable[[], None]], object]) -> None:
+    def set_wake_scheduler(self, later: Callable[[Callable[[], None]], object]) -> None:
         """It ticks all the time."""
 
     def barrier(self, callback: Callback) -> None:

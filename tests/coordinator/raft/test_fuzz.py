@@ -135,7 +135,7 @@ class CutTail(SafeReplica):
         def _open_journal(self, path: str) -> SqliteJournal:
             return _CutTail(path, cluster=self._cluster, node=self._name)
 
-        def _keep_committed(self, *_: object) -> None: ...  # else it ends the process
+        def _check_committed(self, *_: object) -> None: ...  # else it ends the process
 
 
 class OldJournal(SafeReplica):
@@ -152,7 +152,7 @@ class Unclamped(SafeReplica):
     """H7: a dump under way carries the commit index over entries that were not compared."""
 
     class node_class(SafeSyncObj):
-        def _admitted_entries(self, message: Message) -> Message:
+        def _filter_entries(self, message: Message) -> Message:
             return message
 
 
@@ -160,10 +160,10 @@ class Hintless(SafeReplica):
     """H8: the last answer wins."""
 
     class node_class(SafeSyncObj):
-        def _hinted(self, conflict: int | None) -> int | None:
+        def _next_index_hint(self, conflict: int | None) -> int | None:
             return conflict
 
-        def _admitted_answer(self, node: RaftNode, message: Message) -> Message | None:
+        def _filter_answer(self, node: RaftNode, message: Message) -> Message | None:
             is_ours = self.is_leader and message["term"] == self._SyncObj__raftCurrentTerm
             return message if is_ours else None
 
@@ -190,10 +190,10 @@ class VotesWhileLearning(SafeReplica):
     """A learner answers requests for votes."""
 
     class node_class(SafeSyncObj):
-        def _admitted(self, node: RaftNode, message: Message) -> Message | None:
+        def _filter_message(self, node: RaftNode, message: Message) -> Message | None:
             if message["type"] == "request_vote":
                 return message
-            return super()._admitted(node, message)
+            return super()._filter_message(node, message)
 
 
 class CountsWhileLearning(SafeReplica):

@@ -59,7 +59,7 @@ def test_another_release_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_storage_is_swapped_for_one_constructor_only() -> None:
     before = library.createJournal, library.Serializer
-    with pytest.raises(ZeroDivisionError), hooks.own_storage(str, dict):
+    with pytest.raises(ZeroDivisionError), hooks.replaced_storage(str, dict):
         assert (library.createJournal, library.Serializer) == (str, dict)
         raise ZeroDivisionError
     assert (library.createJournal, library.Serializer) == before

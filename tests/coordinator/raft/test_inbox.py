@@ -19,7 +19,7 @@ class Interrupted(Inbox):
     def __init__(self, step: int, meanwhile: Callable[["Interrupted"], None]) -> None:
         self._step = -1
         super().__init__()
-        self._wanted, self._meanwhile = step, meanwhile
+        self._wanted, self._run_during = step, meanwhile
 
     def begin(self) -> None:
         self._step = 0
@@ -28,7 +28,7 @@ class Interrupted(Inbox):
     def _passed(self) -> None:
         if self._step == self._wanted:
             self._step = -1
-            self._meanwhile(self)
+            self._run_during(self)
         elif self._step >= 0:
             self._step += 1
 

@@ -182,8 +182,8 @@ def test_a_learner_that_starts_again_asks_anew_and_an_old_request_does_not_count
         three.b.start()
         learner: Any = three.b.node._learner
         assert learner is not None and learner.request != first
-        learner.hear(first, 1)
-        assert not learner.heard_in
+        learner.on_request_applied(first, 1)
+        assert not learner.applied_term
         assert three.run(10.0, three.is_whole)
 
 

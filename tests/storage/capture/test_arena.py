@@ -58,7 +58,7 @@ def test_nobody_gets_memory_that_is_out(data: Any) -> None:
             fill(out[mark], mark)
         peak = max(peak, pool.taken_bytes)
         assert pool.taken_bytes >= sum(len(buffer.view) for buffer in out.values())
-        assert pool.taken_bytes + pool.idle_bytes <= min(arena.KEPT_FACTOR * peak, 4 * MIB)
+        assert pool.taken_bytes + pool.idle_bytes <= min(arena.RETAINED_PEAK_FACTOR * peak, 4 * MIB)
     for key, buffer in out.items():
         assert holds(buffer, key)
         buffer.release()

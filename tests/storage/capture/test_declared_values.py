@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import snapline
 from snapline.errors import EncodingError
 from snapline.storage.capture.arena import ArenaPool
-from snapline.storage.capture.declared_values import comes_back, difference
+from snapline.storage.capture.declared_values import difference, survives_round_trip
 from snapline.storage.capture.decoder import StateDecoder
 from snapline.storage.capture.encoder import StateEncoder
 
@@ -286,9 +286,11 @@ def same(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize(("value", "declared"), GOOD, ids=[f"{i}-{type(x[0]).__name__}" for i, x in enumerate(GOOD)])
 def test_values_as_declared_come_back_as_they_are(value: Any, declared: Any) -> None:
-    assert comes_back(value, declared) and not difference(value, declared, "state")
+    assert survives_round_trip(value, declared) and not difference(value, declared, "state")
     assert same(value, loaded(value, declared))
-    assert comes_back([value, value], list[declared]) and comes_back({"a": value}, dict[str, declared])
+    assert survives_round_trip([value, value], list[declared]) and survives_round_trip(
+        {"a": value}, dict[str, declared]
+    )
 
 
 @pytest.mark.parametrize(
@@ -349,7 +351,7 @@ def test_whatever_is_saved_comes_back_equal_or_is_refused(declared: Any, anythin
     try:
         found = loaded(value, declared)
     except EncodingError as error:
-        assert "state" in str(error) and not comes_back(value, declared)
+        assert "state" in str(error) and not survives_round_trip(value, declared)
         return
     assert same(value, found)
 
@@ -372,8 +374,8 @@ def _of(declared: Any) -> st.SearchStrategy[Any]:
 
 
 def test_a_chain_that_is_deeper_than_the_stack_is_walked_level_by_level() -> None:
-    assert comes_back(chain(600), Tree)
-    assert not comes_back(chain(600), Box[int]) and comes_back([[1]], list[list[int]])
+    assert survives_round_trip(chain(600), Tree)
+    assert not survives_round_trip(chain(600), Box[int]) and survives_round_trip([[1]], list[list[int]])
 
 
 def test_only_new_records_of_a_history_are_looked_at() -> None:
@@ -397,7 +399,7 @@ def test_annotations_that_cannot_be_evaluated_refuse_nothing() -> None:
     class Hidden(msgspec.Struct):
         inner: "NowhereDefined"  # type: ignore[name-defined]  # noqa: F821  # that is the point
 
-    assert comes_back(Hidden(Circle()), Hidden)
+    assert survives_round_trip(Hidden(Circle()), Hidden)
 
 
 def test_arrays_in_classes_with_post_init_are_neither_copied_nor_changed() -> None:
@@ -410,4 +412,4 @@ def test_arrays_in_classes_with_post_init_are_neither_copied_nor_changed() -> No
 
     array = np.ones(3)
     value = Scaled(array)
-    assert not comes_back(value, Scaled) and array.tolist() == [2, 2, 2]
+    assert not survives_round_trip(value, Scaled) and array.tolist() == [2, 2, 2]

@@ -34,7 +34,7 @@ def allowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     right = forked._fork
     monkeypatch.setattr(forked, "_fork", fork)
     yield
-    assert not forked._state.living and not forked._state.dying
+    assert not forked._state.running_pids and not forked._state.dying
     for pid in pids:
         with pytest.raises(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)  # no child of ours any more, not even a zombie

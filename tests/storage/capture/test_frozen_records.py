@@ -9,7 +9,7 @@ import pytest
 from tests.storage.capture.segments_kept import Message, message, read, take
 
 from snapline.errors import EncodingError
-from snapline.storage.capture.frozen_records import is_settled
+from snapline.storage.capture.frozen_records import is_immutable_type
 from snapline.storage.capture.history import History
 
 
@@ -89,8 +89,8 @@ def test_looks_into_each_record_where_its_type_does_not_say_enough() -> None:
         history.append(Deep([]))
     with pytest.raises(EncodingError, match="list"):
         history.append(([],))
-    assert is_settled(Message) and is_settled(Tree) and is_settled(Point)
-    assert not is_settled(Deep) and not is_settled(ListInside) and not is_settled(tuple)
+    assert is_immutable_type(Message) and is_immutable_type(Tree) and is_immutable_type(Point)
+    assert not is_immutable_type(Deep) and not is_immutable_type(ListInside) and not is_immutable_type(tuple)
 
 
 def test_the_same_records_are_the_same_bytes_in_every_process() -> None:

@@ -20,8 +20,8 @@ from snapline.storage.capture.history_segments import (
     OPEN_SEGMENTS_MAX,
     Segment,
     add,
+    first_open_index,
     is_full,
-    open_start,
 )
 
 # It is a list.
@@ -199,7 +199,7 @@ def test_segments_stay_in_order_and_few(sizes: list[int], draw: random.Random, t
         assert b"".join(segment.data or b"" for segment in segments) == joined
         lengths = [segment.size_bytes for segment in segments]
         assert lengths == [len(segment.data or b"") for segment in segments]
-        first = open_start(segments, target)
+        first = first_open_index(segments, target)
         assert len(segments) - first <= OPEN_SEGMENTS_MAX and sum(lengths[first:]) <= target
         assert all(is_full(a, target) or is_full(b, target) for a, b in itertools.pairwise(lengths[:first]))
         assert max(lengths) <= max(target, *sizes)

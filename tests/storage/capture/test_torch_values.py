@@ -13,7 +13,7 @@ from snapline.errors import EncodingError
 from snapline.storage.capture.arena import ArenaPool
 from snapline.storage.capture.encoder import StateEncoder
 from snapline.storage.capture.torch_state import TorchState
-from snapline.storage.capture.torch_values import TensorPlaces, Unfolding, fold
+from snapline.storage.capture.torch_values import TensorPlaces, Unfolder, fold
 from snapline.storage.capture.unsupported_state import check
 
 torch = pytest.importorskip("torch", reason="needs the extra: pip install 'snapline[torch]'")
@@ -61,13 +61,13 @@ def test_one_tensor_in_two_places_of_a_section_stays_one() -> None:
     places = TensorPlaces()
     plain = fold({"a": {1: shared}, "b": [shared, shared.clone(), shared[:2]]}, ("s",), places)
     assert len(places.distinct) == 3
-    back = Unfolding().unfold(plain, ("s",))
+    back = Unfolder().unfold(plain, ("s",))
     assert back["b"][0] is back["a"][1] and len({id(x) for x in back["b"]}) == 3
     del plain["a"]
     with pytest.raises(
         EncodingError, match=r"saved s\['b'\]\[0\] is to be the tensor at s\['a'\]\[1\], which is not there"
     ):
-        Unfolding().unfold(plain, ("s",))
+        Unfolder().unfold(plain, ("s",))
 
 
 @pytest.mark.parametrize(

@@ -46,13 +46,13 @@ both = pytest.mark.parametrize("is_marked", [pytest.param(False, marks=needs_ker
 @settings(max_examples=100, deadline=None)
 @given(operations=st.lists(st.tuples(names, numbers, numbers), max_size=25))
 def test_image_is_the_array_whatever_was_aborted(is_marked: bool, operations: list[Operation]) -> None:
-    trackers.OFF_AFTER, before = 10**9, trackers.OFF_AFTER
+    trackers.BUSY_CAPTURES_MAX, before = 10**9, trackers.BUSY_CAPTURES_MAX
     tracked.TRACKED_BYTES_MIN = 1
     tracked.checking(is_marked)
     try:
         make_play(is_marked=is_marked).run(operations)
     finally:
-        trackers.OFF_AFTER = before
+        trackers.BUSY_CAPTURES_MAX = before
         tracked.checking(False)
 
 
@@ -107,8 +107,8 @@ def mutant_token_is_renewed_once(patch: pytest.MonkeyPatch) -> None:
             if chunk.token != first[place]:
                 self.clean[place] = chunk
 
-    right = trackers.Tracker._renew
-    patch.setattr(trackers.Tracker, "_renew", renew)
+    right = trackers.Tracker._refresh_tokens
+    patch.setattr(trackers.Tracker, "_refresh_tokens", renew)
 
 
 def mutant_last_chunk_of_a_range_is_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -130,13 +130,13 @@ MUTANTS = [
 
 @both
 def test_play_passes_without_a_mutant(is_marked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "OFF_AFTER", 10**9)
+    monkeypatch.setattr(trackers, "BUSY_CAPTURES_MAX", 10**9)
     assert not is_found(is_marked=is_marked)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_play_finds_mutants(mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trackers, "OFF_AFTER", 10**9)
+    monkeypatch.setattr(trackers, "BUSY_CAPTURES_MAX", 10**9)
     mutant(monkeypatch)
     is_marked = bool(NO_KERNEL) or mutant is not mutant_last_chunk_of_a_range_is_forgotten
     assert is_found(is_marked=is_marked)
@@ -292,7 +292,7 @@ def test_busy_array_is_given_up_for_good(quiet: int | None) -> None:
     tracker = tracked.tracker_of(array)
     assert tracker is not None
     base = chunks_of(array, None, Pool())
-    for number in range(trackers.OFF_AFTER):
+    for number in range(trackers.BUSY_CAPTURES_MAX):
         assert tracked.tracker_of(array) is tracker
         array[:] = number + 1
         if number == quiet:

@@ -9,7 +9,7 @@ from hypothesis import Phase, given, settings
 from tests.storage.log.logging_hosts import LOG, make_batch
 
 from snapline.storage.log import garbage
-from snapline.storage.log.garbage import BatchNumbers, Settled, find_garbage, numbers_of
+from snapline.storage.log.garbage import BatchNumbers, SettledEpoch, batch_numbers, find_garbage
 from snapline.storage.log.names import LogName
 from snapline.storage.log.record import LogBatch, LoggedEntry, LoggedInput
 from snapline.storage.packs.checkpoint import JournalEntry
@@ -62,8 +62,8 @@ def test_every_kept_epoch_has_to_cover(
 
 def test_numbers_of_a_batch() -> None:
     inputs = [LoggedInput(agent, number, "c", "k", b"", 0) for agent, number in (("a", 3), ("b", 1), ("a", 4))]
-    assert numbers_of(LOG, 7, LogBatch(inputs)) == BatchNumbers(LOG, 7, {"a": 4, "b": 1})
-    assert numbers_of(LOG, 1, make_batch(1)).highest == {"a1": 1, "b1": 1}
+    assert batch_numbers(LOG, 7, LogBatch(inputs)) == BatchNumbers(LOG, 7, {"a": 4, "b": 1})
+    assert batch_numbers(LOG, 1, make_batch(1)).highest == {"a1": 1, "b1": 1}
 
 
 def entry(agent: str, turn: int) -> LoggedEntry:
@@ -73,24 +73,24 @@ def entry(agent: str, turn: int) -> LoggedEntry:
 @pytest.mark.parametrize(
     ("turns", "left", "settled", "wanted"),
     [
-        ({5: {}}, {}, Settled(1, 0), []),
-        ({5: {"a": 1}}, {}, Settled(1, 0), [1]),
-        ({5: {"a": 2}, 6: {"a": 1}}, {}, Settled(1, 0), [1]),
-        ({5: {"a": 2}}, {}, Settled(1, 0), [1, 2]),
-        ({6: {}}, {"a": 5}, Settled(1, 0), [1, 2]),
-        ({5: {}}, {"a": 6}, Settled(1, 0), []),
-        ({5: {}, 9: {}}, {}, Settled(2, 6), []),
-        ({6: {}, 9: {}}, {}, Settled(2, 6), [1, 2]),
+        ({5: {}}, {}, SettledEpoch(1, 0), []),
+        ({5: {"a": 1}}, {}, SettledEpoch(1, 0), [1]),
+        ({5: {"a": 2}, 6: {"a": 1}}, {}, SettledEpoch(1, 0), [1]),
+        ({5: {"a": 2}}, {}, SettledEpoch(1, 0), [1, 2]),
+        ({6: {}}, {"a": 5}, SettledEpoch(1, 0), [1, 2]),
+        ({5: {}}, {"a": 6}, SettledEpoch(1, 0), []),
+        ({5: {}, 9: {}}, {}, SettledEpoch(2, 6), []),
+        ({6: {}, 9: {}}, {}, SettledEpoch(2, 6), [1, 2]),
     ],
 )
 def test_entries_of_turns_keep_their_batch_until_these_have_ended_or_are_long_undone(
-    turns: dict[int, dict[str, int]], left: dict[str, int], settled: Settled, wanted: list[int]
+    turns: dict[int, dict[str, int]], left: dict[str, int], settled: SettledEpoch, wanted: list[int]
 ) -> None:
     """The batches are of plan 1. An input in the same batch knows nothing of that."""
     batches = [
-        numbers_of(LOG, 1, LogBatch([], [entry("a", 1)])),
-        numbers_of(LOG, 2, LogBatch([], [entry("a", 2), entry("a", 1)])),
-        numbers_of(LOG, 3, LogBatch([LoggedInput("b", 1, "c", "k", b"", 0)], [entry("a", 1)])),
+        batch_numbers(LOG, 1, LogBatch([], [entry("a", 1)])),
+        batch_numbers(LOG, 2, LogBatch([], [entry("a", 2), entry("a", 1)])),
+        batch_numbers(LOG, 3, LogBatch([LoggedInput("b", 1, "c", "k", b"", 0)], [entry("a", 1)])),
     ]
     inputs: dict[int, dict[str, int]] = {epoch: {} for epoch in turns}
     assert LOG.plan == 1 and batches[1].turns == {"a": 2}
@@ -216,7 +216,7 @@ def floor_left_is_left(agent: str, epochs: Mapping[int, Mapping[str, int]], left
 
 
 MUTANTS: dict[str, tuple[Search, object]] = {
-    "only the newest epoch counts": (newest_only, garbage._floor),
+    "only the newest epoch counts": (newest_only, garbage._lowest_covered),
     "the highest number counts": (find_garbage, highest_floor),
     "an epoch that does not know the agent covers all": (find_garbage, floor_where_known),
     "departures are forgotten": (find_garbage, floor_without_left),
@@ -227,7 +227,7 @@ MUTANTS: dict[str, tuple[Search, object]] = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     search, floor = MUTANTS[name]
-    monkeypatch.setattr(garbage, "_floor", floor)
+    monkeypatch.setattr(garbage, "_lowest_covered", floor)
 
     @given(STEPS, st.randoms(use_true_random=False))
     @settings(

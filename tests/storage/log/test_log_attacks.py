@@ -196,10 +196,10 @@ def test_a_deleted_batch_that_is_brought_back_counts_for_nothing(keys: Keys) -> 
     store.delete_batches([(LOG, 1), (LOG, 2)])
     put_file(disk, entry_path(LOG, 2), data)
     other = reopen(disk, keys)
-    assert other.read_logs() == {LOG: [2, 3, 4, 5]} and other.without_deleted(other.read_logs()) == {LOG: [3, 4, 5]}
+    assert other.read_logs() == {LOG: [2, 3, 4, 5]} and other.exclude_deleted(other.read_logs()) == {LOG: [3, 4, 5]}
     assert missing(other, newest=4) == {} and found_by_verify(disk, keys) == []
     assert len(other.delete_batches([(LOG, 2), (LOG, 3)])) == 2
-    assert other.without_deleted(other.read_logs()) == other.read_logs() == {LOG: [4, 5]}
+    assert other.exclude_deleted(other.read_logs()) == other.read_logs() == {LOG: [4, 5]}
 
 
 @GUARDED

@@ -17,7 +17,7 @@ from snapline import failpoints
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
 from snapline.storage.buckets.object_disk import ObjectDisk
 from snapline.storage.keys.key_files import NO_KEYS
-from snapline.storage.keys.needed import needed_keys
+from snapline.storage.keys.needed import keys_in_use
 from snapline.storage.object_streams import object_stream as object_stream_module
 from snapline.storage.object_streams import segments as segments_module
 from snapline.storage.object_streams.object_stream import ObjectStream, StaleReferenceError
@@ -218,7 +218,7 @@ def test_an_encrypted_shelf_shows_nothing_and_opens_under_its_key_only(tmp_path:
     object_stream.close()
     data = b"".join(path.read_bytes() for path in (tmp_path / "store").rglob("*") if path.is_file())
     assert b"a secret" not in data and b"a name" not in data and b"thread" not in data
-    assert needed_keys(store.disk, store.store_id)
+    assert keys_in_use(store.disk, store.store_id)
     assert contents(ObjectStream.open(Store.open(tmp_path / "store", keys=BOTH), "play")) == {
         "thread/": {"a name": ["a secret"]}
     }

@@ -8,10 +8,10 @@ from tests.storage.outputs.releasing import CREATED_NS, make_output, make_output
 from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import NotFoundError, StoreError, UsageError
-from snapline.storage.buckets.object_disk import Abilities
+from snapline.storage.buckets.object_disk import DiskCapabilities
 from snapline.storage.outputs import record as records
 from snapline.storage.outputs import writer as writing
-from snapline.storage.outputs.reader import UndoneEpochs
+from snapline.storage.outputs.reader import RevertedEpochs
 from snapline.storage.store.store import Store
 
 OutputKey = tuple[int, str, int]
@@ -38,15 +38,15 @@ def another(disk: SimulatedDisk, store: Store, seed: int = 1) -> Store:
     return Store(disk, store.store_id, random_bytes=seeded_bytes(seed))
 
 
-def read(store: Store, after: str = "") -> list[OutputKey | UndoneEpochs]:
-    found: list[OutputKey | UndoneEpochs] = []
+def read(store: Store, after: str = "") -> list[OutputKey | RevertedEpochs]:
+    found: list[OutputKey | RevertedEpochs] = []
     for batch in store.read_outputs(after):
         found += [batch.undone] if batch.undone is not None else []
         found += [(batch.epoch, each.agent, each.number) for each in batch.outputs]
     return found
 
 
-def keys(*epochs: int) -> list[OutputKey | UndoneEpochs]:
+def keys(*epochs: int) -> list[OutputKey | RevertedEpochs]:
     return [(epoch, each.agent, each.number) for epoch in epochs for each in make_outputs(epoch)]
 
 
@@ -70,7 +70,7 @@ def test_a_store_without_outputs_has_no_folder_for_them(disk: SimulatedDisk, sto
     before = list(disk.calls)
     assert store.output_epochs() == [] and read(store) == [] and store.output_consumers() == {}
     store.release_outputs(1, root_of(1), 0, [], created_ns=CREATED_NS)
-    assert store.delete_outputs(now_ns=CREATED_NS, kept_ns_min=0) == []
+    assert store.delete_outputs(now_ns=CREATED_NS, age_ns_min=0) == []
     assert not any(path.startswith("outputs") for path in disk.files())
     assert {name for name in disk.calls[len(before) :]} <= {"list_directory"}
 
@@ -146,7 +146,7 @@ def test_what_was_released_and_deleted_is_not_released_again(disk: SimulatedDisk
     """A new leader releases all that it knows once more."""
     for epoch in (1, 2, 3):
         release(store, epoch)
-    assert store.delete_outputs(now_ns=CREATED_NS + 1, age_ns_max=0, kept_ns_min=0) == ["outputs/1.0", "outputs/2.0"]
+    assert store.delete_outputs(now_ns=CREATED_NS + 1, age_ns_max=0, age_ns_min=0) == ["outputs/1.0", "outputs/2.0"]
     for other in (store, another(disk, store)):
         for epoch in (1, 2, 3):
             release(other, epoch)
@@ -161,10 +161,10 @@ def test_an_epoch_without_outputs_writes_a_file_only_where_it_takes_others_back(
     store.release_outputs(6, root_of(6), 1, [], created_ns=0)
     store.release_outputs(7, root_of(7), 6, [], created_ns=0)
     assert store.output_epochs() == [1, 2, 3, 6]
-    assert read(store) == [*keys(1, 2, 3), UndoneEpochs(1, (2, 3))]
+    assert read(store) == [*keys(1, 2, 3), RevertedEpochs(1, (2, 3))]
     release(store, 8, after=7)
-    assert read(store, "3.3") == [UndoneEpochs(1, (2, 3)), *keys(8)]
-    assert read(store, "2.2") == [*keys(2)[2:], *keys(3), UndoneEpochs(1, (2, 3)), *keys(8)]
+    assert read(store, "3.3") == [RevertedEpochs(1, (2, 3)), *keys(8)]
+    assert read(store, "2.2") == [*keys(2)[2:], *keys(3), RevertedEpochs(1, (2, 3)), *keys(8)]
     assert read(store, "6.0") == keys(8)
 
 
@@ -179,7 +179,7 @@ def test_an_epoch_can_be_closed_so_that_nobody_releases_it_later(disk: Simulated
 def test_what_was_taken_back_once_is_not_named_again(store: Store) -> None:
     for epoch, after in ((1, 0), (2, 1), (3, 2), (5, 2), (6, 5), (9, 1)):
         release(store, epoch, after=after)
-    assert read(store) == [*keys(1, 2, 3), UndoneEpochs(2, (3,)), *keys(5, 6), UndoneEpochs(1, (2, 5, 6)), *keys(9)]
+    assert read(store) == [*keys(1, 2, 3), RevertedEpochs(2, (3,)), *keys(5, 6), RevertedEpochs(1, (2, 5, 6)), *keys(9)]
     with pytest.raises(UsageError, match="the fleet went back from it to 1"):
         release(store, 10, after=6)
 
@@ -187,7 +187,7 @@ def test_what_was_taken_back_once_is_not_named_again(store: Store) -> None:
 def test_readers_of_what_was_deleted_are_told(store: Store) -> None:
     for epoch in range(1, 6):
         release(store, epoch, created_ns=CREATED_NS + min(epoch, 4))
-    store.delete_outputs(now_ns=CREATED_NS + 4, age_ns_max=0, kept_ns_min=0)
+    store.delete_outputs(now_ns=CREATED_NS + 4, age_ns_max=0, age_ns_min=0)
     assert store.output_epochs() == [4, 5]
     assert read(store) == keys(4, 5)
     assert read(store, "3.3") == keys(4, 5)
@@ -205,7 +205,7 @@ def test_a_leader_that_leads_again_hides_no_deletion(disk: SimulatedDisk, store:
     release(other, 2)
     release(other, 3)
     release(store, 4)
-    store.delete_outputs(now_ns=CREATED_NS + 1, age_ns_max=0, kept_ns_min=0)
+    store.delete_outputs(now_ns=CREATED_NS + 1, age_ns_max=0, age_ns_min=0)
     assert store.output_epochs() == [4] and read(store, "3.3") == keys(4)
     with pytest.raises(NotFoundError, match=r"after '1\.3' were deleted"):
         read(store, "1.3")
@@ -216,7 +216,7 @@ def test_a_reader_that_is_overtaken_by_the_deletion_is_told(disk: SimulatedDisk,
         release(store, epoch)
     batches = store.read_outputs()
     assert next(batches).epoch == 1
-    another(disk, store).delete_outputs(now_ns=CREATED_NS + 1, age_ns_max=0, kept_ns_min=0)
+    another(disk, store).delete_outputs(now_ns=CREATED_NS + 1, age_ns_max=0, age_ns_min=0)
     with pytest.raises(NotFoundError, match=r"after '1\.3' were deleted"):
         next(batches)
 
@@ -254,7 +254,7 @@ def test_what_cannot_be_released_is_refused_before_anything_is_written(disk: Sim
 
 
 def test_a_disk_that_overwrites_objects_is_refused(disk: SimulatedDisk, store: Store) -> None:
-    disk.abilities = Abilities(creates_only=False)  # type: ignore[attr-defined]  # As an object disk has them.
+    disk.abilities = DiskCapabilities(creates_only=False)  # type: ignore[attr-defined]  # As an object disk has them.
     with pytest.raises(UsageError, match="a fleet with outputs needs another one"):
         release(store, 1)
 
@@ -319,15 +319,15 @@ def test_what_all_consumers_have_passed_goes_but_the_newest(store: Store) -> Non
     for epoch in range(1, 6):
         release(store, epoch)
     now_ns = CREATED_NS
-    assert store.delete_outputs(now_ns=now_ns, kept_ns_min=0) == []
+    assert store.delete_outputs(now_ns=now_ns, age_ns_min=0) == []
     store.acknowledge_outputs("c1", "5.3", now_ns=0)
     store.acknowledge_outputs("c2", "3.2", now_ns=0)
-    assert store.delete_outputs(now_ns=now_ns, kept_ns_min=0) == ["outputs/1.0", "outputs/2.0"]
+    assert store.delete_outputs(now_ns=now_ns, age_ns_min=0) == ["outputs/1.0", "outputs/2.0"]
     store.acknowledge_outputs("c2", "3.3", now_ns=0)
-    assert store.delete_outputs(now_ns=now_ns, kept_ns_min=0) == ["outputs/3.0"]
+    assert store.delete_outputs(now_ns=now_ns, age_ns_min=0) == ["outputs/3.0"]
     store.forget_consumer("c2")
-    assert store.delete_outputs(now_ns=now_ns, kept_ns_min=0) == ["outputs/4.0"]
-    assert store.delete_outputs(now_ns=now_ns + 10**18, age_ns_max=1, kept_ns_min=0) == [] and read(store) == keys(5)
+    assert store.delete_outputs(now_ns=now_ns, age_ns_min=0) == ["outputs/4.0"]
+    assert store.delete_outputs(now_ns=now_ns + 10**18, age_ns_max=1, age_ns_min=0) == [] and read(store) == keys(5)
 
 
 def releases_every(store: Store, seconds: int) -> list[int]:
@@ -394,9 +394,9 @@ def test_parts_of_tries_that_died_go_when_a_later_epoch_was_released(disk: Simul
     for path in stale:
         disk.nodes[path] = disk.nodes["outputs/1.0"]
     release(store, 3, after=1, size=60)
-    assert store.delete_outputs(now_ns=CREATED_NS, kept_ns_min=0) == stale[:2]
+    assert store.delete_outputs(now_ns=CREATED_NS, age_ns_min=0) == stale[:2]
     parts = [path for path in disk.files() if path.startswith("outputs/1.")]
-    assert store.delete_outputs(now_ns=CREATED_NS + 1, age_ns_max=0, kept_ns_min=0) == parts
+    assert store.delete_outputs(now_ns=CREATED_NS + 1, age_ns_max=0, age_ns_min=0) == parts
     assert read(store) == keys(3)
 
 
@@ -406,4 +406,4 @@ def test_temporary_files_of_earlier_releases_go() -> None:
     release(store, 3)
     for name in ("output-3", "output-4", "log-1", "2"):
         disk.nodes[f"temporary/{name}-{'a' * 32}"] = disk.nodes["snapline-store"]
-    assert store.delete_outputs(now_ns=CREATED_NS, kept_ns_min=0) == [f"temporary/output-3-{'a' * 32}"]
+    assert store.delete_outputs(now_ns=CREATED_NS, age_ns_min=0) == [f"temporary/output-3-{'a' * 32}"]

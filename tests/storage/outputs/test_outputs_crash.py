@@ -57,7 +57,7 @@ class Life:
         self.release(store, 3)
         self.move(store, "2.3")
         self.kept -= {1, 2}
-        store.delete_outputs(now_ns=CREATED_NS, kept_ns_min=0)
+        store.delete_outputs(now_ns=CREATED_NS, age_ns_min=0)
         self.release(store, 4)
 
     def release(self, store: Store, epoch: int) -> None:
@@ -81,7 +81,7 @@ class Life:
         for epoch in range(1, 6):
             release(store, epoch, size=SIZE)
         assert {4, 5} | self.kept <= read_epochs(store) and store.verify().findings == []
-        store.delete_outputs(now_ns=CREATED_NS + 1, age_ns_max=0, kept_ns_min=0)
+        store.delete_outputs(now_ns=CREATED_NS + 1, age_ns_max=0, age_ns_min=0)
         assert read_epochs(store) == {5}
         assert not [path for path in store.verify().unreferenced if "output" in path]
 

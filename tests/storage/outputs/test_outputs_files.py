@@ -16,7 +16,7 @@ from snapline.storage.keys import key_rotation
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.keys.key_records import list_keys
 from snapline.storage.outputs import record as records
-from snapline.storage.outputs.reader import UndoneEpochs
+from snapline.storage.outputs.reader import RevertedEpochs
 from snapline.storage.outputs.record import FILE_BYTES_MAX
 from snapline.storage.store.damage import finding_of
 from snapline.storage.store.record import canonical, seal
@@ -201,9 +201,9 @@ def test_damage_to_a_release_is_its_readers_to_find_and_holds_up_nobody_else() -
     with pytest.raises(DamagedDataError, match=r"outputs/1\.0 is damaged"):
         list(other.read_outputs())
     with pytest.raises(DamagedDataError, match=r"consumers/c1\.1"):
-        other.delete_outputs(now_ns=CREATED_NS, kept_ns_min=0)
+        other.delete_outputs(now_ns=CREATED_NS, age_ns_min=0)
     assert other.acknowledge_outputs("c1", "4.3", now_ns=0).cursor == "4.3"
-    other.delete_outputs(now_ns=CREATED_NS, kept_ns_min=0)
+    other.delete_outputs(now_ns=CREATED_NS, age_ns_min=0)
     assert other.output_epochs() == [5] and other.verify().is_whole
 
 
@@ -219,7 +219,7 @@ def test_who_has_read_a_release_before_it_was_damaged_reads_on() -> None:
         assert [batch.epoch for batch in store.read_outputs(cursor)] == [3, 3]
     release(store, 5, after=1)
     found = list(store.read_outputs("3.3"))
-    assert found[0].undone == UndoneEpochs(1, (2, 3)) and store.read_release(5).outputs == make_outputs(5)
+    assert found[0].undone == RevertedEpochs(1, (2, 3)) and store.read_release(5).outputs == make_outputs(5)
     put_file(disk, "outputs/5.0", b"damaged")
     with pytest.raises(DamagedDataError, match=r"outputs/5\.0 is damaged"):
         list(store.read_outputs("5.3"))
@@ -249,7 +249,7 @@ def test_outputs_may_be_deleted_while_they_are_verified() -> None:
             count += 1
             if count == moment:
                 disk.on_call = lambda name: None
-                store.delete_outputs(now_ns=CREATED_NS + 1, age_ns_max=0, kept_ns_min=0)
+                store.delete_outputs(now_ns=CREATED_NS + 1, age_ns_max=0, age_ns_min=0)
                 store.acknowledge_outputs("c1", "2.1", now_ns=0)
 
         disk.on_call = act
@@ -353,6 +353,6 @@ def test_keys_of_outputs_are_rotated_and_kept_while_they_are_needed() -> None:
     release(other, 3)
     before = set(list_keys(disk))
     assert other.delete_unneeded_keys() == []
-    other.delete_outputs(now_ns=CREATED_NS + 1, age_ns_max=0, kept_ns_min=0)
+    other.delete_outputs(now_ns=CREATED_NS + 1, age_ns_max=0, age_ns_min=0)
     assert len(other.delete_unneeded_keys()) == 1 and len(set(list_keys(disk))) == len(before) - 1
     assert reopen(disk, NEW).read_release(3).outputs == make_outputs(3)

@@ -102,7 +102,7 @@ class Reader:
                 self.has.append((batch.epoch, each))
                 self.cursor = str(batch.cursor(index + 1))
 
-    def _take_back(self, undone: reading.UndoneEpochs) -> None:
+    def _take_back(self, undone: reading.RevertedEpochs) -> None:
         gone = {epoch for epoch, _ in self.has if epoch > undone.after}
         left = set(self.fleet.store.output_epochs())
         assert gone & left <= set(undone.epochs) and min(undone.epochs) > undone.after
@@ -131,7 +131,7 @@ def live(script: list[tuple[object, ...]], *, deletes: bool) -> None:
             case ("release again", int(count)):
                 fleet.release_again(count)
             case ("delete",) if deletes:
-                fleet.store.delete_outputs(now_ns=0, kept_ns_min=0)
+                fleet.store.delete_outputs(now_ns=0, age_ns_min=0)
     fleet.complete(1, (1, 0))
     for reader in readers:
         reader.read(10**6)
@@ -176,7 +176,7 @@ def test_who_comes_back_after_old_outputs_went_misses_nothing_or_is_told(
             case ("read", int(), int(limit)):
                 reader.read(limit)
     before = fleet.store.output_epochs()
-    fleet.store.delete_outputs(now_ns=oldest, age_ns_max=0, kept_ns_min=0)
+    fleet.store.delete_outputs(now_ns=oldest, age_ns_max=0, age_ns_min=0)
     gone = [epoch for epoch in before if epoch not in fleet.store.output_epochs()]
     place = tuple(map(int, reader.cursor.split("."))) if reader.cursor else (0, 0)
     try:

@@ -29,18 +29,18 @@ from snapline.adapters.autogen.messages import (
     StateGiven,
 )
 from snapline.adapters.autogen.names import agent_name, autogen_id
-from snapline.adapters.autogen.worker import HeardReply, TurnItem, TurnSegment, worker_of
+from snapline.adapters.autogen.worker import ReceivedReply, TurnItem, TurnSegment, worker_of
 from snapline.agent_runtime.agent import Agent, OnError, handler
 from snapline.agent_runtime.context import Context
 from snapline.errors import FleetDefinitionError, SnaplineError, StepFailedError, WaitTimeoutError
 
-MAKER = "autogen"
+AGENT_CREATOR = "autogen"
 """The agent that creates agents that the fleet does not name, when their first message arrives."""
 
 PROGRAM = "@program"
 """Value in place of a turn: the answer is received by the program itself, where the handler runs."""
 
-LOOK_S, LOOK_S_MAX = 1.0, 60.0
+CHECK_PERIOD_S, CHECK_PERIOD_S_MAX = 1.0, 60.0
 """Time that a turn waits for a reply before it checks whether its handler has continued after a time-out of its own. It is doubled
 after each check."""
 
@@ -57,7 +57,7 @@ class AutogenState(msgspec.Struct):
 
     Attributes:
         kept: result of `save_state`, or the agent's attributes; None: as its factory creates it.
-        made: AutoGen ids of the agents created; only for the agent `MAKER`.
+        made: AutoGen ids of the agents created; only for the agent `AGENT_CREATOR`.
     """
 
     kept: KeptValue | None = None
@@ -95,7 +95,7 @@ class AutogenAgent(Agent):
             FleetDefinitionError: one of `ids` is not a valid AutoGen id.
         """
         try:
-            return {MAKER: cls(), **{agent_name(id_): cls() for id_ in cls.ids}}
+            return {AGENT_CREATOR: cls(), **{agent_name(id_): cls() for id_ in cls.ids}}
         except ValueError as error:
             raise FleetDefinitionError(f"{cls.__qualname__}.ids: {error}") from error
 
@@ -104,7 +104,7 @@ class AutogenAgent(Agent):
         """Run the agent's own handler once."""
         turn = str(ctx.uuid())
         begin = self._begin(message, ctx, turn)
-        replies: list[HeardReply] = []
+        replies: list[ReceivedReply] = []
         sent_items: list[list[Any]] = []
         checks = 0
         while True:
@@ -114,10 +114,10 @@ class AutogenAgent(Agent):
                 segment = _failed(error, is_heard=bool(message.turn) or ctx.may_reply)
             for item in segment.items:
                 self._send(ctx, item, turn)
-                sent_items.append(item.likeness())
+                sent_items.append(item.comparison_key())
             if segment.is_over:
                 break
-            reply = await _next_reply(ctx, turn, min(LOOK_S * 2**checks, LOOK_S_MAX))
+            reply = await _next_reply(ctx, turn, min(CHECK_PERIOD_S * 2**checks, CHECK_PERIOD_S_MAX))
             checks = min(checks + 1, 8) if reply is None else 0
             replies += [reply] if reply is not None else []
         if segment.state is not None:
@@ -169,7 +169,7 @@ class AutogenAgent(Agent):
         }
 
     async def _segment(
-        self, ctx: Context, begin: dict[str, Any], heard: list[HeardReply], said: list[list[Any]]
+        self, ctx: Context, begin: dict[str, Any], heard: list[ReceivedReply], said: list[list[Any]]
     ) -> TurnSegment:
         program, heard, said = type(self).program, list(heard), list(said)
 
@@ -185,10 +185,10 @@ class AutogenAgent(Agent):
             if to in type(self).ids or agent_name(to) == ctx.agent:
                 ctx.send(agent_name(to), message)
             else:
-                ctx.send(MAKER, ForwardedMessage(to, message))
+                ctx.send(AGENT_CREATOR, ForwardedMessage(to, message))
 
 
-async def _next_reply(ctx: Context, turn: str, wait_s: float) -> HeardReply | None:
+async def _next_reply(ctx: Context, turn: str, wait_s: float) -> ReceivedReply | None:
     """Return the next reply for this turn; None: it is time to check whether the handler has continued without it."""
     while True:
         try:
@@ -196,7 +196,7 @@ async def _next_reply(ctx: Context, turn: str, wait_s: float) -> HeardReply | No
         except WaitTimeoutError:
             return None
         if answer.turn == turn:
-            return HeardReply(answer.call, answer.value, answer.is_error)
+            return ReceivedReply(answer.call, answer.value, answer.is_error)
 
 
 def _failed(error: StepFailedError, *, is_heard: bool) -> TurnSegment:

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 import snapline
-from snapline.adapters.autogen.agents import MAKER, PROGRAM
+from snapline.adapters.autogen.agents import AGENT_CREATOR, PROGRAM
 from snapline.adapters.autogen.frames import read_frame, to_bytes
 from snapline.adapters.autogen.messages import AgentWanted, AutogenMessage, ForwardedMessage, KeptValue, StateGiven
 from snapline.adapters.autogen.names import agent_name, autogen_id
@@ -33,13 +33,13 @@ from snapline.deploy.local import LocalFleet
 from snapline.errors import AgentMissingError, CoordinatorUnavailableError, SnaplineError
 from snapline.storage.store.store import Store
 
-TAKEN_S = 120.0
+ACCEPT_TIMEOUT_S = 120.0
 """Longest time until a starting or recovering fleet accepts a message."""
 
 START_S = 60.0
 """Longest time until a coordinator answers."""
 
-LOOK_S = 0.02
+CHECK_PERIOD_S = 0.02
 """Pause between two snapshots while waiting until no work is pending."""
 
 TRIES, AGAIN_S = 100, 0.05
@@ -126,7 +126,9 @@ class ProgramSession:
         message = AutogenMessage(item.message, item.sender, item.topic, item.id, turn)
         for to in item.to:
             forwarded = ForwardedMessage(to, message)
-            await self._running().ask(MAKER, forwarded, early=True, timeout_s=TAKEN_S, reply_type=AgentWanted)
+            await self._running().ask(
+                AGENT_CREATOR, forwarded, early=True, timeout_s=ACCEPT_TIMEOUT_S, reply_type=AgentWanted
+            )
 
     async def _give(self, frame: dict[str, Any]) -> None:
         request = StateGiven(*(frame[key] and msgspec.convert(frame[key], KeptValue) for key in ("state", "before")))
@@ -135,14 +137,14 @@ class ProgramSession:
     async def _idle(self) -> None:
         """Wait for a snapshot without pending work."""
         while not is_still(await self._snapshot()):
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_PERIOD_S)
 
     async def _there(self, to: str) -> str:
         """Return the snapline id of an agent, created if necessary."""
         name = agent_name(to)
         async with self._making:
             if name not in self._made:
-                await self._running().ask(MAKER, AgentWanted(to), early=True, reply_type=AgentWanted)
+                await self._running().ask(AGENT_CREATOR, AgentWanted(to), early=True, reply_type=AgentWanted)
                 await self._until_known(name)
                 self._made.add(name)
         return name

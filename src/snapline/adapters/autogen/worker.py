@@ -53,7 +53,7 @@ class TurnItem(msgspec.Struct, frozen=True):
     id: str = ""
     call: int = -1
 
-    def likeness(self) -> list[Any]:
+    def comparison_key(self) -> list[Any]:
         """Return the part of the item that is equal when the turn is rerun."""
         return [self.to, self.topic, self.message.type, self.call]
 
@@ -74,7 +74,7 @@ class TurnSegment(msgspec.Struct, frozen=True):
     text: str = ""
 
 
-class HeardReply(msgspec.Struct, frozen=True):
+class ReceivedReply(msgspec.Struct, frozen=True):
     """A reply received by a turn."""
 
     call: int
@@ -86,7 +86,7 @@ class HeardReply(msgspec.Struct, frozen=True):
         return {"do": "go on", "turn": agent, "call": self.call, "answer": answer}
 
 
-class _StandingTurn(msgspec.Struct):
+class _BlockedTurn(msgspec.Struct):
     """A turn in AutoGen's process. `mark`: digest of its begin frame and received replies; `skip`: number of items sent already, to be skipped."""
 
     mark: bytes
@@ -104,9 +104,9 @@ class AutogenWorker:
         self._starting = asyncio.Lock()
         self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._numbers = 0
-        self._standing: dict[str, _StandingTurn] = {}
+        self._standing: dict[str, _BlockedTurn] = {}
 
-    async def segment(self, begin: dict[str, Any], heard: list[HeardReply], said: list[list[Any]]) -> TurnSegment:
+    async def segment(self, begin: dict[str, Any], heard: list[ReceivedReply], said: list[list[Any]]) -> TurnSegment:
         """Run a turn to its next wait. If it is not open in the process, it is begun again there.
 
         Args:
@@ -141,7 +141,7 @@ class AutogenWorker:
         if self._process is not None:
             await asyncio.to_thread(self._process.wait)
 
-    async def _segment(self, begin: dict[str, Any], heard: list[HeardReply], said: list[list[Any]]) -> TurnSegment:
+    async def _segment(self, begin: dict[str, Any], heard: list[ReceivedReply], said: list[list[Any]]) -> TurnSegment:
         agent = begin["turn"]
         marks = _marks(begin, heard)
         turn = self._standing.get(agent)
@@ -150,12 +150,12 @@ class AutogenWorker:
         elif turn is not None and heard and turn.mark == marks[-2]:
             frames = [heard[-1].frame(agent)]
         else:
-            turn = self._standing[agent] = _StandingTurn(b"", list(said))
+            turn = self._standing[agent] = _BlockedTurn(b"", list(said))
             frames = [{"do": "begin", **begin}, *(reply.frame(agent) for reply in heard)]
         items: list[TurnItem] = []
         for frame in frames:
             segment = await self._ask(frame)
-            items += _unsaid(segment.items, turn, agent)
+            items += _unsent_items(segment.items, turn, agent)
             if segment.is_over:
                 break
         if segment.is_over:
@@ -260,7 +260,7 @@ class AutogenWorker:
                 future.set_exception(AutogenWorkerError(reason))
 
 
-def _marks(begin: dict[str, Any], heard: list[HeardReply]) -> list[bytes]:
+def _marks(begin: dict[str, Any], heard: list[ReceivedReply]) -> list[bytes]:
     """Return the marks of a turn after its begin and after each reply; the last one is the mark of a turn that has received all replies."""
     marks = [blake2b(json.dumps(begin, sort_keys=True).encode()).digest()]
     for reply in heard:
@@ -268,7 +268,7 @@ def _marks(begin: dict[str, Any], heard: list[HeardReply]) -> list[bytes]:
     return marks
 
 
-def _unsaid(items: list[TurnItem], turn: _StandingTurn, agent: str) -> list[TurnItem]:
+def _unsent_items(items: list[TurnItem], turn: _BlockedTurn, agent: str) -> list[TurnItem]:
     """Return the items that were not sent before the turn was begun again."""
     new_items = []
     for item in items:
@@ -276,7 +276,7 @@ def _unsaid(items: list[TurnItem], turn: _StandingTurn, agent: str) -> list[Turn
             new_items.append(item)
             continue
         expected = turn.skip.pop(0)
-        if item.likeness()[:3] != expected[:3]:
+        if item.comparison_key()[:3] != expected[:3]:
             raise _diverged(agent, expected, f"sends a {item.message.type} to {', '.join(item.to)}")
     return new_items
 

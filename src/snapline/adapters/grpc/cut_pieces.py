@@ -9,7 +9,7 @@ from snapline.adapters.grpc.member_threads import MemberThreads, Work
 from snapline.adapters.grpc.service_agent import CutService
 
 
-class CutPieces:
+class QuiescentService:
     """A `CutService` that wraps the user's; see the module."""
 
     def __init__(self, service: CutService, threads: MemberThreads) -> None:
@@ -45,5 +45,5 @@ class CutPieces:
         if take is not None:
             self._threads.begin(lambda: take(call, answer))
 
-    def when_over(self, then: Work) -> None:
-        self._threads.when_over(then)
+    def when_work_ended(self, then: Work) -> None:
+        self._threads.when_work_ended(then)

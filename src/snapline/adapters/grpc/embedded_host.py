@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from snapline.adapters.grpc.handler_runs import RUN
-from snapline.adapters.grpc.held_messages import HeldMessages
+from snapline.adapters.grpc.held_messages import HeldFrames
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.core import HostCore
@@ -14,16 +14,16 @@ from snapline.messages.host_messages import BeginEpoch, Directive, HostMessage, 
 from snapline.storage.capture.image import StateImage
 
 
-class Embedding(Protocol):
+class HostCallbacks(Protocol):
     """The member's interface for the host. It is called while the host handles an event, so it must not feed events to the host."""
 
     def going_back(self) -> None:
         """End the service's present history at once, because of a plan."""
 
-    def when_over(self, then: Callable[[], None]) -> None:
+    def when_work_ended(self, then: Callable[[], None]) -> None:
         """Call `then` when no work of an older history runs any more."""
 
-    def gone_back(self, made: object | None) -> None:
+    def on_rolled_back(self, made: object | None) -> None:
         """The plan's line is loaded: continue from this agent's state before any other event of the service; None: the agent was placed elsewhere."""
 
     def begin_later(self, epoch: int) -> bool:
@@ -32,7 +32,7 @@ class Embedding(Protocol):
     def may_record(self) -> bool:
         """Return whether the service is ready, or there is no service to record."""
 
-    def filling(self, made: object) -> None:
+    def before_capture(self, made: object) -> None:
         """Prepare the agent for its capture. Raises SnaplineError if not possible now; the epoch is refused."""
 
     def cut(self, epoch: int) -> None:
@@ -42,10 +42,10 @@ class Embedding(Protocol):
 class EmbeddedHost(Host):
     """See the module."""
 
-    def __init__(self, options: HostOptions, agent: str, inside: Embedding) -> None:
+    def __init__(self, options: HostOptions, agent: str, inside: HostCallbacks) -> None:
         self._agent, self._inside = agent, inside
         super().__init__(options)
-        self._frames = HeldMessages(self._driver.received, self._begun, inside.may_record)
+        self._frames = HeldFrames(self._driver.received, self._begun, inside.may_record)
         self.received, self.opened, self.closed = self._frames.received, self._opened, self._closed
 
     @property
@@ -92,18 +92,18 @@ class EmbeddedHost(Host):
     def in_worker(self, function: Callable[..., object], *arguments: object, then: Callable[..., None]) -> None:
         """Run work in a thread. Loading a line, and so confirming the plan, waits until all work of the older history has ended."""
         submit = super().in_worker
-        self._inside.when_over(lambda: submit(function, *arguments, then=then))
+        self._inside.when_work_ended(lambda: submit(function, *arguments, then=then))
 
     def send(self, message: HostMessage) -> None:
         if isinstance(message, PlanApplied):
             turns = self._driver.turns
-            self._inside.gone_back(turns.object_of(self._agent) if turns.has(self._agent) else None)
+            self._inside.on_rolled_back(turns.object_of(self._agent) if turns.has(self._agent) else None)
         super().send(message)
 
     def capturing(self, agent: str) -> None:
         super().capturing(agent)
         if agent == self._agent:
-            self._inside.filling(self._driver.turns.object_of(agent))
+            self._inside.before_capture(self._driver.turns.object_of(agent))
 
     def captured(self, command: ev.CaptureState | ev.TakeCheckpoint, known: AgentType, image: StateImage) -> None:
         super().captured(command, known, image)

@@ -3,7 +3,7 @@
 from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
-from snapline.adapters.grpc.ledger import Handling
+from snapline.adapters.grpc.ledger import HandlerExecution
 
 
 class Serialize(Protocol):
@@ -15,7 +15,7 @@ class Serialize(Protocol):
 class HandlerRun(NamedTuple):
     """A running handler. `handling`: None if its caller is not in the fleet; `plan`: the plan under which it began."""
 
-    handling: Handling | None
+    handling: HandlerExecution | None
     plan: int
     serialize: Serialize
 

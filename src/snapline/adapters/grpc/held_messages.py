@@ -14,11 +14,11 @@ from snapline.channels.frame import Frame, Items, LinkHello, Marker, decode_cont
 HELD_S = 1.0
 """Longest time that a frame is held before it is delivered anyway. Links are suspected after 2 s of silence."""
 
-HELD_LOOK_S = 0.005
+HELD_CHECK_PERIOD_S = 0.005
 """Time between two checks, as `member.READY_LOOK_S`."""
 
 
-class HeldMessages:
+class HeldFrames:
     """See the module. `receive`: passes a frame to the host; `may`: whether the service may record an epoch later than `begun()` now."""
 
     def __init__(
@@ -46,7 +46,7 @@ class HeldMessages:
         while held and self._held.get(peer) is held:
             newest, frame = held[0]
             if newest > self._begun() and time.monotonic() < until_s and not self._may():
-                await asyncio.sleep(HELD_LOOK_S)
+                await asyncio.sleep(HELD_CHECK_PERIOD_S)
             else:
                 held.popleft()
                 self._receive(peer, frame)

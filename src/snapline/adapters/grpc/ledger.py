@@ -13,7 +13,7 @@ message logging). Stamps make the cut consistent (`stamps.py`): a service that g
 that epoch, too.
 
 A call within a handler is made again by its handler, which is rerun under its id until it has ended; the call's ordinal within the handler gives
-the same id. Its caller stores only a digest of it (`Handling.journal`), no request. A handler that changes state before its last call declares
+the same id. Its caller stores only a digest of it (`HandlerExecution.journal`), no request. A handler that changes state before its last call declares
 that (`changed`): from then on it is not rerun, and its calls are treated like calls outside of handlers.
 
 Invariants (`validate`): a pending call was made by this service, and no journal contains it; a running handler has no answer unless it has
@@ -38,10 +38,10 @@ DIGEST_BYTES = 8
 PARENT_LENGTH_MAX = 64
 """Longest parent id that is part of a nested call's id unchanged; longer ones are replaced by a digest of 128 bits."""
 
-OVER_TOLD_MAX = 64
+FINISHED_IDS_PER_REQUEST_MAX = 64
 """Largest number of ids of finished calls that one request carries, about 20 bytes each."""
 
-GONE_KEPT = 8192
+FINISHED_IDS_KEPT = 8192
 """Number of remembered ids of finished calls, so that a late attempt of such a call, from a connection given up, runs no handler. It is late by
 data that this process has not read yet: milliseconds. Attempts of older plans are rejected anyway, so these ids are in no cut."""
 
@@ -88,7 +88,7 @@ class CallAnswer(msgspec.Struct, frozen=True):
 LOST_ANSWER = CallAnswer(ABORTED, "the call was accepted before the fleet went back, and its answer is lost with that")
 """Answer to a repeated request for a call whose handler had declared a change and not ended."""
 
-GONE = CallAnswer(ABORTED, "the call is over: its caller has had its answer, or has given up")
+CALL_FINISHED = CallAnswer(ABORTED, "the call is over: its caller has had its answer, or has given up")
 
 
 class JournaledCall(msgspec.Struct, frozen=True):
@@ -118,7 +118,7 @@ class LedgerImage(msgspec.Struct):
     unsettled: list[ServiceCall] = []
 
 
-class Handling:
+class HandlerExecution:
     """One run of a handler.
 
     Attributes:
@@ -158,16 +158,16 @@ class CallLedger:
         self.pending: dict[str, ServiceCall] = {}
         self.unsettled: dict[str, ServiceCall] = {}
         self.answers: dict[str, CallAnswer] = {}
-        self.running: dict[str, Handling] = {}
+        self.running: dict[str, HandlerExecution] = {}
         self._ordinal = 0
         self._journals: dict[str, list[JournaledCall]] = {}
         self._over: dict[str, dict[str, None]] = {}
-        self._untold: dict[str, list[str]] = {}
-        self._gone: dict[str, None] = {}
+        self._unreported: dict[str, list[str]] = {}
+        self._finished_ids: dict[str, None] = {}
 
     # ---- calls of this service --------------------------------------------------------------------------------------
 
-    def call(self, handling: Handling | None, wanted: ServiceCall, request: bytes) -> ServiceCall:
+    def call(self, handling: HandlerExecution | None, wanted: ServiceCall, request: bytes) -> ServiceCall:
         """Register a call, like `wanted` but with its id and request; from now on it is in every cut.
 
         Raises:
@@ -194,7 +194,7 @@ class CallLedger:
         made = handling.open[call_id] = _made(wanted, request, call_id, digest)
         return made
 
-    def answered(self, call: ServiceCall, handling: Handling | None = None) -> None:
+    def answered(self, call: ServiceCall, handling: HandlerExecution | None = None) -> None:
         """Close a call: its caller has the answer, or has given up. Valid only under the plan in which it was made."""
         if handling is not None and handling.open.pop(call.id, None) is not None:
             return
@@ -203,28 +203,28 @@ class CallLedger:
 
     def _is_over(self, target: str, call_id: str) -> None:
         self._over.setdefault(target, {})[call_id] = None
-        self._untold.setdefault(target, []).append(call_id)
+        self._unreported.setdefault(target, []).append(call_id)
 
-    def over_for(self, target: str) -> Sequence[str]:
-        """Return the ids that the next request to this target should carry. One request at a time has them; then call `over_told` or `over_again`."""
-        untold = self._untold.get(target)
+    def finished_calls_for(self, target: str) -> Sequence[str]:
+        """Return the ids that the next request to this target should carry. One request at a time has them; then call `confirm_finished` or `requeue_finished`."""
+        untold = self._unreported.get(target)
         if not untold:
             return ()
-        if len(untold) <= OVER_TOLD_MAX:
-            del self._untold[target]
+        if len(untold) <= FINISHED_IDS_PER_REQUEST_MAX:
+            del self._unreported[target]
             return untold
-        self._untold[target] = untold[OVER_TOLD_MAX:]
-        return untold[:OVER_TOLD_MAX]
+        self._unreported[target] = untold[FINISHED_IDS_PER_REQUEST_MAX:]
+        return untold[:FINISHED_IDS_PER_REQUEST_MAX]
 
-    def over_told(self, target: str, ids: Iterable[str]) -> None:
+    def confirm_finished(self, target: str, ids: Iterable[str]) -> None:
         """Remove these ids: a request that carried them was answered."""
         over = self._over[target]
         for call_id in ids:
             over.pop(call_id, None)
 
-    def over_again(self, target: str, ids: Sequence[str]) -> None:
+    def requeue_finished(self, target: str, ids: Sequence[str]) -> None:
         """Queue these ids again: the request that carried them was not answered."""
-        self._untold.setdefault(target, []).extend(ids)
+        self._unreported.setdefault(target, []).extend(ids)
 
     def settle(self, call_id: str) -> None:
         """Remove a listed call whose outcome the service has found out. Raise KeyError if it does not exist."""
@@ -232,14 +232,14 @@ class CallLedger:
 
     # ---- calls to this service --------------------------------------------------------------------------------------
 
-    def begin(self, call_id: str, digest: bytes = b"") -> Handling | CallAnswer:
+    def begin(self, call_id: str, digest: bytes = b"") -> HandlerExecution | CallAnswer:
         """Return the run of a request's handler, which may be running already, or its answer.
 
         Raises:
             DivergedCallError: a different request had this id.
         """
-        if call_id in self._gone:
-            return GONE
+        if call_id in self._finished_ids:
+            return CALL_FINISHED
         running = self.running.get(call_id)
         handled = running or self.answers.get(call_id)
         if handled is not None:
@@ -248,14 +248,14 @@ class CallLedger:
                     f"another request had come as call {call_id}: its caller's handler was run again, and calls something else"
                 )
             return handled
-        handling = self.running[call_id] = Handling(call_id, digest, self._journals.setdefault(call_id, []))
+        handling = self.running[call_id] = HandlerExecution(call_id, digest, self._journals.setdefault(call_id, []))
         return handling
 
-    def running_of(self, handling: Handling) -> Handling | None:
+    def running_of(self, handling: HandlerExecution) -> HandlerExecution | None:
         """Return the run if it has not ended; tasks that outlive their handler belong to no handler."""
         return handling if self.running.get(handling.id) is handling else None
 
-    def changed(self, handling: Handling, answer: CallAnswer = LOST_ANSWER) -> None:
+    def changed(self, handling: HandlerExecution, answer: CallAnswer = LOST_ANSWER) -> None:
         """Declare that the handler changes the service's state in this piece and continues: it is not rerun. `answer`: answer after a recovery.
 
         Raises:
@@ -269,7 +269,7 @@ class CallLedger:
         if not handling.is_forgotten:
             self.answers[handling.id] = CallAnswer(answer.code, answer.details, answer.response, handling.digest)
 
-    def finish(self, handling: Handling, answer: CallAnswer) -> None:
+    def finish(self, handling: HandlerExecution, answer: CallAnswer) -> None:
         """End the handler, in the same piece as its last change.
 
         Raises:
@@ -285,7 +285,7 @@ class CallLedger:
         if not whole:
             self._check_whole(handling)
 
-    def abandon(self, handling: Handling) -> None:
+    def abandon(self, handling: HandlerExecution) -> None:
         """Handle the cancellation of a handler: unless it has declared a change, it is rerun when its caller repeats the request."""
         if self.running.pop(handling.id, None) is handling and handling.is_forgotten:
             self._end_journal(handling.id, {})
@@ -297,16 +297,16 @@ class CallLedger:
     def forget(self, ids: Iterable[str]) -> None:
         """Forget calls whose callers no longer need the answer."""
         for call_id in ids:
-            self._gone[call_id] = None
+            self._finished_ids[call_id] = None
             running = self.running.get(call_id)
             if running is not None:
                 running.is_forgotten = True
             if self.answers.pop(call_id, None) is None and running is None:
                 self._end_journal(call_id, {})
-        while len(self._gone) > GONE_KEPT:
-            del self._gone[next(iter(self._gone))]
+        while len(self._finished_ids) > FINISHED_IDS_KEPT:
+            del self._finished_ids[next(iter(self._finished_ids))]
 
-    def _check_whole(self, handling: Handling) -> None:
+    def _check_whole(self, handling: HandlerExecution) -> None:
         if handling.made < len(handling.journal):
             raise DivergedCallError(
                 f"the handler of call {handling.id} was run again and has made {handling.made} calls; before it had made "
@@ -344,8 +344,8 @@ class CallLedger:
         self.answers = dict(image.answers)
         self._journals = {call_id: list(journal) for call_id, journal in image.journals.items()}
         self._over = {target: dict.fromkeys(over) for target, over in image.over.items()}
-        self._untold = {target: list(over) for target, over in image.over.items()}
-        self.running, self._gone = {}, {}
+        self._unreported = {target: list(over) for target, over in image.over.items()}
+        self.running, self._finished_ids = {}, {}
 
     def validate(self) -> None:
         """Cross-check the invariants. Raises AssertionError."""

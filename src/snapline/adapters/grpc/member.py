@@ -36,7 +36,7 @@ from snapline.errors import SnaplineError, UsageError
 from snapline.ids import check_receiver
 from snapline.security.transport import Security
 
-READY_LOOK_S = 0.005
+READY_CHECK_PERIOD_S = 0.005
 """Time between two checks whether a service is ready for a cut; work that waits for the cut waits at most this much longer."""
 
 log = logging.getLogger("snapline.grpc")
@@ -80,7 +80,7 @@ class Member:
             fleet: the same in every process.
             coordinator, store, listen, advertise: as for `snapline host run`. `listen` is the address of the host, not of the service.
             host: name of the host; empty: that of the agent.
-            front: called instead of the service (`CutPieces`, for services with threads).
+            front: called instead of the service (`QuiescentService`, for services with threads).
 
         Raises:
             UsageError: the fleet has no such agent.
@@ -91,7 +91,7 @@ class Member:
             )
         self.agent = agent
         self.plan = 0
-        self.come_in: Callable[[], Awaitable[None]] | None = None
+        self.reenter: Callable[[], Awaitable[None]] | None = None
         self.ledger = CallLedger(agent)
         self.interceptor = MemberInterceptor(self)
         self._service, self._front = service, front or service
@@ -235,7 +235,7 @@ class Member:
                 if self.seen < epoch:  # a turn of the bridge is queued, and runs first
                     await asyncio.sleep(0)
             else:
-                await asyncio.sleep(READY_LOOK_S)
+                await asyncio.sleep(READY_CHECK_PERIOD_S)
 
     async def left(self, plan: int) -> None:
         """Return when the service is under a plan other than this one."""
@@ -298,15 +298,15 @@ class Member:
         self._waiters.clear()
         self.ledger.running.clear()
 
-    def when_over(self, then: Callable[[], None]) -> None:
-        """Call `then` once the cancelled tasks have ended. For a service with threads, these must end first (`CutPieces`)."""
-        when_over = getattr(self._front, "when_over", None)
-        if when_over is None:
+    def when_work_ended(self, then: Callable[[], None]) -> None:
+        """Call `then` once the cancelled tasks have ended. For a service with threads, these must end first (`QuiescentService`)."""
+        when_work_ended = getattr(self._front, "when_work_ended", None)
+        if when_work_ended is None:
             then()
         else:
-            when_over(then)
+            when_work_ended(then)
 
-    def gone_back(self, made: object | None) -> None:
+    def on_rolled_back(self, made: object | None) -> None:
         plan = self._shared.plan
         if plan == self.plan:
             return
@@ -345,7 +345,7 @@ class Member:
     def may_record(self) -> bool:
         return not self.plan or self._front.ready()
 
-    def filling(self, made: object) -> None:
+    def before_capture(self, made: object) -> None:
         assert isinstance(made, ServiceAgent)
         if not self.plan:
             return

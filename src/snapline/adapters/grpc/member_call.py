@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 
-from snapline.adapters.grpc.ledger import CallAnswer, Handling, ServiceCall
-from snapline.adapters.grpc.service_interfaces import OwnChannel, OwnMember
+from snapline.adapters.grpc.ledger import CallAnswer, HandlerExecution, ServiceCall
+from snapline.adapters.grpc.service_interfaces import ChannelInterface, MemberInterface
 from snapline.adapters.grpc.stamps import CALL_KEY, AnswerStamp, CallStamp, answer_stamp, encode_stamp
 
 AGAIN_LEAST_S, AGAIN_MOST_S = 0.02, 0.5
@@ -41,10 +41,10 @@ class MemberCall:
 
     def __init__(
         self,
-        member: OwnMember,
-        channel: OwnChannel,
+        member: MemberInterface,
+        channel: ChannelInterface,
         call: ServiceCall,
-        handling: Handling | None,
+        handling: HandlerExecution | None,
         deserialize: Callable[[bytes], Any] | None,
         *,
         timeout: float | None = None,
@@ -64,8 +64,8 @@ class MemberCall:
     def _try(self) -> Any:
         member, call = self._member, self._call
         if self._over:
-            member.ledger.over_again(call.target, self._over)
-        self._over = member.ledger.over_for(call.target)
+            member.ledger.requeue_finished(call.target, self._over)
+        self._over = member.ledger.finished_calls_for(call.target)
         self._stamped = stamp = CallStamp(
             self._plan, member.seen, call.id, call.digest, self._over, self._channel.member_plan != self._plan
         )
@@ -85,10 +85,10 @@ class MemberCall:
             raise rpc_error(CODES.get(answer.code, grpc.StatusCode.UNKNOWN), answer.details)
         return self._deserialize(answer.response) if self._deserialize is not None else answer.response
 
-    async def answer(self, come_in: Callable[[], Awaitable[None]] | None = None) -> CallAnswer:
+    async def answer(self, reenter: Callable[[], Awaitable[None]] | None = None) -> CallAnswer:
         """Wait for the answer. When this returns, the call has left the ledger, and the caller continues in the same piece.
 
-        `come_in`: waits until its caller may go on; the call leaves the ledger in the piece in which that ends.
+        `reenter`: waits until its caller may go on; the call leaves the ledger in the piece in which that ends.
 
         Raises:
             grpc.aio.AioRpcError: the deadline has passed (DEADLINE_EXCEEDED); the fleet has rolled back (ABORTED).
@@ -102,12 +102,12 @@ class MemberCall:
                     await member.record(stamp.epoch)
                     self._check_plan()
                 if stamp is not None and stamp.is_refused:
-                    await self._within(member.left(self._plan), come_in)
+                    await self._within(member.left(self._plan), reenter)
                 elif stamp is None and not self._call.is_listed and self._is_open(error):
-                    await self._within(asyncio.sleep(wait_s), come_in)
+                    await self._within(asyncio.sleep(wait_s), reenter)
                     wait_s = min(2 * wait_s, AGAIN_MOST_S)
                 else:
-                    await self._enter(come_in)
+                    await self._enter(reenter)
                     return self._take(error, response, is_reported=stamp is not None)
                 self._check_plan()
                 self._attempt = self._try()
@@ -136,7 +136,7 @@ class MemberCall:
         ledger, call = self._member.ledger, self._call
         if is_reported:
             self._channel.member_plan = self._plan
-        self._tell_over(is_reported=is_reported)
+        self._report_finished(is_reported=is_reported)
         ledger.answered(call, self._handling)
         if error is None:
             if not is_reported and not call.is_listed:
@@ -153,21 +153,21 @@ class MemberCall:
     def _is_open(self, error: "grpc.aio.AioRpcError | None") -> bool:
         return error is not None and error.code() in UNKNOWN_OUTCOME
 
-    def _tell_over(self, *, is_reported: bool) -> None:
+    def _report_finished(self, *, is_reported: bool) -> None:
         over, self._over = self._over, ()
         if over and is_reported:
-            self._member.ledger.over_told(self._call.target, over)
+            self._member.ledger.confirm_finished(self._call.target, over)
         elif over:
-            self._member.ledger.over_again(self._call.target, over)
+            self._member.ledger.requeue_finished(self._call.target, over)
 
     def _give_up(self) -> None:
         if self._member.plan == self._plan:
-            self._tell_over(is_reported=False)
+            self._report_finished(is_reported=False)
             self._member.ledger.answered(self._call, self._handling)
 
-    async def _enter(self, come_in: Callable[[], Awaitable[None]] | None) -> None:
-        if come_in is not None:
-            await come_in()
+    async def _enter(self, reenter: Callable[[], Awaitable[None]] | None) -> None:
+        if reenter is not None:
+            await reenter()
             self._check_plan()
 
     def give_up(self) -> None:
@@ -176,13 +176,13 @@ class MemberCall:
         self._member.ended(self)
         self._attempt.cancel()
 
-    async def _within(self, waiting: Any, come_in: Callable[[], Awaitable[None]] | None) -> None:
+    async def _within(self, waiting: Any, reenter: Callable[[], Awaitable[None]] | None) -> None:
         """Wait until the deadline at most."""
         left_s = None if self._deadline_s is None else self._deadline_s - time.monotonic()
         try:
             await asyncio.wait_for(waiting, left_s)
         except TimeoutError:
-            await self._enter(come_in)
+            await self._enter(reenter)
             self._give_up()
             raise rpc_error(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer to call {self._call.id} in time") from None
         except asyncio.CancelledError:
@@ -191,14 +191,14 @@ class MemberCall:
 
     def _check_plan(self) -> None:
         if self._member.plan != self._plan:
-            fenced(self._call.id)
+            raise_fenced(self._call.id)
 
     def fence(self) -> None:
         """Fence the call: the fleet rolls back, and the call belongs to a discarded history."""
         self._attempt.cancel()
 
 
-def fenced(call: str) -> NoReturn:
+def raise_fenced(call: str) -> NoReturn:
     """Raise the error of a call that belongs to an older history."""
     raise rpc_error(
         grpc.StatusCode.ABORTED, f"the fleet has gone back to a cut, and call {call} is of what came after it"

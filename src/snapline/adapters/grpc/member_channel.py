@@ -11,9 +11,9 @@ import grpc
 import grpc.aio
 
 from snapline.adapters.grpc.handler_runs import RUN
-from snapline.adapters.grpc.ledger import CallAnswer, Handling, ServiceCall
-from snapline.adapters.grpc.member_call import MemberCall, fenced
-from snapline.adapters.grpc.service_interfaces import OwnMember
+from snapline.adapters.grpc.ledger import CallAnswer, HandlerExecution, ServiceCall
+from snapline.adapters.grpc.member_call import MemberCall, raise_fenced
+from snapline.adapters.grpc.service_interfaces import MemberInterface
 from snapline.adapters.grpc.streams import MemberStream, StreamAttempt, pack
 
 ALL = "*"
@@ -27,7 +27,7 @@ class MemberChannel(grpc.aio.Channel):
         member_plan: plan of the member that answered last.
     """
 
-    def __init__(self, member: OwnMember, target: str, inner: grpc.aio.Channel, listed: frozenset[str]) -> None:
+    def __init__(self, member: MemberInterface, target: str, inner: grpc.aio.Channel, listed: frozenset[str]) -> None:
         self.target = target
         self.member_plan = 0
         self._member = member
@@ -81,7 +81,7 @@ class MemberChannel(grpc.aio.Channel):
     async def _again(self, call: ServiceCall) -> None:
         made = MemberCall(self._member, self, call, None, None)
         try:
-            answer = await made.answer(self._member.come_in)
+            answer = await made.answer(self._member.reenter)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.ABORTED:
                 return
@@ -128,7 +128,7 @@ class MemberMethod:
 
     def __init__(
         self,
-        member: OwnMember,
+        member: MemberInterface,
         channel: MemberChannel,
         wanted: ServiceCall,
         serialize: Callable[[Any], bytes] | None,
@@ -179,11 +179,11 @@ class MemberMethod:
         """Decode one response."""
         return self._deserialize(response) if self._deserialize is not None else response
 
-    def _made(self, request: Any, *, is_sent: bool = False) -> tuple[ServiceCall, Handling | None]:
+    def _made(self, request: Any, *, is_sent: bool = False) -> tuple[ServiceCall, HandlerExecution | None]:
         member, run, template = self._member, RUN.get(), self.wanted
         handling = None
         if not member.plan or (run is not None and run.plan != member.plan):
-            fenced(template.method)
+            raise_fenced(template.method)
         if run is not None and run.handling is not None and not template.is_listed:
             handling = member.ledger.running_of(run.handling)
         if handling is not None and is_sent:

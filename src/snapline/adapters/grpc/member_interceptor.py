@@ -13,9 +13,9 @@ import grpc
 import grpc.aio
 
 from snapline.adapters.grpc.handler_runs import RUN, HandlerRun
-from snapline.adapters.grpc.ledger import FAILED_PRECONDITION, CallAnswer, DivergedCallError, Handling
+from snapline.adapters.grpc.ledger import FAILED_PRECONDITION, CallAnswer, DivergedCallError, HandlerExecution
 from snapline.adapters.grpc.member_call import CODES
-from snapline.adapters.grpc.service_interfaces import OwnMember
+from snapline.adapters.grpc.service_interfaces import MemberInterface
 from snapline.adapters.grpc.stamps import ANSWER_KEY, AnswerStamp, CallStamp, call_stamp, encode_stamp
 from snapline.adapters.grpc.streams import collected, listed, unpack
 
@@ -33,7 +33,7 @@ Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 class MemberInterceptor(grpc.aio.ServerInterceptor):
     """See the module; available as `Member.interceptor`."""
 
-    def __init__(self, member: OwnMember) -> None:
+    def __init__(self, member: MemberInterface) -> None:
         self._member = member
         self._made: dict[str, tuple[Any, Any]] = {}
 
@@ -65,7 +65,7 @@ class StreamHandler:
 
     __slots__ = ("_asks_stream", "_function", "_member", "_serialize", "_whole")
 
-    def __init__(self, member: OwnMember, handler: Any, method: str) -> None:
+    def __init__(self, member: MemberInterface, handler: Any, method: str) -> None:
         self._member = member
         self._function = handler.stream_unary or handler.unary_stream or handler.stream_stream
         self._asks_stream = handler.unary_stream is None
@@ -98,7 +98,7 @@ class UnaryHandler:
 
     __slots__ = ("_function", "_member", "_serialize")
 
-    def __init__(self, member: OwnMember, function: Any, serialize: Any) -> None:
+    def __init__(self, member: MemberInterface, function: Any, serialize: Any) -> None:
         self._member, self._function = member, function
         self._serialize = serialize or bytes
 
@@ -110,7 +110,7 @@ class UnaryHandler:
             if not await member.admit(stamp):
                 await self._refuse(context)
             if stamp is None:
-                return await self._serve_stranger(request, context)
+                return await self._serve_external(request, context)
             if stamp.over:
                 ledger.forget(stamp.over)
             try:
@@ -124,7 +124,7 @@ class UnaryHandler:
                 return await self._run(request, context, begun, stamp)
             await member.other_run(stamp.id)
 
-    async def _run(self, request: Any, context: Any, handling: Handling, stamp: CallStamp) -> bytes:
+    async def _run(self, request: Any, context: Any, handling: HandlerExecution, stamp: CallStamp) -> bytes:
         member, task = self._member, asyncio.current_task()
         plan, served = member.plan, ServedContext(context)
         assert task is not None
@@ -163,7 +163,7 @@ class UnaryHandler:
             return CallAnswer(code, context.details() or "")
         return CallAnswer(response=self._serialize(response))
 
-    async def _serve_stranger(self, request: Any, context: Any) -> bytes:
+    async def _serve_external(self, request: Any, context: Any) -> bytes:
         member, task = self._member, asyncio.current_task()
         assert task is not None
         RUN.set(HandlerRun(None, member.plan, self._serialize))

@@ -1,6 +1,6 @@
 """Threads of a service and the event loop of its member: requests of threads are carried out in the loop, atomically with the thread's own work.
 
-Threads of handlers and of `start` are registered (`StretchThread`). A thread makes two kinds of requests. `step` runs a function in the loop while
+Threads of handlers and of `start` are registered (`RegisteredThread`). A thread makes two kinds of requests. `step` runs a function in the loop while
 the thread remains inside. `wait` makes a call, and the thread is outside from that step of the loop on; it is inside again from the
 step in which the call's answer leaves the ledger. Between two steps of the loop a cut may be taken, if the gate reports that no thread is inside
 (`quiescence_gate.py`).
@@ -29,14 +29,14 @@ from snapline.errors import UsageError
 LOOK_S = LAPSE_NS / 1e9
 """Longest time until a waiter at the gate checks again, even without a signal."""
 
-SAID_S = 5.0
+WAIT_LOG_AFTER_S = 5.0
 """Time after which a recovery that waits for threads logs that; computing or waiting threads normally end long before."""
 
 log = logging.getLogger("snapline.grpc")
 
-ComeIn = Callable[[], Awaitable[None]]
-Finish = Callable[[ComeIn], Awaitable[Any]]
-"""Function that waits for an answer and takes it in the step in which its `ComeIn` ends."""
+Reenter = Callable[[], Awaitable[None]]
+Finish = Callable[[Reenter], Awaitable[Any]]
+"""Function that waits for an answer and takes it in the step in which its `Reenter` ends."""
 
 Work = Callable[[], None]
 
@@ -45,7 +45,7 @@ class HistoryOverError(BaseException):
     """The fleet has rolled back, and this thread belongs to a discarded history: let it end. A BaseException, like CancelledError."""
 
 
-class StretchThread:
+class RegisteredThread:
     """A registered thread.
 
     Attributes:
@@ -79,7 +79,7 @@ class ThreadsOfMember(Protocol):
 
 
 class ServedThread(Protocol):
-    """Interface of `AskingThread`, documented there."""
+    """Interface of `RequestThread`, documented there."""
 
     def context(self) -> contextvars.Context: ...
 
@@ -127,9 +127,9 @@ class MemberThreads:
         """Make a call within the piece of this thread, and wait for it outside. Raises the errors of `step` and of the call."""
         return self.ask(self._wait, begin)
 
-    def ask(self, how: Callable[[StretchThread, Any, "Future[Any]"], None], what: object) -> Any:
+    def ask(self, how: Callable[[RegisteredThread, Any, "Future[Any]"], None], what: object) -> Any:
         """Pass a request of the calling thread to the loop, and return its result."""
-        thread: StretchThread | None = getattr(self._here, "thread", None)
+        thread: RegisteredThread | None = getattr(self._here, "thread", None)
         if thread is None:
             raise UsageError(
                 "this thread is unknown to the member: its calls and changes could fall into two cuts. Call in a handler's own thread (side by side "
@@ -137,9 +137,9 @@ class MemberThreads:
             )
         if thread.plan != self.member.plan:
             raise HistoryOverError
-        return self.posted(thread.context, partial(how, thread, what))
+        return self.run_in_loop(thread.context, partial(how, thread, what))
 
-    def posted(self, context: contextvars.Context, does: "Callable[[Future[Any]], None]") -> Any:
+    def run_in_loop(self, context: contextvars.Context, does: "Callable[[Future[Any]], None]") -> Any:
         """Run `does` in the loop, and wait for its result. Raise HistoryOverError if there will be none."""
         answer: Future[Any] = Future()
         self._asked.add(answer)
@@ -172,10 +172,10 @@ class MemberThreads:
         finally:
             self._asked.discard(asking)
 
-    def visited(self, admitted: Callable[[], Coroutine[object, None, StretchThread]]) -> StretchThread:
+    def register_thread(self, admitted: Callable[[], Coroutine[object, None, RegisteredThread]]) -> RegisteredThread:
         """Register this thread until `left`. Raises HistoryOverError."""
 
-        async def enter() -> StretchThread:
+        async def enter() -> RegisteredThread:
             thread = await admitted()
             await self.enter(thread)
             return thread
@@ -187,12 +187,12 @@ class MemberThreads:
             task = self.loop.create_task(enter())
             task.add_done_callback(lambda _: answer.cancel() if task.cancelled() else answer.set_result(task.result()))
 
-        thread: StretchThread = self.posted(contextvars.Context(), begin)
+        thread: RegisteredThread = self.run_in_loop(contextvars.Context(), begin)
         self._here.thread = thread
         return thread
 
-    def left(self, thread: StretchThread) -> None:
-        """Unregister this thread after `visited`."""
+    def left(self, thread: RegisteredThread) -> None:
+        """Unregister this thread after `register_thread`."""
         self._here.thread = None
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(self.end, thread)
@@ -207,7 +207,7 @@ class MemberThreads:
         except RuntimeError:
             return False
 
-    def _work(self, thread: StretchThread, function: Callable[[], Any], outcome: "asyncio.Future[Any]") -> None:
+    def _work(self, thread: RegisteredThread, function: Callable[[], Any], outcome: "asyncio.Future[Any]") -> None:
         """Run the whole work of this thread."""
         result, raised = None, None
         self._here.thread = thread
@@ -226,7 +226,7 @@ class MemberThreads:
 
     # ---- in the loop --------------------------------------------------------------------------------------------------
 
-    async def enter(self, thread: StretchThread) -> None:
+    async def enter(self, thread: RegisteredThread) -> None:
         """Wait until this thread may be inside, and mark it; return at once if it is inside already."""
         while True:
             if thread.plan != self.member.plan:
@@ -249,31 +249,31 @@ class MemberThreads:
             async with asyncio.timeout(LOOK_S):
                 await opened.wait()
 
-    async def run(self, thread: StretchThread, function: Callable[[], Any], carry: Callable[[Work], None]) -> Any:
+    async def run(self, thread: RegisteredThread, function: Callable[[], Any], carry: Callable[[Work], None]) -> Any:
         """Run the function in a thread, to which `carry` passes work. On return the thread is outside, but its last piece continues."""
         await self.enter(thread)
         return await self._outcome(thread, self._launched(thread, function, carry))
 
     def start(self, function: Callable[[], Any]) -> None:
         """Run the function in a new thread, once the gate lets it enter."""
-        self.member.start(self.run(StretchThread(self.member.plan), function, in_new_thread))
+        self.member.start(self.run(RegisteredThread(self.member.plan), function, in_new_thread))
 
     def begin(self, function: Callable[[], Any]) -> None:
         """Run the function in a new thread that is inside from this step on, even if a cut waits, since this step already began its piece."""
-        thread = StretchThread(self.member.plan)
+        thread = RegisteredThread(self.member.plan)
         self.gate.enter(thread.number, thread.plan)
         outcome = contextvars.Context().run(self._launched, thread, function, in_new_thread)
         self.member.start(self._outcome(thread, outcome))
 
     def _launched(
-        self, thread: StretchThread, function: Callable[[], Any], carry: Callable[[Work], None]
+        self, thread: RegisteredThread, function: Callable[[], Any], carry: Callable[[Work], None]
     ) -> "asyncio.Future[Any]":
         outcome: asyncio.Future[Any] = self.loop.create_future()
         thread.context = contextvars.copy_context()
         carry(partial(self._work, thread, function, outcome))
         return outcome
 
-    async def _outcome(self, thread: StretchThread, outcome: "asyncio.Future[Any]") -> Any:
+    async def _outcome(self, thread: RegisteredThread, outcome: "asyncio.Future[Any]") -> Any:
         try:
             return await outcome
         finally:
@@ -281,7 +281,7 @@ class MemberThreads:
                 self.end(thread)
 
     def _over(
-        self, thread: StretchThread, outcome: "asyncio.Future[Any]", result: Any, raised: Exception | None
+        self, thread: RegisteredThread, outcome: "asyncio.Future[Any]", result: Any, raised: Exception | None
     ) -> None:
         thread.is_over = True
         if thread.plan != self.member.plan or outcome.done():
@@ -292,16 +292,16 @@ class MemberThreads:
         else:
             outcome.set_result(result)
 
-    def end(self, thread: StretchThread) -> None:
+    def end(self, thread: RegisteredThread) -> None:
         """Remove a thread that has ended."""
         self.gate.end(thread.number)
         self._look()
 
-    def _leave(self, thread: StretchThread, _: None, answer: "Future[Any]") -> None:
+    def _leave(self, thread: RegisteredThread, _: None, answer: "Future[Any]") -> None:
         self.gate.leave(thread.number)
         answer.set_result(None)
 
-    def _step(self, thread: StretchThread, function: Callable[[], Any], answer: "Future[Any]") -> None:
+    def _step(self, thread: RegisteredThread, function: Callable[[], Any], answer: "Future[Any]") -> None:
         if thread.plan != self.member.plan:
             answer.cancel()
             return
@@ -310,7 +310,7 @@ class MemberThreads:
         except Exception as error:
             answer.set_exception(error)
 
-    def _wait(self, thread: StretchThread, begin: Callable[[], Finish], answer: "Future[Any]") -> None:
+    def _wait(self, thread: RegisteredThread, begin: Callable[[], Finish], answer: "Future[Any]") -> None:
         if thread.plan != self.member.plan:
             answer.cancel()
             return
@@ -323,7 +323,7 @@ class MemberThreads:
         task = self.member.start(self._waited(thread, finish, answer))
         task.add_done_callback(lambda _: answer.cancel())  # no effect if the future has a result
 
-    async def _waited(self, thread: StretchThread, finish: Finish, answer: "Future[Any]") -> None:
+    async def _waited(self, thread: RegisteredThread, finish: Finish, answer: "Future[Any]") -> None:
         try:
             result = await finish(partial(self.enter, thread))
         except Exception as error:
@@ -344,10 +344,10 @@ class MemberThreads:
         self._opened.set()
         self._opened = asyncio.Event()
 
-    def when_over(self, then: Work) -> None:
+    def when_work_ended(self, then: Work) -> None:
         """Call `then` when all threads of other histories have ended."""
         if self._deferred or not self.gate.are_over(self.member.plan):
-            self.loop.call_later(SAID_S, self._say)
+            self.loop.call_later(WAIT_LOG_AFTER_S, self._say)
         self._deferred.append(then)
         self._look()
 

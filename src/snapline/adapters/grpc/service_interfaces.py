@@ -15,13 +15,13 @@ class FencedCall(Protocol):
         """End the call: the fleet rolls back."""
 
 
-class OwnMember(Protocol):
+class MemberInterface(Protocol):
     """Interface of `Member`, documented there."""
 
     agent: str
     plan: int
     ledger: CallLedger
-    come_in: Callable[[], Awaitable[None]] | None
+    reenter: Callable[[], Awaitable[None]] | None
 
     @property
     def seen(self) -> int: ...
@@ -47,7 +47,7 @@ class OwnMember(Protocol):
     def answered(self, call: ServiceCall, answer: CallAnswer) -> None: ...
 
 
-class OwnChannel(Protocol):
+class ChannelInterface(Protocol):
     """Interface of `MemberChannel`."""
 
     member_plan: int
@@ -55,7 +55,7 @@ class OwnChannel(Protocol):
     def attempt(self, call: ServiceCall, **options: Any) -> Any: ...
 
 
-class OwnMethod(Protocol):
+class MethodInterface(Protocol):
     """Interface of `MemberMethod`."""
 
     wanted: ServiceCall

@@ -13,7 +13,7 @@ import grpc.aio
 import msgspec
 
 from snapline.adapters.grpc.ledger import ServiceCall
-from snapline.adapters.grpc.service_interfaces import OwnMethod
+from snapline.adapters.grpc.service_interfaces import MethodInterface
 from snapline.errors import UsageError
 
 STREAM_BYTES_MAX = 16 * 1024 * 1024
@@ -78,7 +78,7 @@ class StreamAttempt:
 class MemberStream:
     """Result of a stub's streaming method: await it if there is one response message; otherwise iterate or read it."""
 
-    def __init__(self, method: OwnMethod, requests: Any, options: dict[str, Any]) -> None:
+    def __init__(self, method: MethodInterface, requests: Any, options: dict[str, Any]) -> None:
         self._method, self._requests, self._options = method, requests, options
         self._iterator: AsyncIterator[Any] | None = None
         self._call: Any = None if method.wanted.asks_stream else method.make(requests, options)

@@ -14,7 +14,7 @@ import grpc
 from snapline.adapters.grpc.ledger import CallAnswer, ServiceCall
 from snapline.adapters.grpc.member_call import CODES, MemberCall, rpc_error
 from snapline.adapters.grpc.member_channel import ALL, MemberChannel, MemberMethod
-from snapline.adapters.grpc.member_threads import ComeIn, MemberThreads
+from snapline.adapters.grpc.member_threads import MemberThreads, Reenter
 from snapline.adapters.grpc.streams import unpack
 from snapline.errors import UsageError
 
@@ -156,9 +156,9 @@ class AnsweredCall(NamedTuple):
         return self.trailing
 
 
-async def _answered(call: MemberCall, come_in: ComeIn) -> AnsweredCall:
+async def _answered(call: MemberCall, reenter: Reenter) -> AnsweredCall:
     """Wait for the answer. Decoding may take long, so it is done later, when the thread is inside."""
-    answer = await call.answer(come_in)
+    answer = await call.answer(reenter)
     return AnsweredCall(answer, await call.initial_metadata(), await call.trailing_metadata())
 
 

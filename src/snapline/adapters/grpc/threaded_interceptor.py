@@ -15,8 +15,8 @@ import grpc
 from snapline.adapters.grpc.handler_runs import RUN, HandlerRun
 from snapline.adapters.grpc.member_call import CODES
 from snapline.adapters.grpc.member_interceptor import METADATA, UNKNOWN, AbortedHandlerError, UnaryHandler
-from snapline.adapters.grpc.member_threads import HistoryOverError, MemberThreads, StretchThread, Work
-from snapline.adapters.grpc.service_interfaces import OwnMember
+from snapline.adapters.grpc.member_threads import HistoryOverError, MemberThreads, RegisteredThread, Work
+from snapline.adapters.grpc.service_interfaces import MemberInterface
 from snapline.adapters.grpc.stamps import call_stamp
 from snapline.adapters.grpc.streams import pack, unpack
 
@@ -29,7 +29,7 @@ GOES_BACK = grpc.StatusCode.UNAVAILABLE, "the fleet goes back to a cut, or ends"
 class ThreadedInterceptor(grpc.ServerInterceptor):
     """See the module; available as `ThreadedMember.interceptor`."""
 
-    def __init__(self, member: OwnMember, threads: MemberThreads) -> None:
+    def __init__(self, member: MemberInterface, threads: MemberThreads) -> None:
         self._member, self._threads = member, threads
         self._made: dict[str, tuple[Any, Any]] = {}
 
@@ -56,7 +56,7 @@ class ThreadedInterceptor(grpc.ServerInterceptor):
 class ServedMethod:
     """One method of the service. gRPC calls its methods in threads."""
 
-    def __init__(self, member: OwnMember, threads: MemberThreads, handler: Any, method: str) -> None:
+    def __init__(self, member: MemberInterface, threads: MemberThreads, handler: Any, method: str) -> None:
         self._member, self._threads = member, threads
         self._asks_stream = handler.stream_unary is not None or handler.stream_stream is not None
         self._serialize: Callable[[Any], bytes] = handler.response_serializer or bytes
@@ -76,7 +76,7 @@ class ServedMethod:
     def one(self, requests: Iterator[Any], context: Any) -> bytes:
         """Return one response for a request stream, which is read completely first."""
         if call_stamp(context.invocation_metadata()) is None:
-            [response] = self._strange(requests, context, lambda given: [self._function(given, context)])
+            [response] = self._serve_external_stream(requests, context, lambda given: [self._function(given, context)])
         else:
             [response] = unpack(self._whole(list(requests), context))
         return response
@@ -84,13 +84,13 @@ class ServedMethod:
     def many(self, request: Any, context: Any) -> Iterator[bytes]:
         """Yield the responses, which are available when the handler has ended."""
         if call_stamp(context.invocation_metadata()) is None:
-            yield from self._strange(request, context, lambda given: self._function(given, context))
+            yield from self._serve_external_stream(request, context, lambda given: self._function(given, context))
             return
         yield from unpack(self._whole(list(request) if self._asks_stream else request, context))
 
     def _whole(self, request: Any, context: Any) -> bytes:
         """Serve the request, in its thread."""
-        asking = AskingThread(context)
+        asking = RequestThread(context)
         try:
             sent: bytes = self._threads.served(asking, partial(self._handler.serve, request, asking))
             return sent
@@ -113,14 +113,16 @@ class ServedMethod:
             run = RUN.get()
             assert run is not None
             requests = iter(request) if self._asks_stream else request
-            work = partial(function, requests, HandlersContext(context))
-            return await self._threads.run(StretchThread(run.plan), work, context.carry)
+            work = partial(function, requests, HandlerContext(context))
+            return await self._threads.run(RegisteredThread(run.plan), work, context.carry)
 
         return served
 
-    def _strange(self, request: Any, context: Any, function: Callable[[Any], Iterable[Any]]) -> Iterator[bytes]:
+    def _serve_external_stream(
+        self, request: Any, context: Any, function: Callable[[Any], Iterable[Any]]
+    ) -> Iterator[bytes]:
         """Serve a stream for a caller that is no member. It streams as usual, but no cut is taken between two messages while the handler runs."""
-        visit = ForeignRequest(self._member, self._threads, self._serialize)
+        visit = ExternalStream(self._member, self._threads, self._serialize)
         try:
             visit.begin()
             for response in function(visit.each(request) if self._asks_stream else request):
@@ -134,7 +136,7 @@ class ServedMethod:
             visit.end()
 
 
-class AskingThread:
+class RequestThread:
     """A gRPC thread that waits for the loop; also the context of its request: attributes not defined here are gRPC's."""
 
     def __init__(self, inner: Any) -> None:
@@ -178,7 +180,7 @@ class AskingThread:
         raise AbortedHandlerError(code.value[0], details)
 
 
-class HandlersContext:
+class HandlerContext:
     """gRPC's context, as handlers see it."""
 
     __slots__ = ("_inner",)
@@ -199,20 +201,20 @@ class HandlersContext:
         self.abort(status.code, status.details)
 
 
-class ForeignRequest:
+class ExternalStream:
     """Handler of a stream for a caller outside of the fleet: each of its pieces is treated like a handler of its own."""
 
-    def __init__(self, member: OwnMember, threads: MemberThreads, serialize: Callable[[Any], bytes]) -> None:
+    def __init__(self, member: MemberInterface, threads: MemberThreads, serialize: Callable[[Any], bytes]) -> None:
         self._member, self._threads, self._serialize = member, threads, serialize
-        self._thread: StretchThread | None = None
+        self._thread: RegisteredThread | None = None
 
     def begin(self) -> None:
         """Wait until a piece may begin."""
-        self._thread = self._threads.visited(self._admitted)
+        self._thread = self._threads.register_thread(self._admitted)
 
-    async def _admitted(self) -> StretchThread:
+    async def _admitted(self) -> RegisteredThread:
         await self._member.admit(None)
-        thread = StretchThread(self._member.plan)
+        thread = RegisteredThread(self._member.plan)
         thread.context.run(RUN.set, HandlerRun(None, thread.plan, self._serialize))
         return thread
 

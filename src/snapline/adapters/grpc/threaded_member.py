@@ -18,10 +18,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from snapline.adapters.grpc.cut_pieces import CutPieces
+from snapline.adapters.grpc.cut_pieces import QuiescentService
 from snapline.adapters.grpc.ledger import ServiceCall
 from snapline.adapters.grpc.member import Member
-from snapline.adapters.grpc.member_threads import ComeIn, MemberThreads
+from snapline.adapters.grpc.member_threads import MemberThreads, Reenter
 from snapline.adapters.grpc.service_agent import CutService
 from snapline.adapters.grpc.threaded_channel import ThreadedChannel
 from snapline.adapters.grpc.threaded_interceptor import ThreadedInterceptor
@@ -69,10 +69,10 @@ class ThreadedMember:
                 listen=listen,
                 advertise=advertise,
                 security=security,
-                front=CutPieces(service, self._threads),
+                front=QuiescentService(service, self._threads),
             )
             unless_made.pop_all()
-        self._member.come_in = self._threads.passed
+        self._member.reenter = self._threads.passed
         self.interceptor = ThreadedInterceptor(self._member, self._threads)
 
     def run(self) -> int:
@@ -130,9 +130,9 @@ class ThreadedMember:
     def sleep(self, seconds: float) -> None:
         """Wait outside, until the fleet rolls back at most; like `time.sleep` within `outside`."""
 
-        async def slept(come_in: ComeIn) -> None:
+        async def slept(reenter: Reenter) -> None:
             await asyncio.sleep(seconds)
-            await come_in()
+            await reenter()
 
         self._threads.wait(lambda: slept)
 
@@ -143,7 +143,7 @@ class ThreadedMember:
         try:
             yield
         finally:
-            self._threads.wait(lambda: _come_in)
+            self._threads.wait(lambda: _reenter)
 
     def changed(self, response: Any = None) -> None:
         """Call `Member.changed`."""
@@ -164,5 +164,5 @@ class ThreadedMember:
         self._threads.step(lambda: self._member.settle(call))
 
 
-async def _come_in(come_in: ComeIn) -> None:
-    await come_in()
+async def _reenter(reenter: Reenter) -> None:
+    await reenter()

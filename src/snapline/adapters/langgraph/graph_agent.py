@@ -9,7 +9,7 @@ atomic, and a durable turn is rerun from its journal, which holds the calls of t
 for LangGraph, which uses clocks and threads of its own:
 
 1. Ids come from the turn (`chance.py`).
-2. Nodes of one superstep run one after the other, in LangGraph's order: plain ones in one thread (`_in_line`), coroutines in the run's event loop.
+2. Nodes of one superstep run one after the other, in LangGraph's order: plain ones in one thread (`_run_at_submit`), coroutines in the run's event loop.
 3. LangGraph saves when a run ends, and not during the run (`durability="exit"`).
 """
 
@@ -202,7 +202,7 @@ def _has_coroutines(compiled: Pregel[Any, Any, Any, Any]) -> bool:
 
 
 def _play(graph: Pregel[Any, Any, Any, Any], input: object, config: RunnableConfig, options: dict[str, Any]) -> Any:
-    config["configurable"][CONFIG_KEY_RUNNER_SUBMIT] = lambda: _in_line
+    config["configurable"][CONFIG_KEY_RUNNER_SUBMIT] = lambda: _run_at_submit
     return graph.invoke(input, config, durability="exit", **options)
 
 
@@ -218,7 +218,7 @@ def _config(config: RunnableConfig | None, thread_id: str) -> RunnableConfig:
     return {**base, "configurable": {**base.get("configurable", {}), "thread_id": thread_id}}
 
 
-def _in_line(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+def _run_at_submit(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
     """Run a task when it is submitted, instead of in LangGraph's thread pool."""
     for option in [name for name in kwargs if name.startswith("__")]:
         del kwargs[option]

@@ -36,7 +36,7 @@ class LateWrites:
         for run in runs:
             _remember(self._runs, run, None)
 
-    def on_overtaken(self, checkpoint: str) -> None:
+    def on_not_saved(self, checkpoint: str) -> None:
         """Note that a checkpoint was not saved, since enough newer ones exist."""
         _remember(self._ignored, checkpoint, None)
 

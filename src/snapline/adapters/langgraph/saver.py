@@ -170,7 +170,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
                     self, self._objects, place, checkpoint["id"], metadata, channels, self._keep_last
                 )
                 if checkpoint["id"] not in kept:
-                    self._late.on_overtaken(checkpoint["id"])
+                    self._late.on_not_saved(checkpoint["id"])
                     return place.config(checkpoint["id"])
                 thinning.forget(self._objects, change, place.path, kept)
             with contextlib.suppress(StaleReferenceError):

@@ -107,7 +107,7 @@ def _methods_of(kind: type) -> Iterable[tuple[str, Callable[..., Any]]]:
 
 def _entered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     async def entered(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return await self._snapline.serve_stranger(name, args, kwargs)
+        return await self._snapline.serve_external(name, args, kwargs)
 
     entered.__ray_invocation_decorator__ = through_fleet  # type: ignore[attr-defined]  # Ray's hook
     return _as(function, entered)

@@ -53,7 +53,7 @@ class ActorLife:
     def __init__(self, made: object, first: str = "") -> None:
         self.made, self.first = made, first
         self.turn = asyncio.Lock()
-        self.is_computing = self.waits_unkept = False
+        self.is_computing = self.waits_without_saved_state = False
         self.before: bytes | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="actor")
 
@@ -78,7 +78,7 @@ class ActorLife:
         """
         run = RUN.get()
         self.is_computing = False
-        self.waits_unkept = run is not None and run.handling is not None and self.before is None
+        self.waits_without_saved_state = run is not None and run.handling is not None and self.before is None
         try:
             async with asyncio.timeout(timeout_s) as limit:
                 return [await reference for reference in references]
@@ -87,7 +87,7 @@ class ActorLife:
                 raise load_ray().exceptions.GetTimeoutError(f"no answer within {timeout_s} s") from None
             raise
         finally:
-            self.is_computing, self.waits_unkept = True, False
+            self.is_computing, self.waits_without_saved_state = True, False
 
     def end(self) -> None:
         """End this life; another one begins."""
@@ -119,7 +119,7 @@ class RecoverableActor:
     def capture(self) -> bytes:
         """Return the state. Raises SnaplineError if not possible now; a later epoch is tried."""
         life = self.life
-        if life.waits_unkept:
+        if life.waits_without_saved_state:
             raise NotCapturableError(
                 f"actor {self._agent!r} waits in ray.get for the first time in this method; from now on its state is kept when that begins"
             )

@@ -102,7 +102,7 @@ class MemberActor:
             security=terms.security,
         )
         self._kept.begun = self._member.ledger.begun
-        self._kept.restored = lambda: self.start(self._tell_over())
+        self._kept.restored = lambda: self.start(self._report_finished())
         for name in terms.fleet.agents:
             if name in self._names:
                 channel: Any = ActorChannel(
@@ -143,7 +143,7 @@ class MemberActor:
             return b"", int(grpc.StatusCode.UNAVAILABLE.value[0]), str(error), b""
         return response, 0, "", context.stamp
 
-    async def serve_stranger(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    async def serve_external(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Serve a call of a caller that is no member.
 
         Raises:
@@ -174,7 +174,7 @@ class MemberActor:
     def _handler(self, method: str, *, is_member: bool) -> UnaryHandler:
         made = self._handlers.get((method, is_member))
         if made is None:
-            made = self._made_handler(method) if is_member else self._made_for_strangers(method)
+            made = self._made_handler(method) if is_member else self._external_handler(method)
             self._handlers[method, is_member] = made
         return made
 
@@ -185,7 +185,7 @@ class MemberActor:
 
         return UnaryHandler(self.begin(), function, self._packed_outcome)
 
-    def _made_for_strangers(self, method: str) -> UnaryHandler:
+    def _external_handler(self, method: str) -> UnaryHandler:
         async def function(request: tuple[Sequence[Any], Mapping[str, Any]], _: object) -> Any:
             return await self._kept.run(method, *request)
 
@@ -205,17 +205,17 @@ class MemberActor:
         if await member.admit(CallStamp(plan, 0, "")):
             member.ledger.forget(ids)
 
-    async def _tell_over(self) -> None:
+    async def _report_finished(self) -> None:
         """Report calls given up in a recovery at once, not only with the next call, since an interrupted method may be waiting for one of them."""
         member = self.begin()
         for name in self._channels:
-            while ids := member.ledger.over_for(name):
+            while ids := member.ledger.finished_calls_for(name):
                 try:
                     await self._names.handle(name)._snapline_forget.remote(member.plan, list(ids))
                 except (ValueError, load_ray().exceptions.RayError):
-                    member.ledger.over_again(name, ids)
+                    member.ledger.requeue_finished(name, ids)
                     break
-                member.ledger.over_told(name, ids)
+                member.ledger.confirm_finished(name, ids)
 
     # ---- outgoing calls ------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from snapline.errors import EncodingError
-from snapline.storage.capture.torch_values import TensorPlaces, Unfolding, fold
+from snapline.storage.capture.torch_values import TensorPlaces, Unfolder, fold
 from snapline.storage.capture.values import PART_EXTENSION
 from snapline.storage.packs.pack import PackReference
 
@@ -125,7 +125,7 @@ def decode_record(state: bytes) -> Metadata:
             name: BytesStorageMetadata() if pieces is None else _metadata_of(pieces)
             for name, pieces in record.tensors.items()
         }
-        planner = Unfolding().unfold(record.planner, _PLANNER)
+        planner = Unfolder().unfold(record.planner, _PLANNER)
     except (msgspec.DecodeError, ValueError) as error:
         raise EncodingError(f"the record of the checkpoint cannot be read: {error}") from error
     places = {MetadataIndex(x.name, x.offset, x.index): (x.agent, x.part) for x in record.places}

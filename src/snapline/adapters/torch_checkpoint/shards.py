@@ -26,7 +26,7 @@ from snapline.storage.capture.image import (
     SourceChunk,
     StateImage,
 )
-from snapline.storage.packs.blob import KIND_CHUNK, PackBlob, in_groups
+from snapline.storage.packs.blob import KIND_CHUNK, PackBlob, group_blobs
 from snapline.storage.packs.checkpoint import AgentCheckpoint, ChunkReference, StatePart, encode_checkpoint
 from snapline.storage.packs.pack import PackNeeds, PackReference
 from snapline.storage.store.store import Store
@@ -70,7 +70,7 @@ class RankWriter:
         agent, epoch = self._planned.agent, self._planned.epoch
         pending: list[PackBlob] = []
         earlier_packs: list[PackReference] = []
-        for group in in_groups(self._new_chunks(items, planner), PACK_BYTES):
+        for group in group_blobs(self._new_chunks(items, planner), PACK_BYTES):
             if pending:
                 earlier_packs.append(self._store.write_chunks(writer=agent, epoch=epoch, chunks=pending))
             pending = group

@@ -196,7 +196,7 @@ class SnaplineWriter(StorageWriter):
         lock = getattr(self._store.disk, "lock", None)
         if lock is None or self._lock is not None:
             return
-        self._store.require_there()  # a lock makes its file
+        self._store.require_available()  # a lock makes its file
         try:
             self._lock = lock(layout.IDENTITY)
         except BlockingIOError:

@@ -111,18 +111,18 @@ def processes_naming(text: str) -> list[str]:
         if folder.name.isdecimal() and int(folder.name) != os.getpid():
             with contextlib.suppress(OSError):
                 command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                if text in command or (not command and _is_beginning(folder)):
+                if text in command or (not command and _is_in_exec(folder)):
                     commands.append(command.strip() or f"process {folder.name}, which is becoming its program")
     return commands
 
 
-def _is_beginning(folder: Path) -> bool:
+def _is_in_exec(folder: Path) -> bool:
     """Return whether the process is our child and not a zombie. During an exec a process briefly has no command line."""
     state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
     return state != "Z" and int(parent) == os.getpid()
 
 
-def demand(is_so: bool, words: str) -> None:
+def require(is_so: bool, words: str) -> None:
     """Raise LauncherFaultError unless `is_so`."""
     if not is_so:
         raise LauncherFaultError(words)

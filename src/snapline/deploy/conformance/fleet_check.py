@@ -12,7 +12,7 @@ import contextlib
 import socket
 from collections.abc import Callable
 
-from snapline.deploy.conformance.bench import LIMIT_S, LOOK_S, Bench, LauncherFaultError, demand, until
+from snapline.deploy.conformance.bench import LIMIT_S, LOOK_S, Bench, LauncherFaultError, require, until
 from snapline.deploy.conformance.judge import judge
 from snapline.deploy.conformance.tellers import AGENTS
 from snapline.deploy.launching import Launcher, ProcessSpec
@@ -24,7 +24,7 @@ from snapline.messages.status import FleetStatus
 HOSTS, COORDINATORS = 3, 3
 FLEET = "snapline.deploy.conformance.tellers:fleet"
 
-NEWCOMER = "0123456789abcdef"
+REPLACEMENT_INSTANCE = "0123456789abcdef"
 """Instance name of the replacement host."""
 
 
@@ -43,13 +43,13 @@ async def a_fleet_recovers_exactly_and_leaves_nothing(bench: Bench) -> None:
     )
     async with fleet:
         client = bench.connect(fleet.address)
-        trial = _Trial(bench, launcher, fleet, client)
+        trial = _FleetCheckRun(bench, launcher, fleet, client)
         try:
             await trial.come_up()
             await trial.take_a_snapshot()
             await trial.kill_a_host("h2")
-            await trial.let_remains_speak("h3")
-            await trial.move_the_coordinator()
+            await trial.wake_replaced_host("h3")
+            await trial.move_leadership()
             judge(bench.store)
         except (LauncherFaultError, SnaplineError) as error:
             raise LauncherFaultError(
@@ -60,7 +60,7 @@ async def a_fleet_recovers_exactly_and_leaves_nothing(bench: Bench) -> None:
     await _nothing_is_left(bench, fleet.address)
 
 
-class _Trial:
+class _FleetCheckRun:
     """Trial of one fleet. `step` names its progress."""
 
     def __init__(self, bench: Bench, launcher: Launcher, fleet: LaunchedFleet, client: CoordinatorClient) -> None:
@@ -73,14 +73,14 @@ class _Trial:
     async def come_up(self) -> None:
         """Check that all hosts take part, and each has agents."""
         status = await self._until("a running fleet", self._is_whole)
-        demand(sum(host.agents for host in status.hosts) == AGENTS, f"the agents are not all there: {status.hosts}")
-        demand(all(host.agents for host in status.hosts), f"not every host has agents: {status.hosts}")
+        require(sum(host.agents for host in status.hosts) == AGENTS, f"the agents are not all there: {status.hosts}")
+        require(all(host.agents for host in status.hosts), f"not every host has agents: {status.hosts}")
 
     async def take_a_snapshot(self) -> None:
         self.step = "snapshot"
         outcome = await self._client.create_snapshot(LIMIT_S)
         epochs = [judged.epoch for judged in judge(self._bench.store)]
-        demand(outcome.epoch in epochs, f"epoch {outcome.epoch} is not in the store")
+        require(outcome.epoch in epochs, f"epoch {outcome.epoch} is not in the store")
 
     async def kill_a_host(self, host: str) -> None:
         """Kill a host: all agents are restored to one cut on the remaining hosts. Then the host returns without agents."""
@@ -88,7 +88,7 @@ class _Trial:
         earlier = await self._recoveries()
         self._fleet.kill(host, is_kept_down=True)
         recovery = await self._recovered(earlier)
-        demand(recovery["lost_hosts"] == [host], f"lost were {recovery['lost_hosts']}")
+        require(recovery["lost_hosts"] == [host], f"lost were {recovery['lost_hosts']}")
         await self._until_more_epochs(2)
         judge(self._bench.store)
         await until(
@@ -97,37 +97,37 @@ class _Trial:
         self.step = f"{host} started again"
         self._fleet.restart(host)
         await self._until("all hosts back", self._is_whole)
-        demand(await self._recoveries() == earlier + 1, "its return has undone something")
+        require(await self._recoveries() == earlier + 1, "its return has undone something")
 
-    async def let_remains_speak(self, host: str) -> None:
+    async def wake_replaced_host(self, host: str) -> None:
         """Freeze a host that has turns to run and frames to send until it is replaced; when it wakes, its messages are rejected (G9)."""
         self.step = f"{host} frozen"
         earlier = await self._recoveries()
         frozen = self._fleet.handle(host)
-        demand(frozen is not None, "it does not run")
+        require(frozen is not None, "it does not run")
         assert frozen is not None
         await self._launcher.freeze(frozen)
         recovery = await self._recovered(earlier)
-        demand(recovery["lost_hosts"] == [host], f"lost were {recovery['lost_hosts']}")
+        require(recovery["lost_hosts"] == [host], f"lost were {recovery['lost_hosts']}")
         plan = (await self._status()).plan
         self.step = f"{host} replaced"
-        command = self._bench.commands(FLEET, HOSTS).host(self._fleet.address, host, NEWCOMER)
-        await self._launcher.start(ProcessSpec(f"{host}-again", "host", NEWCOMER, tuple(command)))
+        command = self._bench.commands(FLEET, HOSTS).host(self._fleet.address, host, REPLACEMENT_INSTANCE)
+        await self._launcher.start(ProcessSpec(f"{host}-again", "host", REPLACEMENT_INSTANCE, tuple(command)))
         await self._until("the replacement", self._is_whole)
         self.step = f"the remains of {host} speak"
         await self._launcher.thaw(frozen)
         async with asyncio.timeout(LIMIT_S):
             ended = await self._launcher.watch(frozen)
         refused = OlderIncarnationError.exit_code
-        demand(ended.code in (refused, None), f"they ended with {ended.text}, and not because they were refused")
+        require(ended.code in (refused, None), f"they ended with {ended.text}, and not because they were refused")
         await self._until_more_epochs(2)
         later = [judged for judged in judge(self._bench.store) if judged.plan >= plan]
-        demand(bool(later), "no epoch was taken since")
+        require(bool(later), "no epoch was taken since")
         for judged in later:
-            demand(host not in judged.hosts, f"epoch {judged.epoch} holds agents of {host}")
-        demand(await self._recoveries() == earlier + 1, "their words have undone something")
+            require(host not in judged.hosts, f"epoch {judged.epoch} holds agents of {host}")
+        require(await self._recoveries() == earlier + 1, "their words have undone something")
 
-    async def move_the_coordinator(self) -> None:
+    async def move_leadership(self) -> None:
         """Kill the leader, so that another replica leads. The killed one returns, on any machine, and can lead again."""
         leader = (await self._until("a leader", lambda now: now.leader != "")).leader
         self.step = f"{leader} killed, which led"

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from snapline.agent_runtime.snapshots.cut import Cut, load_cut
-from snapline.deploy.conformance.bench import demand
+from snapline.deploy.conformance.bench import require
 from snapline.deploy.conformance.tellers import AGENTS, LINES, TOKENS, Transfer, TransferCounts, fleet
 from snapline.errors import SnaplineError
 from snapline.recovery.cuts import DependencyRecord, in_transit_numbers, orphans
@@ -11,7 +11,7 @@ from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.store.store import Store
 
 
-class Judged(NamedTuple):
+class CheckedSnapshot(NamedTuple):
     """A correct snapshot: its epoch, the recovery plan in force when it was taken, and the hosts of its agents."""
 
     epoch: int
@@ -19,14 +19,14 @@ class Judged(NamedTuple):
     hosts: frozenset[str]
 
 
-def judge(location: str) -> list[Judged]:
+def judge(location: str) -> list[CheckedSnapshot]:
     """Check every snapshot in the store. Snapshots that the coordinator prunes meanwhile are skipped.
 
     Raises:
         LauncherFaultError: a snapshot is wrong; the message names the snapshot and the fault.
     """
     store = Store.open(location)
-    judged: list[Judged] = []
+    judged: list[CheckedSnapshot] = []
     for epoch in store.epochs():
         try:
             judged.append(_judge_epoch(store, epoch))
@@ -36,17 +36,17 @@ def judge(location: str) -> list[Judged]:
     return judged
 
 
-def _judge_epoch(store: Store, epoch: int) -> Judged:
+def _judge_epoch(store: Store, epoch: int) -> CheckedSnapshot:
     manifest = store.read_manifest(store.read_ref(epoch), epoch=epoch)
     checkpoints = {checkpoint.agent: checkpoint for checkpoint in store.read_checkpoints(manifest)}
     _judge_channels(epoch, checkpoints)
     _judge_tokens(epoch, load_cut(store, epoch, fleet()), checkpoints)
-    return Judged(epoch, manifest.metadata.plan, frozenset(line.host for line in manifest.agents))
+    return CheckedSnapshot(epoch, manifest.metadata.plan, frozenset(line.host for line in manifest.agents))
 
 
 def _judge_channels(epoch: int, checkpoints: dict[str, AgentCheckpoint]) -> None:
     cut = {agent: DependencyRecord(checkpoint.sent, checkpoint.received) for agent, checkpoint in checkpoints.items()}
-    demand(orphans(cut) == [], f"epoch {epoch} has orphans: {orphans(cut)}")
+    require(orphans(cut) == [], f"epoch {epoch} has orphans: {orphans(cut)}")
     saved = {
         (sender, agent): [message.number for message in messages]
         for agent, checkpoint in checkpoints.items()
@@ -54,15 +54,15 @@ def _judge_channels(epoch: int, checkpoints: dict[str, AgentCheckpoint]) -> None
         if messages
     }
     expected = {channel: list(numbers) for channel, numbers in in_transit_numbers(cut).items()}
-    demand(saved == expected, f"epoch {epoch} holds {saved} as in transit, and {expected} is")
+    require(saved == expected, f"epoch {epoch} holds {saved} as in transit, and {expected} is")
 
 
 def _judge_tokens(epoch: int, cut: Cut, checkpoints: dict[str, AgentCheckpoint]) -> None:
     counts = {agent: state for agent, state in cut.states.items() if isinstance(state, TransferCounts)}
-    demand(len(counts) == AGENTS, f"epoch {epoch} has {len(counts)} agents")
+    require(len(counts) == AGENTS, f"epoch {epoch} has {len(counts)} agents")
     held_tokens = sum(count.balance for count in counts.values())
     moving = sum(transit.message.amount for transit in cut.in_transit if isinstance(transit.message, Transfer))
-    demand(
+    require(
         held_tokens + moving == AGENTS * TOKENS,
         f"epoch {epoch}: {held_tokens} tokens in agents and {moving} in transit are wrong",
     )
@@ -71,12 +71,12 @@ def _judge_tokens(epoch: int, cut: Cut, checkpoints: dict[str, AgentCheckpoint])
         sent = sum(checkpoint.sent.values()) + len(checkpoint.outbox)
         waiting = count.passed + len(checkpoint.timers)
         label = f"{agent} in epoch {epoch}"
-        demand(
+        require(
             count.handled == sum(checkpoint.received.values()),
             f"{label} handled {count.handled} of {checkpoint.received}",
         )
-        demand(count.passed == sent, f"{label} passed {count.passed} on, and {sent} were sent")
+        require(count.passed == sent, f"{label} passed {count.passed} on, and {sent} were sent")
         started = LINES if checkpoint.is_started else 0
-        demand(
+        require(
             started + count.handled == waiting, f"{label} owes {started + count.handled} transfers, and knows {waiting}"
         )

@@ -5,7 +5,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from snapline.deploy.conformance.bench import LIMIT_S, Bench, LauncherFaultError, demand, until
+from snapline.deploy.conformance.bench import LIMIT_S, Bench, LauncherFaultError, require, until
 from snapline.deploy.launching import Exit, Handle, Kind, Launcher, ProcessSpec
 
 ProcessCheck = Callable[[Bench], Awaitable[None]]
@@ -31,8 +31,8 @@ async def an_end_is_seen_with_its_code_and_last_words(bench: Bench) -> None:
     async with _opened(bench) as launcher:
         handle = await launcher.start(program("h1", "print('one'); raise SystemExit('no disk left')"))
         ended = await _end_of(launcher, handle)
-        demand((ended.code, ended.last_words) == (1, "no disk left"), f"it saw {ended}")
-        demand(await launcher.status(handle) == ended, "status tells another end than watch")
+        require((ended.code, ended.last_words) == (1, "no disk left"), f"it saw {ended}")
+        require(await launcher.status(handle) == ended, "status tells another end than watch")
 
 
 async def a_name_is_one_process(bench: Bench) -> None:
@@ -40,12 +40,12 @@ async def a_name_is_one_process(bench: Bench) -> None:
     async with _opened(bench) as launcher:
         first = await launcher.start(program("h1", SLEEP))
         second = await launcher.start(program("h1", SLEEP, instance="run-2"))
-        demand(second == first, f"{second} runs beside {first}")
+        require(second == first, f"{second} runs beside {first}")
         await launcher.kill(first)
         await _end_of(launcher, first)
         third = await launcher.start(program("h1", SLEEP, instance="run-3"))
-        demand(third.instance == "run-3" and third.pid != first.pid, f"{third} is {first} again")
-        demand(await launcher.status(third) is None, "the third run does not run")
+        require(third.instance == "run-3" and third.pid != first.pid, f"{third} is {first} again")
+        require(await launcher.status(third) is None, "the third run does not run")
 
 
 async def words_about_an_earlier_run_do_not_end_the_next(bench: Bench) -> None:
@@ -55,19 +55,19 @@ async def words_about_an_earlier_run_do_not_end_the_next(bench: Bench) -> None:
         await _end_of(launcher, first)
         second = await launcher.start(program("h1", SLEEP, instance="run-2"))
         await launcher.kill(first)
-        demand((await launcher.stop(second, LIMIT_S)).code == -15, "killing the first run has killed the second")
+        require((await launcher.stop(second, LIMIT_S)).code == -15, "killing the first run has killed the second")
         third = await launcher.start(program("h1", SLEEP, instance="run-3"))
         await launcher.stop(first, 0.1)
         await launcher.kill(third)
-        demand((await _end_of(launcher, third)).code == -9, "stopping the first run has stopped the third")
-        demand(await launcher.status(first) is not None, "the first run is said to run")
+        require((await _end_of(launcher, third)).code == -9, "stopping the first run has stopped the third")
+        require(await launcher.status(first) is not None, "the first run is said to run")
 
 
 async def stopping_asks_first(bench: Bench) -> None:
     async with _opened(bench) as launcher:
         handle = await launcher.start(program("h1", SLEEP))
         ended = await launcher.stop(handle, LIMIT_S)
-        demand(ended.code == -15, f"asked to end, it ended with {ended.text}, not by SIGTERM")
+        require(ended.code == -15, f"asked to end, it ended with {ended.text}, not by SIGTERM")
 
 
 async def stopping_kills_who_does_not_listen(bench: Bench) -> None:
@@ -76,7 +76,7 @@ async def stopping_kills_who_does_not_listen(bench: Bench) -> None:
         handle = await launcher.start(program("h1", STUBBORN.format(ready=str(ready)) + SLEEP))
         await until("the program's word that it is ready", ready.exists)
         ended = await launcher.stop(handle, 0.1)
-        demand(ended.code == -9, f"it ended with {ended.text}, not by SIGKILL")
+        require(ended.code == -9, f"it ended with {ended.text}, not by SIGKILL")
 
 
 async def who_is_frozen_stands_still_until_thawed_or_killed(bench: Bench) -> None:
@@ -88,13 +88,13 @@ async def who_is_frozen_stands_still_until_thawed_or_killed(bench: Bench) -> Non
         await asyncio.sleep(BEAT_S)  # one beat may still be in progress
         before = beats.stat().st_size
         await asyncio.sleep(10 * BEAT_S)
-        demand(beats.stat().st_size == before, "frozen, it goes on")
-        demand(await launcher.status(handle) is None, "frozen, it is said to have ended")
+        require(beats.stat().st_size == before, "frozen, it goes on")
+        require(await launcher.status(handle) is None, "frozen, it is said to have ended")
         await launcher.thaw(handle)
         await until("more beats of who was thawed", lambda: beats.stat().st_size > before)
         await launcher.freeze(handle)
         await launcher.kill(handle)
-        demand((await _end_of(launcher, handle)).code == -9, "frozen, it does not end by SIGKILL")
+        require((await _end_of(launcher, handle)).code == -9, "frozen, it does not end by SIGKILL")
         await launcher.freeze(handle)
         await launcher.thaw(handle)
 

@@ -20,12 +20,12 @@ from snapline.deploy.launching import Launcher
 from snapline.deploy.ray_cluster import RayCluster
 from snapline.deploy.ray_launcher import RayLauncher
 
-NOT_NICE = {"worker_niceness": 0}
+NORMAL_PRIORITY = {"worker_niceness": 0}
 """Ray's internal setting; its name may change. By default Ray's workers and their children run at niceness 15, so heartbeats would be
 late on a busy machine."""
 
 QUICK = {
-    **NOT_NICE,
+    **NORMAL_PRIORITY,
     "health_check_initial_delay_ms": 1000,
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 1000,
@@ -33,7 +33,7 @@ QUICK = {
 }
 """Settings with which Ray declares a node dead after about two seconds."""
 
-SPOT = {"agenthost": 1.0}
+HOST_RESOURCE = {"agenthost": 1.0}
 """Resource of which each node has one unit, so that it takes one host."""
 
 STORE_BYTES = 80 << 20
@@ -61,7 +61,7 @@ class Raylets:
         """Add a node."""
         self._nodes.append(
             self._cluster.add_node(
-                num_cpus=2, resources=SPOT, node_ip_address="127.0.0.1", object_store_memory=STORE_BYTES
+                num_cpus=2, resources=HOST_RESOURCE, node_ip_address="127.0.0.1", object_store_memory=STORE_BYTES
             )
         )
 
@@ -159,7 +159,7 @@ class RayBench(LocalBench):
 
     def launcher(self) -> Launcher:
         cluster = RayCluster(self.folder.name, self._address)
-        return RayLauncher(cluster, data_dir=str(self.folder / "data"), hosts=self._hosts, node=SPOT)
+        return RayLauncher(cluster, data_dir=str(self.folder / "data"), hosts=self._hosts, node=HOST_RESOURCE)
 
     def commands(self, fleet: str, hosts: int, arguments: Mapping[str, str] | None = None) -> Commands:
         return commands_for_nodes(self, fleet, hosts, arguments)

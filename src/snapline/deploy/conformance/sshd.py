@@ -116,10 +116,10 @@ class SshBench(LocalBench):
 
     def remains(self) -> list[str]:
         """Return remaining processes, and folders with sockets and keys."""
-        return [*super().remains(), *left_in_memory(self.launcher())]
+        return [*super().remains(), *remaining_runtime_folders(self.launcher())]
 
 
-def left_in_memory(launcher: Launcher) -> list[str]:
+def remaining_runtime_folders(launcher: Launcher) -> list[str]:
     """Return the remaining runtime folders of this launcher's launch agents."""
     assert isinstance(launcher, SshLauncher)
     folders = [runtime_folder(launcher.key(machine)) for machine in MACHINES]

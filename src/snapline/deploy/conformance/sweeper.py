@@ -24,7 +24,7 @@ def main() -> None:
     folder, spared = sys.argv[1], {os.getpid(), os.getppid()}
     sys.stdin.buffer.read()
     for _ in range(ROUNDS_MAX):
-        remaining = [pid for pid in _processes() - spared if _is_of(folder, Path("/proc") / str(pid))]
+        remaining = [pid for pid in _processes() - spared if _uses_folder(folder, Path("/proc") / str(pid))]
         for pid in remaining:
             _kill(pid)
         if not remaining:
@@ -38,7 +38,7 @@ def _processes() -> set[int]:
     return {int(name) for name in os.listdir("/proc") if name.isdecimal()}
 
 
-def _is_of(folder: str, process: Path) -> bool:
+def _uses_folder(folder: str, process: Path) -> bool:
     """Return whether a process uses the folder. Ray's workers change their command line, but their output goes to a file in the folder."""
     try:
         if folder.encode() in (process / "cmdline").read_bytes():

@@ -13,7 +13,7 @@ The protocol was made for files. Its calls map onto objects as follows:
 
 **Model.** After an answer every later request sees its effect (S3 since 2020, Google, Azure, Ceph). Of several conditional PUTs of one
 name, one succeeds. `opening.open_disk` checks this once, on opening; the class trusts the result
-(`Abilities`).
+(`DiskCapabilities`).
 
 **A PUT of unknown outcome.** The connection may fail after the store has created the object, and a retry then meets its own object.
 So FileExistsError means that the name is taken, not by whom. A caller that derives the name from the content compares the existing bytes
@@ -57,10 +57,10 @@ CONFLICTS_MAX = 5
 _CONFLICT_PAUSE_S = 0.1
 """First pause, doubled after each conflict: 0.1 + 0.2 + 0.4 + 0.8 s, longer than the other request should take."""
 
-_WORDS_LENGTH_MAX = 240
+_ERROR_TEXT_LENGTH_MAX = 240
 """Longest part of a foreign error's first line to keep, before any XML: enough for request and answer."""
 
-_CLASS_ERRNO = (
+_ERROR_CLASS_ERRNO = (
     ("AlreadyExistsError", errno.EEXIST),
     ("PermissionDeniedError", errno.EACCES),
     ("UnauthenticatedError", errno.EACCES),
@@ -68,7 +68,7 @@ _CLASS_ERRNO = (
     ("InvalidPathError", errno.EINVAL),
 )
 
-_WORDS_ERRNO = (
+_ERROR_TEXT_ERRNO = (
     ("<Code>QuotaExceeded<", errno.EDQUOT, "the bucket's quota is used up"),
     ("<Code>EntityTooLarge<", errno.EFBIG, "the object store refuses objects of this size"),
     ("<Code>NoSuchBucket<", errno.ENOENT, "there is no such bucket"),
@@ -87,7 +87,7 @@ The error's text contains the object's name, too. So each entry has a character 
 """
 
 
-class Abilities(msgspec.Struct, frozen=True):
+class DiskCapabilities(msgspec.Struct, frozen=True):
     """Abilities of an object store, as found by a probe.
 
     Attributes:
@@ -103,7 +103,7 @@ class Abilities(msgspec.Struct, frozen=True):
     appends: bool = False
 
 
-class _Unnamed:
+class _PendingObject:
     """An open file without a name: its pieces, and their length."""
 
     def __init__(self) -> None:
@@ -119,19 +119,19 @@ class ObjectDisk:
         store: "ObjectStore",
         location: str,
         *,
-        abilities: Abilities | None = None,
+        abilities: DiskCapabilities | None = None,
         put_bytes_max: int = PUT_BYTES_MAX,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         """Wrap an obstore store whose root is the snapline store's root; `location` names it in messages."""
-        self.abilities = abilities or Abilities()
+        self.abilities = abilities or DiskCapabilities()
         self.requests_at_once = REQUESTS_AT_ONCE
         self._store = store
         self._location = location
         self._put_bytes_max = put_bytes_max
         self._pause = pause
         self._lock = threading.Lock()
-        self._open: dict[int, _Unnamed] = {}
+        self._open: dict[int, _PendingObject] = {}
         self._next_handle = 0
 
     @property
@@ -166,7 +166,7 @@ class ObjectDisk:
     def open_temporary(self, directory: str, name: str) -> int:
         with self._lock:
             self._next_handle += 1
-            self._open[self._next_handle] = _Unnamed()
+            self._open[self._next_handle] = _PendingObject()
             return self._next_handle
 
     def write(self, handle: int, pieces: Sequence[Buffer]) -> None:
@@ -187,7 +187,7 @@ class ObjectDisk:
         if not self.abilities.may_write:
             raise PermissionError(errno.EACCES, "this key may read only", path)
         if not self.abilities.creates_only:
-            self._look_and_put(path, pieces)
+            self._put_if_missing(path, pieces)
             return
         for conflicts in range(CONFLICTS_MAX):
             try:
@@ -240,14 +240,14 @@ class ObjectDisk:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _file(self, handle: int) -> _Unnamed:
+    def _file(self, handle: int) -> _PendingObject:
         with self._lock:
             file = self._open.get(handle)
         if file is None:
             raise _no_such_handle(handle)
         return file
 
-    def _look_and_put(self, path: str, pieces: list[bytes]) -> None:
+    def _put_if_missing(self, path: str, pieces: list[bytes]) -> None:
         """Put without a condition, the best available: a race between two writers goes unnoticed."""
         import obstore
 
@@ -321,12 +321,12 @@ def translating(path: str) -> Iterator[None]:
 def _translated(error: Exception, path: str) -> OSError:
     """Return the OSError for a foreign error; Python picks the subclass by its number."""
     text = str(error)
-    for needle, number, text_part in _WORDS_ERRNO:
+    for needle, number, text_part in _ERROR_TEXT_ERRNO:
         if needle in text:
             return OSError(number, text_part, path)
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(errno.ENOENT, "there is no such object", path)
-    for class_name, number in _CLASS_ERRNO:
+    for class_name, number in _ERROR_CLASS_ERRNO:
         if type(error).__name__ == class_name:
             return OSError(number, _first_line(text), path)
     number = errno.EINVAL if isinstance(error, ValueError) else errno.EREMOTEIO
@@ -334,7 +334,7 @@ def _translated(error: Exception, path: str) -> OSError:
 
 
 def _first_line(text: str) -> str:
-    return text.partition("\n")[0].partition("<")[0].strip(" :")[:_WORDS_LENGTH_MAX]
+    return text.partition("\n")[0].partition("<")[0].strip(" :")[:_ERROR_TEXT_LENGTH_MAX]
 
 
 def _no_such_handle(handle: int) -> OSError:

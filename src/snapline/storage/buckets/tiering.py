@@ -31,7 +31,7 @@ NEWEST = "it is the newest one"
 HELD = "pinned or tagged"
 
 
-class Moved(msgspec.Struct, frozen=True):
+class MoveResult(msgspec.Struct, frozen=True):
     """Result for one snapshot.
 
     Attributes:
@@ -45,7 +45,7 @@ class Moved(msgspec.Struct, frozen=True):
     kept_because: str = ""
 
 
-def older_than(store: Store, count: int) -> list[int]:
+def all_but_newest(store: Store, count: int) -> list[int]:
     """Return all epochs but the newest `count`, ascending."""
     if count < 1:
         raise UsageError(f"{count} newest snapshots are to stay: at least 1 must")
@@ -53,8 +53,8 @@ def older_than(store: Store, count: int) -> list[int]:
 
 
 def move_epochs(
-    source: Store, target: Store, epochs: Iterable[int], *, holds: Holds | None = None, is_home: bool = False
-) -> Iterator[Moved]:
+    source: Store, target: Store, epochs: Iterable[int], *, holds: Holds | None = None, is_fleet_store: bool = False
+) -> Iterator[MoveResult]:
     """Copy snapshots to `target` and verify the copies; yield each when it is done.
 
     Args:
@@ -68,24 +68,24 @@ def move_epochs(
     """
     wanted = sorted(set(epochs))
     if holds is not None:
-        check_two(source, target)
+        check_distinct_stores(source, target)
     checked: set[str] = set()
     for epoch in wanted:
-        copied = copy_epoch(source, target, epoch, is_home=is_home)
+        copied = copy_epoch(source, target, epoch, is_fleet_store=is_fleet_store)
         check_epoch(target, epoch, checked)
-        yield Moved(copied) if holds is None else _remove(source, target, copied, holds)
+        yield MoveResult(copied) if holds is None else _remove(source, target, copied, holds)
 
 
-def _remove(source: Store, target: Store, copied: Copied, holds: Holds) -> Moved:
+def _remove(source: Store, target: Store, copied: Copied, holds: Holds) -> MoveResult:
     if source.epochs()[-1:] == [copied.epoch]:
-        return Moved(copied, kept_because=NEWEST)
+        return MoveResult(copied, kept_because=NEWEST)
     if target.read_ref(copied.epoch) != copied.root:
         raise DamagedDataError(f"epoch {copied.epoch} of {target.location} is no copy any more: look at that store")
     removed = holds.delete([copied.epoch])[copied.epoch]
-    return Moved(copied, kept_because=HELD) if removed is None else Moved(copied, is_removed=True)
+    return MoveResult(copied, kept_because=HELD) if removed is None else MoveResult(copied, is_removed=True)
 
 
-def check_two(source: Store, target: Store) -> None:
+def check_distinct_stores(source: Store, target: Store) -> None:
     """Raise UsageError if both are one store: removing a snapshot after the copy would lose it."""
     if _are_one(source, target):
         raise UsageError(f"{source.location} and {target.location} are one store: nothing would be left")

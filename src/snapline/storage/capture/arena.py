@@ -39,8 +39,8 @@ CLASSES_PER_DOUBLING = 8
 FIT_FACTOR_MAX = 2
 """Largest ratio of a buffer's size to the wanted one; larger buffers are left for larger requests."""
 
-PEAK_FADES_PER_BYTE = 1 / 32
-KEPT_FACTOR = 2
+PEAK_DECAY_PER_BYTE = 1 / 32
+RETAINED_PEAK_FACTOR = 2
 
 BUFFER_BYTES_MIN = 16 * 1024
 HUGE_PAGE_BYTES = 2 * 1024 * 1024
@@ -136,7 +136,7 @@ class ArenaPool:
                     f"{self._limit_bytes():,}: the store is slower than the checkpoints, take them less often"
                 )
             self._taken_bytes += block.size_bytes if block else size
-            self._peak_bytes = max(self._taken_bytes, self._peak_bytes - size * PEAK_FADES_PER_BYTE)
+            self._peak_bytes = max(self._taken_bytes, self._peak_bytes - size * PEAK_DECAY_PER_BYTE)
             self._drop_surplus()
         return self._ready(block, size, size_bytes)
 
@@ -199,7 +199,7 @@ class ArenaPool:
             self._put(block)
 
     def _drop_surplus(self) -> None:
-        bytes_max = min(KEPT_FACTOR * self._peak_bytes, self._limit_bytes())
+        bytes_max = min(RETAINED_PEAK_FACTOR * self._peak_bytes, self._limit_bytes())
         while self._idle and self._taken_bytes + self._idle_bytes > bytes_max:
             self._drop_one()
 

@@ -33,7 +33,7 @@ import msgspec
 
 from snapline.errors import EncodingError
 from snapline.storage.capture import tensors
-from snapline.storage.capture.loaded import loaded_numpy
+from snapline.storage.capture.loaded import numpy_if_loaded
 from snapline.storage.capture.values import (
     BLOB_MODULE,
     HISTORY_MODULE,
@@ -264,7 +264,9 @@ class _Fields(_Rule):
         extras = {} if not self._has_extras or value.__dict__.keys() <= self._own else self._extras(value)
         if not self._changes_itself:
             return not extras
-        return _comes_back(self._declared, value, extras | {name: getattr(value, name) for name in self._unsaved})
+        return _survives_encoding(
+            self._declared, value, extras | {name: getattr(value, name) for name in self._unsaved}
+        )
 
     def parts(self, value: Any) -> Iterable[_Part]:
         return [
@@ -407,13 +409,13 @@ def _is_member(kind: Any, value: Any) -> bool:
 _SAME = 0  # extension: an object of the value, by index
 
 
-def _comes_back(declared: Any, value: Any, extras: dict[str, Any]) -> bool:
+def _survives_encoding(declared: Any, value: Any, extras: dict[str, Any]) -> bool:
     """Return whether encoding, decoding and encoding again gives the same bytes. Arrays are passed through uncopied."""
     lent: dict[int, int] = {}  # id → number
     objects: list[Any] = []
 
     def lend(member: Any) -> object:
-        numpy = loaded_numpy()
+        numpy = numpy_if_loaded()
         is_array = numpy is not None and isinstance(member, numpy.ndarray)
         if not is_array and type(member) is not Pickled:
             return encode_value(member)
@@ -546,7 +548,7 @@ def _rule_of_extension(kind: type) -> _Rule | None:
     if kind.__module__ == HISTORY_MODULE:
         return _Records(Any)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    numpy = loaded_numpy()
+    numpy = numpy_if_loaded()
     is_known = (
         name in _EXTENSIONS
         or kind is Pickled
@@ -600,7 +602,7 @@ def _admit_own_class(node: _Node, declared: Any, kind: Any, inner: tuple[Any, ..
     elif kind.__module__ == HISTORY_MODULE:
         node[kind] = _Records(inner[0] if inner else Any)
     else:
-        numpy = loaded_numpy()
+        numpy = numpy_if_loaded()
         if numpy is not None and issubclass(kind, numpy.generic):
             for number in (bool, int, float):
                 node.setdefault(
@@ -628,7 +630,7 @@ def _admit_numbers(node: _Node, kind: type) -> None:
     """Admit NumPy's numbers: they are saved as equal plain ones."""
 
     def rule(found: type) -> _Rule | None:
-        numpy = loaded_numpy()
+        numpy = numpy_if_loaded()
         if numpy is None or not issubclass(found, numpy.generic):
             return _REFUSED
         fits = {bool: numpy.bool_, int: numpy.integer, float: numpy.floating | numpy.integer}[kind]
@@ -713,7 +715,7 @@ _MEMBER = _copy_of(_compile(Any))
 _MEMBER[tuple] = _KeyRow()
 
 
-def comes_back(value: object, declared: Any) -> bool:
+def survives_round_trip(value: object, declared: Any) -> bool:
     """Return whether `value`, saved as MessagePack and read as `declared`, is restored equal, with the same classes."""
     try:
         rule = _compiled(declared)[type(value)]
@@ -755,7 +757,7 @@ def check_declared(value: object, declared: Any, name: str) -> None:
     Raises:
         EncodingError: names the path, the declared type, and the actual value.
     """
-    if not comes_back(value, declared):
+    if not survives_round_trip(value, declared):
         reason = difference(value, declared, name)
         if reason:
             raise EncodingError(reason)

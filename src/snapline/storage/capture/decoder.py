@@ -130,7 +130,7 @@ def _decode_extension(code: int, data: memoryview) -> object:
     return decode_own_value(code, data)
 
 
-class _HistoryHolder:
+class _HistoryPlaceholder:
     """Placeholder for the history in a part, until its record type is known."""
 
     __slots__ = ("index",)
@@ -139,7 +139,7 @@ class _HistoryHolder:
         self.index = index
 
 
-class _PickleHolder:
+class _PicklePlaceholder:
     """Placeholder for a pickle, until it is known to be declared."""
 
     __slots__ = ("data",)
@@ -192,7 +192,7 @@ class _Session:
         if code == PART_EXTENSION:
             return self._make(self._take(data))
         if code == PICKLE_EXTENSION:
-            return self._hold_pickle(data)
+            return self._make_pickle_placeholder(data)
         return decode_own_value(code, data)
 
     def _take(self, data: memoryview) -> int:
@@ -208,7 +208,7 @@ class _Session:
     def _make(self, index: int) -> object:
         part, content = self._parts[index], self._contents[index]
         if part.kind == PART_HISTORY:
-            return self._make_history(index, Any) if index in self._unclaimed else _HistoryHolder(index)
+            return self._make_history(index, Any) if index in self._unclaimed else _HistoryPlaceholder(index)
         if part.kind == PART_BLOB:
             return self._make_blob(part, content)
         if part.kind in (PART_ARRAY, PART_TENSOR):
@@ -244,22 +244,22 @@ class _Session:
         self.tokens |= tracked.assume_stored(array, part.chunks(), chunk_bytes=part.chunk_bytes)
         return array
 
-    def _hold_pickle(self, data: memoryview) -> object:
+    def _make_pickle_placeholder(self, data: memoryview) -> object:
         if not self._allow_pickle:
             raise EncodingError(
                 "the state holds a pickled value: set allow_pickle = True on the agent class to load it"
             )
         self._pickles += 1
         if data[:1] == PICKLE_INLINE:
-            return _PickleHolder(bytes(data[1:]))
+            return _PicklePlaceholder(bytes(data[1:]))
         if data[:1] != PICKLE_PART:
             raise EncodingError("a pickled value is of a form that is not known: use a newer snapline")
-        return _PickleHolder(self._contents[self._take(data[1:])])
+        return _PicklePlaceholder(self._contents[self._take(data[1:])])
 
     def _decode_declared(self, declared: Any, value: object) -> object:
-        if isinstance(value, _HistoryHolder) and _is_declared_as(declared, "History"):
+        if isinstance(value, _HistoryPlaceholder) and _is_declared_as(declared, "History"):
             return self._make_history(value.index, record_type_of(declared))
-        if isinstance(value, _PickleHolder) and _is_declared_as(declared, "Pickled"):
+        if isinstance(value, _PicklePlaceholder) and _is_declared_as(declared, "Pickled"):
             self._pickles -= 1
             return Pickled(_unpickled(value.data))
         return decode_declared(declared, value)

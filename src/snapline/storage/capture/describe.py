@@ -25,7 +25,7 @@ HISTORY_BYTES_MAX = 4 * 2**20
 """Largest history that is shown. A history must be read as a whole, and its description must fit a response of the coordinator. For a larger one only
 the number of records is shown, unless it is requested by its path."""
 
-REST = "…"
+ELLIPSIS = "…"
 """Follows the shown values if there are more."""
 
 
@@ -71,7 +71,7 @@ def describe_array(array: SavedArray, count: int, *, reads_parts: bool = True) -
     values = first_values(array, count)
     if values is None:
         return {**head, "values": f"<{array.content.size_bytes} bytes>"}
-    return {**head, "values": [*values, REST] if len(values) < array.size else values}
+    return {**head, "values": [*values, ELLIPSIS] if len(values) < array.size else values}
 
 
 def _describe_history(history: SavedHistory, *, reads_parts: bool) -> object:

@@ -33,7 +33,7 @@ import msgspec
 from snapline.errors import EncodingError
 from snapline.storage.capture import tensors
 from snapline.storage.capture.arena import ARENA_IMAGES_MAX, ArenaBuffer, ArenaBusyError, ArenaPool
-from snapline.storage.capture.declared_values import check_declared, comes_back
+from snapline.storage.capture.declared_values import check_declared, survives_round_trip
 from snapline.storage.capture.image import (
     PART_ARRAY,
     PART_TENSOR,
@@ -42,7 +42,7 @@ from snapline.storage.capture.image import (
     SourceChunk,
     StateImage,
 )
-from snapline.storage.capture.loaded import loaded_numpy
+from snapline.storage.capture.loaded import numpy_if_loaded
 from snapline.storage.capture.unsupported_state import explain
 from snapline.storage.capture.values import (
     BLOB_MODULE,
@@ -104,7 +104,7 @@ class StateEncoder:
         self._allow_pickle = allow_pickle
         self._inline = msgspec.msgpack.Encoder(enc_hook=encode_pickling if allow_pickle else encode_value)
         self._lock = threading.Lock()
-        self._images_out = 0
+        self._held_images = 0
 
     def encode(self, state: object, base: ChunkTable | None = None) -> StateImage:
         """Return the image of `state`, without the chunks that `base` contains; with None, all are included.
@@ -115,7 +115,7 @@ class StateEncoder:
             StoreError: the machine is out of memory.
         """
         self._check(state)
-        capture = _Capture(self._pool, base, allow_pickle=self._allow_pickle, may_copy=self._may_copy)
+        capture = _Capture(self._pool, base, allow_pickle=self._allow_pickle, check_can_copy=self._check_can_copy)
         try:
             skeleton = msgspec.msgpack.encode(state, enc_hook=capture.encode_value)
         except BaseException as error:
@@ -144,7 +144,7 @@ class StateEncoder:
 
     def _check(self, state: object) -> None:
         """Refuse values that would be restored as something else; unencodable values are reported first."""
-        if self._declared is not None and not comes_back(state, self._declared):
+        if self._declared is not None and not survives_round_trip(state, self._declared):
             self._encoded_inline(state)
             check_declared(state, self._declared, "state")
 
@@ -174,21 +174,21 @@ class StateEncoder:
     def _inline_hook(self, value: object) -> object:
         return encode_pickling(value) if self._allow_pickle else encode_value(value)
 
-    def _may_copy(self) -> None:
-        if self._images_out >= ARENA_IMAGES_MAX:
+    def _check_can_copy(self) -> None:
+        if self._held_images >= ARENA_IMAGES_MAX:
             raise ArenaBusyError(
-                f"{self._images_out} images of the agent wait to be written: the store is slower than the checkpoints, "
+                f"{self._held_images} images of the agent wait to be written: the store is slower than the checkpoints, "
                 "take them less often"
             )
 
     def _count_image(self, on_release: list[Callable[[], None]]) -> None:
         with self._lock:
-            self._images_out += 1
+            self._held_images += 1
         on_release.append(self._uncount_image)
 
     def _uncount_image(self) -> None:
         with self._lock:
-            self._images_out -= 1
+            self._held_images -= 1
 
 
 class _Plan:
@@ -223,14 +223,14 @@ class _Capture:
     """An image under construction; `encode_value` is msgspec's `enc_hook`."""
 
     def __init__(
-        self, pool: ArenaPool, base: ChunkTable | None, *, allow_pickle: bool, may_copy: Callable[[], None]
+        self, pool: ArenaPool, base: ChunkTable | None, *, allow_pickle: bool, check_can_copy: Callable[[], None]
     ) -> None:
         self.parts: list[CapturedPart] = []
         self.on_release: list[Callable[[], None]] = []
         self._pool = pool
         self._base = base
         self._allow_pickle = allow_pickle
-        self._may_copy = may_copy
+        self._check_can_copy = check_can_copy
         self._seen: dict[int, object] = {}  # id → mutable object in a part; kept alive, so that no id is reused
         self._sizes: list[int] = []
         self._plan = _Plan(self._sizes)
@@ -248,14 +248,14 @@ class _Capture:
         Raises:
             ArenaBusyError, StoreError: no buffer is available.
         """
-        self._may_copy()
+        self._check_can_copy()
         buffer = self._pool.take(size_bytes)
         self.on_release.append(buffer.release)
         return buffer
 
     def encode_value(self, value: object) -> object:
         """Return the skeleton's entry for a value of a type unknown to msgspec."""
-        numpy = loaded_numpy()
+        numpy = numpy_if_loaded()
         if numpy is not None and isinstance(value, numpy.ndarray) and value.nbytes >= ARRAY_PART_BYTES_MIN:
             check_array(value)
             return self._add(value, self._array(value))
@@ -303,11 +303,11 @@ class _Capture:
         import numpy
 
         size = array.nbytes
-        view = self._room(size)
+        view = self._take_bytes(size)
         _copy(numpy.frombuffer(view, dtype=array.dtype).reshape(array.shape), array)
         return CapturedPart(kind, head, size, chunk_bytes_for(size), _cut(view, chunk_bytes_for(size)))
 
-    def _room(self, size_bytes: int) -> memoryview:
+    def _take_bytes(self, size_bytes: int) -> memoryview:
         index, offset = self._plan.place(size_bytes)
         if index == len(self._views):
             self._views.append(self.take(self._sizes[index]).view)
@@ -347,7 +347,7 @@ def _cut(view: memoryview, chunk_bytes: int) -> list[SourceChunk]:
 
 def _large_size_of(value: object) -> int | None:
     """Return the bytes that an array or tensor takes from the pool; None if it takes none."""
-    numpy = loaded_numpy()
+    numpy = numpy_if_loaded()
     if numpy is not None and isinstance(value, numpy.ndarray):
         size = int(value.nbytes)
     else:

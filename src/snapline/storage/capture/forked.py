@@ -10,7 +10,7 @@ digest is right, and the exit status is 0. Everything else is a failed capture, 
 
 Rules, from wire.md section 12, and their implementation:
 
-1. `GRPC_ENABLE_FORK_SUPPORT=0` must have been set before gRPC was imported, or forked children crash: `reason_against`
+1. `GRPC_ENABLE_FORK_SUPPORT=0` must have been set before gRPC was imported, or forked children crash: `fork_unsafe_reason`
    refuses otherwise. `prepare` sets it, in a process that has not imported gRPC yet.
 2. The child closes all descriptors but its own at once. Otherwise a killed host looks alive to its peers until the child ends.
 3. The child dies with its parent (`PR_SET_PDEATHSIG`: with the thread that forked, so fork from a long-lived thread).
@@ -101,12 +101,12 @@ class _State:
         is_prepared: `prepare` ran before gRPC was imported.
         living: pids of children whose results are still awaited.
         dying: pids of killed children that did not end in time.
-        lock: on `living` and `dying`; `result` runs in worker threads.
+        lock: on `running_pids` and `dying`; `result` runs in worker threads.
     """
 
     def __init__(self) -> None:
         self.is_prepared = False
-        self.living: set[int] = set()
+        self.running_pids: set[int] = set()
         self.dying: set[int] = set()
         self.lock = threading.Lock()
 
@@ -121,7 +121,7 @@ def prepare() -> None:
         _state.is_prepared = True
 
 
-def reason_against() -> str:
+def fork_unsafe_reason() -> str:
     """Return why this process must not fork; empty if it may."""
     if not hasattr(os, "memfd_create") or not hasattr(os, "pidfd_open"):
         return "a capture by fork needs Linux 5.3; take the usual capture"
@@ -160,12 +160,12 @@ def fork_capture(encode: Callable[[], Buffer], *, timeout_s: float) -> "ForkedIm
         ForkBusyError: too many children are running.
         ForkFailedError: the system cannot create a child.
     """
-    reason = reason_against()
+    reason = fork_unsafe_reason()
     if reason:
         raise UsageError(f"cannot fork: {reason}")
     if not 0 < timeout_s <= TIMEOUT_S_MAX:
         raise UsageError(f"timeout_s is {timeout_s}; give 0 to {TIMEOUT_S_MAX} seconds")
-    _make_room()
+    _reap_killed_children()
     deadline = time.monotonic() + timeout_s
     try:
         child = _start(encode)
@@ -205,7 +205,7 @@ class ForkedImage:
     def cancel(self) -> None:
         """Kill the child, so that `result` fails soon. May be called from any thread, at any time."""
         with _state.lock:
-            if self._child.pid in _state.living and self._child.parent == os.getpid():
+            if self._child.pid in _state.running_pids and self._child.parent == os.getpid():
                 _kill(self._child)
 
     def close(self) -> None:
@@ -245,7 +245,7 @@ def _fork(encode: Callable[[], Buffer], descriptor: int) -> int:
         with _state.lock:
             child = os.fork()
             if child:
-                _state.living.add(child)
+                _state.running_pids.add(child)
         if not child:
             _run_child(encode, descriptor, parent, set_death_signal)
     finally:
@@ -303,7 +303,7 @@ def _read(descriptor: int, status: int) -> bytes:
     """
     head = os.pread(descriptor, _HEAD.size, 0)
     if status or len(head) < _HEAD.size:
-        raise ForkFailedError(f"a forked capture ended early ({_words_of(status)}); encode in this process")
+        raise ForkFailedError(f"a forked capture ended early ({_describe_exit_status(status)}); encode in this process")
     magic, outcome, digest, size = _HEAD.unpack(head)
     held = os.fstat(descriptor).st_size - _HEAD.size
     content = _read_all(descriptor, size) if magic == _MAGIC and size == held else b""
@@ -326,13 +326,13 @@ def _read_all(descriptor: int, size: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _words_of(status: int) -> str:
+def _describe_exit_status(status: int) -> str:
     if status < 0:
         return f"killed by signal {-status}"
     return f"exit status {status}" if status else "without a result"
 
 
-def _make_room() -> None:
+def _reap_killed_children() -> None:
     """Reap killed children that ended late.
 
     Raises:
@@ -341,7 +341,7 @@ def _make_room() -> None:
     for pid in sorted(_state.dying):
         _reap(pid, os.WNOHANG)
     with _state.lock:
-        count = len(_state.living) + len(_state.dying)
+        count = len(_state.running_pids) + len(_state.dying)
     if count >= FORKS_MAX:
         raise ForkBusyError(f"{count} forked captures are still being written; checkpoint less often")
 
@@ -362,7 +362,7 @@ def _reap(pid: int, flags: int = 0) -> int:
         reaped, result = pid, 0  # Reaped elsewhere. The digest shows whether its result is complete.
     with _state.lock:
         if reaped:
-            _state.living.discard(pid)
+            _state.running_pids.discard(pid)
             _state.dying.discard(pid)
     return result
 
@@ -379,14 +379,14 @@ def _end(child: _Child) -> None:
     if child.parent != os.getpid():
         return
     with _state.lock:
-        is_there = child.pid in _state.living
+        is_there = child.pid in _state.running_pids
     if is_there:
         _kill(child)
         if _is_over(child, time.monotonic() + REAP_TIMEOUT_S):
             _reap(child.pid)
     with _state.lock:
-        if child.pid in _state.living:
-            _state.living.discard(child.pid)
+        if child.pid in _state.running_pids:
+            _state.running_pids.discard(child.pid)
             _state.dying.add(child.pid)
         os.close(child.handle)  # Under the lock: the descriptor number may be reused, so `cancel` must not use it.
         os.close(child.content)

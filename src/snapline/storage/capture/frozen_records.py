@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from snapline.errors import EncodingError
-from snapline.storage.capture.loaded import loaded_numpy
+from snapline.storage.capture.loaded import numpy_if_loaded
 
 TRUSTED_TYPES_MAX = 256
 """Number of types that a history remembers. A program has few; types created dynamically are only checked again."""
@@ -48,7 +48,7 @@ def check_record(record: Any, trusted: set[type]) -> None:
             f"a History takes records that cannot change, and {reason}: use a frozen msgspec.Struct, a frozen dataclass, "
             "a tuple, or plain values"
         )
-    if is_settled(kind):
+    if is_immutable_type(kind):
         if len(trusted) >= TRUSTED_TYPES_MAX:
             trusted.clear()
         trusted.add(kind)
@@ -80,7 +80,7 @@ def is_frozen(kind: type) -> bool:
 def _is_atom(kind: type) -> bool:
     if kind in _ATOM_TYPES or issubclass(kind, enum.Enum):
         return True
-    numpy = loaded_numpy()
+    numpy = numpy_if_loaded()
     return numpy is not None and issubclass(kind, numpy.bool_ | numpy.integer | numpy.floating)
 
 
@@ -90,34 +90,34 @@ def _fields(kind: type) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=1024)  # types of records and of their fields: far more than a program has
-def is_settled(kind: type[Any]) -> bool:
+def is_immutable_type(kind: type[Any]) -> bool:
     """Return whether no value of exactly this type can change, judged by the declared types of its fields."""
     if _is_atom(kind):
         return True
     if not is_frozen(kind):
         return False
     try:
-        return _has_settled_fields(kind, (kind,))
+        return _has_immutable_fields(kind, (kind,))
     except Exception:  # for unresolvable names, each record is inspected
         return False
 
 
-def _has_settled_fields(kind: type, outer: tuple[type, ...]) -> bool:
+def _has_immutable_fields(kind: type, outer: tuple[type, ...]) -> bool:
     hints = typing.get_type_hints(kind)
-    return all(_is_settled_hint(hints.get(name, Any), outer) for name in _fields(kind))
+    return all(_is_immutable_hint(hints.get(name, Any), outer) for name in _fields(kind))
 
 
-def _is_settled_hint(hint: Any, outer: tuple[type, ...]) -> bool:
+def _is_immutable_hint(hint: Any, outer: tuple[type, ...]) -> bool:
     """Return whether no value of this type can change. `outer`: the containing types; recursion adds nothing."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return True
     if origin is typing.Annotated:
-        return _is_settled_hint(inner[0], outer)
+        return _is_immutable_hint(inner[0], outer)
     if origin in (typing.Union, types.UnionType, tuple, frozenset):
-        return bool(inner) and all(part is ... or _is_settled_hint(part, outer) for part in inner)
+        return bool(inner) and all(part is ... or _is_immutable_hint(part, outer) for part in inner)
     if not isinstance(hint, type) or origin is not None:
         return False
     if is_frozen(hint) and hint not in outer and not hint.__subclasses__():
-        return _has_settled_fields(hint, (*outer, hint))
+        return _has_immutable_fields(hint, (*outer, hint))
     return _is_atom(hint) or hint in outer

@@ -52,7 +52,7 @@ LOG_RECORDS_MIN = 1024
 """Smallest limit of the log; the limit is the length of the list if that is larger. Beyond it a rewrite costs less,
 and the log of an agent that is never captured again would grow without limit."""
 
-WEIGHED_RECORDS = 64
+MEASURED_RECORDS_MAX = 64
 """Number of records that are encoded to measure the dead bytes of a deletion; for more records the result is an estimate."""
 
 
@@ -216,12 +216,12 @@ class History(MutableSequence[T], Generic[T]):
     def clear(self) -> None:
         """Remove all records. Stored segments are no longer needed."""
         self._records.clear()
-        self._write_anew()
+        self._schedule_rewrite()
 
     def reverse(self) -> None:
         """Reverse the order; the next capture rewrites the list."""
         self._records.reverse()
-        self._write_anew()
+        self._schedule_rewrite()
 
     def _checked(self, records: Iterable[T]) -> list[T]:
         listed, trusted = list(records), self._trusted
@@ -239,7 +239,7 @@ class History(MutableSequence[T], Generic[T]):
 
     # The log.
 
-    def _write_anew(self) -> None:
+    def _schedule_rewrite(self) -> None:
         self._log, self._logged = None, 0
 
     def _note_appended(self, records: list[T]) -> None:
@@ -264,9 +264,9 @@ class History(MutableSequence[T], Generic[T]):
             return
         self._logged += len(records) + 1
         if self._logged > max(LOG_RECORDS_MIN, len(self._records)):
-            self._write_anew()
+            self._schedule_rewrite()
             return
-        self._dead_bytes += _weigh(old) + EDIT_BYTES
+        self._dead_bytes += _estimate_bytes(old) + EDIT_BYTES
         self._note_changed(start, len(old), records)
 
     def _note_changed(self, start: int, deleted: int, records: list[T]) -> None:
@@ -321,7 +321,7 @@ class History(MutableSequence[T], Generic[T]):
 
     def _part(self, known: dict[int, ChunkReference], target: int) -> CapturedPart:
         """Return the part. Drops the bytes of full segments that a base contains."""
-        chunks, first_open = [], history_segments.open_start(self._segments, target)
+        chunks, first_open = [], history_segments.first_open_index(self._segments, target)
         for index, segment in enumerate(self._segments):
             is_known = segment.token in known
             chunks.append(SourceChunk(segment.token, None if is_known else segment.data, segment.size_bytes))
@@ -360,7 +360,7 @@ class History(MutableSequence[T], Generic[T]):
         live = min(sum(replay.sizes_bytes), part.size_bytes)
         history._records, history._log = replay.records, []
         history._dead_bytes = part.size_bytes - live
-        history_segments.give_open(history._segments, view, segment_bytes(live))
+        history_segments.fill_open_segments(history._segments, view, segment_bytes(live))
         return history
 
     @classmethod
@@ -391,10 +391,10 @@ class History(MutableSequence[T], Generic[T]):
         self._segments, self._dead_bytes = mark.segments, mark.dead_bytes
 
 
-def _weigh(records: list[Any]) -> int:
+def _estimate_bytes(records: list[Any]) -> int:
     """Return the approximate encoded size of these records; exact for few. Unencodable ones were never stored and count 0."""
-    step = max(1, len(records) // WEIGHED_RECORDS)
-    sample = records[::step][:WEIGHED_RECORDS]
+    step = max(1, len(records) // MEASURED_RECORDS_MAX)
+    sample = records[::step][:MEASURED_RECORDS_MAX]
     try:
         return len(encode_records(sample)) * len(records) // max(1, len(sample))
     except EncodingError:

@@ -23,7 +23,7 @@ import msgspec
 
 from snapline.errors import DamagedDataError, EncodingError
 from snapline.storage.capture.image import Buffer
-from snapline.storage.capture.loaded import loaded_numpy
+from snapline.storage.capture.loaded import numpy_if_loaded
 
 APPEND = 1
 REPLACE = 2
@@ -65,7 +65,7 @@ class HistoryOperation(msgspec.Struct):
 
 def _encode_scalar(value: object) -> object:
     """Convert NumPy numbers to plain ones, as everywhere in a state."""
-    numpy = loaded_numpy()
+    numpy = numpy_if_loaded()
     if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biuf":
         item = value.item()
         if not isinstance(item, numpy.generic):  # a longdouble has no counterpart in Python
@@ -74,7 +74,7 @@ def _encode_scalar(value: object) -> object:
 
 
 def _decode_scalar(declared: type, value: object) -> object:
-    numpy = loaded_numpy()
+    numpy = numpy_if_loaded()
     if numpy is not None and isinstance(declared, type) and issubclass(declared, numpy.generic):
         return declared(value)
     raise NotImplementedError(f"a {type(value).__qualname__} where {declared} is declared")

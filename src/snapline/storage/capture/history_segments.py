@@ -65,7 +65,7 @@ def is_full(size_bytes: int, target_bytes: int) -> bool:
 
 def add(segments: list[Segment], content: bytes, target_bytes: int) -> None:
     """Append a content as a segment, and merge. `target_bytes` is M."""
-    first = open_start(segments, target_bytes)
+    first = first_open_index(segments, target_bytes)
     if is_full(len(content), target_bytes):
         _merge(segments, first, len(segments))
         segments.append(Segment(fresh_token(), len(content), content))
@@ -75,7 +75,7 @@ def add(segments: list[Segment], content: bytes, target_bytes: int) -> None:
     _merge_tiers(segments, first, target_bytes)
 
 
-def open_start(segments: list[Segment], target_bytes: int) -> int:
+def first_open_index(segments: list[Segment], target_bytes: int) -> int:
     """Return the index of the first open segment; the length of the list if there is none.
 
     A segment without bytes is never open: it was full when its bytes were dropped, even if M has grown since.
@@ -86,7 +86,7 @@ def open_start(segments: list[Segment], target_bytes: int) -> int:
     return index
 
 
-def give_open(segments: list[Segment], contents: memoryview, target_bytes: int) -> None:
+def fill_open_segments(segments: list[Segment], contents: memoryview, target_bytes: int) -> None:
     """Fill in the bytes of the last, open segments, so that they can be merged; `contents` is that of all segments, joined."""
     end = len(contents)
     for segment in reversed(segments):

@@ -4,7 +4,7 @@ import sys
 from typing import Any
 
 
-def loaded_numpy() -> Any:  # the module
+def numpy_if_loaded() -> Any:  # the module
     """Return NumPy if it is completely loaded. While another thread imports it, such as the one that cuts the first blob, `ndarray` is missing."""
     module = sys.modules.get("numpy")
     return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module

@@ -34,7 +34,7 @@ import msgspec
 
 from snapline.errors import EncodingError, UsageError
 from snapline.storage.capture import tensors
-from snapline.storage.capture.torch_values import TensorPlaces, Unfolding, fold, memory_of
+from snapline.storage.capture.torch_values import TensorPlaces, Unfolder, fold, memory_of
 
 RECORD_VERSION = 1
 
@@ -95,9 +95,9 @@ class TorchState:
         Raises:
             UsageError: `model` is not a model, or `optimizer` is not an optimizer.
         """
-        _expect(model, "a model", "state_dict", "load_state_dict", "parameters")
+        _check_torch_type(model, "a model", "state_dict", "load_state_dict", "parameters")
         if optimizer is not None:
-            _expect(optimizer, "an optimizer", "state_dict", "load_state_dict", "param_groups")
+            _check_torch_type(optimizer, "an optimizer", "state_dict", "load_state_dict", "param_groups")
         made = cls()
         made._model, made._optimizer = model, optimizer
         made._extra = {} if extra is None else extra
@@ -286,7 +286,7 @@ def _torch() -> Any:
     return torch
 
 
-def _expect(value: object, what: str, *names: str) -> None:
+def _check_torch_type(value: object, what: str, *names: str) -> None:
     if not all(hasattr(value, name) for name in names) or isinstance(value, type):
         raise UsageError(f"a {type(value).__qualname__} is not {what} of torch: give TorchState.of the object itself")
 
@@ -302,7 +302,7 @@ def _plain_metadata(state_dict: Any) -> Any:
 
 
 def _unfolded(record: dict[str, Any]) -> _Saved:
-    unfold = Unfolding().unfold
+    unfold = Unfolder().unfold
     return _Saved(
         model=dict(unfold(record["model"], ("model",))),
         optimizer=unfold(record["optimizer"], ("optimizer",)),

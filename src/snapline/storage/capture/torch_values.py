@@ -28,7 +28,7 @@ import msgspec
 
 from snapline.errors import EncodingError
 from snapline.storage.capture import generators, tensors
-from snapline.storage.capture.loaded import loaded_numpy
+from snapline.storage.capture.loaded import numpy_if_loaded
 
 MARK = ""
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes})
@@ -124,7 +124,7 @@ def _step(key: object) -> object:
 
 
 def _fold_rare(value: Any, path: _Path) -> Any:
-    numpy = loaded_numpy()
+    numpy = numpy_if_loaded()
     if numpy is not None and isinstance(value, numpy.ndarray):
         return value  # the encoder handles it
     if numpy is not None and isinstance(value, numpy.generic):
@@ -137,7 +137,7 @@ def _fold_rare(value: Any, path: _Path) -> Any:
     )
 
 
-class Unfolding:
+class Unfolder:
     """Restores values from plain data; sections must come in the order in which they were folded.
 
     Raises, in `unfold`:

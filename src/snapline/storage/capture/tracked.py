@@ -145,7 +145,7 @@ def is_tracked(array: "Array") -> bool:
     True even if this machine cannot track writes: the restoring machine may.
     """
     tracker = trackers.get(id(root_of(array)))
-    return isinstance(tracker, KernelTracker) and not tracker.was_given_up and tracker.covers(array)
+    return isinstance(tracker, KernelTracker) and not tracker.is_disabled and tracker.covers(array)
 
 
 def mark_dirty(array: "Array", rows: "Rows") -> None:

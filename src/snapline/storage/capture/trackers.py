@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("snapline.host")
 
-OFF_AFTER = 4
+BUSY_CAPTURES_MAX = 4
 """Number of consecutive captures with more than half of the pages written, after which tracking of the array ends. A page fault costs
 several times the copy of its page, so tracking a busy array only loses. With four, one or two rewrites do not count."""
 
@@ -141,7 +141,7 @@ class Tracker(ABC):
         if root is None:
             raise UsageError("the array of this tracker is gone; ask tracker_of for one of the array in the state")
         content = root.reshape(-1).view("u1")
-        self._renew(content, chunk_bytes)
+        self._refresh_tokens(content, chunk_bytes)
         known = {} if base is None else base.by_token
         missing = [place for place, chunk in enumerate(self.clean) if chunk.token not in known]
         if not missing:
@@ -175,7 +175,7 @@ class Tracker(ABC):
         self.clean[-1].size_bytes = self.size_bytes - (count - 1) * chunk_bytes
         self.start(content)
 
-    def _renew(self, content: "Array", chunk_bytes: int) -> None:
+    def _refresh_tokens(self, content: "Array", chunk_bytes: int) -> None:
         """Give a fresh token to every chunk that changed."""
         if chunk_bytes != self.chunk_bytes:
             self.begin(content, chunk_bytes)
@@ -214,7 +214,7 @@ class KernelTracker(Tracker):
         super().__init__(root, root)
         mapped_bytes = write_tracking.page_rounded(self.size_bytes)
         self.writes = write_tracking.WriteTracker(self.address, mapped_bytes) if is_mapped else None
-        self.was_given_up = False
+        self.is_disabled = False
         self.busy = 0
 
     @property
@@ -240,7 +240,7 @@ class KernelTracker(Tracker):
             return numpy.ones(len(self.clean), bool)
         regions = numpy.frombuffer(words, numpy.uint64).reshape(-1, write_tracking.REGION_WORDS)
         starts, ends = (regions[:, :2] - numpy.uint64(self.address)).astype(numpy.int64).T
-        self._weigh(int((ends - starts).sum()))
+        self._count_busy_capture(int((ends - starts).sum()))
         return covering(starts, ends, count=len(self.clean), chunk_bytes=self.chunk_bytes)
 
     def _scan(self) -> "array.array[int] | None":
@@ -251,14 +251,14 @@ class KernelTracker(Tracker):
             self._switch_off(str(error))
             return None
 
-    def _weigh(self, written_bytes: int) -> None:
+    def _count_busy_capture(self, written_bytes: int) -> None:
         """Count busy captures, and switch off when there are too many in a row."""
         self.busy = self.busy + 1 if written_bytes * 2 > self.size_bytes else 0
-        if self.busy >= OFF_AFTER:
-            self._switch_off(f"more than half of it was written before each of {OFF_AFTER} captures")
+        if self.busy >= BUSY_CAPTURES_MAX:
+            self._switch_off(f"more than half of it was written before each of {BUSY_CAPTURES_MAX} captures")
 
     def _switch_off(self, reason: str) -> None:
-        writes, self.writes, self.was_given_up = self.writes, None, True
+        writes, self.writes, self.is_disabled = self.writes, None, True
         if writes is not None:
             writes.close()
         log.info("writes to %s are not tracked any more; captures copy it whole: %s", self.name, reason)

@@ -30,7 +30,7 @@ import msgspec
 
 from snapline.errors import EncodingError
 from snapline.storage.capture import generators, tensors
-from snapline.storage.capture.loaded import loaded_numpy
+from snapline.storage.capture.loaded import numpy_if_loaded
 from snapline.storage.capture.values import (
     FAILURES,
     HISTORY_MODULE,
@@ -165,7 +165,7 @@ class _Walk:
         self.waiting = [root]
         self.seen = 0
         self._traits: dict[type, int] = {kind: 0 for kind in _IMMUTABLE}
-        self._meet(root, _traits_of(state))
+        self._check_shared(root, _traits_of(state))
 
     def enter(self, node: _Node) -> None:
         """Visit the members of one object."""
@@ -186,17 +186,17 @@ class _Walk:
             has_more = traits & _CONTAINER and not _holds_only_leaves(member)
             if has_more or traits != _CONTAINER:
                 child = _Node(member, node, (kind, key))
-                self._meet(child, traits)
+                self._check_shared(child, traits)
                 if has_more:
                     entered.append(child)
         entered.reverse()
         self.waiting += entered
 
-    def _meet(self, node: _Node, traits: int) -> None:
+    def _check_shared(self, node: _Node, traits: int) -> None:
         if traits & _MUTABLE:
             known = self.first.setdefault(id(node.value), node)
             if known is not node:
-                raise EncodingError(_twice(node, known))
+                raise EncodingError(_describe_shared_object(node, known))
         if traits & _ARRAY:
             self.arrays.append(node)
 
@@ -249,7 +249,7 @@ def _holds_only_leaves(container: Any) -> bool:
     return opened is not None and _IMMUTABLE.issuperset(map(type, opened[2]))
 
 
-def _twice(node: _Node, known: _Node) -> str:
+def _describe_shared_object(node: _Node, known: _Node) -> str:
     kind = type(node.value).__qualname__
     if node.is_inside(node.value):
         return f"{node.path()} is {known.path()} itself: a state cannot contain itself, refer to things by a key"
@@ -286,7 +286,7 @@ def _span_of(value: object) -> tuple[int, int]:
 
 def _extent(value: Any) -> tuple[int, int] | None:
     """Return first and last address + 1 of an array or tensor; None for other values."""
-    numpy = loaded_numpy()
+    numpy = numpy_if_loaded()
     if numpy is not None and isinstance(value, numpy.ndarray):
         return _bounds(value.__array_interface__["data"][0], value.shape, value.strides, value.itemsize)
     if tensors.is_tensor(value) and value.device.type == "cpu" and value.layout is sys.modules["torch"].strided:
@@ -337,7 +337,7 @@ def _may_be_shared(value: object) -> bool:
 
 def _is_mutable(value: object) -> bool:
     """Return whether `value` is of a mutable type that a state may hold. Encoding detects forbidden objects."""
-    numpy = loaded_numpy()
+    numpy = numpy_if_loaded()
     return (
         isinstance(value, list | dict | set | bytearray | random.Random | Pickled)
         or hasattr(type(value), "__attrs_attrs__")
@@ -370,7 +370,7 @@ def _descend(node: _Node, attempt: "_Attempt") -> str:
     for _ in range(DEPTH_MAX):
         if node.is_inside(node.value):
             return f"{node.path()} contains itself: refer to things by a key"
-        description = _unsavable_words(node.value)
+        description = _unsavable_description(node.value)
         if description:
             return f"{node.path()} is {description}, which cannot be saved: {_OUTSIDE}"
         inner = next((member for member in _members(node) if attempt.failure_of(member.subject())), None)
@@ -404,7 +404,7 @@ class _Attempt:
         return ""
 
     def _encode_value(self, value: Any) -> object:
-        numpy = loaded_numpy()
+        numpy = numpy_if_loaded()
         if numpy is not None and isinstance(value, numpy.ndarray):
             check_array(value)
         elif tensors.is_tensor(value):
@@ -416,7 +416,7 @@ class _Attempt:
         return None
 
 
-def _unsavable_words(value: object) -> str:
+def _unsavable_description(value: object) -> str:
     """Return the user's term for an object that is only valid in its own process; otherwise an empty text."""
     if inspect.iscoroutine(value) or inspect.isawaitable(value):
         return "a coroutine, task or future"

@@ -31,7 +31,7 @@ import msgspec
 from snapline.errors import EncodingError
 from snapline.storage.capture import generators, tensors
 from snapline.storage.capture.image import Buffer
-from snapline.storage.capture.loaded import loaded_numpy
+from snapline.storage.capture.loaded import numpy_if_loaded
 
 ARRAY_EXTENSION = 1
 PART_EXTENSION = 2
@@ -85,7 +85,7 @@ def encode_value(value: object) -> object:
     Raises:
         NotImplementedError: the value cannot be saved.
     """
-    numpy = loaded_numpy()
+    numpy = numpy_if_loaded()
     if numpy is not None and isinstance(value, numpy.ndarray):
         return msgspec.msgpack.Ext(ARRAY_EXTENSION, _encode_array(value))
     if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biuf":
@@ -284,7 +284,7 @@ def decode_declared(declared: Any, value: object) -> object:
     torch_state = sys.modules.get(TORCH_STATE_MODULE)
     if torch_state is not None and origin is torch_state.TorchState:
         return torch_state.TorchState.from_record(value)
-    numpy = loaded_numpy()
+    numpy = numpy_if_loaded()
     if numpy is not None and isinstance(origin, type) and issubclass(origin, numpy.generic):
         return origin(value)  # saved as a plain number
     raise NotImplementedError(f"a {type(value).__qualname__} where {declared} is declared")

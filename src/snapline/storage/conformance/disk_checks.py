@@ -10,12 +10,12 @@ from snapline.storage.conformance.harness import (
     check,
     create,
     create_unsynced,
-    demand,
-    demand_missing,
     pattern,
     prepare,
     race,
     read_all,
+    require,
+    require_missing,
     temporary_name,
 )
 from snapline.storage.store.disk import Disk, make_durable_directory
@@ -38,7 +38,7 @@ _DIRECTORY = "packs/w"
 
 
 @check
-def check_what_was_written_is_read(open_disk: OpenDisk, racers: int) -> None:
+def check_read_after_write(open_disk: OpenDisk, racers: int) -> None:
     """Check that a second disk object sees a new file at once, in one piece, however it was written."""
     writer, reader = prepare(open_disk("a"), "packs", _DIRECTORY), open_disk("a")
     contents = {
@@ -51,8 +51,8 @@ def check_what_was_written_is_read(open_disk: OpenDisk, racers: int) -> None:
     for name, pieces in contents.items():
         path, data = f"{_DIRECTORY}/{name}", b"".join(pieces)
         create(writer, path, *pieces)
-        demand(reader.size(path) == len(data), f"{name}: size is {reader.size(path)}, {len(data)} were written")
-        demand(read_all(reader, path) == data, f"{name}: other bytes were read than written")
+        require(reader.size(path) == len(data), f"{name}: size is {reader.size(path)}, {len(data)} were written")
+        require(read_all(reader, path) == data, f"{name}: other bytes were read than written")
 
 
 @check
@@ -68,7 +68,7 @@ def check_pieces_are_kept_when_their_buffer_changes(open_disk: OpenDisk, racers:
         disk.link(handle, "packs/1")
     finally:
         disk.close(handle)
-    demand(read_all(disk, "packs/1") == b"a" * 1000 + b"b" * 1000, "the bytes of the first write are gone")
+    require(read_all(disk, "packs/1") == b"a" * 1000 + b"b" * 1000, "the bytes of the first write are gone")
 
 
 @check
@@ -80,12 +80,12 @@ def check_a_name_is_given_once(open_disk: OpenDisk, racers: int) -> None:
         try:
             create(other, "refs/1", data)
         except FileExistsError:
-            demand(read_all(disk, "refs/1") == b"first", "the refused file has replaced the first")
+            require(read_all(disk, "refs/1") == b"first", "the refused file has replaced the first")
         else:
             raise ConformanceError("a second file took a name that was taken")
     disk.unlink("refs/1")
     create(other, "refs/1", b"third")
-    demand(read_all(disk, "refs/1") == b"third", "a name that was free again leads to old bytes")
+    require(read_all(disk, "refs/1") == b"third", "a name that was free again leads to old bytes")
 
 
 @check
@@ -103,9 +103,9 @@ def _demand_one_winner(disks: list[Disk], path: str, contents: list[bytes]) -> N
     results = race(len(disks), lambda number: create_unsynced(disks[number], path, [contents[number]]))
     winners = [number for number, result in enumerate(results) if result is None]
     for result in results:
-        demand(result is None or isinstance(result, FileExistsError), f"{path}: a loser got {result!r}")
-    demand(len(winners) == 1, f"{path}: {len(winners)} of {len(disks)} racing writers were told that they won")
-    demand(read_all(disks[0], path) == contents[winners[0]], f"{path}: the bytes are not the winner's")
+        require(result is None or isinstance(result, FileExistsError), f"{path}: a loser got {result!r}")
+    require(len(winners) == 1, f"{path}: {len(winners)} of {len(disks)} racing writers were told that they won")
+    require(read_all(disks[0], path) == contents[winners[0]], f"{path}: the bytes are not the winner's")
 
 
 @check
@@ -118,12 +118,12 @@ def check_ranges(open_disk: OpenDisk, racers: int) -> None:
     for offset in (0, 1, 4095, 65_536, 100_000, 100_002, 100_003, 100_004, 2**33):
         for length in (0, 1, 3, 4096, 100_003, 2**20):
             read_data = disk.read("packs/1", offset, length)
-            demand(
+            require(
                 read_data == data[offset : offset + length],
                 f"read({offset}, {length}) of {len(data)} bytes returned {len(read_data)} bytes, or wrong ones",
             )
     for offset, length in ((0, 0), (0, 10), (5, 5)):
-        demand(disk.read("packs/empty", offset, length) == b"", "bytes were read from an empty file")
+        require(disk.read("packs/empty", offset, length) == b"", "bytes were read from an empty file")
 
 
 @check
@@ -133,9 +133,9 @@ def check_large_file(open_disk: OpenDisk, racers: int) -> None:
     data = pattern(_LARGE_BYTES)
     cuts = (0, 7, 9 * 2**20 + 1, _LARGE_BYTES)
     create(disk, "packs/1", *(data[start:end] for start, end in itertools.pairwise(cuts)))
-    demand(read_all(disk, "packs/1") == data, "other bytes were read than written")
+    require(read_all(disk, "packs/1") == data, "other bytes were read than written")
     for offset in (2**20, 5 * 2**20 - 1, 16 * 2**20 - 3, _LARGE_BYTES - 5):
-        demand(disk.read("packs/1", offset, 2**20) == data[offset : offset + 2**20], f"wrong bytes from {offset} on")
+        require(disk.read("packs/1", offset, 2**20) == data[offset : offset + 2**20], f"wrong bytes from {offset} on")
 
 
 @check
@@ -157,8 +157,8 @@ def check_no_one_sees_a_part(open_disk: OpenDisk, racers: int) -> None:
             path = f"packs/{look % _SEEN_FILES}"
             with contextlib.suppress(FileNotFoundError):
                 size = reader.size(path)
-                demand(size == _SEEN_BYTES, f"a reader saw {size} of {_SEEN_BYTES} bytes")
-                demand(reader.read(path, size - 8, 8) == contents[look % _SEEN_FILES][-8:], "a reader saw a torn file")
+                require(size == _SEEN_BYTES, f"a reader saw {size} of {_SEEN_BYTES} bytes")
+                require(reader.read(path, size - 8, 8) == contents[look % _SEEN_FILES][-8:], "a reader saw a torn file")
             if has_ended.is_set():
                 return
 
@@ -174,11 +174,11 @@ def check_listing(open_disk: OpenDisk, racers: int) -> None:
     for path in ("packs/w/b", "packs/w/a", "packs/w/Z", "packs/w/a.b", "packs/w/deep/x", "packs/w1/c", "packs/v"):
         create(disk, path, b"1")
     listed = [(entry.name, entry.is_directory) for entry in disk.list_directory("packs/w")]
-    demand(listed == [("Z", False), ("a", False), ("a.b", False), ("b", False), ("deep", True)], f"listed {listed}")
+    require(listed == [("Z", False), ("a", False), ("a.b", False), ("b", False), ("deep", True)], f"listed {listed}")
     listed = [(entry.name, entry.is_directory) for entry in disk.list_directory("packs")]
-    demand(listed == [("v", False), ("w", True), ("w1", True)], f"listed {listed}")
+    require(listed == [("v", False), ("w", True), ("w1", True)], f"listed {listed}")
     listed = [(entry.name, entry.is_directory) for entry in open_disk("a").list_directory("")]
-    demand(("packs", True) in listed, f"the store's root lists {listed}")
+    require(("packs", True) in listed, f"the store's root lists {listed}")
 
 
 @check
@@ -198,8 +198,8 @@ def check_long_listing(open_disk: OpenDisk, racers: int) -> None:
     listed = [f"packs/{entry.name}" for entry in disk.list_directory("packs")]
     wanted = sorted([*paths, "packs/00500.d"])
     missing = sorted(set(wanted) - set(listed))
-    demand(not missing, f"{len(missing)} of {len(wanted)} entries were left out, the first is {missing[:1]}")
-    demand(listed == wanted, "entries came twice, or not sorted")
+    require(not missing, f"{len(missing)} of {len(wanted)} entries were left out, the first is {missing[:1]}")
+    require(listed == wanted, "entries came twice, or not sorted")
 
 
 @check
@@ -210,12 +210,12 @@ def check_unlink(open_disk: OpenDisk, racers: int) -> None:
     for count, name in enumerate(names, 1):
         create(disk, f"packs/{name}", name.encode())
         listed = [entry.name for entry in other.list_directory("packs")]
-        demand(listed == names[:count], f"another process listed {listed} after {count} files")
+        require(listed == names[:count], f"another process listed {listed} after {count} files")
     disk.unlink("packs/1")
-    demand_missing("size of a removed file", other.size, "packs/1")
-    demand_missing("reading a removed file", other.read, "packs/1", 0, 1)
-    demand_missing("removing a removed file", other.unlink, "packs/1")
-    demand([entry.name for entry in other.list_directory("packs")] == ["1.a", "11"], "the wrong names are left")
+    require_missing("size of a removed file", other.size, "packs/1")
+    require_missing("reading a removed file", other.read, "packs/1", 0, 1)
+    require_missing("removing a removed file", other.unlink, "packs/1")
+    require([entry.name for entry in other.list_directory("packs")] == ["1.a", "11"], "the wrong names are left")
 
 
 @check
@@ -224,10 +224,10 @@ def check_what_is_missing_is_missing(open_disk: OpenDisk, racers: int) -> None:
     disk = prepare(open_disk("a"), "packs", _DIRECTORY)
     create(disk, f"{_DIRECTORY}/1.abc", b"x")
     for path in (f"{_DIRECTORY}/1", f"{_DIRECTORY}/1.ab", f"{_DIRECTORY}/1.abcd", "snapline-store", "temporary/0-1"):
-        demand_missing(f"size of {path}", disk.size, path)
-        demand_missing(f"unlinking {path}", disk.unlink, path)
+        require_missing(f"size of {path}", disk.size, path)
+        require_missing(f"unlinking {path}", disk.unlink, path)
         for offset, length in ((0, 0), (0, 1), (9, 9)):
-            demand_missing(f"reading {path}", disk.read, path, offset, length)
+            require_missing(f"reading {path}", disk.read, path, offset, length)
 
 
 @check
@@ -241,9 +241,9 @@ def check_names(open_disk: OpenDisk, racers: int) -> None:
         make_durable_directory(disk, f"packs/{name}")
         create(disk, f"packs/{name}/{name}", name.encode())
     for name in names:
-        demand(read_all(disk, f"packs/{name}/{name}") == name.encode(), f"{name!r} leads to another file")
+        require(read_all(disk, f"packs/{name}/{name}") == name.encode(), f"{name!r} leads to another file")
     listed = [entry.name for entry in disk.list_directory("packs")]
-    demand(listed == sorted(names), f"listed {listed}")
+    require(listed == sorted(names), f"listed {listed}")
 
 
 @check
@@ -253,11 +253,11 @@ def check_unfinished_files_are_invisible(open_disk: OpenDisk, racers: int) -> No
     handle = disk.open_temporary("packs", temporary_name())
     disk.write(handle, [b"x" * 1000])
     disk.sync_data(handle)
-    demand(not disk.list_directory("packs"), "an unfinished file is listed beside finished ones")
+    require(not disk.list_directory("packs"), "an unfinished file is listed beside finished ones")
     disk.close(handle)
-    demand(not disk.list_directory("packs"), "a file that was never linked is listed")
+    require(not disk.list_directory("packs"), "a file that was never linked is listed")
     with contextlib.suppress(FileNotFoundError):
-        demand(not disk.list_directory("temporary"), "close has left a temporary file")
+        require(not disk.list_directory("temporary"), "close has left a temporary file")
 
 
 @check
@@ -267,18 +267,18 @@ def check_directories(open_disk: OpenDisk, racers: int) -> None:
     create(disk, f"{_DIRECTORY}/1", b"x")
     with contextlib.suppress(OSError):
         disk.remove_directory(_DIRECTORY)
-    demand(read_all(disk, f"{_DIRECTORY}/1") == b"x", "a directory was removed together with its file")
+    require(read_all(disk, f"{_DIRECTORY}/1") == b"x", "a directory was removed together with its file")
     disk.size(_DIRECTORY)  # `Store` checks in this way whether a directory exists.
     disk.unlink(f"{_DIRECTORY}/1")
     disk.remove_directory(_DIRECTORY)
-    demand(not disk.list_directory("packs"), "a removed directory is listed")
+    require(not disk.list_directory("packs"), "a removed directory is listed")
     make_durable_directory(disk, _DIRECTORY)
     create(disk, f"{_DIRECTORY}/2", b"y")
-    demand(read_all(disk, f"{_DIRECTORY}/2") == b"y", "a directory made again holds other bytes")
+    require(read_all(disk, f"{_DIRECTORY}/2") == b"y", "a directory made again holds other bytes")
 
 
 DISK_CHECKS = [
-    check_what_was_written_is_read,
+    check_read_after_write,
     check_pieces_are_kept_when_their_buffer_changes,
     check_a_name_is_given_once,
     check_one_of_racing_writers_wins,

@@ -48,13 +48,13 @@ def _open_named(open_disk: OpenDisk, name: str, place: str) -> Disk:
     return open_disk(f"{name}-{place}".replace("_", "-"))
 
 
-def demand(is_so: bool, words: str) -> None:
+def require(is_so: bool, words: str) -> None:
     """Raise ConformanceError unless `is_so`."""
     if not is_so:
         raise ConformanceError(words)
 
 
-def demand_missing(words: str, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+def require_missing(words: str, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
     """Demand that the call raises FileNotFoundError."""
     try:
         result = function(*args, **kwargs)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from snapline.errors import NotFoundError
-from snapline.storage.conformance.harness import OpenDisk, check, demand, race
+from snapline.storage.conformance.harness import OpenDisk, check, race, require
 from snapline.storage.log.names import LogName
 from snapline.storage.log.record import LogBatch, LoggedInput, PreparedBatch
 from snapline.storage.store.store import Store
@@ -25,20 +25,20 @@ _BEFORE = 12
 def check_life_of_a_log(open_disk: OpenDisk, racers: int) -> None:
     """Check that another process sees batches being appended, read, sealed and deleted."""
     store, other = _open_two(open_disk)
-    demand(other.read_logs() == {}, "a new store has logs")
+    require(other.read_logs() == {}, "a new store has logs")
     for number in range(1, _BEFORE + 1):
-        demand(_append(store, number), f"batch {number} was refused")
-    demand(other.read_logs() == {_LOG: list(range(1, _BEFORE + 1))}, f"another process finds {other.read_logs()}")
-    demand(other.read_batch(_LOG, 2) == _make_batch(2), "another process reads another batch")
+        require(_append(store, number), f"batch {number} was refused")
+    require(other.read_logs() == {_LOG: list(range(1, _BEFORE + 1))}, f"another process finds {other.read_logs()}")
+    require(other.read_batch(_LOG, 2) == _make_batch(2), "another process reads another batch")
     other.seal_log(_LOG)
     other.seal_log(_LOG)
-    demand(not _append(store, _BEFORE + 1), "a sealed log took a batch")
-    demand(store.read_batch(_LOG, _BEFORE + 1) is None, "the seal is none")
+    require(not _append(store, _BEFORE + 1), "a sealed log took a batch")
+    require(store.read_batch(_LOG, _BEFORE + 1) is None, "the seal is none")
     removed = store.delete_batches([(_LOG, number) for number in range(1, _BEFORE + 2)])
-    demand(len(removed) == _BEFORE, f"{len(removed)} of {_BEFORE} batches were deleted")
-    demand(other.read_logs() == {_LOG: [_BEFORE + 1]}, f"after the deletion there is {other.read_logs()}")
+    require(len(removed) == _BEFORE, f"{len(removed)} of {_BEFORE} batches were deleted")
+    require(other.read_logs() == {_LOG: [_BEFORE + 1]}, f"after the deletion there is {other.read_logs()}")
     verification = other.verify()
-    demand(
+    require(
         verification.is_whole and not verification.unreferenced,
         f"verify finds {verification.findings[:1]}, {verification.unreferenced[:1]}",
     )
@@ -54,10 +54,10 @@ def check_one_batch_for_each_number(open_disk: OpenDisk, racers: int) -> None:
         results = race(racers, _appending(stores, prepared))
         winners = [racer for racer, result in enumerate(results) if result is True]
         losers = [result for result in results if result is not True]
-        demand(all(result is False for result in losers), f"a loser got {_first_error(losers)!r}")
-        demand(len(winners) == 1, f"{len(winners)} of {racers} batches have number {number}")
-        demand(race(racers, _appending(stores, prepared)) == results, "a repetition ended otherwise")
-        demand(store.read_batch(_LOG, number) == _make_batch(number), "the batch is damaged")
+        require(all(result is False for result in losers), f"a loser got {_first_error(losers)!r}")
+        require(len(winners) == 1, f"{len(winners)} of {racers} batches have number {number}")
+        require(race(racers, _appending(stores, prepared)) == results, "a repetition ended otherwise")
+        require(store.read_batch(_LOG, number) == _make_batch(number), "the batch is damaged")
 
 
 @check
@@ -68,7 +68,7 @@ def check_the_same_batch_by_many(open_disk: OpenDisk, racers: int) -> None:
     for number in range(1, RACED_NUMBERS + 1):
         prepared = store.prepare_batch(_LOG, number, _make_batch(number))
         results = race(racers, _appending(stores, [prepared] * racers))
-        demand(all(result is True for result in results), f"one of many got {_first_error(results)!r}")
+        require(all(result is True for result in results), f"one of many got {_first_error(results)!r}")
 
 
 @check
@@ -81,11 +81,11 @@ def check_racing_seals(open_disk: OpenDisk, racers: int) -> None:
         for number in range(1, _BEFORE + 1):
             _append(store, number, log)
         results = race(racers + 1, _sealing_while_appended(stores, log))
-        demand(all(isinstance(result, set) for result in results), f"a racer got {_first_error(results)!r}")
+        require(all(isinstance(result, set) for result in results), f"a racer got {_first_error(results)!r}")
         taken, *seen_by_readers = [result for result in results if isinstance(result, set)]
         lost = sorted(number for number in taken if any(number not in seen for seen in seen_by_readers))
-        demand(not lost, f"batches {lost} were acknowledged, and one who sealed the log does not find them")
-        demand(not _append(store, max(taken) + 1, log), "a sealed log takes more")
+        require(not lost, f"batches {lost} were acknowledged, and one who sealed the log does not find them")
+        require(not _append(store, max(taken) + 1, log), "a sealed log takes more")
 
 
 def _sealing_while_appended(stores: list[Store], log: LogName) -> Callable[[int], set[int]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from snapline.storage.conformance.harness import OpenDisk, check, demand, race
+from snapline.storage.conformance.harness import OpenDisk, check, race, require
 from snapline.storage.outputs.record import EmittedOutput
 from snapline.storage.store.store import Store
 
@@ -13,24 +13,24 @@ _CREATED_NS = 10**18
 
 
 @check
-def check_life_of_outputs(open_disk: OpenDisk, racers: int) -> None:
+def check_output_lifecycle(open_disk: OpenDisk, racers: int) -> None:
     """Check that another process sees outputs being released, read, acknowledged and deleted."""
     store, other = Store.create("a", disk=open_disk("a")), Store.open("a", disk=open_disk("a"))
-    demand(other.output_epochs() == [] and other.output_consumers() == {}, "a new store has outputs")
+    require(other.output_epochs() == [] and other.output_consumers() == {}, "a new store has outputs")
     for epoch in range(1, EPOCHS + 1):
         _release(store, epoch)
         _release(other, epoch)
-    demand(other.output_epochs() == list(range(1, EPOCHS + 1)), f"another process finds {other.output_epochs()}")
-    demand(_read(other, "3.1") == list(range(4, EPOCHS + 1)), f"another process reads {_read(other, '3.1')}")
+    require(other.output_epochs() == list(range(1, EPOCHS + 1)), f"another process finds {other.output_epochs()}")
+    require(_read(other, "3.1") == list(range(4, EPOCHS + 1)), f"another process reads {_read(other, '3.1')}")
     store.acknowledge_outputs("c1", "", now_ns=0)
     other.acknowledge_outputs("c1", f"{EPOCHS}.1", now_ns=0)
-    demand(store.output_consumers()["c1"].cursor == f"{EPOCHS}.1", "the consumer is not where it was moved")
-    removed = store.delete_outputs(now_ns=_CREATED_NS, kept_ns_min=0)
-    demand(len(removed) == EPOCHS - 1, f"{len(removed)} of {EPOCHS - 1} releases were deleted")
-    demand(other.output_epochs() == [EPOCHS], f"after the deletion there is {other.output_epochs()}")
-    demand(other.forget_consumer("c1") and store.output_consumers() == {}, "a consumer that was forgotten is there")
+    require(store.output_consumers()["c1"].cursor == f"{EPOCHS}.1", "the consumer is not where it was moved")
+    removed = store.delete_outputs(now_ns=_CREATED_NS, age_ns_min=0)
+    require(len(removed) == EPOCHS - 1, f"{len(removed)} of {EPOCHS - 1} releases were deleted")
+    require(other.output_epochs() == [EPOCHS], f"after the deletion there is {other.output_epochs()}")
+    require(other.forget_consumer("c1") and store.output_consumers() == {}, "a consumer that was forgotten is there")
     verification = other.verify()
-    demand(
+    require(
         verification.is_whole and not verification.unreferenced,
         f"verify finds {verification.findings[:1]}, {verification.unreferenced[:1]}",
     )
@@ -44,8 +44,8 @@ def check_one_release_by_many(open_disk: OpenDisk, racers: int) -> None:
     for epoch in range(1, EPOCHS + 1):
         results = race(racers, _releasing(stores, epoch))
         errors = [result for result in results if result is not None]
-        demand(not errors, f"one of many got {errors[:1]!r}")
-        demand(_read(store, "") == list(range(1, epoch + 1)), f"after epoch {epoch} there is {_read(store, '')}")
+        require(not errors, f"one of many got {errors[:1]!r}")
+        require(_read(store, "") == list(range(1, epoch + 1)), f"after epoch {epoch} there is {_read(store, '')}")
 
 
 @check
@@ -57,9 +57,9 @@ def check_one_consumer_moved_by_many(open_disk: OpenDisk, racers: int) -> None:
         _release(store, epoch)
     results = race(racers, lambda racer: stores[racer].acknowledge_outputs("c1", f"{racer + 1}.1", now_ns=0).cursor)
     errors = [result for result in results if isinstance(result, Exception)]
-    demand(not errors, f"one of many got {errors[:1]!r}")
+    require(not errors, f"one of many got {errors[:1]!r}")
     place = store.output_consumers()["c1"].cursor
-    demand(place == f"{racers}.1", f"the consumer is at {place}, not at {racers}.1")
+    require(place == f"{racers}.1", f"the consumer is at {place}, not at {racers}.1")
 
 
 def _release(store: Store, epoch: int) -> None:
@@ -75,4 +75,4 @@ def _read(store: Store, after: str) -> list[int]:
     return [output.number for batch in store.read_outputs(after) for output in batch.outputs]
 
 
-OUTPUT_CHECKS = [check_life_of_outputs, check_one_release_by_many, check_one_consumer_moved_by_many]
+OUTPUT_CHECKS = [check_output_lifecycle, check_one_release_by_many, check_one_consumer_moved_by_many]

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from snapline.errors import StoreError
-from snapline.storage.conformance.harness import ConformanceError, OpenDisk, check, demand, race
+from snapline.storage.conformance.harness import ConformanceError, OpenDisk, check, race, require
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
@@ -15,20 +15,20 @@ _CREATED = "2025-01-01T00:00:00Z"
 
 
 @check
-def check_life_of_a_store(open_disk: OpenDisk, racers: int) -> None:
+def check_store_lifecycle(open_disk: OpenDisk, racers: int) -> None:
     """Check that another process sees epochs being written, read, verified and deleted."""
     store = Store.create("a", disk=open_disk("a"))
     other = Store.open("a", disk=open_disk("a"))
-    demand(other.store_id == store.store_id, "another process opened another store")
+    require(other.store_id == store.store_id, "another process opened another store")
     for epoch in (1, 2, 10):
         root = _write_epoch(store, epoch)
         store.publish(epoch, root)
-        demand(other.read_ref(epoch) == root, f"another process reads another root of epoch {epoch}")
+        require(other.read_ref(epoch) == root, f"another process reads another root of epoch {epoch}")
         _demand_epoch_restores(other, epoch)
-    demand(other.epochs() == [1, 2, 10], f"epochs are {other.epochs()}")
+    require(other.epochs() == [1, 2, 10], f"epochs are {other.epochs()}")
     _demand_whole(other, unreferenced=0)
-    demand(bool(store.delete_epoch(2)), "nothing of an epoch was deleted")
-    demand(other.epochs() == [1, 10], "a deleted epoch is listed")
+    require(bool(store.delete_epoch(2)), "nothing of an epoch was deleted")
+    require(other.epochs() == [1, 10], "a deleted epoch is listed")
     _demand_whole(other, unreferenced=0)
     _demand_epoch_restores(other, 10)
 
@@ -42,7 +42,7 @@ def check_garbage_is_found(open_disk: OpenDisk, racers: int) -> None:
     store.write_pack(writer="late.1", epoch=3, blobs=_blobs(3))
     _demand_whole(other, unreferenced=3)
     removed = other.delete_unreferenced(begun_below=4)
-    demand(len(removed) == 3, f"the sweep removed {removed}")
+    require(len(removed) == 3, f"the sweep removed {removed}")
     _demand_whole(store, unreferenced=0)
     _demand_epoch_restores(store, 1)
 
@@ -52,7 +52,7 @@ def check_probes(open_disk: OpenDisk, racers: int) -> None:
     """Check that one process reads a probe that another writes."""
     store, other = Store.create("a", disk=open_disk("a")), Store.open("a", disk=open_disk("a"))
     path, token = store.write_probe()
-    demand(other.read_probe(path) == token, "another process reads another probe")
+    require(other.read_probe(path) == token, "another process reads another probe")
     _demand_whole(other, unreferenced=0)
     other.remove_probe(path)
     store.remove_probe(path)
@@ -71,12 +71,12 @@ def check_checkpoint_packs(open_disk: OpenDisk, racers: int) -> None:
         taken = [AgentCheckpoint(agent="a", kind="k:K", epoch=0, number=plan, state=b"state" * plan)]
         blobs = [(made.agent, made.number, encode_checkpoint(made)) for made in taken]
         pack = store.write_checkpoints(writer="h1.1", plan=plan, blobs=blobs)
-        demand(other.checkpoint_packs(plan) == [pack.path], "another process does not find the pack")
-        demand(other.read_checkpoint_pack(pack) == taken, "another process reads other checkpoints")
+        require(other.checkpoint_packs(plan) == [pack.path], "another process does not find the pack")
+        require(other.read_checkpoint_pack(pack) == taken, "another process reads other checkpoints")
     checked = [file.path for file in other.verify().checked]
-    demand(all(path in checked for path in other.checkpoint_packs()), "verify does not look at checkpoint packs")
+    require(all(path in checked for path in other.checkpoint_packs()), "verify does not look at checkpoint packs")
     other.sweep_checkpoints(plans_below=2)
-    demand(len(store.checkpoint_packs()) == 1, "the sweep has not removed one of two packs")
+    require(len(store.checkpoint_packs()) == 1, "the sweep has not removed one of two packs")
 
 
 @check
@@ -87,8 +87,8 @@ def check_racing_creators_share_one_store(open_disk: OpenDisk, racers: int) -> N
         return Store.open_or_create("a", disk=open_disk("a")).store_id
 
     results = race(racers, create)
-    demand(all(isinstance(result, str) for result in results), f"a racing opener got {_first_error(results)!r}")
-    demand(len(set(map(str, results))) == 1, "racing processes made several stores")
+    require(all(isinstance(result, str) for result in results), f"a racing opener got {_first_error(results)!r}")
+    require(len(set(map(str, results))) == 1, "racing processes made several stores")
 
 
 @check
@@ -98,11 +98,11 @@ def check_racing_leaders_agree(open_disk: OpenDisk, racers: int) -> None:
     stores = [Store.open("a", disk=open_disk("a")) for _ in range(racers)]
     for epoch in range(1, _RACED_EPOCHS + 1):
         roots = race(racers, _writing(stores, _make_manifest(store, epoch)))
-        demand(len(set(map(str, roots))) == 1, f"writing one manifest gave {_first_error(roots)!r}")
+        require(len(set(map(str, roots))) == 1, f"writing one manifest gave {_first_error(roots)!r}")
         root = str(roots[0])
         results = race(racers, _publishing(stores, epoch, [root] * racers))
-        demand(all(result is None for result in results), f"a leader got {_first_error(results)!r}")
-        demand(store.read_ref(epoch) == root, "the ref names another root")
+        require(all(result is None for result in results), f"a leader got {_first_error(results)!r}")
+        require(store.read_ref(epoch) == root, "the ref names another root")
     _demand_whole(store, unreferenced=0)
 
 
@@ -115,11 +115,11 @@ def check_two_fleets_stop(open_disk: OpenDisk, racers: int) -> None:
         roots = [_write_epoch(one_store, epoch, fleet=f"fleet{number}") for number, one_store in enumerate(stores)]
         results = race(racers, _publishing(stores, epoch, roots))
         winners = [number for number, result in enumerate(results) if result is None]
-        demand(len(winners) == 1, f"{len(winners)} of {racers} fleets published epoch {epoch}")
+        require(len(winners) == 1, f"{len(winners)} of {racers} fleets published epoch {epoch}")
         losers = [result for result in results if result is not None]
-        demand(all(isinstance(loser, StoreError) for loser in losers), f"a loser got {losers[0]!r}")
-        demand(store.read_ref(epoch) == roots[winners[0]], "the ref names a loser's root")
-    demand(store.verify().is_whole, "verify finds damage")
+        require(all(isinstance(loser, StoreError) for loser in losers), f"a loser got {losers[0]!r}")
+        require(store.read_ref(epoch) == roots[winners[0]], "the ref names a loser's root")
+    require(store.verify().is_whole, "verify finds damage")
 
 
 def _writing(stores: list[Store], manifest: Manifest) -> Callable[[int], str]:
@@ -162,13 +162,13 @@ def _write_epoch(store: Store, epoch: int, fleet: str = "conformance") -> str:
 def _demand_epoch_restores(store: Store, epoch: int) -> None:
     manifest = store.read_manifest(store.read_ref(epoch), epoch=epoch)
     checkpoints = list(store.read_checkpoints(manifest))
-    demand(checkpoints == [_make_checkpoint(agent, epoch) for agent in _agents()], f"epoch {epoch} came back changed")
+    require(checkpoints == [_make_checkpoint(agent, epoch) for agent in _agents()], f"epoch {epoch} came back changed")
 
 
 def _demand_whole(store: Store, *, unreferenced: int) -> None:
     verification = store.verify()
-    demand(verification.is_whole, f"verify finds {verification.findings[:1]}")
-    demand(len(verification.unreferenced) == unreferenced, f"verify finds as garbage {verification.unreferenced}")
+    require(verification.is_whole, f"verify finds {verification.findings[:1]}")
+    require(len(verification.unreferenced) == unreferenced, f"verify finds as garbage {verification.unreferenced}")
 
 
 def _first_error(results: list[str | Exception] | list[Exception | None]) -> Exception | None:
@@ -176,7 +176,7 @@ def _first_error(results: list[str | Exception] | list[Exception | None]) -> Exc
 
 
 STORE_CHECKS = [
-    check_life_of_a_store,
+    check_store_lifecycle,
     check_garbage_is_found,
     check_probes,
     check_checkpoint_packs,

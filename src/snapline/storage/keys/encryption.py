@@ -14,7 +14,7 @@ A tag of 16 bytes authenticates the encrypted bytes together with their *context
 caller computes it from everything to which the blob or key is bound. With another context, index or key, or a changed byte, the tag does
 not match.
 
-GCM alone does not commit to its key: an attacker could make bytes that decrypt under two keys. So `check_of` identifies a key, and is
+GCM alone does not commit to its key: an attacker could make bytes that decrypt under two keys. So `key_check_value` identifies a key, and is
 compared after unwrapping.
 """
 
@@ -44,7 +44,7 @@ _PACK_PURPOSE = b"snapline pack 1\0"
 _CHECK_CONTEXT = "snapline 1 check of a key"
 
 
-def install_advice() -> UsageError:
+def missing_package_error() -> UsageError:
     """Return (not raise) the error for a missing package."""
     return UsageError(
         "encryption and signatures need the package cryptography, which is not installed: "
@@ -57,10 +57,10 @@ def require_package() -> None:
     try:
         import cryptography  # noqa: F401  looked for, not used
     except ImportError as error:
-        raise install_advice() from error
+        raise missing_package_error() from error
 
 
-def check_of(key: bytes) -> bytes:
+def key_check_value(key: bytes) -> bytes:
     """Return 16 bytes that identify this key without revealing anything about it."""
     return blake3(key, derive_key_context=_CHECK_CONTEXT).digest(CHECK_BYTES)
 
@@ -121,7 +121,7 @@ def derive_pack_key(data_key: bytes, pack_id: str) -> bytes:
         from cryptography.hazmat.primitives.hashes import SHA256
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
     except ImportError as error:
-        raise install_advice() from error
+        raise missing_package_error() from error
     info = _PACK_PURPOSE + pack_id.encode()
     return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(data_key)
 
@@ -130,7 +130,7 @@ def _aead(key: bytes) -> "AESGCM":
     try:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
     except ImportError as error:
-        raise install_advice() from error
+        raise missing_package_error() from error
     if len(key) != KEY_BYTES:
         raise UsageError(f"a key has {KEY_BYTES} bytes, not {len(key)}")
     return AESGCM(key)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from snapline.errors import DamagedDataError, StoreError, StoreKeyError
-from snapline.storage.keys.encryption import CHECK_BYTES, NONCE_BYTES, WRAPPED_BYTES, check_of, unwrap, wrap
+from snapline.storage.keys.encryption import CHECK_BYTES, NONCE_BYTES, WRAPPED_BYTES, key_check_value, unwrap, wrap
 from snapline.storage.keys.key_files import STORE_KEY_VARIABLE, Keys, WrappingKey
 from snapline.storage.store import files
 from snapline.storage.store.damage import check_place, damaged
@@ -157,7 +157,7 @@ def open_record(record: KeyRecord, keys: Keys) -> bytes | None:
     except ValueError as error:
         reason = f"it does not open with the key {record.wrapper} it names: it was moved, or changed"
         raise damaged(record.path, reason) from error
-    if check_of(secret) != record.check:
+    if key_check_value(secret) != record.check:
         raise damaged(record.path, "the key inside is not the one it names")
     return secret
 
@@ -240,7 +240,7 @@ def make_record(
     random_bytes: Callable[[int], bytes],
 ) -> KeyRecord:
     """Return a record that holds `secret`."""
-    empty = KeyRecord(check_of(secret), generation, key_id, store_id, b"", wrapping.key_id, writer)
+    empty = KeyRecord(key_check_value(secret), generation, key_id, store_id, b"", wrapping.key_id, writer)
     nonce = random_bytes(NONCE_BYTES)
     wrapped = wrap(wrapping.secret, secret, nonce=nonce, context=empty.context())
     return msgspec.structs.replace(empty, wrapped=wrapped)

@@ -1,7 +1,7 @@
 """Finds the keys of an encrypted store that are still in use."""
 
 from snapline.storage.log.reader import keys_of_batches
-from snapline.storage.object_streams.segments import keys_of_shelves
+from snapline.storage.object_streams.segments import keys_of_object_streams
 from snapline.storage.outputs.reader import keys_of_outputs
 from snapline.storage.packs import checkpoint_packs
 from snapline.storage.packs.pack_files import key_of_pack
@@ -9,8 +9,13 @@ from snapline.storage.retention import retention
 from snapline.storage.store.disk import Disk
 
 
-def needed_keys(disk: Disk, store_id: str) -> set[str]:
+def keys_in_use(disk: Disk, store_id: str) -> set[str]:
     """Return the ids of the keys that packs, batches, outputs and object streams name; DamagedDataError, StoreError if a file cannot be read."""
     paths = [*retention.pack_paths(disk), *checkpoint_packs.find(disk)]
     packs = {key_of_pack(disk, path, store_id) for path in paths}
-    return packs | keys_of_batches(disk, store_id) | keys_of_outputs(disk, store_id) | keys_of_shelves(disk, store_id)
+    return (
+        packs
+        | keys_of_batches(disk, store_id)
+        | keys_of_outputs(disk, store_id)
+        | keys_of_object_streams(disk, store_id)
+    )

@@ -40,7 +40,7 @@ from snapline.storage.keys.encryption import KEY_BYTES, PackCipher, require_pack
 from snapline.storage.keys.key_files import SIGNING_KEY_VARIABLE, STORE_KEY_VARIABLE, Keys, keys_from_environment
 from snapline.storage.keys.key_records import DIGEST_KEY, KeyRecord, is_data_key_id, list_keys, make_record, open_key
 from snapline.storage.log.reader import holds_batches
-from snapline.storage.object_streams.segments import list_segments, list_shelves
+from snapline.storage.object_streams.segments import list_object_streams, list_segments
 from snapline.storage.outputs.reader import holds_outputs
 from snapline.storage.store import files, layout
 from snapline.storage.store.disk import DirectoryEntry, Disk
@@ -66,7 +66,7 @@ VERIFIED_MAX = 64
 
 _KEY_ID_BYTES = 16
 
-_VOUCH_CONTEXT = "snapline 1 key of what is vouched for"
+_AUTHENTICATION_CONTEXT = "snapline 1 key of what is vouched for"
 
 _Value = TypeVar("_Value")
 
@@ -90,11 +90,11 @@ class Protection:
         self._random_bytes = random_bytes
         self._lock = threading.RLock()
         self._digest_key = digest_key
-        self._data_keys = _Recent[bytes](DATA_KEYS_MAX)
-        self._ciphers = _Recent[PackCipher](PACK_CIPHERS_MAX)
-        self._writers = _Recent[str](WRITERS_MAX)
-        self._begun = _Recent[None](BEGUN_PACKS_MAX)
-        self._verified = _Recent[bool](VERIFIED_MAX)
+        self._data_keys = _LruCache[bytes](DATA_KEYS_MAX)
+        self._ciphers = _LruCache[PackCipher](PACK_CIPHERS_MAX)
+        self._writers = _LruCache[str](WRITERS_MAX)
+        self._begun = _LruCache[None](BEGUN_PACKS_MAX)
+        self._verified = _LruCache[bool](VERIFIED_MAX)
         self._log_signer: tuple[Ed25519PrivateKey, bytes] | None = None
         self._signer = None if keys.signing is None else signing.load_private(keys.signing.secret)
         self._verifiers = [signing.load_public(key.public) for key in keys.verify_keys()]
@@ -214,7 +214,7 @@ class Protection:
         except UsageError:
             return False
 
-    def vouch(self, message: bytes) -> bytes:
+    def authenticate(self, message: bytes) -> bytes:
         """Return a signature of `message` where refs are signed, otherwise its digest under a key derived from the digest key.
 
         Raises:
@@ -223,7 +223,7 @@ class Protection:
         """
         return self.sign(message) if self.verifies else self._tag(message)
 
-    def is_vouched(self, message: bytes, tag: bytes) -> bool:
+    def is_authentic(self, message: bytes, tag: bytes) -> bool:
         """Return whether a holder of a key made this tag."""
         return self.verify(message, tag) if self.verifies else hmac.compare_digest(self._tag(message), tag)
 
@@ -237,7 +237,7 @@ class Protection:
             return self._log_signer
 
     def _tag(self, message: bytes) -> bytes:
-        key = blake3(self._digest_key or self._load_digest_key(), derive_key_context=_VOUCH_CONTEXT).digest()
+        key = blake3(self._digest_key or self._load_digest_key(), derive_key_context=_AUTHENTICATION_CONTEXT).digest()
         return blake3(message, key=key).digest()
 
     def _load_digest_key(self) -> bytes:
@@ -298,12 +298,12 @@ def load_protection(
     return Protection(disk, store_id, keys, digest_key=digest_key, random_bytes=random_bytes)
 
 
-def chosen_keys(keys: Keys | None, disk: Disk | None) -> Keys | None:
+def resolve_keys(keys: Keys | None, disk: Disk | None) -> Keys | None:
     """Return `keys`, or those of the environment. With a `disk`, the environment is not used."""
     return keys_from_environment() if keys is None and disk is None else keys
 
 
-def guard_of(
+def make_guard(
     disk: Disk, store_id: str, keys: Keys | None, *, random_bytes: Callable[[int], bytes] = os.urandom
 ) -> Protection | None:
     """Return the store's protection; None without keys. Errors as `load_protection`."""
@@ -339,7 +339,7 @@ def _holds_packs(disk: Disk) -> bool:
     return (
         holds_batches(disk)
         or holds_outputs(disk)
-        or any(list_segments(disk, object_stream) for object_stream in list_shelves(disk))
+        or any(list_segments(disk, object_stream) for object_stream in list_object_streams(disk))
     )
 
 
@@ -351,7 +351,7 @@ def _list(disk: Disk, directory: str) -> list[DirectoryEntry]:
             return []
 
 
-class _Recent(Generic[_Value]):
+class _LruCache(Generic[_Value]):
     """A dict of the `size_max` most recently used entries."""
 
     def __init__(self, size_max: int) -> None:

@@ -14,7 +14,7 @@ Limit: a signature cannot show that the newest epoch was not deleted. Only the c
 from typing import TYPE_CHECKING
 
 from snapline.errors import UsageError
-from snapline.storage.keys.encryption import install_advice
+from snapline.storage.keys.encryption import missing_package_error
 from snapline.storage.store.record import canonical
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def load_private(secret: bytes) -> "Ed25519PrivateKey":
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError as error:
-        raise install_advice() from error
+        raise missing_package_error() from error
     return Ed25519PrivateKey.from_private_bytes(secret)
 
 
@@ -69,7 +69,7 @@ def load_public(public: bytes) -> "Ed25519PublicKey":
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     except ImportError as error:
-        raise install_advice() from error
+        raise missing_package_error() from error
     try:
         return Ed25519PublicKey.from_public_bytes(public)
     except ValueError as error:

@@ -48,7 +48,7 @@ class DeletionsBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         logs: directory of a log → its deleted ranges.
         store: id of the store.
-        tag: `Guard.vouch` of the other fields.
+        tag: `Guard.authenticate` of the other fields.
     """
 
     logs: dict[str, Spans]
@@ -87,7 +87,7 @@ def read_deletions(disk: Disk, path: str, *, store_id: str | None, guard: Guard 
     check_store(found.store, path, store_id)
     if any(parse_directory(directory) is None for directory in found.logs):
         raise damaged(path, "it names what is no log")
-    if guard is not None and not guard.is_vouched(found.message(), found.tag):
+    if guard is not None and not guard.is_authentic(found.message(), found.tag):
         raise StoreError(f"{path} was not written by somebody with the key: remove it")
     return found
 
@@ -124,12 +124,12 @@ def note_deletions(
     random: str,
     temporary_name: str,
 ) -> None:
-    """Record durably that these batches are deleted. Raises OSError, or errors as `read_deletions` and `Guard.vouch`."""
+    """Record durably that these batches are deleted. Raises OSError, or errors as `read_deletions` and `Guard.authenticate`."""
     logs, replaced = read_all(disk, store_id=store_id, guard=guard)
     for log, numbers in wanted.items():
         logs[log.directory] = join(logs.get(log.directory, []) + [(number, number) for number in numbers])
     body = DeletionsBody(logs, store_id)
-    data = seal(DELETIONS_KIND, canonical.encode(msgspec.structs.replace(body, tag=guard.vouch(body.message()))))
+    data = seal(DELETIONS_KIND, canonical.encode(msgspec.structs.replace(body, tag=guard.authenticate(body.message()))))
     path = deletions_path(random)
     write_once(disk, path, (data,), temporary_name=temporary_name, point="store.log.deletions")
     files.unlink(disk, replaced)

@@ -49,17 +49,17 @@ class BatchNumbers(msgspec.Struct, frozen=True, gc=False):
     turns: dict[str, int] = {}
 
 
-class Settled(msgspec.Struct, frozen=True, gc=False):
+class SettledEpoch(msgspec.Struct, frozen=True, gc=False):
     """Epoch from which on no work of earlier plans than `plan` is repeated."""
 
     plan: int
     epoch: int
 
 
-NEVER = Settled(0, 0)
+NEVER_SETTLED = SettledEpoch(0, 0)
 
 
-def numbers_of(log: LogName, number: int, batch: LogBatch) -> BatchNumbers:
+def batch_numbers(log: LogName, number: int, batch: LogBatch) -> BatchNumbers:
     """Return the numbers of this batch: small enough to be kept in memory for each batch."""
     highest: dict[str, int] = {}
     for logged in batch.inputs:
@@ -75,7 +75,7 @@ def find_garbage(
     epochs: Mapping[int, Mapping[str, int]],
     left: Mapping[str, int],
     turns: Mapping[int, Mapping[str, int]] | None = None,
-    settled: Settled = NEVER,
+    settled: SettledEpoch = NEVER_SETTLED,
 ) -> list[tuple[LogName, int]]:
     """Return the batches that may be deleted, in the given order; see the module's text for the caller's duties.
 
@@ -87,18 +87,18 @@ def find_garbage(
     """
     if not epochs:
         return []
-    inputs = _Floors(epochs, left)
-    ended = _Floors(turns if turns is not None else {epoch: {} for epoch in epochs}, left)
+    inputs = _CoveredNumbers(epochs, left)
+    ended = _CoveredNumbers(turns if turns is not None else {epoch: {} for epoch in epochs}, left)
     is_settled = min(epochs) >= settled.epoch
 
-    def may_go(batch: BatchNumbers) -> bool:
+    def is_deletable(batch: BatchNumbers) -> bool:
         are_old = is_settled and batch.log.plan < settled.plan
         return inputs.cover(batch.highest) and (are_old or ended.cover(batch.turns))
 
-    return [(batch.log, batch.number) for batch in batches if may_go(batch)]
+    return [(batch.log, batch.number) for batch in batches if is_deletable(batch)]
 
 
-class _Floors:
+class _CoveredNumbers:
     """Agent → the highest number that every epoch covers."""
 
     def __init__(self, epochs: Mapping[int, Mapping[str, int]], left: Mapping[str, int]) -> None:
@@ -112,11 +112,11 @@ class _Floors:
 
     def _of(self, agent: str) -> float:
         if agent not in self._known:
-            self._known[agent] = _floor(agent, self._epochs, self._left.get(agent))
+            self._known[agent] = _lowest_covered(agent, self._epochs, self._left.get(agent))
         return self._known[agent]
 
 
-def _floor(agent: str, epochs: Mapping[int, Mapping[str, int]], left: int | None) -> float:
+def _lowest_covered(agent: str, epochs: Mapping[int, Mapping[str, int]], left: int | None) -> float:
     """Return the highest number that every epoch covers.
 
     If an epoch knows an agent that is listed as having left before it, the agent was made again (duty 2), and counts as present.

@@ -41,7 +41,7 @@ READINGS = 3
 """Number of passes over the deletion records before a batch counts as missing. One listing may miss a record and also its replacement."""
 
 
-def why_none(disk: Disk) -> str:
+def unsupported_reason(disk: Disk) -> str:
     """Return why this disk cannot hold host logs; "" if it can."""
     return "" if creates_only(disk) else f"the store {disk.location} overwrites objects"
 
@@ -57,9 +57,9 @@ class LogReader:
         """Entries that this reader has listed and not yet synced."""
 
     @property
-    def why_none(self) -> str:
+    def unsupported_reason(self) -> str:
         """Return why this store cannot hold host logs; "" if it can."""
-        return why_none(self._disk)
+        return unsupported_reason(self._disk)
 
     def read_logs(self) -> dict[LogName, list[int]]:
         """Return the numbers of all entries; see `Store.read_logs`."""
@@ -81,8 +81,8 @@ class LogReader:
             self._make_durable(log, frozenset((number,)))
         return open_batch(body, self._guard, path=path) if isinstance(body, BatchBody) else None
 
-    def without_deleted(self, logs: Mapping[LogName, list[int]]) -> dict[LogName, list[int]]:
-        """Return the entries that were not deleted; see `Store.without_deleted`."""
+    def exclude_deleted(self, logs: Mapping[LogName, list[int]]) -> dict[LogName, list[int]]:
+        """Return the entries that were not deleted; see `Store.exclude_deleted`."""
         if self._guard is None or not authenticates(self._guard):
             return dict(logs)
         deleted, _ = read_all(self._disk, store_id=self._store_id, guard=self._guard)

@@ -46,7 +46,7 @@ from snapline.failpoints import failpoint
 from snapline.storage.keys.signing import log_message
 from snapline.storage.log.deletions import note_deletions
 from snapline.storage.log.names import SEALED, SEALING, LogName, check_log, check_number, entry_path
-from snapline.storage.log.reader import holds_batch, list_numbers, read_entry, why_none
+from snapline.storage.log.reader import holds_batch, list_numbers, read_entry, unsupported_reason
 from snapline.storage.log.record import LogBatch, PreparedBatch, encode_batch, encode_seal, is_certificate
 from snapline.storage.store import files
 from snapline.storage.store.disk import Disk, make_durable_directory, write_once
@@ -56,7 +56,7 @@ from snapline.storage.store.layout import LOG, TEMPORARY, parse_temporary_path
 JUMPS_MAX = 40
 """Step 3: each jump doubles the distance. To outrun 40 jumps, the appender would have to append 2⁴⁰ batches."""
 
-FILLED_MAX = 100_000
+SEALS_MAX = 100_000
 """Step 4: at most the length of the last jump, about twice what was appended since the listing. A longer run of seals is an error."""
 
 _ID_BYTES = 16
@@ -106,7 +106,7 @@ class LogWriter:
                     self._disk, path, prepared.data, temporary_name=self._temporary_name(log), point="store.log.batch"
                 )
             except FileExistsError:
-                self._check_other(path)
+                self._check_intact(path)
                 self._disk.sync_directory(log.directory)
                 return False
             except OSError:  # The next call must not rely on the directory.
@@ -196,12 +196,12 @@ class LogWriter:
 
     def _seal_below(self, log: LogName, top: int) -> None:
         """Step 4: seal downwards to the first batch."""
-        for number in range(top - 1, max(0, top - 1 - FILLED_MAX), -1):
+        for number in range(top - 1, max(0, top - 1 - SEALS_MAX), -1):
             path = entry_path(log, number)
             if holds_batch(self._disk, path) or (not self._create_seal(log, number) and holds_batch(self._disk, path)):
                 return
-        if top - 1 > FILLED_MAX:
-            raise StoreError(f"{log} has {FILLED_MAX} seals and no batch below: look at {log.directory} in the store")
+        if top - 1 > SEALS_MAX:
+            raise StoreError(f"{log} has {SEALS_MAX} seals and no batch below: look at {log.directory} in the store")
 
     def _create_seal(self, log: LogName, number: int) -> bool:
         """Create a seal; return whether one durably exists, new or old."""
@@ -219,7 +219,7 @@ class LogWriter:
         with files.reading(self._disk, path):
             return self._disk.size(path) == len(data) and self._disk.read(path, 0, len(data)) == data
 
-    def _check_other(self, path: str) -> None:
+    def _check_intact(self, path: str) -> None:
         """Check that the file in a batch's place is whole. A damaged one might be that batch, and its outcome is unknown."""
         try:
             read_entry(self._disk, path, store_id=self._store_id)
@@ -264,8 +264,8 @@ class LogWriter:
         """Make the log's directory durable, once."""
         if log in self._known_directories:
             return
-        if why_none(self._disk):
-            raise UsageError(f"{why_none(self._disk)}: a fleet with inputs needs another one")
+        if unsupported_reason(self._disk):
+            raise UsageError(f"{unsupported_reason(self._disk)}: a fleet with inputs needs another one")
         for directory in (LOG, log.directory.rpartition("/")[0], log.directory):
             make_durable_directory(self._disk, directory)
         self._known_directories.add(log)

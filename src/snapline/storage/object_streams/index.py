@@ -122,7 +122,7 @@ class ObjectStreamReplay:
     def add(self, segment: int, offset: int, contents: Contents) -> None:
         """Replay the next commit, whose objects begin at `offset`."""
         for line in contents.objects:
-            self._bury(self._places.get(line.digest))
+            self._mark_dead(self._places.get(line.digest))
             self._places[line.digest] = StoredObject(segment, offset, line)
             offset += line.stored_bytes
         for path, name, digest in ((entry.path, entry.name, entry.digest) for entry in contents.entries):
@@ -153,11 +153,11 @@ class ObjectStreamReplay:
                 waiting += references_of(stored.line.references)
         for stored in self._places.values():
             if not stored.count:
-                self._bury(stored)
+                self._mark_dead(stored)
         for segment, size in index.segments.items():
             size.dead_bytes = self._dead.get(segment, 0)
         return index, missing
 
-    def _bury(self, found: StoredObject | None) -> None:
+    def _mark_dead(self, found: StoredObject | None) -> None:
         if found is not None:
             self._dead[found.segment] = self._dead.get(found.segment, 0) + found.line.stored_bytes + LINE_BYTES

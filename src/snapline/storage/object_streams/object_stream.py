@@ -48,7 +48,7 @@ from snapline.storage.object_streams.segments import (
 from snapline.storage.store import files
 from snapline.storage.store.disk import creates_only
 from snapline.storage.store.guard import Guard
-from snapline.storage.store.layout import SHELVES
+from snapline.storage.store.layout import OBJECT_STREAMS
 from snapline.storage.store.locks import LockHeldError
 from snapline.storage.store.record import Buffer
 from snapline.storage.store.store import Store
@@ -95,7 +95,7 @@ class Change:
         self.entries.append(EntryLine(path, name, digest))
 
 
-class _Waiting:
+class _PendingChange:
     """A change that waits for its commit."""
 
     def __init__(self, change: Change) -> None:
@@ -121,9 +121,9 @@ class ObjectStream:
         """Guards index and queue; held only briefly."""
         self._writing = threading.Lock()
         """Held by the writing thread, which takes the other lock inside."""
-        self._queue: list[_Waiting] = []
+        self._queue: list[_PendingChange] = []
         self._is_closed = False
-        self._may_write_again = True
+        self._may_compact = True
 
     @staticmethod
     def open(store: Store, name: str, *, random_bytes: Callable[[int], bytes] = os.urandom) -> "ObjectStream":
@@ -144,7 +144,7 @@ class ObjectStream:
             segments.prepare()
             lock = getattr(disk, "lock", None)
             try:
-                descriptor = None if lock is None else lock(f"{SHELVES}/{name}/{LOCK_NAME}")
+                descriptor = None if lock is None else lock(f"{OBJECT_STREAMS}/{name}/{LOCK_NAME}")
             except LockHeldError as error:
                 raise ObjectStreamInUseError(
                     f"the shelf {name!r} of the store {disk.location} is in use: one process, and one object in it, may have it open, and "
@@ -218,7 +218,7 @@ class ObjectStream:
                     contents |= self._read_run(run)
             if len(contents) == len(wanted):
                 return contents
-        raise DamagedDataError(f"a segment of {SHELVES} in the store {self._location} is missing: bring it back")
+        raise DamagedDataError(f"a segment of {OBJECT_STREAMS} in the store {self._location} is missing: bring it back")
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -231,7 +231,7 @@ class ObjectStream:
             ObjectStreamInUseError: another process has written.
             UsageError: the stream is closed, or was opened by the parent of this process.
         """
-        waiting = _Waiting(change)
+        waiting = _PendingChange(change)
         with self._index_lock:
             self._queue.append(waiting)
         with self._writing:
@@ -258,15 +258,15 @@ class ObjectStream:
         self._index, missing = replay.finish()
         if missing:
             raise DamagedDataError(
-                f"{len(missing)} objects of {SHELVES} in the store {self._location} are missing: bring its files back"
+                f"{len(missing)} objects of {OBJECT_STREAMS} in the store {self._location} are missing: bring its files back"
             )
         self._remove([number for number in numbers if number not in self._index.segments])
 
-    def _commit_all(self, batch: list[_Waiting]) -> None:
+    def _commit_all(self, batch: list[_PendingChange]) -> None:
         """Write the changes of a batch as one commit; each change that cannot be applied gets an error."""
         try:
             self._check_open()
-            objects, entries = self._fit(batch)
+            objects, entries = self._merge_changes(batch)
             if entries:
                 self._write(list(objects.values()), entries)
         except OSError as error:
@@ -274,22 +274,22 @@ class ObjectStream:
         except (UsageError, StoreError) as error:
             _fail(batch, type(error), str(error))
         except BaseException:
-            self._give_up(batch)
+            self._close_after_interrupt(batch)
             raise
         finally:
             for waiting in batch:
                 waiting.is_done = True
         try:
-            if self._may_write_again:
-                self._write_again()
+            if self._may_compact:
+                self._compact()
         except (OSError, UsageError, StoreError):
             # The commit succeeded. Compaction waits for the next opening; this only costs space.
-            self._may_write_again = False
+            self._may_compact = False
         except BaseException:
-            self._give_up([])
+            self._close_after_interrupt([])
             raise
 
-    def _give_up(self, batch: list[_Waiting]) -> None:
+    def _close_after_interrupt(self, batch: list[_PendingChange]) -> None:
         """Close after an interrupt: the stream on the disk is whole, the index in memory may not be."""
         self._is_closed = True
         _fail(batch, StoreError, "the commit was interrupted, and may be there or not: open the shelf again")
@@ -300,7 +300,7 @@ class ObjectStream:
         if os.getpid() != self._pid:
             raise UsageError("the shelf was opened before this process was forked: open it in the process that writes")
 
-    def _fit(self, batch: list[_Waiting]) -> tuple[dict[bytes, NewObject], list[EntryLine]]:
+    def _merge_changes(self, batch: list[_PendingChange]) -> tuple[dict[bytes, NewObject], list[EntryLine]]:
         """Return the new objects and entries of a batch. A change whose references are gone is left out and gets an error."""
         objects: dict[bytes, NewObject] = {}
         entries: list[EntryLine] = []
@@ -333,12 +333,12 @@ class ObjectStream:
             (number, size.size_bytes) for number, size in sorted(self._index.segments.items()) if number not in left_out
         ]
 
-    def _write_again(self) -> None:
+    def _compact(self) -> None:
         """Compact segments that are mostly dead, or small and numerous."""
         chosen = _choose(self._index)
         if not chosen:
             return
-        objects, entries = self._living(chosen)
+        objects, entries = self._live_contents(chosen)
         alive = self._alive(without=chosen)
         start, contents, end = self._segments.begin(alive, objects, entries)
         with self._index_lock:
@@ -350,14 +350,14 @@ class ObjectStream:
                 del self._index.segments[number]
         self._remove(chosen)
 
-    def _living(self, chosen: list[int]) -> tuple[list[NewObject], list[EntryLine]]:
+    def _live_contents(self, chosen: list[int]) -> tuple[list[NewObject], list[EntryLine]]:
         """Return the live objects and entries of these segments."""
         others = self._index.segments.keys() - set(chosen)
         objects: list[NewObject] = []
         entries: dict[tuple[Path, str], EntryLine] = {}
         for number in chosen:
             for start, contents, _ in self._segments.commits(number, self._index.segments[number].size_bytes):
-                objects += self._living_objects(number, start, contents)
+                objects += self._live_objects(number, start, contents)
                 for entry in contents.entries:
                     if self._index.find(entry.path, entry.name) != entry.digest:
                         continue
@@ -365,7 +365,7 @@ class ObjectStream:
                         entries[entry.path, entry.name] = entry
         return objects, list(entries.values())
 
-    def _living_objects(self, number: int, start: int, contents: Contents) -> Iterator[NewObject]:
+    def _live_objects(self, number: int, start: int, contents: Contents) -> Iterator[NewObject]:
         for line in contents.objects:
             entry_place = self._index.objects.get(line.digest)
             if entry_place is not None and (entry_place.segment, entry_place.offset) == (number, start):
@@ -437,7 +437,7 @@ def _choose(index: ObjectStreamIndex) -> list[int]:
     return chosen
 
 
-def _fail(batch: Iterable[_Waiting], kind: type[Exception], words: str) -> None:
+def _fail(batch: Iterable[_PendingChange], kind: type[Exception], words: str) -> None:
     for waiting in batch:
         if waiting.error is None:
             waiting.error = lambda: kind(words)

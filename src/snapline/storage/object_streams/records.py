@@ -27,7 +27,7 @@ from snapline.storage.store import files
 from snapline.storage.store.damage import check_place, damaged
 from snapline.storage.store.guard import CIPHER_OVERHEAD_BYTES, Cipher, Guard
 from snapline.storage.store.guarded_data import open_data
-from snapline.storage.store.layout import SHELVES
+from snapline.storage.store.layout import OBJECT_STREAMS
 from snapline.storage.store.record import DIGEST_BYTES, Buffer, canonical, digest_of, seal, unseal
 
 HEADER_KIND = b"SHSG"
@@ -111,7 +111,7 @@ def check_object_stream(object_stream: str) -> str:
 
 def segment_path(object_stream: str, number: int) -> str:
     """Return the path of a segment."""
-    return f"{SHELVES}/{object_stream}/{number}"
+    return f"{OBJECT_STREAMS}/{object_stream}/{number}"
 
 
 def parse_segment_name(name: str) -> int | None:

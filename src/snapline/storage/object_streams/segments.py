@@ -29,7 +29,7 @@ from snapline.storage.store import files
 from snapline.storage.store.damage import damaged
 from snapline.storage.store.disk import Disk, appends, make_durable_directory
 from snapline.storage.store.guard import Cipher, Guard
-from snapline.storage.store.layout import SHELVES, TEMPORARY, parse_temporary_path
+from snapline.storage.store.layout import OBJECT_STREAMS, TEMPORARY, parse_temporary_path
 from snapline.storage.store.record import HEAD_BYTES, MAGIC, Buffer, record_bytes
 
 SEGMENT_BYTES_MAX = 2**26
@@ -148,11 +148,13 @@ class ObjectStreamSegments:
 
     def prepare(self) -> None:
         """Make the stream's directory durable, and remove the temporary files of killed processes."""
-        make_durable_directory(self._disk, SHELVES)
-        make_durable_directory(self._disk, f"{SHELVES}/{self._objects}")
+        make_durable_directory(self._disk, OBJECT_STREAMS)
+        make_durable_directory(self._disk, f"{OBJECT_STREAMS}/{self._objects}")
         with contextlib.suppress(FileNotFoundError):
             paths = [f"{TEMPORARY}/{entry.name}" for entry in self._disk.list_directory(TEMPORARY)]
-            files.unlink(self._disk, [path for path in paths if (parse_temporary_path(path) or ("",))[0] == SHELVES])
+            files.unlink(
+                self._disk, [path for path in paths if (parse_temporary_path(path) or ("",))[0] == OBJECT_STREAMS]
+            )
 
     def read_object(self, number: int, offset: int, line: ObjectLine, stored: bytes) -> bytes:
         """Return the plain bytes of an object; errors as `open_object`."""
@@ -226,29 +228,29 @@ class ObjectStreamSegments:
 
 def list_segments(disk: Disk, object_stream: str) -> list[int]:
     """Return the numbers of an object stream's segments, ascending."""
-    with files.reading(disk, f"{SHELVES}/{object_stream}"):
+    with files.reading(disk, f"{OBJECT_STREAMS}/{object_stream}"):
         try:
-            entries = disk.list_directory(f"{SHELVES}/{object_stream}")
+            entries = disk.list_directory(f"{OBJECT_STREAMS}/{object_stream}")
         except FileNotFoundError:
             return []
     segment_numbers = [parse_segment_name(entry.name) for entry in entries if not entry.is_directory]
     return sorted(number for number in segment_numbers if number is not None)
 
 
-def list_shelves(disk: Disk) -> list[str]:
+def list_object_streams(disk: Disk) -> list[str]:
     """Return the names of a store's object streams."""
-    with files.reading(disk, SHELVES):
+    with files.reading(disk, OBJECT_STREAMS):
         try:
-            return [entry.name for entry in disk.list_directory(SHELVES) if entry.is_directory]
+            return [entry.name for entry in disk.list_directory(OBJECT_STREAMS) if entry.is_directory]
         except FileNotFoundError:
             return []
 
 
-def keys_of_shelves(disk: Disk, store_id: str) -> set[str]:
+def keys_of_object_streams(disk: Disk, store_id: str) -> set[str]:
     """Return the ids of the keys under which segments are encrypted; DamagedDataError, StoreError if one cannot be read."""
     paths = [
         segment_path(object_stream, number)
-        for object_stream in list_shelves(disk)
+        for object_stream in list_object_streams(disk)
         for number in list_segments(disk, object_stream)
     ]
     return {read_header(disk, path, store_id=store_id).key for path in paths} - {""}
@@ -286,7 +288,7 @@ def read_commits(
         try:
             contents, record_end, commit_end = _read_commit(window, header, guard, offset)
         except DamagedDataError:
-            if end is not None or _has_commit_behind(window, header, guard, offset):
+            if end is not None or _has_later_commit(window, header, guard, offset):
                 raise
             return  # Torn: this commit was never acknowledged.
         if (
@@ -322,7 +324,7 @@ def _is_whole(window: "_Window", header: SegmentHeader, guard: Guard | None, off
     return True
 
 
-def _has_commit_behind(window: "_Window", header: SegmentHeader, guard: Guard | None, offset: int) -> bool:
+def _has_later_commit(window: "_Window", header: SegmentHeader, guard: Guard | None, offset: int) -> bool:
     """Return whether a whole commit follows the unreadable one. Then the unreadable one was acknowledged and is damaged: commits are sequential."""
     rest = window.read(offset, window.size_bytes - offset)
     place = rest.find(MAGIC, 1)

@@ -31,21 +31,21 @@ TRIES_MAX = 20
 _ID_BYTES = 16
 
 
-class ConsumerPlace(msgspec.Struct, frozen=True, gc=False):
+class ConsumerPosition(msgspec.Struct, frozen=True, gc=False):
     """Position of a consumer: its cursor as text, and the wall-clock time of its acknowledgement in nanoseconds since 1970."""
 
     cursor: str
     acknowledged_ns: int
 
 
-class _PlaceBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+class _PositionBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     acknowledged_ns: int
     consumer: str
     cursor: str
     store: str
 
 
-def read_consumers(disk: Disk, store_id: str) -> dict[str, ConsumerPlace]:
+def read_consumers(disk: Disk, store_id: str) -> dict[str, ConsumerPosition]:
     """Return all named consumers, sorted by name.
 
     Raises:
@@ -60,7 +60,7 @@ def read_consumers(disk: Disk, store_id: str) -> dict[str, ConsumerPlace]:
 
 def acknowledge(
     disk: Disk, store_id: str, name: str, cursor: str, *, now_ns: int, random_bytes: Callable[[int], bytes]
-) -> ConsumerPlace:
+) -> ConsumerPosition:
     """Move a consumer forward to `cursor`, durably; return its position. The first call creates the consumer.
 
     Raises:
@@ -101,14 +101,14 @@ class _ChangedError(Exception):
 
 def _advance(
     disk: Disk, store_id: str, name: str, wanted: Cursor, *, now_ns: int, random_bytes: Callable[[int], bytes]
-) -> ConsumerPlace:
+) -> ConsumerPosition:
     numbers = _list(disk).get(name, [])
     known = _read_if_whole(disk, name, numbers[-1], store_id) if numbers else None
     if known is not None and parse_cursor(known.cursor) >= wanted:
         disk.sync_directory(CONSUMERS)
         return known
-    place = ConsumerPlace(str(wanted), now_ns)
-    body = _PlaceBody(acknowledged_ns=now_ns, consumer=name, cursor=place.cursor, store=store_id)
+    place = ConsumerPosition(str(wanted), now_ns)
+    body = _PositionBody(acknowledged_ns=now_ns, consumer=name, cursor=place.cursor, store=store_id)
     number = max(numbers, default=0) + 1
     path, data = consumer_path(name, number), seal(CURSOR_KIND, canonical.encode(body))
     temporary_name = f"output-0-{random_bytes(_ID_BYTES).hex()}"
@@ -122,14 +122,14 @@ def _advance(
     return place
 
 
-def _read_if_whole(disk: Disk, name: str, number: int, store_id: str) -> ConsumerPlace | None:
+def _read_if_whole(disk: Disk, name: str, number: int, store_id: str) -> ConsumerPosition | None:
     try:
         return _read(disk, name, number, store_id)
     except DamagedDataError:
         return None
 
 
-def _read(disk: Disk, name: str, number: int, store_id: str) -> ConsumerPlace:
+def _read(disk: Disk, name: str, number: int, store_id: str) -> ConsumerPosition:
     path = consumer_path(name, number)
     try:
         return _decode(disk, path, name, store_id)
@@ -139,11 +139,11 @@ def _read(disk: Disk, name: str, number: int, store_id: str) -> ConsumerPlace:
         raise
 
 
-def _decode(disk: Disk, path: str, name: str, store_id: str | None) -> ConsumerPlace:
+def _decode(disk: Disk, path: str, name: str, store_id: str | None) -> ConsumerPosition:
     data = files.read_file(disk, path, epoch=None, size_bytes_max=files.SMALL_BYTES_MAX)
     raw = unseal(CURSOR_KIND, data, path=path, epoch=None)
     with files.decoding(path):
-        body = msgspec.msgpack.decode(raw, type=_PlaceBody)
+        body = msgspec.msgpack.decode(raw, type=_PositionBody)
     if body.consumer != name:
         raise damaged(path, f"it is the place of consumer {body.consumer!r}")
     check_store(body.store, path, store_id)
@@ -151,7 +151,7 @@ def _decode(disk: Disk, path: str, name: str, store_id: str | None) -> ConsumerP
         parse_cursor(body.cursor)
     except UsageError as error:
         raise damaged(path, str(error)) from error
-    return ConsumerPlace(body.cursor, body.acknowledged_ns)
+    return ConsumerPosition(body.cursor, body.acknowledged_ns)
 
 
 def _list(disk: Disk) -> dict[str, list[int]]:
@@ -164,6 +164,6 @@ def _list(disk: Disk) -> dict[str, list[int]]:
     return numbers
 
 
-def lowest_cursor(places: dict[str, ConsumerPlace]) -> Cursor | None:
+def lowest_cursor(places: dict[str, ConsumerPosition]) -> Cursor | None:
     """Return the position that all consumers have reached; None if there are no consumers."""
     return min([parse_cursor(place.cursor) for place in places.values()], default=None)

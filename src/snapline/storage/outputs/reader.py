@@ -3,7 +3,7 @@
 The model. Files are released in ascending order of their epochs, and never change. Each names the previous epoch *in its history* (`after`), and
 the newest file when it was written (`previous`). A reader reads the files in ascending order. A file whose `after`
 is below the last file read shows that the fleet went back. Then all outputs that the reader has from epochs above `after` are reverted. The reader
-gets a notice (`UndoneEpochs`) before the contents of the file.
+gets a notice (`RevertedEpochs`) before the contents of the file.
 
 So the reader always has the contents of the files of one history: the newest file's, its `after`'s, and so on. The reason: the newest file ≤
 `after` is in the history of `after`. A history that skips a file has a file of its own at that place
@@ -39,7 +39,7 @@ from snapline.storage.store.guard import Guard
 from snapline.storage.store.layout import OUTPUTS
 
 
-class UndoneEpochs(msgspec.Struct, frozen=True, gc=False):
+class RevertedEpochs(msgspec.Struct, frozen=True, gc=False):
     """The fleet went back to an earlier epoch: all outputs of epochs above `after` are reverted.
 
     Attributes:
@@ -65,7 +65,7 @@ class OutputBatch(msgspec.Struct, frozen=True):
     epoch: int
     first: int
     outputs: list[EmittedOutput]
-    undone: UndoneEpochs | None = None
+    undone: RevertedEpochs | None = None
     created_ns: int = 0
 
     @property
@@ -160,7 +160,7 @@ class OutputReader:
             f"are of epoch {epochs[0]}; read from '' on to get them"
         )
 
-    def _undone(self, head: OutputBody, position: Cursor, epochs: Sequence[int]) -> UndoneEpochs | None:
+    def _undone(self, head: OutputBody, position: Cursor, epochs: Sequence[int]) -> RevertedEpochs | None:
         """Return the epochs that a reader at `position` has and that the fleet has reverted."""
         if position.epoch <= head.after:
             return None
@@ -174,7 +174,7 @@ class OutputReader:
             if epoch <= head.after:
                 break
             undone.append(epoch)
-        return UndoneEpochs(head.after, tuple(reversed(undone)))
+        return RevertedEpochs(head.after, tuple(reversed(undone)))
 
     def _part(self, head: OutputBody, part: int) -> list[EmittedOutput]:
         if part == 0:
@@ -186,11 +186,11 @@ class OutputReader:
             if _is_there(self._disk, first_path(head.epoch)):
                 raise
             raise NotFoundError(f"the outputs of epoch {head.epoch} were deleted while they were read") from error
-        check_belongs(body, head)
+        check_same_release(body, head)
         return open_outputs(body, self._guard)
 
 
-def check_belongs(body: OutputBody, head: OutputBody) -> None:
+def check_same_release(body: OutputBody, head: OutputBody) -> None:
     """Check that a part belongs to the release that part 0 names; raises DamagedDataError."""
     if msgspec.structs.replace(head, part=body.part, data=body.data, key=body.key) != body:
         raise damaged(body.path, f"it differs from {head.path} about the release that both belong to")

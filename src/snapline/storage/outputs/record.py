@@ -40,13 +40,13 @@ _OVERHEAD_BYTES = 64
 """Estimated size of one output without its texts and payload."""
 
 
-RESERVED = "@"
+RESERVED_TOPIC_PREFIX = "@"
 """Prefix of the runtime's own topics: `ctx.emit` rejects them."""
 
 
-def is_wanted(topic: str, wanted: str) -> bool:
+def matches_topic(topic: str, wanted: str) -> bool:
     """Return whether a consumer of `wanted` gets this topic. "" means all topics of agents."""
-    return topic == wanted if wanted else not topic.startswith(RESERVED)
+    return topic == wanted if wanted else not topic.startswith(RESERVED_TOPIC_PREFIX)
 
 
 class EmittedOutput(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -138,7 +138,7 @@ def check_outputs(outputs: Sequence[EmittedOutput]) -> list[EmittedOutput]:
     return ordered
 
 
-def divide(outputs: Sequence[EmittedOutput]) -> list[list[EmittedOutput]]:
+def split_into_parts(outputs: Sequence[EmittedOutput]) -> list[list[EmittedOutput]]:
     """Return the outputs in at least one part of about `PART_BYTES` each."""
     parts: list[list[EmittedOutput]] = [[]]
     size_bytes = 0
@@ -183,7 +183,7 @@ def decode_part(data: bytes, *, path: str, store_id: str | None) -> OutputBody:
     with files.decoding(path):
         body = _body_decoder.decode(raw)
     check_place(body, path, store_id)
-    reason = _impossible(body)
+    reason = _contradiction_in_body(body)
     if reason:
         raise damaged(path, reason)
     return body
@@ -233,7 +233,7 @@ def _contradiction(outputs: Sequence[EmittedOutput]) -> str:
     return ""
 
 
-def _impossible(body: OutputBody) -> str:
+def _contradiction_in_body(body: OutputBody) -> str:
     try:
         first_path(body.epoch)
         check_root(body.root)

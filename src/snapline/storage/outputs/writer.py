@@ -36,10 +36,10 @@ import msgspec
 from snapline.errors import DamagedDataError, StoreError, UsageError
 from snapline.failpoints import failpoint
 from snapline.storage.ages import ages_ns
-from snapline.storage.outputs.consumers import ConsumerPlace, acknowledge, forget, lowest_cursor, read_consumers
+from snapline.storage.outputs.consumers import ConsumerPosition, acknowledge, forget, lowest_cursor, read_consumers
 from snapline.storage.outputs.names import START, Cursor, PartName, first_path, parse_cursor
 from snapline.storage.outputs.reader import list_parts, read_part, released_epochs
-from snapline.storage.outputs.record import EmittedOutput, OutputBody, check_outputs, divide, encode_parts
+from snapline.storage.outputs.record import EmittedOutput, OutputBody, check_outputs, encode_parts, split_into_parts
 from snapline.storage.store import files
 from snapline.storage.store.disk import Disk, creates_only, make_durable_directory, write_once
 from snapline.storage.store.guard import Guard
@@ -48,7 +48,7 @@ from snapline.storage.store.layout import OUTPUTS, TEMPORARY, check_root, parse_
 AGE_NS_MAX = 7 * 24 * 3600 * 10**9
 """Default age at which releases are deleted, in nanoseconds (a week): enough for a consumer that is away over a long weekend."""
 
-KEPT_NS_MIN = 3600 * 10**9
+AGE_NS_MIN = 3600 * 10**9
 """Default minimum age of a deletion, in nanoseconds (an hour): fast named consumers do not cut off unnamed readers, for which nothing waits."""
 
 STEPS = 24
@@ -83,7 +83,7 @@ class OutputWriter:
         """The newest known release, without its data."""
         self._heads: dict[int, OutputBody] = {}
         """Heads of releases that deletions have read."""
-        self._handled = 0
+        self._last_released = 0
         """Epoch last released by this object. Only its direct successor needs no check of the store: another leader may have released others."""
         self._lock = threading.Lock()
         """Held while temporary files are written, and while other processes' temporary files are removed."""
@@ -97,19 +97,21 @@ class OutputWriter:
         if not 0 <= after < epoch:
             raise UsageError(f"epoch {after} cannot be before epoch {epoch}")
         with self._lock, files.writing(self._disk, f"the outputs of epoch {epoch}"):
-            newest = self._newest if self._newest is not None and epoch == self._handled + 1 else self._find_newest()
+            newest = (
+                self._newest if self._newest is not None and epoch == self._last_released + 1 else self._find_newest()
+            )
             if newest is not None and newest.epoch >= epoch:
                 self._check_same(path, root, after)
             elif ordered or outputs is None or (newest is not None and newest.epoch > after):
                 head = self._make_head(epoch, root, after, newest, created_ns)
-                self._write(head, divide(ordered))
+                self._write(head, split_into_parts(ordered))
             else:
-                self._handled = epoch
+                self._last_released = epoch
                 return
-            self._handled = epoch
-        self._tell(epoch)
+            self._last_released = epoch
+        self._notify_watchers(epoch)
 
-    def acknowledge(self, consumer: str, cursor: str, *, now_ns: int) -> ConsumerPlace:
+    def acknowledge(self, consumer: str, cursor: str, *, now_ns: int) -> ConsumerPosition:
         """Move a consumer; see `Store.acknowledge_outputs`."""
         self._require_create_only()
         self._check_reached(parse_cursor(cursor))
@@ -122,24 +124,24 @@ class OutputWriter:
         """Remove a consumer; return whether there was one."""
         return forget(self._disk, consumer)
 
-    def delete(self, *, now_ns: int, age_ns_max: int, kept_ns_min: int) -> list[str]:
+    def delete(self, *, now_ns: int, age_ns_max: int, age_ns_min: int) -> list[str]:
         """Delete releases that all consumers have read, and old ones; see `Store.delete_outputs`."""
         with files.writing(self._disk, "the deletion of outputs"):
             parts = list_parts(self._disk)
             epochs = released_epochs(parts)
             if not epochs:
                 return []
-            due = self._due(epochs, now_ns, age_ns_max, kept_ns_min)
+            due = self._deletable_epochs(epochs, now_ns, age_ns_max, age_ns_min)
             heads = [name.path for name in parts if name.epoch in due and not name.part]
             others = [name.path for name in parts if name.epoch in due and name.part]
             removed = self._unlink(heads, others + self._abandoned(parts, epochs, due))
             failpoint("store.outputs.deleted")
             removed += self._sweep_temporary(epochs[-1])
         if removed:
-            self._tell(0)
+            self._notify_watchers(0)
         return removed
 
-    def _tell(self, epoch: int) -> None:
+    def _notify_watchers(self, epoch: int) -> None:
         for watcher in self._watchers:
             watcher(epoch)
 
@@ -217,21 +219,21 @@ class OutputWriter:
                 return
         self._newest = head
 
-    def _due(self, epochs: list[int], now_ns: int, age_ns_max: int, kept_ns_min: int) -> set[int]:
+    def _deletable_epochs(self, epochs: list[int], now_ns: int, age_ns_max: int, age_ns_min: int) -> set[int]:
         """Return the lowest of `epochs` up to the last deletable one; never the newest. Of a damaged one only its epoch is known."""
         passed = lowest_cursor(read_consumers(self._disk, self._store_id))
-        heads = self._some_heads(epochs)
+        heads = self._sample_heads(epochs)
         times = [head.created_ns for head in heads] + [now_ns]
-        olds, youngs = (ages_ns(times, max(1, limit // STEPS)) for limit in (age_ns_max, kept_ns_min))
+        olds, youngs = (ages_ns(times, max(1, limit // STEPS)) for limit in (age_ns_max, age_ns_min))
         last = 0
         for head, old_ns, young_ns in zip(heads[:-1], olds, youngs, strict=False):
-            is_passed = passed is not None and passed >= head.end and young_ns >= kept_ns_min
+            is_passed = passed is not None and passed >= head.end and young_ns >= age_ns_min
             if not is_passed and old_ns <= age_ns_max:
                 break
             last = head.epoch
         return {epoch for epoch in epochs[:-1] if epoch <= last}
 
-    def _some_heads(self, epochs: list[int]) -> list[OutputBody]:
+    def _sample_heads(self, epochs: list[int]) -> list[OutputBody]:
         """Return heads of the newest release and of an even sample of others; the sample is the same at the next call. Damaged ones are left out."""
         apart = 1 << max(0, len(epochs) // LOOKED_AT).bit_length()
         sampled = [epoch for epoch in epochs[:-1] if epoch % apart == 0] + epochs[-1:]

@@ -95,7 +95,7 @@ class PackBlob(msgspec.Struct, gc=False):
     compress: bool | None = None
 
 
-def in_groups(blobs: Iterable[PackBlob], size_bytes: int) -> Iterator[list[PackBlob]]:
+def group_blobs(blobs: Iterable[PackBlob], size_bytes: int) -> Iterator[list[PackBlob]]:
     """Yield the blobs in groups, one per pack; each but the last has at least `size_bytes` bytes."""
     group: list[PackBlob] = []
     found_bytes = 0
@@ -129,7 +129,7 @@ class Keyring(msgspec.Struct, frozen=True):
         return guard.digest(plain) if guard is not None and guard.encrypts else digest_of(plain)
 
 
-OPEN = Keyring("", "")
+PLAIN_KEYRING = Keyring("", "")
 """Keyring for unencrypted packs of a store without keys."""
 
 
@@ -143,7 +143,7 @@ def end_of(entry: BlobEntry) -> int:
     return entry.offset + header_bytes(entry.name) + entry.stored_bytes
 
 
-def encode_blob(blob: PackBlob, *, offset: int, keyring: Keyring = OPEN) -> tuple[BlobEntry, bytes, Buffer]:
+def encode_blob(blob: PackBlob, *, offset: int, keyring: Keyring = PLAIN_KEYRING) -> tuple[BlobEntry, bytes, Buffer]:
     """Return entry, header and stored bytes of a blob for the place `offset`."""
     size_bytes = len(blob.data)
     if size_bytes > BLOB_BYTES_MAX:
@@ -198,7 +198,9 @@ def contradiction_of(entry: BlobEntry) -> str:
     return "" if is_possible else f"{stored_bytes} bytes cannot hold {entry.size_bytes} in lz4"
 
 
-def decode_blob(data: Buffer, entry: BlobEntry, *, path: str, epoch: int | None, keyring: Keyring = OPEN) -> Buffer:
+def decode_blob(
+    data: Buffer, entry: BlobEntry, *, path: str, epoch: int | None, keyring: Keyring = PLAIN_KEYRING
+) -> Buffer:
     """Return the plain bytes of the blob whose header and stored bytes are `data`, after every check.
 
     Plain blobs are not copied. `entry` comes from a manifest or an index, whose digest has been checked.
@@ -214,7 +216,7 @@ def decode_blob(data: Buffer, entry: BlobEntry, *, path: str, epoch: int | None,
 
 
 def open_stored(
-    stored: memoryview, entry: BlobEntry, *, path: str, epoch: int | None, keyring: Keyring = OPEN
+    stored: memoryview, entry: BlobEntry, *, path: str, epoch: int | None, keyring: Keyring = PLAIN_KEYRING
 ) -> Buffer:
     """Return the plain bytes of a blob whose stored bytes match their digest; see `decode_blob`."""
     check_encryption(entry, keyring, path)

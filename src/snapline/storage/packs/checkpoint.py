@@ -74,7 +74,7 @@ class DeadLetterNumbers(msgspec.Struct, frozen=True, gc=False, array_like=True, 
     numbers: list[int]
 
 
-def counted_letters(count: int, kept: int) -> DeadLetterNumbers:
+def consecutive_dead_letter_numbers(count: int, kept: int) -> DeadLetterNumbers:
     """Return the numbers as long as none was removed. `count` is the number of dead letters ever, `kept` that of the newest ones kept."""
     last = max(count, kept)
     return DeadLetterNumbers(last, list(range(last - kept + 1, last + 1)))
@@ -88,7 +88,7 @@ class SpawnRequest(msgspec.Struct, frozen=True, gc=False, array_like=True, forbi
     payload: bytes
 
 
-DROPPED = b"\x00dropped"
+DROPPED_REPLY = b"\x00dropped"
 """Marks an input that was dropped by an intended rollback, in place of an answer. No message has an empty type name."""
 
 
@@ -100,7 +100,7 @@ class KnownKey(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
         digest: digest of its payload, 16 bytes.
         admitted_ns: wall-clock time of its host in nanoseconds since 1970.
         is_dead_lettered: it became a dead letter.
-        reply: answer of its turn; empty if there was none, or if it is forgotten. `DROPPED`: it had no turn, and counts as a dead letter.
+        reply: answer of its turn; empty if there was none, or if it is forgotten. `DROPPED_REPLY`: it had no turn, and counts as a dead letter.
         is_open: it is consumed, but its turn has not ended: the turn is durable, or the input waits in the stash.
         retried_by: key of the operator command that retried its dead letter; both get the answer of that retry.
     """
@@ -117,7 +117,7 @@ class KnownKey(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_un
     @property
     def is_dropped(self) -> bool:
         """Return whether the input never had a turn, because a rollback dropped inputs."""
-        return self.reply == DROPPED
+        return self.reply == DROPPED_REPLY
 
 
 class SavedInputs(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
@@ -349,7 +349,7 @@ class AgentCheckpoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     @property
     def dead_letter_numbers(self) -> DeadLetterNumbers:
         """Numbers of the agent's dead letters; consecutive until one is removed."""
-        return self.saved_numbers or counted_letters(self.dead_letter_count, len(self.dead_letters))
+        return self.saved_numbers or consecutive_dead_letter_numbers(self.dead_letter_count, len(self.dead_letters))
 
     @property
     def outputs(self) -> SavedOutputs:

@@ -28,7 +28,7 @@ def find(disk: Disk, plan: int | None = None) -> list[str]:
     return sorted([path for path, name in _packs(disk) if plan is None or name.number == plan])
 
 
-def refer_to(disk: Disk, path: str, *, store_id: str) -> PackReference:
+def make_reference(disk: Disk, path: str, *, store_id: str) -> PackReference:
     """Return the writer's reference to the pack; see `Store.refer_to_checkpoints`."""
     return _read_index(disk, path, store_id)[1]
 

@@ -122,7 +122,7 @@ class Compacted(msgspec.Struct, frozen=True):
 
 
 def plan_compaction(
-    disk: Disk, store_id: str, *, bytes_max: int = COMPACT_BYTES_MAX, aside: Collection[str] = ()
+    disk: Disk, store_id: str, *, bytes_max: int = COMPACT_BYTES_MAX, unreadable_packs: Collection[str] = ()
 ) -> list[LiveBlob]:
     """Return the blobs that should move, pack by pack, at most about `bytes_max` of them; changes nothing.
 
@@ -130,7 +130,7 @@ def plan_compaction(
         StoreError: the store cannot be read now.
         OSError: as StoreError.
     """
-    survey = _Survey(disk, store_id, aside)
+    survey = _Survey(disk, store_id, unreadable_packs)
     return survey.blobs_of(survey.choose(bytes_max), bytes_max)
 
 
@@ -148,12 +148,12 @@ def compact(
 ) -> Compacted:
     """Retire, plan and move; see `Store.compact`."""
     removed = Retirement(disk, store_id, notes, now_s=now_s, grace_s=grace_s).run()
-    survey = _Survey(disk, store_id, notes.aside)
-    if survey.listing == notes.quiet or survey.generations_max() >= GENERATIONS_MAX:
+    survey = _Survey(disk, store_id, notes.unreadable_packs)
+    if survey.listing == notes.idle_listing or survey.generations_max() >= GENERATIONS_MAX:
         return Compacted(0, [], [], removed)
     blobs = survey.blobs_of(survey.choose(bytes_max), bytes_max)
-    notes.quiet = survey.listing if survey.is_complete and not blobs else ()
-    mover = _Mover(disk, store_id, notes, guard, write_pack)
+    notes.idle_listing = survey.listing if survey.is_complete and not blobs else ()
+    mover = _BlobMover(disk, store_id, notes, guard, write_pack)
     for batch in _batches(blobs):
         mover.move(*batch)
     failpoint("store.compact.packs")
@@ -172,7 +172,7 @@ class _Survey:
         epochs: root → epoch, of the published epochs whose ref can be read, newest first.
     """
 
-    def __init__(self, disk: Disk, store_id: str, aside: Collection[str]) -> None:
+    def __init__(self, disk: Disk, store_id: str, unreadable_packs: Collection[str]) -> None:
         self.disk = disk
         self.store_id = store_id
         self._generations = files.generations(disk)
@@ -180,13 +180,13 @@ class _Survey:
         self.epochs = dict(sorted(roots.items(), key=lambda item: item[1], reverse=True))
         names = [f"{root}.{number}" for root in sorted(self._generations) for number in sorted(self._generations[root])]
         self.listing = (*sorted(self.epochs), *names)
-        self._aside = set(aside)
+        self._aside = set(unreadable_packs)
         self._packs: dict[str, PackReference] = {}
         self._live: dict[str, dict[int, int]] = {}
         """Path of a pack → offset of a live blob → its size in bytes."""
         self._of_epoch: dict[int, tuple[int, list[str]]] = {}
         """Epoch → number of hosts, and the packs."""
-        self._unknown_up_to = -1
+        self._unreadable_epoch_max = -1
         """Newest epoch with an unreadable manifest: it may need any pack that is not newer."""
 
     def generations_max(self) -> int:
@@ -201,7 +201,7 @@ class _Survey:
     @property
     def is_complete(self) -> bool:
         """Return whether every manifest could be read."""
-        return self._unknown_up_to < 0
+        return self._unreadable_epoch_max < 0
 
     def choose(self, bytes_max: int) -> list[str]:
         """Return the packs to be emptied, the most profitable first."""
@@ -237,7 +237,7 @@ class _Survey:
             try:
                 manifest = self.newest(root)[1]
             except StoreError:
-                self._unknown_up_to = max(self._unknown_up_to, epoch)
+                self._unreadable_epoch_max = max(self._unreadable_epoch_max, epoch)
                 continue
             self._of_epoch[epoch] = (
                 max(1, len({line.host for line in manifest.agents})),
@@ -246,9 +246,9 @@ class _Survey:
             for pack, entry in entries_of(manifest):
                 self._packs[pack.path] = pack
                 self._live.setdefault(pack.path, {})[entry.offset] = _stored(entry)
-        self._leave_open_ones()
+        self._exclude_unpublished()
 
-    def _leave_open_ones(self) -> None:
+    def _exclude_unpublished(self) -> None:
         """Skip packs of unpublished epochs: those may be about to be published, so the packs would stay anyway."""
         for root, numbers in sorted(self._generations.items()):
             for number in numbers if root not in self.epochs else ():
@@ -258,7 +258,7 @@ class _Survey:
 
     def _is_free(self, path: str) -> bool:
         name = layout.parse_pack_path(path)
-        return name is not None and path not in self._aside and name.number > self._unknown_up_to
+        return name is not None and path not in self._aside and name.number > self._unreadable_epoch_max
 
     def _live_bytes(self, path: str) -> int:
         return sum(self._live.get(path, {}).values())
@@ -344,7 +344,7 @@ def _split(group: Iterable[list[LiveBlob]]) -> Iterator[list[list[LiveBlob]]]:
         yield batch
 
 
-class _Mover:
+class _BlobMover:
     """Copies blobs. `places`: old place of a blob (path, offset) → its additional new place."""
 
     def __init__(self, disk: Disk, store_id: str, notes: Notes, guard: Guard | None, write_pack: WritePack) -> None:
@@ -382,7 +382,7 @@ class _Mover:
             try:
                 data = read_blob(self._disk, pack.path, entry, epoch=None, keyring=keyring)
             except DamagedDataError:
-                self._notes.aside.add(pack.path)
+                self._notes.unreadable_packs.add(pack.path)
                 continue
             return PackBlob(entry.name, entry.kind, data, entry.digest)
         return None

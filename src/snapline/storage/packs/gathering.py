@@ -67,7 +67,7 @@ class _Gathering:
         indexes = [self._add(reference) for reference in references]
         for index in indexes:
             for other in index.others:
-                self._check_beside(index, other)
+                self._check_companion_pack(index, other)
                 self._add(other)
         for index in indexes:
             if index.reused:
@@ -88,7 +88,7 @@ class _Gathering:
             self._packs.append(pack)
         return self._numbers[pack.path]
 
-    def _check_beside(self, index: PackIndex, other: PackReference) -> None:
+    def _check_companion_pack(self, index: PackIndex, other: PackReference) -> None:
         name = layout.parse_pack_path(other.path)
         if name is None or (name.writer, name.number) != (index.writer, index.epoch):
             raise StoreError(

@@ -43,9 +43,9 @@ class Notes(msgspec.Struct):
     replaced: dict[str, float] = {}
     unnamed: dict[str, float] = {}
     whole: set[str] = set()
-    aside: set[str] = set()
+    unreadable_packs: set[str] = set()
     packs_of: dict[str, frozenset[str]] = {}
-    quiet: tuple[str, ...] = ()
+    idle_listing: tuple[str, ...] = ()
 
 
 def read_newest(disk: Disk, root: str, *, epoch: int | None) -> Manifest:

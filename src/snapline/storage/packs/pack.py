@@ -26,7 +26,7 @@ from snapline.ids import check_id
 from snapline.storage.packs.blob import (
     KIND_CHECKPOINT,
     KIND_CHUNK,
-    OPEN,
+    PLAIN_KEYRING,
     BlobEntry,
     Keyring,
     PackBlob,
@@ -137,7 +137,7 @@ class PackWriter:
     """
 
     def __init__(
-        self, name: layout.PackName, *, store_id: str, needs: PackNeeds | None = None, keyring: Keyring = OPEN
+        self, name: layout.PackName, *, store_id: str, needs: PackNeeds | None = None, keyring: Keyring = PLAIN_KEYRING
     ) -> None:
         self._path = layout.pack_path(name)
         self._is_of_epoch = name.folder == layout.PACKS
@@ -168,15 +168,15 @@ class PackWriter:
             entry, blob_header, stored = encode_blob(blob, offset=offset, keyring=self._keyring)
             key = entry.name or entry.digest
             if key in known:
-                raise UsageError(f"{self._called(entry)} comes twice in the pack {self._path}")
+                raise UsageError(f"{self._describe_blob(entry)} comes twice in the pack {self._path}")
             known.add(key)
             entries.append(entry)
             yield blob_header
             yield stored
             offset += len(blob_header) + len(stored)
-        yield from self._ending(entries, offset)
+        yield from self._trailer(entries, offset)
 
-    def _called(self, entry: BlobEntry) -> str:
+    def _describe_blob(self, entry: BlobEntry) -> str:
         if entry.kind == KIND_CHUNK:
             return entry.label
         return f"agent {entry.name!r}" if self._is_of_epoch else f"checkpoint {entry.name!r}"
@@ -192,7 +192,7 @@ class PackWriter:
                 f"{blob.name!r} names no checkpoint: in the pack {self._path} they look like <number>.<agent>"
             )
 
-    def _ending(self, entries: list[BlobEntry], offset: int) -> Iterator[bytes]:
+    def _trailer(self, entries: list[BlobEntry], offset: int) -> Iterator[bytes]:
         header, needs = self._header, self._needs
         index = PackIndex(
             entries,

@@ -1,7 +1,7 @@
 """Reading packs: reported indexes and blobs, both checked against their digests (G11)."""
 
 from snapline.errors import DamagedDataError
-from snapline.storage.packs.blob import OPEN, BlobEntry, Keyring, decode_blob, header_bytes
+from snapline.storage.packs.blob import PLAIN_KEYRING, BlobEntry, Keyring, decode_blob, header_bytes
 from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint
 from snapline.storage.packs.pack import PackIndex, PackReference, read_index
 from snapline.storage.store import files, layout
@@ -26,7 +26,7 @@ def keyring_of(guard: Guard | None, *, store_id: str, path: str, key_id: str) ->
     """
     name = layout.parse_any_pack_path(path)
     if guard is None or name is None:
-        return OPEN
+        return PLAIN_KEYRING
     cipher = guard.open_pack(key_id, name.pack_id) if key_id else None
     return Keyring(store_id, name.pack_id, guard, cipher)
 
@@ -54,7 +54,9 @@ def key_of_pack(disk: Disk, path: str, store_id: str) -> str:
         return read_index(disk, path, size_bytes=disk.size(path), store_id=store_id)[0].key
 
 
-def read_blob(disk: Disk, path: str, entry: BlobEntry, *, epoch: int | None, keyring: Keyring = OPEN) -> Buffer:
+def read_blob(
+    disk: Disk, path: str, entry: BlobEntry, *, epoch: int | None, keyring: Keyring = PLAIN_KEYRING
+) -> Buffer:
     """Return the plain bytes of the blob at `entry`, which comes from an index or manifest whose digest has been checked.
 
     Raises:
@@ -68,7 +70,7 @@ def read_blob(disk: Disk, path: str, entry: BlobEntry, *, epoch: int | None, key
 
 
 def read_checkpoint(
-    disk: Disk, path: str, entry: BlobEntry, *, epoch: int | None, keyring: Keyring = OPEN
+    disk: Disk, path: str, entry: BlobEntry, *, epoch: int | None, keyring: Keyring = PLAIN_KEYRING
 ) -> AgentCheckpoint:
     """Return the checkpoint at `entry`; see `read_blob`.
 

@@ -14,7 +14,7 @@ from snapline.errors import DamagedDataError
 from snapline.storage.capture.decoder import buffer_for
 from snapline.storage.packs.blob import (
     CODEC_PLAIN,
-    OPEN,
+    PLAIN_KEYRING,
     BlobEntry,
     Keyring,
     check_encryption,
@@ -31,7 +31,7 @@ from snapline.storage.store.damage import damaged
 from snapline.storage.store.disk import Disk, read_into
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.manifest import Manifest
-from snapline.storage.store.parallel_io import requests_at_once, side_by_side
+from snapline.storage.store.parallel_io import parallel_map, requests_at_once
 from snapline.storage.store.record import digest_of
 
 RUN_BYTES_MAX = 8 * 2**20
@@ -51,7 +51,7 @@ class ChunkSource(msgspec.Struct, frozen=True, gc=False):
 
     path: str
     entry: BlobEntry
-    keyring: Keyring = OPEN
+    keyring: Keyring = PLAIN_KEYRING
 
 
 class _Task(msgspec.Struct, gc=False):
@@ -106,7 +106,7 @@ class PartReader:
                     first[chunk.digest] = _Task(self._find(agent, chunk.digest, chunk.size_bytes), target)
                 else:
                     again.append((target, known.target))
-        self._carry_out(list(first.values()))
+        self._execute_tasks(list(first.values()))
         for target, known_content in again:
             target[:] = known_content
         return contents
@@ -118,10 +118,10 @@ class PartReader:
             raise damaged(self._where, reason, epoch=self._epoch)
         return source
 
-    def _carry_out(self, tasks: list[_Task]) -> None:
+    def _execute_tasks(self, tasks: list[_Task]) -> None:
         is_much = sum([task.source.entry.stored_bytes for task in tasks]) >= PARALLEL_BYTES_MIN
         threads = max(requests_at_once(self._disk), THREADS if is_much else 1)
-        for _ in side_by_side(self._read_run, list(_runs(tasks)), threads):
+        for _ in parallel_map(self._read_run, list(_runs(tasks)), threads):
             pass
 
     def _read_run(self, run: list[_Task]) -> None:

@@ -25,7 +25,7 @@ import msgspec
 
 from snapline.errors import DamagedDataError, NotFoundError
 from snapline.folders import make_private
-from snapline.storage.retention.retention_policy import BY_HAND, SnapshotTime, parse_created
+from snapline.storage.retention.retention_policy import MANUAL_TRIGGER, SnapshotTime, parse_created
 
 if TYPE_CHECKING:
     import sqlite3
@@ -84,10 +84,10 @@ _FIELDS = SnapshotSummary.__struct_fields__
 _INSERT = "INSERT OR REPLACE INTO snapshots VALUES ({})".format(",".join("?" * len(_FIELDS)))
 
 
-def time_of(summary: SnapshotSummary) -> SnapshotTime:
+def snapshot_time(summary: SnapshotSummary) -> SnapshotTime:
     """Return the facts that a retention policy needs about a snapshot."""
     created_ns = parse_created(summary.created)
-    is_manual = summary.trigger == BY_HAND
+    is_manual = summary.trigger == MANUAL_TRIGGER
     return SnapshotTime(summary.epoch, created_ns, is_damaged=bool(summary.damage), is_manual=is_manual)
 
 
@@ -154,8 +154,8 @@ class Catalog:
     def __enter__(self) -> Self:
         try:
             self._open()
-            if not self._is_ours():
-                self._make_anew()
+            if not self._is_valid_catalog():
+                self._rebuild()
         except BaseException:
             self.close()
             raise
@@ -210,14 +210,14 @@ class Catalog:
         self._database.execute("PRAGMA journal_mode = WAL")
         self._database.execute("PRAGMA synchronous = OFF")  # A catalog broken by a power failure is rebuilt.
 
-    def _is_ours(self) -> bool:
+    def _is_valid_catalog(self) -> bool:
         database = self._connection()
         (version,) = database.execute("PRAGMA user_version").fetchone()
         if version != SCHEMA_VERSION:
             return False
         return bool(database.execute("SELECT store FROM catalog").fetchall() == [(self._store_id,)])
 
-    def _make_anew(self) -> None:
+    def _rebuild(self) -> None:
         self.close()
         if self._path is not None:
             _discard(self._path)

@@ -42,7 +42,7 @@ class Holds:
     def tag(self, name: str, epoch: int) -> Tag:
         """Tag a snapshot."""
         token, now_s = self._token(), self._now_s()
-        return self._store.judged(lambda: pins.tag(self._disk, self._id, name, epoch, token=token, now_s=now_s))
+        return self._store.confirm_damage(lambda: pins.tag(self._disk, self._id, name, epoch, token=token, now_s=now_s))
 
     def untag(self, name: str) -> bool:
         """Remove a tag."""
@@ -71,13 +71,13 @@ class Holds:
         delete = delete or self._store.delete_epoch
         return pins.guarded_delete(self._disk, self._id, epochs, delete, tokens=self._token, now_s=self._now_s())
 
-    def clear_remains(self, *, is_alone: bool = False) -> list[str]:
+    def clear_leftovers(self, *, is_alone: bool = False) -> list[str]:
         """Remove the pins and intents of dead processes."""
-        return pins.clear_remains(self._disk, self._id, now_s=self._now_s(), is_alone=is_alone)
+        return pins.clear_leftovers(self._disk, self._id, now_s=self._now_s(), is_alone=is_alone)
 
     def _pin(self, epoch: int, token: str) -> Pin:
         now_s = self._now_s()
-        return self._store.judged(lambda: pins.pin(self._disk, self._id, epoch, token=token, now_s=now_s))
+        return self._store.confirm_damage(lambda: pins.pin(self._disk, self._id, epoch, token=token, now_s=now_s))
 
     def _token(self) -> str:
         return self._store._random_bytes(_TOKEN_BYTES).hex()

@@ -27,9 +27,9 @@ Each process creates its own files with random names. A refused pinner removes o
 its own intent. So several processes may pin and several may delete one epoch at once. Only one process gets a tag's name;
 the second is refused, even if it names the same epoch.
 
-Remains of dead processes. An intent refuses new pins of its epoch until `clear_remains` removes it. This happens when the ref is gone, when the
+Remains of dead processes. An intent refuses new pins of its epoch until `clear_leftovers` removes it. This happens when the ref is gone, when the
 intent is older than `INTENT_S_MAX`, or at once if the caller knows that no other process deletes. A pin whose maker died between 2 and
-4 counts as any other. `clear_remains` removes it if its snapshot is gone altogether. If only the ref is gone, the pin
+4 counts as any other. `clear_leftovers` removes it if its snapshot is gone altogether. If only the ref is gone, the pin
 stays: the ref was lost, not deleted, since a deletion leaves no manifest or leaves an intent.
 
 Supports G7.
@@ -60,7 +60,7 @@ PIN_KIND, TAG_KIND, INTENT_KIND = b"PINS", b"TAGS", b"DELE"
 INTENT_S_MAX = 3600
 """Age in seconds at which an intent counts as left by a dead process. A deleter needs milliseconds, or minutes on a slow store."""
 
-HELD_MAX = 10_000
+HOLDS_MAX = 10_000
 """Largest number of pins, and of tags: each deletion reads all tags. New ones beyond it are refused."""
 
 DELETED_AT_ONCE = 64
@@ -292,7 +292,7 @@ def delete_steps(
                 yield
             done[epoch] = None if epoch in held else delete(epoch)
         yield
-    except Exception:  # A process that dies leaves its intents to `clear_remains`.
+    except Exception:  # A process that dies leaves its intents to `clear_leftovers`.
         with contextlib.suppress(StoreError):
             _remove(disk, DELETING, own)
         raise
@@ -300,7 +300,7 @@ def delete_steps(
     return done
 
 
-def clear_remains(disk: Disk, store_id: str, *, now_s: float, is_alone: bool = False) -> list[str]:
+def clear_leftovers(disk: Disk, store_id: str, *, now_s: float, is_alone: bool = False) -> list[str]:
     """Remove what dead pinners and deleters left behind; return the paths.
 
     `is_alone`: the caller knows that no other process deletes, so every intent is from a dead process.
@@ -347,8 +347,8 @@ def _run(steps: Steps[_Result]) -> _Result:
 def _claim(disk: Disk, path: str, record: Pin | Tag, token: str, *, what: str) -> Steps[None]:
     """Run steps 2 to 4 of pinning or tagging; FileExistsError if the path is taken."""
     directory = path.partition("/")[0]
-    if len(_paths(disk, directory)) >= HELD_MAX:
-        raise UsageError(f"the store {disk.location} has {HELD_MAX} {directory}: remove some first")
+    if len(_paths(disk, directory)) >= HOLDS_MAX:
+        raise UsageError(f"the store {disk.location} has {HOLDS_MAX} {directory}: remove some first")
     yield
     _create(disk, path, record, token, what=what)
     failpoint("store.pin.created")

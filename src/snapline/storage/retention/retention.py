@@ -29,7 +29,7 @@ these from one deletion to the next. Entries of deleted manifests are dropped.""
 
 def delete_epoch(disk: Disk, store_id: str, epoch: int, notes: Notes) -> list[str]:
     """Delete one published epoch; see `Store.delete_epoch`."""
-    manifests, packs = _belongings(disk, store_id, epoch, notes)
+    manifests, packs = _files_of_epoch(disk, store_id, epoch, notes)
     removed = files.unlink(disk, [layout.ref_path(epoch)])
     if not removed:
         return []
@@ -39,7 +39,7 @@ def delete_epoch(disk: Disk, store_id: str, epoch: int, notes: Notes) -> list[st
         removed += files.unlink(disk, manifests)
         disk.sync_directory(layout.MANIFESTS)
         failpoint("store.delete.manifest")
-    named = _Named(disk, store_id, notes)
+    named = _NamedPacks(disk, store_id, notes)
     removed += files.unlink(disk, [path for path in packs if not named.needs(path)])
     failpoint("store.delete.packs")
     return removed
@@ -68,7 +68,7 @@ def delete_unreferenced(
     return removed
 
 
-def _belongings(disk: Disk, store_id: str, epoch: int, notes: Notes) -> tuple[list[str], list[str]]:
+def _files_of_epoch(disk: Disk, store_id: str, epoch: int, notes: Notes) -> tuple[list[str], list[str]]:
     """Return the manifest of an epoch, in all its generations, and the packs that any of them names, each once.
 
     If ref or manifest is damaged, return the packs with its epoch number.
@@ -97,7 +97,7 @@ def _packs_of(disk: Disk, path: str, root: str, epoch: int, notes: Notes) -> Seq
     return [pack.path for pack in files.read_manifest(disk, root, epoch=epoch, generation=generation).packs]
 
 
-class _Named:
+class _NamedPacks:
     """Packs that the present manifests name.
 
     A damaged manifest without a ref can no longer become a snapshot, so it is ignored.
@@ -169,7 +169,7 @@ class _Sweep:
         self._open_writers = open_writers
         self._kept_epochs: set[int] = set()
         self._needed_roots: set[str] = set()
-        self._named: _Named | None = None
+        self._named: _NamedPacks | None = None
 
     def find_needed(self) -> None:
         for path in _list_files(self._disk, layout.EPOCH_REFS):
@@ -198,7 +198,7 @@ class _Sweep:
 
     def find_named(self, notes: Notes) -> None:
         """Collect the packs that the remaining manifests name."""
-        self._named = _Named(self._disk, self._store_id, notes)
+        self._named = _NamedPacks(self._disk, self._store_id, notes)
 
     def packs_to_delete(self) -> list[str]:
         named = self._named

@@ -49,7 +49,7 @@ UNKNOWN_TIME, FUTURE_TIME = "time unknown", "created later than now"
 
 _FIELDS = {LAST: "keep_last", HOURLY: "hourly", DAILY: "daily", MANUAL: "manual", WITHIN: "within_s"}
 
-BY_HAND = "hand"
+MANUAL_TRIGGER = "hand"
 """Trigger of manual snapshots in their manifests."""
 
 WITHIN_S_MAX = 10 * 366 * 86_400
@@ -180,12 +180,12 @@ def retained(
             kept[epoch] = MANUAL
         elif epoch in within:
             kept[epoch] = WITHIN
-        elif not snapshot.is_damaged and (reason := _doubt(snapshot.created_ns, now_ns)):
+        elif not snapshot.is_damaged and (reason := _untrusted_time_reason(snapshot.created_ns, now_ns)):
             kept[epoch] = reason
     return kept
 
 
-def _doubt(created_ns: int | None, now_ns: int) -> str:
+def _untrusted_time_reason(created_ns: int | None, now_ns: int) -> str:
     if created_ns is None:
         return UNKNOWN_TIME
     return "" if created_ns <= now_ns else FUTURE_TIME

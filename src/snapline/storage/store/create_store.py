@@ -15,7 +15,7 @@ _ID_BYTES = 16
 """Size of a store id: 128 bits, so random ids never collide."""
 
 
-def found_store(disk: Disk, *, random_bytes: Callable[[int], bytes]) -> str:
+def initialize_store(disk: Disk, *, random_bytes: Callable[[int], bytes]) -> str:
     """Create a new store on the disk, durable when this returns; return its id.
 
     Raises:
@@ -24,7 +24,7 @@ def found_store(disk: Disk, *, random_bytes: Callable[[int], bytes]) -> str:
     """
     with files.writing(disk, "a new store"):
         disk.make_root()
-        check_free(disk)
+        check_no_store(disk)
         for directory in layout.DIRECTORIES:
             make_durable_directory(disk, directory)
         failpoint("store.create.directories")
@@ -38,7 +38,7 @@ def found_store(disk: Disk, *, random_bytes: Callable[[int], bytes]) -> str:
     return store_id
 
 
-def check_free(disk: Disk) -> None:
+def check_no_store(disk: Disk) -> None:
     """Refuse to create a store over an existing one, or in a directory with other files."""
     if exists(disk, layout.IDENTITY):
         raise _already_there(disk)
@@ -52,7 +52,7 @@ def check_free(disk: Disk) -> None:
             raise UsageError(f"{disk.location} holds epochs, but lost the file {layout.IDENTITY!r}: bring it back")
 
 
-def no_store(disk: Disk) -> StoreMissingError:
+def missing_store_error(disk: Disk) -> StoreMissingError:
     """Return the error for a missing store, with the cause if it is known."""
     if exists(disk, layout.FORK):
         return StoreMissingError(f"there is no store at {disk.location} yet: it {UNFINISHED_FORK}")

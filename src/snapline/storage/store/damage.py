@@ -52,7 +52,7 @@ def damaged(path: str, reason: str, *, epoch: int | None = None, blob: str = "")
     return error
 
 
-class RecordOfPlace(Protocol):
+class PlacedRecord(Protocol):
     """A record that names its store and path."""
 
     @property
@@ -62,7 +62,7 @@ class RecordOfPlace(Protocol):
     def path(self) -> str: ...
 
 
-def check_place(record: RecordOfPlace, path: str, store_id: str | None) -> None:
+def check_place(record: PlacedRecord, path: str, store_id: str | None) -> None:
     """Raise DamagedDataError if the record at `path` belongs elsewhere; `store_id` None skips that comparison."""
     if record.path != path:
         raise damaged(path, f"it is the file {record.path}")

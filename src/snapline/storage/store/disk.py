@@ -49,7 +49,7 @@ _READ_BYTES_MAX = 2**30
 """Largest read: Linux reads at most 2 GiB - 4 KiB in one call."""
 
 
-class AwayError(OSError):
+class StoreUnavailableError(OSError):
     """The opened store is away, or another store is in its place (`opened_disk.py`)."""
 
 

@@ -96,12 +96,12 @@ def unreadable(
     """Return (not raise) the translated error: see `reading`, whose overhead exceeds that of a small read."""
     if isinstance(error, FileNotFoundError):
         return damaged(path, "it is missing", epoch=epoch, blob=blob)
-    if error.errno == errno.EIO and _answers(disk):
+    if error.errno == errno.EIO and _is_readable(disk):
         return damaged(path, f"it cannot be read: {_words(error)}", epoch=epoch, blob=blob)
     return StoreError(f"cannot read {path} in the store {disk.location}: {_words(error)}")
 
 
-def _answers(disk: Disk) -> bool:
+def _is_readable(disk: Disk) -> bool:
     """Return whether the store's identity can be read."""
     try:
         disk.read(IDENTITY, 0, 1)

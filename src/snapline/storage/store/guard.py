@@ -64,10 +64,10 @@ class Guard(Protocol):
     def verify_batch(self, public: bytes, message: bytes, signature: bytes) -> bool:
         """Return whether the private half of `public` has signed `message`."""
 
-    def vouch(self, message: bytes) -> bytes:
+    def authenticate(self, message: bytes) -> bytes:
         """Return a tag that only the holder of a key can make: a signature where refs are signed, otherwise a keyed digest."""
 
-    def is_vouched(self, message: bytes, tag: bytes) -> bool:
+    def is_authentic(self, message: bytes, tag: bytes) -> bool:
         """Return whether `tag` is a valid tag of `message`."""
 
 

@@ -41,7 +41,7 @@ PROBES = "probes"
 REPLICAS = "replicas"
 LOG = "log"
 OUTPUTS = "outputs"
-SHELVES = "shelves"
+OBJECT_STREAMS = "shelves"
 TEMPORARY = "temporary"
 
 DIRECTORIES = (PACKS, MANIFESTS, REFS, EPOCH_REFS, PROBES)
@@ -60,7 +60,7 @@ ROOT_DIRECTORIES = frozenset(
         REPLICAS,
         LOG,
         OUTPUTS,
-        SHELVES,
+        OBJECT_STREAMS,
         TEMPORARY,
         KEYS,
         *HOLDS,
@@ -81,7 +81,7 @@ _MANIFEST = re.compile(r"manifests/([0-9a-f]{64})\.(0|[1-9][0-9]{0,8})")
 _REF = re.compile(rf"refs/epochs/{_EPOCH}")
 _PROBE = re.compile(r"probes/[0-9a-f]{32}")
 _TEMPORARY = re.compile(rf"temporary/(plan-|log-|output-|shelf-)?{_EPOCH}-[0-9a-f]{{32}}")
-_TEMPORARY_FOLDERS = {"": PACKS, "plan-": CHECKPOINTS, "log-": LOG, "output-": OUTPUTS, "shelf-": SHELVES}
+_TEMPORARY_FOLDERS = {"": PACKS, "plan-": CHECKPOINTS, "log-": LOG, "output-": OUTPUTS, "shelf-": OBJECT_STREAMS}
 _ROOT = re.compile(r"[0-9a-f]{64}")
 _CHECKPOINT = re.compile(rf"{_EPOCH}\.([A-Za-z0-9_.-]{{1,128}})")
 

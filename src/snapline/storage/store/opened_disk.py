@@ -9,7 +9,7 @@ Model. The identity file is written once and never changed. So a reader that has
 2. A listing counts if the id can be read after it.
 3. The id is read before anything is created, linked or removed.
 
-If a check fails, the disk raises `AwayError`, which means "not now", never "missing". Existing files are not covered: their contents are checked,
+If a check fails, the disk raises `StoreUnavailableError`, which means "not now", never "missing". Existing files are not covered: their contents are checked,
 and `StoreReader.judged` reads the id and the file again before it reports damage.
 
 Limits: a store that vanishes and returns twice between two calls is not noticed, nor is one that vanishes between rule 3 and the write.
@@ -23,7 +23,7 @@ from typing import TypeVar
 from snapline.errors import DamagedDataError
 from snapline.storage.store import disk as port
 from snapline.storage.store import files
-from snapline.storage.store.disk import AwayError, DirectoryEntry, Disk
+from snapline.storage.store.disk import DirectoryEntry, Disk, StoreUnavailableError
 from snapline.storage.store.layout import IDENTITY
 from snapline.storage.store.record import Buffer
 
@@ -45,46 +45,46 @@ class OpenedDisk:
     def location(self) -> str:
         return self.below.location
 
-    def require_there(self) -> None:
-        """Read the id; AwayError if it cannot be read, or is another store's."""
+    def require_available(self) -> None:
+        """Read the id; StoreUnavailableError if it cannot be read, or is another store's."""
         try:
             if self.below.read(IDENTITY, 0, files.SMALL_BYTES_MAX) == self._identity:
                 return
             actual_id = files.read_identity(self.below)
         except OSError as error:
-            raise AwayError(
+            raise StoreUnavailableError(
                 errno.ESTALE, f"it is away: what it is known by cannot be read ({error.strerror or error})", IDENTITY
             ) from error
         except DamagedDataError as error:
-            raise AwayError(errno.ESTALE, f"nobody knows whether it is there: {error}", IDENTITY) from error
+            raise StoreUnavailableError(errno.ESTALE, f"nobody knows whether it is there: {error}", IDENTITY) from error
         if actual_id != self._store_id:
-            raise AwayError(
+            raise StoreUnavailableError(
                 errno.ESTALE, f"another store (id {actual_id}) is there; bring {self._store_id} back", IDENTITY
             )
 
     # -- changing: rule 3 --------------------------------------------------------------------------------------------
 
     def make_root(self) -> None:
-        self.require_there()
+        self.require_available()
 
     def make_directory(self, path: str) -> None:
-        self.require_there()
+        self.require_available()
         self.below.make_directory(path)
 
     def remove_directory(self, path: str) -> None:
-        self.require_there()
+        self.require_available()
         self.below.remove_directory(path)
 
     def link(self, handle: int, path: str) -> None:
-        self.require_there()
+        self.require_available()
         self.below.link(handle, path)
 
     def unlink(self, path: str) -> None:
-        self.require_there()
-        self._if_there(lambda: self.below.unlink(path))
+        self.require_available()
+        self._if_present(lambda: self.below.unlink(path))
 
     def open_temporary(self, directory: str, name: str) -> int:
-        return self._if_there(lambda: self.below.open_temporary(directory, name))
+        return self._if_present(lambda: self.below.open_temporary(directory, name))
 
     def write(self, handle: int, pieces: Sequence[Buffer]) -> None:
         self.below.write(handle, pieces)
@@ -93,7 +93,7 @@ class OpenedDisk:
         self.below.sync_data(handle)
 
     def sync_directory(self, path: str) -> None:
-        self._if_there(lambda: self.below.sync_directory(path))
+        self._if_present(lambda: self.below.sync_directory(path))
 
     def close(self, handle: int) -> None:
         self.below.close(handle)
@@ -101,22 +101,22 @@ class OpenedDisk:
     # -- reading: rules 1 and 2 --------------------------------------------------------------------------------------
 
     def size(self, path: str) -> int:
-        return self._if_there(lambda: self.below.size(path))
+        return self._if_present(lambda: self.below.size(path))
 
     def read(self, path: str, offset: int, length: int) -> bytes:
-        return self._if_there(lambda: self.below.read(path, offset, length))
+        return self._if_present(lambda: self.below.read(path, offset, length))
 
     def read_into(self, path: str, offset: int, buffers: Sequence[memoryview]) -> int:
-        return self._if_there(lambda: port.read_into(self.below, path, offset, buffers))
+        return self._if_present(lambda: port.read_into(self.below, path, offset, buffers))
 
     def list_directory(self, path: str) -> list[DirectoryEntry]:
-        entries = self._if_there(lambda: self.below.list_directory(path))
-        self.require_there()
-        return entries or self._if_there(lambda: self.below.list_directory(path))
+        entries = self._if_present(lambda: self.below.list_directory(path))
+        self.require_available()
+        return entries or self._if_present(lambda: self.below.list_directory(path))
 
-    def _if_there(self, call: Callable[[], _Result]) -> _Result:
+    def _if_present(self, call: Callable[[], _Result]) -> _Result:
         try:
             return call()
         except (FileNotFoundError, NotADirectoryError):
-            self.require_there()
+            self.require_available()
         return call()

@@ -29,7 +29,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from snapline.errors import StoreError, UsageError
-from snapline.storage.buckets.object_disk import Abilities, ObjectDisk, get_range, get_whole, put_new, translating
+from snapline.storage.buckets.object_disk import (
+    DiskCapabilities,
+    ObjectDisk,
+    get_range,
+    get_whole,
+    put_new,
+    translating,
+)
 from snapline.storage.store.disk import Disk, LocalDisk
 from snapline.storage.store.layout import IDENTITY, TEMPORARY, parse_location
 
@@ -110,7 +117,7 @@ def open_disk(
     return ObjectDisk(store, location, abilities=abilities)
 
 
-def probe(store: "ObjectStore", *, random_bytes: Callable[[int], bytes] = os.urandom) -> Abilities:
+def probe(store: "ObjectStore", *, random_bytes: Callable[[int], bytes] = os.urandom) -> DiskCapabilities:
     """Probe what an object store can do; see the module's text.
 
     Raises:
@@ -120,13 +127,13 @@ def probe(store: "ObjectStore", *, random_bytes: Callable[[int], bytes] = os.ura
     try:
         is_refused = _put_is_refused(store, path)
     except PermissionError:
-        return Abilities(may_write=False, reads_ranges=_reads_ranges_of_identity(store))
+        return DiskCapabilities(may_write=False, reads_ranges=_reads_ranges_of_identity(store))
     try:
         content = get_whole(store, path)
         if content not in _PROBE_BYTES:
             raise OSError(f"it returned {len(content)} bytes that were never written")
         is_first = content == _PROBE_BYTES[0]
-        return Abilities(creates_only=is_refused and is_first, reads_ranges=_reads_ranges(store, path, content))
+        return DiskCapabilities(creates_only=is_refused and is_first, reads_ranges=_reads_ranges(store, path, content))
     finally:
         _remove(store, path)
 

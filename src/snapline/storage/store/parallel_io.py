@@ -23,7 +23,7 @@ def requests_at_once(disk: Disk) -> int:
     return int(getattr(disk, "requests_at_once", 1))
 
 
-def side_by_side(call: Callable[[ItemT], ResultT], items: Sequence[ItemT], count: int) -> Iterator[ResultT]:
+def parallel_map(call: Callable[[ItemT], ResultT], items: Sequence[ItemT], count: int) -> Iterator[ResultT]:
     """Yield the result of `call` for each item, in order; up to `count` calls run at once, in threads.
 
     The first exception ends the iteration, after the calls that have begun.

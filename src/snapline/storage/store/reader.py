@@ -10,7 +10,7 @@ from snapline.storage.keys.key_records import list_keys
 from snapline.storage.log.names import LogName
 from snapline.storage.log.reader import LogReader
 from snapline.storage.log.record import LogBatch
-from snapline.storage.outputs.consumers import ConsumerPlace, read_consumers
+from snapline.storage.outputs.consumers import ConsumerPosition, read_consumers
 from snapline.storage.outputs.reader import OutputBatch, OutputReader
 from snapline.storage.outputs.record import Release
 from snapline.storage.packs import checkpoint_packs, pack_files, parts
@@ -27,7 +27,7 @@ from snapline.storage.store.guard import Guard, authenticates
 from snapline.storage.store.log_marks import LogMark, read_marks
 from snapline.storage.store.manifest import AgentLine, Manifest
 from snapline.storage.store.opened_disk import OpenedDisk
-from snapline.storage.store.parallel_io import requests_at_once, side_by_side
+from snapline.storage.store.parallel_io import parallel_map, requests_at_once
 from snapline.storage.store.verify import Verification
 
 _Result = TypeVar("_Result")
@@ -66,13 +66,13 @@ class StoreReader:
         """Keys of the store; None if blobs are not encrypted and refs not signed."""
         return self._guard
 
-    def require_there(self) -> None:
+    def require_available(self) -> None:
         """Read the id of the opened store; StoreError if it is away, or another store is in its place."""
         with files.reading(self._disk, layout.IDENTITY):
             if isinstance(self._disk, OpenedDisk):
-                self._disk.require_there()
+                self._disk.require_available()
 
-    def judged(self, read: Callable[[], _Result]) -> _Result:
+    def confirm_damage(self, read: Callable[[], _Result]) -> _Result:
         """Return the result of `read`. On damage, the store's id is read and `read` called again: only repeated damage counts.
 
         Raises:
@@ -82,7 +82,7 @@ class StoreReader:
         try:
             return read()
         except DamagedDataError:
-            self.require_there()
+            self.require_available()
         return read()
 
     def epochs(self) -> list[int]:
@@ -128,7 +128,7 @@ class StoreReader:
                 lines_by_agent[agent] if agent in lines_by_agent else manifest.line_of(agent)
                 for agent in sorted(set(agents))
             ]
-        yield from side_by_side(functools.partial(self._read_line, manifest), lines, requests_at_once(self._disk))
+        yield from parallel_map(functools.partial(self._read_line, manifest), lines, requests_at_once(self._disk))
 
     def part_reader(self, manifest: Manifest) -> PartReader:
         """Return a reader for the parts of the states of this epoch: arrays, histories, blobs."""
@@ -143,9 +143,9 @@ class StoreReader:
         with files.reading(self._disk, layout.CHECKPOINTS):
             return checkpoint_packs.find(self._disk, plan)
 
-    def refer_to_checkpoints(self, path: str) -> PackReference:
+    def reference_checkpoint_pack(self, path: str) -> PackReference:
         """Return the writer's reference to a checkpoint pack; errors as `read_checkpoint_pack`."""
-        return checkpoint_packs.refer_to(self._disk, path, store_id=self.store_id)
+        return checkpoint_packs.make_reference(self._disk, path, store_id=self.store_id)
 
     def read_checkpoint_pack(
         self, pack: str | PackReference, wanted: Mapping[str, Collection[int]] | None = None
@@ -203,13 +203,13 @@ class StoreReader:
                 raise NotFoundError(f"epoch {epoch} is not in the store {self.location}: `snapshot list` shows what is")
             verification = verify.verify_disk(self._disk, self.store_id, epoch=epoch, guard=self._guard)
         if verification.findings:
-            self.require_there()
+            self.require_available()
         return verification
 
     @property
-    def why_no_logs(self) -> str:
+    def logs_unsupported_reason(self) -> str:
         """Return why this store cannot hold host logs; "" if it can."""
-        return self._log_reader.why_none
+        return self._log_reader.unsupported_reason
 
     def read_logs(self) -> dict[LogName, list[int]]:
         """Return all non-empty host logs: log → numbers of its entries (batches and seals), ascending.
@@ -231,7 +231,7 @@ class StoreReader:
         """
         return self._log_reader.read_batch(log, number)
 
-    def without_deleted(self, logs: Mapping[LogName, list[int]]) -> dict[LogName, list[int]]:
+    def exclude_deleted(self, logs: Mapping[LogName, list[int]]) -> dict[LogName, list[int]]:
         """Return the result of `read_logs` without the numbers of batches that were deleted as garbage.
 
         Deletions are known only where the store is signed or encrypted. A deleted batch that still exists was left by a crash, or somebody
@@ -240,7 +240,7 @@ class StoreReader:
         Raises:
             StoreError: as `missing_batches`.
         """
-        return self._log_reader.without_deleted(logs)
+        return self._log_reader.exclude_deleted(logs)
 
     def missing_batches(
         self, batches: Mapping[LogName, Collection[int]], newest: Mapping[LogName, int]
@@ -306,7 +306,7 @@ class StoreReader:
         """
         return self._output_reader.batches(after, epochs)
 
-    def output_consumers(self) -> dict[str, ConsumerPlace]:
+    def output_consumers(self) -> dict[str, ConsumerPosition]:
         """Return the positions of the named consumers of outputs, sorted by name; raises DamagedDataError, StoreError."""
         return read_consumers(self._disk, self.store_id)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from snapline.errors import DamagedDataError
-from snapline.storage.packs.blob import OPEN, BlobEntry, Keyring, decode_blob, end_of
+from snapline.storage.packs.blob import PLAIN_KEYRING, BlobEntry, Keyring, decode_blob, end_of
 from snapline.storage.packs.checkpoint import decode_checkpoint
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.packs.pack_files import keyring_of
@@ -25,7 +25,7 @@ RUN_BYTES_MAX = 8 * 2**20
 """Largest read: on an object store the cost of a request is then small compared with its bytes."""
 
 
-class Placed(msgspec.Struct, frozen=True, gc=False):
+class PlacedBlob(msgspec.Struct, frozen=True, gc=False):
     """A blob and its pack."""
 
     pack: PackReference
@@ -49,14 +49,14 @@ def check_epoch(store: Store, epoch: int, checked: set[str]) -> None:
     check_places(store, manifest)
     for pack in manifest.packs:
         if pack.path not in checked:
-            for _ in read_blobs(store, [Placed(pack, entry) for entry in store.read_pack_index(pack)], epoch):
+            for _ in read_blobs(store, [PlacedBlob(pack, entry) for entry in store.read_pack_index(pack)], epoch):
                 pass
             checked.add(pack.path)
     for _ in read_checkpoints(store, manifest, manifest.agents, digests_of(manifest)):
         pass
 
 
-def read_blobs(store: Store, blobs: Iterable[Placed], epoch: int) -> Iterator[tuple[Placed, Buffer]]:
+def read_blobs(store: Store, blobs: Iterable[PlacedBlob], epoch: int) -> Iterator[tuple[PlacedBlob, Buffer]]:
     """Yield blobs with their plain bytes, sorted by place and checked; adjacent ones are read with one call.
 
     Raises:
@@ -93,7 +93,7 @@ def read_checkpoints(
 ) -> Iterator[tuple[str, bytes]]:
     """Yield agents and their encoded checkpoints, whose chunks are all among `digests`."""
     epoch = manifest.metadata.epoch
-    for blob, plain in read_blobs(store, [Placed(manifest.packs[x.pack], x.entry()) for x in lines], epoch):
+    for blob, plain in read_blobs(store, [PlacedBlob(manifest.packs[x.pack], x.entry()) for x in lines], epoch):
         try:
             checkpoint = decode_checkpoint(plain)
         except DamagedDataError as error:
@@ -107,7 +107,9 @@ def read_checkpoints(
         yield checkpoint.agent, bytes(plain)
 
 
-def _read_run(disk: Disk, run: list[Placed], epoch: int, keyring: Keyring = OPEN) -> Iterator[tuple[Placed, Buffer]]:
+def _read_run(
+    disk: Disk, run: list[PlacedBlob], epoch: int, keyring: Keyring = PLAIN_KEYRING
+) -> Iterator[tuple[PlacedBlob, Buffer]]:
     path, start, end = run[0].pack.path, run[0].entry.offset, end_of(run[-1].entry)
     with files.reading(disk, path, epoch=epoch, blob=run[0].entry.name):
         data = memoryview(disk.read(path, start, end - start))
@@ -116,9 +118,9 @@ def _read_run(disk: Disk, run: list[Placed], epoch: int, keyring: Keyring = OPEN
         yield blob, decode_blob(stored, blob.entry, path=path, epoch=epoch, keyring=keyring)
 
 
-def _runs(blobs: Iterable[Placed]) -> Iterator[list[Placed]]:
+def _runs(blobs: Iterable[PlacedBlob]) -> Iterator[list[PlacedBlob]]:
     """Yield blobs in lists that one read can serve: adjacent in one pack."""
-    run: list[Placed] = []
+    run: list[PlacedBlob] = []
     for blob in sorted(blobs, key=place_of):
         if run:
             is_next = blob.pack.path == run[-1].pack.path and blob.entry.offset == end_of(run[-1].entry)
@@ -130,7 +132,7 @@ def _runs(blobs: Iterable[Placed]) -> Iterator[list[Placed]]:
         yield run
 
 
-def place_of(blob: Placed) -> tuple[str, int]:
+def place_of(blob: PlacedBlob) -> tuple[str, int]:
     return blob.pack.path, blob.entry.offset
 
 

@@ -36,22 +36,22 @@ from snapline.errors import DamagedDataError, NotFoundError, StoreError, StoreKe
 from snapline.failpoints import failpoint
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import VERIFY_KEY_VARIABLE, Keys
-from snapline.storage.keys.needed import needed_keys
-from snapline.storage.keys.protection import chosen_keys, guard_of
+from snapline.storage.keys.needed import keys_in_use
+from snapline.storage.keys.protection import make_guard, resolve_keys
 from snapline.storage.log.names import LogName
 from snapline.storage.log.record import LogBatch, PreparedBatch
 from snapline.storage.log.writer import LogWriter
-from snapline.storage.outputs.consumers import ConsumerPlace
+from snapline.storage.outputs.consumers import ConsumerPosition
 from snapline.storage.outputs.record import EmittedOutput
-from snapline.storage.outputs.writer import AGE_NS_MAX, KEPT_NS_MIN, OutputWriter
+from snapline.storage.outputs.writer import AGE_NS_MAX, AGE_NS_MIN, OutputWriter
 from snapline.storage.packs import checkpoint_packs, compaction
-from snapline.storage.packs.blob import KIND_CHECKPOINT, OPEN, Keyring, PackBlob
+from snapline.storage.packs.blob import KIND_CHECKPOINT, PLAIN_KEYRING, Keyring, PackBlob
 from snapline.storage.packs.gathering import Gathered, gather
 from snapline.storage.packs.generations import read_newest
 from snapline.storage.packs.pack import PackNeeds, PackReference, PackWriter
 from snapline.storage.retention import retention
 from snapline.storage.store import files, layout
-from snapline.storage.store.create_store import found_store, no_store
+from snapline.storage.store.create_store import initialize_store, missing_store_error
 from snapline.storage.store.disk import Disk, make_durable_directory, write_once
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.log_marks import LogMark, add_mark
@@ -106,11 +106,11 @@ class Store(StoreReader):
             StoreError: the object store cannot be trusted.
             UsageError: the scheme is unknown.
         """
-        keys = chosen_keys(keys, disk)
+        keys = resolve_keys(keys, disk)
         disk = disk or open_disk(os.fspath(path))
         store_id = _identity_of(disk)
         disk = OpenedDisk(disk, store_id)
-        store = Store(disk, store_id, guard=guard_of(disk, store_id, keys))
+        store = Store(disk, store_id, guard=make_guard(disk, store_id, keys))
         store._check_signer()
         return store
 
@@ -147,17 +147,17 @@ class Store(StoreReader):
         Raises:
             UsageError: the location already has a store or other files.
         """
-        keys = chosen_keys(keys, disk)
+        keys = resolve_keys(keys, disk)
         disk = disk or open_disk(os.fspath(path))
-        store_id = found_store(disk, random_bytes=random_bytes)
+        store_id = initialize_store(disk, random_bytes=random_bytes)
         disk = OpenedDisk(disk, store_id)
-        guard = guard_of(disk, store_id, keys, random_bytes=random_bytes)
+        guard = make_guard(disk, store_id, keys, random_bytes=random_bytes)
         return Store(disk, store_id, random_bytes=random_bytes, guard=guard)
 
     @staticmethod
     def open_or_create(path: str | os.PathLike[str], *, disk: Disk | None = None, keys: Keys | None = None) -> "Store":
         """Open the store, or create it if there is none; racing processes all get the same store."""
-        keys = chosen_keys(keys, disk)
+        keys = resolve_keys(keys, disk)
         disk = disk or open_disk(os.fspath(path))
         with contextlib.suppress(StoreMissingError):
             return Store.open(path, disk=disk, keys=keys)
@@ -355,7 +355,7 @@ class Store(StoreReader):
         """
         self._output_writer.release(epoch, root, after, outputs, created_ns=created_ns)
 
-    def acknowledge_outputs(self, consumer: str, cursor: str, *, now_ns: int) -> ConsumerPlace:
+    def acknowledge_outputs(self, consumer: str, cursor: str, *, now_ns: int) -> ConsumerPosition:
         """Record durably that a named consumer has read all outputs up to `cursor`; return its position, which never moves back.
 
         The first call creates the consumer; the cursor may be empty.
@@ -370,12 +370,12 @@ class Store(StoreReader):
         """Remove this consumer, so outputs are no longer kept for it; return whether it existed."""
         return self._output_writer.forget(consumer)
 
-    def delete_outputs(self, *, now_ns: int, age_ns_max: int = AGE_NS_MAX, kept_ns_min: int = KEPT_NS_MIN) -> list[str]:
-        """Delete releases that are older than `age_ns_max`, or that all named consumers have read and are older than `kept_ns_min`.
+    def delete_outputs(self, *, now_ns: int, age_ns_max: int = AGE_NS_MAX, age_ns_min: int = AGE_NS_MIN) -> list[str]:
+        """Delete releases that are older than `age_ns_max`, or that all named consumers have read and are older than `age_ns_min`.
 
         Spare the newest. Return the removed paths. Without a named consumer only the age counts. Only the releaser calls this, one call at a time.
         """
-        return self._output_writer.delete(now_ns=now_ns, age_ns_max=age_ns_max, kept_ns_min=kept_ns_min)
+        return self._output_writer.delete(now_ns=now_ns, age_ns_max=age_ns_max, age_ns_min=age_ns_min)
 
     # -- deleting ----------------------------------------------------------------------------------------------------
 
@@ -447,7 +447,7 @@ class Store(StoreReader):
             return []
         with files.writing(self._disk, "the deletion of keys"):
             try:
-                needed = needed_keys(self._disk, self.store_id)
+                needed = keys_in_use(self._disk, self.store_id)
             except StoreError:
                 return []
             return key_records.remove_unneeded(self._disk, self.store_id, needed=needed, open_writers=())
@@ -508,7 +508,7 @@ class Store(StoreReader):
     def _keyring_for(self, name: layout.PackName) -> Keyring:
         guard = self._guard
         if guard is None or not guard.encrypts:
-            return OPEN
+            return PLAIN_KEYRING
         return Keyring(self.store_id, name.pack_id, guard, guard.begin_pack(name.writer, name.pack_id))
 
     def _prepare_directory(self, name: layout.PackName, point: str) -> None:
@@ -537,7 +537,7 @@ def _identity_of(disk: Disk) -> str:
         except DamagedDataError:
             if exists(disk, layout.IDENTITY):
                 return files.read_identity(disk)
-        raise no_store(disk)
+        raise missing_store_error(disk)
 
 
 def _checkpoints(blobs: Iterable[tuple[str, bytes]]) -> Iterator[PackBlob]:

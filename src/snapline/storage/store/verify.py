@@ -37,16 +37,16 @@ from snapline.storage.object_streams.records import LOCK_NAME, parse_segment_nam
 from snapline.storage.object_streams.segments import check_segment, read_header
 from snapline.storage.outputs.consumers import check_place
 from snapline.storage.outputs.names import CONSUMERS, PartName, parse_consumer_path, parse_part_path
-from snapline.storage.outputs.reader import check_belongs, read_part
+from snapline.storage.outputs.reader import check_same_release, read_part
 from snapline.storage.outputs.record import OutputBody, open_outputs
-from snapline.storage.packs.blob import KIND_CHECKPOINT, OPEN, BlobEntry, Keyring, decode_blob, header_bytes
+from snapline.storage.packs.blob import KIND_CHECKPOINT, PLAIN_KEYRING, BlobEntry, Keyring, decode_blob, header_bytes
 from snapline.storage.packs.checkpoint import decode_checkpoint
 from snapline.storage.packs.pack import PackIndex, PackReference, read_index
 from snapline.storage.packs.pack_files import difference_in_size, keyring_of
 from snapline.storage.retention import pins
 from snapline.storage.store import files, layout, log_marks
 from snapline.storage.store.damage import Finding, damaged, finding_of
-from snapline.storage.store.disk import AwayError, DirectoryEntry, Disk
+from snapline.storage.store.disk import DirectoryEntry, Disk, StoreUnavailableError
 from snapline.storage.store.fork_record import read_fork
 from snapline.storage.store.guard import Guard, authenticates
 from snapline.storage.store.manifest import Manifest
@@ -145,7 +145,7 @@ class _Verifier:
                 if path not in self._seen:
                     self.verification.unreferenced.append(path)
                     self._check_pack(path, layout.PACKS)
-        for directory in self._entries_if_there(layout.CHECKPOINTS, is_directory=True):
+        for directory in self._entries_if_present(layout.CHECKPOINTS, is_directory=True):
             for path in self._files(directory):
                 self._check_pack(path, layout.CHECKPOINTS)
         for path in self._files(layout.PROBES):
@@ -153,14 +153,14 @@ class _Verifier:
         if self._is_there(layout.LOG):
             self._check_logs()
         self._check_outputs()
-        for directory in self._entries_if_there(layout.SHELVES, is_directory=True):
+        for directory in self._entries_if_present(layout.OBJECT_STREAMS, is_directory=True):
             self._check_object_stream(directory)
-        for path in self._files_if_there(layout.REPLICAS):
+        for path in self._files_if_present(layout.REPLICAS):
             self._check_mark(path)
         for directory in layout.HOLDS:
-            for path in self._files_if_there(directory):
+            for path in self._files_if_present(directory):
                 self._check_hold(path)
-        for path in self._files_if_there(layout.KEYS):
+        for path in self._files_if_present(layout.KEYS):
             with self._noting(path, None):
                 self._note_checked(path, None)
                 if self._guard is not None:
@@ -259,7 +259,9 @@ class _Verifier:
         return None
 
     def _keyring(self, path: str, index: PackIndex) -> Keyring:
-        return keyring_of(self._guard, store_id=index.store, path=path, key_id=index.key) if self._guard else OPEN
+        return (
+            keyring_of(self._guard, store_id=index.store, path=path, key_id=index.key) if self._guard else PLAIN_KEYRING
+        )
 
     def _check_blob(self, path: str, epoch: int | None, entry: BlobEntry, keyring: Keyring) -> None:
         with self._noting(path, epoch):
@@ -344,7 +346,7 @@ class _Verifier:
         if name.part == 0:
             heads[name.epoch] = msgspec.structs.replace(body, data=b"")
         elif head is not None and head.release == name.release:
-            check_belongs(body, head)
+            check_same_release(body, head)
         open_outputs(body, self._guard)
 
     def _check_release(self, head: OutputBody, listed: set[str]) -> None:
@@ -401,7 +403,7 @@ class _Verifier:
             pins.read_record(self._disk, path, self._store_id)
 
     def _check_temporary(self) -> None:
-        for path in self._files_if_there(layout.TEMPORARY):
+        for path in self._files_if_present(layout.TEMPORARY):
             if layout.parse_temporary_path(path) is None:
                 self._note_unknown(path)
             else:
@@ -449,7 +451,7 @@ class _Verifier:
             if self._is_there(path):
                 self.verification.findings.append(finding)
         except (OSError, StoreError) as error:
-            _pass_on_away(error)
+            _reraise_unavailable(error)
             self.verification.findings.append(Finding(path, epoch, f"it cannot be read: {error}"))
 
     # -- directories -------------------------------------------------------------------------------------------------
@@ -460,14 +462,14 @@ class _Verifier:
         except FileNotFoundError:
             return False
         except OSError as error:
-            _pass_on_away(error)
+            _reraise_unavailable(error)
         return True
 
     def _list(self, directory: str) -> list[DirectoryEntry]:
         try:
             return self._disk.list_directory(directory)
         except OSError as error:
-            _pass_on_away(error)
+            _reraise_unavailable(error)
             reason = f"the directory cannot be listed: {error.strerror or error}"
             self.verification.findings.append(Finding(directory, None, reason))
             return []
@@ -475,10 +477,10 @@ class _Verifier:
     def _files(self, directory: str) -> list[str]:
         return self._entries(directory, is_directory=False)
 
-    def _files_if_there(self, directory: str) -> list[str]:
-        return self._entries_if_there(directory, is_directory=False)
+    def _files_if_present(self, directory: str) -> list[str]:
+        return self._entries_if_present(directory, is_directory=False)
 
-    def _entries_if_there(self, directory: str, *, is_directory: bool) -> list[str]:
+    def _entries_if_present(self, directory: str, *, is_directory: bool) -> list[str]:
         """Return the entries of a directory that is created with its first file."""
         return self._entries(directory, is_directory=is_directory) if self._is_there(directory) else []
 
@@ -494,8 +496,8 @@ class _Verifier:
         return paths
 
 
-def _pass_on_away(error: Exception) -> None:
+def _reraise_unavailable(error: Exception) -> None:
     """Raise the cause if the store is away now; then nothing is a finding."""
     cause = error if isinstance(error, OSError) else error.__cause__
-    if isinstance(cause, AwayError):
+    if isinstance(cause, StoreUnavailableError):
         raise cause

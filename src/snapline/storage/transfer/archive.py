@@ -57,7 +57,7 @@ _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK
 """Errors of file systems without hard links, such as FAT on a memory stick."""
 
 
-class Exported(msgspec.Struct, frozen=True):
+class ExportResult(msgspec.Struct, frozen=True):
     """Contents of an archive: epoch → root, and its length."""
 
     roots: dict[int, str]
@@ -69,7 +69,7 @@ class Exported(msgspec.Struct, frozen=True):
 
 def write_archive(
     store: Store, epochs: Sequence[int], path: Path, *, random_bytes: Callable[[int], bytes] = os.urandom
-) -> Exported:
+) -> ExportResult:
     """Write snapshots of `store`, which may be in use, to a new file; durable and verified when this returns.
 
     Raises:
@@ -84,16 +84,16 @@ def write_archive(
     roots: dict[int, str] = {}
     temporary = path.with_name(f"{path.name}.{random_bytes(8).hex()}{SUFFIX}")
     try:
-        with _telling_deletion(store, epochs), _writing(path):
+        with _reporting_deletion(store, epochs), _writing(path):
             roots = {epoch: store.read_ref(epoch) for epoch in sorted(set(epochs))}
             _write(store, _paths_of(store, roots), temporary)
             _verify(store, temporary)
             size_bytes = temporary.stat().st_size
-            _give_name(temporary, path)
+            _link_to_name(temporary, path)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
-    return Exported(roots, size_bytes)
+    return ExportResult(roots, size_bytes)
 
 
 def _paths_of(store: Store, roots: dict[int, str]) -> list[str]:
@@ -150,7 +150,7 @@ def _check_free(path: Path) -> None:
         raise UsageError(f"{path} exists: choose another name, or remove it first")
 
 
-def _give_name(temporary: Path, path: Path) -> None:
+def _link_to_name(temporary: Path, path: Path) -> None:
     """Give the file its name durably, without replacing another file."""
     try:
         os.link(temporary, path)
@@ -177,7 +177,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _telling_deletion(store: Store, epochs: Iterable[int]) -> Iterator[None]:
+def _reporting_deletion(store: Store, epochs: Iterable[int]) -> Iterator[None]:
     """Report data that is missing because an epoch was deleted meanwhile as not found, not as damage."""
     try:
         yield
@@ -193,7 +193,7 @@ def _telling_deletion(store: Store, epochs: Iterable[int]) -> Iterator[None]:
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read_archive(path: Path, target: Store, *, keys: Keys | None = None, is_home: bool = False) -> list[Copied]:
+def read_archive(path: Path, target: Store, *, keys: Keys | None = None, is_fleet_store: bool = False) -> list[Copied]:
     """Verify the whole archive, then copy its snapshots into `target`, in order of their numbers.
 
     A failed copy leaves the previous ones in `target`; another call continues. With `keys` None, the environment's are
@@ -210,7 +210,7 @@ def read_archive(path: Path, target: Store, *, keys: Keys | None = None, is_home
         epochs = source.epochs()
         if not epochs:
             raise damaged(path.name, "it holds no snapshot")
-        return [copy_epoch(source, target, epoch, is_home=is_home) for epoch in epochs]
+        return [copy_epoch(source, target, epoch, is_fleet_store=is_fleet_store) for epoch in epochs]
 
 
 def open_archive(disk: ArchiveDisk, *, keys: Keys | None = None) -> Store:

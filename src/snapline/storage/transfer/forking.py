@@ -29,7 +29,7 @@ import msgspec
 from snapline.errors import UsageError
 from snapline.failpoints import failpoint
 from snapline.storage.keys.key_files import Keys
-from snapline.storage.keys.protection import guard_of
+from snapline.storage.keys.protection import make_guard
 from snapline.storage.log.names import LogName
 from snapline.storage.log.record import LogBatch, LoggedInput
 from snapline.storage.packs.blob import CODEC_LZ4, KIND_CHUNK, BlobEntry, PackBlob
@@ -41,15 +41,15 @@ from snapline.storage.packs.checkpoint import (
 )
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.store import files, layout
-from snapline.storage.store.create_store import check_free
+from snapline.storage.store.create_store import check_no_store
 from snapline.storage.store.disk import Disk, make_durable_directory, write_once
 from snapline.storage.store.fork_record import ForkRecord, encode_fork
 from snapline.storage.store.manifest import AgentLine, Manifest, Metadata, chunk_place
 from snapline.storage.store.opened_disk import OpenedDisk
 from snapline.storage.store.reader import exists
-from snapline.storage.store.snapshot_reading import Placed, digests_of, place_of, read_blobs, read_checkpoints
+from snapline.storage.store.snapshot_reading import PlacedBlob, digests_of, place_of, read_blobs, read_checkpoints
 from snapline.storage.store.store import Store
-from snapline.storage.transfer.transfer import groups_of
+from snapline.storage.transfer.transfer import pack_groups
 
 FORK_WRITER = "fork"
 """Writer of the packs of forks, and host of the log with their pending inputs. Host starts have other names."""
@@ -123,8 +123,8 @@ def write_fork(
         target.make_root()
         if begin_again:
             clear_unfinished(target)
-        check_free(target)
-        guard = guard_of(target, store_id, keys, random_bytes=random_bytes)
+        check_no_store(target)
+        guard = make_guard(target, store_id, keys, random_bytes=random_bytes)
         name = f"0-{random_bytes(_ID_BYTES).hex()}"
         _write_first(target, encode_fork(record, guard), temporary_name=name)
     made = Store(target, store_id, random_bytes=random_bytes, guard=guard)
@@ -189,22 +189,22 @@ class _Fork:
 
     def write(self) -> str:
         """Write packs, inputs and manifest; return its root."""
-        packs = [self._write_chunks(group) for group in groups_of(sorted(self._chunks(), key=place_of))]
+        packs = [self._write_chunks(group) for group in pack_groups(sorted(self._chunks(), key=place_of))]
         lines = self._target.write_pack(writer=FORK_WRITER, epoch=self._epoch, blobs=self._checkpoints())
         failpoint("store.fork.packs")
-        root = self._target.write_manifest(self._manifest_over([*packs, lines]))
+        root = self._target.write_manifest(self._build_manifest([*packs, lines]))
         write_inputs(self._target, self._manifest.metadata.plan, self._order.inputs)
         failpoint("store.fork.written")
         return root
 
-    def _chunks(self) -> list[Placed]:
+    def _chunks(self) -> list[PlacedBlob]:
         packs = self._manifest.packs
-        return [Placed(packs[chunk.pack], chunk.entry()) for chunk in self._manifest.chunks]
+        return [PlacedBlob(packs[chunk.pack], chunk.entry()) for chunk in self._manifest.chunks]
 
-    def _write_chunks(self, group: list[Placed]) -> PackReference:
+    def _write_chunks(self, group: list[PlacedBlob]) -> PackReference:
         return self._target.write_chunks(writer=FORK_WRITER, epoch=self._epoch, chunks=self._read_chunks(group))
 
-    def _read_chunks(self, group: list[Placed]) -> Iterator[PackBlob]:
+    def _read_chunks(self, group: list[PlacedBlob]) -> Iterator[PackBlob]:
         for blob, plain in read_blobs(self._source, group, self._epoch):
             entry = blob.entry
             digest = self._digests[entry.digest] = self._target.digest(plain)
@@ -218,7 +218,7 @@ class _Fork:
             self._state_bytes += now.state_bytes - before.state_bytes
             yield agent, encoded if now == before else encode_checkpoint(now)
 
-    def _manifest_over(self, packs: list[PackReference]) -> Manifest:
+    def _build_manifest(self, packs: list[PackReference]) -> Manifest:
         kinds = {line.agent: line for line in self._manifest.agents}
         lines, chunks = [], []
         for number, pack in enumerate(packs):

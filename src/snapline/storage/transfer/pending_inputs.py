@@ -24,7 +24,7 @@ def pending_inputs(store: Store, consumed: Mapping[str, int]) -> list[LoggedInpu
     for _ in range(READINGS):
         inputs: dict[tuple[str, int], LoggedInput] = {}
         batches: dict[LogName, list[int]] = {}
-        for log, numbers in store.without_deleted(store.read_logs()).items():
+        for log, numbers in store.exclude_deleted(store.read_logs()).items():
             for number in numbers:
                 try:
                     batch = store.read_batch(log, number)

@@ -46,7 +46,7 @@ from snapline.storage.store import files, layout
 from snapline.storage.store.manifest import AgentLine, ChunkPlace, Manifest, Metadata, chunk_place, encode_manifest
 from snapline.storage.store.snapshot_reading import (
     Key,
-    Placed,
+    PlacedBlob,
     check_places,
     digests_of,
     key_of,
@@ -85,7 +85,7 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True):
     found_bytes: int = 0
 
 
-def copy_epoch(source: Store, target: Store, epoch: int, *, is_home: bool = False) -> Copied:
+def copy_epoch(source: Store, target: Store, epoch: int, *, is_fleet_store: bool = False) -> Copied:
     """Copy a snapshot; when this returns it is published in `target`, and durable. Copying again succeeds.
 
     Args:
@@ -110,9 +110,9 @@ def copy_epoch(source: Store, target: Store, epoch: int, *, is_home: bool = Fals
             )
         target.read_manifest(root, epoch=epoch)
         return Copied(epoch=epoch, root=root, is_new=False)
-    with _telling_deletion(source, epoch):
+    with _reporting_deletion(source, epoch):
         manifest = source.read_manifest(root, epoch=epoch)
-        _check_receives(target, manifest.metadata, is_home=is_home)
+        _check_target(target, manifest.metadata, is_fleet_store=is_fleet_store)
         _check_digests(source, target)
         copied = _Copy(source, target, manifest, root).run()
     target.publish(epoch, root)
@@ -130,7 +130,7 @@ def is_encrypted(store: Store) -> bool:
 
 def _root_in(store: Store, epoch: int) -> str | None:
     try:
-        return store.judged(lambda: store.read_ref(epoch))
+        return store.confirm_damage(lambda: store.read_ref(epoch))
     except NotFoundError:
         return None
 
@@ -148,9 +148,9 @@ def _check_digests(source: Store, target: Store) -> None:
     )
 
 
-def _check_receives(target: Store, about: Metadata, *, is_home: bool) -> None:
+def _check_target(target: Store, about: Metadata, *, is_fleet_store: bool) -> None:
     """Refuse an epoch that a fleet on `target` might take for its own, or whose number it might use."""
-    if not is_home and not _has_writers(target):
+    if not is_fleet_store and not _has_writers(target):
         return
     newest = target.epochs()[-1:]
     if about.cluster == target.store_id and newest and about.epoch < newest[0]:
@@ -169,7 +169,7 @@ def _has_writers(store: Store) -> bool:
 
 
 @contextlib.contextmanager
-def _telling_deletion(source: Store, epoch: int) -> Iterator[None]:
+def _reporting_deletion(source: Store, epoch: int) -> Iterator[None]:
     """Report data that is missing because the epoch was deleted meanwhile as not found, not as damage."""
     try:
         yield
@@ -198,8 +198,8 @@ class _Copy:
         self._manifest = manifest
         self._root = root
         self._epoch = manifest.metadata.epoch
-        self._placed: dict[Key, Placed] = {}
-        self._lenders: dict[str, str] = {}
+        self._placed: dict[Key, PlacedBlob] = {}
+        self._shared_packs: dict[str, str] = {}
         self._written_bytes = 0
         self._digests = digests_of(manifest)
 
@@ -210,21 +210,21 @@ class _Copy:
             self._find(wanted)
             found_bytes = sum([blob.entry.size_bytes for blob in self._placed.values()])
             missing = [blob for key, blob in wanted.items() if key not in self._placed]
-            for group in groups_of(sorted(missing, key=place_of)):
+            for group in pack_groups(sorted(missing, key=place_of)):
                 self._write_pack(group)
                 failpoint("store.copy.pack")
             self._write_manifest()
-            self._check_lenders()
+            self._check_shared_packs()
             return self._outcome(found_bytes)
         return self._outcome(sum([line.size_bytes for line in self._manifest.agents]))
 
     def _outcome(self, found_bytes: int) -> Copied:
         return Copied(epoch=self._epoch, root=self._root, written_bytes=self._written_bytes, found_bytes=found_bytes)
 
-    def _wanted(self) -> dict[Key, Placed]:
+    def _wanted(self) -> dict[Key, PlacedBlob]:
         packs = self._manifest.packs
-        chunks = [Placed(packs[chunk.pack], chunk.entry()) for chunk in self._manifest.chunks]
-        lines = [Placed(packs[line.pack], line.entry()) for line in self._manifest.agents]
+        chunks = [PlacedBlob(packs[chunk.pack], chunk.entry()) for chunk in self._manifest.chunks]
+        lines = [PlacedBlob(packs[line.pack], line.entry()) for line in self._manifest.agents]
         return {key_of(blob.entry): blob for blob in (*chunks, *lines)}
 
     # Finding blobs in the target.
@@ -246,7 +246,7 @@ class _Copy:
             return False
         return True
 
-    def _find(self, wanted: dict[Key, Placed]) -> None:
+    def _find(self, wanted: dict[Key, PlacedBlob]) -> None:
         for reference, entries in self._left_behind():
             self._take(reference, entries, wanted)
         epochs = [epoch for epoch in self._target.epochs() if epoch != self._epoch]
@@ -270,7 +270,7 @@ class _Copy:
                     index, reference = read_index(disk, path, size_bytes=size_bytes, store_id=store_id)
                     yield reference, index.entries
 
-    def _find_in(self, epoch: int, wanted: dict[Key, Placed]) -> None:
+    def _find_in(self, epoch: int, wanted: dict[Key, PlacedBlob]) -> None:
         root = self._target.read_ref(epoch)
         manifest = self._target.read_manifest(root, epoch=epoch)
         useful = {c.pack for c in manifest.chunks if ("", c.digest) in wanted and ("", c.digest) not in self._placed}
@@ -280,19 +280,19 @@ class _Copy:
             if name is not None and name.number <= self._epoch:
                 with contextlib.suppress(DamagedDataError):
                     self._take(pack, self._target.read_pack_index(pack), wanted)
-                    self._lenders[pack.path] = layout.manifest_path(
+                    self._shared_packs[pack.path] = layout.manifest_path(
                         root, files.find_generation(self._target.disk, root)
                     )
 
-    def _take(self, pack: PackReference, entries: Iterable[BlobEntry], wanted: dict[Key, Placed]) -> None:
+    def _take(self, pack: PackReference, entries: Iterable[BlobEntry], wanted: dict[Key, PlacedBlob]) -> None:
         for entry in entries:
             key = key_of(entry)
             if key in wanted and wanted[key].entry.size_bytes == entry.size_bytes:
-                self._placed.setdefault(key, Placed(pack, entry))
+                self._placed.setdefault(key, PlacedBlob(pack, entry))
 
     # Writing to the target.
 
-    def _write_pack(self, group: list[Placed]) -> None:
+    def _write_pack(self, group: list[PlacedBlob]) -> None:
         chunks = [blob for blob in group if blob.entry.kind == KIND_CHUNK]
         names = {blob.entry.name for blob in group if blob.entry.kind == KIND_CHECKPOINT}
         lines = [line for line in self._manifest.agents if line.agent in names] if names else []
@@ -304,9 +304,9 @@ class _Copy:
         )
         self._written_bytes += reference.size_bytes
         for entry in self._target.read_pack_index(reference):
-            self._placed[key_of(entry)] = Placed(reference, entry)
+            self._placed[key_of(entry)] = PlacedBlob(reference, entry)
 
-    def _read_chunks(self, chunks: list[Placed]) -> Iterator[PackBlob]:
+    def _read_chunks(self, chunks: list[PlacedBlob]) -> Iterator[PackBlob]:
         for blob, plain in read_blobs(self._source, chunks, self._epoch):
             entry = blob.entry
             yield PackBlob("", KIND_CHUNK, plain, entry.digest, bool(entry.codec & CODEC_LZ4))
@@ -351,11 +351,11 @@ class _Copy:
         chunks: list[ChunkPlace] = [chunk_place(blob.entry, pack=number_of(blob.pack)) for blob in places]
         return Manifest(self._manifest.metadata, lines, list(packs.values()), chunks)
 
-    def _check_lenders(self) -> None:
+    def _check_shared_packs(self) -> None:
         """Check, after the manifest is durable, that the packs it shares with other epochs still exist. See the module's text."""
         used = {blob.pack.path: None for blob in self._placed.values()}
         disk = self._target.disk
-        for path in [self._lenders[path] for path in used if path in self._lenders]:
+        for path in [self._shared_packs[path] for path in used if path in self._shared_packs]:
             with files.reading(disk, path):
                 try:
                     disk.size(path)
@@ -369,9 +369,9 @@ class _Copy:
 # -- inside -----------------------------------------------------------------------------------------------------------
 
 
-def groups_of(blobs: Iterable[Placed]) -> Iterator[list[Placed]]:
+def pack_groups(blobs: Iterable[PlacedBlob]) -> Iterator[list[PlacedBlob]]:
     """Yield blobs in lists, one per pack."""
-    group: list[Placed] = []
+    group: list[PlacedBlob] = []
     size_bytes = 0
     for blob in blobs:
         if group and size_bytes + blob.entry.size_bytes > PACK_BYTES_MAX:

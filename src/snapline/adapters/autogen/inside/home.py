@@ -18,7 +18,7 @@ from autogen_core import CancellationToken
 
 from snapline.adapters.autogen.frames import read_frame, to_bytes
 from snapline.adapters.autogen.inside import turn_chance
-from snapline.adapters.autogen.inside.keeping import Kept
+from snapline.adapters.autogen.inside.keeping import EncodedValue
 from snapline.adapters.autogen.inside.live_turn import Item, track_tasks
 from snapline.adapters.autogen.inside.serving import serve_frames
 from snapline.adapters.autogen.inside.turns import TurnRunner
@@ -53,14 +53,14 @@ class TurnGate:
     def open(self) -> None:
         """Open the gate for all turns."""
         self._is_open = True
-        while self.let_one():
+        while self.admit_one():
             pass
 
     def close(self) -> None:
         """Close the gate: from now on turns wait."""
         self._is_open = False
 
-    def let_one(self) -> bool:
+    def admit_one(self) -> bool:
         """Let the first waiting turn through; return whether there was one."""
         while self._waiting:
             place = self._waiting.popleft()
@@ -143,7 +143,7 @@ class ProgramFleet:
         await self.up()
         return await self._say({"do": "save"})
 
-    async def give(self, agent: str, state: Kept, before: Kept | None) -> None:
+    async def give(self, agent: str, state: EncodedValue, before: EncodedValue | None) -> None:
         """Set an agent's state, if its current state is `before`."""
         await self.up()
         await self._say({"do": "give", "agent": agent, "state": state, "before": before})

@@ -1,6 +1,6 @@
 """Encoding of AutoGen's messages and states as a form and a text.
 
-Values that JSON reproduces exactly are JSON, so that they are readable in snapshots. All others are pickled. `AgentKeeper` selects the attributes
+Values that JSON reproduces exactly are JSON, so that they are readable in snapshots. All others are pickled. `AgentStateCodec` selects the attributes
 that make up an agent's state.
 """
 
@@ -17,7 +17,7 @@ from autogen_core._serialization import SerializationRegistry
 JSON_FORM, MESSAGE_FORM, PICKLE_FORM = "json", "message", "pickle"
 """A plain value; a message encoded by AutoGen's serializer of its type; any other object."""
 
-Kept = dict[str, str]
+EncodedValue = dict[str, str]
 """`form`, `body`, and for a message its `type`."""
 
 OF_AUTOGEN = frozenset({"_id", "_runtime", "_description", "_handlers"})
@@ -28,7 +28,7 @@ class NotSerializableError(ValueError):
     """A message or state that cannot be saved; the text says which, and how to proceed."""
 
 
-def keep(value: object, what: str) -> Kept:
+def keep(value: object, what: str) -> EncodedValue:
     """Encode a value, as JSON if JSON reproduces it exactly.
 
     Raises:
@@ -44,8 +44,8 @@ def keep(value: object, what: str) -> Kept:
         ) from error
 
 
-def read_kept(kept: Kept, serializers: SerializationRegistry) -> Any:  # what was kept
-    """Decode a value encoded by `keep` or `keep_message`."""
+def decode_encoded_value(kept: EncodedValue, serializers: SerializationRegistry) -> Any:  # what was kept
+    """Decode a value encoded by `keep` or `encode_autogen_message`."""
     form, body = kept["form"], kept["body"]
     if form == JSON_FORM:
         return json.loads(body)
@@ -54,7 +54,7 @@ def read_kept(kept: Kept, serializers: SerializationRegistry) -> Any:  # what wa
     return serializers.deserialize(body.encode(), type_name=kept["type"], data_content_type=JSON_DATA_CONTENT_TYPE)
 
 
-def keep_message(message: object, serializers: SerializationRegistry) -> Kept:
+def encode_autogen_message(message: object, serializers: SerializationRegistry) -> EncodedValue:
     """Encode a message, with AutoGen's serializer of its type if that reproduces it exactly.
 
     Raises:
@@ -72,7 +72,7 @@ def keep_message(message: object, serializers: SerializationRegistry) -> Kept:
     return {"type": name, **keep(message, f"a message of type {name!r}")}
 
 
-def keep_error(error: BaseException) -> Kept:
+def encode_handler_error(error: BaseException) -> EncodedValue:
     """Encode an error raised by a handler, for the caller that waits for its reply."""
     try:
         kept = keep(error, "an error")
@@ -96,7 +96,7 @@ def is_json(value: object, seen: set[int]) -> bool:
     return isinstance(value, list) and all(is_json(each, seen) for each in value)
 
 
-class AgentKeeper:
+class AgentStateCodec:
     """State of an agent's object, without the parts that are recreated with it.
 
     An agent with both `save_state` and `load_state` is saved with these. Any other agent is saved by its attributes. Attributes of
@@ -112,7 +112,7 @@ class AgentKeeper:
         made_anew = set() if self._saves_itself else {name for name in vars(made) if not _is_kept(made, name)}
         self._made_anew = OF_AUTOGEN | made_anew
 
-    async def save(self) -> Kept:
+    async def save(self) -> EncodedValue:
         """Return the object's current state.
 
         Raises:

@@ -30,12 +30,12 @@ from autogen_core._runtime_impl_helpers import get_impl
 
 from snapline.adapters.autogen.inside import live_turn
 from snapline.adapters.autogen.inside.home import ProgramFleet
-from snapline.adapters.autogen.inside.keeping import keep_message, read_kept
+from snapline.adapters.autogen.inside.keeping import decode_encoded_value, encode_autogen_message
 from snapline.adapters.autogen.inside.live_turn import Item
 from snapline.adapters.autogen.inside.registry import ProgramRegistry
 from snapline.adapters.autogen.inside.turns import TurnRunner
 
-NEXT_S = 0.01
+POLL_PERIOD_S = 0.01
 """Time between two checks whether a turn is waiting."""
 
 
@@ -93,8 +93,8 @@ class SnaplineRuntime(AgentRuntime):
         self._raise_unhandled()
         await self._home().up()
         begun = self.runner.begun
-        while not self._home().gate.let_one():
-            await asyncio.sleep(NEXT_S)
+        while not self._home().gate.admit_one():
+            await asyncio.sleep(POLL_PERIOD_S)
         while self.runner.begun == begun:
             await asyncio.sleep(0)
 
@@ -118,7 +118,7 @@ class SnaplineRuntime(AgentRuntime):
         """Stop when the condition holds."""
         self._check_started()
         while not condition():
-            await asyncio.sleep(NEXT_S)
+            await asyncio.sleep(POLL_PERIOD_S)
         await self.stop()
 
     async def close(self) -> None:
@@ -174,8 +174,8 @@ class SnaplineRuntime(AgentRuntime):
                 self.runner.tokens.pop(context.message_id, None)
         raised = self.runner.raised.pop(context.message_id, None)
         if answer["is_error"]:
-            raise raised or read_kept(answer["value"], self.registry.serializers)
-        return read_kept(answer["value"], self.registry.serializers)
+            raise raised or decode_encoded_value(answer["value"], self.registry.serializers)
+        return decode_encoded_value(answer["value"], self.registry.serializers)
 
     async def publish_message(
         self,
@@ -202,7 +202,7 @@ class SnaplineRuntime(AgentRuntime):
     def _item(self, recipients: Sequence[AgentId], message: Any, context: MessageContext) -> Item:
         return {
             "to": [str(agent) for agent in recipients],
-            "message": keep_message(message, self.registry.serializers),
+            "message": encode_autogen_message(message, self.registry.serializers),
             "sender": "" if context.sender is None else str(context.sender),
             "topic": "" if context.topic_id is None else str(context.topic_id),
             "id": context.message_id,

@@ -13,7 +13,13 @@ from typing import Any
 from autogen_core import AgentId, CancellationToken, MessageContext, TopicId
 from autogen_core._message_handler_context import MessageHandlerContext
 
-from snapline.adapters.autogen.inside.keeping import AgentKeeper, Kept, keep_error, keep_message, read_kept
+from snapline.adapters.autogen.inside.keeping import (
+    AgentStateCodec,
+    EncodedValue,
+    decode_encoded_value,
+    encode_autogen_message,
+    encode_handler_error,
+)
 from snapline.adapters.autogen.inside.live_turn import LiveTurn
 from snapline.adapters.autogen.inside.registry import ProgramRegistry
 from snapline.adapters.autogen.inside.turn_chance import drawing
@@ -32,11 +38,11 @@ class AgentObject:
         is_given: it was not created by a factory.
     """
 
-    def __init__(self, made: Any, *, is_given: bool = False) -> None:
+    def __init__(self, made: Any, *, has_no_factory: bool = False) -> None:
         self.made = made
-        self.is_given = is_given
-        self.keeper = AgentKeeper(made)
-        self.state: Kept | None = None
+        self.has_no_factory = has_no_factory
+        self.keeper = AgentStateCodec(made)
+        self.state: EncodedValue | None = None
 
 
 class TurnRunner:
@@ -94,13 +100,13 @@ class TurnRunner:
         if live is not None:
             turn, begun, agent_object = live
             turn.close()
-            self._spoil(AgentId.from_str(begun["agent"]), agent_object)
+            self._discard_object(AgentId.from_str(begun["agent"]), agent_object)
 
     # -- agents --------------------------------------------------------------------------------------------------------
 
     def add_object(self, agent: AgentId, made: Any) -> None:
         """Add an agent's object that was not created by a factory."""
-        self._objects[agent] = AgentObject(made, is_given=True)
+        self._objects[agent] = AgentObject(made, has_no_factory=True)
 
     def objects(self) -> dict[AgentId, AgentObject]:
         """Return the objects in this process."""
@@ -113,31 +119,31 @@ class TurnRunner:
             agent_object = self._objects[agent] = AgentObject(await self._registry.make(agent, self._runtime))
         return agent_object
 
-    async def object_with(self, agent: AgentId, state: Kept | None) -> AgentObject:
+    async def object_with(self, agent: AgentId, state: EncodedValue | None) -> AgentObject:
         """Return an agent's object with this state; None: initial state."""
         agent_object = self._objects.get(agent)
         if agent_object is not None and agent_object.state != state:
-            self._spoil(agent, agent_object)
+            self._discard_object(agent, agent_object)
         agent_object = await self.object_of(agent)
         if state is not None and agent_object.state != state:
-            await agent_object.keeper.load(read_kept(state, self._registry.serializers))
+            await agent_object.keeper.load(decode_encoded_value(state, self._registry.serializers))
             agent_object.state = state
         return agent_object
 
-    async def fill(self, agent: AgentId, state: Kept) -> None:
+    async def fill(self, agent: AgentId, state: EncodedValue) -> None:
         """Load a state into the agent's object in this process."""
         agent_object = await self.object_of(agent)
-        await agent_object.keeper.load(read_kept(state, self._registry.serializers))
+        await agent_object.keeper.load(decode_encoded_value(state, self._registry.serializers))
         agent_object.state = state
 
     def is_busy(self, agent: AgentId) -> bool:
         """Return whether the agent has an open turn."""
         return any(begun["agent"] == str(agent) for _, begun, _ in self._live.values())
 
-    def _spoil(self, agent: AgentId, held: AgentObject) -> None:
+    def _discard_object(self, agent: AgentId, held: AgentObject) -> None:
         """Discard an object with unknown state. An object without a factory remains, and loads its next state as it is."""
         held.state = None
-        if not held.is_given and self._objects.get(agent) is held:
+        if not held.has_no_factory and self._objects.get(agent) is held:
             del self._objects[agent]
 
     # -- one turn ------------------------------------------------------------------------------------------------------
@@ -146,7 +152,7 @@ class TurnRunner:
         """Run the handler."""
         self.begun += 1
         drawing.set(random.Random(frame["seed"]))
-        message = read_kept(frame["message"], self._registry.serializers)
+        message = decode_encoded_value(frame["message"], self._registry.serializers)
         token = (self.tokens or {}).get(frame["id"])
         context = MessageContext(
             sender=AgentId.from_str(frame["sender"]) if frame["sender"] else None,
@@ -167,14 +173,14 @@ class TurnRunner:
         answer = None
         try:
             response = await self._answer(turn.result(), begun)
-            answer = keep_message(response, self._registry.serializers)
+            answer = encode_autogen_message(response, self._registry.serializers)
         except BaseException as raised:
             error = raised
         try:
             state = await agent_object.keeper.save()
         except BaseException as raised:
             turn.close()
-            self._spoil(AgentId.from_str(begun["agent"]), agent_object)
+            self._discard_object(AgentId.from_str(begun["agent"]), agent_object)
             return self._failed(raised, begun)
         agent_object.state = state
         segment = {"items": turn.take_items(is_over=True), "is_over": True, "state": state, "answer": answer}
@@ -194,7 +200,7 @@ class TurnRunner:
         elif self.tokens is not None and begun["id"] in self.tokens:
             self.raised[begun["id"]] = error
         text = "".join(traceback.format_exception(error))[-TEXT_CHARACTERS_MAX:]
-        return {"error": keep_error(error), "text": text}
+        return {"error": encode_handler_error(error), "text": text}
 
     def _failed(self, error: BaseException, begun: Frame) -> Frame:
         """Return the segment of a failed turn, which leaves its agent unchanged."""
