@@ -13,7 +13,7 @@ from snapline.storage.outputs.names import parse_cursor
 from snapline.view.facts import FleetFacts
 from snapline.view.figures import NOTHING, age, count, plural, seconds, size
 from snapline.view.frame import section, table
-from snapline.view.ledger import NEWEST_MAX, LEDGER_RECORDS_MAX, NewestOutputs
+from snapline.view.ledger import LEDGER_RECORDS_MAX, NEWEST_MAX, NewestOutputs
 from snapline.view.links import Targets
 from snapline.view.markup import Child, Markup, join, shown, tag
 from snapline.view.partials import Partial
