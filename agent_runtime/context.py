@@ -11,15 +11,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn, TypeVar, overload
 
-from snapline.agent_runtime import durable, rolling_back
+from snapline.agent_runtime import durable, rollback_errors
 from snapline.agent_runtime.agent import Agent, agent_type
+from snapline.agent_runtime.compensations import load_undo
 from snapline.agent_runtime.durable import ADOPTED, REFUSED, EffectWork, Pause, StepWork, TurnJournal
 from snapline.agent_runtime.effects import EffectOptions, Saga, do_nothing, effect_work, read_outcome, undo_work
 from snapline.agent_runtime.encoding import encode_message, message_name
 from snapline.agent_runtime.fleet import check_state_image, encode_unchecked
-from snapline.agent_runtime.forgotten import UnawaitedCoroutines, awaited
 from snapline.agent_runtime.host.events import TurnEnded
-from snapline.agent_runtime.outside import (
+from snapline.agent_runtime.rare_requests import RareRequests
+from snapline.agent_runtime.results import argument_digest, read_message, read_result
+from snapline.agent_runtime.turn_environment import (
     DELAY_S_MAX,
     TurnEnvironment,
     nanoseconds,
@@ -28,9 +30,7 @@ from snapline.agent_runtime.outside import (
     step_work,
     waits_of,
 )
-from snapline.agent_runtime.rare_requests import RareRequests
-from snapline.agent_runtime.results import argument_digest, read_message, read_result
-from snapline.agent_runtime.undoing import load_undo
+from snapline.agent_runtime.unawaited import UnawaitedCoroutines, awaited
 from snapline.errors import UnansweredCallError, UsageError, WaitTimeoutError
 from snapline.ids import check_id, check_receiver
 from snapline.storage.packs.checkpoint import JournalEntry
@@ -211,8 +211,8 @@ class Context:
     def rollback(self, reason: str, *, to: str = "last") -> NoReturn:
         """End this turn without effect, and take the fleet back to a snapshot: "last", a tag or an epoch; see docs/going-back.md. UsageError."""
         self._check_open()
-        request, self._closed = rolling_back.wish_of(reason, to), "has asked that the fleet goes back"
-        raise rolling_back.RollbackRequestedError(request)
+        request, self._closed = rollback_errors.wish_of(reason, to), "has asked that the fleet goes back"
+        raise rollback_errors.RollbackRequestedError(request)
 
     def checkpoint(self) -> None:
         """Take a checkpoint of this agent after the turn, whatever its policy says.

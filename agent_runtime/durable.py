@@ -147,7 +147,7 @@ class TurnJournal:
         divergence: the handler's request differed from the journal. The handler may have caught the error and continued.
         has_left: sends before the last wait have left, since the turn has waited there.
         takes_effects: this store can release intents.
-        own_modules: modules in which compensations are looked up (`undoing.py`).
+        own_modules: modules in which compensations are looked up (`compensations.py`).
     """
 
     def __init__(

@@ -9,9 +9,9 @@ from typing import Any, Self
 
 import msgspec
 
+from snapline.agent_runtime.compensations import reference_of
 from snapline.agent_runtime.durable import FAILED, REFUSED, EffectIntent, EffectWork, TurnJournal
 from snapline.agent_runtime.results import argument_digest, read_result
-from snapline.agent_runtime.undoing import reference_of
 from snapline.errors import DivergenceError, EffectFailedError, UsageError
 from snapline.messages.effect_records import readable
 from snapline.storage.packs.checkpoint import JournalEntry

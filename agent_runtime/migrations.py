@@ -37,7 +37,7 @@ from snapline.agent_runtime.encoding import describe_failure, state_decoder
 from snapline.errors import EncodingError, FleetDefinitionError, StoreError
 from snapline.storage.capture.decoder import RestoredState, StateDecoder
 from snapline.storage.capture.image import Buffer, ChunkTable
-from snapline.storage.capture.loaded import numpy_if_loaded
+from snapline.storage.capture.optional_numpy import numpy_if_loaded
 from snapline.storage.capture.values import (
     BLOB_EXTENSION,
     BLOB_MODULE,

@@ -20,7 +20,7 @@ import ray
 
 import snapline
 from snapline.adapters.ray import actor_fleet, in_fleet
-from snapline.deploy.conformance.raylets import NORMAL_PRIORITY, raylets
+from snapline.deploy.conformance.local_ray import NORMAL_PRIORITY, raylets
 
 PAYLOAD = "x" * 1024
 CALLS, BESIDE = 200, 16

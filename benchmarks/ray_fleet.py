@@ -26,8 +26,8 @@ import msgspec
 
 from snapline.agent_runtime.fleet import load_fleet
 from snapline.agent_runtime.snapshots.cut import load_cut
-from snapline.cli.demo_picture import time_ns_of
-from snapline.deploy.conformance.raylets import NORMAL_PRIORITY, QUICK, RayBench, Raylets, raylets
+from snapline.cli.demo_diagram import time_ns_of
+from snapline.deploy.conformance.local_ray import NORMAL_PRIORITY, QUICK, RayBench, Raylets, raylets
 from snapline.deploy.running_fleet import LaunchedFleet
 from snapline.errors import SnaplineError
 from snapline.examples import pagerank

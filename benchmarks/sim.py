@@ -29,7 +29,7 @@ from random import Random
 
 import msgspec
 
-from snapline.sim.faults.words import CrashFault
+from snapline.sim.faults.fault_kinds import CrashFault
 from snapline.sim.run import run
 from snapline.sim.scenario import (
     FaultPart,

@@ -50,6 +50,7 @@ Carries G9 and the link's part of G1 to G3. Not from a paper; batching, credit a
 from typing import assert_never
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX, WINDOW_BYTES, WINDOW_ITEMS, check_message_size
+from snapline.channels.control_state import UnsentControlState
 from snapline.channels.fencing import LinkIdentity, judge_identity
 from snapline.channels.frame import (
     MARKER_CHANNELS_MAX,
@@ -91,7 +92,6 @@ from snapline.channels.link_events import (
     WriteReady,
 )
 from snapline.channels.order import OutgoingOrder
-from snapline.channels.words import UnsentControlState
 from snapline.errors import ProtocolError
 
 HEARTBEAT_NS = 500_000_000

@@ -16,10 +16,10 @@ import pytest
 if TYPE_CHECKING:
     from snapline.sim.checking import Options, Subject, Target
     from snapline.sim.choices import Choices
-    from snapline.sim.report.plugin import Failure
+    from snapline.sim.report.test_report import Failure
     from snapline.sim.result import Result
     from snapline.sim.search.sweep import SweepSummary
-    from snapline.sim.workloads.checked import AtEnd, Invariant
+    from snapline.sim.workloads.user_invariants import AtEnd, Invariant
     from snapline.sim.world.recording import Recording
 
 SEEDS = 100
@@ -92,7 +92,7 @@ class Simulation:
             Summary of the runs: verdicts, probes, metrics.
         """
         from snapline.errors import UsageError
-        from snapline.sim.report.plugin import run_folder, run_seeds
+        from snapline.sim.report.test_report import run_folder, run_seeds
 
         subject = self._subject(target, invariant=invariant, at_end=at_end, **options)
         folder: str | None = self._config.getoption("--snapline-replay")
@@ -158,7 +158,7 @@ class Simulation:
         return list(seeds)
 
     def _fail(self, subject: "Subject", failure: "Failure", shrink_s: float) -> NoReturn:
-        from snapline.sim.report.plugin import TestLocation, explain
+        from snapline.sim.report.test_report import TestLocation, explain
 
         option: float | None = self._config.getoption("--snapline-shrink-s")
         limit_s = shrink_s if option is None else min(option, shrink_s)

@@ -17,11 +17,11 @@ from snapline.agent_runtime.encoding import encode_body
 from snapline.errors import SnaplineError
 from snapline.sim.choices import Choices, RandomChoices
 from snapline.sim.faults.faults import heal
-from snapline.sim.report.words import seconds
+from snapline.sim.report.formatting import seconds
 from snapline.sim.result import Result, Verdict
 from snapline.sim.scenario import Scenario
 from snapline.sim.workloads import Workload, make_workload
-from snapline.sim.workloads.given import GivenInputs
+from snapline.sim.workloads.user_inputs import GivenInputs
 from snapline.sim.world.kernel import Journal
 from snapline.sim.world.limits import limited
 from snapline.sim.world.manifest_cache import manifests_cached

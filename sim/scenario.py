@@ -19,8 +19,7 @@ import msgspec
 from snapline.errors import UsageError
 from snapline.protocols.names import PROTOCOLS, is_autonomous
 from snapline.sim.faults.durations import Duration, OptionalDuration, duration_ns, format_duration
-from snapline.sim.faults.points import FAILPOINTS, REAL_FAILPOINT_PREFIXES, REAL_FAILPOINTS, WORLD_FAILPOINTS
-from snapline.sim.faults.words import (
+from snapline.sim.faults.fault_kinds import (
     REFUSED_FAULT_KINDS,
     CaptureFault,
     ClockFault,
@@ -40,6 +39,7 @@ from snapline.sim.faults.words import (
     SwizzleFault,
     Word,
 )
+from snapline.sim.faults.points import FAILPOINTS, REAL_FAILPOINT_PREFIXES, REAL_FAILPOINTS, WORLD_FAILPOINTS
 from snapline.sim.toml_text import format_toml, readable, shown
 from snapline.sim.world.limits import LIMITS
 from snapline.storage.retention.retention_policy import parse_policy

@@ -9,7 +9,7 @@ import signal
 
 from hypothesis import settings
 
-from snapline.cli.collector import collect_rarely, freeze_imported
+from snapline.cli.garbage_collection import collect_rarely, freeze_imported
 from snapline.storage.capture import forked
 
 forked.prepare()

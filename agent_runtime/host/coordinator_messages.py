@@ -4,10 +4,10 @@ from sys import intern
 
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import events as ev
+from snapline.agent_runtime.host.blocked_agents import SHOWN_MAX, standing_agents
 from snapline.agent_runtime.host.core import HostCore
-from snapline.agent_runtime.host.standing_agents import SHOWN_MAX, standing_agents
 from snapline.messages import host_messages as msg
-from snapline.messages.unreached import UnreachedPeer
+from snapline.messages.unreached_peers import UnreachedPeer
 from snapline.protocols.policy import format_policy
 from snapline.storage.log.names import LogName
 

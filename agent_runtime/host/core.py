@@ -27,7 +27,7 @@ are restored from the recovery line. Links carry the plan's number in their Link
 Invariants (`validate`): the arrived but not consumed messages of a channel are exactly those waiting or in the running turn; an agent that may start
 a turn has an empty mailbox; a parked message has no number.
 
-The parts share the state in `host_state.py`. From below: `failures.py` (dead letters, agents that failed, or request a rollback: `rollbacks.py`),
+The parts share the state in `host_state.py`. From below: `failures.py` (dead letters, agents that failed, or request a rollback: `rollback_requests.py`),
 `links.py`, `channel_ends.py` (both ends of channels), `mailboxes.py` (arrival, the next turn, consumption), `outlets.py` (sent or parked messages),
 `timers.py`, `host_log.py` (what must be durable first), `inputs.py` and `outputs.py` (from and to outside), `step_log.py` (logged results of durable
 turns), `views.py` (an agent's state), `membership.py` (creation and departure of agents), `effects.py` (effects on the outside), `durable_turns.py`

@@ -23,10 +23,10 @@ from itertools import islice
 import msgspec
 
 from snapline.agent_runtime.durable import DONE, FAILED, LATE, EffectIntent, Pause, call_id, reply_to
-from snapline.agent_runtime.host import dead_letters, effect_words
+from snapline.agent_runtime.host import dead_letters, effect_resolutions
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host import watch_events as we
+from snapline.agent_runtime.host import observer_events as we
 from snapline.agent_runtime.host.effects import Effects
 from snapline.agent_runtime.host.failures import HostFailures, last_line, sender_of, turn_kind_of
 from snapline.agent_runtime.host.host_state import HostState
@@ -44,7 +44,7 @@ from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.step_log import StepLog
 from snapline.agent_runtime.host.timers import Timers
 from snapline.agent_runtime.traceparents import is_of_type
-from snapline.messages.effect_words import read_effect_resolution
+from snapline.messages.effect_commands import read_effect_resolution
 from snapline.messages.payloads import REPLY
 from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.checkpoint import TURN_TIMER, JournalEntry, SavedTurn, StashedMessage
@@ -303,7 +303,7 @@ class DurableTurns:
         """Take an operator's resolution of the awaited effect, like a received message; return whether the effect is done. If it was not done, the
         turn keeps waiting. All entries before the resolution are deferred, however many: nothing else could let the turn continue.
         """
-        place = effect_words.find(agent, turn.look.mailbox)
+        place = effect_resolutions.find(agent, turn.look.mailbox)
         if place is None:
             turn.look.mailbox = len(agent.mailbox)
             return False

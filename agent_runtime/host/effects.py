@@ -17,7 +17,7 @@ doubt*, and one of three things happens:
 - An effect that may not be repeated is not called: the agent waits for an operator's decision. Before such an effect is called, a *mark* goes into
   the host log. Logs of earlier plans are sealed before they are read, so without a mark no incarnation has called the effect, or ever will.
 
-An operator's resolution is an input that the waiting turn takes (`effect_words.py`). "Done" becomes the outcome. "Not done" allows the call; but a
+An operator's resolution is an input that the waiting turn takes (`effect_resolutions.py`). "Done" becomes the outcome. "Not done" allows the call; but a
 recovery to before the resolution would take it again, although a call may have been made since. So the resolution is also an output, and the call
 waits until that output is released, as for an intent.
 
@@ -32,17 +32,17 @@ Carries G12. Uniqueness outside depends on services that honour keys: nothing he
 
 import msgspec
 
+from snapline.agent_runtime.compensations import undo_payload
 from snapline.agent_runtime.durable import DONE, REFUSED, EffectIntent
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import durable_events as de
-from snapline.agent_runtime.host import watch_events as we
+from snapline.agent_runtime.host import observer_events as we
 from snapline.agent_runtime.host.agent_effects import AgentEffects
 from snapline.agent_runtime.host.host_state import UNDONE, HostState
 from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent
 from snapline.agent_runtime.host.outputs import Outputs
 from snapline.agent_runtime.host.step_log import StepLog, mark_of
 from snapline.agent_runtime.results import describe_result
-from snapline.agent_runtime.undoing import undo_payload
 from snapline.messages import effect_records
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord, outside_key
 from snapline.messages.planned_ends import Quiesce, Quiesced

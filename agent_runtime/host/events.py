@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from snapline.agent_runtime.durable import Pause
-from snapline.agent_runtime.rolling_back import RollbackRequest
+from snapline.agent_runtime.rollback_errors import RollbackRequest
 from snapline.channels.frame import Frame, LinkHello
 from snapline.messages import host_messages as msg
 from snapline.messages.inputs import InputOutcome

@@ -6,7 +6,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import START, Entry, LocalAgent
 from snapline.agent_runtime.host.modes.mode import HostMode
-from snapline.agent_runtime.host.rollbacks import HostRollbacks
+from snapline.agent_runtime.host.rollback_requests import HostRollbacks
 from snapline.agent_runtime.host.turn_deaths import TurnDeaths
 from snapline.messages import host_messages as msg
 from snapline.messages.payloads import CREATE

@@ -24,7 +24,7 @@ from snapline.channels.options import RECEIVE_BYTES_MAX
 from snapline.errors import ProtocolError, UsageError
 from snapline.ids import check_id
 from snapline.messages.dead_letters import read_dead_letter_command
-from snapline.messages.effect_words import (
+from snapline.messages.effect_commands import (
     is_effect_request,
     is_effect_resolution,
     read_effect_request,

@@ -11,7 +11,7 @@ records that. So their numbers are not used again, and a client that repeats the
 agent that never existed. If that epoch is condemned later, inputs of such an agent wait here until it is created again.
 """
 
-from snapline.agent_runtime.host import dead_letters, effect_words
+from snapline.agent_runtime.host import dead_letters, effect_resolutions
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.agent_inputs import DIGEST_BYTES, AgentInputs, PendingInput
 from snapline.agent_runtime.host.epoch_request import EpochRequest
@@ -22,7 +22,7 @@ from snapline.agent_runtime.host.mailboxes import Mailboxes
 from snapline.agent_runtime.host.reply_waiters import ReplyWaiters, dropped_reason
 from snapline.agent_runtime.traceparents import without_tail
 from snapline.messages import host_messages as msg
-from snapline.messages.effect_words import is_effect_resolution
+from snapline.messages.effect_commands import is_effect_resolution
 from snapline.messages.inputs import ACCEPTED, KEY_CHARACTERS_MAX, REFUSED, REPEATED, RETRY, InputOutcome
 from snapline.messages.payloads import CREATE
 from snapline.storage.log.record import LoggedInput
@@ -290,7 +290,7 @@ class Inputs:
 
 def _refusal_of_word(agent: LocalAgent, payload: bytes) -> InputOutcome | None:
     if is_effect_resolution(payload):
-        return effect_words.refusal_of(agent, payload)
+        return effect_resolutions.refusal_of(agent, payload)
     refusal = dead_letters.refusal_of(agent, payload)
     return InputOutcome(REFUSED, reason=refusal) if refusal else None
 

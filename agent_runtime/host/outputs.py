@@ -14,11 +14,11 @@ from typing import Protocol
 
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.agent_outputs import AgentOutputs
+from snapline.agent_runtime.host.agent_retirement import AgentRetirement
 from snapline.agent_runtime.host.epoch_request import EpochRequest
 from snapline.agent_runtime.host.host_state import HostState
 from snapline.agent_runtime.host.local_agent import LocalAgent
 from snapline.agent_runtime.host.mailboxes import Mailboxes
-from snapline.agent_runtime.host.retiring import AgentRetirement
 from snapline.messages import host_messages as msg
 
 AGENT_BYTES_MAX = 16 * 1024 * 1024

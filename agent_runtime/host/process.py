@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from snapline.agent_runtime import forgotten
+from snapline.agent_runtime import unawaited
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host import events as ev
@@ -170,7 +170,7 @@ class Host:
 
     async def run(self) -> int:
         """Take part in the fleet until it ends; return an exit code."""
-        forgotten.watch()
+        unawaited.watch()
         loop = asyncio.get_running_loop()
         loop.set_default_executor(self._marks.threads())
         self._finished = loop.create_future()

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from snapline.agent_runtime.agent import Agent
+from snapline.agent_runtime.agent_classes import find_class
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.kinds import find_class
 from snapline.agent_runtime.migrations import MigrationPlan, load_state, plan_migration
 from snapline.storage.capture.image import Buffer, ChunkTable
 from snapline.storage.packs.checkpoint import AgentCheckpoint

@@ -14,7 +14,7 @@ import grpc.aio
 from snapline.errors import AuthenticationError, ProtocolError, UsageError
 from snapline.messages.coordinator_client import LEADER_KEY
 from snapline.messages.host_messages import Directive, HostMessage, Leave, TurnedAway
-from snapline.messages.replica_turns import ReplicaChoice
+from snapline.messages.replica_choice import ReplicaChoice
 from snapline.messages.wire import ATTEND, decode_directive, encode_host_message, in_parts
 from snapline.security.transport import Security
 from snapline.security.trust import TRUST_WAIT_S, DistrustTracker, distrust_reason, transport_mismatch, trust_advice

@@ -13,11 +13,11 @@ from snapline.agent_runtime.host.membership import Membership
 from snapline.agent_runtime.host.modes.mode import HostMode
 from snapline.agent_runtime.host.outlets import Outlets
 from snapline.agent_runtime.host.outputs import Outputs
-from snapline.agent_runtime.host.rollbacks import HostRollbacks
+from snapline.agent_runtime.host.rollback_requests import HostRollbacks
 from snapline.agent_runtime.host.timers import Timers
 from snapline.agent_runtime.host.turn_deaths import TurnDeaths
 from snapline.agent_runtime.host.views import Views
-from snapline.agent_runtime.rolling_back import RollbackRequest
+from snapline.agent_runtime.rollback_errors import RollbackRequest
 from snapline.messages import host_messages as msg
 
 

@@ -27,7 +27,7 @@ import msgspec
 
 from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.host.turn_deaths import HEAD_BYTES, MessageSample, digest_of_turn
-from snapline.agent_runtime.outside import IN_THREAD
+from snapline.agent_runtime.turn_environment import IN_THREAD
 from snapline.channels.child_processes import exit_if_child
 from snapline.folders import make_private
 from snapline.messages.payloads import CREATE, read_creation, split_message, unwrapped

@@ -25,8 +25,8 @@ from snapline.agent_runtime.agent import AgentType
 from snapline.agent_runtime.durable import read_call
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.failures import last_line
-from snapline.agent_runtime.outside import TurnEnvironment
 from snapline.agent_runtime.traceparents import Traceparent, read_tail, tail_of, with_tail
+from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.messages.payloads import MARK, split_message
 from snapline.telemetry.quick_span import QuickSpan
 from snapline.telemetry.span_export import SpanExport

@@ -14,15 +14,16 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from snapline.agent_runtime import forgotten
+from snapline.agent_runtime import unawaited as forgotten
 from snapline.agent_runtime.agent import UNDO_STATE_BYTES_MAX, Agent, AgentType, agent_type
+from snapline.agent_runtime.agent_classes import find_class
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import SegmentEnd, TurnJournal
 from snapline.agent_runtime.encoding import encode_ordered, has_one_order
 from snapline.agent_runtime.fleet import Fleet, check_skeleton, encode_state, own_modules, restore_agent, unsavable
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
-from snapline.agent_runtime.host.flights import (
+from snapline.agent_runtime.host.step_execution import (
     NotUndoneError,
     WaitingTurn,
     changed,
@@ -34,11 +35,10 @@ from snapline.agent_runtime.host.flights import (
     refused,
     step_of,
 )
-from snapline.agent_runtime.kinds import find_class
 from snapline.agent_runtime.logged_steps import turn_seed
-from snapline.agent_runtime.outside import TurnEnvironment
-from snapline.agent_runtime.rolling_back import CAUGHT, FAILURES, request_in
+from snapline.agent_runtime.rollback_errors import CAUGHT, FAILURES, request_in
 from snapline.agent_runtime.traceparents import without_tail
+from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.errors import DivergenceError, EncodingError, StoreError, UsageError
 from snapline.messages.payloads import read_creation, split_message
 from snapline.protocols.names import is_logged

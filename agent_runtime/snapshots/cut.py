@@ -4,9 +4,9 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 
 from snapline.agent_runtime.agent import Agent, agent_type
+from snapline.agent_runtime.agent_classes import find_class
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.host.restore import restored
-from snapline.agent_runtime.kinds import find_class
 from snapline.agent_runtime.snapshots.cut_contents import (
     DeadLetter,
     PendingSpawn,

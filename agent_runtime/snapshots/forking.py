@@ -11,8 +11,8 @@ from typing import Literal
 import msgspec
 
 from snapline.agent_runtime.agent import agent_type
+from snapline.agent_runtime.agent_classes import class_of, plan_line
 from snapline.agent_runtime.fleet import Fleet
-from snapline.agent_runtime.kinds import class_of, plan_line
 from snapline.agent_runtime.snapshots.fork_effects import has_open_effect, without_open_effects
 from snapline.agent_runtime.snapshots.state_setting import FieldSetting, find_agent, with_settings
 from snapline.errors import FleetDefinitionError, UsageError

@@ -22,7 +22,7 @@ from benchmarks.checkmate.queries import (
 )
 
 from snapline.channels.frame import Frame, Items, encode_frame
-from snapline.sim.faults.words import CrashFault
+from snapline.sim.faults.fault_kinds import CrashFault
 from snapline.sim.run import run
 from snapline.sim.scenario import DelayPart, FaultPart, FleetPart, LivenessPart, NetworkPart, RunPart, Scenario
 from snapline.sim.workloads.workload import Workload

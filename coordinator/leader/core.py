@@ -61,15 +61,15 @@ from snapline.coordinator.leader.events import (
     StreamClosed,
     TimerFired,
 )
-from snapline.coordinator.leader.host_words import (
+from snapline.coordinator.leader.host_requests import (
     CoordinatorStopRequested,
     EndHostRequested,
     ForgetHostRequested,
     MovesRequested,
 )
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderOptions, Proposal
+from snapline.coordinator.leader.leader_status import LeaderStatus
 from snapline.coordinator.leader.parts import concern_sources, make_parts
-from snapline.coordinator.leader.standing import LeaderStatus
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import RECOVERING, OperationResult
 from snapline.coordinator.state.fleet_view import FleetView

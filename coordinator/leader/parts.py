@@ -24,12 +24,12 @@ from snapline.coordinator.leader.hosts.missing_hosts import MissingHosts
 from snapline.coordinator.leader.hosts.partitions import Partitions
 from snapline.coordinator.leader.hosts.standby_hosts import StandbyHosts
 from snapline.coordinator.leader.leader_state import LeaderOptions, LeaderState
+from snapline.coordinator.leader.modes.agent_removal import Leaving
 from snapline.coordinator.leader.modes.autonomous import Autonomous
 from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.leader.modes.coordinated import Coordinated
 from snapline.coordinator.leader.modes.freeze import Freezing
 from snapline.coordinator.leader.modes.koo_toueg import KooToueg
-from snapline.coordinator.leader.modes.leaving import Leaving
 from snapline.coordinator.leader.modes.line_epochs import LineEpochs
 from snapline.coordinator.leader.modes.rounds import Rounds
 from snapline.coordinator.leader.objectives import Objectives
@@ -45,7 +45,7 @@ from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.coordinator.leader.recovery_queries import RecoveryQueries
 from snapline.coordinator.leader.requests import Requests
 from snapline.coordinator.leader.shutdown import Shutdown
-from snapline.coordinator.leader.stop_question import StopQuestion
+from snapline.coordinator.leader.stop_condition import StopQuestion
 from snapline.coordinator.state.fleet_view import FleetView
 
 

@@ -79,7 +79,7 @@ class Requests:
             self._shared.send((session.id,), LogOpened(kind.plan, certificate, kind.newest))
 
     def on_ended(self, proposal: Proposal, result: OperationResult) -> None:
-        """Answer a committed or refused creation or removal. The leader's own removals are answered in `modes/leaving.py`.
+        """Answer a committed or refused creation or removal. The leader's own removals are answered in `modes/agent_removal.py`.
 
         A lost host may return before the next plan. It gets no answer to requests that were refused because the plan was over (OVER). It
         may be a survivor whose agents keep their live states: for them a refused creation would be lost permanently.

@@ -50,8 +50,8 @@ from snapline.coordinator.raft.hooks import check_release, drop_false_alarms, fo
 from snapline.coordinator.raft.journal import SqliteJournal
 from snapline.coordinator.raft.journal_file import ADVICE
 from snapline.coordinator.raft.learner import LEARNER_REQUEST, Learner, LogMarks, begin, is_request
-from snapline.coordinator.raft.machine import ApplyFailed, Machine
 from snapline.coordinator.raft.peers import RaftNode
+from snapline.coordinator.raft.state_machine import ApplyFailed, Machine
 from snapline.coordinator.raft.wake_up import WakeUp
 from snapline.errors import ExternalFailureError, LogError, MessageTooLargeError, UsageError
 from snapline.storage.store.log_marks import LogMark

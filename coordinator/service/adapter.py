@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
-from snapline.coordinator.leader.standing import LeaderStatus
-from snapline.coordinator.service.leader_figures import LeaderFigures
+from snapline.coordinator.leader.leader_status import LeaderStatus
+from snapline.coordinator.service.leader_statistics import LeaderFigures
 from snapline.coordinator.service.log import ReplicatedLog
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_records import ProposalOutcome, Rejected, Unknown

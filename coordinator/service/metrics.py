@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from snapline.coordinator.leader.epochs.store_watch import DEGRADED
-from snapline.coordinator.leader.standing import LeaderStatus
+from snapline.coordinator.leader.leader_status import LeaderStatus
 from snapline.coordinator.raft.replica import Replica
-from snapline.coordinator.service.leader_figures import NS, LeaderFigures
+from snapline.coordinator.service.leader_statistics import NS, LeaderFigures
 from snapline.coordinator.service.leadership import Leadership
 from snapline.coordinator.state.fleet_records import (
     ALIVE,

@@ -30,11 +30,11 @@ from snapline.coordinator.raft.node import DUMP_FILE, JOURNAL_FILE
 from snapline.coordinator.raft.replica import Replica, ReplicaOptions
 from snapline.coordinator.service.adapter import Driver
 from snapline.coordinator.service.calls import LeaderHint
-from snapline.coordinator.service.fork_founding import create_fork_log
-from snapline.coordinator.service.leader_figures import LeaderFigures
+from snapline.coordinator.service.coordinator_stop import CoordinatorStop
+from snapline.coordinator.service.fork_log import create_fork_log
+from snapline.coordinator.service.leader_statistics import LeaderFigures
 from snapline.coordinator.service.leadership import Leadership
 from snapline.coordinator.service.metrics import FAMILIES, CoordinatorMetrics
-from snapline.coordinator.service.planned_stop import CoordinatorStop
 from snapline.coordinator.service.replicated import MirroredMachine, RaftLog
 from snapline.coordinator.service.servicer import CoordinatorServicer
 from snapline.coordinator.service.store_keeper import StoreKeeper

@@ -15,9 +15,9 @@ from google.protobuf.message import Message
 
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.coordinator.leader import events as ev
-from snapline.coordinator.leader import host_words as words
+from snapline.coordinator.leader import host_requests as words
+from snapline.coordinator.leader.leader_status import LeaderStatus
 from snapline.coordinator.leader.objectives import objectives_missed
-from snapline.coordinator.leader.standing import LeaderStatus
 from snapline.coordinator.raft.replica import Replica
 from snapline.coordinator.service.adapter import Driver, Outbox
 from snapline.coordinator.service.calls import LeaderHint, with_grpc_errors
@@ -38,11 +38,11 @@ from snapline.coordinator.service.fleet_answers import (
 )
 from snapline.coordinator.service.host_checks import check_end, check_forgetting, check_moves
 from snapline.coordinator.service.host_stream import HostStream, read_host_message
-from snapline.coordinator.service.leader_figures import LeaderFigures
+from snapline.coordinator.service.leader_statistics import LeaderFigures
 from snapline.coordinator.service.leadership import Leadership
-from snapline.coordinator.service.loss_answers import interval_of, loss_of
+from snapline.coordinator.service.loss_status import interval_of, loss_of
 from snapline.coordinator.service.output_feed import OutputFeed
-from snapline.coordinator.service.restoring import Restoring
+from snapline.coordinator.service.restore_requests import Restoring
 from snapline.coordinator.state.fleet_records import ALIVE, OPEN
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import (

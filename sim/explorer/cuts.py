@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from snapline.sim.explorer.books import AgentLedger
 from snapline.sim.explorer.interning import Interner, Memo
+from snapline.sim.explorer.message_ledger import AgentLedger
 
 Column = tuple[AgentLedger, ...]
 Cut = tuple[int, ...]

@@ -17,11 +17,11 @@ from snapline.errors import UsageError
 from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG, PROTOCOLS
 from snapline.protocols.rules import RULES
 from snapline.sim.explorer.bounds import Bounds
-from snapline.sim.explorer.induced import InducedModel
-from snapline.sim.explorer.plain import PlainModel
-from snapline.sim.explorer.rounds import RoundModel
+from snapline.sim.explorer.induced_model import InducedModel
+from snapline.sim.explorer.plain_model import PlainModel
+from snapline.sim.explorer.round_model import RoundModel
 from snapline.sim.explorer.search import Fault, Model, Search, SearchResult
-from snapline.sim.explorer.stamped import StampedModel
+from snapline.sim.explorer.stamped_model import StampedModel
 from snapline.sim.result import Violation
 
 __all__ = ["EXPLORED", "PLAIN_CHANDY_LAMPORT", "Bounds", "Exploration", "explore"]

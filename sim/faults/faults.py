@@ -13,8 +13,7 @@ from snapline.errors import UsageError
 from snapline.sim.faults.conditions import Condition, Conditions, Part
 from snapline.sim.faults.durations import duration_ns
 from snapline.sim.faults.executor import Executor, FailpointAction, HangingCall
-from snapline.sim.faults.partitions import Pair, all_pairs, one_way, pairs_cut_off, pairs_of_shape, shuffled
-from snapline.sim.faults.words import (
+from snapline.sim.faults.fault_kinds import (
     EVERY_HOST,
     ROLLING_PAUSE_NS,
     CaptureFault,
@@ -36,6 +35,7 @@ from snapline.sim.faults.words import (
     SwizzleFault,
     Word,
 )
+from snapline.sim.faults.partitions import Pair, all_pairs, one_way, pairs_cut_off, pairs_of_shape, shuffled
 from snapline.sim.result import ExecutedFault
 from snapline.sim.scenario import Scenario, joining_hosts
 

@@ -1,7 +1,7 @@
 """Failpoints in the code: points that the simulated world passes, and points that only real processes pass."""
 
 from snapline.sim.faults.executor import WHEN_CAPTURING
-from snapline.sim.faults.words import MOMENTS
+from snapline.sim.faults.fault_kinds import MOMENTS
 
 
 def _write_once(*points: str) -> tuple[str, ...]:

@@ -8,7 +8,15 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from snapline.sim.faults.words import CaptureFault, CrashFault, DelayFault, DiskFault, PauseFault, ResetFault, SlowFault
+from snapline.sim.faults.fault_kinds import (
+    CaptureFault,
+    CrashFault,
+    DelayFault,
+    DiskFault,
+    PauseFault,
+    ResetFault,
+    SlowFault,
+)
 from snapline.sim.mutants import clients, going_back, hosts, inputs, links, outputs, recoveries, rules, stores
 from snapline.sim.mutants.effects_catalogue import EFFECT_MUTANTS
 from snapline.sim.mutants.letters_catalogue import LETTER_MUTANTS

@@ -3,15 +3,15 @@
 from msgspec.structs import replace
 
 from snapline.agent_runtime.host.local_agent import LocalAgent
-from snapline.agent_runtime.host.rollbacks import HostRollbacks
-from snapline.agent_runtime.rolling_back import RollbackRequest
+from snapline.agent_runtime.host.rollback_requests import HostRollbacks
+from snapline.agent_runtime.rollback_errors import RollbackRequest
 from snapline.coordinator.leader.plans.plans import Plans
 from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.coordinator.state import fleet_state
 from snapline.coordinator.state.fleet_records import COMPLETE, VOID
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.messages import host_messages as msg
-from snapline.sim.faults.words import CoordinatorFault, CrashFault
+from snapline.sim.faults.fault_kinds import CoordinatorFault, CrashFault
 from snapline.sim.mutants.registry import Mutant, template
 from snapline.sim.scenario import ClientsPart, FaultPart, FleetPart, PatternPart, RestoresPart, TriggerPart
 from snapline.sim.world.patches import Patch

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from snapline.sim.faults.words import CrashFault, DiskFault, PauseFault
+from snapline.sim.faults.fault_kinds import CrashFault, DiskFault, PauseFault
 from snapline.sim.mutants import inputs
 from snapline.sim.mutants.registry import Mutant, template
 from snapline.sim.scenario import ClientsPart, FaultPart

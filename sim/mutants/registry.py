@@ -14,7 +14,7 @@ from snapline.compiled import is_compiled
 from snapline.coordinator.leader.modes import epoch_reports
 from snapline.coordinator.service import line_store
 from snapline.errors import UsageError
-from snapline.sim.faults.words import CrashFault
+from snapline.sim.faults.fault_kinds import CrashFault
 from snapline.sim.scenario import (
     ClientsPart,
     FaultPart,

@@ -22,7 +22,7 @@ from snapline.messages.dead_letters import (
     DeadLetterCommand,
     read_dead_letter_command,
 )
-from snapline.messages.effect_words import is_effect_request, is_effect_resolution
+from snapline.messages.effect_commands import is_effect_request, is_effect_resolution
 from snapline.sim.oracles.drops import Drop, Drops
 from snapline.sim.oracles.ground_truth_records import (
     AgentHistory,

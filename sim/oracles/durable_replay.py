@@ -22,11 +22,11 @@ from snapline.agent_runtime.durable import SegmentEnd, TurnJournal, read_call
 from snapline.agent_runtime.encoding import encode_ordered
 from snapline.agent_runtime.fleet import own_modules, restore_agent
 from snapline.agent_runtime.host.events import StartTurn, TurnEnded, TurnFailed
-from snapline.agent_runtime.outside import TurnEnvironment
+from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.errors import DivergenceError
 from snapline.messages.payloads import split_message
+from snapline.sim.oracles.divergence_reasons import INSTEAD, DivergenceReasons, place_of, relative
 from snapline.sim.oracles.ground_truth_records import Report
-from snapline.sim.oracles.suspects import INSTEAD, DivergenceReasons, place_of, relative
 from snapline.storage.log.record import LoggedEntry
 from snapline.storage.packs.checkpoint import JournalEntry, SavedTurn
 

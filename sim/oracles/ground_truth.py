@@ -32,8 +32,8 @@ from itertools import zip_longest
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.events import Control, Spawn
 from snapline.coordinator.state.operations import Restore
+from snapline.messages.effect_commands import is_effect_resolution
 from snapline.messages.effect_records import EFFECTS_TOPIC
-from snapline.messages.effect_words import is_effect_resolution
 from snapline.messages.payloads import CREATE
 from snapline.sim.oracles.dead_letters import DeadLetterOracle, is_retry_of
 from snapline.sim.oracles.effects import EffectOracle

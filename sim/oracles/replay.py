@@ -19,13 +19,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from snapline.agent_runtime.agent import Agent, AgentType, agent_type
+from snapline.agent_runtime.agent_classes import find_class
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import LATE_REPLY, read_call
 from snapline.agent_runtime.encoding import encode_body
 from snapline.agent_runtime.fleet import Fleet, encode_state, restore_agent
 from snapline.agent_runtime.heartbeats import Heartbeats
-from snapline.agent_runtime.kinds import find_class
-from snapline.agent_runtime.outside import TurnEnvironment
+from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.messages.payloads import CREATE, read_creation, split_message
 from snapline.sim.oracles.ground_truth_records import AgentHistory, StepOutcome, Turn, show
 

@@ -10,10 +10,10 @@ import contextlib
 from snapline.agent_runtime.agent import Agent, AgentType
 from snapline.agent_runtime.encoding import encode_body
 from snapline.agent_runtime.fleet import Fleet
+from snapline.sim.oracles.divergence_reasons import DivergenceReasons
 from snapline.sim.oracles.durable_replay import DurableOracle
 from snapline.sim.oracles.ground_truth_records import AgentHistory, Report
 from snapline.sim.oracles.replay import NOT_POSSIBLE, replay
-from snapline.sim.oracles.suspects import DivergenceReasons
 
 
 class ReplayOracle:

@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
 from snapline.diagrams.scene import Place
-from snapline.sim.report.words import seconds
+from snapline.sim.report.formatting import seconds
 from snapline.sim.result import Result
 from snapline.sim.world.recording import Recording
 

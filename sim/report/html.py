@@ -11,9 +11,9 @@ import msgspec
 from snapline.diagrams.page import page as framed
 from snapline.diagrams.page import picture
 from snapline.diagrams.style import clean, shortened, text
-from snapline.sim.report.pictures import draw_run
+from snapline.sim.report.formatting import GUARANTEES, VERDICTS, count, seconds, value_words
+from snapline.sim.report.space_time_svg import draw_run
 from snapline.sim.report.timeline import draw_timeline
-from snapline.sim.report.words import GUARANTEES, VERDICTS, count, seconds, value_words
 from snapline.sim.result import Result, Violation
 from snapline.sim.world.recording import Recording
 

@@ -2,8 +2,8 @@
 
 from snapline.diagrams.scene import Bar, Scene, Track, clock
 from snapline.diagrams.svg import draw
+from snapline.sim.report.formatting import count, seconds, time_span
 from snapline.sim.report.tracks import alarms_of, tracks_of
-from snapline.sim.report.words import count, seconds, time_span
 from snapline.sim.result import Result
 from snapline.sim.world.recording import Recording
 

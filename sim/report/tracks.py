@@ -7,7 +7,7 @@ positions.
 from collections.abc import Callable, Iterable, Iterator
 
 from snapline.diagrams.scene import Alarm, Bar, BarKind, Place, Track
-from snapline.sim.report.words import seconds, time_span
+from snapline.sim.report.formatting import seconds, time_span
 from snapline.sim.result import ExecutedFault, Result
 from snapline.sim.world.recording import EpochSpan, HostSpan, Recording
 

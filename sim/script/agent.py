@@ -2,7 +2,7 @@
 
 import msgspec
 
-from snapline.sim.script.book import ScriptedMessage
+from snapline.sim.script.message_history import ScriptedMessage
 
 
 class ScriptedMarker(msgspec.Struct, frozen=True):

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import msgspec
 
 from snapline.sim.script.agent import ScriptedAgent, ScriptedMarker
-from snapline.sim.script.book import RestartLine, ScriptedMessage, format_channels
 from snapline.sim.script.fleet import COORDINATOR, LINE_USAGE, ScriptedFleet
-from snapline.sim.script.text import ScriptCommand
-from snapline.sim.script.verbs import Verb
+from snapline.sim.script.message_history import RestartLine, ScriptedMessage, format_channels
+from snapline.sim.script.script_commands import Verb
+from snapline.sim.script.script_text import ScriptCommand
 
 
 class ScriptedCut(msgspec.Struct, frozen=True):

@@ -20,13 +20,13 @@ from snapline.protocols.koo_toueg_round import (
 )
 from snapline.protocols.koo_toueg_round import Command as RoundCommand
 from snapline.sim.script.agent import Image, ScriptedAgent
-from snapline.sim.script.book import ScriptedMessage
 from snapline.sim.script.fleet import COORDINATOR, ScriptedFleet
-from snapline.sim.script.lines import ScriptedLines
+from snapline.sim.script.line_commands import ScriptedLines
+from snapline.sim.script.message_history import ScriptedMessage
 from snapline.sim.script.protocol import ScriptedProtocol
-from snapline.sim.script.text import ScriptCommand
-from snapline.sim.script.verbs import Verb
-from snapline.sim.script.words import format_call, format_command, format_value
+from snapline.sim.script.script_commands import Verb
+from snapline.sim.script.script_text import ScriptCommand
+from snapline.sim.script.trace_format import format_call, format_command, format_value
 
 
 class ScriptedKooToueg(ScriptedProtocol):

@@ -26,13 +26,13 @@ from pathlib import Path
 from snapline.errors import UsageError
 from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG, PROTOCOLS
 from snapline.protocols.rules import RULES
+from snapline.sim.script.checkpoint_rules import ScriptedRule
+from snapline.sim.script.epoch_stamped_script import ScriptedStamps
 from snapline.sim.script.fleet import COORDINATOR, ScriptedFleet
 from snapline.sim.script.koo_toueg import ScriptedKooToueg
-from snapline.sim.script.markers import ScriptedMarkers
-from snapline.sim.script.ruled import ScriptedRule
-from snapline.sim.script.stamped import ScriptedStamps
-from snapline.sim.script.text import ScriptCommand, read_blocks, write_block
-from snapline.sim.script.verbs import check_form
+from snapline.sim.script.plain_chandy_lamport import ScriptedMarkers
+from snapline.sim.script.script_commands import check_form
+from snapline.sim.script.script_text import ScriptCommand, read_blocks, write_block
 
 MARKERS = "markers"
 

@@ -10,7 +10,7 @@ import msgspec
 
 from snapline.sim.choices import Choices
 from snapline.sim.faults.durations import format_duration
-from snapline.sim.faults.words import (
+from snapline.sim.faults.fault_kinds import (
     EVERY_HOST,
     ROLLING_PAUSE_NS,
     CaptureFault,

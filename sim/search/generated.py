@@ -6,9 +6,7 @@ A drawn fault may hit nothing, and a limit may never be reached; the probes show
 from collections.abc import Iterable, Iterator
 
 from snapline.protocols.names import PROTOCOLS
-from snapline.sim.faults.faults import DESCRIPTIONS
-from snapline.sim.faults.points import FAILPOINTS
-from snapline.sim.faults.words import (
+from snapline.sim.faults.fault_kinds import (
     MOMENTS,
     CoordinatorFault,
     CrashFault,
@@ -20,6 +18,8 @@ from snapline.sim.faults.words import (
     PartitionFault,
     ResetFault,
 )
+from snapline.sim.faults.faults import DESCRIPTIONS
+from snapline.sim.faults.points import FAILPOINTS
 from snapline.sim.scenario import PATTERN_NAMES, FaultPart, Scenario
 from snapline.sim.world.limits import LIMITS
 

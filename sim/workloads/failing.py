@@ -13,8 +13,8 @@ import msgspec
 
 import snapline
 from snapline.sim.scenario import FleetPart
+from snapline.sim.workloads.client_input import Nudge
 from snapline.sim.workloads.ledger import name_of
-from snapline.sim.workloads.nudge import Nudge
 from snapline.sim.workloads.workload import Choose, Workload, check_agents, make_fleet, nudge, pause_ns
 
 POISON_EVERY = 10

@@ -27,7 +27,7 @@ from zlib import crc32
 import msgspec
 
 import snapline
-from snapline.sim.workloads.nudge import Nudge
+from snapline.sim.workloads.client_input import Nudge
 
 FOREVER = 10**12
 """Work of an agent that never finishes: practically infinite, and sums of it stay exact in 64 bits."""

@@ -8,8 +8,8 @@ import functools
 
 import snapline
 from snapline.sim.scenario import FleetPart
+from snapline.sim.workloads.client_input import Echo
 from snapline.sim.workloads.ledger import Parcel, Plan, shares
-from snapline.sim.workloads.nudge import Echo
 from snapline.sim.workloads.walks import RandomWalker, WalkerState, random_peers
 from snapline.sim.workloads.workload import Choose, LedgerWorkload, check_agents, make_fleet, pause_ns, plan_of
 

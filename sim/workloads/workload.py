@@ -11,8 +11,8 @@ from snapline.protocols.names import is_autonomous
 from snapline.protocols.policy import Single
 from snapline.sim.faults.durations import duration_ns
 from snapline.sim.scenario import FleetPart, TriggerPart
+from snapline.sim.workloads.client_input import Nudge
 from snapline.sim.workloads.costs import Costs
-from snapline.sim.workloads.given import GivenInputs
 from snapline.sim.workloads.ledger import (
     CutContents,
     InvariantViolatedError,
@@ -26,7 +26,7 @@ from snapline.sim.workloads.ledger import (
     name_of,
     states_of,
 )
-from snapline.sim.workloads.nudge import Nudge
+from snapline.sim.workloads.user_inputs import GivenInputs
 
 OWN_TURN_NS = 1_000_000
 """Cost of a turn of a user's fleet. A lower cost makes two agents on a host take tens of thousands of useless turns between faults."""

@@ -17,12 +17,12 @@ from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.traceparents import Traceparent, with_tail
 from snapline.client import events as ev
 from snapline.client.core import ClientCore
-from snapline.client.giving import AgentInput
+from snapline.client.input_validation import AgentInput
 from snapline.errors import SnaplineError
 from snapline.messages.inputs import GivenInput
 from snapline.sim.choices import DrawnRandom
-from snapline.sim.workloads.given import to_given_input
-from snapline.sim.workloads.nudge import Nudge
+from snapline.sim.workloads.client_input import Nudge
+from snapline.sim.workloads.user_inputs import to_given_input
 from snapline.sim.world.client_calls import ClientCalls, ClientInput
 from snapline.sim.world.hosts import Hosts
 from snapline.sim.world.replicated_log import SimulatedLog

@@ -13,9 +13,9 @@ from snapline.sim.faults.faults import schedule
 from snapline.sim.result import ExecutedFault
 from snapline.sim.world.hosts import Hosts
 from snapline.sim.world.kernel import SimulatedCrash
-from snapline.sim.world.notes import WorldObserver
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.simulated_replica import SimulatedReplica
+from snapline.sim.world.world_observer import WorldObserver
 from snapline.sim.world.world_state import WorldState
 
 

@@ -18,7 +18,7 @@ from snapline.agent_runtime.fleet import encode_state
 from snapline.agent_runtime.host import dead_letter_events as lt
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
-from snapline.agent_runtime.host import watch_events as we
+from snapline.agent_runtime.host import observer_events as we
 from snapline.agent_runtime.host.driver import HostDriver
 from snapline.agent_runtime.host.epoch_files import LoadedLine
 from snapline.agent_runtime.host.input_checks import look_at, placed
@@ -36,11 +36,11 @@ from snapline.sim.faults.executor import (
 )
 from snapline.sim.world.kernel import PIECE, SimulatedCrash
 from snapline.sim.world.links import SimTransport
-from snapline.sim.world.notes import WorldObserver
 from snapline.sim.world.outside import SimOutside
 from snapline.sim.world.session import ReplicaSession, SimSession
 from snapline.sim.world.steps import DrivenTurn, Steps, check_handler_error, may_wait
 from snapline.sim.world.workers import Workers
+from snapline.sim.world.world_observer import WorldObserver
 from snapline.sim.world.world_state import WorldState
 from snapline.storage.capture.image import StateImage
 from snapline.storage.packs.checkpoint import BootClock

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from snapline.agent_runtime.host.driver import HostDriver
-from snapline.sim.world.notes import WorldObserver
+from snapline.sim.world.world_observer import WorldObserver
 from snapline.sim.world.world_state import WorldState
 
 

@@ -10,11 +10,11 @@ from snapline.sim.faults.executor import HangingCall
 from snapline.sim.workloads.failing import ProcessKilled
 from snapline.sim.world.host import BLOCKED, STOPPED, SimHost
 from snapline.sim.world.kernel import SimulatedCrash
-from snapline.sim.world.notes import WorldObserver
 from snapline.sim.world.recording import HostSpan
 from snapline.sim.world.session import ReplicaSession
 from snapline.sim.world.steps import Steps
 from snapline.sim.world.stubs import StubServices
+from snapline.sim.world.world_observer import WorldObserver
 from snapline.sim.world.world_state import WorldState
 
 RESTART_NS = 500_000_000

@@ -55,12 +55,12 @@ LIMITS: Mapping[str, Limit] = {
     "window_items": Limit(
         (
             "channels.channel.WINDOW_ITEMS",
-            "channels.words.WINDOW_ITEMS",
+            "channels.control_state.WINDOW_ITEMS",
             "channels.incoming.WINDOW_ITEMS",
             "channels.link.WINDOW_ITEMS",
         ),
         (48, 256),
-        with_it=(("channels.words._TELL_ITEMS", lambda items: items // 4),),
+        with_it=(("channels.control_state._TELL_ITEMS", lambda items: items // 4),),
     ),
     "part_bytes": Limit(
         (
@@ -73,9 +73,9 @@ LIMITS: Mapping[str, Limit] = {
         (256, 1024),
         with_it=(
             ("channels.channel.WINDOW_BYTES", lambda part: 3 * part),
-            ("channels.words.WINDOW_BYTES", lambda part: 3 * part),
+            ("channels.control_state.WINDOW_BYTES", lambda part: 3 * part),
             ("channels.incoming.WINDOW_BYTES", lambda part: 3 * part),
-            ("channels.words._TELL_BYTES", lambda part: 3 * part // 4),
+            ("channels.control_state._TELL_BYTES", lambda part: 3 * part // 4),
         ),
     ),
     "frame_items": Limit(
@@ -90,9 +90,9 @@ LIMITS: Mapping[str, Limit] = {
         ("channels.order.FRAME_BYTES_MAX",), (64, 512), with_it=(("channels.order.LARGE_BYTES", lambda size: size),)
     ),
     "frames_unacked": Limit(("channels.order.FRAMES_UNACKED_MAX",), (1, 2)),
-    "frame_credits": Limit(("channels.words.CREDITS_MAX",), (1, 2)),
-    "tell_delay_ms": Limit(("channels.words.TELL_DELAY_NS",), (1, 200), _ms),
-    "tell_frames": Limit(("channels.words.TELL_FRAMES",), (1, 1000)),
+    "frame_credits": Limit(("channels.control_state.CREDITS_MAX",), (1, 2)),
+    "tell_delay_ms": Limit(("channels.control_state.TELL_DELAY_NS",), (1, 200), _ms),
+    "tell_frames": Limit(("channels.control_state.TELL_FRAMES",), (1, 1000)),
     "marker_channels": Limit(("channels.link.MARKER_CHANNELS_MAX",), (1, 2)),
     # hosts
     "parked_messages": Limit(("agent_runtime.host.local_agent.PARKED_MESSAGES_MAX",), (1, 4, 16)),
@@ -143,7 +143,7 @@ LIMITS: Mapping[str, Limit] = {
     ),
     "spare_ms": Limit(("coordinator.leader.hosts.standby_hosts.SPARE_NS",), (1, 2000), _ms),
     "plan_answer_ms": Limit(("coordinator.leader.plans.plan_answers.ANSWER_NS",), (300, 1500), _ms),
-    "stop_answer_ms": Limit(("coordinator.leader.stop_question.ANSWER_NS",), (20, 500), _ms),
+    "stop_answer_ms": Limit(("coordinator.leader.stop_condition.ANSWER_NS",), (20, 500), _ms),
     "definition_bytes": Limit(("coordinator.leader.definition.BATCH_BYTES_MAX",), (200, 500)),
     "plans_kept": Limit(
         ("coordinator.state.fleet_records.PLANS_KEPT", "coordinator.state.fleet_state.PLANS_KEPT"), (2, 4)

@@ -8,13 +8,13 @@ answers are reported to the oracle (`oracles/dead_letters.py`).
 
 from collections.abc import Callable, Sequence
 
+from snapline.agent_runtime.compensations import UNDO
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.dead_letters import identity_of
 from snapline.agent_runtime.results import encode_result
-from snapline.agent_runtime.undoing import UNDO
 from snapline.messages.dead_letters import DROP, RETRY, DeadLetterCommand, dead_letter_command_payload
+from snapline.messages.effect_commands import EffectResolution, effect_resolution_payload, is_effect_resolution
 from snapline.messages.effect_records import outside_key
-from snapline.messages.effect_words import EffectResolution, effect_resolution_payload, is_effect_resolution
 from snapline.messages.inputs import ACCEPTED, InputOutcome
 from snapline.sim.oracles.dead_letters import command_name
 from snapline.sim.world.hosts import Hosts

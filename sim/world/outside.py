@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from snapline.agent_runtime.heartbeats import Heartbeats
-from snapline.agent_runtime.outside import TurnEnvironment
+from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.sim.oracles.ground_truth_records import StepOutcome
 from snapline.sim.world.host_run import HostRun
 from snapline.sim.world.steps import Steps, limited

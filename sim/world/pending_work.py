@@ -8,8 +8,8 @@ from snapline.protocols.names import is_autonomous
 from snapline.protocols.policy import Every
 from snapline.sim.world.clocks import START_OF_TIME_NS
 from snapline.sim.world.hosts import Hosts
-from snapline.sim.world.notes import WorldObserver
 from snapline.sim.world.replicated_log import SimulatedLog
+from snapline.sim.world.world_observer import WorldObserver
 from snapline.sim.world.world_state import WorldState
 
 REST_NS = 1_000_000_000

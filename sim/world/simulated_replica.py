@@ -9,9 +9,9 @@ from typing import Any
 
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
-from snapline.coordinator.leader.host_words import AnswerMoves, MovesRequested
+from snapline.coordinator.leader.host_requests import AnswerMoves, MovesRequested
 from snapline.coordinator.leader.leader_state import LeaderOptions
-from snapline.coordinator.service.restoring import Restoring
+from snapline.coordinator.service.restore_requests import Restoring
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_records import ProposalOutcome, Unknown
 from snapline.coordinator.state.fleet_state import FleetState
@@ -24,8 +24,8 @@ from snapline.sim.oracles.survivors import Freezes
 from snapline.sim.world.host_run import HostRun
 from snapline.sim.world.kernel import SimulatedCrash
 from snapline.sim.world.network import Stream
-from snapline.sim.world.notes import WorldObserver
 from snapline.sim.world.replicated_log import SimulatedLog
+from snapline.sim.world.world_observer import WorldObserver
 from snapline.sim.world.world_state import WorldState
 from snapline.storage.retention.retention_policy import parse_policy
 

@@ -8,7 +8,7 @@ All decisions are made by the product's code. This package simulates its environ
 - replicas of the coordinator (`simulated_replica.py`) on a model of their log (`replicated_log.py`),
 - a disk that loses unsynced data (`disk.py`).
 
-`executor.py` executes faults. `notes.py` reports the actions of hosts, coordinators and log to the judge; the parts judge nothing.
+`executor.py` executes faults. `world_observer.py` reports the actions of hosts, coordinators and log to the judge; the parts judge nothing.
 
 Limits, also in the user documentation: Raft is simulated at the interface of its log. Blocking store calls happen at one
 instant, and are interrupted only at failpoints. All hosts share one store, as in production.
@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from snapline.coordinator.leader.host_words import MovesRequested
+from snapline.coordinator.leader.host_requests import MovesRequested
 from snapline.coordinator.state.fleet_records import OperationResult
 from snapline.coordinator.state.operations import CommitPlan
 from snapline.messages.status import Standing
@@ -32,15 +32,15 @@ from snapline.sim.world.clients import Clients
 from snapline.sim.world.executor import SimExecutor
 from snapline.sim.world.hosts import Hosts
 from snapline.sim.world.kernel import Journal
-from snapline.sim.world.mover import MovesOperator
-from snapline.sim.world.notes import WorldObserver
+from snapline.sim.world.moves_operator import MovesOperator
 from snapline.sim.world.operators import SimOperator
 from snapline.sim.world.pending_work import PendingWork
 from snapline.sim.world.reader import SimReader
 from snapline.sim.world.recording import Recording
 from snapline.sim.world.replicated_log import SimulatedLog
-from snapline.sim.world.restorer import RestoreOperator
+from snapline.sim.world.restore_operator import RestoreOperator
 from snapline.sim.world.simulated_replica import SimLeader, SimulatedReplica
+from snapline.sim.world.world_observer import WorldObserver
 from snapline.sim.world.world_state import WorldState
 
 

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from snapline.agent_runtime.fleet import Fleet
     from snapline.agent_runtime.heartbeats import heartbeat
     from snapline.agent_runtime.migrations import migrates
-    from snapline.agent_runtime.reading import Output, OutputsReverted
+    from snapline.agent_runtime.output_reading import Output, OutputsReverted
     from snapline.agent_runtime.snapshots.cut import Cut
     from snapline.agent_runtime.snapshots.cut_contents import (
         DeadLetter,
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from snapline.client.client import Client
     from snapline.client.connecting import Certificates
     from snapline.client.dead_letters import DeadLetterResult
-    from snapline.client.endings import Receipt, Reply
+    from snapline.client.outcomes import Receipt, Reply
     from snapline.client.sync_client import SyncClient
     from snapline.messages.answers import LocatedAgent
     from snapline.messages.views import AgentState
@@ -111,14 +111,14 @@ _HOMES = {
     "History": "snapline.storage.capture.history",
     "LocatedAgent": "snapline.messages.answers",
     "Message": "snapline.agent_runtime.agent",
-    "Output": "snapline.agent_runtime.reading",
+    "Output": "snapline.agent_runtime.output_reading",
     "PendingSpawn": "snapline.agent_runtime.snapshots.cut_contents",
     "PendingTimer": "snapline.agent_runtime.snapshots.cut_contents",
     "PendingTurn": "snapline.agent_runtime.snapshots.cut_contents",
     "Pickled": "snapline.storage.capture.values",
-    "Receipt": "snapline.client.endings",
+    "Receipt": "snapline.client.outcomes",
     "RecoveryLine": "snapline.client.analysis",
-    "Reply": "snapline.client.endings",
+    "Reply": "snapline.client.outcomes",
     "SavedAgent": "snapline.agent_runtime.snapshots.reader",
     "DeadLetterResult": "snapline.client.dead_letters",
     "Snapshot": "snapline.agent_runtime.snapshots.reader",
@@ -127,7 +127,7 @@ _HOMES = {
     "TorchState": "snapline.storage.capture.torch_state",
     "Trace": "snapline.client.analysis",
     "TransitMessage": "snapline.agent_runtime.snapshots.cut_contents",
-    "OutputsReverted": "snapline.agent_runtime.reading",
+    "OutputsReverted": "snapline.agent_runtime.output_reading",
     "handler": "snapline.agent_runtime.agent",
     "heartbeat": "snapline.agent_runtime.heartbeats",
     "mark_dirty": "snapline.storage.capture.tracked",

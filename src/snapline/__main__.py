@@ -3,7 +3,7 @@
 import os
 import sys
 
-from snapline.cli.collector import collect_rarely
+from snapline.cli.garbage_collection import collect_rarely
 
 LAUNCH_COMMANDS = ("run", "demo")
 """Commands that start a fleet on this machine: the fork server imports modules meanwhile."""

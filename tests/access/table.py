@@ -233,7 +233,7 @@ PORTS = {
         },
     ),
     "gateway": Port(
-        ("gateway/serving.py",),
+        ("gateway/http_server.py",),
         "with a token ask for `/health`, without one what the routes below allow",
         {
             **_HTTP,
@@ -244,7 +244,7 @@ PORTS = {
         },
     ),
     "view": Port(
-        ("gateway/serving.py",),
+        ("gateway/http_server.py",),
         "with a token sign in, without one what the routes below allow",
         {
             **_HTTP,
@@ -258,7 +258,7 @@ PORTS = {
     "sockets of a launcher's post and of AutoGen's runtime": Port(
         ("deploy/launch_agent.py", "adapters/autogen/inside/home.py"),
         "nothing: they are in a folder of their user alone",
-        {"bytes of a request to a post": ("deploy.post_wire.LINE_BYTES_MAX", 4 * MIB)},
+        {"bytes of a request to a post": ("deploy.launch_agent_messages.LINE_BYTES_MAX", 4 * MIB)},
     ),
 }
 
@@ -308,7 +308,7 @@ FILES = {
     "data/coordinator.json*": Kind(PUBLIC, "addresses", "deploy/data_directory.py"),
     "data/launcher.lock": Kind(PUBLIC, "nothing", "storage/store/locks.py"),
     "data/launcher.*": Kind(PUBLIC, "a process id, and what the launcher printed", "cli/fleet_locations.py"),
-    "data/plan.json": Kind(PUBLIC, "what runs where, no secrets", "deploy/kept_fleet.py"),
+    "data/plan.json": Kind(PUBLIC, "what runs where, no secrets", "deploy/detached_fleet.py"),
     "data/hosts-wanted": Kind(PUBLIC, "a number", "deploy/scaling.py"),
     "data/*.health": Kind(PUBLIC, "a socket: whether a process lives"),
     "cache/snapline/": Kind(PRIVATE, "lists of snapshots", "storage/retention/catalog.py"),
@@ -332,7 +332,7 @@ OTHER_WRITERS = {
     "chaos/local_faults.py": "in the folder of an experiment",
     "cli/analyze.py": "a report, where its user wants it",
     "cli/chaos.py": "in the folder of an experiment",
-    "cli/demo_picture.py": "a picture, where its user wants it",
+    "cli/demo_diagram.py": "a picture, where its user wants it",
     "cli/demo_run.py": "a temporary folder of its user alone",
     "cli/settings.py": "a name, beside the settings",
     "deploy/ray_worker.py": "keys, in memory that only this process's user reads",

@@ -21,7 +21,7 @@ from snapline.coordinator.service.backup import write_backup
 from snapline.deploy import launch_agent
 from snapline.deploy.child import Child
 from snapline.deploy.data_directory import LOGS_FOLDER, STORE_FOLDER, lock, write_address
-from snapline.deploy.kept_fleet import DetachedPlan, write_plan
+from snapline.deploy.detached_fleet import DetachedPlan, write_plan
 from snapline.deploy.plan import FleetPlan
 from snapline.deploy.scaling import request_hosts
 from snapline.messages.coordinator_client import CoordinatorClient

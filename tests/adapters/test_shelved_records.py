@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from snapline.adapters.shelved_records import RecordStoreBase
+from snapline.adapters.stored_records import RecordStoreBase
 from snapline.errors import StoreMissingError
 from snapline.storage.keys.key_files import Keys, make_wrapping_key
 

@@ -19,7 +19,7 @@ from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import Capture, checkpoint_of
 from snapline.agent_runtime.host.restore import restored
 from snapline.agent_runtime.host.turns import Turns
-from snapline.agent_runtime.outside import TurnEnvironment
+from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.messages import host_messages as msg
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.messages.payloads import split_message

@@ -44,7 +44,7 @@ from snapline.messages import host_messages as msg
 from snapline.messages.payloads import CREATE
 from snapline.protocols.epoch_stamped import RecordedPart
 from snapline.protocols.names import is_autonomous, is_logged
-from snapline.sim.script.text import ScriptCommand
+from snapline.sim.script.script_text import ScriptCommand
 from snapline.storage.packs.checkpoint import NO_INPUTS, NO_OUTPUTS, AgentCheckpoint, DeadLetterRecord
 
 CREDIT = 4

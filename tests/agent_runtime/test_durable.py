@@ -23,8 +23,8 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.durable_events import RunStep, StepEnded
 from snapline.agent_runtime.host.restore import restored
 from snapline.agent_runtime.host.turns import Turns
-from snapline.agent_runtime.outside import TurnEnvironment
 from snapline.agent_runtime.results import argument_digest, encode_error, encode_result, read_result
+from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.errors import FleetDefinitionError
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry, SavedTurn
 

@@ -13,10 +13,10 @@ from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host import log_events as le
 from snapline.agent_runtime.host.agent_documents import description
+from snapline.agent_runtime.host.blocked_agents import standing_agents
 from snapline.agent_runtime.host.coordinator_messages import heartbeat_of
 from snapline.agent_runtime.host.durable_turns import DurableTurns
 from snapline.agent_runtime.host.local_agent import DurableTurn, LocalAgent
-from snapline.agent_runtime.host.standing_agents import standing_agents
 from snapline.agent_runtime.host.view_events import AgentView, AnswerView, ViewRequested
 from snapline.messages import host_messages as msg
 from snapline.messages import payloads

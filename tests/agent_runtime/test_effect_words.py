@@ -22,6 +22,7 @@ from tests.agent_runtime.test_inputs import WALL_NS, Client
 from tests.agent_runtime.test_inputs import ask as ask_answer
 from tests.agent_runtime.test_inputs import asked as answers
 
+from snapline.agent_runtime.compensations import UNDO, read_undo
 from snapline.agent_runtime.durable import DONE, FAILED, EffectIntent, Pause
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
@@ -33,12 +34,11 @@ from snapline.agent_runtime.host.step_log import StepLog, is_mark, mark_of
 from snapline.agent_runtime.host.view_events import AnswerEffects, AnswerView, EffectsRequested, ViewRequested
 from snapline.agent_runtime.logged_steps import rolled
 from snapline.agent_runtime.results import encode_result
-from snapline.agent_runtime.undoing import UNDO, read_undo
 from snapline.errors import ProtocolError
 from snapline.messages import host_messages as msg
 from snapline.messages.dead_letters import TARGET_GONE
+from snapline.messages.effect_commands import EffectResolution, effect_resolution_payload, read_effect_resolution
 from snapline.messages.effect_records import UnfinishedEffect
-from snapline.messages.effect_words import EffectResolution, effect_resolution_payload, read_effect_resolution
 from snapline.storage.log.record import LoggedEntry, LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint, JournalEntry
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 import snapline
-from snapline.agent_runtime import forgotten
+from snapline.agent_runtime import unawaited
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import FAILED
 from snapline.agent_runtime.encoding import encode_message
@@ -146,9 +146,9 @@ class Hasty(snapline.Agent):
 @pytest.fixture(autouse=True)
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     called.clear()
-    monkeypatch.setattr("warnings._warn_unawaited_coroutine", forgotten._on_freed)
+    monkeypatch.setattr("warnings._warn_unawaited_coroutine", unawaited._on_freed)
     yield
-    forgotten.freed.clear()
+    unawaited.freed.clear()
 
 
 class Seat:
@@ -218,12 +218,12 @@ async def test_python_warns_of_what_no_turn_has_forgotten() -> None:
 
 async def test_no_turn_is_blamed_for_what_a_collection_of_garbage_finds() -> None:
     """Another agent's, in a cycle: whoever runs when Python looks has not made it."""
-    gc.callbacks.append(forgotten._on_collection)
+    gc.callbacks.append(unawaited._on_collection)
     try:
         with pytest.warns(RuntimeWarning, match=r"helper.*never awaited"):
             assert type(await Seat().run(Plain("collect"))) is ev.TurnEnded
     finally:
-        gc.callbacks.remove(forgotten._on_collection)
+        gc.callbacks.remove(unawaited._on_collection)
 
 
 async def test_a_turn_that_fails_says_why_by_itself() -> None:

@@ -9,7 +9,7 @@ import pytest
 import snapline
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.durable import StepWork
-from snapline.agent_runtime.outside import TurnEnvironment, run_step
+from snapline.agent_runtime.turn_environment import TurnEnvironment, run_step
 from snapline.errors import StepCancelledError, UsageError
 
 LONG_S = 60.0

@@ -13,7 +13,7 @@ import snapline
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.turns import Turns
-from snapline.agent_runtime.rolling_back import RollbackRequest
+from snapline.agent_runtime.rollback_errors import RollbackRequest
 from snapline.messages import host_messages as msg
 
 WISH = RollbackRequest("last", "astray", "f (a.py:1)")

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 import snapline
-from snapline.agent_runtime import outside
+from snapline.agent_runtime import turn_environment
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.host import events as ev
@@ -143,7 +143,7 @@ async def test_what_a_late_thread_does_after_its_turn_was_undone_counts_for_noth
 async def test_so_many_run_at_the_same_time_and_a_late_one_counts_until_it_returns(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outside, "HANDLER_THREADS_MAX", 1)
+    monkeypatch.setattr(turn_environment, "HANDLER_THREADS_MAX", 1)
     bench.begin(Work())
     await happens(ENTERED)
     bench.turns.forget("w")

@@ -24,7 +24,7 @@ from snapline.agent_runtime.host.turn_marks import (
     mark_of,
     read_marks,
 )
-from snapline.agent_runtime.outside import TurnEnvironment
+from snapline.agent_runtime.turn_environment import TurnEnvironment
 
 GO = b"\x02Go\x01"
 
@@ -33,7 +33,7 @@ import asyncio, contextvars, os, signal, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from snapline.agent_runtime.host.turn_marks import TurnThreads, TurnMarks, mark_of
-from snapline.agent_runtime.outside import Outside
+from snapline.agent_runtime.turn_environment import Outside
 
 marks = TurnMarks()
 marks.open(Path(sys.argv[1]), "run-1")

@@ -17,7 +17,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.creation import creation_payload
 from snapline.agent_runtime.host.epoch_files import check_image
 from snapline.agent_runtime.host.turns import CHECKED_BYTES_MAX, TRACEBACK_CHARACTERS_MAX, Turns
-from snapline.agent_runtime.outside import TurnEnvironment
+from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.errors import EncodingError, UsageError
 
 

@@ -7,12 +7,12 @@ from tests.channels.network import MS, SECOND, Faults, Workload, World
 
 from snapline.channels import link, order
 from snapline.channels.channel import PART_BYTES
+from snapline.channels.control_state import UnsentControlState
 from snapline.channels.frame import Frame, Items
 from snapline.channels.incoming import IncomingOrder
 from snapline.channels.link import LinkCore
 from snapline.channels.link_events import Command
 from snapline.channels.order import OutgoingOrder
-from snapline.channels.words import UnsentControlState
 from snapline.errors import ProtocolError
 
 STORM = Faults(cut=0.02, lose=0.02, double=0.05)

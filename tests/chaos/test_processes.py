@@ -17,7 +17,7 @@ from snapline.chaos.executor import ChaosExecutor
 from snapline.chaos.processes import Processes
 from snapline.chaos.remote_faults import RemoteFaults
 from snapline.chaos.templates import EVERYTHING, drawn
-from snapline.deploy.kept_fleet import DetachedPlan
+from snapline.deploy.detached_fleet import DetachedPlan
 from snapline.deploy.plan import FleetPlan
 from snapline.deploy.running_fleet import LaunchedFleet
 from snapline.sim.choices import RandomChoices

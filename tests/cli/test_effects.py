@@ -10,8 +10,8 @@ from tests.kit.command_line import Run
 from tests.storage.outputs.releasing import root_of
 
 from snapline.agent_runtime.encoding import encode_message
+from snapline.messages.effect_commands import EffectRetry, read_effect_request
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord, UnfinishedEffect
-from snapline.messages.effect_words import EffectRetry, read_effect_request
 from snapline.messages.inputs import InputOutcome
 from snapline.storage.outputs.record import EmittedOutput
 from snapline.storage.store.store import Store

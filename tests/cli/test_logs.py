@@ -18,7 +18,7 @@ from tests.kit.command_line import Run
 from snapline.cli import log_entries
 from snapline.cli.log_entries import LEVELS, EntryReader, LogEntry, merge, parse_since
 from snapline.cli.log_files import find_logs
-from snapline.deploy.kept_fleet import DetachedPlan, write_plan
+from snapline.deploy.detached_fleet import DetachedPlan, write_plan
 from snapline.deploy.plan import FleetPlan
 from snapline.errors import UsageError
 

@@ -73,7 +73,7 @@ finally:
     print(sorted(name for name in sys.modules if name == "asyncio" or name.startswith("snapline.cli.")), file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stderr.strip() == "['snapline.cli.collector', 'snapline.cli.groups', 'snapline.cli.main']"
+    assert done.stderr.strip() == "['snapline.cli.garbage_collection', 'snapline.cli.groups', 'snapline.cli.main']"
     assert all(f"\n  {name} " in done.stdout for name, word in {**COMMANDS, **GROUPS}.items() if not word.is_hidden)
 
 

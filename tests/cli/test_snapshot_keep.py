@@ -11,7 +11,7 @@ import pytest
 import typer
 from tests.kit.command_line import Run
 
-from snapline.cli import snapshot_keep, stores
+from snapline.cli import snapshot_retention, stores
 from snapline.storage.retention.holds import Holds
 from snapline.storage.store.disk import LocalDisk
 from snapline.storage.store.store import Store
@@ -223,7 +223,7 @@ def test_on_a_terminal_it_asks(
             raise typer.Abort
 
     monkeypatch.setattr(typer, "confirm", confirm)
-    monkeypatch.setattr(snapshot_keep, "_is_terminal", lambda: True)
+    monkeypatch.setattr(snapshot_retention, "_is_terminal", lambda: True)
     done = run("snapshot", "prune", *ONE, "--store", store)
     assert (done.code, asked, epochs_of(store)) == (code, ["Delete 1 snapshot?"], left)
     if not answer:
@@ -236,9 +236,9 @@ def test_a_pin_that_came_after_the_plan_stops_the_deletion(
 ) -> None:
     holds = Holds(Store.open(store), now_s=lambda: 0.0)
     monkeypatch.setattr(typer, "confirm", lambda question, *, abort, err: holds.pin(1))
-    monkeypatch.setattr(snapshot_keep, "_is_terminal", lambda: True)
+    monkeypatch.setattr(snapshot_retention, "_is_terminal", lambda: True)
     done = run("snapshot", "prune", *ONE, "--store", store, "-o", "table")
-    assert done.code == 0 and snapshot_keep.HELD_MEANWHILE in done.out
+    assert done.code == 0 and snapshot_retention.HELD_MEANWHILE in done.out
     assert epochs_of(store) == [1, 2]
 
 

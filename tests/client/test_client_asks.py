@@ -8,7 +8,7 @@ from tests.client.fake_fleet import FakeFleet, fleet_and_client
 from tests.client.fake_host import Paid, Taken
 
 from snapline.agent_runtime.host import events as ev
-from snapline.client.endings import Reply
+from snapline.client.outcomes import Reply
 from snapline.client.sync_client import SyncClient
 from snapline.errors import (
     AgentMissingError,

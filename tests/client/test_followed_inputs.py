@@ -12,7 +12,7 @@ from tests.client.fake_host import Book, Clerk, Paid
 import snapline
 from snapline.agent_runtime.encoding import encode_message
 from snapline.agent_runtime.traceparents import Traceparent, read_tail, tail_of, with_tail, without_tail
-from snapline.client.giving import current_tail
+from snapline.client.input_validation import current_tail
 from snapline.gateway.app import Gateway
 from snapline.gateway.openapi import openapi_of
 

@@ -13,7 +13,7 @@ Document = dict[str, Any]
 """One object of Kubernetes; Any: whatever YAML holds."""
 
 VALUES: Document = {
-    "fleet": "snapline.deploy.conformance.tellers:fleet",
+    "fleet": "snapline.deploy.conformance.token_fleet:fleet",
     "storeClaim": "snapshots",
     "tls": {"coordinators": "tills-coordinators", "hosts": "tills-hosts"},
 }

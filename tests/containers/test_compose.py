@@ -43,7 +43,7 @@ class Project:
         folder.mkdir(mode=0o755)
         shutil.copy(Path(__file__).resolve().parents[2] / "src" / "snapline" / "deploy" / "compose.yaml", folder)
         (folder / "unasked.yaml").write_text(UNASKED)
-        (folder / ".env").write_text("SNAPLINE_FLEET=snapline.deploy.conformance.tellers:fleet\n")
+        (folder / ".env").write_text("SNAPLINE_FLEET=snapline.deploy.conformance.token_fleet:fleet\n")
 
     def compose(self, *arguments: str) -> str:
         done = subprocess.run(

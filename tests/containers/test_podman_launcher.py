@@ -20,7 +20,7 @@ from snapline.security.transport import Security
 
 pytestmark = [pytest.mark.podman, pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("image")]
 
-FLEET = "snapline.deploy.conformance.tellers:fleet"
+FLEET = "snapline.deploy.conformance.token_fleet:fleet"
 
 LIMIT_S = 180.0
 """A fleet of containers is there in ten seconds, on a busy machine later."""

@@ -2,7 +2,7 @@
 
     python -m tests.coordinator.leader_script [--rewrite] FILE…    check scripts, or renew their traces
 
-A script has the form of `sim/script/text.py`: commands, `----`, and beneath it everything that the leader wants done, in order:
+A script has the form of `sim/script/script_text.py`: commands, `----`, and beneath it everything that the leader wants done, in order:
 what it tells whom, what it proposes to the log, what it asks of the store. `<-` is the answer that it gets at once, unless the
 class of its command is held.
 
@@ -40,10 +40,10 @@ from tests.kit.golden import show as show_value
 
 from snapline.agent_runtime.host.checkpoint_files import write_checkpoints
 from snapline.coordinator.leader import events as ev
-from snapline.coordinator.leader import host_words as words
+from snapline.coordinator.leader import host_requests as words
 from snapline.coordinator.state.fleet_records import Committed
 from snapline.messages import host_messages as msg
-from snapline.sim.script.text import ScriptCommand
+from snapline.sim.script.script_text import ScriptCommand
 
 QUIET = (
     ev.TimerFired,

@@ -10,9 +10,9 @@ from tests.coordinator.conftest import Agreed
 
 from snapline.agent_runtime.effect_ledger import fold
 from snapline.agent_runtime.encoding import encode_message
-from snapline.agent_runtime.reading import Output
+from snapline.agent_runtime.output_reading import Output
 from snapline.coordinator.leader import events as ev
-from snapline.coordinator.service.restoring import Ask, Restoring, effects_left
+from snapline.coordinator.service.restore_requests import Ask, Restoring, effects_left
 from snapline.coordinator.state import operations as op
 from snapline.errors import ExternalFailureError, NotFoundError, UsageError
 from snapline.messages.effect_records import DONE, EFFECTS_TOPIC, FAILED, INTENT, LEFT, EffectRecord

@@ -10,7 +10,7 @@ from snapline.coordinator.leader.plans.plan_answers import ANSWER_NS
 from snapline.coordinator.state import operations as op
 from snapline.messages import host_messages as msg
 from snapline.messages.concerns import Concern
-from snapline.messages.unreached import UnreachedPeer
+from snapline.messages.unreached_peers import UnreachedPeer
 
 THREE_TIMEOUTS_S = 3 * CUT_NS / SECOND
 

@@ -20,7 +20,7 @@ from tests.deploy.served import addresses, until_renewed
 from snapline.deploy import conformance
 from snapline.deploy.conformance.bench import processes_naming, until
 from snapline.deploy.conformance.judge import judge
-from snapline.deploy.conformance.raylets import QUICK, RayBench, Raylets, raylets
+from snapline.deploy.conformance.local_ray import QUICK, RayBench, Raylets, raylets
 from snapline.errors import SnaplineError
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.tokens import digest_of, new_token
@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.timeout(400),
 ]
 
-FLEET = "snapline.deploy.conformance.tellers:fleet"
+FLEET = "snapline.deploy.conformance.token_fleet:fleet"
 
 LIMIT_S = 180.0
 """Ray starts a process for each actor, and each starts Python once more: a minute on a busy machine."""
@@ -163,7 +163,7 @@ def test_nothing_stays_of_a_cluster_whose_maker_is_killed(tmp_path: Path) -> Non
     """Neither processes, nor Ray's files, nor what an actor has started."""
     made = """
 import sys, ray
-from snapline.deploy.conformance.raylets import raylets
+from snapline.deploy.conformance.local_ray import raylets
 
 class Busy:
     def __init__(self):

@@ -14,7 +14,7 @@ from tests.chaos.launchers import CUT, FAULTS, SLOW, chaos, check_passed, check_
 from snapline.deploy import conformance
 from snapline.deploy.conformance.bench import processes_naming, until
 from snapline.deploy.conformance.judge import judge
-from snapline.deploy.conformance.slurmds import OPTIONS, SlurmBench, Slurmds, missing, own_cluster
+from snapline.deploy.conformance.local_slurm import OPTIONS, SlurmBench, Slurmds, missing, own_cluster
 from snapline.deploy.launching import Handle
 from snapline.deploy.running_fleet import LaunchedFleet
 from snapline.deploy.slurm import Slurm
@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.timeout(1200),
 ]
 
-FLEET = "snapline.deploy.conformance.tellers:fleet"
+FLEET = "snapline.deploy.conformance.token_fleet:fleet"
 
 LIMIT_S = 400.0
 """Slurm misses a node after half a minute, requeues after some seconds, and counts limits in minutes: a fleet has two and a half of them to

@@ -15,7 +15,7 @@ from tests.deploy.served import addresses, until_renewed
 from snapline.deploy import conformance
 from snapline.deploy.conformance.bench import processes_naming, until
 from snapline.deploy.conformance.judge import judge
-from snapline.deploy.conformance.sshd import MACHINES, SshBench, Sshd, find_sshd, own_sshd
+from snapline.deploy.conformance.local_sshd import MACHINES, SshBench, Sshd, find_sshd, own_sshd
 from snapline.deploy.ssh_launcher import SshLauncher
 from snapline.errors import ExternalFailureError, UsageError
 from snapline.messages.coordinator_client import CoordinatorClient
@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 
-FLEET = "snapline.deploy.conformance.tellers:fleet"
+FLEET = "snapline.deploy.conformance.token_fleet:fleet"
 
 ROOT = Path(__file__).resolve().parents[2]
 

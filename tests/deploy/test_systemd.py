@@ -21,7 +21,7 @@ ENVIRONMENT = {
     "SNAPLINE_LISTEN": "127.0.0.1:0",
     "SNAPLINE_HOSTS": "1",
     "SNAPLINE_COORDINATOR": "127.0.0.1:1",
-    "SNAPLINE_FLEET": "snapline.deploy.conformance.tellers:fleet",
+    "SNAPLINE_FLEET": "snapline.deploy.conformance.token_fleet:fleet",
     "SNAPLINE_OPTIONS": "",
 }
 

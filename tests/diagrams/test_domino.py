@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from tests.recovery.executions import parse, random_trace
 
+from snapline.diagrams.analyzed_trace import AnalyzedTrace, analysis_svg
 from snapline.diagrams.domino import analysis_html
 from snapline.diagrams.domino import script as page_script
-from snapline.diagrams.traced import AnalyzedTrace, analysis_svg
 from snapline.errors import UsageError
 from snapline.recovery.analysis import analyze
 from snapline.recovery.lines import domino_rounds

@@ -14,13 +14,13 @@ import pytest
 from tests.recovery.executions import parse
 from tests.view.test_simulation import CONFIG, simulated
 
+from snapline.diagrams.analyzed_trace import analysis_svg
 from snapline.diagrams.event_window import EventLog
 from snapline.diagrams.space_time import draw_window
 from snapline.diagrams.style import COLORS
-from snapline.diagrams.traced import analysis_svg
 from snapline.recovery.analysis import analyze
-from snapline.recovery.gathered import TracedEvent
-from snapline.sim.report.pictures import draw_run
+from snapline.recovery.event_order import TracedEvent
+from snapline.sim.report.space_time_svg import draw_run
 from snapline.sim.report.timeline import draw_timeline
 
 RSVG = shutil.which("rsvg-convert") or ""

@@ -18,7 +18,7 @@ from snapline.diagrams import shiviz
 from snapline.diagrams.event_window import CHOSEN_MAX, ROWS_MAX, EventLog, Rows, Window, message_name, natural_key
 from snapline.diagrams.space_time import draw_window, scene_of
 from snapline.protocols.names import CHANDY_LAMPORT
-from snapline.recovery.gathered import MarkerCame, TracedEvent, TracedMarkerSend, gather
+from snapline.recovery.event_order import MarkerCame, TracedEvent, TracedMarkerSend, gather
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Recovery
 
 SEEDS = range(4, 10)

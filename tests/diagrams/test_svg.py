@@ -10,10 +10,10 @@ import pytest
 from tests.recovery.executions import Ends, parse, random_trace, rounds_by_definition
 
 from snapline.diagrams import svg as pictures_svg
+from snapline.diagrams.analyzed_trace import analysis_svg
 from snapline.diagrams.domino import analysis_html
 from snapline.diagrams.style import COLORS
 from snapline.diagrams.text import analysis_text
-from snapline.diagrams.traced import analysis_svg
 from snapline.errors import UsageError
 from snapline.recovery.analysis import Analysis, analyze
 from snapline.recovery.lines import Round
@@ -83,7 +83,7 @@ def test_a_wrong_line_or_wrong_rounds_would_be_seen(wrong: str, monkeypatch: pyt
         monkeypatch.setitem(analysis.recovery_line, "a", None)
     else:
         no_orphans = [Round({"b": 1}, [])]
-        monkeypatch.setattr("snapline.diagrams.traced.domino_rounds", lambda trace, failed: no_orphans)
+        monkeypatch.setattr("snapline.diagrams.analyzed_trace.domino_rounds", lambda trace, failed: no_orphans)
     drawn = elements(analysis_svg(trace, analysis), "message")
     assert {element.get("data-message"): element.get("data-state") for element in drawn} != expected
 

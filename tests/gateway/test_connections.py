@@ -11,7 +11,7 @@ import pytest
 
 from snapline.gateway import connections
 from snapline.gateway.connections import CONNECTIONS_MAX, HEAD_BYTES_MAX
-from snapline.gateway.serving import listening, server_of
+from snapline.gateway.http_server import listening, server_of
 
 LIMIT_S = 20.0
 WHOLE = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"

@@ -18,17 +18,17 @@ from tests.gateway.test_connections import serving
 import snapline
 from snapline import errors
 from snapline.agent_runtime.encoding import encode_message
-from snapline.agent_runtime.reading import Output, OutputsReverted
+from snapline.agent_runtime.output_reading import Output, OutputsReverted
 from snapline.client.client import Client
-from snapline.client.endings import Receipt
-from snapline.client.giving import ExternalMessage
+from snapline.client.input_validation import ExternalMessage
+from snapline.client.outcomes import Receipt
 from snapline.client.outputs import OutputsRequest, requested_outputs
 from snapline.gateway import limits
 from snapline.gateway.app import PART_BYTES, Gateway, _Reader
+from snapline.gateway.http_server import check_exposure
 from snapline.gateway.openapi import openapi_of
 from snapline.gateway.problems import STATUSES, BusyError, problem_of
-from snapline.gateway.served import NOTHING, Served
-from snapline.gateway.serving import check_exposure
+from snapline.gateway.served_handlers import NOTHING, Served
 from snapline.messages.outputs import ReadOutputsReply, ReleasedOutput, ReleasedOutputs
 
 TOKEN = "a token that nobody guesses"

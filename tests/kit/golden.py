@@ -1,6 +1,6 @@
 """Golden scenarios of whole cores, in the manner of etcd raft's data-driven tests: commands, `----`, and all that they lead to.
 
-The text has the form of `sim/script/text.py`. A driver is made by the first command and told the others: its method `do_VERB`
+The text has the form of `sim/script/script_text.py`. A driver is made by the first command and told the others: its method `do_VERB`
 carries one out and appends to `trace`. A module with such a driver is a program as well, see `main`.
 """
 
@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from snapline.sim.script.text import ScriptCommand, read_blocks, write_block
+from snapline.sim.script.script_text import ScriptCommand, read_blocks, write_block
 
 TEXT_MAX = 200
 

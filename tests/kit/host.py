@@ -8,7 +8,7 @@ from snapline.agent_runtime.host.core import HostCore
 from snapline.agent_runtime.host.epoch_files import Capture
 from snapline.agent_runtime.host.restore import restored
 from snapline.agent_runtime.host.turns import Turns
-from snapline.agent_runtime.outside import TurnEnvironment
+from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.channels.frame import Frame
 from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint, encode_checkpoint
 

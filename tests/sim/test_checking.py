@@ -25,7 +25,7 @@ from snapline.sim.checking import (
     trigger_part,
 )
 from snapline.sim.faults.durations import duration_ns
-from snapline.sim.faults.words import CrashFault, PauseFault
+from snapline.sim.faults.fault_kinds import CrashFault, PauseFault
 from snapline.sim.run import run
 from snapline.sim.scenario import (
     FaultPart,
@@ -39,7 +39,7 @@ from snapline.sim.scenario import (
 )
 from snapline.sim.search.coverage import exercised, turns_of
 from snapline.sim.search.swarm import BUILT_IN, draw
-from snapline.sim.workloads import checked, user_triggers, user_workload
+from snapline.sim.workloads import user_invariants, user_triggers, user_workload
 
 QUICK: dict[str, Any] = {"faults": "quiet", "hosts": 2, "coordinators": 1}
 
@@ -348,7 +348,7 @@ def test_a_long_state_is_cut_and_a_broken_repr_does_no_harm() -> None:
         def __repr__(self) -> str:
             raise OSError("no")
 
-    states = checked._ReadStates({"a": "x" * 10**6, "b": Loud()})
+    states = user_invariants._ReadStates({"a": "x" * 10**6, "b": Loud()})
     _ = states["a"]
     assert len(states.told()) < 300
     _ = states["b"]

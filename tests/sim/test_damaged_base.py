@@ -6,14 +6,14 @@ import pytest
 
 from snapline.agent_runtime.host.chunk_tables import ChunkTables
 from snapline.coordinator.service import store_keeper
-from snapline.sim.faults.words import DiskFault
+from snapline.sim.faults.fault_kinds import DiskFault
 from snapline.sim.mutants.registry import template
 from snapline.sim.oracles.judge import Judge
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import FaultPart, FleetPart, PatternPart, TriggerPart
 from snapline.sim.search.swarm import draw
-from snapline.sim.world.store_notes import StoreObserver
+from snapline.sim.world.store_observer import StoreObserver
 
 Patch = pytest.MonkeyPatch
 

@@ -22,16 +22,16 @@ from snapline.recovery.history import FleetHistory
 from snapline.sim.explorer.bounds import Bounds
 from snapline.sim.explorer.chandy_lamport import ChandyLamportCore, MarkerReceived, MessageReceived, SendMarker
 from snapline.sim.explorer.cuts import AllCuts, Cut, Relation
-from snapline.sim.explorer.epochs import EpochCoordinator, EpochNode, MarkerItem
-from snapline.sim.explorer.epochs import ExploredCut as EpochCut
+from snapline.sim.explorer.epoch_model import EpochCoordinator, EpochNode, MarkerItem
+from snapline.sim.explorer.epoch_model import ExploredCut as EpochCut
 from snapline.sim.explorer.exploration import EXPLORED, PLAIN_CHANDY_LAMPORT, ModelFactory, explore, model_of
-from snapline.sim.explorer.induced import RDT_PROTOCOLS, InducedModel
+from snapline.sim.explorer.induced_model import RDT_PROTOCOLS, InducedModel
 from snapline.sim.explorer.interning import Interner
-from snapline.sim.explorer.plain import PlainModel
-from snapline.sim.explorer.recoveries import Columns, Recoveries
-from snapline.sim.explorer.rounds import RoundModel
+from snapline.sim.explorer.plain_model import PlainModel
+from snapline.sim.explorer.recovery_checks import Columns, Recoveries
+from snapline.sim.explorer.round_model import RoundModel
 from snapline.sim.explorer.search import Fault, Model, Outputs, ProposedMove, Search, State
-from snapline.sim.explorer.stamped import StampedModel
+from snapline.sim.explorer.stamped_model import StampedModel
 
 PAIR = Bounds(agents=2)
 

@@ -14,9 +14,7 @@ from snapline.errors import UsageError
 from snapline.sim.choices import RandomChoices, RecordedChoices
 from snapline.sim.faults.conditions import Condition, Conditions, Part
 from snapline.sim.faults.durations import duration_ns, format_duration
-from snapline.sim.faults.faults import FLIP_TRIES, check_budget, heal, schedule
-from snapline.sim.faults.partitions import all_pairs
-from snapline.sim.faults.words import (
+from snapline.sim.faults.fault_kinds import (
     ClockFault,
     ClogFault,
     CoordinatorFault,
@@ -33,6 +31,8 @@ from snapline.sim.faults.words import (
     SlowFault,
     Word,
 )
+from snapline.sim.faults.faults import FLIP_TRIES, check_budget, heal, schedule
+from snapline.sim.faults.partitions import all_pairs
 from snapline.sim.scenario import WORDS, FaultPart, FleetPart, RunPart, Scenario, SwarmPart, parse_scenario
 from snapline.sim.search.swarm import BUILT_IN, draw
 

@@ -17,8 +17,8 @@ from snapline.coordinator.leader.epochs.snapshots import Snapshots
 from snapline.coordinator.leader.events import AnswerSnapshot
 from snapline.coordinator.service import store_keeper
 from snapline.sim.choices import RandomChoices
+from snapline.sim.faults.fault_kinds import MOMENTS, CaptureFault, CrashFault, DelayFault, ResetFault
 from snapline.sim.faults.faults import schedule
-from snapline.sim.faults.words import MOMENTS, CaptureFault, CrashFault, DelayFault, ResetFault
 from snapline.sim.oracles.retention import ExpectedRetention, wanted_epochs
 from snapline.sim.result import Result
 from snapline.sim.run import run
@@ -38,7 +38,7 @@ from snapline.sim.search.swarm import STANDARD, draw
 from snapline.sim.world.kernel import Kernel
 from snapline.sim.world.limits import LIMITS, limited
 from snapline.sim.world.network import Network
-from snapline.sim.world.store_notes import StoreObserver
+from snapline.sim.world.store_observer import StoreObserver
 from snapline.storage.retention import retention_policy
 from snapline.storage.retention.retention_policy import Policy, SnapshotTime, retained
 

@@ -17,7 +17,7 @@ import snapline
 from snapline.sim import pytest_plugin
 from snapline.sim.checking import Subject
 from snapline.sim.report.folder import read_run
-from snapline.sim.report.plugin import run_seeds
+from snapline.sim.report.test_report import run_seeds
 
 TIMEOUT_S = 100
 """Of another pytest run, which takes a second or two; less than the test's own time limit."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.sim import toys
 
-from snapline.deploy.conformance.raylets import raylets
+from snapline.deploy.conformance.local_ray import raylets
 from snapline.errors import UsageError
 from snapline.sim.result import Result
 from snapline.sim.scenario import FleetPart, PatternPart, Scenario

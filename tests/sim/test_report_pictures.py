@@ -28,9 +28,9 @@ from tests.sim.recordings import (
 from snapline.diagrams import history as past
 from snapline.diagrams.style import clean
 from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, MessageSent, Recovery, read_trace
-from snapline.sim.faults.words import CrashFault
+from snapline.sim.faults.fault_kinds import CrashFault
 from snapline.sim.report import files
-from snapline.sim.report.pictures import draw_run
+from snapline.sim.report.space_time_svg import draw_run
 from snapline.sim.report.timeline import draw_timeline
 from snapline.sim.result import ExecutedFault, Violation
 from snapline.sim.run import run

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapline.errors import UsageError
-from snapline.sim.faults.words import REFUSED_FAULT_KINDS
+from snapline.sim.faults.fault_kinds import REFUSED_FAULT_KINDS
 from snapline.sim.scenario import (
     PATTERN_NAMES,
     PATTERNS_KNOWN,

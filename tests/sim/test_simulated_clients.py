@@ -11,7 +11,7 @@ import pytest
 import snapline
 from snapline.client.core import ClientCore
 from snapline.sim.choices import RandomChoices, RecordedChoices
-from snapline.sim.faults.words import CrashFault
+from snapline.sim.faults.fault_kinds import CrashFault
 from snapline.sim.run import run
 from snapline.sim.scenario import (
     ClientsPart,

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from snapline.coordinator.leader import stop_question
+from snapline.coordinator.leader import stop_condition
 from snapline.coordinator.leader.hosts import partitions
 from snapline.coordinator.leader.hosts.failure_detector import FailureDetector
 from snapline.coordinator.leader.hosts.partitions import CUT_NS, Partitions
 from snapline.coordinator.leader.plans import plan_answers
 from snapline.coordinator.state.fleet_records import HostRecord
-from snapline.sim.faults.words import ClogFault, CoordinatorFault, CrashFault, HangFault, PauseFault, ResetFault
+from snapline.sim.faults.fault_kinds import ClogFault, CoordinatorFault, CrashFault, HangFault, PauseFault, ResetFault
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import (
@@ -207,7 +207,7 @@ def plans_are_waited_for_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_host_is_asked_for_ever(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(stop_question, "ANSWER_NS", NEVER_NS)
+    patch.setattr(stop_condition, "ANSWER_NS", NEVER_NS)
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,13 @@ from tests.sim.paying_fleets import ORDERS, PAID, REALLY, Clerk, DurableClerk, T
 
 import snapline
 from snapline.agent_runtime.durable import StepWork
-from snapline.agent_runtime.host import flights
+from snapline.agent_runtime.host import step_execution
 from snapline.agent_runtime.host.durable_events import RunEffect
-from snapline.agent_runtime.outside import TurnEnvironment
+from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.errors import FleetDefinitionError
 from snapline.sim.checking import Subject, run_fleet
-from snapline.sim.faults.words import CrashFault
-from snapline.sim.report.text import summarise
+from snapline.sim.faults.fault_kinds import CrashFault
+from snapline.sim.report.terminal_summary import summarise
 from snapline.sim.result import Result
 from snapline.sim.run import run
 from snapline.sim.scenario import (
@@ -337,10 +337,10 @@ def test_a_bank_that_ignores_keys_is_asked_before_anything_is_repeated() -> None
 
 def unasked(first: bool) -> Any:
     """Repetitions are not asked about: the first call of a new life, or the retries of one."""
-    asks = flights._probe_first
+    asks = step_execution._probe_first
 
     async def mutant(
-        command: RunEffect, work: StepWork, asking: StepWork, world: TurnEnvironment, call: flights.LastCall
+        command: RunEffect, work: StepWork, asking: StepWork, world: TurnEnvironment, call: step_execution.LastCall
     ) -> object:
         if first:
             return await asks(msgspec.structs.replace(command, is_in_doubt=False), work, asking, world, call)
@@ -352,7 +352,7 @@ def unasked(first: bool) -> Any:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_who_does_not_ask_pays_twice(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flights, "_asked_first", unasked(first))
+    monkeypatch.setattr(step_execution, "_asked_first", unasked(first))
     found = next(result for result in map(asking, range(ASKING_SEEDS)) if result.verdict != "pass")
     assert found.violations[0].oracle == "stub" and "charged twice" in found.violations[0].text
 

@@ -25,7 +25,7 @@ from snapline.view import actions as deeds_module
 from snapline.view.acting import ROLES, Operators
 from snapline.view.actions import ActionOutcome, Actions, Fields, ProposedAction
 from snapline.view.app import View
-from snapline.view.questions import open_fleet_queries
+from snapline.view.fleet_queries import open_fleet_queries
 from snapline.view.watch import FleetWatch
 
 ORIGIN = "http://127.0.0.1:8088"

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from tests.view.simulated import SimulatedFleet
 
 from snapline.errors import CoordinatorUnavailableError
-from snapline.gateway.browsers import is_this_machine
+from snapline.gateway.browser_headers import is_this_machine
 from snapline.view import app as app_module
 from snapline.view.app import STATIC, View
 from snapline.view.auth import COOKIE, SESSION_S, SESSIONS_MAX, Sessions

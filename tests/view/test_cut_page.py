@@ -8,7 +8,7 @@ from tests.view.test_app import view
 
 from snapline.view.cut_facts import CutFacts, cut_of
 from snapline.view.cut_page import ROWS_MAX, CutSearch, cut_body, cut_results
-from snapline.view.cut_picture import AGENTS_MAX, cut_picture
+from snapline.view.transit_diagram import AGENTS_MAX, cut_picture
 
 
 async def cut(epoch: int = 7, agents: int = 6) -> CutFacts:

@@ -19,7 +19,7 @@ from snapline.view.export import ExportedScreen, FleetExport, cut_screen
 from snapline.view.export_page import check_free, export_page, write_file
 from snapline.view.markup import Markup, tag
 from snapline.view.redaction import Redaction
-from snapline.view.status import standing
+from snapline.view.static_markup import standing
 
 HOSTILE = '"><script>alert(1)</script><img src=https://evil.example/x onerror=alert(2)><!-- </style> \u202e'
 SECRET = "the number of the card is 4111"

@@ -14,9 +14,9 @@ from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
 from snapline.view import ledger
 from snapline.view.app import View
 from snapline.view.ledger import EffectLedger, NewestOutputs, newest_outputs
+from snapline.view.pending_work import PendingWorkReader
 from snapline.view.pending_work_page import WaitingFacts, pending_work_body
 from snapline.view.streams import STREAMS_MAX, Streams
-from snapline.view.waiting_screen import PendingWorkReader
 from snapline.view.watch import FleetWatch
 
 

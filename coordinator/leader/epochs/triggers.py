@@ -16,7 +16,7 @@ from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
 from snapline.coordinator.leader.modes.choice import ModeChoice
 from snapline.coordinator.leader.modes.mode import Begun, Declined, EpochDemand, Later, Present
 from snapline.coordinator.leader.plans.moves import Moves
-from snapline.coordinator.leader.stop_question import StopQuestion
+from snapline.coordinator.leader.stop_condition import StopQuestion
 from snapline.coordinator.state.fleet_records import RUNNING, OperationResult
 from snapline.messages.host_messages import WantEpoch
 

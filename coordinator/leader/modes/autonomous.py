@@ -22,8 +22,8 @@ from snapline.coordinator.leader.epochs.open_epochs import Failing, OpenEpoch, S
 from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.hosts.host_sessions import HostSession
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
+from snapline.coordinator.leader.modes.agent_removal import Leaving
 from snapline.coordinator.leader.modes.freeze import Freezing
-from snapline.coordinator.leader.modes.leaving import Leaving
 from snapline.coordinator.leader.modes.line_epochs import LOG_TRIGGER, LineEpochs
 from snapline.coordinator.leader.modes.mode import Begun, EpochDemand, Later, LossReport, Present
 from snapline.coordinator.leader.recovery_lines.lines import Lines

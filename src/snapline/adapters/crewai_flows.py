@@ -18,7 +18,7 @@ import json
 import threading
 from typing import Any
 
-from snapline.adapters.shelved_records import RecordStoreBase, StoredRecords
+from snapline.adapters.stored_records import RecordStoreBase, StoredRecords
 
 _STATE, _PENDING = "state", "pending"
 _KEY = "key/"

@@ -16,7 +16,7 @@ import json
 from typing import Any
 
 from snapline.adapters.in_thread import in_thread
-from snapline.adapters.shelved_records import RecordStoreBase
+from snapline.adapters.stored_records import RecordStoreBase
 
 _PATH = ("context",)
 

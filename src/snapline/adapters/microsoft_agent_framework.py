@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from snapline.adapters.in_thread import in_thread
-from snapline.adapters.shelved_records import RecordStoreBase, StoredRecords
+from snapline.adapters.stored_records import RecordStoreBase, StoredRecords
 
 _KIND = "workflow"
 _STATE = "state"

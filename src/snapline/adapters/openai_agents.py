@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from snapline.adapters.in_thread import in_thread
-from snapline.adapters.shelved_records import RecordStoreBase, StoredRecords
+from snapline.adapters.stored_records import RecordStoreBase, StoredRecords
 
 Items = list[Any]
 """Items of a conversation; the SDK calls them `TResponseInputItem`."""

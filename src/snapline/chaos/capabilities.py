@@ -7,8 +7,8 @@ import msgspec
 
 from snapline.chaos import preload
 from snapline.errors import UsageError
+from snapline.sim.faults.fault_kinds import CoordinatorFault, DiskFault, HangFault, MembershipFault, PartitionFault
 from snapline.sim.faults.faults import describe_faults
-from snapline.sim.faults.words import CoordinatorFault, DiskFault, HangFault, MembershipFault, PartitionFault
 from snapline.sim.scenario import FaultPart, Scenario
 
 Where = Literal["local", "ssh", "podman", "slurm", "ray"]

@@ -14,7 +14,7 @@ from snapline.chaos import commands as cm
 from snapline.chaos.damage import flip
 from snapline.chaos.processes import Processes
 from snapline.deploy.data_directory import STORE_FOLDER
-from snapline.deploy.kept_fleet import OPERATOR, DetachedPlan, commands_for, connect, launcher_of
+from snapline.deploy.detached_fleet import OPERATOR, DetachedPlan, commands_for, connect, launcher_of
 from snapline.deploy.running_fleet import LaunchedFleet
 from snapline.deploy.status import FleetReading
 from snapline.messages.coordinator_client import CoordinatorClient

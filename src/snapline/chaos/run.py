@@ -22,16 +22,16 @@ from snapline.chaos.processes import LOOK_S
 from snapline.chaos.remote_faults import RemoteFaults
 from snapline.chaos.workloads import FLEET, workload_of
 from snapline.deploy.data_directory import STORE_FOLDER
-from snapline.deploy.kept_fleet import DetachedPlan
+from snapline.deploy.detached_fleet import DetachedPlan
 from snapline.errors import SnaplineError, UsageError
 from snapline.folders import make_private
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.messages.status import FleetStatus
 from snapline.sim.choices import RandomChoices
-from snapline.sim.faults.words import DiskFault, PartitionFault
+from snapline.sim.faults.fault_kinds import DiskFault, PartitionFault
 from snapline.sim.result import Result
 from snapline.sim.scenario import Scenario, format_scenario
-from snapline.sim.workloads.checked import AtEnd, CheckedWorkload, Invariant
+from snapline.sim.workloads.user_invariants import AtEnd, CheckedWorkload, Invariant
 
 START_S = 120.0
 """Time limit for a fleet to start working; it takes seconds on an idle machine."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from snapline.cli import agent_letters, agent_view
+from snapline.cli import agent_dead_letters, agent_view
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, concern_lines, count, document, last_line, rows_of
@@ -157,8 +157,8 @@ def show_dead_letter(
     display.printer().result(document("DeadLetter", epoch=snapshot_document.get("epoch"), **dead_letter), _show_one)
 
 
-letters.command("retry")(agent_letters.retry)
-letters.command("drop")(agent_letters.drop)
+letters.command("retry")(agent_dead_letters.retry)
+letters.command("drop")(agent_dead_letters.drop)
 
 
 def _numbered(agent: Document) -> list[tuple[int, Document]]:

@@ -20,7 +20,7 @@ from snapline.cli.sim_scenarios import RUNS, ScenarioChanges
 if TYPE_CHECKING:
     from snapline.chaos.run import Checks
     from snapline.cli.output import Printer
-    from snapline.deploy.kept_fleet import DetachedPlan
+    from snapline.deploy.detached_fleet import DetachedPlan
     from snapline.sim.result import Result
     from snapline.sim.scenario import Scenario
 

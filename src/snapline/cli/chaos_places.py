@@ -15,7 +15,7 @@ from snapline.errors import UsageError
 
 if TYPE_CHECKING:
     from snapline.chaos.capabilities import Where
-    from snapline.deploy.kept_fleet import DetachedPlan
+    from snapline.deploy.detached_fleet import DetachedPlan
 
 OnPlace = Annotated[
     Place | None,

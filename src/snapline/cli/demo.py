@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from snapline.cli.beside_view import ViewOptions
 from snapline.cli.command import command
 from snapline.cli.options import Display
+from snapline.cli.view_process import ViewOptions
 
 
 @command

@@ -41,7 +41,7 @@ def folder_of(settings: UserSettings, name: str, data_dir: str | None, on: str =
 def logs_of(folder: Path) -> Path:
     """Return the log folder of a fleet's processes on this machine; `folder` is the fleet's, or its supervisor's."""
     from snapline.deploy.data_directory import LOGS_FOLDER
-    from snapline.deploy.kept_fleet import read_plan
+    from snapline.deploy.detached_fleet import read_plan
 
     plan = read_plan(folder)
     return (folder if plan is None else Path(plan.what.data_dir)) / LOGS_FOLDER

@@ -17,7 +17,7 @@ import sys
 
 import msgspec
 
-from snapline.cli.collector import collect_rarely, freeze_imported
+from snapline.cli.garbage_collection import collect_rarely, freeze_imported
 from snapline.cli.groups import command_of
 from snapline.deploy.fork_server import (
     MESSAGE_BYTES,

@@ -16,7 +16,7 @@ from snapline.errors import CoordinatorUnavailableError, UsageError
 from snapline.security.printable import printable
 
 if TYPE_CHECKING:
-    from snapline.agent_runtime.reading import Output, OutputsReverted
+    from snapline.agent_runtime.output_reading import Output, OutputsReverted
     from snapline.client.client import Client
 
 ACKNOWLEDGE_S = 1.0
@@ -156,7 +156,7 @@ class _Lines:
 
 
 def _document(each: "Output | OutputsReverted") -> Document:
-    from snapline.agent_runtime.reading import Output
+    from snapline.agent_runtime.output_reading import Output
     from snapline.storage.timestamps import instant
 
     if not isinstance(each, Output):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.collector import freeze_imported
 from snapline.cli.command import command
+from snapline.cli.garbage_collection import freeze_imported
 from snapline.cli.options import (
     LAST_SNAPSHOT_S,
     BeginAnew,

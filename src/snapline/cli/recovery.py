@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from snapline.cli import going_back, recovery_report
+from snapline.cli import recovery_report, recovery_restore
 from snapline.cli.command import command
 from snapline.cli.options import Connection, Display, Stale
 from snapline.cli.output import Document, DocumentTables, rows_of, text
@@ -57,7 +57,7 @@ def history(connection: Connection, display: Display, stale: Stale = False) -> N
 
 
 app.command("report")(recovery_report.report)
-app.command("restore")(going_back.restore)
+app.command("restore")(recovery_restore.restore)
 
 
 def parse_failed(failed: str) -> list[str]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli.beside_view import ViewOptions, shown_in_browser
 from snapline.cli.command import PARTIAL, command
 from snapline.cli.fleets import check_reference
 from snapline.cli.options import (
@@ -29,6 +28,7 @@ from snapline.cli.options import (
 )
 from snapline.cli.output import Document, DocumentTables, count, document
 from snapline.cli.progress import FleetProgress
+from snapline.cli.view_process import ViewOptions, shown_in_browser
 from snapline.errors import SnaplineError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""`snapline snapshot …`: take, list, show and verify snapshots; `snapshot_keep.py` keeps and deletes them."""
+"""`snapline snapshot …`: take, list, show and verify snapshots; `snapshot_retention.py` keeps and deletes them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli import snapshot_diff, snapshot_fork, snapshot_history, snapshot_keep, snapshot_transfer
+from snapline.cli import snapshot_diff, snapshot_fork, snapshot_history, snapshot_transfer
+from snapline.cli import snapshot_retention as snapshot_keep
 from snapline.cli.command import PARTIAL, command
 from snapline.cli.options import Connection, Display
 from snapline.cli.output import Document, DocumentTables, count, last_line, rows_of, size, text
 from snapline.cli.snapshot_field import field_document, show_field, show_state
-from snapline.cli.snapshot_keep import StorePlace
+from snapline.cli.snapshot_retention import StorePlace
 from snapline.errors import CoordinatorUnavailableError, DamagedDataError, UsageError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import typer
 from snapline.cli.command import command
 from snapline.cli.options import Display
 from snapline.cli.output import Document, DocumentTables, count, document, rows_of, size, text
-from snapline.cli.snapshot_keep import StorePlace
+from snapline.cli.snapshot_retention import StorePlace
 
 _HELP = "Epoch number, `latest`, tag, or first digits of a root."
 

@@ -10,7 +10,7 @@ import typer
 from snapline.cli.command import command
 from snapline.cli.options import Display, FleetArguments, parse_arguments
 from snapline.cli.output import Document, DocumentTables, count, document, text
-from snapline.cli.snapshot_keep import StorePlace
+from snapline.cli.snapshot_retention import StorePlace
 from snapline.errors import UsageError
 
 _SNAPSHOT = typer.Argument(metavar="ID", help="Epoch number, `latest`, tag, or first digits of a root.")

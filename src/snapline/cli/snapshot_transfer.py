@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snapline.cli import snapshot_keep
+from snapline.cli import snapshot_retention as snapshot_keep
 from snapline.cli.command import command
 from snapline.cli.options import Display
 from snapline.cli.output import Document, DocumentTables, count, document, rows_of, size
-from snapline.cli.snapshot_keep import StorePlace
+from snapline.cli.snapshot_retention import StorePlace
 from snapline.errors import UsageError
 
 if TYPE_CHECKING:

@@ -61,7 +61,7 @@ def serve(
 ) -> None:
     """Show the fleet in a browser, live; it changes nothing unless --allow-actions is given. See docs/ui.md."""
     try:
-        from snapline.gateway.serving import check_exposure
+        from snapline.gateway.http_server import check_exposure
         from snapline.view.server import serve as serve_view
         from snapline.view.server import serve_files
     except ModuleNotFoundError as error:

@@ -82,7 +82,7 @@ async def _export_fleet(
 ) -> ExportResult:
     from snapline.cli.remote import CLIENT_NAME
     from snapline.view.export import FleetExport
-    from snapline.view.questions import open_fleet_queries
+    from snapline.view.fleet_queries import open_fleet_queries
 
     async with open_fleet_queries(address, security, CLIENT_NAME) as (questions, _):
         return await FleetExport(questions, snapshot, redaction).screens()

@@ -19,7 +19,7 @@ from snapline.cli.settings import UserSettings
 from snapline.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from snapline.deploy.kept_fleet import DetachedPlace, DetachedPlan
+    from snapline.deploy.detached_fleet import DetachedPlace, DetachedPlan
     from snapline.deploy.plan import FleetPlan
 
 END_S = 90.0
@@ -35,7 +35,7 @@ PLACES: "Mapping[str, DetachedPlace]" = {"ssh": "ssh", "podman": "podman", "slur
 
 def plan_of(place: str, what: "FleetPlan", found: Mapping[str, str]) -> "DetachedPlan":
     """Build the plan from settings of KEYS."""
-    from snapline.deploy.kept_fleet import DetachedPlan
+    from snapline.deploy.detached_fleet import DetachedPlan
 
     return DetachedPlan(
         place=PLACES[place],
@@ -53,7 +53,7 @@ def plan_of(place: str, what: "FleetPlan", found: Mapping[str, str]) -> "Detache
 
 def up_detached(plan: "DetachedPlan", folder: Path, timeout_s: float, progress: FleetProgress) -> Document:
     """Start the supervisor, and wait until all hosts take part."""
-    from snapline.deploy.kept_fleet import certificates_of, check_place, connect, write_plan
+    from snapline.deploy.detached_fleet import certificates_of, check_place, connect, write_plan
 
     certificates_of(plan)  # report errors of the plan here, not in the background
     asyncio.run(check_place(plan))
@@ -84,7 +84,7 @@ def recorded_plan(
         NotFoundError: the fleet has another folder.
     """
     from snapline.deploy.data_directory import is_same_folder
-    from snapline.deploy.kept_fleet import read_plan
+    from snapline.deploy.detached_fleet import read_plan
     from snapline.deploy.plan import FleetPlan
 
     plan, wanted = read_plan(folder), settings.get("data_dir", data_dir).value
@@ -101,7 +101,7 @@ def recorded_plan(
 
 def down_detached(plan: "DetachedPlan", folder: Path, note: Callable[[str], None], *, is_dry: bool) -> None:
     """End the supervisor and with it the fleet, then everything that an earlier supervisor left."""
-    from snapline.deploy.kept_fleet import launcher_of
+    from snapline.deploy.detached_fleet import launcher_of
 
     is_kept = background_pid(folder) is not None
     if is_dry and not is_kept:
@@ -132,7 +132,7 @@ def keep(display: Display, folder: Annotated[Path, typer.Argument(metavar="FOLDE
 
 
 async def _keep(folder: Path, progress: FleetProgress) -> str:
-    from snapline.deploy.kept_fleet import keep as keep_fleet
+    from snapline.deploy.detached_fleet import keep as keep_fleet
 
     task = asyncio.current_task()
     assert task is not None

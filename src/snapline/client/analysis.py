@@ -96,7 +96,7 @@ class DominoReport:
 
     def svg(self) -> str:
         """Return the space-time diagram with the line, as the text of an SVG file."""
-        from snapline.diagrams.traced import analysis_svg
+        from snapline.diagrams.analyzed_trace import analysis_svg
 
         return analysis_svg(self._execution, self._analysis)
 

@@ -13,21 +13,21 @@ from typing import Any, Self
 import msgspec
 
 from snapline.agent_runtime.effect_ledger import Effect, fold, with_standing
-from snapline.agent_runtime.reading import Output, OutputsReverted
+from snapline.agent_runtime.output_reading import Output, OutputsReverted
 from snapline.client import connecting, effects, requests
 from snapline.client import events as ev
 from snapline.client.analysis import RecoveryLine
-from snapline.client.asking import WaitingAsks
 from snapline.client.connecting import Certificates, address_of, close_later, security_of, started
 from snapline.client.core import ClientCore
 from snapline.client.dead_letters import CommandSender, DeadLetterResult, Numbers, dead_letter_commands
-from snapline.client.endings import Receipt, Reply, ReplyReader, answer_error, snapshot_of
-from snapline.client.giving import AgentInput, check_timeout, input_of
 from snapline.client.hosts import HostCalls
+from snapline.client.input_validation import AgentInput, check_timeout, input_of
+from snapline.client.open_sends import Sends
+from snapline.client.outcomes import Receipt, Reply, ReplyReader, answer_error, snapshot_of
 from snapline.client.outputs import OutputsRequest, requested_outputs
-from snapline.client.sends import Sends
 from snapline.client.views import ask_until_answered, waiting_agents
 from snapline.client.waiting import fail_all
+from snapline.client.waiting_asks import WaitingAsks
 from snapline.errors import InputsError, SnaplineError
 from snapline.ids import check_failed, check_id
 from snapline.messages.answers import LocatedAgent
@@ -35,8 +35,8 @@ from snapline.messages.coordinator_client import SNAPSHOT_TIMEOUT_S, Coordinator
 from snapline.messages.coordinator_client import TIMEOUT_S as CALL_S_MAX
 from snapline.messages.dead_letters import DROP, RETRY
 from snapline.messages.documents import document, document_of
+from snapline.messages.effect_commands import UNDO
 from snapline.messages.effect_records import EFFECTS_TOPIC, EffectRecord
-from snapline.messages.effect_words import UNDO
 from snapline.messages.inputs import GivenInput
 from snapline.messages.views import DESCRIPTION, LIVE, STATE, AgentState, Question
 from snapline.security.transport import Security

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 import msgspec
 
 from snapline.client import events as ev
-from snapline.client.endings import Receipt, ReplyReader
 from snapline.client.hosts import HostCalls, OfferError
+from snapline.client.outcomes import Receipt, ReplyReader
 from snapline.client.queues import Place
 from snapline.client.views import FIND_S_MAX, WAIT_LEAST_S, WAIT_MOST_S, owner_of
 from snapline.errors import (

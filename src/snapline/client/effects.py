@@ -10,14 +10,13 @@ import msgspec
 from snapline.agent_runtime.results import encode_result
 from snapline.client import events as ev
 from snapline.client.dead_letters import CommandSender, WaitForAnswer
-from snapline.client.endings import Receipt
 from snapline.client.hosts import HostCalls
+from snapline.client.outcomes import Receipt
 from snapline.client.views import ask_every_host
 from snapline.errors import InputDeadLetteredError, InputUnknownError, NotFoundError, UsageError
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.messages.dead_letters import RETRY, TARGET_GONE
-from snapline.messages.effect_records import NEEDS_PEOPLE, UnfinishedEffect
-from snapline.messages.effect_words import (
+from snapline.messages.effect_commands import (
     EffectResolution,
     EffectRetry,
     effect_request_payload,
@@ -25,6 +24,7 @@ from snapline.messages.effect_words import (
     is_effect_request,
     parse_effect_key,
 )
+from snapline.messages.effect_records import NEEDS_PEOPLE, UnfinishedEffect
 from snapline.messages.inputs import REFUSED, GivenInput
 from snapline.messages.views import EFFECTS, Question
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from snapline.agent_runtime.effect_ledger import Effect
-from snapline.agent_runtime.reading import Output, OutputsReverted
+from snapline.agent_runtime.output_reading import Output, OutputsReverted
 from snapline.client.analysis import RecoveryLine
 from snapline.client.client import TIMEOUT_S, Client
 from snapline.client.connecting import Certificates
 from snapline.client.dead_letters import DeadLetterResult
-from snapline.client.endings import Receipt, Reply
-from snapline.client.giving import AgentInput
+from snapline.client.input_validation import AgentInput
+from snapline.client.outcomes import Receipt, Reply
 from snapline.errors import UsageError
 from snapline.messages.answers import LocatedAgent
 from snapline.messages.coordinator_client import SNAPSHOT_TIMEOUT_S

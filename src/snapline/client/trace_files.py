@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from snapline.errors import TraceError, UsageError
-from snapline.recovery.gathered import TracedEvent, gather, read_part
+from snapline.recovery.event_order import TracedEvent, gather, read_part
 from snapline.recovery.merge import Merged, merge_traces
 from snapline.recovery.trace import Trace as Events
 from snapline.recovery.trace import read_items, read_trace

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from snapline.client import events as ev
-from snapline.client.endings import Receipt, ending_of
+from snapline.client.outcomes import Receipt, ending_of
 from snapline.errors import SnaplineError
 from snapline.messages.inputs import GivenInput
 

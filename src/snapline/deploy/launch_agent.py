@@ -35,16 +35,16 @@ from pathlib import Path
 import msgspec
 
 from snapline.deploy.data_directory import LOGS_FOLDER, PORT_ATTEMPTS_MAX, PORTS
-from snapline.deploy.launching import Exit, Handle, ProcessSpec
-from snapline.deploy.local import LocalLauncher
-from snapline.deploy.plan import PRIVATE
-from snapline.deploy.post_wire import (
+from snapline.deploy.launch_agent_messages import (
     LINE_BYTES_MAX,
     LaunchAgentGreeting,
     LaunchAgentReply,
     LaunchAgentRequest,
     encode_line,
 )
+from snapline.deploy.launching import Exit, Handle, ProcessSpec
+from snapline.deploy.local import LocalLauncher
+from snapline.deploy.plan import PRIVATE
 from snapline.deploy.running_fleet import LAST_SNAPSHOT_S, STOP_GRACE_S
 from snapline.errors import ExternalFailureError, SnaplineError, UsageError
 from snapline.folders import make_private

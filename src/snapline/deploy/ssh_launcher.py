@@ -18,10 +18,10 @@ from typing import TypeVar
 import msgspec
 
 from snapline.deploy.launch_agent import NOT_RUNNING
-from snapline.deploy.launch_agent_protocol import LaunchAgentConnection, LaunchAgentMissingError
+from snapline.deploy.launch_agent_client import LaunchAgentClient, LaunchAgentGoneError
+from snapline.deploy.launch_agent_connection import LaunchAgentConnection, LaunchAgentMissingError
 from snapline.deploy.launching import Exit, Handle, ProcessSpec
 from snapline.deploy.plan import NODE, Files
-from snapline.deploy.post_caller import LaunchAgentClient, LaunchAgentGoneError
 from snapline.errors import ExternalFailureError, SnaplineError, UsageError
 
 OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3")

@@ -3,8 +3,8 @@
 import msgspec
 
 from snapline.diagrams.scene import Place, Scene, Track
-from snapline.diagrams.strip import ROW_HEIGHT, packed
 from snapline.diagrams.style import shortened
+from snapline.diagrams.tracks import ROW_HEIGHT, packed
 
 WIDTH = 1200
 """Width of a picture; it is wider only if a unit of places has a minimum width."""

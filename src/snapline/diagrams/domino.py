@@ -10,13 +10,13 @@ from importlib import resources
 
 import msgspec
 
+from snapline.diagrams.analyzed_trace import AnalyzedTrace
 from snapline.diagrams.chart import Plot
 from snapline.diagrams.legend import LEGEND
 from snapline.diagrams.page import page, picture
 from snapline.diagrams.scene import Scene
 from snapline.diagrams.style import text
 from snapline.diagrams.svg import ARROWS_MAX, draw, telling
-from snapline.diagrams.traced import AnalyzedTrace
 from snapline.recovery.analysis import analyze
 from snapline.recovery.decide import redecide
 from snapline.recovery.trace import Trace

@@ -15,7 +15,7 @@ from snapline.diagrams.event_window import ChosenEvent, EventLog, Window, time_o
 from snapline.diagrams.scene import Arrow, Band, EventDot, Front, Mark, Place, Scene, Ticks, round_step
 from snapline.diagrams.svg import draw
 from snapline.ids import HOST_PREFIX
-from snapline.recovery.gathered import MarkerCame, TracedMarkerSend
+from snapline.recovery.event_order import MarkerCame, TracedMarkerSend
 from snapline.recovery.trace import CheckpointTaken, Recovery
 
 STEP_MIN = 9

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from snapline.diagrams.chart import MARGIN, TOP, Plot
 from snapline.diagrams.legend import entries_of, legend
 from snapline.diagrams.scene import STATES, Arrow, Band, EventDot, Front, Mark, Place, Scene, State
-from snapline.diagrams.strip import ROW_HEIGHT, draw_tracks
 from snapline.diagrams.style import (
     EVENT_RULES,
     Point,
@@ -33,6 +32,7 @@ from snapline.diagrams.style import (
     text,
     title,
 )
+from snapline.diagrams.tracks import ROW_HEIGHT, draw_tracks
 
 SCREEN = 1120
 """Width of a legend in pixels, and distance at which a wide picture repeats the names."""

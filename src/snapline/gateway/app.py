@@ -7,7 +7,7 @@
 
 Everyone who can reach the gateway may send inputs to public handlers, which hosts check (`GivenInput.public_only`), and to the handlers that it is
 configured to serve. So it listens on loopback, or requires a token (`check_exposure`). Without a token it rejects pages of other sites
-(`browsers.py`); with a token no such page can send it. A body must be declared as JSON: a page of another site can send such a body only after
+(`browser_headers.py`); with a token no such page can send it. A body must be declared as JSON: a page of another site can send such a body only after
 a CORS preflight, which the gateway does not answer.
 """
 
@@ -25,16 +25,16 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from snapline.agent_runtime.reading import MessageReader, Output, OutputsReverted
+from snapline.agent_runtime.output_reading import MessageReader, Output, OutputsReverted
 from snapline.agent_runtime.traceparents import read_header
 from snapline.channels.channel import MESSAGE_BYTES_MAX
 from snapline.client.client import TIMEOUT_S, Client
-from snapline.client.giving import CALLER_TRACE, ExternalMessage
+from snapline.client.input_validation import CALLER_TRACE, ExternalMessage
 from snapline.errors import MessageTooLargeError, SnaplineError, UsageError
-from snapline.gateway.browsers import is_from_other_site, is_this_machine
+from snapline.gateway.browser_headers import is_from_other_site, is_this_machine
 from snapline.gateway.limits import RequestLimits
 from snapline.gateway.problems import NotJsonError, problem, problem_of
-from snapline.gateway.served import NOTHING, Served
+from snapline.gateway.served_handlers import NOTHING, Served
 from snapline.messages.json_text import NESTED, read_json
 
 ANSWERS = ("none", "early", "final")

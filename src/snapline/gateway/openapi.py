@@ -8,7 +8,7 @@ import msgspec
 import snapline
 from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.fleet import Fleet
-from snapline.gateway.served import NOTHING, Served
+from snapline.gateway.served_handlers import NOTHING, Served
 
 REFERENCE = "#/components/schemas/{name}"
 

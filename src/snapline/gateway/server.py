@@ -3,9 +3,9 @@
 from snapline.agent_runtime.fleet import Fleet
 from snapline.client.client import open_client
 from snapline.gateway.app import Gateway
+from snapline.gateway.http_server import serve_app
 from snapline.gateway.openapi import openapi_of
-from snapline.gateway.served import Served
-from snapline.gateway.serving import serve_app
+from snapline.gateway.served_handlers import Served
 from snapline.security.transport import Security
 
 CLIENT_NAME = "gateway"

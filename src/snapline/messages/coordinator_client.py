@@ -33,7 +33,7 @@ from snapline.messages.answers import (
 )
 from snapline.messages.documents import document_of
 from snapline.messages.outputs import MoveConsumerReply, ReadConsumersReply, ReadOutputsReply
-from snapline.messages.replica_turns import ReplicaChoice
+from snapline.messages.replica_choice import ReplicaChoice
 from snapline.messages.status import FleetStatus, SnapshotOutcome
 from snapline.messages.turn_deaths import TurnDeath
 from snapline.messages.users import CheckTokenReply, MakeTokenReply, ReadAuditReply, ReadTokensReply
@@ -79,7 +79,7 @@ class CoordinatorClient:
 
     `address` is one address, or those of several replicas separated by commas. A call goes first to the replica that answered last. A replica
     that does not lead names the leader; if a replica does not answer, the client tries the next until the call's time limit
-    (`replica_turns.py`). A call may therefore be made twice; calls that change state are idempotent by their subject.
+    (`replica_choice.py`). A call may therefore be made twice; calls that change state are idempotent by their subject.
 
     All methods raise CoordinatorUnavailableError if no replica answers (AuthenticationError if certificates are the cause),
     UnknownOutcomeError if no reply came in time, and otherwise the error that the coordinator raised.

@@ -6,7 +6,7 @@ The codec maps structs and fields by name, so their names are those of `coordina
 import msgspec
 
 from snapline.messages.turn_deaths import TurnDeath
-from snapline.messages.unreached import UnreachedPeer
+from snapline.messages.unreached_peers import UnreachedPeer
 
 
 class HostMessage(msgspec.Struct, frozen=True, gc=False):

@@ -16,16 +16,16 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from snapline.errors import CoordinatorUnavailableError, NotFoundError, UsageError
-from snapline.gateway.browsers import has_no_site_header, is_from_other_site
+from snapline.gateway.browser_headers import has_no_site_header, is_from_other_site
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.rpc_authorization import ADMIN, OPERATOR
+from snapline.view.action_pages import actions_body, confirmation_body, links_of_epoch, outcome_body
 from snapline.view.actions import Actions, Fields, ProposedAction
 from snapline.view.auth import HEADERS, Sessions, form_of
-from snapline.view.deed_pages import actions_body, confirmation_body, links_of_epoch, outcome_body
 from snapline.view.facts import ENDED, FleetFacts
-from snapline.view.fleet_deeds import FleetActions
+from snapline.view.fleet_actions import FleetActions
 from snapline.view.markup import Markup
-from snapline.view.store_deeds import StoreActions
+from snapline.view.store_actions import StoreActions
 from snapline.view.watch import FleetWatch
 
 ROLES = (OPERATOR, ADMIN)

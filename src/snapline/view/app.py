@@ -44,11 +44,11 @@ from snapline.view.links import Targets, shown_epochs
 from snapline.view.live_events import LiveEvents
 from snapline.view.markup import Markup, join, tag
 from snapline.view.partials import Partial, ViewerState
+from snapline.view.pending_work import PendingWorkReader
 from snapline.view.pending_work_page import pending_work_body, pending_work_partials
 from snapline.view.recovery_page import FATES_MAX, HistoryFacts, LineFacts, LinesFacts, line_result, recovery_body
 from snapline.view.space_time import SpaceTimePages
 from snapline.view.streams import Streams, event
-from snapline.view.waiting_screen import PendingWorkReader
 from snapline.view.watch import FleetWatch
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from snapline.view.figures import plural
+from snapline.view.number_format import plural
 
 if TYPE_CHECKING:
     from snapline.messages.answers import RestorePreview, TopicUndone

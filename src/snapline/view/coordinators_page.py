@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from snapline.messages.status import AskedReplica, ReplicaStatus
-from snapline.view.figures import NOTHING, count, plural, size
 from snapline.view.frame import section, table
 from snapline.view.markup import Child, Markup, join, tag
+from snapline.view.number_format import NOTHING, count, plural, size
 from snapline.view.tones import pill
 
 COLUMNS = (

@@ -8,11 +8,11 @@ import msgspec
 
 from snapline.agent_runtime.snapshots.state_difference import StateChanges, compare
 from snapline.view.cut_facts import CutAgent, CutChannel, CutFacts, CutMessage
-from snapline.view.cut_picture import cut_picture
-from snapline.view.figures import count, plural, size
 from snapline.view.frame import section, table
 from snapline.view.markup import Child, Markup, join, tag
+from snapline.view.number_format import count, plural, size
 from snapline.view.tones import tone_of
+from snapline.view.transit_diagram import cut_picture
 from snapline.view.tree import leaf, tree
 
 ROWS_MAX = 100

@@ -17,16 +17,16 @@ from snapline.view.cut_facts import CutFacts, cut_of
 from snapline.view.cut_page import ROWS_MAX, CutSearch, cut_body
 from snapline.view.epochs_page import epochs_body, no_history
 from snapline.view.facts import FleetFacts, ViewCalls
-from snapline.view.figures import plural, size
 from snapline.view.fleet_page import AgentSearch, FleetScreen
 from snapline.view.links import Targets
 from snapline.view.markup import Markup, join, tag
+from snapline.view.number_format import plural, size
+from snapline.view.pending_work import PendingWorkReader
 from snapline.view.pending_work_page import pending_work_body, pending_work_partials
 from snapline.view.recovery_page import FATES_MAX, HistoryFacts, LineFacts, LinesFacts, recovery_body
 from snapline.view.redaction import Redaction
 from snapline.view.store_at_rest import StoreAtRest
 from snapline.view.store_page import store_body
-from snapline.view.waiting_screen import PendingWorkReader
 from snapline.view.watch import FleetWatch
 
 SNAPSHOT = "snapshot"

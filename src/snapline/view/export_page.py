@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 from snapline.errors import UsageError
 from snapline.view.export import SNAPSHOT, ExportedScreen
 from snapline.view.markup import Markup, join, tag
-from snapline.view.status import ids_of, standing
+from snapline.view.static_markup import ids_of, standing
 
 MORE_STYLE = """
 /* a file: screens one below the other */

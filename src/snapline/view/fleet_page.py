@@ -8,10 +8,10 @@ import msgspec
 from snapline.messages.answers import LocatedAgent
 from snapline.view import loss
 from snapline.view.facts import ENDED, FleetFacts, Heard, HostFacts
-from snapline.view.figures import count, plural, rate, seconds, size
 from snapline.view.frame import section, table, trouble
 from snapline.view.links import agent_link
 from snapline.view.markup import Child, Markup, join, tag
+from snapline.view.number_format import count, plural, rate, seconds, size
 from snapline.view.partials import Partial
 from snapline.view.sparkline import sparkline
 from snapline.view.tones import TONES, Tone, pill, tone_of, worst

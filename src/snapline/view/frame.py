@@ -2,8 +2,8 @@
 
 import msgspec
 
-from snapline.view.figures import age
 from snapline.view.markup import Child, Markup, join, tag
+from snapline.view.number_format import age
 
 SCREENS = (
     ("fleet", "/", "Fleet"),

@@ -12,7 +12,7 @@ KEPT = ("complete", "void")
 
 
 class Targets(msgspec.Struct, frozen=True):
-    """Possible targets of links. None: link to everything; an exported file removes links to missing targets (`status.py`)."""
+    """Possible targets of links. None: link to everything; an exported file removes links to missing targets (`static_markup.py`)."""
 
     agents: frozenset[str] | None = None
     epochs: frozenset[int] | None = None

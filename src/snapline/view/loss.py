@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from snapline.view.facts import FleetFacts, IntervalFacts, LossFacts
-from snapline.view.figures import NOTHING, plural, seconds, size
+from snapline.view.number_format import NOTHING, plural, seconds, size
 
 RECOVERIES_SHOWN = 3
 

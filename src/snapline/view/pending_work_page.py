@@ -6,16 +6,16 @@ from collections.abc import Sequence
 import msgspec
 
 from snapline.agent_runtime.effect_ledger import UNSETTLED, Effect
-from snapline.agent_runtime.reading import Output
+from snapline.agent_runtime.output_reading import Output
 from snapline.messages.outputs import Consumer
 from snapline.messages.views import WaitingAgent, WaitingAgents
 from snapline.storage.outputs.names import parse_cursor
 from snapline.view.facts import FleetFacts
-from snapline.view.figures import NOTHING, age, count, plural, seconds, size
 from snapline.view.frame import section, table
 from snapline.view.ledger import LEDGER_RECORDS_MAX, NEWEST_MAX, NewestOutputs
 from snapline.view.links import Targets
 from snapline.view.markup import Child, Markup, join, shown, tag
+from snapline.view.number_format import NOTHING, age, count, plural, seconds, size
 from snapline.view.partials import Partial
 from snapline.view.streams import notices
 from snapline.view.tones import Tone, pill, tone_of

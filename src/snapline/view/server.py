@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from snapline.gateway.serving import serve_app
+from snapline.gateway.http_server import serve_app
 from snapline.security.transport import Security
 from snapline.view.acting import Operators
 from snapline.view.app import View
-from snapline.view.questions import open_fleet_queries
+from snapline.view.fleet_queries import open_fleet_queries
 
 CLIENT_NAME = "view"
 

@@ -5,10 +5,10 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from snapline.sim.report.words import GUARANTEES, VERDICTS, seconds, value_words
-from snapline.view.figures import NOTHING, count, plural
+from snapline.sim.report.formatting import GUARANTEES, VERDICTS, seconds, value_words
 from snapline.view.frame import section, table
 from snapline.view.markup import Child, Markup, join, shown, tag
+from snapline.view.number_format import NOTHING, count, plural
 from snapline.view.sim_facts import FoundRun
 from snapline.view.simulation_page import PLACE, address, verdict_pill
 

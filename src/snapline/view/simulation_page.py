@@ -5,10 +5,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from snapline.sim.report.words import VERDICTS, seconds
-from snapline.view.figures import NOTHING, age, count, plural
+from snapline.sim.report.formatting import VERDICTS, seconds
 from snapline.view.frame import section, table
 from snapline.view.markup import Child, Markup, join, shown, tag
+from snapline.view.number_format import NOTHING, age, count, plural
 from snapline.view.sim_facts import FoundReports, FoundRun, FoundSweep, SweepFound
 from snapline.view.tones import tone_of
 

@@ -8,12 +8,12 @@ from msgspec.structs import replace
 from snapline.diagrams.event_window import ROWS_MAX, ChosenEvent, EventLog, Window, natural_key
 from snapline.diagrams.space_time import draw_window
 from snapline.ids import HOST_PREFIX
-from snapline.recovery.gathered import MarkerCame, TracedMarkerSend
+from snapline.recovery.event_order import MarkerCame, TracedMarkerSend
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent
-from snapline.view.figures import count, plural
 from snapline.view.frame import section
 from snapline.view.links import Targets
 from snapline.view.markup import Child, Markup, join, tag
+from snapline.view.number_format import count, plural
 from snapline.view.partials import Partial
 from snapline.view.space_query import COUNTS, PAGE, SHOWN_MAX, Source, SpaceQuery
 from snapline.view.streams import notices

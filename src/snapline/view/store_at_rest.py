@@ -3,7 +3,7 @@
 from collections import Counter, deque
 
 from snapline.agent_runtime.effect_ledger import fold
-from snapline.agent_runtime.reading import Output, OutputsReverted
+from snapline.agent_runtime.output_reading import Output, OutputsReverted
 from snapline.agent_runtime.snapshots.cut import describe_state
 from snapline.agent_runtime.snapshots.reader import open_store
 from snapline.coordinator.service.documents import list_snapshots, show_document

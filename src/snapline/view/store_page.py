@@ -2,9 +2,9 @@
 
 from snapline.messages.answers import SnapshotList
 from snapline.storage.retention.catalog import SnapshotSummary
-from snapline.view.figures import count, plural, size
 from snapline.view.frame import section, table
 from snapline.view.markup import Child, Markup, join, tag
+from snapline.view.number_format import count, plural, size
 
 ROWS_MAX = 256
 """Largest number of snapshots, the newest: as many as the history of epochs has."""

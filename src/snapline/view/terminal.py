@@ -9,7 +9,7 @@ from rich.text import Text
 from snapline.security.printable import printable
 from snapline.view import loss
 from snapline.view.facts import FleetFacts, Heard, HostFacts
-from snapline.view.figures import count, plural, rate, seconds, size
+from snapline.view.number_format import count, plural, rate, seconds, size
 from snapline.view.tones import Tone, tone_of
 
 COLORS: dict[Tone, str] = {"good": "green", "plain": "", "warn": "yellow", "bad": "red"}

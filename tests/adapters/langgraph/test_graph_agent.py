@@ -26,7 +26,7 @@ from snapline.adapters.langgraph import (
     GraphResult,
     GraphResume,
     SnaplineGraphAgent,
-    chance,
+    deterministic_ids,
     durable,
     graph_turn,
 )
@@ -34,8 +34,8 @@ from snapline.agent_runtime.agent import agent_type
 from snapline.agent_runtime.context import Context
 from snapline.agent_runtime.encoding import encode_body, message_decoder
 from snapline.agent_runtime.fleet import clone
-from snapline.agent_runtime.outside import TurnEnvironment
-from snapline.agent_runtime.rolling_back import RollbackRequestedError
+from snapline.agent_runtime.rollback_errors import RollbackRequestedError
+from snapline.agent_runtime.turn_environment import TurnEnvironment
 from snapline.errors import FleetDefinitionError, UsageError
 from snapline.messages.payloads import split_message
 
@@ -429,7 +429,7 @@ def test_another_langgraph_is_refused_in_one_sentence(monkeypatch: pytest.Monkey
     monkeypatch.delattr(_checkpoint, "_snapline")
     monkeypatch.delattr(_checkpoint, "uuid6")
     with pytest.raises(ImportError, match="draws its ids elsewhere"):
-        chance.replace_sources()
+        deterministic_ids.replace_sources()
 
 
 def test_outside_of_a_turn_there_is_none() -> None:

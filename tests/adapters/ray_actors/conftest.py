@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from tests.integration.processes import ROOT, nothing_left_running
 
-from snapline.deploy.conformance.raylets import Raylets, raylets
+from snapline.deploy.conformance.local_ray import Raylets, raylets
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ import snapline
 from snapline import open_store
 from snapline.adapters.grpc.ledger import nested_id
 from snapline.adapters.ray import actor_fleet, in_fleet
-from snapline.deploy.conformance.raylets import Raylets
+from snapline.deploy.conformance.local_ray import Raylets
 from snapline.errors import SnaplineError
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.messages.status import FleetStatus

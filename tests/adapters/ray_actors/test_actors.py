@@ -16,7 +16,7 @@ from tests.integration.processes import LIMIT_S
 
 import snapline
 from snapline.adapters.ray import actor_fleet, in_fleet
-from snapline.deploy.conformance.raylets import Raylets
+from snapline.deploy.conformance.local_ray import Raylets
 from snapline.errors import UsageError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]

@@ -10,7 +10,7 @@ from tests.adapters.grpc_services.meshes import free_ports
 from tests.house.test_texts import commands_of, files_of, matches
 from tests.integration.processes import LIMIT_S, ROOT, start
 
-from snapline.deploy.conformance.raylets import Raylets
+from snapline.deploy.conformance.local_ray import Raylets
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'snapline[ray]'")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from snapline.deploy.conformance.raylets import Raylets
+from snapline.deploy.conformance.local_ray import Raylets
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'snapline[ray]'")
 

@@ -8,7 +8,7 @@ So a graph runs inside the turns of an agent, and the checkpoint from which it c
 atomic, and a durable turn is rerun from its journal, which holds the calls of the graph's nodes (`graph_turns.py`). This has three requirements
 for LangGraph, which uses clocks and threads of its own:
 
-1. Ids come from the turn (`chance.py`).
+1. Ids come from the turn (`deterministic_ids.py`).
 2. Nodes of one superstep run one after the other, in LangGraph's order: plain ones in one thread (`_run_at_submit`), coroutines in the run's event loop.
 3. LangGraph saves when a run ends, and not during the run (`durability="exit"`).
 """
@@ -28,7 +28,7 @@ from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 from langgraph.types import Command
 
-from snapline.adapters.langgraph import chance
+from snapline.adapters.langgraph import deterministic_ids
 from snapline.adapters.langgraph.graph_memory import MAIN, GraphMemory, GraphMemorySaver
 from snapline.adapters.langgraph.graph_turns import GraphTurn
 from snapline.adapters.langgraph.stepped_thread import SteppedThread
@@ -36,7 +36,7 @@ from snapline.agent_runtime.agent import Agent, Message, OnError, agent_type, ha
 from snapline.agent_runtime.context import Context
 from snapline.errors import FleetDefinitionError, UsageError
 
-chance.replace_sources()
+deterministic_ids.replace_sources()
 
 
 class GraphInput(Message):
@@ -157,7 +157,7 @@ class SnaplineGraphAgent(Agent):
                     "@snapline.handler(durable=True), and run it there with `await self.ainvoke(…)`"
                 )
             turn.enter()
-            chance.drawing.set((turn.checkpoint_id, turn.message_id))
+            deterministic_ids.drawing.set((turn.checkpoint_id, turn.message_id))
             saver = GraphMemorySaver(memory, self.serde)
             try:
                 return play(compiled.copy({"checkpointer": saver}), input, _config(config, thread_id), options)

@@ -25,7 +25,7 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from snapline.adapters.in_thread import in_thread
-from snapline.adapters.langgraph import thinning
+from snapline.adapters.langgraph import pruning
 from snapline.adapters.langgraph.checkpoints import (
     Channels,
     CheckpointPlace,
@@ -166,13 +166,11 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
             digest = change.add(*encode_checkpoint(place.checkpoint, saved, content, channels))
             change.name(place.path, checkpoint["id"], digest)
             if self._keep_last is not None:
-                kept = thinning.newest(
-                    self, self._objects, place, checkpoint["id"], metadata, channels, self._keep_last
-                )
+                kept = pruning.newest(self, self._objects, place, checkpoint["id"], metadata, channels, self._keep_last)
                 if checkpoint["id"] not in kept:
                     self._late.on_not_saved(checkpoint["id"])
                     return place.config(checkpoint["id"])
-                thinning.forget(self._objects, change, place.path, kept)
+                pruning.forget(self._objects, change, place.path, kept)
             with contextlib.suppress(StaleReferenceError):
                 self._objects.commit(change)
                 self._recent.put(digest, channels)
@@ -211,7 +209,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
             UsageError: a remaining checkpoint needs one of them: a `DeltaChannel` is built from ancestors.
         """
         change = self._objects.change()
-        thinning.forget_runs(self, self._objects, change, {str(run) for run in run_ids})
+        pruning.forget_runs(self, self._objects, change, {str(run) for run in run_ids})
         self._late.on_runs_deleted([str(run) for run in run_ids])
         self._commit(change)
 
@@ -238,7 +236,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
             if strategy == "delete":
                 self._forget_thread(change, thread)
             else:
-                for path, latest in thinning.keep_latest(self, self._objects, change, thread).items():
+                for path, latest in pruning.keep_latest(self, self._objects, change, thread).items():
                     self._late.on_pruned(path, latest)
         self._commit(change)
 
@@ -365,7 +363,7 @@ class SnaplineSaver(BaseCheckpointSaver[str]):
         return channels
 
     def _forget_thread(self, change: Change, thread: str) -> None:
-        self._late.on_thread_deleted(thread, thinning.forget_thread(self._objects, change, thread))
+        self._late.on_thread_deleted(thread, pruning.forget_thread(self._objects, change, thread))
 
     def _commit(self, change: Change) -> None:
         if change.entries:

@@ -23,8 +23,8 @@ from snapline.adapters.grpc.stamps import ANSWER_KEY, CALL_KEY, CallStamp
 from snapline.adapters.ray.actor_channel import ActorChannel, Served
 from snapline.adapters.ray.actor_names import ActorNames
 from snapline.adapters.ray.fleet_refs import METHOD, ActorCallError, FleetRef, MethodRun, ray_get
-from snapline.adapters.ray.kept_actor import Outcome, RecoverableActor
 from snapline.adapters.ray.payloads import packed, unpacked
+from snapline.adapters.ray.recoverable_actor import Outcome, RecoverableActor
 from snapline.agent_runtime.fleet import Fleet
 from snapline.deploy.ray_cluster import load_ray
 from snapline.errors import SnaplineError, UsageError

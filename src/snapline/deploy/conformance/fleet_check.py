@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from snapline.deploy.conformance.bench import LIMIT_S, LOOK_S, Bench, LauncherFaultError, require, until
 from snapline.deploy.conformance.judge import judge
-from snapline.deploy.conformance.tellers import AGENTS
+from snapline.deploy.conformance.token_fleet import AGENTS
 from snapline.deploy.launching import Launcher, ProcessSpec
 from snapline.deploy.running_fleet import LaunchedFleet
 from snapline.errors import OlderIncarnationError, SnaplineError
@@ -22,7 +22,7 @@ from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.messages.status import FleetStatus
 
 HOSTS, COORDINATORS = 3, 3
-FLEET = "snapline.deploy.conformance.tellers:fleet"
+FLEET = "snapline.deploy.conformance.token_fleet:fleet"
 
 REPLACEMENT_INSTANCE = "0123456789abcdef"
 """Instance name of the replacement host."""

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from snapline.agent_runtime.snapshots.cut import Cut, load_cut
 from snapline.deploy.conformance.bench import require
-from snapline.deploy.conformance.tellers import AGENTS, LINES, TOKENS, Transfer, TransferCounts, fleet
+from snapline.deploy.conformance.token_fleet import AGENTS, LINES, TOKENS, Transfer, TransferCounts, fleet
 from snapline.errors import SnaplineError
 from snapline.recovery.cuts import DependencyRecord, in_transit_numbers, orphans
 from snapline.storage.packs.checkpoint import AgentCheckpoint

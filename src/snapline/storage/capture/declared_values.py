@@ -33,7 +33,7 @@ import msgspec
 
 from snapline.errors import EncodingError
 from snapline.storage.capture import tensors
-from snapline.storage.capture.loaded import numpy_if_loaded
+from snapline.storage.capture.optional_numpy import numpy_if_loaded
 from snapline.storage.capture.values import (
     BLOB_MODULE,
     HISTORY_MODULE,

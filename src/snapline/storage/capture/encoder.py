@@ -42,7 +42,7 @@ from snapline.storage.capture.image import (
     SourceChunk,
     StateImage,
 )
-from snapline.storage.capture.loaded import numpy_if_loaded
+from snapline.storage.capture.optional_numpy import numpy_if_loaded
 from snapline.storage.capture.unsupported_state import explain
 from snapline.storage.capture.values import (
     BLOB_MODULE,

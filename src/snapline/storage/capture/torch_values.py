@@ -28,7 +28,7 @@ import msgspec
 
 from snapline.errors import EncodingError
 from snapline.storage.capture import generators, tensors
-from snapline.storage.capture.loaded import numpy_if_loaded
+from snapline.storage.capture.optional_numpy import numpy_if_loaded
 
 MARK = ""
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes})

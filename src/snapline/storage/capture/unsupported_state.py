@@ -30,7 +30,7 @@ import msgspec
 
 from snapline.errors import EncodingError
 from snapline.storage.capture import generators, tensors
-from snapline.storage.capture.loaded import numpy_if_loaded
+from snapline.storage.capture.optional_numpy import numpy_if_loaded
 from snapline.storage.capture.values import (
     FAILURES,
     HISTORY_MODULE,

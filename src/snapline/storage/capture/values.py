@@ -31,7 +31,7 @@ import msgspec
 from snapline.errors import EncodingError
 from snapline.storage.capture import generators, tensors
 from snapline.storage.capture.image import Buffer
-from snapline.storage.capture.loaded import numpy_if_loaded
+from snapline.storage.capture.optional_numpy import numpy_if_loaded
 
 ARRAY_EXTENSION = 1
 PART_EXTENSION = 2

@@ -36,7 +36,7 @@ from snapline.errors import DamagedDataError, NotFoundError, StoreError, StoreKe
 from snapline.failpoints import failpoint
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import VERIFY_KEY_VARIABLE, Keys
-from snapline.storage.keys.needed import keys_in_use
+from snapline.storage.keys.keys_in_use import keys_in_use
 from snapline.storage.keys.protection import make_guard, resolve_keys
 from snapline.storage.log.names import LogName
 from snapline.storage.log.record import LogBatch, PreparedBatch

@@ -30,10 +30,10 @@ from autogen_core._runtime_impl_helpers import get_impl
 
 from snapline.adapters.autogen.inside import live_turn
 from snapline.adapters.autogen.inside.home import ProgramFleet
-from snapline.adapters.autogen.inside.keeping import decode_encoded_value, encode_autogen_message
 from snapline.adapters.autogen.inside.live_turn import Item
 from snapline.adapters.autogen.inside.registry import ProgramRegistry
 from snapline.adapters.autogen.inside.turns import TurnRunner
+from snapline.adapters.autogen.inside.value_encoding import decode_encoded_value, encode_autogen_message
 
 POLL_PERIOD_S = 0.01
 """Time between two checks whether a turn is waiting."""

@@ -8,7 +8,7 @@ import socket
 import traceback
 
 from snapline.adapters.autogen.frames import to_bytes
-from snapline.adapters.autogen.inside import turn_chance
+from snapline.adapters.autogen.inside import turn_random
 from snapline.adapters.autogen.inside.live_turn import track_tasks
 from snapline.adapters.autogen.inside.runtime import SnaplineRuntime
 from snapline.adapters.autogen.inside.serving import serve_frames
@@ -16,7 +16,7 @@ from snapline.adapters.autogen.inside.serving import serve_frames
 
 def serve_program(program: str) -> None:
     """Serve `module:function` through the socket that is this process's standard input and output."""
-    turn_chance.replace_sources()
+    turn_random.replace_sources()
     channel = socket.socket(fileno=os.dup(0))
     os.dup2(2, 1)  # redirects the program's prints to stderr, away from the frames
     asyncio.run(_serve(program, channel))

@@ -13,16 +13,16 @@ from typing import Any
 from autogen_core import AgentId, CancellationToken, MessageContext, TopicId
 from autogen_core._message_handler_context import MessageHandlerContext
 
-from snapline.adapters.autogen.inside.keeping import (
+from snapline.adapters.autogen.inside.live_turn import LiveTurn
+from snapline.adapters.autogen.inside.registry import ProgramRegistry
+from snapline.adapters.autogen.inside.turn_random import drawing
+from snapline.adapters.autogen.inside.value_encoding import (
     AgentStateCodec,
     EncodedValue,
     decode_encoded_value,
     encode_autogen_message,
     encode_handler_error,
 )
-from snapline.adapters.autogen.inside.live_turn import LiveTurn
-from snapline.adapters.autogen.inside.registry import ProgramRegistry
-from snapline.adapters.autogen.inside.turn_chance import drawing
 
 Frame = dict[str, Any]
 

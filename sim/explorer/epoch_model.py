@@ -1,0 +1,355 @@
+"""Model of fleets with epochs over the real cores: the common part of the two Chandy-Lamport protocols.
+
+The coordinator begins a bounded number of epochs, announces each to every agent (the announcement arrives later), collects
+reports, and completes an epoch when the reports cover it. It keeps the last complete cut: each agent's books at its record,
+and each channel's state from the reports.
+
+A crash at any moment rolls the whole fleet back to that cut, or to the beginning. It makes no difference which agent crashes.
+Recovery is one step: open epochs are aborted, messages of the older incarnation are dropped, cores are created anew, and
+channels hold the cut's channel states.
+
+Checks, using the books:
+
+- When an epoch completes: no orphan (G1), and the exact channel states, in order (G2).
+- In every state, also after a recovery: each channel holds the messages sent and not consumed, in order (G3).
+- At the end of every run: each epoch begun has one outcome, and nothing waits (G4, G10).
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from snapline.sim.explorer.bounds import Bounds
+from snapline.sim.explorer.interning import CoreMemo, Interner, Memo
+from snapline.sim.explorer.message_ledger import (
+    AgentLedger,
+    Numbers,
+    describe_flow,
+    empty_ledger,
+    flow_of,
+    replaced,
+    with_consumed,
+    with_sent,
+)
+from snapline.sim.explorer.search import Fault, Model, Outputs, ProposedMove, State
+
+
+class MessageItem(NamedTuple):
+    """Message in transit or waiting. `stamp`: 0 if the protocol has none."""
+
+    number: int
+    stamp: int = 0
+
+
+class MarkerItem(NamedTuple):
+    """Marker in transit. `kind` comes first, because tuples compare by items and a marker must not equal a message."""
+
+    kind: str
+    epoch: int
+    last_number: int = 0
+
+
+Item = MessageItem | MarkerItem
+
+
+class MailboxItem(NamedTuple):
+    """Message in a mailbox."""
+
+    sender: int
+    message: MessageItem
+
+
+class Record(NamedTuple):
+    """Agent's books at its record of `epoch`."""
+
+    epoch: int
+    books: AgentLedger
+
+
+class EpochNode(NamedTuple):
+    """State of one agent.
+
+    Attributes:
+        core: number of its core's image.
+        channels: items in transit to the agent, by sender.
+        words: messages of the coordinator that have not been handled.
+        mailbox: messages that wait for their turn.
+        records: records of the epochs that have not ended here.
+        unreported: epochs with something to report.
+        held: markers that have not been sent, with their receivers.
+    """
+
+    core: int
+    books: AgentLedger
+    channels: tuple[tuple[Item, ...], ...]
+    words: tuple[msgspec.Struct, ...] = ()
+    mailbox: tuple[MailboxItem, ...] = ()
+    records: tuple[Record, ...] = ()
+    unreported: Numbers = ()
+    held: tuple[tuple[int, MarkerItem], ...] = ()
+
+
+class Report(NamedTuple):
+    """Report of an agent on an epoch.
+
+    Attributes:
+        claim: the protocol's report, for `is_whole`.
+        books: the explorer's books at the record; the coordinator does not read them.
+        in_transit: recorded channel states, by sender.
+    """
+
+    agent: int
+    epoch: int
+    claim: Any
+    books: AgentLedger
+    in_transit: tuple[tuple[MessageItem, ...], ...]
+
+
+class ExploredEpoch(NamedTuple):
+    """Open epoch with the latest report of each agent."""
+
+    epoch: int
+    reports: tuple[Report | None, ...]
+
+
+class ExploredCut(NamedTuple):
+    """Complete epoch. `books`: by agent. `in_transit`: messages by receiver and sender."""
+
+    epoch: int
+    books: tuple[AgentLedger, ...]
+    in_transit: tuple[tuple[tuple[MessageItem, ...], ...], ...]
+
+
+class EpochCoordinator(NamedTuple):
+    """State of the coordinator. `ended`: (epoch, whether it is complete), in the order of their ends."""
+
+    begun: int
+    crashes: int
+    open_epochs: tuple[ExploredEpoch, ...]
+    ended: tuple[tuple[int, bool], ...]
+    cut: ExploredCut
+
+
+class EpochModel(Model):
+    """Model of a fleet with epochs. The last actor is the coordinator."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self.actors = bounds.agents + 1
+        self.labels = Interner()
+        self.bounds = bounds
+        self.agents = range(bounds.agents)
+        self.names = [chr(ord("a") + agent) for agent in self.agents]
+        self.nodes: list[Interner[EpochNode]] = [Interner() for _ in self.agents]
+        self.coordinators: Interner[EpochCoordinator] = Interner()
+        self.items: Interner[tuple[int, Item] | msgspec.Struct | Report] = Interner()
+        self.cores: list[CoreMemo[Any]] = [self.cores_of(agent) for agent in self.agents]
+        self._flows = [self._flow_memo(agent) for agent in self.agents]
+        self._after_crash: Memo[int, State] = Memo(self._crash)
+
+    # -- differences between protocols ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def cores_of(self, agent: int) -> CoreMemo[Any]:
+        """Return a memo for the agent's cores."""
+
+    @abstractmethod
+    def new_core(self, agent: int, begun: int) -> Any:
+        """Return the core of an agent that starts when `begun` epochs have begun."""
+
+    @abstractmethod
+    def agent_proposals(self, agent: int, node: EpochNode) -> Iterator[ProposedMove]:
+        """Yield the moves that an agent may make."""
+
+    @abstractmethod
+    def agent_step(self, agent: int, node: EpochNode, proposal: ProposedMove) -> tuple[EpochNode, Outputs]:
+        """Carry out a move of an agent."""
+
+    @abstractmethod
+    def is_whole(self, reports: tuple[Report, ...]) -> bool:
+        """Return whether the reports of all agents make the epoch complete."""
+
+    @abstractmethod
+    def begin_message(self, epoch: int) -> msgspec.Struct:
+        """Return the message that the coordinator sends to the agents when an epoch begins."""
+
+    @abstractmethod
+    def end_message(self, epoch: int) -> msgspec.Struct | None:
+        """Return the message that the coordinator sends when an epoch has ended; None: no message."""
+
+    # -- agents ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> State:
+        count = len(self.agents)
+        books = tuple(empty_ledger(count, agent) for agent in self.agents)
+        cut = ExploredCut(0, books, (((),) * count,) * count)
+        return self._state_of(cut, EpochCoordinator(0, 0, (), (), cut))
+
+    def _state_of(self, cut: ExploredCut, coordinator: EpochCoordinator) -> State:
+        nodes = []
+        for agent in self.agents:
+            core = self.cores[agent].enter(self.new_core(agent, coordinator.begun))
+            nodes.append(self.nodes[agent].of(EpochNode(core, cut.books[agent], cut.in_transit[agent])))
+        return (*nodes, self.coordinators.of(coordinator))
+
+    def proposals(self, actor: int, node: int) -> Iterator[ProposedMove]:
+        if actor < len(self.agents):
+            yield from self.agent_proposals(actor, self.nodes[actor].values[node])
+        elif self.coordinators.values[node].begun < self.bounds.epochs:
+            yield ProposedMove(f"epoch {self.coordinators.values[node].begun + 1} begins", "begin")
+
+    def carry_out(self, actor: int, node: int, proposal: ProposedMove) -> tuple[int, Outputs]:
+        if actor == len(self.agents):
+            return self._begin(self.coordinators.values[node])
+        after, outputs = self.agent_step(actor, self.nodes[actor].values[node], proposal)
+        return self.nodes[actor].of(after), outputs
+
+    def arrive(self, actor: int, node: int, item: int) -> tuple[int, Outputs]:
+        value = self.items.values[item]
+        if isinstance(value, Report):
+            return self._on_report(self.coordinators.values[node], value)
+        agent_node = self.nodes[actor].values[node]
+        if isinstance(value, msgspec.Struct):
+            return self.nodes[actor].of(agent_node._replace(words=(*agent_node.words, value))), ()
+        sender, message = value
+        channels = replaced(agent_node.channels, sender, (*agent_node.channels[sender], message))
+        return self.nodes[actor].of(agent_node._replace(channels=channels)), ()
+
+    def sends(self, agent: int, node: EpochNode) -> Iterator[ProposedMove]:
+        """Yield sends to every other agent, while sends are left."""
+        if sum(node.books.sent) < self.bounds.sends:
+            for to in self.agents:
+                if to != agent:
+                    yield ProposedMove(f"{self.names[agent]} sends to {self.names[to]}", "send", to)
+
+    def arrivals(self, agent: int, node: EpochNode) -> Iterator[ProposedMove]:
+        """Yield the receipt of each channel's first item and of the coordinator's first message."""
+        name = self.names[agent]
+        for sender, items in enumerate(node.channels):
+            if items:
+                item_text = (
+                    f"message {items[0].number}" if isinstance(items[0], MessageItem) else f"marker {items[0].epoch}"
+                )
+                yield ProposedMove(f"{name} receives {item_text} from {self.names[sender]}", "receive", sender)
+        if node.words:
+            yield ProposedMove(f"{name} hears {node.words[0]!r}", "hear")
+
+    def take(self, node: EpochNode, sender: int) -> tuple[Item, EpochNode]:
+        """Return the first item of a channel, and the node without it."""
+        items = node.channels[sender]
+        return items[0], node._replace(channels=replaced(node.channels, sender, items[1:]))
+
+    def message_to(self, agent: int, node: EpochNode, to: int, stamp: int) -> tuple[EpochNode, Outputs]:
+        """Send a message: return the next node and the output."""
+        message = MessageItem(node.books.sent[to] + 1, stamp)
+        return node._replace(books=with_sent(node.books, to)), ((to, self.items.of((agent, message))),)
+
+    def consume(self, node: EpochNode, sender: int, message: MessageItem) -> EpochNode:
+        """Return the node after a turn that consumes a message."""
+        return node._replace(books=with_consumed(node.books, sender, message.number))
+
+    # -- the coordinator ------------------------------------------------------------------------------------------------
+
+    def _tell(self, word: msgspec.Struct | None) -> Outputs:
+        return () if word is None else tuple((agent, self.items.of(word)) for agent in self.agents)
+
+    def _begin(self, found: EpochCoordinator) -> tuple[int, Outputs]:
+        epoch = found.begun + 1
+        opened = (*found.open_epochs, ExploredEpoch(epoch, (None,) * len(self.agents)))
+        after = found._replace(begun=epoch, open_epochs=opened)
+        return self.coordinators.of(after), self._tell(self.begin_message(epoch))
+
+    def _on_report(self, found: EpochCoordinator, report: Report) -> tuple[int, Outputs]:
+        opened = next((opened for opened in found.open_epochs if opened.epoch == report.epoch), None)
+        if opened is None:
+            return self.coordinators.of(found), ()
+        others = tuple(other for other in found.open_epochs if other is not opened)
+        reports = replaced(opened.reports, report.agent, report)
+        known = tuple(other for other in reports if other is not None)
+        if len(known) < len(reports) or not self.is_whole(known):
+            place = found.open_epochs.index(opened)
+            epochs = replaced(found.open_epochs, place, opened._replace(reports=reports))
+            return self.coordinators.of(found._replace(open_epochs=epochs)), ()
+        self.check_cut(known)
+        cut = ExploredCut(report.epoch, tuple(each.books for each in known), tuple(each.in_transit for each in known))
+        newest = cut if cut.epoch > found.cut.epoch else found.cut
+        ended = (*found.ended, (report.epoch, True))
+        after = found._replace(open_epochs=others, ended=ended, cut=newest)
+        return self.coordinators.of(after), self._tell(self.end_message(report.epoch))
+
+    def check_cut(self, reports: tuple[Report, ...]) -> None:
+        """Check G1 and G2, using the books at the records."""
+        for sender, ours in enumerate(reports):
+            for receiver, theirs in enumerate(reports):
+                sent = range(1, ours.books.sent[receiver] + 1)
+                consumed = theirs.books.consumed[sender]
+                channel = f"epoch {ours.epoch}, from {self.names[sender]} to {self.names[receiver]}"
+                orphans = [number for number in consumed if number not in sent]
+                if orphans:
+                    raise Fault("orphans", "G1", f"{channel}: {orphans} consumed inside the cut and sent outside")
+                expected = [number for number in sent if number not in consumed]
+                recorded = [message.number for message in theirs.in_transit[sender]]
+                if recorded != expected:
+                    raise Fault("channel states", "G2", f"{channel}: {recorded} recorded, {expected} in transit")
+
+    # -- recoveries -----------------------------------------------------------------------------------------------------
+
+    def crashes(self, state: State) -> list[tuple[int, State]]:
+        coordinator = self.coordinators.values[state[-1]]
+        if coordinator.crashes == self.bounds.crashes:
+            return []
+        label = self.labels.of(f"a crash; all go back to epoch {self.line_of(coordinator).epoch}")
+        return [(label, self._after_crash[state[-1]])]
+
+    def _crash(self, number: int) -> State:
+        coordinator = self.coordinators.values[number]
+        ended = (*coordinator.ended, *((opened.epoch, False) for opened in coordinator.open_epochs))
+        cut = self.line_of(coordinator)
+        return self._state_of(cut, EpochCoordinator(coordinator.begun, coordinator.crashes + 1, (), ended, cut))
+
+    def line_of(self, found: EpochCoordinator) -> ExploredCut:
+        """Return the cut to roll back to."""
+        return found.cut
+
+    # -- oracles --------------------------------------------------------------------------------------------------------
+
+    def _flow_memo(self, agent: int) -> Memo[int, int]:
+        return Memo(lambda number: self._flow(agent, self.nodes[agent].values[number]))
+
+    def _flow(self, agent: int, node: EpochNode) -> int:
+        return flow_of(agent, node.books, [self.in_transit_numbers(node, other) for other in self.agents])
+
+    def in_transit_numbers(self, node: EpochNode, sender: int) -> list[int]:
+        """Return the numbers of one sender's messages in the mailbox and in the channel."""
+        waiting = [waiting.message.number for waiting in node.mailbox if waiting.sender == sender]
+        return waiting + [item.number for item in node.channels[sender] if isinstance(item, MessageItem)]
+
+    def check(self, state: State) -> None:
+        if sum([flow[node] for flow, node in zip(self._flows, state, strict=False)]):
+            raise self._flow_fault(state)
+
+    def _flow_fault(self, state: State) -> Fault:
+        nodes = [interner.values[number] for interner, number in zip(self.nodes, state, strict=False)]
+        books = [node.books for node in nodes]
+        waiting = [[self.in_transit_numbers(node, other) for other in self.agents] for node in nodes]
+        return Fault("exactly once", "G3", describe_flow(self.names, books, waiting))
+
+    def unfinished(self, actor: int, node: int) -> str:
+        if actor == len(self.agents):
+            coordinator = self.coordinators.values[node]
+            outcomes = sorted(epoch for epoch, _ in coordinator.ended)
+            return (
+                ""
+                if outcomes == list(range(1, coordinator.begun + 1))
+                else f"epochs {outcomes} of {coordinator.begun} have ended"
+            )
+        agent_node = self.nodes[actor].values[node]
+        is_done = not (
+            any(agent_node.channels)
+            or agent_node.words
+            or agent_node.mailbox
+            or agent_node.held
+            or agent_node.unreported
+        )
+        return "" if is_done else f"{self.names[actor]} is stuck"

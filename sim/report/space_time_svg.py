@@ -1,0 +1,205 @@
+"""Space-time diagram of a run: a window of its events around the first violation, arranged in columns (`columns`)."""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator, Mapping
+
+from msgspec.structs import replace
+
+from snapline.diagrams.history import INITIAL, PastEvents
+from snapline.diagrams.scene import Arrow, Band, Front, Place, Scene
+from snapline.diagrams.svg import draw
+from snapline.recovery.trace import CheckpointTaken, Recovery
+from snapline.sim.report.columns import Columns
+from snapline.sim.report.formatting import count, seconds
+from snapline.sim.report.tracks import alarms_of, tracks_of
+from snapline.sim.result import Result
+from snapline.sim.world.recording import Recording
+
+EVENTS_MAX = 10_000
+"""Maximum number of events in a diagram; more are unreadable and make a file of many megabytes."""
+
+LANES_MAX = 60
+"""Maximum number of agents in a diagram; more do not fit on a page."""
+
+CUTS_MAX = 40
+"""Maximum number of complete epochs, and of recoveries; the last ones are drawn."""
+
+AFTER_SHARE = 5
+"""At most one part in this number of the window lies after the violation, because its causes matter more."""
+
+STEP_MIN = 3
+"""Minimum number of pixels between columns; the page scrolls wide diagrams."""
+
+
+def draw_run(
+    recording: Recording,
+    result: Result,
+    *,
+    events_max: int = EVENTS_MAX,
+    agents_max: int = LANES_MAX,
+    is_read_from_end: bool = False,
+) -> str:
+    """Return the space-time diagram of a run as the text of an SVG file.
+
+    Args:
+        recording: events of the run.
+        result: result of the same run, for violations and faults.
+        events_max: maximum number of events to show, around the first violation or up to the end.
+        agents_max: maximum number of agents to show.
+        is_read_from_end: readers first see the right end of a wide diagram, so the legend is placed there.
+    """
+    scene = scene_of(recording, result, events_max=events_max, agents_max=agents_max)
+    return draw(scene, step_min=STEP_MIN, is_read_from_end=is_read_from_end)
+
+
+def scene_of(
+    recording: Recording, result: Result, *, events_max: int = EVENTS_MAX, agents_max: int = LANES_MAX
+) -> Scene:
+    """Return a scene of at most `events_max` events around the first violation, or the last events if there is none."""
+    first, last = window_of(recording, result, events_max)
+    past = past_events_of(recording)
+    columns = Columns(recording, result, first, last)
+    orphans = {orphan.message: orphan.text for orphan in recording.orphans}
+    agents = _agents(recording, past, (first, last), orphans, agents_max)
+    lanes = frozenset(agents)
+    fronts = [front for front in past.fronts if _touches(front, lanes, first, last)]
+    complete = [front for front in fronts if front.kind == "cut"]
+    cuts = complete[-CUTS_MAX:]
+    lines = [front for front in fronts if front.kind == "line"][-CUTS_MAX:]
+    tracks, notes = tracks_of(recording, result.faults, columns.of_time, columns.window)
+    marks = [mark for mark in past.marks(first, last, cuts) if mark.agent in lanes]
+    arrows = [
+        arrow
+        for arrow in past.arrows(first, last, cuts, orphans)
+        if lanes.issuperset(_ends(arrow)) and any(first <= place <= last for place in _positions(arrow))
+    ]
+    total, known = len(recording.events), len({*recording.agents, *past.known})
+    notes_if = {
+        f"Events {first:,} to {last:,} of {total:,}.": total > last - first + 1,
+        f"{len(agents)} of {known:,} agents drawn.": len(agents) < known,
+        "The recording was full before the run ended.": recording.is_cut,
+        f"{CUTS_MAX} of {len(complete):,} cuts drawn.": len(complete) > CUTS_MAX,
+    }
+    at = columns.of_position
+    return Scene(
+        heading=f"{result.name}, seed {result.seed}: what happened",
+        words=_words(agents, len(marks), arrows, len(cuts), len(lines)),
+        agents=agents,
+        first=-1,
+        last=columns.count,
+        ticks=columns.ticks,
+        marks=[replace(mark, place=at(mark.place)) for mark in marks],
+        arrows=[_placed(arrow, columns) for arrow in arrows],
+        fronts=[_front(front, columns) for front in (*cuts, *lines)],
+        bands=[
+            *(replace(band, start=at(band.start), end=at(band.end)) for band in past.undone if band.agent in lanes),
+            *_down(recording, columns, lanes),
+        ],
+        alarms=list(alarms_of(result, columns.of_time, columns.window)),
+        tracks=tracks,
+        notes=[*(note for note, holds in notes_if.items() if holds), *notes],
+        meanings={"cut": "cut of a complete epoch", "band undone": "undone by a recovery"},
+        values={"picture": "spacetime", "first": first, "last": last, "events": total},
+    )
+
+
+def past_events_of(recording: Recording) -> PastEvents:
+    """Return all events, with the cut of every complete epoch."""
+    past = PastEvents(lambda position: seconds(recording.events[position].t_ns))
+    complete = [span for span in recording.epochs.values() if span.outcome == "complete"]
+    waiting = deque(sorted(complete, key=lambda span: span.ended_ns))
+    for timed in (*recording.events, None):
+        while waiting and (timed is None or waiting[0].ended_ns < timed.t_ns):
+            span = waiting.popleft()
+            past.add_cut(f"epoch {span.epoch}", span.cut)
+        if timed is not None:
+            past.add(timed.event)
+    return past
+
+
+def _ends(arrow: Arrow) -> set[str]:
+    return {arrow.receiver} if arrow.sent is None else {arrow.sender, arrow.receiver}
+
+
+def _positions(arrow: Arrow) -> tuple[Place, ...]:
+    return arrow.received if arrow.sent is None else (arrow.sent, *arrow.received)
+
+
+def _placed(arrow: Arrow, columns: Columns) -> Arrow:
+    sent = None if arrow.sent is None else columns.of_position(arrow.sent)
+    return replace(arrow, sent=sent, received=tuple(map(columns.of_position, arrow.received)))
+
+
+def _front(front: Front, columns: Columns) -> Front:
+    return replace(front, places={agent: columns.of_position(place) for agent, place in front.places.items()})
+
+
+def window_of(recording: Recording, result: Result, events_max: int) -> tuple[int, int]:
+    """Return first and last position of the window: around the first violation or at the end; (0, -1) without events."""
+    total = len(recording.events)
+    around = total
+    if result.violations:
+        around = bisect_left(recording.events, result.violations[0].t_ns + 1, key=lambda timed: timed.t_ns)
+    end = min(total, around + events_max // AFTER_SHARE)
+    first = max(0, end - events_max)
+    return first, min(total, first + events_max) - 1
+
+
+def _touches(front: Front, lanes: frozenset[str], first: int, last: int) -> bool:
+    """Return whether a front is partly in the window. A window from the start of the run includes the initial states."""
+    floor = first if first else INITIAL
+    return any(floor <= place <= last for agent, place in front.places.items() if agent in lanes)
+
+
+def _agents(
+    recording: Recording, past: PastEvents, window: tuple[int, int], orphans: Mapping[str, str], agents_max: int
+) -> list[str]:
+    """Return the agents to show, in the order of the recording: those with orphans first, then the busiest ones."""
+    counts = dict.fromkeys([*recording.agents, *past.known], 0)
+    for timed in recording.events[window[0] : window[1] + 1] if len(counts) > agents_max else ():
+        event = timed.event
+        if isinstance(event, Recovery):
+            continue
+        counts[event.agent] += 1
+        if not isinstance(event, CheckpointTaken) and event.message in orphans:
+            counts[event.agent] += len(recording.events)
+    chosen = frozenset(sorted(counts, key=lambda agent: -counts[agent])[:agents_max])  # sorting is stable
+    return [agent for agent in counts if agent in chosen]
+
+
+def _words(agents: list[str], marks: int, arrows: list[Arrow], cuts: int, lines: int) -> str:
+    """Return the diagram's text alternative."""
+    states = [arrow.state for arrow in arrows]
+    parts = [count(len(agents), "agent"), count(marks, "checkpoint"), count(len(states), "message")]
+    parts += [f"{states.count('in-transit')} in transit", f"{states.count('orphan')} orphan"]
+    return ", ".join([*parts, count(cuts, "complete cut"), count(lines, "recovery line")])
+
+
+def _down(recording: Recording, columns: Columns, lanes: frozenset[str]) -> Iterator[Band]:
+    """Yield a gap in an agent's lane from the first end of its host until the agent can run again.
+
+    The recording does not contain the agent's later hosts.
+    """
+    for agent, (ended_ns, back_ns) in _first_ends(recording).items():
+        if agent in lanes and ended_ns < columns.window[1]:
+            words = f"its host {recording.placed[agent]} is down"
+            yield Band(columns.of_time(ended_ns), columns.of_time(back_ns), "down", agent, words)
+
+
+def _first_ends(recording: Recording) -> dict[str, tuple[int, int]]:
+    """Return for each agent the first end of its initial host, and the time of its next action or of the host's return."""
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for span in recording.hosts:
+        spans.setdefault(span.host, []).append((span.from_ns, span.until_ns))
+    ends: dict[str, tuple[int, int]] = {}
+    for agent, host in recording.placed.items():
+        runs = sorted(spans.get(host, []))
+        if runs and runs[0][1]:
+            ends[agent] = (runs[0][1], runs[1][0] if len(runs) > 1 else 1 << 62)
+    for timed in reversed(recording.events) if ends else ():
+        event = timed.event
+        for agent in event.line if isinstance(event, Recovery) else (event.agent,):
+            if agent in ends and ends[agent][0] < timed.t_ns < ends[agent][1]:
+                ends[agent] = (ends[agent][0], timed.t_ns)
+    return ends

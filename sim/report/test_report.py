@@ -1,0 +1,256 @@
+"""Runner for the seeds of a test: on failure it reports the cause, how to repeat it, and the smallest failing scenario.
+
+A failed run is shrunk within a time limit and run once more with a recording. Its folder holds the diagrams, the choices, and
+the steps of shrinking. The report shows only non-default values of scenarios; the folder has all of them.
+"""
+
+import shlex
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from snapline.errors import SnaplineError
+from snapline.sim.checking import Subject
+from snapline.sim.choices import RandomChoices, Record, RecordedChoices
+from snapline.sim.oracles.probes import CATALOGUE
+from snapline.sim.report.folder import REPRO, folder_for, write_run
+from snapline.sim.report.terminal_summary import summarise
+from snapline.sim.result import Result
+from snapline.sim.scenario import Scenario
+from snapline.sim.search.replay import read_repro
+from snapline.sim.search.shrink import Shrunk, is_same_bug, shrink, signature_of, size_of
+from snapline.sim.search.shrunk_files import shrink_report, size_text
+from snapline.sim.search.sweep import Collector, SweepSummary
+from snapline.sim.toml_text import format_toml
+from snapline.sim.world.recording import Recording
+
+STEPS = "steps.txt"
+
+CHOICES_SHOWN_MAX = 12
+"""Maximum number of choices shown; the folder has all."""
+
+ERROR_LINES_MAX = 30
+"""Number of lines shown of a broken run's traceback, the last ones."""
+
+LOOK_FOR = (
+    "Look for values kept outside of an agent's state, in a module, a class or the object itself, for sets that are "
+    "iterated, and for random and time instead of ctx.random() and ctx.now()."
+)
+
+NOT_REPEATABLE = (
+    f"The seed ran again and went another way. {LOOK_FOR} If it is a value in a module, give a function that sets it back and "
+    "makes the fleet: then the failure can be repeated, and made small."
+)
+
+HINTS = {
+    "replay": f"The same turns in the same order did something else on a fresh object. {LOOK_FOR}",
+    "workload": f"If it holds without faults, something outlived a recovery that should not, or did not and should. {LOOK_FOR}",
+}
+"""Hints by oracle for finding the error in the user's code."""
+
+HINT_WIDTH = 96
+
+
+class Failure(msgspec.Struct):
+    """Failed run.
+
+    Attributes:
+        passed: number of earlier runs that passed.
+        is_repeatable: no second run with another trace is known.
+        folder: folder of the original run, if this is a replay.
+    """
+
+    scenario: Scenario
+    seed: int
+    result: Result
+    passed: int = 0
+    is_repeatable: bool = True
+    folder: Path | None = None
+
+
+class TestLocation(msgspec.Struct, frozen=True):
+    """Location of a test. `command`: command that runs it. `folder`: folder for its files."""
+
+    command: str
+    folder: Path
+
+
+def run_seeds(subject: Subject, seeds: Sequence[int], *, allow_undecided: bool) -> tuple[Failure | None, SweepSummary]:
+    """Run seeds until the first failure. The first seed runs twice, to detect fleets whose runs are not repeatable.
+
+    Raises:
+        UsageError: see `Subject.scenario`.
+    """
+    collector = Collector(subject.name, catalogue=CATALOGUE)
+    began_s = time.monotonic()
+    failure = None
+    for passed, seed in enumerate(seeds):
+        scenario = subject.scenario(seed)
+        result = subject.run(scenario, seed)
+        collector.add(result)
+        failure = failure_of(scenario, seed, result, allow_undecided=allow_undecided)
+        if failure is None and passed == 0:
+            again = subject.run(scenario, seed)
+            failure = failure_of(scenario, seed, again, allow_undecided=allow_undecided)
+            if failure is None and again.trace_hash != result.trace_hash:
+                again.verdict, again.error = "broken", NOT_REPEATABLE
+                failure = Failure(scenario, seed, again, is_repeatable=False)
+        if failure is not None:
+            failure.passed = passed
+            break
+    return failure, collector.summary(elapsed_s=time.monotonic() - began_s)
+
+
+def failure_of(scenario: Scenario, seed: int, result: Result, *, allow_undecided: bool) -> Failure | None:
+    """Return the failure of a run; None if it passed."""
+    is_ok = result.verdict == "pass" or (result.verdict == "undecided" and allow_undecided)
+    return None if is_ok else Failure(scenario, seed, result)
+
+
+def run_folder(subject: Subject, folder: Path) -> tuple[Failure | None, SweepSummary]:
+    """Repeat the run of a folder. Do nothing if it belongs to another fleet, which the same test may check separately.
+
+    Raises:
+        UsageError: the folder is not one of a run.
+    """
+    collector = Collector(subject.name, catalogue=CATALOGUE)
+    scenario, seed, record = read_repro(folder)
+    if scenario.name != subject.name:
+        return None, collector.summary(elapsed_s=0.0)
+    began_s = time.monotonic()
+    result = subject.run(scenario, seed, None if record is None else RecordedChoices(record))
+    collector.add(result)
+    failure = failure_of(scenario, seed, result, allow_undecided=False)
+    if failure is not None:
+        failure.folder = folder
+    return failure, collector.summary(elapsed_s=time.monotonic() - began_s)
+
+
+def explain(subject: Subject, failure: Failure, place: TestLocation, *, shrink_s: float) -> str:
+    """Shrink a failure, write its folder, and return the report."""
+    lines = [headline(failure), *_evidence(failure.result), ""]
+    if failure.folder is not None:
+        return "\n".join([*lines, _replay_line(place, failure.folder), *_hints(failure.result)])
+    lines.append(f"repeat: {place.command} --snapline-seed {failure.seed}")
+    try:
+        lines += _shrink_report(subject, failure, place, shrink_s)
+    except SnaplineError as error:  # report the failure even if it cannot be shrunk or written
+        lines += ["", f"it was not made small: {error}"]
+    return "\n".join(lines)
+
+
+def _shrink_report(subject: Subject, failure: Failure, place: TestLocation, shrink_s: float) -> Iterator[str]:
+    failure.is_repeatable = failure.is_repeatable and _is_repeatable(subject, failure)
+    if failure.is_repeatable:
+        yield from _hints(failure.result)
+    elif failure.result.error != NOT_REPEATABLE:
+        yield from ("", *textwrap.wrap(NOT_REPEATABLE, HINT_WIDTH))
+    shrunk = _shrunk(subject, failure, shrink_s)
+    yield ""
+    if shrunk is not None:
+        yield from _small(shrunk)
+    elif failure.result.verdict != "broken":
+        yield from _toml_of(failure.scenario)
+    folder = _write(subject, failure, shrunk, place)
+    yield f"files: {folder}"
+    if shrunk is not None:
+        yield _replay_line(place, folder)
+
+
+def _replay_line(place: TestLocation, folder: Path) -> str:
+    return f"replay: {place.command} --snapline-replay {shlex.quote(str(folder))}"
+
+
+def headline(failure: Failure) -> str:
+    """Return the outcome in one sentence."""
+    before = f", after {failure.passed} that passed" if failure.passed else ""
+    return f"{failure.scenario.name}: seed {failure.seed} ended as {failure.result.verdict!r}{before}"
+
+
+def _evidence(result: Result) -> Iterator[str]:
+    if result.verdict == "broken":
+        yield from result.error.rstrip().splitlines()[-ERROR_LINES_MAX:]
+        return
+    yield from summarise(result).splitlines()[1:]
+
+
+def _hints(result: Result) -> Iterator[str]:
+    for oracle in dict.fromkeys(violation.oracle for violation in result.violations):
+        if oracle in HINTS:
+            yield from ("", *textwrap.wrap(HINTS[oracle], HINT_WIDTH))
+
+
+def _is_repeatable(subject: Subject, failure: Failure) -> bool:
+    again = subject.run(failure.scenario, failure.seed)
+    return again.trace_hash == failure.result.trace_hash and is_same_bug(again, signature_of(failure.result))
+
+
+def _shrunk(subject: Subject, failure: Failure, shrink_s: float) -> Shrunk | None:
+    """Return the shrunk failure; None without a time limit, or if the run is broken or not repeatable."""
+    if shrink_s <= 0 or failure.result.verdict == "broken" or not failure.is_repeatable:
+        return None
+    shrunk = shrink(failure.scenario, failure.seed, failure.result, runner=subject.run, time_limit_s=shrink_s)
+    shrunk.scenario = _with_fleet_of(failure.scenario, shrunk.scenario)
+    return shrunk
+
+
+def _with_fleet_of(original: Scenario, shrunk: Scenario) -> Scenario:
+    """Restore the original fleet settings. They do not affect a user's fleet, so shrinking has kept every change of them."""
+    fleet = original.fleet
+    if not fleet.module:
+        return shrunk
+    changed = {"agents": fleet.agents, "pattern": fleet.pattern, "trigger": fleet.trigger}
+    return msgspec.structs.replace(shrunk, fleet=msgspec.structs.replace(shrunk.fleet, **changed))
+
+
+def _small(shrunk: Shrunk) -> Iterator[str]:
+    before, after = size_text(shrunk.before), size_text(shrunk.size)
+    yield f"shrunk in {shrunk.tries} runs, {shrunk.seconds:.1f} s, from {before} to {after}:"
+    yield from _toml_of(shrunk.scenario)
+    for (stream, key), value in list(shrunk.record.items())[:CHOICES_SHOWN_MAX]:
+        yield f"  choice {stream} {' '.join(str(part) for part in key)} = {value}"
+    if len(shrunk.record) > CHOICES_SHOWN_MAX:
+        yield f"  … {len(shrunk.record) - CHOICES_SHOWN_MAX} more choices"
+
+
+def _toml_of(scenario: Scenario) -> Iterator[str]:
+    """Yield a scenario's TOML without default values."""
+    fields = _differing(msgspec.to_builtins(scenario), msgspec.to_builtins(Scenario()))
+    yield from (f"  {line}" for line in format_toml(fields).splitlines() if line)
+
+
+def _differing(fields: dict[str, object], usual: dict[str, object]) -> dict[str, object]:
+    differing: dict[str, object] = {}
+    for key, value in fields.items():
+        other = usual.get(key)
+        if isinstance(value, dict) and isinstance(other, dict):
+            if inner := _differing(value, other):
+                differing[key] = inner
+        elif value != other:
+            differing[key] = value
+    return differing
+
+
+def _write(subject: Subject, failure: Failure, shrunk: Shrunk | None, place: TestLocation) -> Path:
+    """Run the failure, or its shrunk form, once more with a recording. Return its folder."""
+    recording = Recording()
+    if shrunk is None:
+        scenario, seed = failure.scenario, failure.seed
+        choices = RandomChoices(seed, is_recording=True)
+        result = subject.run(scenario, seed, choices, recording=recording)
+        record: Record = choices.record or {}
+        steps = [f"not shrunk: {size_text(size_of(scenario, record, result))}"]
+    else:
+        scenario, seed, record = shrunk.scenario, shrunk.seed, shrunk.record
+        result = subject.run(scenario, seed, RecordedChoices(record), recording=recording)
+        steps = list(shrink_report(shrunk))
+    folder = folder_for(place.folder, scenario.name, seed, datetime.now(UTC))
+    write_run(folder, scenario, result, recording, choices=record, commit="")
+    (folder / STEPS).write_text("\n".join(steps) + "\n", encoding="utf-8")
+    again = _replay_line(place, folder).removeprefix("replay: ")
+    (folder / REPRO).write_text(f"{again}\n# the test's own invariants are asked there alone\n", encoding="utf-8")
+    return folder

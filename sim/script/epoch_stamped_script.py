@@ -1,0 +1,247 @@
+"""Scripts of chandy-lamport as in production: epoch stamps, markers that close channels early, and a coordinator.
+
+Duties: `protocols/epoch_stamped.py` and `coverage.py`. An agent owes a record for each epoch named by an announcement, a marker
+or a stamp; the host records it between turns. The coordinator of a script begins epochs, collects reports, and ends an epoch
+when its coverage is whole. The end of an epoch reaches all agents at once; other messages of the coordinator need a command.
+"""
+
+import msgspec
+
+from snapline.protocols import epoch_stamped as es
+from snapline.protocols.coverage import AgentReport, Coverage, check_coverage
+from snapline.protocols.epoch_stamped import EpochStampedCore, RecordedPart
+from snapline.sim.script.agent import Image, ScriptedAgent, ScriptedMarker
+from snapline.sim.script.cuts import ScriptedCut, ScriptedCuts
+from snapline.sim.script.fleet import COORDINATOR, ScriptedFleet
+from snapline.sim.script.message_history import ScriptedMessage
+from snapline.sim.script.protocol import ScriptedProtocol
+from snapline.sim.script.script_commands import Verb, number_of
+from snapline.sim.script.script_text import ScriptCommand
+from snapline.sim.script.trace_format import format_call, format_command, format_value
+
+
+class _Epoch(msgspec.Struct):
+    """Open epoch at the coordinator. `gone`: committed numbers of agents that had left before."""
+
+    members: tuple[str, ...]
+    gone: dict[str, AgentReport]
+    records: dict[str, RecordedPart] = {}
+
+
+class ScriptedStamps(ScriptedProtocol):
+    """Script part of chandy-lamport: an `EpochStampedCore` per agent, and the coordinator of epochs.
+
+    Attributes:
+        _begun: last epoch begun.
+        _open: open epochs, ascending.
+        _numbers: epoch → agent → its checkpoint for the epoch.
+        _last_epochs: agent whose leave is committed → last epoch that includes it.
+    """
+
+    keeps_survivors = False
+
+    def __init__(self, fleet: ScriptedFleet) -> None:
+        self._fleet = fleet
+        self._cuts = ScriptedCuts(fleet, "epoch")
+        self._cores: dict[str, EpochStampedCore] = {}
+        self._begun = 0
+        self._open: dict[int, _Epoch] = {}
+        self._numbers: dict[int, dict[str, int]] = {}
+        self._last_epochs: dict[str, int] = {}
+
+    def verbs(self) -> dict[str, Verb]:
+        return self._cuts.verbs(self._take_marker) | {
+            "begin": Verb("begin epoch=N", self._do_begin),
+            "record": Verb("record AGENT,AGENT,… epoch=N", self._do_record),
+            "report": Verb("report AGENT,AGENT,… epoch=N", self._do_report),
+            "abort": Verb("abort epoch=N", self._do_abort),
+            "join": Verb("join AGENT [by=AGENT]", self._do_join),
+            "stop": Verb("stop AGENT", self._do_stop),
+        }
+
+    # -- agents -------------------------------------------------------------------------------------------------------
+
+    def make_core(self, name: str) -> Image:
+        self._cores[name] = EpochStampedCore(name, recorded=self._begun, unborn_in=self._open)
+        return Image()
+
+    def restore_core(self, agent: ScriptedAgent, image: Image) -> None:
+        """Restore the core. The recovery plan has aborted open epochs, so all epochs begun have ended."""
+        self._cores[agent.name] = EpochStampedCore(agent.name, recorded=self._begun)
+
+    def mark(self, agent: ScriptedAgent, receiver: str) -> tuple[int, bytes, dict[str, object]]:
+        stamp = self._cores[agent.name].recorded
+        return stamp, b"", {"stamp": stamp}
+
+    def arrive(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:
+        """Hand a message to the core, then to the mailbox. In this order, no record can count the message twice."""
+        arrived = es.MessageArrived(message.sender, message.number, message.stamp, message.name.encode())
+        self._feed(agent, arrived)
+        agent.mailbox.append(message)
+
+    def between_turns(self, agent: ScriptedAgent) -> None:
+        core = self._cores[agent.name]
+        if core.owed > core.recorded:
+            waiting = tuple(
+                es.WaitingMessage(message.sender, message.number, message.stamp, message.name.encode())
+                for message in agent.mailbox
+            )
+            self._feed(agent, es.TurnBoundaryReached(agent.sent, agent.received, waiting))
+
+    def _feed(self, agent: ScriptedAgent, event: es.Event) -> None:
+        for command in self._fleet.guard(agent, lambda: self._cores[agent.name].handle(0, event)):
+            self._fleet.say(agent.name, format_command(command))
+            match command:
+                case es.RecordState():
+                    number = self._fleet.store(agent, agent.image())
+                    for epoch in command.epochs:
+                        self._numbers.setdefault(epoch, {})[agent.name] = number
+                case es.SendMarkers():
+                    for receiver, last_number in command.last_numbers.items():
+                        marker = ScriptedMarker(command.epoch, last_number)
+                        self._fleet.channels.setdefault((agent.name, receiver), []).append(marker)
+
+    def validate(self) -> None:
+        for name, core in self._cores.items():
+            if name in self._fleet.agents and not self._fleet.agents[name].failure:
+                core.validate()
+
+    def _do_record(self, command: ScriptCommand) -> None:
+        """Announce an epoch to agents."""
+        epoch = number_of(command, "epoch")
+        if epoch == self._begun + 1:
+            self._begin()
+        elif epoch > self._begun:
+            raise command.error(f"epoch {epoch} has not begun: epoch {self._begun + 1} comes first")
+        for agent in self._fleet.agents_of(command, command.words[0]):
+            self._feed(agent, es.EpochAnnounced(epoch))
+            self._fleet.carry_out_duties(agent)
+
+    def _take_marker(self, agent: ScriptedAgent, sender: str, marker: ScriptedMarker) -> None:
+        self._feed(agent, es.MarkerReceived(sender, marker.epoch, marker.last_number))
+        self._fleet.carry_out_duties(agent)
+
+    # -- members ------------------------------------------------------------------------------------------------------
+
+    def _do_join(self, command: ScriptCommand) -> None:
+        """Add an agent, created by the operator or by another agent's turn."""
+        maker = self._fleet.idle_agent(command, command.options["by"]) if "by" in command.options else None
+        self._fleet.add(command, unborn_in=list(self._open))
+        if maker is not None:
+            name = command.words[0]
+            self._fleet.leave(maker, name, f"create-{name}")
+
+    def _do_stop(self, command: ScriptCommand) -> None:
+        agent = self._fleet.idle_agent(command, command.words[0])
+        agent.phase = "left"
+        self._last_epochs[agent.name] = self._begun
+        self._fleet.say(agent.name, format_call("Leave", last_epoch=self._begun))
+        self._feed(agent, es.LeaveCommitted(self._begun))
+        self._retire()
+
+    def _retire(self) -> None:
+        """Remove agents that have left and that no open epoch needs."""
+        for agent in self._fleet.agents.values():
+            is_needed = any(epoch <= self._last_epochs.get(agent.name, 0) for epoch in self._open)
+            if agent.phase == "left" and not is_needed:
+                agent.phase = "gone"
+                self._fleet.say(agent.name, format_call("Go"))
+
+    # -- the coordinator ----------------------------------------------------------------------------------------------
+
+    def _do_begin(self, command: ScriptCommand) -> None:
+        epoch = number_of(command, "epoch")
+        if epoch != self._begun + 1:
+            raise command.error(f"epochs begin in order, and epoch {self._begun + 1} is next: write that number")
+        self._begin()
+        self._fleet.say(COORDINATOR, format_call("BeginEpoch", epoch=epoch, members=self._open[epoch].members))
+
+    def _begin(self) -> None:
+        self._begun += 1
+        members = tuple(agent.name for agent in self._fleet.agents.values() if agent.phase == "living")
+        gone = {
+            agent.name: AgentReport(agent.name, False, dict(agent.sent), dict(agent.received), {})
+            for agent in self._fleet.agents.values()
+            if agent.phase != "living"
+        }
+        self._open[self._begun] = _Epoch(members, gone)
+
+    def _do_report(self, command: ScriptCommand) -> None:
+        number = number_of(command, "epoch")
+        for agent in self._fleet.agents_of(command, command.words[0]):
+            if number not in self._open:
+                raise command.error(f"epoch {number} is not open: begin it first")
+            if number not in self._cores[agent.name].open_epochs():
+                raise command.error(f"{agent.name} has not recorded epoch {number}: `record` it first")
+            self._take_report(agent, number)
+
+    def _take_report(self, agent: ScriptedAgent, number: int) -> None:
+        epoch = self._open[number]
+        record = epoch.records[agent.name] = self._cores[agent.name].record_of(number)
+        report = _report_of(agent.name, record)
+        self._fleet.say(agent.name, format_command(report))
+        reports = {name: _report_of(name, part) for name, part in epoch.records.items()} | epoch.gone
+        self._evaluate_coverage(number, epoch, check_coverage(reports, epoch.gone))
+
+    def _evaluate_coverage(self, number: int, epoch: _Epoch, coverage: Coverage) -> None:
+        missing = [f"{member} has not reported" for member in epoch.members if member not in epoch.records]
+        missing += [f"{sender}->{receiver} {why}" for sender, receiver, why in coverage.missing if why not in missing]
+        if coverage.orphans:
+            self._fleet.say(COORDINATOR, f"orphans {format_value(coverage.orphans)}")
+            self._end(number, "AbortEpoch")
+        elif missing:
+            self._fleet.say(COORDINATOR, f"epoch {number} waits: {'; '.join(missing)}")
+        else:
+            self._fleet.say(COORDINATOR, format_call("CompleteEpoch", epoch=number))
+            self._cuts.keep(number, self._cut_of(number, epoch))
+            self._end(number)
+
+    def _cut_of(self, number: int, epoch: _Epoch) -> ScriptedCut:
+        numbers = self._numbers.get(number, {})
+        in_transit = [
+            self._fleet.book.messages[message.payload.decode()]
+            for record in epoch.records.values()
+            for messages in record.in_transit.values()
+            for message in messages
+        ]
+        unborn = tuple(name for name, record in epoch.records.items() if record.is_unborn)
+        order = [name for name in self._fleet.book.agents if name in epoch.records]
+        return ScriptedCut({name: numbers.get(name, 0) for name in order}, in_transit, unborn, tuple(epoch.gone))
+
+    def _do_abort(self, command: ScriptCommand) -> None:
+        epoch = number_of(command, "epoch")
+        if epoch not in self._open:
+            raise command.error(f"epoch {epoch} is not open: begin it first")
+        self._end(epoch, "AbortEpoch")
+
+    def _end(self, epoch: int, word: str = "") -> None:
+        if word:
+            self._fleet.say(COORDINATOR, format_call(word, epoch=epoch))
+        del self._open[epoch]
+        self._numbers.pop(epoch, None)
+        for agent in self._fleet.agents.values():
+            if agent.phase != "gone" and not agent.failure:
+                self._feed(agent, es.EpochEnded(epoch))
+        self._retire()
+
+    def recover(self, failed: list[str]) -> None:
+        for epoch in list(self._open):
+            self._fleet.say(COORDINATOR, format_call("AbortEpoch", epoch=epoch))
+        self._open, self._numbers = {}, {}
+        self._cuts.recover_fleet()
+        self._last_epochs = {
+            agent.name: self._last_epochs[agent.name] for agent in self._fleet.agents.values() if agent.phase == "gone"
+        }
+
+    def show_core(self, agent: ScriptedAgent) -> list[str]:
+        core = self._cores[agent.name]
+        lines = [format_call("Core", recorded=core.recorded, owed=core.owed, open=core.open_epochs())]
+        for epoch in core.freeze().open_epochs:
+            in_transit = {channel: [message.payload for message in messages] for channel, messages in epoch.in_transit}
+            lines.append(format_call("Epoch", epoch.epoch, in_transit=in_transit, closed=dict(epoch.markers)))
+        return lines
+
+
+def _report_of(name: str, record: RecordedPart) -> AgentReport:
+    recorded = {channel: len(messages) for channel, messages in record.in_transit.items()}
+    return AgentReport(name, record.is_unborn, record.sent, record.received, recorded)
