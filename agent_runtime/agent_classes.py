@@ -46,7 +46,7 @@ def _look_for(fleet: Fleet, kind: str) -> type[Agent]:
         candidate = reduce(getattr, name.split("."), importlib.import_module(module))
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise EncodingError(
-            f"there is no agent class {kind!r} any more: run the code that wrote the checkpoint"
+            f"there is no agent class {kind!r} in this code: run the code that wrote the checkpoint"
         ) from error
     if not isinstance(candidate, type) or not issubclass(candidate, Agent):
         raise EncodingError(f"{kind!r} is no agent class: run the code that wrote the checkpoint")

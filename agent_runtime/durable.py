@@ -286,7 +286,7 @@ class TurnJournal:
         error = self.divergence = self.divergence or DivergenceError(
             f"entry {place + 1} of the turn's journal is {_described(known.kind, known.name)}, and now the handler {what}: "
             "a durable handler must ask for the same things in the same order whenever it runs. Run the code that began the turn, "
-            "or draw what differs from ctx.now, ctx.random or a step"
+            "or take values that differ from ctx.now, ctx.random or a step"
         )
         return error
 

@@ -514,7 +514,7 @@ def _import(module_name: str) -> object:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     if module_name.startswith("."):
-        raise FleetDefinitionError(f"there is no module {module_name!r}: write its whole name")
+        raise FleetDefinitionError(f"there is no module {module_name!r}: write its full name")
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -284,6 +284,6 @@ class Effects:
 
 def _needs_people(agent: str, opened: OpenEffect) -> str:
     return (
-        f"agent {agent} stands at effect {opened.name!r}: it may have been done before a recovery, and may not be repeated. Find out under its key "
+        f"agent {agent} waits for effect {opened.name!r}: it may have been done before a recovery, and may not be repeated. Find out under its key "
         f"{opened.key!r}, and say it: `snapline effect resolve {agent} {opened.key} --result JSON`, or `--not-done`"
     )

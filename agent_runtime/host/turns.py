@@ -197,7 +197,7 @@ class Turns:
             size_bytes = sum(encoder.buffer_sizes(running.agent.state))
             if size_bytes > VIEWED_ARRAYS_BYTES_MAX:
                 raise UsageError(
-                    f"agent {agent!r} has {size_bytes:,} bytes of arrays, and would stand still while they are copied; "
+                    f"agent {agent!r} has {size_bytes:,} bytes of arrays, and would be blocked while they are copied; "
                     f"up to {VIEWED_ARRAYS_BYTES_MAX:,} are: ask for the state of the newest snapshot"
                 )
             return encoder.encode_inline(running.agent.state)
@@ -343,7 +343,7 @@ class Turns:
                 return self._advance(turn, self._running[turn.agent], WaitingTurn(ctx, coroutine), None)
             if not inspect.isawaitable(coroutine):
                 kind = type(coroutine).__qualname__
-                return self._failed(turn, ctx, TypeError(f"the handler returned a {kind}: nobody is there to take it"))
+                return self._failed(turn, ctx, TypeError(f"the handler returned a {kind}: nothing uses the return value"))
             self._running[turn.agent].goes_on(coroutine, self._start(self._finish(turn, ctx, coroutine)))
             return None
         has_ended = True

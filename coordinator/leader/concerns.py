@@ -66,7 +66,7 @@ def standing_agents(shared: LeaderState, host_sessions: HostSessions) -> list[Co
         unnamed = beat.agents_standing - len(named)
         if unnamed > 0 and named:
             last = named[-1]
-            text = f"{unnamed:,} more {'agents stand' if unnamed > 1 else 'agent stands'} in the middle of a turn on host {host}"
+            text = f"{unnamed:,} more {'agents are' if unnamed > 1 else 'agent is'} blocked in the middle of a turn on host {host}"
             concerns.append(Concern(last.kind, (host,), last.elapsed_ns + heard_ns, text))
     return concerns
 

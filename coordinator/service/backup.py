@@ -263,7 +263,7 @@ def restored_state(image: bytes, store: Store) -> Restored:
     """
     state = FleetState.restore(image)
     if state.plan is None:
-        raise UsageError("the fleet had not begun when this backup was taken: start it anew, with an empty --store")
+        raise UsageError("the fleet had not begun when this backup was taken: start a new fleet with an empty --store")
     _abort_open_epochs(state.image)
     state.image.tokens = {}  # tokens revoked since the backup would be valid again
     newer, skipped = _read_newer(state.image, store)

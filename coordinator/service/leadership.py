@@ -100,5 +100,5 @@ class Leadership:
     async def _stop_leading(self, why: str) -> None:
         driver, self.driver = self.driver, None
         if driver is not None:
-            _log.info("not leading any more: %s", why)
+            _log.info("leadership ended: %s", why)
             await driver.stop()

@@ -141,7 +141,7 @@ class InducedModel(LoggedModel):
         if self.promises_no_useless and judgement.useless:
             agent, number = judgement.useless[0]
             raise Fault(
-                "useless checkpoints", "G6", f"no consistent cut holds checkpoint {number} of {self.names[agent]}"
+                "useless checkpoints", "G6", f"no consistent cut contains checkpoint {number} of {self.names[agent]}"
             )
         if self.promises_tracking and judgement.untracked:
             i, x, j, y = judgement.untracked[0]

@@ -237,7 +237,7 @@ class PauseFault(HostFault, frozen=True, kw_only=True):
 
     def problems(self) -> Iterator[str]:
         if self.host and self.failpoint:
-            yield "host does not go with failpoint: whoever gets there stands still"
+            yield "host does not go with failpoint: the node that passes it is paused"
 
 
 class HangFault(HostFault, frozen=True, kw_only=True):

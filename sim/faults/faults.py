@@ -148,7 +148,7 @@ class Schedule:
                 action, for_ns, hit = "error", 0, word.hit
             case _:
                 raise AssertionError(f"{word} does not wait at a failpoint")
-        self._note(index, f"{action} of whoever passes {word.point}, at pass {hit}")
+        self._note(index, f"{action} of the node that passes {word.point}, at pass {hit}")
         self._executor.arm_failpoint(word.point, hit, action, for_ns)
 
     # The network.

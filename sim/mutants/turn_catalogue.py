@@ -16,7 +16,7 @@ TURN_MUTANTS: dict[str, Mutant] = {
         seed=0,
     ),
     "stash-not-saved": Mutant(
-        text="checkpoints do not hold what durable turns have put off",
+        text="checkpoints do not hold messages that durable turns have deferred",
         patches=turns.stash_not_saved,
         scenario=PLANS,
         oracle="restored",

@@ -91,7 +91,7 @@ class DeadLetterOracle:
         """Record that a retried dead letter failed again: it becomes a new dead letter."""
         dead_letter = _meant(history, read_dead_letter_command(word))
         if dead_letter is None:
-            self._say(t_ns, f"{history.agent} has buried again a letter that it does not have")
+            self._say(t_ns, f"{history.agent} has dead-lettered again a dead letter that it does not have")
         else:
             self._over(t_ns, history, dead_letter.sender, dead_letter.payload, "failed again")
             self.on_dead_lettered(history, dead_letter.sender, dead_letter.payload)
@@ -115,7 +115,7 @@ class DeadLetterOracle:
         elif dead_letter is None:
             self._note(history, command.verb, command.identity, "gone")
         elif command.verb != DROP:
-            self._say(t_ns, f"letter {command.number} of {history.agent} was to be retried, and was dropped")
+            self._say(t_ns, f"letter {command.number} of {history.agent} was to be retried, but was dropped")
         else:
             end = DeadLetterChange(
                 history.turns, 0, dead_letter.sender, dead_letter.payload, is_over=True, is_counted=False

@@ -245,7 +245,7 @@ def _make(parent: Path, stem: str) -> Path:
         except FileExistsError:
             continue
         return folder
-    raise UsageError(f"{parent} has {SAME_SECOND_MAX} runs {stem}: wait a second")
+    raise UsageError(f"{parent} has {SAME_SECOND_MAX} runs named {stem}: wait a second")
 
 
 def _point(link: Path, target: str) -> None:

@@ -150,7 +150,7 @@ def _evidence(result: Result) -> Iterator[str]:
     if len(result.violations) > VIOLATIONS_MAX:
         yield f"<p>… and {len(result.violations) - VIOLATIONS_MAX:,} more: <code>result.json</code> has all.</p>"
     if result.pending:
-        yield "<h3>Still missing at the end</h3>\n<ul>"
+        yield "<h3>Missing at the end</h3>\n<ul>"
         yield from (f"<li>{_words(words)}</li>" for words in result.pending[:ROWS_MAX])
         yield "</ul>"
     if result.error:
@@ -173,7 +173,7 @@ def _words(words: str) -> str:
 
 def _diagram(of: Page) -> str:
     if of.recording is None:
-        return '<p class="quiet">The run was not recorded: run it again with a recording to see who did what when.</p>'
+        return '<p class="quiet">The run was not recorded: run it again with a recording to see the events.</p>'
     # The cause of the end is at the right edge. With right-to-left direction, a browser starts there.
     is_at_end = bool(of.result.violations)
     svg = draw_run(of.recording, of.result, events_max=EVENTS_MAX, is_read_from_end=is_at_end)

@@ -47,7 +47,7 @@ NOT_REPEATABLE = (
 )
 
 HINTS = {
-    "replay": f"The same turns in the same order did something else on a fresh object. {LOOK_FOR}",
+    "replay": f"The same turns in the same order gave another result on a fresh object. {LOOK_FOR}",
     "workload": f"If it holds without faults, something outlived a recovery that should not, or did not and should. {LOOK_FOR}",
 }
 """Hints by oracle for finding the error in the user's code."""
@@ -139,7 +139,7 @@ def explain(subject: Subject, failure: Failure, place: TestLocation, *, shrink_s
     try:
         lines += _shrink_report(subject, failure, place, shrink_s)
     except SnaplineError as error:  # report the failure even if it cannot be shrunk or written
-        lines += ["", f"it was not made small: {error}"]
+        lines += ["", f"it was not shrunk: {error}"]
     return "\n".join(lines)
 
 
@@ -252,5 +252,5 @@ def _write(subject: Subject, failure: Failure, shrunk: Shrunk | None, place: Tes
     write_run(folder, scenario, result, recording, choices=record, commit="")
     (folder / STEPS).write_text("\n".join(steps) + "\n", encoding="utf-8")
     again = _replay_line(place, folder).removeprefix("replay: ")
-    (folder / REPRO).write_text(f"{again}\n# the test's own invariants are asked there alone\n", encoding="utf-8")
+    (folder / REPRO).write_text(f"{again}\n# only the test checks its own invariants\n", encoding="utf-8")
     return folder

@@ -81,7 +81,7 @@ class ScriptedFleet:
         if agent is None:
             raise command.error(f"there is no agent {name!r}: the fleet has {', '.join(self.agents)}")
         if agent.failure:
-            raise command.error(f"the core of {name} has raised an error and is of no further use: make a new fleet")
+            raise command.error(f"the core of {name} has raised an error: make a new fleet")
         if agent.phase == "gone":
             raise command.error(f"{name} has left the fleet: name another agent")
         return agent

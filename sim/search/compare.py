@@ -28,7 +28,7 @@ from snapline.sim.search.swarm import draw
 from snapline.sim.search.worker import Runner, Task
 
 METRICS: Mapping[str, str] = {
-    "overhead": "longer than without checkpoints and failures, as a part",
+    "overhead": "relative increase in duration over runs without checkpoints and failures",
     "finish_s": "virtual time until the work was done",
     "throughput_per_s": "messages per virtual second",
     "busy_s": "virtual time that hosts spent on turns and images, all together",
@@ -36,9 +36,9 @@ METRICS: Mapping[str, str] = {
     "checkpoint_s": "virtual time from a checkpoint's begin until it is durable, mean",
     "recovery_s": "virtual time in recoveries",
     "lost_turns": "turns undone by failures",
-    "rollback_turns": "turns that an agent was rolled back, the furthest",
+    "rollback_turns": "turns that an agent was rolled back, maximum",
     "agents_rolled_back": "agents rolled back",
-    "domino_depth": "checkpoints that an agent was rolled back, the furthest",
+    "domino_depth": "checkpoints that an agent was rolled back, maximum",
     "forced_ratio": "forced checkpoints per basic one",
     "checkpoints_basic": "basic checkpoints",
     "checkpoints_forced": "forced checkpoints",

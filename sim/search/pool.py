@@ -148,7 +148,7 @@ class Process:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-            return "was killed because it said nothing"
+            return "was killed because it did not answer"
         return f"was ended by {Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
@@ -233,7 +233,7 @@ class WorkerPool:
         del self._processes[process.connection]
         cause = process.close(grace_s=grace_s)
         if not process.is_ready:
-            raise SnaplineError(f"a worker {cause} before it had begun: its words on standard error tell why")
+            raise SnaplineError(f"a worker {cause} before it had begun: see its standard error")
         if not process.waiting:
             return
         task = process.waiting.popleft()

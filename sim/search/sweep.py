@@ -327,5 +327,5 @@ def _located(template: Scenario, found: Divergence, runner: Runner | None) -> Di
     narrowed = check_determinism(draw(template, found.seed), found.seed, runner=runner)
     if narrowed is not None:
         return narrowed
-    found.note = "alone, both runs agree: something is left over from the runs before it, look for global state"
+    found.note = "alone, both runs agree, so state is left over from earlier runs: look for global state"
     return found

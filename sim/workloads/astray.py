@@ -135,7 +135,7 @@ class AstrayWorkload(Workload):
         except InvariantViolatedError as error:
             return str(error)
         if letters != cut.dead_letter_count:
-            return f"{letters} messages and creations were given up, and there are {cut.dead_letter_count} dead letters"
+            return f"{letters} undeliverable messages and refused creations, but {cut.dead_letter_count} dead letters"
         return None
 
     def is_done(self, states: Mapping[str, object]) -> bool:

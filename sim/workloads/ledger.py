@@ -260,7 +260,7 @@ def _check_pair(sender: str, receiver: str, sent: Tally, got: Tally, transit: li
         return
     numbers = ", ".join([str(parcel.number) for parcel in transit]) or "nothing"
     amounts = f"sent {sent.count}, consumed {got.count}, in transit {numbers}"
-    cause = "other messages were consumed than were sent" if is_right else "that does not add up"
+    cause = "the consumed messages differ from the sent ones" if is_right else "that does not add up"
     raise InvariantViolatedError(f"{sender} → {receiver}: {amounts}: {cause}")
 
 
@@ -278,7 +278,7 @@ def check_timers(books: CutContents) -> None:
     """Check that as many timers are set as the states say."""
     ticking = sum([state.is_ticking for state in books.states.values()])
     if ticking != books.timers:
-        raise InvariantViolatedError(f"{books.timers} timers are set, by their states {ticking} agents have one")
+        raise InvariantViolatedError(f"{books.timers} timers are set, but by their states {ticking} agents have one")
 
 
 def shares(total: int, parts: int) -> list[int]:

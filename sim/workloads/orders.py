@@ -112,16 +112,16 @@ class _Account:
         ]
         twice = [order for order, times in self.outcomes().items() if times > 1]
         if twice or len(dict.fromkeys(handled)) < len(handled):
-            return f"orders have two outcomes, or were handled twice: {twice or sorted(handled)}"
+            return f"orders with two outcomes, or handled twice: {twice or sorted(handled)}"
         return None
 
     def unfinished(self, count: int) -> str | None:
         outcomes = self.outcomes()
         missing = [order for order in range(self.plan.planned) if order not in outcomes]
         if missing or self.plan.planned != count:
-            return f"all is quiet, {self.plan.planned} of {count} orders are planned, and {missing} have no outcome"
+            return f"the fleet is at rest, but {self.plan.planned} of {count} orders are planned and {missing} have no outcome"
         if self.accounts.receipts != len(self.plan.done):
-            return f"all is quiet, and {self.accounts.receipts} of {len(self.plan.done)} receipts have come back"
+            return f"the fleet is at rest, but only {self.accounts.receipts} of {len(self.plan.done)} receipts have come back"
         return None
 
 

@@ -270,7 +270,7 @@ class PayingWorkload(Workload):
         checked_parts = PARTS[:1] if kind == TAKES_OVER else PARTS
         standing = [part for part in self.shop.standing(name) if part in checked_parts]
         wanted = {"paid": list(PARTS), "seat": [PARTS[0]], "cancelled": []}.get(how, standing)
-        mixed_note = "; one key stood for two things" if how == "mixed" else ""
+        mixed_note = "; one key was used for two payments" if how == "mixed" else ""
         return (
             f"{agent}.{order} is {how}, and of {name} {standing} are paid{mixed_note}"
             if mixed_note or standing != wanted

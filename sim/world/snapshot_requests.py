@@ -57,7 +57,7 @@ class SnapshotRequests:
             text = f"epoch {answer.epoch} is given as a complete snapshot, and was never complete"
             self._shared.say("answer", "G4", text)
         elif not is_autonomous(self._shared.workload.fleet.protocol) and answer.epoch <= question.begun:
-            text = f"epoch {answer.epoch} is given to somebody who asked when epoch {question.begun} had begun"
+            text = f"epoch {answer.epoch} answers a request made when epoch {question.begun} had begun"
             self._shared.say("answer", "G4", text)
 
     def unanswered(self, since_ns: int) -> list[int]:

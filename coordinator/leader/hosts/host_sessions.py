@@ -216,7 +216,7 @@ class HostSessions:
 
     def reject_session(self, session: HostSession, reason: str, *, is_final: bool) -> None:
         """Reject the host, with a reason, and close the session."""
-        self._shared.note("warning", f"turned away: {reason}")
+        self._shared.note("warning", f"host rejected: {reason}")
         self._shared.send((session.id,), TurnedAway(reason, is_final))
         self._close(session)
 

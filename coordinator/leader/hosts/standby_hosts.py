@@ -65,7 +65,7 @@ class StandbyHosts:
         reason = "; ".join([f"host {host}: {why}" for host, why in reasons.items()])
         is_proposed = self._shared.propose("spare", op.LoseHosts(lost, op.clip(reason), is_spare=True))
         if is_proposed:
-            self._shared.note("warning", f"put out: {reason}")
+            self._shared.note("warning", f"evicted: {reason}")
         return is_proposed
 
     def evaluate(self) -> None:

@@ -332,7 +332,7 @@ class Plans:
         if not late:
             return
         if len(late) == len(plan.hosts):
-            self._replaced = ReplacedPlan(plan.number, f"nobody has applied plan {plan.number} in time")
+            self._replaced = ReplacedPlan(plan.number, f"no host has applied plan {plan.number} in time")
             self._shared.note("warning", self._replaced.reason)
         elif not self._standby_hosts.evict(late):
             return

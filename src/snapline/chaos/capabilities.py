@@ -35,7 +35,7 @@ class Capability(msgspec.Struct, frozen=True):
 
 
 MEANS = {
-    "network": "a gate before each process, without root",
+    "network": "a TCP proxy before each process, without root",
     "slow": "SIGSTOP and SIGCONT by turns",
     "crash": "SIGKILL; at points by itself",
     "capture": "the encoder refuses",

@@ -172,7 +172,7 @@ class _LifeNotes:
         self._die_at = die_at
         self._found: tuple[str, ...] | None = None
         self._words: list[tuple[str, str]] = []
-        self._end, self._result = "failed", "it ended without a word"
+        self._end, self._result = "failed", "it ended without output"
 
     def take(self, word: str, of: Any) -> None:
         if word == "pid":

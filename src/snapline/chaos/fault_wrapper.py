@@ -45,7 +45,7 @@ class FaultTarget:
             case "error":
                 raise OSError(errno.EIO, os.strerror(errno.EIO), name)
             case "refuse":
-                raise EncodingError(f"the state cannot be saved, says chaos at {name}")
+                raise EncodingError(f"chaos: the state cannot be saved, injected at {name}")
             case _:
                 pass  # the chaos process breaks streams
 

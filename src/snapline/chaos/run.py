@@ -195,7 +195,7 @@ class ChaosRun:
             self._feed_executor(now_ns)
             await asyncio.sleep(LOOK_S)
         self._carry_out(self._executor.heal())
-        self._on_note("everything is whole again")
+        self._on_note("all faults have ended")
         return []
 
     def _feed_executor(self, now_ns: int) -> None:
@@ -234,7 +234,7 @@ class ChaosRun:
     async def _until_ended(self) -> list[str]:
         """Take a snapshot and wait until the fleet has ended, if its workload ends. Return the unmet conditions."""
         if not self._is_ended and not await self._snapshot():
-            return ["no snapshot completes by hand"]
+            return ["no manual snapshot completes"]
         (self._folder / STOP_FILE).touch()
         if not self._workload.ends and not self._is_ended:
             return []

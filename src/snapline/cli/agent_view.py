@@ -91,7 +91,7 @@ def _show_durable_turn(turn: object, tables: DocumentTables) -> None:
         return
     heading = f"durable turn for {show_message(turn.get('message'))} from {turn.get('sender')}"
     if turn.get("problem"):
-        tables.line(f"{heading} STANDS: {text(turn['problem'])}")
+        tables.line(f"{heading} IS BLOCKED: {text(turn['problem'])}")
     elif turn.get("waits_for") is None:
         tables.line(f"{heading} goes on")
     else:

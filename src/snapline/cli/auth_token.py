@@ -28,7 +28,7 @@ def create(
     display: Display,
     name: Name,
     role: Annotated[str, typer.Option("--role", metavar="ROLE", help="viewer, operator or admin.")] = "viewer",
-    days: Annotated[int, typer.Option("--days", min=1, max=365, metavar="N", help="How long it is good.")] = 30,
+    days: Annotated[int, typer.Option("--days", min=1, max=365, metavar="N", help="Validity in days.")] = 30,
 ) -> None:
     """Make a token for a person, and print it once: the fleet keeps its digest alone.
 

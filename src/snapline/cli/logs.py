@@ -44,7 +44,7 @@ def logs(
     ] = None,
     level: Annotated[
         str | None,
-        typer.Option("--level", metavar="LEVEL", help="As serious as that: debug, info, warning, error, critical."),
+        typer.Option("--level", metavar="LEVEL", help="Lowest level to show: debug, info, warning, error, critical."),
     ] = None,
     since: Annotated[
         str | None, typer.Option("--since", metavar="TIME", help="Not older: 10m, 2h, 1d, or 2026-01-31T12:00:00Z.")

@@ -100,7 +100,7 @@ class Spans:
             max=1.0,
             envvar="SNAPLINE_OTEL",
             show_envvar=False,
-            help="Tell spans to OpenTelemetry, as its OTEL_… variables say: of epochs, recoveries, requests that bring "
+            help="Export spans to OpenTelemetry (see its OTEL_… variables): of epochs, recoveries, requests with "
             "a trace, and of SHARE (0 to 1) of the others.",
             show_default="off",
         ),

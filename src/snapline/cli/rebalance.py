@@ -39,7 +39,7 @@ async def until(
             if status.phase in ("finished", "failed"):
                 raise ExternalFailureError(f"the fleet is {status.phase}, and {what} will not be")
         if time.monotonic() > deadline_s:
-            raise UnknownOutcomeError(f"{what} is not so yet, and may still come: {_describe_state(status)}")
+            raise UnknownOutcomeError(f"{what}: not reached yet, but may still be: {_describe_state(status)}")
         await asyncio.sleep(LOOK_S)
 
 

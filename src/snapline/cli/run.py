@@ -213,7 +213,7 @@ async def _run(
         begin_anew=begin_anew,
     )
     async with local:
-        progress.note(f"everything is written to {folder}; `snapline status --data-dir {folder}` asks how it is")
+        progress.note(f"data and logs are in {folder}; `snapline status --data-dir {folder}` shows the fleet")
         if has_metrics:
             progress.note(f"metrics of each process are where {folder / METRICS_FOLDER}/*.json says")
         following = asyncio.create_task(follow(local, folder))

@@ -209,7 +209,7 @@ def dead_letter_result(word: GivenInput, said: ev.FinishAsk | None = None, refus
 def dead_letters_timeout_error(agent: str, reason: str) -> InputUnknownError:
     """Return the error for dead letters whose outcome is unknown at the deadline."""
     error = InputUnknownError(
-        f"whether all of these dead letters of agent {agent!r} are settled, or will be, is not known ({reason}): "
+        f"the outcome for some of these dead letters of agent {agent!r} is not known ({reason}): "
         f"`snapline agent describe {agent}` lists those that are left; doing it again does no harm"
     )
     error.agent = agent

@@ -118,7 +118,7 @@ async def say(
     if ending.ending != ev.ANSWERED or ending.outcome is None:
         raise late(word.agent, ending.reason)
     if (ending.outcome.type, ending.outcome.body) == ("", TARGET_GONE[1:]):
-        raise UsageError(f"{_too_late(word, key)}: somebody has said what is to become of it")
+        raise UsageError(f"{_too_late(word, key)}: another command has resolved it already")
 
 
 def _too_late(word: GivenInput, key: str) -> str:

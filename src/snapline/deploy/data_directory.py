@@ -53,8 +53,8 @@ def lock(data_dir: Path) -> int:
         return lock_file(data_dir / LOCK_FILE)
     except LockHeldError as error:
         raise DirectoryInUseError(
-            f"another fleet runs in {data_dir}, kept by {error}: wait for its end, take it down with `snapline down --data-dir {data_dir}` "
-            "if `up` began it, or choose another --data-dir"
+            f"another fleet runs in {data_dir}, supervised by {error}: wait for its end, stop it with `snapline down --data-dir {data_dir}` "
+            "if `up` started it, or choose another --data-dir"
         ) from None
 
 

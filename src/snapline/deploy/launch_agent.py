@@ -388,7 +388,7 @@ def _await_launch_agent(started: "subprocess.Popen[bytes]", runtime: Path, logs:
         with contextlib.suppress(OSError):
             return _join(runtime)
         time.sleep(START_LOOK_S)
-    raise ExternalFailureError(f"the post has not started: see {logs / 'post.log'}")
+    raise ExternalFailureError(f"the launch agent has not started: see {logs / 'post.log'}")
 
 
 def main() -> None:

@@ -109,7 +109,7 @@ class RayCluster:
             suitable = len(self.nodes_for(node))
             wanted = ", ".join(f"{amount:g} {resource}" for resource, amount in node.items())
             raise ExternalFailureError(
-                f"the Ray cluster has not {count} nodes with {wanted} to spare (it has {alive} nodes, {suitable} of them with as much in all): "
+                f"the Ray cluster has fewer than {count} nodes with {wanted} free (it has {alive} nodes, {suitable} of them with this much in total): "
                 f"add nodes, or ask for fewer --hosts or --cpus"
             ) from None
 

@@ -257,7 +257,7 @@ async def renew(cluster: RayCluster, name: str, folder: Path, *, timeout_s: floa
     encoded, is_tls, runtime = await answer(supervisor.making.remote())
     plan = msgspec.msgpack.decode(encoded, type=FleetPlan)
     if not is_tls:
-        raise UsageError(f"fleet {name} was taken up without certificates: `snapline down`, then `up` with --tls")
+        raise UsageError(f"fleet {name} was started without certificates: `snapline down`, then `up` with --tls")
     certificates = read_certificates(folder, plan.hosts, plan.coordinators)
     cluster.end_actor(supervisor)
     processes = plan.hosts + plan.coordinators

@@ -18,7 +18,7 @@ JOB_PREFIX = "snapline"
 LIMIT_S = 60.0
 """Time limit for one program. A busy controller takes seconds; without a controller the programs hang."""
 
-CONFIGURATION_ADVICE = "mend it, or name another one in SLURM_CONF (`scontrol show config` reads it)"
+CONFIGURATION_ADVICE = "correct it, or name another one in SLURM_CONF (`scontrol show config` reads it)"
 
 CHECK_S = 10.0
 """Time limit for one program before anything is submitted, while a user waits. Without a configuration a program tries for a minute."""

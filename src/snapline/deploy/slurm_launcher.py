@@ -244,7 +244,7 @@ class SlurmLauncher:
         if worker is None or worker.where != element.run:
             worker = await self._connect_worker(name, element)
             self._nodes |= {name: element.node} if kind == "coordinator" else {}
-        return worker, "its seat does not answer"
+        return worker, "its worker does not answer"
 
     async def _connect_worker(self, name: str, element: Element) -> LaunchAgentClient:
         """Connect to the worker of a running element.

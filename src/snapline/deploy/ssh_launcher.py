@@ -129,7 +129,7 @@ class SshLauncher:
         errors = [error for error in results if isinstance(error, BaseException)]
         if errors:
             messages = "; ".join(str(error) for error in errors)
-            raise ExternalFailureError(f"{messages}: what runs there runs on until `snapline down` reaches it")
+            raise ExternalFailureError(f"{messages}: processes there keep running until `snapline down` reaches them")
 
     async def sweep(self) -> list[str]:
         """End the launch agents that earlier launchers left on these machines; return the machines that had one.

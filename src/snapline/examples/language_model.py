@@ -60,7 +60,7 @@ def _recalled(question: str) -> str:
         return _recorded()[question]
     except KeyError:
         raise UsageError(
-            f"nobody has asked the model this yet: use the model itself (`--arg model=smollm2`). The question: {question}"
+            f"there is no recorded answer to this question: use the model itself (`--arg model=smollm2`). The question: {question}"
         ) from None
 
 

@@ -88,7 +88,7 @@ class Ledger:
         if entry is None:
             return None
         if (entry.order, entry.is_undoing) != (order, is_undoing) or amount not in (None, entry.amount):
-            raise NotDoneError(CONFLICT, f"this key was used for something else: {entry}")
+            raise NotDoneError(CONFLICT, f"this key was used for another request: {entry}")
         return entry
 
     def _undoing(self, key: str, order: str) -> Entry:

@@ -416,7 +416,7 @@ class CoordinatorClient:
                 return None
             last_failure = address, reason
         return AuthenticationError(
-            f"the coordinator at {last_failure[0]} and we do not trust each other ({last_failure[1]}): {trust_advice(last_failure[1])}"
+            f"the coordinator at {last_failure[0]} and this client do not trust each other ({last_failure[1]}): {trust_advice(last_failure[1])}"
         )
 
     def _channel(self, address: str) -> grpc.aio.Channel:

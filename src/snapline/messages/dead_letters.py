@@ -52,5 +52,5 @@ def read_dead_letter_command(payload: bytes) -> DeadLetterCommand:
     except msgspec.MsgspecError as error:
         raise ProtocolError(f"an operator's word that cannot be read: {error}") from error
     if command is None or command.verb not in (RETRY, DROP):
-        raise ProtocolError(f"an operator's word says {RETRY} or {DROP}, and a number")
+        raise ProtocolError(f"an operator command needs {RETRY} or {DROP}, and a number")
     return command

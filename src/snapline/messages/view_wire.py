@@ -45,7 +45,7 @@ def decode_question(data: bytes) -> Question:
     request = parsed(agents_pb2.ShowRequest, data)
     assert isinstance(request, agents_pb2.ShowRequest)
     if request.what not in _KNOWN:
-        raise ProtocolError(f"{request.what!r} cannot be asked of this version: {', '.join(_KNOWN)} can")
+        raise ProtocolError(f"{request.what!r} is not a question that this version supports: {', '.join(_KNOWN)} can")
     return Question(request.agent, request.what, request.field)
 
 

@@ -325,7 +325,7 @@ def _of_protocols(figures: RunningFigures, costs: Sequence[ProtocolCost], protoc
         return [f"No protocol that was weighed could save {_cost(SAVING_MIN_S)}: {figures.protocol} stays."]
     return [
         (
-            f"{least.protocol} could save {_cost(saved_s)} at most ({least.how}), which this fleet's figures cannot tell; "
+            f"{least.protocol} could save {_cost(saved_s)} at most ({least.how}), which this fleet's figures cannot show; "
             f"`snapline sim compare MODULE:FLEET --protocols {figures.protocol},{least.protocol}` can."
         )
     ]
@@ -334,13 +334,13 @@ def _of_protocols(figures: RunningFigures, costs: Sequence[ProtocolCost], protoc
 def _of_interval(figures: RunningFigures, best: BestInterval | None, now_s: float | None) -> list[str]:
     if best is None:
         return []
-    price = "participants stand until a round is decided" if figures.protocol == KOO_TOUEG else "agents of a host wait"
+    price = "participants are blocked until a round is decided" if figures.protocol == KOO_TOUEG else "agents of a host wait"
     sentences = [
         f"For the checkpoints of one interval {price} {time_text(_price_s(figures))}; Daly's formula says {time_text(best.formula_s)}."
     ]
     lost_s = best.interval_s + (figures.duration_s or 0.0)
     bounds = {
-        "least": f"Saving more often than each {INTERVAL_MIN_S:g} s is a load of its own.",
+        "least": f"Checkpoints more often than every {INTERVAL_MIN_S:g} s is a load of its own.",
         "duration": f"An interval is not shorter than the {time_text(figures.duration_s or 0.0)} that an epoch takes.",
         "rpo": f"Its rpo_s of {time_text(figures.rpo_s or 0.0)} asks for a shorter one: with {time_text(best.interval_s)} at most {time_text(lost_s)} of work can be lost.",
     }

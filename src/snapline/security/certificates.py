@@ -174,7 +174,7 @@ def verified_names(shown: bytes, authority: bytes) -> list[str]:
         _check_signed(leaf, between, roots, _now())
         names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (ValueError, x509.ExtensionNotFound) as error:
-        raise UsageError(f"that certificate proves nobody: {error}") from error
+        raise UsageError(f"that certificate is invalid: {error}") from error
     return names.get_values_for_type(x509.UniformResourceIdentifier)
 
 

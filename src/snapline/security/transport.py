@@ -385,7 +385,7 @@ def _check(files: _Files, pems: _Pems) -> None:
             context.load_cert_chain(certificate, key)
     except (ssl.SSLError, OSError) as error:
         raise ExternalFailureError(
-            f"{files.certificate} and {files.key} do not make a certificate and its key: {error}"
+            f"{files.certificate} and {files.key} are not a certificate and its key: {error}"
         ) from error
     try:
         with _in_memory(pems.authority) as authority:

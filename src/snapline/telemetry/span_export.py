@@ -117,7 +117,7 @@ class SpanQueue(SpanProcessor):
             self.dropped += spans
         if self._is_failing is is_taken:
             self._is_failing = not is_taken
-            change = "takes spans again" if is_taken else "does not take spans: they are dropped until it does"
+            change = "accepts spans again" if is_taken else "does not take spans: they are dropped until it does"
             log.warning("the collector %s (%d dropped so far)", change, self.dropped)
 
     def shutdown(self) -> None:

@@ -38,7 +38,7 @@ def links_of_epoch(epoch: int, *, can_restore: bool, is_here: bool) -> Markup:
 def actions_body(facts: FleetFacts, kept: KeptSnapshots, restorable: Container[int], *, is_here: bool) -> Markup:
     """Draw the possible actions; `restorable`: epochs to which the fleet can go back."""
     title = tag("div", tag("h1", "Actions"), class_="title")
-    about = tag("p", "Each is shown with what will happen, and done when that is confirmed.", class_="quiet")
+    about = tag("p", "Each action first shows its effects, and runs after confirmation.", class_="quiet")
     now = tag("p", action_link("snapshot", "Take a snapshot"))
     hosts = table(HOST_COLUMNS, [_host(host, facts) for host in facts.hosts], label="Hosts")
     rows = [

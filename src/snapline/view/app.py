@@ -185,7 +185,7 @@ class View:
             return RedirectResponse("/sign-in", 303, HEADERS)
         if self._sessions.is_token_required:
             return PlainTextResponse("sign in first: /sign-in", 401, {**HEADERS, "WWW-Authenticate": "Bearer"})
-        sentence = "without a token this view answers on this machine alone, as 127.0.0.1 or localhost"
+        sentence = "without a token this view answers only on this machine, as 127.0.0.1 or localhost"
         return PlainTextResponse(sentence, 421, HEADERS)
 
     async def _sign_in(self, request: Request) -> Response:
@@ -336,7 +336,7 @@ class View:
         message = f"{str(error)[:1].upper()}{str(error)[1:]}."
         body = join(
             [
-                tag("h1", "That cannot be shown" if status != 403 else "That is not allowed"),
+                tag("h1", "This cannot be shown" if status != 403 else "That is not allowed"),
                 tag("p", message, class_="strip bad", role="alert"),
             ]
         )

@@ -134,7 +134,7 @@ def _part(x: int, y: float, height: float, name: str) -> Markup:
 def _legend(epochs: Sequence[EpochFacts]) -> Markup:
     names = [
         *[(name, f"the last host {label}") for name, _, label in PHASES],
-        ("rest", "the coordinator, and the way to it"),
+        ("rest", "the coordinator, and the network"),
     ]
     marks = [tag("span", tag("i", class_=f"mark {name}"), label) for name, label in (*names, ("aborted", "aborted"))]
     unknown = any(epoch.last is None and not epoch.is_aborted for epoch in epochs)

@@ -162,7 +162,7 @@ def _restore_effects(preview: RestorePreview, facts: FleetFacts) -> tuple[str, .
     inputs = sum([each.count for each in preview.inputs])
     lacking = [each.agent for each in preview.inputs if each.missing]
     effects = [
-        f"All {plural(facts.agents, 'agent')} of the fleet go back, for good: what happened since is undone, and no recovery uses it.",
+        f"All {plural(facts.agents, 'agent')} of the fleet go back permanently: everything since then is undone, and no recovery uses it.",
         *undone_in_fleet(preview),
         f"{plural(inputs, 'input')} of {plural(len(preview.inputs), 'agent')} came later"
         if inputs

@@ -98,7 +98,7 @@ def recovery_body(
     """Draw the whole screen. `effects`: epoch → effects that were open in its cut; `targets`: agents and epochs that have a page."""
     form = _form(line, hosts, agents)
     one_failure = section("failure", "What a failure would cost now", form, line_result(line))
-    each_failure = section("each", "Whoever fails", heat_map(lines), _silent(lines.silent_hosts))
+    each_failure = section("each", "Each failure", heat_map(lines), _silent(lines.silent_hosts))
     return join(
         [
             tag("div", tag("h1", "Recovery"), class_="title"),
@@ -193,7 +193,7 @@ def _silent(hosts: Sequence[str]) -> Markup | None:
 def heat_map(lines: LinesFacts) -> Child:
     """Draw a row for each failure, a column for each agent: coloured where the agent goes back, darker for more lost turns."""
     if not lines.lines:
-        return tag("p", "Nobody can fail yet.", class_="quiet")
+        return tag("p", "No agent or host can fail yet.", class_="quiet")
     agents = sorted({agent for failure in lines.lines for agent in failure.rolled_back})
     ordered = sorted(
         lines.lines, key=lambda failure: (-len(failure.rolled_back), -(failure.turns or 0), failure.failed)
@@ -293,7 +293,7 @@ def _effects(past: HistoryFacts, effects: Mapping[int, Sequence[Effect]], target
         if effects_open
     ]
     none = tag("p", "No effect was open where the last recoveries went back to.", class_="quiet")
-    return section("effects", "What became of effects", parts or none)
+    return section("effects", "Fates of effects", parts or none)
 
 
 def _line_words(each: PastFacts) -> str:

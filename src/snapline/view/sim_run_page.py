@@ -116,7 +116,7 @@ def _evidence(result: "Result") -> Markup:
 def _picture(kind: str, found: FoundRun, result: "Result") -> Markup:
     """Draw a picture that a browser loads on demand, scrolled to the end of the run, where inspection begins."""
     source = address(f"pictures/{kind}", found.place)
-    description = f"{PICTURES[kind]} of {result.name}, seed {result.seed}; alone it tells what each mark is about"
+    description = f"{PICTURES[kind]} of {result.name}, seed {result.seed}; opened separately it has tooltips"
     drawn = tag("a", tag("img", src=source, alt=description, loading="lazy"), href=source)
     at_end = " at-end" if kind == SPACETIME and result.violations else ""
     return tag("div", drawn, class_=f"picture {kind}{at_end}", tabindex="0", role="region", aria_label=PICTURES[kind])
@@ -309,6 +309,6 @@ def _flat(value: object, name: str = "") -> Iterator[tuple[str, str]]:
 def _steps(steps: str) -> Markup:
     lines = steps.splitlines()
     if not lines:
-        return tag("p", "Nobody has written it down.", class_="quiet")
+        return tag("p", "The steps were not recorded.", class_="quiet")
     more = f"\n… {len(lines) - STEPS_MAX:,} more lines: steps.txt has all" if len(lines) > STEPS_MAX else ""
     return tag("pre", shown("\n".join(lines[:STEPS_MAX])), more, tabindex="0")

@@ -245,7 +245,7 @@ def _notes(facts: SpaceFacts) -> list[str]:
             f"The fleet does too much to be followed: every {facts.sampled:,}th message of each channel is here."
         )
     if facts.is_missing:
-        notes.append("Hosts have done more than they could tell: something is missing.")
+        notes.append("Hosts had more events than they could report: some are missing.")
     if facts.silent:
         notes.append(f"Not told by {', '.join(facts.silent)}.")
     if facts.omitted:

@@ -125,7 +125,7 @@ class StoreActions:
         effects = [
             about,
             f"A new fleet is made of it, in a new folder of {beside}; its store is a copy. This fleet is not changed, and may run on.",
-            "It does not start by itself, and does no effects: `snapline run MODULE:FLEET --data-dir` runs it. States that differ take `snapline snapshot fork`.",
+            "It does not start automatically, and runs no effects: `snapline run MODULE:FLEET --data-dir` runs it. States that differ take `snapline snapshot fork`.",
         ]
 
         def do(fields: Fields) -> ActionOutcome:

@@ -182,7 +182,7 @@ class Member:
         """
         local, run = self._local, RUN.get()
         if local is None or (run is not None and run.plan != self.plan):
-            raise UsageError(f"agent {self.agent!r} cannot tell anything: its fleet has not begun, or goes back")
+            raise UsageError(f"agent {self.agent!r} cannot send messages: its fleet has not begun, or is rolling back")
         check_receiver(agent)
         payload = encode_message(message)
         if run is not None and run.handling is not None:

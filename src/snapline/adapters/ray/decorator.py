@@ -49,7 +49,7 @@ def in_fleet(fleet: Fleet, *, coordinator: str, store: str, security: Security |
 
     def decorated(kind: type) -> type:
         if not isinstance(kind, type):
-            raise UsageError(f"@in_fleet stands beneath @ray.remote, right above the class; it was given {kind!r}")
+            raise UsageError(f"place @in_fleet beneath @ray.remote, directly above the class; it was given {kind!r}")
         return _joined(kind, terms)
 
     return decorated

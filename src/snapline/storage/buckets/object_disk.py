@@ -198,7 +198,7 @@ class ObjectDisk:
                     raise
             if conflicts + 1 < CONFLICTS_MAX:
                 self._pause(_CONFLICT_PAUSE_S * 2**conflicts)
-        raise OSError(errno.EBUSY, "the object store saw simultaneous requests for this name, and kept none", path)
+        raise OSError(errno.EBUSY, "the object store rejected simultaneous requests for this name", path)
 
     def close(self, handle: int) -> None:
         with self._lock:

@@ -48,7 +48,7 @@ class MoveResult(msgspec.Struct, frozen=True):
 def all_but_newest(store: Store, count: int) -> list[int]:
     """Return all epochs but the newest `count`, ascending."""
     if count < 1:
-        raise UsageError(f"{count} newest snapshots are to stay: at least 1 must")
+        raise UsageError(f"{count} newest snapshots would be kept: keep at least 1")
     return store.epochs()[:-count]
 
 
@@ -80,7 +80,7 @@ def _remove(source: Store, target: Store, copied: Copied, holds: Holds) -> MoveR
     if source.epochs()[-1:] == [copied.epoch]:
         return MoveResult(copied, kept_because=NEWEST)
     if target.read_ref(copied.epoch) != copied.root:
-        raise DamagedDataError(f"epoch {copied.epoch} of {target.location} is no copy any more: look at that store")
+        raise DamagedDataError(f"epoch {copied.epoch} of {target.location} is no longer a copy of it: check that store")
     removed = holds.delete([copied.epoch])[copied.epoch]
     return MoveResult(copied, kept_because=HELD) if removed is None else MoveResult(copied, is_removed=True)
 

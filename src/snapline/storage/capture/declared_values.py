@@ -385,7 +385,7 @@ def _is_exact_float(value: Any) -> bool:
         return False
 
 
-_ADVICE_TIME = "keep it in UTC (`.astimezone(datetime.UTC)`), or without a zone and with fold=0, and keep the name of the zone beside it"
+_ADVICE_TIME = "keep it in UTC (`.astimezone(datetime.UTC)`), or without a zone and with fold=0, and store the name of the zone in another field"
 _DATETIME = _Test(_is_plain_datetime, _ADVICE_TIME)
 _DATETIME_OF_ANY = _Test(_is_utc, "declare the type datetime, or keep the time in UTC (`.astimezone(datetime.UTC)`)")
 _TIME = _Test(_is_plain_time, "keep it without a zone and with fold=0, or with a fixed offset of whole minutes")

@@ -55,7 +55,7 @@ def tracked_array(shape: SupportsIndex | Sequence[SupportsIndex], dtype: "DTypeL
             empty: Array = numpy.zeros(lengths, template)  # Raises if a length is negative.
             return empty
     except (TypeError, ValueError) as error:
-        raise UsageError(f"no array of shape {shape!r} and dtype {dtype!r}: {error}; mend them") from error
+        raise UsageError(f"no array of shape {shape!r} and dtype {dtype!r}: {error}; correct them") from error
     if template.hasobject:
         raise UsageError(f"an array of dtype {template} cannot be tracked: it holds objects; use another dtype")
     return retrack(allocate(size_bytes), template, lengths)

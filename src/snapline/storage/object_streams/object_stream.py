@@ -91,7 +91,7 @@ class Change:
         try:
             "".join((*path, name)).encode()
         except UnicodeEncodeError as error:
-            raise UsageError(f"{error.object!r} cannot be a name: UTF-8 cannot say it") from error
+            raise UsageError(f"{error.object!r} is not a valid name: it cannot be encoded as UTF-8") from error
         self.entries.append(EntryLine(path, name, digest))
 
 
@@ -218,7 +218,7 @@ class ObjectStream:
                     contents |= self._read_run(run)
             if len(contents) == len(wanted):
                 return contents
-        raise DamagedDataError(f"a segment of {OBJECT_STREAMS} in the store {self._location} is missing: bring it back")
+        raise DamagedDataError(f"a segment of {OBJECT_STREAMS} in the store {self._location} is missing: restore the file")
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -258,7 +258,7 @@ class ObjectStream:
         self._index, missing = replay.finish()
         if missing:
             raise DamagedDataError(
-                f"{len(missing)} objects of {OBJECT_STREAMS} in the store {self._location} are missing: bring its files back"
+                f"{len(missing)} objects of {OBJECT_STREAMS} in the store {self._location} are missing: restore its files"
             )
         self._remove([number for number in numbers if number not in self._index.segments])
 
@@ -296,9 +296,9 @@ class ObjectStream:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise UsageError("the shelf is closed: open it again")
+            raise UsageError("the object stream is closed: open it again")
         if os.getpid() != self._pid:
-            raise UsageError("the shelf was opened before this process was forked: open it in the process that writes")
+            raise UsageError("the object stream was opened before this process was forked: open it in the process that writes")
 
     def _merge_changes(self, batch: list[_PendingChange]) -> tuple[dict[bytes, NewObject], list[EntryLine]]:
         """Return the new objects and entries of a batch. A change whose references are gone is left out and gets an error."""

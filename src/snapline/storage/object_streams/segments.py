@@ -217,7 +217,7 @@ class ObjectStreamSegments:
         except FileExistsError:
             self._disk.close(handle)
             message = (
-                f"another process writes the shelf {self._objects!r} of the store {self._disk.location}: open it again"
+                f"another process writes the object stream {self._objects!r} of the store {self._disk.location}: open it again"
             )
             raise ObjectStreamInUseError(message) from None
         except BaseException:

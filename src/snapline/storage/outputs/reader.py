@@ -193,7 +193,7 @@ class OutputReader:
 def check_same_release(body: OutputBody, head: OutputBody) -> None:
     """Check that a part belongs to the release that part 0 names; raises DamagedDataError."""
     if msgspec.structs.replace(head, part=body.part, data=body.data, key=body.key) != body:
-        raise damaged(body.path, f"it differs from {head.path} about the release that both belong to")
+        raise damaged(body.path, f"its release data differs from that of {head.path}")
 
 
 def list_parts(disk: Disk) -> list[PartName]:

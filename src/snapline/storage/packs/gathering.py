@@ -92,7 +92,7 @@ class _Gathering:
         name = layout.parse_pack_path(other.path)
         if name is None or (name.writer, name.number) != (index.writer, index.epoch):
             raise StoreError(
-                f"a pack of {index.writer} for epoch {index.epoch} names {other.path!r} as written beside it"
+                f"a pack of {index.writer} for epoch {index.epoch} names {other.path!r} as a companion pack, which it is not"
             )
 
     def _resolve(self, index: PackIndex) -> None:

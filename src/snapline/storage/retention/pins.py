@@ -471,5 +471,5 @@ def _is_there(disk: Disk, path: str) -> bool:
 
 def _check_token(token: str) -> str:
     if _TOKEN.fullmatch(token) is None:
-        raise UsageError(f"{token!r} is no token: give 32 random hexadecimal digits")
+        raise UsageError(f"{token!r} is not a token: use 32 random hexadecimal digits")
     return token

@@ -137,7 +137,7 @@ def parse_duration_s(text: str) -> int:
     """
     match = re.fullmatch(r"([0-9]{1,9})([smhd]?)", text)
     if match is None:
-        raise UsageError(f"{text!r} is no duration: write a whole number and a unit, such as 90s, 30m, 2h or 7d")
+        raise UsageError(f"{text!r} is not a duration: write a whole number and a unit, such as 90s, 30m, 2h or 7d")
     return int(match[1]) * _UNITS_S[match[2]]
 
 

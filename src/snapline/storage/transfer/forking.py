@@ -144,7 +144,7 @@ def _write_first(target: Disk, data: bytes, *, temporary_name: str) -> None:
     try:
         write_once(target, layout.FORK, (data,), temporary_name=temporary_name, point="store.fork.record")
     except FileExistsError:
-        raise UsageError(f"somebody else makes a fork at {target.location} just now: give another place") from None
+        raise UsageError(f"another process is creating a fork at {target.location}: use another place") from None
 
 
 def clear_unfinished(target: Disk) -> None:
@@ -282,7 +282,7 @@ def write_inputs(target: Store, plan: int, inputs: Sequence[LoggedInput]) -> Non
     log = LogName(plan, FORK_WRITER, 0)
     for number, batch in enumerate(_batches(inputs), 1):
         if not target.append_batch(target.prepare_batch(log, number, LogBatch(batch))):
-            raise UsageError(f"somebody else writes at {target.location} just now: give another place")
+            raise UsageError(f"another process is writing at {target.location}: use another place")
     target.seal_log(log)
 
 

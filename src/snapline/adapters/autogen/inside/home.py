@@ -231,6 +231,6 @@ def snapline_python(given: str) -> str:
     python = given or os.environ.get(SNAPLINE_PYTHON, "")
     if not python:
         raise RuntimeError(
-            f"where is snapline? Give `python=`, or set {SNAPLINE_PYTHON} to the Python of its environment"
+            f"snapline's environment is not configured: give `python=`, or set {SNAPLINE_PYTHON} to the Python of its environment"
         )
     return python
