@@ -210,9 +210,7 @@ def is_of_step(error: BaseException | None) -> bool:
 
 def changed(turn: ev.StartTurn, why: object) -> DivergenceError:
     """The error of a durable turn that the present code cannot go on with."""
-    return DivergenceError(
-        f"the turn of agent {turn.agent!r} cannot continue: {why}. Run the code that began the turn"
-    )
+    return DivergenceError(f"the turn of agent {turn.agent!r} cannot continue: {why}. Run the code that began the turn")
 
 
 COPIED_BYTES_MAX = 4096

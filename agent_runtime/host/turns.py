@@ -343,7 +343,9 @@ class Turns:
                 return self._advance(turn, self._running[turn.agent], WaitingTurn(ctx, coroutine), None)
             if not inspect.isawaitable(coroutine):
                 kind = type(coroutine).__qualname__
-                return self._failed(turn, ctx, TypeError(f"the handler returned a {kind}: nothing uses the return value"))
+                return self._failed(
+                    turn, ctx, TypeError(f"the handler returned a {kind}: nothing uses the return value")
+                )
             self._running[turn.agent].goes_on(coroutine, self._start(self._finish(turn, ctx, coroutine)))
             return None
         has_ended = True

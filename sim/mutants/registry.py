@@ -96,7 +96,7 @@ def template(
 def unchecked() -> list[Patch]:
     """Return patches that disable the coordinator's checks before an epoch is complete."""
     return [
-        (epoch_reports, "_cover", lambda *arguments: None),
+        (epoch_reports, "_check_coverage", lambda *arguments: None),
         (line_store, "_check_channel", lambda *arguments: None),
     ]
 

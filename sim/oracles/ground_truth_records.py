@@ -138,7 +138,7 @@ class AgentHistory(msgspec.Struct):
         letters: changes of dead letters. words: operator commands about dead letters, as they were consumed.
         captured: images in order, including those before the branch.
         log: turns in order; empty unless turns are to be replayed.
-        clocks: vector clock after each turn, indexed by `GroundTruth.places`; [0] is before the first turn.
+        clocks: vector clock after each turn, indexed by `MessageHistory.places`; [0] is before the first turn.
     """
 
     agent: str

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from snapline.errors import ProtocolError
 from snapline.sim.script.agent import Image, ScriptedAgent, ScriptedMarker
-from snapline.sim.script.message_history import GroundTruth, RestartLine, ScriptedMessage
+from snapline.sim.script.message_history import MessageHistory, RestartLine, ScriptedMessage
 from snapline.sim.script.protocol import ScriptedProtocol
 from snapline.sim.script.script_commands import Verb, dispatch
 from snapline.sim.script.script_text import ScriptCommand
@@ -39,7 +39,7 @@ class ScriptedFleet:
 
     def __init__(self, names: Sequence[str], make: Callable[["ScriptedFleet"], ScriptedProtocol]) -> None:
         """`make`: function that creates the protocol's part of this fleet."""
-        self.book = GroundTruth(names)
+        self.book = MessageHistory(names)
         self.agents: dict[str, ScriptedAgent] = {}
         self.channels: dict[tuple[str, str], list[ScriptedMessage | ScriptedMarker]] = {}
         self.trace: list[str] = []

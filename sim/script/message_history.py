@@ -38,7 +38,7 @@ class ScriptedMessage(msgspec.Struct, frozen=True):
     piggyback: bytes = b""
 
 
-class GroundTruth:
+class MessageHistory:
     """Record of all events, in order.
 
     Attributes:

@@ -230,7 +230,5 @@ def _why(
 def _trust(comparison: Comparison) -> str:
     failed = sum(sum(cell.failed.values()) for cell in comparison.cells)
     runs = len(comparison.cells) * len(comparison.seeds)
-    sentence = (
-        f"Based on {len(comparison.seeds)} seeds in each of {len(comparison.cells)} cells, in virtual time"
-    )
+    sentence = f"Based on {len(comparison.seeds)} seeds in each of {len(comparison.cells)} cells, in virtual time"
     return f"{sentence}; {failed} of {runs} runs did not pass and are left out." if failed else f"{sentence}."

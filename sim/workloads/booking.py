@@ -157,7 +157,9 @@ class Service:
             assert kind != "once", f"{task} is charged twice, under {key}"
             assert kind != "probed" or sale.is_probed, f"{task} is called again under {key}, and nobody has probed it"
         others = [other for other in self.standing(task) if other != key]
-        assert kind in ("unkeyed",) or not others, f"{task} is paid under {key} although its payment under {others[0]} is valid"
+        assert kind in ("unkeyed",) or not others, (
+            f"{task} is paid under {key} although its payment under {others[0]} is valid"
+        )
         sale.is_done = True
         return f"{task} {key}"
 

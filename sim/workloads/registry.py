@@ -58,7 +58,10 @@ _PATTERNS: dict[str, tuple[str, str]] = {
         "booking:make_booking",
         "requests whose durable turns are drawn: steps, effects of all kinds, calls, waits, sagas",
     ),
-    "booking-until": ("booking:make_booking", "the same, and the fleet ends by stop_when while clients still send inputs"),
+    "booking-until": (
+        "booking:make_booking",
+        "the same, and the fleet ends by stop_when while clients still send inputs",
+    ),
     "returning": ("returning:make_returning", "tokens, among agents that have the whole fleet go back now and then"),
     "memory": ("memory:make_memory", "tokens, among agents with a history and an array each: states with parts"),
     "orders": (

@@ -479,7 +479,7 @@ def marks_nothing(patch: pytest.MonkeyPatch) -> None:
 
 def finds_nothing(patch: pytest.MonkeyPatch) -> None:
     """Logs are not asked."""
-    patch.setattr("snapline.agent_runtime.host.step_log._hear_of_call", lambda agent, entry: None)
+    patch.setattr("snapline.agent_runtime.host.step_log._note_earlier_call", lambda agent, entry: None)
 
 
 def keeps_nothing(patch: pytest.MonkeyPatch) -> None:
@@ -498,7 +498,7 @@ def keeps_nothing(patch: pytest.MonkeyPatch) -> None:
 def takes_any(patch: pytest.MonkeyPatch) -> None:
     """Whatever the log says of that effect counts."""
     patch.setattr(
-        "snapline.agent_runtime.host.step_log._hear_of_call",
+        "snapline.agent_runtime.host.step_log._note_earlier_call",
         lambda agent, entry: agent.effects.begun() if is_mark(entry) else None,
     )
 

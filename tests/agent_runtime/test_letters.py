@@ -309,7 +309,7 @@ def test_until_a_letter_is_taken_out_files_are_as_before(driver: Driver, operato
 
 @pytest.mark.parametrize("data", [b"", b"\x00", b"\x01retry", b"\x00\x93\xa3eat\x01\xc4\x00", b"\x00\xff"])
 def test_what_is_no_word_is_refused(data: bytes) -> None:
-    with pytest.raises(ProtocolError, match="word"):
+    with pytest.raises(ProtocolError, match="command"):
         read_dead_letter_command(data)
 
 

@@ -40,7 +40,7 @@ class Reports:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch, caplog: Logged) -> None:
-    for name in ("HELD_S", "LOOK_S", "LOCKED_S"):
+    for name in ("LOOP_BLOCKED_S", "LOOK_S", "GIL_BLOCKED_S"):
         monkeypatch.setattr(loop_watch, name, 0.1)
     caplog.set_level(logging.WARNING, logger="snapline.host")
 

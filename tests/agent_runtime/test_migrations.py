@@ -339,7 +339,7 @@ BAD = {
     ),
     r"'bad' \(Older\).*newer code": saved(Older, State(), "bad", state_version=3),
     "value: str became int": saved(Older, State(), "bad", state_fields={**FIELDS, "value": "str"}),
-    "no agent class 'nowhere:Gone' any more": saved(Older, State(), "bad", kind="nowhere:Gone"),
+    "there is no agent class 'nowhere:Gone'": saved(Older, State(), "bad", kind="nowhere:Gone"),
 }
 
 

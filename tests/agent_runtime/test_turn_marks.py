@@ -33,7 +33,7 @@ import asyncio, contextvars, os, signal, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from snapline.agent_runtime.host.turn_marks import TurnThreads, TurnMarks, mark_of
-from snapline.agent_runtime.turn_environment import Outside
+from snapline.agent_runtime.turn_environment import TurnEnvironment
 
 marks = TurnMarks()
 marks.open(Path(sys.argv[1]), "run-1")
@@ -93,7 +93,7 @@ A, B = ("a", "z", "Go"), ("b", "b", "Tick")
         ("marks.begin(a)\nmarks.in_thread(a, die)", [(*A, False)]),
         ("marks.begin(b)\nmarks.in_thread(a, die)", [(*B, False), (*A, True)]),
         ("await marked(a, asyncio.to_thread(int)); die()", []),
-        ("await marked(a, Outside().in_thread(die_later))", [(*A, True)]),
+        ("await marked(a, TurnEnvironment().in_thread(die_later))", [(*A, True)]),
     ],
 )
 def test_what_ran_is_known_after_the_process_has_died(

@@ -11,14 +11,14 @@ from snapline.channels.child_processes import CHILD_EXIT_CODE, listening_ports
 
 PARENT = """
 import asyncio, multiprocessing, os, signal, socket, sys, time
-from snapline.channels.child_processes import end_if_child, handle_signal, keep_from_children
+from snapline.channels.child_processes import exit_if_child, handle_signal, close_in_children
 
 async def main():
     loop, told = asyncio.get_running_loop(), []
     for number in (signal.SIGTERM, signal.SIGINT):
         handle_signal(loop, number, told.append, number)
     listener = socket.create_server(("127.0.0.1", 0))
-    keep_from_children(loop, lambda: [])
+    close_in_children(loop, lambda: [])
     port = listener.getsockname()[1]
     {body}
     await asyncio.sleep(0)
@@ -103,7 +103,7 @@ result = os.waitpid(pid, 0)[1]
 def test_a_child_that_comes_back_ends() -> None:
     body = """
 pid = os.fork()
-end_if_child()
+exit_if_child()
 result = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 """
     assert played(body) == f"[] {CHILD_EXIT_CODE}"

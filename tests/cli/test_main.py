@@ -45,8 +45,8 @@ def test_a_first_word_alone_is_as_among_all_and_imports_no_other() -> None:
     code = """
 import sys
 from snapline.__main__ import main
-from snapline.cli.groups import NOUNS, WORDS
-modules = {word.module for word in {**NOUNS, **WORDS}.values()}
+from snapline.cli.groups import GROUPS, COMMANDS
+modules = {word.module for word in {**GROUPS, **COMMANDS}.values()}
 sys.argv = ["snapline", *sys.argv[1:], "--help"]
 try:
     main()

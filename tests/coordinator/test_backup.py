@@ -226,7 +226,7 @@ def nothing_is_adopted(patch: pytest.MonkeyPatch) -> None:
 
 
 def removals_are_final(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(restoring, "_keep", lambda *_: None)
+    patch.setattr(restoring, "_record_membership", lambda *_: None)
 
 
 def what_vanished_is_kept(patch: pytest.MonkeyPatch) -> None:

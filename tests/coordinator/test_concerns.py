@@ -43,7 +43,7 @@ def test_a_standing_turn_is_a_concern_until_its_host_takes_it_back(bench: Bench)
 def test_when_all_agents_of_a_host_stand_some_are_named_and_the_others_counted(bench: Bench) -> None:
     beat(bench, STANDS, msgspec.structs.replace(STANDS, agent="a2"), count=1000)
     named, other, more = of_kind(bench, "turn")
-    assert named.agents + other.agents == ("a0", "a2") and more.text.startswith("998 more agents stand")
+    assert named.agents + other.agents == ("a0", "a2") and more.text.startswith("998 more agents are blocked")
 
 
 def test_what_a_host_of_another_release_says_is_passed_over(bench: Bench) -> None:

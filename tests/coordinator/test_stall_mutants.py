@@ -72,11 +72,11 @@ def who_was_put_out_is_used_at_once(patch: Patch) -> None:
 
 
 def who_was_put_out_is_waited_for(patch: Patch) -> None:
-    patch.setattr(StandbyHosts, "is_put_out", lambda self, host: False)
+    patch.setattr(StandbyHosts, "is_evicted", lambda self, host: False)
 
 
 def the_grace_does_not_protect(patch: Patch) -> None:
-    patch.setattr(StandbyHosts, "may_go", lambda self, host: True)
+    patch.setattr(StandbyHosts, "may_be_evicted", lambda self, host: True)
 
 
 def spare_for_ever(patch: Patch) -> None:
@@ -110,7 +110,7 @@ def nobody_answers_and_all_are_put_out(patch: Patch) -> None:
         if late:
             self._standby_hosts.evict(late)
 
-    patch.setattr(Plans, "_follow_up", mutant)
+    patch.setattr(Plans, "_evict_overdue_hosts", mutant)
 
 
 def patience_never_grows(patch: Patch) -> None:

@@ -133,7 +133,7 @@ def test_dots_follow_the_line_and_dashes_lead_to_it() -> None:
     ("old", "new", "check"),
     [
         ("sent.get(step.arrow.message, -1) + 1", "0", check_causality),
-        ("+ len(words) - 1", "- 1", check_causality),
+        ("+ len(label) - 1", "- 1", check_causality),
         ("if cell.step.position == turn", "if cell.step.position > turn", check_dots),
         ("is_undone = turn < window[0]", "is_undone = False", check_dots),
     ],

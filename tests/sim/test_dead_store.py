@@ -51,7 +51,7 @@ def most(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found[1] += 1
 
     monkeypatch.setattr(LoggedAgent, "keep", kept)
-    monkeypatch.setattr(AgentPause, "_stand_still", stood)
+    monkeypatch.setattr(AgentPause, "_pause_agents", stood)
     return found
 
 
@@ -83,7 +83,7 @@ def test_large_logs_begin_a_round(monkeypatch: pytest.MonkeyPatch, most: list[in
 
 def nobody_stands(patch: pytest.MonkeyPatch) -> None:
     """The memory fills."""
-    patch.setattr(AgentPause, "_stand_still", lambda self: None)
+    patch.setattr(AgentPause, "_pause_agents", lambda self: None)
 
 
 def nobody_goes_on(patch: pytest.MonkeyPatch) -> None:

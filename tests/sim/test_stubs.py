@@ -352,7 +352,7 @@ def unasked(first: bool) -> Any:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_who_does_not_ask_pays_twice(first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_execution, "_asked_first", unasked(first))
+    monkeypatch.setattr(step_execution, "_probe_first", unasked(first))
     found = next(result for result in map(asking, range(ASKING_SEEDS)) if result.verdict != "pass")
     assert found.violations[0].oracle == "stub" and "charged twice" in found.violations[0].text
 

@@ -150,8 +150,8 @@ async def test_what_is_kept_is_bounded_by_time_and_number(monkeypatch: pytest.Mo
 async def test_of_a_fleet_that_does_too_much_fewer_messages_are_asked_for_and_later_more_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(live_events, "MANY", 100)
-    monkeypatch.setattr(live_events, "FEW", 10)
+    monkeypatch.setattr(live_events, "LINES_HIGH", 100)
+    monkeypatch.setattr(live_events, "LINES_LOW", 10)
     fleet = TracingFleet()
     live = await begun(fleet)
     fleet.asks.clear()

@@ -153,7 +153,7 @@ async def test_a_long_ledger_is_read_in_parts(fleet: SimulatedFleet, monkeypatch
 
 
 async def test_of_the_ledger_the_newest_words_are_kept(fleet: SimulatedFleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ledger, "WORDS_MAX", 2)
+    monkeypatch.setattr(ledger, "LEDGER_RECORDS_MAX", 2)
     found = EffectLedger()
     await found.catch_up(fleet)
     assert [(effect.key, effect.fate) for effect in found.effects()] == [("k2", "open"), ("k1", "done")]

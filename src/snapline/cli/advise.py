@@ -26,7 +26,10 @@ def advise(
         typer.Option("--mtbf", metavar="DURATION", help="Mean time between the fleet's failures; default: as seen."),
     ] = None,
     over: Annotated[
-        float, typer.Option("--over", min=0.2, max=3600, metavar="SECONDS", help="How long to watch the fleet, to measure rates.")
+        float,
+        typer.Option(
+            "--over", min=0.2, max=3600, metavar="SECONDS", help="How long to watch the fleet, to measure rates."
+        ),
     ] = 2.0,
 ) -> None:
     """Say which protocol and interval suit the fleet, and why."""

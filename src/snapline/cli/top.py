@@ -25,7 +25,8 @@ LINES = 10_000
 def top(
     connection: Connection,
     every: Annotated[
-        float, typer.Option("--every", min=0.2, max=3600, metavar="SECONDS", help="Interval between two status requests.")
+        float,
+        typer.Option("--every", min=0.2, max=3600, metavar="SECONDS", help="Interval between two status requests."),
     ] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print it once; so where there is no terminal.")] = False,
     no_color: Annotated[bool, typer.Option("--no-color", help="No colours; so does the variable NO_COLOR.")] = False,

@@ -50,7 +50,7 @@ def read_dead_letter_command(payload: bytes) -> DeadLetterCommand:
             _read.decode(payload[len(COMMAND_PREFIX) :]) if payload[: len(COMMAND_PREFIX)] == COMMAND_PREFIX else None
         )
     except msgspec.MsgspecError as error:
-        raise ProtocolError(f"an operator's word that cannot be read: {error}") from error
+        raise ProtocolError(f"an operator command that cannot be read: {error}") from error
     if command is None or command.verb not in (RETRY, DROP):
         raise ProtocolError(f"an operator command needs {RETRY} or {DROP}, and a number")
     return command

@@ -334,7 +334,11 @@ def _of_protocols(figures: RunningFigures, costs: Sequence[ProtocolCost], protoc
 def _of_interval(figures: RunningFigures, best: BestInterval | None, now_s: float | None) -> list[str]:
     if best is None:
         return []
-    price = "participants are blocked until a round is decided" if figures.protocol == KOO_TOUEG else "agents of a host wait"
+    price = (
+        "participants are blocked until a round is decided"
+        if figures.protocol == KOO_TOUEG
+        else "agents of a host wait"
+    )
     sentences = [
         f"For the checkpoints of one interval {price} {time_text(_price_s(figures))}; Daly's formula says {time_text(best.formula_s)}."
     ]

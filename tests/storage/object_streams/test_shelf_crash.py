@@ -123,7 +123,7 @@ def open_object_stream_or_none(disk: SimulatedDisk) -> ObjectStream | None:
 KILLED = """
 import os, signal, sys
 from snapline import failpoints
-from snapline.storage.object_streams.object_stream import Shelf
+from snapline.storage.object_streams.object_stream import ObjectStream
 from snapline.storage.store.store import Store
 from tests.storage.object_streams.making import save
 
@@ -134,7 +134,7 @@ def kill(name):
         os.kill(os.getpid(), signal.SIGKILL)
 
 failpoints.install(kill)
-shelf = Shelf.open(Store.open(sys.argv[1]), "play")
+shelf = ObjectStream.open(Store.open(sys.argv[1]), "play")
 for number in range(5):
     save(shelf, f"{number}", "shared", f"text {number}")
     print(number, flush=True)

@@ -218,7 +218,9 @@ class ObjectStream:
                     contents |= self._read_run(run)
             if len(contents) == len(wanted):
                 return contents
-        raise DamagedDataError(f"a segment of {OBJECT_STREAMS} in the store {self._location} is missing: restore the file")
+        raise DamagedDataError(
+            f"a segment of {OBJECT_STREAMS} in the store {self._location} is missing: restore the file"
+        )
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -298,7 +300,9 @@ class ObjectStream:
         if self._is_closed:
             raise UsageError("the object stream is closed: open it again")
         if os.getpid() != self._pid:
-            raise UsageError("the object stream was opened before this process was forked: open it in the process that writes")
+            raise UsageError(
+                "the object stream was opened before this process was forked: open it in the process that writes"
+            )
 
     def _merge_changes(self, batch: list[_PendingChange]) -> tuple[dict[bytes, NewObject], list[EntryLine]]:
         """Return the new objects and entries of a batch. A change whose references are gone is left out and gets an error."""

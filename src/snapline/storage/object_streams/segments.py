@@ -216,9 +216,7 @@ class ObjectStreamSegments:
             failpoint("store.shelf.segment.durable")
         except FileExistsError:
             self._disk.close(handle)
-            message = (
-                f"another process writes the object stream {self._objects!r} of the store {self._disk.location}: open it again"
-            )
+            message = f"another process writes the object stream {self._objects!r} of the store {self._disk.location}: open it again"
             raise ObjectStreamInUseError(message) from None
         except BaseException:
             self._disk.close(handle)

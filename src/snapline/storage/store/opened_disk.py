@@ -59,7 +59,9 @@ class OpenedDisk:
             raise StoreUnavailableError(errno.ESTALE, f"nobody knows whether it is there: {error}", IDENTITY) from error
         if actual_id != self._store_id:
             raise StoreUnavailableError(
-                errno.ESTALE, f"another store (id {actual_id}) is in its place; mount the store {self._store_id} again", IDENTITY
+                errno.ESTALE,
+                f"another store (id {actual_id}) is in its place; mount the store {self._store_id} again",
+                IDENTITY,
             )
 
     # -- changing: rule 3 --------------------------------------------------------------------------------------------
