@@ -60,7 +60,7 @@ LIMITS: Mapping[str, Limit] = {
             "channels.link.WINDOW_ITEMS",
         ),
         (48, 256),
-        with_it=(("channels.control_state._TELL_ITEMS", lambda items: items // 4),),
+        with_it=(("channels.control_state._REPORT_ITEMS", lambda items: items // 4),),
     ),
     "part_bytes": Limit(
         (
@@ -75,7 +75,7 @@ LIMITS: Mapping[str, Limit] = {
             ("channels.channel.WINDOW_BYTES", lambda part: 3 * part),
             ("channels.control_state.WINDOW_BYTES", lambda part: 3 * part),
             ("channels.incoming.WINDOW_BYTES", lambda part: 3 * part),
-            ("channels.control_state._TELL_BYTES", lambda part: 3 * part // 4),
+            ("channels.control_state._REPORT_BYTES", lambda part: 3 * part // 4),
         ),
     ),
     "frame_items": Limit(
@@ -91,7 +91,7 @@ LIMITS: Mapping[str, Limit] = {
     ),
     "frames_unacked": Limit(("channels.order.FRAMES_UNACKED_MAX",), (1, 2)),
     "frame_credits": Limit(("channels.control_state.CREDITS_MAX",), (1, 2)),
-    "tell_delay_ms": Limit(("channels.control_state.TELL_DELAY_NS",), (1, 200), _ms),
+    "tell_delay_ms": Limit(("channels.control_state.REPORT_DELAY_NS",), (1, 200), _ms),
     "tell_frames": Limit(("channels.control_state.TELL_FRAMES",), (1, 1000)),
     "marker_channels": Limit(("channels.link.MARKER_CHANNELS_MAX",), (1, 2)),
     # hosts
@@ -141,7 +141,7 @@ LIMITS: Mapping[str, Limit] = {
         _ms,
         with_it=(("coordinator.leader.hosts.partitions.COUNTED_NS", lambda cut: _ms(cut) // 2),),
     ),
-    "spare_ms": Limit(("coordinator.leader.hosts.standby_hosts.SPARE_NS",), (1, 2000), _ms),
+    "spare_ms": Limit(("coordinator.leader.hosts.standby_hosts.STANDBY_NS",), (1, 2000), _ms),
     "plan_answer_ms": Limit(("coordinator.leader.plans.plan_answers.ANSWER_NS",), (300, 1500), _ms),
     "stop_answer_ms": Limit(("coordinator.leader.stop_condition.ANSWER_NS",), (20, 500), _ms),
     "definition_bytes": Limit(("coordinator.leader.definition.BATCH_BYTES_MAX",), (200, 500)),

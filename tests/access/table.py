@@ -220,7 +220,7 @@ PORTS = {
         {
             "connections": ("telemetry.health.CONNECTIONS_MAX", 64),
             "ms that a connection may be idle": ("telemetry.health.IDLE_MS_MAX", 10_000),
-            "questions at once": ("telemetry.health.QUESTIONS_MAX", 64),
+            "questions at once": ("telemetry.health.CHECKS_MAX", 64),
         },
     ),
     "`--metrics`": Port(
