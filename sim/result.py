@@ -69,4 +69,4 @@ class Result(msgspec.Struct, kw_only=True):
     probes: dict[str, int] = {}
     metrics: dict[str, float] = {}
     faults: list[ExecutedFault] = []
-    unstubbed_steps: list[str] = []
+    unstubbed_steps: list[str] = msgspec.field(default_factory=list, name="steps_as_they_are")

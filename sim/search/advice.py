@@ -43,7 +43,7 @@ class Advice(msgspec.Struct, frozen=True):
     protocol: str
     interval_s: float
     why: list[str]
-    options: list[PricedSetting]
+    options: list[PricedSetting] = msgspec.field(name="priced")
 
 
 def recommend(comparison: Comparison, mtbf_s: float) -> Advice:

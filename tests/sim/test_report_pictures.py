@@ -135,7 +135,7 @@ def check_states(seed: int) -> bool:
         ("_is_inside", lambda self, position, checkpoint: position < checkpoint),  # undone events count
         ("_is_inside", lambda self, position, checkpoint: position <= checkpoint + 1),  # one too many
         ("_recover", lambda self, position, line: None),  # recoveries are not seen
-        ("_beside", lambda self, sent, cut: "ordinary"),  # cuts are not seen
+        ("_state_at_cut", lambda self, sent, cut: "ordinary"),  # cuts are not seen
     ],
 )
 def test_a_wrong_picture_is_found(name: str, mutant: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

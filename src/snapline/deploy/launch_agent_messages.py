@@ -56,7 +56,7 @@ class LaunchAgentRequest(msgspec.Struct, frozen=True):
     spec: ProcessSpec | None = None
     handle: Handle | None = None
     files: dict[str, bytes] = {}
-    shutdown: tuple[str, ...] = ()
+    shutdown: tuple[str, ...] = msgspec.field(default=(), name="farewell")
     grace_s: float = 0.0
 
 

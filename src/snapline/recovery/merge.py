@@ -74,7 +74,7 @@ class Merged(msgspec.Struct, frozen=True):
     """
 
     items: list[Header | Event | Recovery]
-    omitted: dict[str, str]
+    omitted: dict[str, str] = msgspec.field(name="left_out")
 
     def lines(self) -> Iterator[bytes]:
         """The trace as lines of JSON, each with its newline."""

@@ -52,7 +52,7 @@ class SegmentHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: str
     number: int
     segment: str
-    object_stream: str
+    object_stream: str = msgspec.field(name="shelf")
     store: str
 
     @property
