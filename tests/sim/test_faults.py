@@ -40,7 +40,7 @@ MS = 1_000_000
 
 
 def scenario_of(*words: Word, hosts: int = 3, coordinators: int = 3, keep_epochs: int = 3) -> Scenario:
-    names = {type(word): name for name in WORDS for word in words if word.__class__.__name__.lower() == f"{name}word"}
+    names = {type(word): name for name in WORDS for word in words if word.__class__.__name__.lower() == f"{name}fault"}
     faults = [msgspec.structs.replace(FaultPart(), **{names[type(word)]: word}) for word in words]
     fleet = msgspec.convert({"hosts": hosts, "coordinators": coordinators}, FleetPart)
     return Scenario(fleet=fleet, fault=faults, run=RunPart(until="20s", keep_epochs=keep_epochs))
