@@ -593,7 +593,7 @@ def test_a_full_disk_refuses_a_pin_and_says_why(disk: SimulatedDisk, holds: Hold
 
 
 def test_pins_are_bounded(holds: Holds, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pins, "HELD_MAX", 1)
+    monkeypatch.setattr(pins, "HOLDS_MAX", 1)
     holds.pin(1)
     with pytest.raises(UsageError, match="remove some first"):
         holds.pin(2)

@@ -283,7 +283,7 @@ REASON = """
 import os, sys
 from snapline.storage.capture import forked
 {steps}
-print(forked.reason_against())
+print(forked.fork_unsafe_reason())
 """
 
 
@@ -312,6 +312,6 @@ def test_fork_is_refused_where_grpc_would_crash_the_child(steps: str, variable: 
 
 
 def test_refusal_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forked, "reason_against", lambda: f"gRPC was imported; {forked._STEP}")
+    monkeypatch.setattr(forked, "fork_unsafe_reason", lambda: f"gRPC was imported; {forked._STEP}")
     with pytest.raises(UsageError, match="set GRPC_ENABLE_FORK_SUPPORT=0"):
         fork_capture(lambda: b"", timeout_s=WAIT_S)

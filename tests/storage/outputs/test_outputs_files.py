@@ -139,7 +139,7 @@ def test_parts_of_two_tries_never_make_a_release() -> None:
     body = msgspec.msgpack.decode(content(disk, path)[24:-32])
     for change in ({"created_ns": 7}, {"counts": [2, 1, 0]}, {"after": 0, "previous": [0, 1]}, {"root": root_of(9)}):
         forged = changed(disk, path, seal(b"OUTP", canonical.encode(body | change)))
-        expect_damage(reopen(forged), path, "differs from outputs/1.0")
+        expect_damage(reopen(forged), path, "differs from that of outputs/1.0")
     assert store.verify().is_whole
 
 
