@@ -147,8 +147,8 @@ class HostDriver:
         parts = policy.policies if isinstance(policy, AnyOf) else (policy,)
         self._measures = any(isinstance(part, Adaptive) for part in parts)
         self._observer = HostObserver() if observer is None else observer
+        self._run_turn: RunTurn = self.turns.run
         self._observer.attached(self)
-        self._run_turn: RunTurn = self._observer.wrap_turns(self.turns.run)
         self._executors = self._make_executors(transport)
         for kind, observe in self._observer.commands().items():
             self._executors[kind] = partial(_observed, observe, self._executors.get(kind, _nothing))

@@ -21,26 +21,25 @@ Execute = Callable[[Any], None]
 
 
 class ObservedDriver(Protocol):
-    """What an observer may read of the driver."""
+    """Interface of the driver that an observer needs."""
 
     core: HostCore
     turns: Turns
     checkpoints: CheckpointWriter
+
+    def wrap_turns(self, wrap: Callable[[RunTurn], RunTurn]) -> None:
+        """Wrap each turn, or segment, that runs on the loop."""
 
 
 class HostObserver:
     """Observer that does nothing."""
 
     def attached(self, driver: ObservedDriver) -> None:
-        """Note the driver; called once, at the end of its constructor, before all other hooks."""
+        """Note the driver, and wrap its turns; called once, in its constructor, before all other hooks."""
 
     def commands(self) -> Mapping[type[ev.HostOutput], Callable[[Any, Execute], None]]:
         """Return the observed kinds of command. The function of a kind gets each command, and what carries it out."""
         return {}
-
-    def wrap_turns(self, run: RunTurn) -> RunTurn:
-        """Return what runs turns and segments instead of `run`."""
-        return run
 
     def turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> ev.TurnEnded | ev.TurnFailed:
         """Note that a waiting turn has ended; return the event for the core."""

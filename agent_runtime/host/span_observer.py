@@ -8,7 +8,7 @@ from opentelemetry import context as contexts
 from snapline.agent_runtime.host import durable_events as de
 from snapline.agent_runtime.host import events as ev
 from snapline.agent_runtime.host.epoch_files import LoadedLine
-from snapline.agent_runtime.host.observer import Execute, HostObserver, ObservedDriver, RunTurn
+from snapline.agent_runtime.host.observer import Execute, HostObserver, ObservedDriver
 from snapline.agent_runtime.host.turn_spans import EFFECT, TurnPlace, TurnSpans
 from snapline.storage.log.record import LoggedInput
 from snapline.telemetry.span_export import SpanExport
@@ -31,12 +31,10 @@ class SpanObserver(HostObserver):
     def attached(self, driver: ObservedDriver) -> None:
         self._core = driver.core
         self.spans = TurnSpans(self._export, driver.turns.run, driver.turns.type_of, self._place_of)
+        driver.wrap_turns(lambda _: self.spans.run)
 
     def commands(self) -> Mapping[type[ev.HostOutput], Callable[[Any, Execute], None]]:
         return {de.RunStep: self._within_turn, de.RunEffect: self._within_turn, ev.CancelTurns: self._cancel_turns}
-
-    def wrap_turns(self, run: RunTurn) -> RunTurn:
-        return self.spans.run
 
     def turn_ended(self, event: ev.TurnEnded | ev.TurnFailed) -> ev.TurnEnded | ev.TurnFailed:
         return self.spans.ended(event)

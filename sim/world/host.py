@@ -86,6 +86,7 @@ class JudgeObserver(HostObserver):
 
     def attached(self, driver: ObservedDriver) -> None:
         self.driver, self.core, self.turns = driver, driver.core, driver.turns
+        driver.wrap_turns(lambda run: partial(self._watch_turn, run))
 
     def commands(self) -> Mapping[type[ev.HostOutput], Callable[[Any, Execute], None]]:
         return {
@@ -102,9 +103,6 @@ class JudgeObserver(HostObserver):
             ev.TakeCheckpoint: self._take_checkpoint,
             ev.LoadAgents: self._load_agents,
         }
-
-    def wrap_turns(self, run: RunTurn) -> RunTurn:
-        return partial(self._watch_turn, run)
 
     # ---- reports of the core on messages and freezes ----------------------------------------------------------------
 
