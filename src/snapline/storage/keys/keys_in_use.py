@@ -4,7 +4,7 @@ from snapline.storage.log.reader import keys_of_batches
 from snapline.storage.object_streams.segments import keys_of_object_streams
 from snapline.storage.outputs.reader import keys_of_outputs
 from snapline.storage.packs import checkpoint_packs
-from snapline.storage.packs.pack_files import key_of_pack
+from snapline.storage.packs.checkpoint_packs import key_of_pack
 from snapline.storage.retention import retention
 from snapline.storage.store.disk import Disk
 

@@ -24,8 +24,8 @@ from snapline.storage.packs.blob import (
     header_bytes,
 )
 from snapline.storage.packs.checkpoint import StatePart
+from snapline.storage.packs.checkpoint_packs import keyring_of
 from snapline.storage.packs.pack import PackIndex
-from snapline.storage.packs.pack_files import keyring_of
 from snapline.storage.store import files
 from snapline.storage.store.damage import damaged
 from snapline.storage.store.disk import Disk, read_into

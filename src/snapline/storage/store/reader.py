@@ -13,7 +13,7 @@ from snapline.storage.log.record import LogBatch
 from snapline.storage.outputs.consumers import ConsumerPosition, read_consumers
 from snapline.storage.outputs.reader import OutputBatch, OutputReader
 from snapline.storage.outputs.record import Release
-from snapline.storage.packs import checkpoint_packs, pack_files, parts
+from snapline.storage.packs import checkpoint_packs, parts
 from snapline.storage.packs.blob import BlobEntry, PackBlob
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.packs.generations import other_generations
@@ -341,7 +341,7 @@ class StoreReader:
             UsageError: the path is not one of a pack.
         """
         epoch = epoch_of_pack(reference.path)
-        return pack_files.read_reported_index(self._disk, reference, store_id=self.store_id, epoch=epoch).entries
+        return checkpoint_packs.read_reported_index(self._disk, reference, store_id=self.store_id, epoch=epoch).entries
 
     def _part_reader(self, manifest: Manifest, others: Callable[[], Iterable[PartReader]] = tuple) -> PartReader:
         path = f"the manifest of epoch {manifest.metadata.epoch}"
@@ -361,8 +361,8 @@ class StoreReader:
 
     def _read_place(self, manifest: Manifest, line: AgentLine) -> AgentCheckpoint:
         pack = manifest.packs[line.pack]
-        keyring = pack_files.keyring_of(self._guard, store_id=self.store_id, path=pack.path, key_id=pack.key_id)
-        return pack_files.read_checkpoint(
+        keyring = checkpoint_packs.keyring_of(self._guard, store_id=self.store_id, path=pack.path, key_id=pack.key_id)
+        return checkpoint_packs.read_checkpoint(
             self._disk, pack.path, line.entry(), epoch=manifest.metadata.epoch, keyring=keyring
         )
 

@@ -12,8 +12,8 @@ import msgspec
 from snapline.errors import DamagedDataError
 from snapline.storage.packs.blob import PLAIN_KEYRING, BlobEntry, Keyring, decode_blob, end_of
 from snapline.storage.packs.checkpoint import decode_checkpoint
+from snapline.storage.packs.checkpoint_packs import keyring_of
 from snapline.storage.packs.pack import PackReference
-from snapline.storage.packs.pack_files import keyring_of
 from snapline.storage.store import files
 from snapline.storage.store.damage import damaged
 from snapline.storage.store.disk import Disk

@@ -41,8 +41,8 @@ from snapline.storage.outputs.reader import check_same_release, read_part
 from snapline.storage.outputs.record import OutputBody, open_outputs
 from snapline.storage.packs.blob import KIND_CHECKPOINT, PLAIN_KEYRING, BlobEntry, Keyring, decode_blob, header_bytes
 from snapline.storage.packs.checkpoint import decode_checkpoint
+from snapline.storage.packs.checkpoint_packs import difference_in_size, keyring_of
 from snapline.storage.packs.pack import PackIndex, PackReference, read_index
-from snapline.storage.packs.pack_files import difference_in_size, keyring_of
 from snapline.storage.retention import pins
 from snapline.storage.store import files, layout, log_marks
 from snapline.storage.store.damage import Finding, damaged, finding_of
