@@ -1,6 +1,6 @@
 """Choice of a protocol and an interval from measured cells, with the confidence in words.
 
-The expected hourly cost and the choice among equal protocols come from `protocols/costs.py`. If runs report lost turns, the
+The expected hourly cost and the choice among equal protocols come from `protocols/advice.py`. If runs report lost turns, the
 loss is the time of these turns at the bare pace plus the time in recoveries. Otherwise it is the extra duration of the same
 work with failures, seed by seed, divided by the number of failures.
 
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import msgspec
 
 from snapline.errors import UsageError
-from snapline.protocols.costs import SIMPLEST_FIRST, hourly_cost_s, simplest
+from snapline.protocols.advice import SIMPLEST_FIRST, hourly_cost_s, simplest
 from snapline.protocols.interval import daly
 from snapline.sim.search.compare import Cell, Comparison, Setting
 from snapline.sim.search.statistics import Difference, draws, mean_of, with_percentiles

@@ -8,8 +8,7 @@ import pytest
 from tests.integration.processes import snapline
 from tests.integration.running import running
 
-from snapline.protocols.advice import FleetAdvice, RunningFigures, advise
-from snapline.protocols.costs import declared_mtbf
+from snapline.protocols.advice import FleetAdvice, RunningFigures, advise, declared_mtbf
 
 pytestmark = pytest.mark.timeout(120)
 

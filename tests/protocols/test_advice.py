@@ -14,13 +14,15 @@ from snapline.protocols.advice import (
     BCS_MOVED_SHARES,
     SAVING_MIN_S,
     FleetAdvice,
+    Mtbf,
     RunningFigures,
     advise,
     best_interval,
     breaks_rpo,
+    declared_mtbf,
+    observed_mtbf,
     time_text,
 )
-from snapline.protocols.costs import Mtbf, declared_mtbf, observed_mtbf
 from snapline.protocols.names import BCS, CHANDY_LAMPORT, KOO_TOUEG, PROTOCOLS, UNCOORDINATED
 from snapline.protocols.policy import INTERVAL_MIN_S
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapline.errors import UsageError
-from snapline.protocols.costs import declared_mtbf, hourly_cost_s, observed_mtbf, poisson_limits, simplest
+from snapline.protocols.advice import declared_mtbf, hourly_cost_s, observed_mtbf, poisson_limits, simplest
 from snapline.protocols.interval import daly
 from snapline.protocols.names import PROTOCOLS
 

@@ -34,7 +34,7 @@ def advise(
 ) -> None:
     """Say which protocol and interval suit the fleet, and why."""
     from snapline.protocols.advice import advise as advise_on
-    from snapline.protocols.costs import declared_mtbf, observed_mtbf
+    from snapline.protocols.advice import declared_mtbf, observed_mtbf
 
     given_mtbf_s = None if mtbf is None else seconds_of(mtbf, "--mtbf")
     printer = display.printer()
