@@ -7,7 +7,7 @@ work with failures, seed by seed, divided by the number of failures.
 The protocol with the lowest cost at its best measured interval wins. If others cannot be distinguished from it, the simplest
 of them wins (`SIMPLEST_FIRST`: coordinated before uncoordinated before communication-induced).
 
-The interval is Daly's (`protocols/interval.py`) for the measured price of one checkpoint (overhead × interval). It must lie
+The interval is Daly's (`protocols/policy.py`) for the measured price of one checkpoint (overhead × interval). It must lie
 between measured intervals and cost no more than the best of them; otherwise the best measured interval is used.
 Measurements win over formulas, and no formula is applied to a price that cannot be distinguished from zero.
 """
@@ -19,7 +19,7 @@ import msgspec
 
 from snapline.errors import UsageError
 from snapline.protocols.advice import SIMPLEST_FIRST, hourly_cost_s, simplest
-from snapline.protocols.interval import daly
+from snapline.protocols.policy import daly
 from snapline.sim.search.compare import Cell, Comparison, Setting
 from snapline.sim.search.statistics import Difference, draws, mean_of, with_percentiles
 

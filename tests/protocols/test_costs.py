@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from snapline.errors import UsageError
 from snapline.protocols.advice import declared_mtbf, hourly_cost_s, observed_mtbf, poisson_limits, simplest
-from snapline.protocols.interval import daly
 from snapline.protocols.names import PROTOCOLS
+from snapline.protocols.policy import daly
 
 
 @pytest.mark.parametrize(

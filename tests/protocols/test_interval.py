@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from snapline.errors import UsageError
-from snapline.protocols.interval import daly, young
+from snapline.protocols.policy import daly, young
 
 Interval = Callable[[float, float], float]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.sim import toys
 
 from snapline.errors import UsageError
-from snapline.protocols.interval import daly
+from snapline.protocols.policy import daly
 from snapline.sim.result import ExecutedFault, Result
 from snapline.sim.scenario import FleetPart, PatternPart, RunPart, Scenario, format_scenario, parse_scenario
 from snapline.sim.search.advice import recommend

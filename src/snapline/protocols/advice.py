@@ -43,9 +43,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from snapline.errors import UsageError
-from snapline.protocols.interval import daly
 from snapline.protocols.names import BCS, CHANDY_LAMPORT, KOO_TOUEG, PROTOCOLS, UNCOORDINATED, is_autonomous
-from snapline.protocols.policy import COST_MIN_S, INTERVAL_MIN_S
+from snapline.protocols.policy import COST_MIN_S, INTERVAL_MIN_S, daly
 
 HOUR_S = 3600.0
 
