@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from snapline.protocols.coverage import AgentReport, check_coverage
 from snapline.protocols.epoch_stamped import (
+    AgentReport,
     Command,
     EpochAnnounced,
     EpochEnded,
@@ -23,6 +23,7 @@ from snapline.protocols.epoch_stamped import (
     SendMarkers,
     TurnBoundaryReached,
     WaitingMessage,
+    check_coverage,
 )
 from snapline.sim.explorer.bounds import Bounds
 from snapline.sim.explorer.epoch_model import (

@@ -15,8 +15,7 @@ from snapline.agent_runtime.host.plans import HostPlans
 from snapline.agent_runtime.host.turn_ends import TurnEnds
 from snapline.agent_runtime.host.turns import Turns
 from snapline.messages.host_messages import StopEvaluated
-from snapline.protocols.epoch_recording import EpochRecording
-from snapline.protocols.epoch_stamped import EpochStampedCore, RecordedPart, WaitingMessage
+from snapline.protocols.epoch_stamped import EpochRecording, EpochStampedCore, RecordedPart, WaitingMessage
 from snapline.sim.world.patches import Patch
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.store.store import Store

@@ -8,8 +8,7 @@ when its coverage is whole. The end of an epoch reaches all agents at once; othe
 import msgspec
 
 from snapline.protocols import epoch_stamped as es
-from snapline.protocols.coverage import AgentReport, Coverage, check_coverage
-from snapline.protocols.epoch_stamped import EpochStampedCore, RecordedPart
+from snapline.protocols.epoch_stamped import AgentReport, Coverage, EpochStampedCore, RecordedPart, check_coverage
 from snapline.sim.script.agent import Image, ScriptedAgent, ScriptedMarker
 from snapline.sim.script.cuts import ScriptedCut, ScriptedCuts
 from snapline.sim.script.fleet import COORDINATOR, ScriptedFleet

@@ -15,7 +15,7 @@ from tests.kit.logged_fleet import LoggedFleet
 import snapline
 from snapline.agent_runtime.host.restore import restored
 from snapline.messages.payloads import describe_payload
-from snapline.protocols.coverage import AgentReport, check_coverage
+from snapline.protocols.epoch_stamped import AgentReport, check_coverage
 from snapline.storage.packs.checkpoint import AgentCheckpoint, DeadLetterRecord
 
 COINS = 20

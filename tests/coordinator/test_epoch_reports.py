@@ -13,7 +13,7 @@ from snapline.coordinator.leader.events import ManifestAgent
 from snapline.coordinator.leader.modes import epoch_reports
 from snapline.coordinator.leader.modes.epoch_reports import _covered_channels, _find_reported_channels, _take_channels
 from snapline.messages import host_messages as msg
-from snapline.protocols.coverage import AgentReport, check_coverage
+from snapline.protocols.epoch_stamped import AgentReport, check_coverage
 
 AGENTS = ("a", "b", "c")
 CHANNELS = tuple((sender, receiver) for sender in range(3) for receiver in range(3) if sender != receiver)

@@ -15,8 +15,8 @@ from random import Random
 
 import msgspec
 
-from snapline.protocols.coverage import AgentReport, check_coverage
 from snapline.protocols.epoch_stamped import (
+    AgentReport,
     EpochAnnounced,
     EpochEnded,
     EpochStampedCore,
@@ -29,6 +29,7 @@ from snapline.protocols.epoch_stamped import (
     SendMarkers,
     TurnBoundaryReached,
     WaitingMessage,
+    check_coverage,
 )
 
 OPEN_EPOCHS_MAX = 4

@@ -5,7 +5,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapline.protocols.coverage import AgentReport, check_coverage
+from snapline.protocols.epoch_stamped import AgentReport, check_coverage
 
 Numbers = dict[str, int]
 

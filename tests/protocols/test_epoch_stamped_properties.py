@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.protocols.epoch_driver import Cut, Epoch, SimulatedAgent, World
 
 from snapline.errors import ProtocolError
-from snapline.protocols.coverage import AgentReport
 from snapline.protocols.epoch_stamped import (
+    AgentReport,
     Command,
     EpochStampedCore,
     MarkerReceived,

@@ -7,8 +7,8 @@ may happen, and what is one step, is told a second time, from the explorer's wor
 import copy
 from typing import Any
 
-from snapline.protocols.coverage import AgentReport, check_coverage
 from snapline.protocols.epoch_stamped import (
+    AgentReport,
     EpochAnnounced,
     EpochEnded,
     EpochStampedCore,
@@ -18,6 +18,7 @@ from snapline.protocols.epoch_stamped import (
     SendMarkers,
     TurnBoundaryReached,
     WaitingMessage,
+    check_coverage,
 )
 from snapline.protocols.rule import CheckpointRule
 from snapline.protocols.rules import RULES

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from snapline.errors import UsageError
 from snapline.protocols.bcs import BcsRule
 from snapline.protocols.dependency_vector import FdasRule
-from snapline.protocols.epoch_recording import EpochRecording
 from snapline.protocols.epoch_stamped import Command as EpochCommand
-from snapline.protocols.epoch_stamped import EpochStampedCore, MessageArrived
+from snapline.protocols.epoch_stamped import EpochRecording, EpochStampedCore, MessageArrived
 from snapline.protocols.epoch_stamped import Event as EpochEvent
 from snapline.protocols.hmnr import HmnrRule
 from snapline.protocols.koo_toueg import KooTouegCore

@@ -19,7 +19,7 @@ from snapline.coordinator.leader.events import ManifestAgent, WriteManifest
 from snapline.coordinator.state.fleet_records import PlanRecord
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.messages.host_messages import EpochReport, ReportedPack
-from snapline.protocols.coverage import AgentReport, check_coverage
+from snapline.protocols.epoch_stamped import AgentReport, check_coverage
 
 SHOWN_MAX = 5
 """Largest number of channels or agents named in a reason; the rest are counted."""

@@ -51,21 +51,177 @@ The caller's duties:
    in the channel's order, each message once. For equal stamps the event may be omitted: it would change nothing.
 4. Send the markers of `SendMarkers` behind everything that left earlier; later messages may overtake them.
 5. Deliver `EpochEnded` for every epoch, complete or aborted, that began while the agent lived or in which it is unborn.
+
+One open epoch at one agent: its numbers, and the channel states that grow until every channel is closed.
+
+The part of the epoch-stamped protocol (see `epoch_stamped`, rules 3 to 5) that is the same for every open epoch. A
+channel state is the run of numbers directly after the last one received before the record, all stamped below the epoch;
+the marker shows where it ends. Every departure from that is a peer's or the link's fault and raises `ProtocolError`.
+
+Completeness of an epoch: it is complete when every channel that a sender reported is covered by its receiver's report.
+
+Theory of operation
+-------------------
+Every agent of an epoch reports, for its record: per outgoing channel the last number sent, per incoming channel the
+last number received, and the current number of messages in its channel state. The channel i -> j is covered when
+received_j + recorded_j = sent_i (F. Mattern, JPDC 18, 1993: balanced counts; here numbers, since channels are FIFO).
+received_j > sent_i is an orphan (G1), and received_j + recorded_j > sent_i a channel state with a message from outside
+the cut (G2): both mean that a peer broke the protocol, so the epoch is aborted and an alarm is raised.
+
+*Senders* decide which channels exist: the receiver may not know a channel yet. So an epoch waits for every agent
+that a reported sender names, in addition to the members it began with (those the caller checks, by name). Sent numbers are fixed
+at the record and recorded counts only grow, so an outdated report delays completion but is never wrong.
+
+The caller's duties:
+
+1. Hand in the latest report of each agent in this epoch, unborn agents included.
+2. An agent whose leave was committed before the epoch began is `gone`, and its committed numbers are its report here,
+   until all its messages are received. Messages to it become dead letters: channels towards it are not checked.
+3. The epoch is complete when every member has reported and `Coverage.is_whole`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Self, assert_never
 
 import msgspec
 
 from snapline.errors import ProtocolError
-from snapline.protocols.epoch_recording import (
-    EpochRecording,
-    EpochRecordingImage,
-    Numbers,
-    RecordedPart,
-    WaitingMessage,
-)
+
+Numbers = tuple[tuple[str, int], ...]
+
+
+class WaitingMessage(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """A message that has arrived and has not been consumed by a turn. `channel` is its sender."""
+
+    channel: str
+    number: int
+    stamp: int
+    payload: bytes
+    piggyback: bytes = b""
+
+
+class RecordedPart(msgspec.Struct, frozen=True, gc=False):
+    """Record of one agent for one epoch so far: its numbers, and the channel states by sender, in order."""
+
+    epoch: int
+    is_unborn: bool
+    sent: dict[str, int]
+    received: dict[str, int]
+    in_transit: dict[str, list[WaitingMessage]]
+
+
+class EpochRecordingImage(msgspec.Struct, frozen=True):
+    """A hashable image of one open epoch."""
+
+    epoch: int
+    is_unborn: bool
+    sent: Numbers
+    received: Numbers
+    in_transit: tuple[tuple[str, tuple[WaitingMessage, ...]], ...]
+    markers: Numbers
+
+
+class EpochRecording:
+    """An open epoch that `agent` has recorded, or in which the agent is unborn.
+
+    Attributes:
+        sent, received: the agent's numbers at the record; empty if it is unborn. Never changed.
+        in_transit: by sender, the channel state so far; a sender without messages has no entry.
+        markers: by sender whose channel is closed, the number in its marker.
+    """
+
+    __slots__ = ("agent", "epoch", "in_transit", "is_unborn", "markers", "received", "sent")
+
+    def __init__(
+        self, agent: str, epoch: int, *, is_unborn: bool, sent: dict[str, int], received: dict[str, int]
+    ) -> None:
+        self.agent = agent
+        self.epoch = epoch
+        self.is_unborn = is_unborn
+        self.sent = sent
+        self.received = received
+        self.in_transit: dict[str, list[WaitingMessage]] = {}
+        self.markers: dict[str, int] = {}
+
+    def last_number(self, channel: str) -> int:
+        """The last number received or recorded on `channel`."""
+        return self.received.get(channel, 0) + len(self.in_transit.get(channel, ()))
+
+    def record(self, message: WaitingMessage) -> None:
+        """Rules 3 and 4: `message`, stamped below the epoch, joins its channel state.
+
+        Raises:
+            ProtocolError: the channel is closed, or its numbers have a gap.
+        """
+        channel, number = message.channel, message.number
+        if channel in self.markers:
+            raise ProtocolError(
+                f"{self.agent}, epoch {self.epoch}: message {number} from {channel}, stamped {message.stamp}, "
+                f"came behind the marker that named {self.markers[channel]} as the last"
+            )
+        if number != self.last_number(channel) + 1:
+            raise ProtocolError(
+                f"{self.agent}, epoch {self.epoch}: message {number} from {channel}, stamped {message.stamp}, "
+                f"does not follow {self.last_number(channel)}: {self._numbers_text(channel)}"
+            )
+        self.in_transit.setdefault(channel, []).append(message)
+
+    def close(self, channel: str, last_number: int) -> None:
+        """Rule 5: received + recorded = the marker's number. The same marker again is a no-op.
+
+        Raises:
+            ProtocolError: the numbers do not balance.
+        """
+        if self.last_number(channel) != last_number:
+            raise ProtocolError(
+                f"{self.agent}, epoch {self.epoch}: the marker from {channel} names {last_number} as the last "
+                f"message, but {self._numbers_text(channel)}"
+            )
+        self.markers[channel] = last_number
+
+    def report(self) -> RecordedPart:
+        """Copy what is recorded so far."""
+        in_transit = {channel: list(messages) for channel, messages in self.in_transit.items()}
+        return RecordedPart(self.epoch, self.is_unborn, dict(self.sent), dict(self.received), in_transit)
+
+    def _numbers_text(self, channel: str) -> str:
+        received = self.received.get(channel, 0)
+        return f"{received} were received before the record and {len(self.in_transit.get(channel, ()))} recorded"
+
+    def validate(self) -> None:
+        """Check every invariant; AssertionError if one does not hold."""
+        about = f"{self.agent}, epoch {self.epoch}"
+        assert not (self.is_unborn and (self.sent or self.received)), f"{about}: unborn with numbers"
+        for channel, messages in self.in_transit.items():
+            first = self.received.get(channel, 0) + 1
+            numbers = [message.number for message in messages]
+            assert numbers == list(range(first, first + len(numbers))), f"{about}: a gap on the channel from {channel}"
+            stamps = [message.stamp for message in messages]
+            assert stamps == sorted(stamps), f"{about}: stamps fall on the channel from {channel}"
+            assert stamps[-1] < self.epoch, f"{about}: recorded a message of the epoch from {channel}"
+        for channel, last_number in self.markers.items():
+            assert self.last_number(channel) == last_number, f"{about}: closed too early from {channel}"
+
+    def freeze(self) -> EpochRecordingImage:
+        """Return a hashable image; equal states have equal images."""
+        return EpochRecordingImage(
+            epoch=self.epoch,
+            is_unborn=self.is_unborn,
+            sent=tuple(sorted(self.sent.items())),
+            received=tuple(sorted(self.received.items())),
+            in_transit=tuple((channel, tuple(messages)) for channel, messages in sorted(self.in_transit.items())),
+            markers=tuple(sorted(self.markers.items())),
+        )
+
+    @classmethod
+    def restore(cls, agent: str, image: EpochRecordingImage) -> Self:
+        """Build what was frozen."""
+        sent, received = dict(image.sent), dict(image.received)
+        restored = cls(agent, image.epoch, is_unborn=image.is_unborn, sent=sent, received=received)
+        restored.in_transit = {channel: list(messages) for channel, messages in image.in_transit}
+        restored.markers = dict(image.markers)
+        return restored
+
 
 __all__ = [
     "EPOCHS_AHEAD_MAX",
@@ -425,3 +581,86 @@ class EpochStampedCore:
         }
         core._early_markers = {epoch: dict(markers) for epoch, markers in image.early_markers}
         return core
+
+
+class AgentReport(msgspec.Struct, frozen=True, gc=False):
+    """One agent's numbers in one epoch.
+
+    Attributes:
+        is_unborn: created while the epoch was open: `sent` and `received` are empty.
+        sent: by receiver, the last number sent before the record.
+        received: by sender, the last number consumed before the record.
+        recorded: by sender, the number of messages in the channel state so far.
+    """
+
+    agent: str
+    is_unborn: bool
+    sent: dict[str, int]
+    received: dict[str, int]
+    recorded: dict[str, int]
+
+
+class Coverage(msgspec.Struct, frozen=True, gc=False):
+    """Open channels of an epoch, and what makes it invalid.
+
+    Attributes:
+        missing: (sender, receiver, reason), one for each channel that is not covered yet.
+        orphans: (sender, receiver, sent, received): the receiver has more than was sent inside the cut; `received`
+            includes the channel state if that is too long.
+    """
+
+    missing: list[tuple[str, str, str]]
+    orphans: list[tuple[str, str, int, int]]
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether nothing is missing and nothing is wrong."""
+        return not self.missing and not self.orphans
+
+
+def check_coverage(reports: Mapping[str, AgentReport], gone: Collection[str]) -> Coverage:
+    """Compare all reported channels, in linear time. `gone` should be a set or a dictionary.
+
+    Args:
+        reports: by agent.
+        gone: the agents that left before the epoch began.
+    """
+    coverage = Coverage([], [])
+    for sender, report in reports.items():
+        for receiver, sent in report.sent.items():
+            if receiver not in gone:
+                _check_channel(coverage, sender, receiver, sent, reports.get(receiver))
+    for receiver, report in reports.items():
+        if receiver not in gone:
+            _check_receiver_only_channels(coverage, receiver, report, reports, gone)
+    return coverage
+
+
+def _check_channel(coverage: Coverage, sender: str, receiver: str, sent: int, report: AgentReport | None) -> None:
+    if report is None:
+        if sent:
+            coverage.missing.append((sender, receiver, f"{receiver} has not reported"))
+        return
+    received = report.received.get(sender, 0)
+    arrived = received + report.recorded.get(sender, 0)
+    if arrived < sent:
+        why = f"{sent} sent, {received} received, {arrived - received} recorded"
+        coverage.missing.append((sender, receiver, why))
+    elif arrived > sent:
+        coverage.orphans.append((sender, receiver, sent, received if received > sent else arrived))
+
+
+def _check_receiver_only_channels(
+    coverage: Coverage, receiver: str, report: AgentReport, reports: Mapping[str, AgentReport], gone: Collection[str]
+) -> None:
+    """Check channels that only the receiver reported: their sender has sent nothing on them inside the cut."""
+    claims = {**report.received, **report.recorded} if report.recorded else report.received
+    for sender in claims:
+        sender_report = reports.get(sender)
+        if sender in gone or (sender_report is not None and receiver in sender_report.sent):
+            continue  # checked by the first pass, or not to be checked
+        arrived = report.received.get(sender, 0) + report.recorded.get(sender, 0)
+        if arrived and sender_report is None:
+            coverage.missing.append((sender, receiver, f"{sender} has not reported"))
+        elif arrived:
+            coverage.orphans.append((sender, receiver, 0, arrived))
