@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from snapline.sim.explorer.interning import Interner, Memo
 from snapline.sim.explorer.message_ledger import AgentLedger
+from snapline.sim.explorer.state_search import Interner, Memo
 
 Column = tuple[AgentLedger, ...]
 Cut = tuple[int, ...]

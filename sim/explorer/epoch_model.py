@@ -21,8 +21,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from snapline.sim.explorer.bounds import Bounds
-from snapline.sim.explorer.interning import CoreMemo, Interner, Memo
 from snapline.sim.explorer.message_ledger import (
     AgentLedger,
     Numbers,
@@ -33,7 +31,17 @@ from snapline.sim.explorer.message_ledger import (
     with_consumed,
     with_sent,
 )
-from snapline.sim.explorer.search import Fault, Model, Outputs, ProposedMove, State
+from snapline.sim.explorer.state_search import (
+    Bounds,
+    CoreMemo,
+    Fault,
+    Interner,
+    Memo,
+    Model,
+    Outputs,
+    ProposedMove,
+    State,
+)
 
 
 class MessageItem(NamedTuple):

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from snapline.sim.explorer.bounds import Bounds
 from snapline.sim.explorer.chandy_lamport import (
     ChandyLamportCore,
     ChandyLamportImage,
@@ -21,8 +20,7 @@ from snapline.sim.explorer.chandy_lamport import (
     SnapshotStarted,
 )
 from snapline.sim.explorer.epoch_model import EpochModel, EpochNode, MarkerItem, MessageItem, Record, Report
-from snapline.sim.explorer.interning import CoreMemo, key_of
-from snapline.sim.explorer.search import Outputs, ProposedMove
+from snapline.sim.explorer.state_search import Bounds, CoreMemo, Outputs, ProposedMove, key_of
 
 
 class PlainModel(EpochModel):

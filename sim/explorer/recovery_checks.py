@@ -14,9 +14,8 @@ from snapline.recovery.execution import NOT_RECEIVED, Execution
 from snapline.recovery.history import FleetHistory
 from snapline.recovery.lines import recovery_line
 from snapline.sim.explorer.cuts import AllCuts, Column, Cut, Relation
-from snapline.sim.explorer.interning import Interner, Memo
 from snapline.sim.explorer.message_ledger import AgentLedger
-from snapline.sim.explorer.search import Fault
+from snapline.sim.explorer.state_search import Fault, Interner, Memo
 
 RENAMED_AGENTS_MAX = 4
 """Largest number of agents for which renaming saves time."""

@@ -39,14 +39,22 @@ from snapline.protocols.koo_toueg_round import (
     TimedOut,
 )
 from snapline.protocols.koo_toueg_round import (
-    Event as RoundEvent,
+    RoundEvent,
 )
-from snapline.sim.explorer.bounds import Bounds
 from snapline.sim.explorer.cuts import Judgement
-from snapline.sim.explorer.interning import CoreMemo, Interner, Memo, key_of
 from snapline.sim.explorer.logged_model import LoggedMessage, LoggedModel, LoggedNode, SavedState
 from snapline.sim.explorer.message_ledger import empty_ledger, replaced, with_consumed, with_sent
-from snapline.sim.explorer.search import Fault, Outputs, ProposedMove, State
+from snapline.sim.explorer.state_search import (
+    Bounds,
+    CoreMemo,
+    Fault,
+    Interner,
+    Memo,
+    Outputs,
+    ProposedMove,
+    State,
+    key_of,
+)
 
 
 class HashableAnswer(NamedTuple):

@@ -25,7 +25,6 @@ from snapline.protocols.epoch_stamped import (
     WaitingMessage,
     check_coverage,
 )
-from snapline.sim.explorer.bounds import Bounds
 from snapline.sim.explorer.epoch_model import (
     EpochModel,
     EpochNode,
@@ -35,8 +34,7 @@ from snapline.sim.explorer.epoch_model import (
     Record,
     Report,
 )
-from snapline.sim.explorer.interning import CoreMemo, key_of
-from snapline.sim.explorer.search import Fault, Outputs, ProposedMove
+from snapline.sim.explorer.state_search import Bounds, CoreMemo, Fault, Outputs, ProposedMove, key_of
 
 
 class StampedModel(EpochModel):

@@ -26,7 +26,7 @@ from snapline.cli.sim_sweep_tables import show_summary
 from snapline.cli.sim_sweeps import _sweep_code
 from snapline.errors import UsageError
 from snapline.sim.explorer import exploration
-from snapline.sim.explorer.bounds import Bounds
+from snapline.sim.explorer.state_search import Bounds
 from snapline.sim.faults.faults import describe_faults
 from snapline.sim.faults.points import FAILPOINTS
 from snapline.sim.report.folder import read_run

@@ -17,17 +17,94 @@ counts as a step. Hence no shorter path leads to any fault than the one found fi
 
 The search cannot find a run that never ends, but there is none. In all models, every step uses something up (a send, an item
 in a queue, an epoch, a crash). So no state occurs twice on a path, and every run ends with a fleet at rest.
+
+Interning of large values as small numbers: equal values get one number, so a global state is a short tuple of integers.
+
+Bounds of an explored fleet.
 """
 
 from abc import abstractmethod
 from array import array
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from snapline.errors import SnaplineError
-from snapline.sim.explorer.interning import Interner, Memo
+from snapline.errors import SnaplineError, UsageError
+
+ValueT = TypeVar("ValueT", bound=Hashable)
+KeyT = TypeVar("KeyT", bound=Hashable)
+ResultT = TypeVar("ResultT")
+CoreT = TypeVar("CoreT")
+
+
+class Interner(Generic[ValueT]):
+    """Interner that numbers values 0, 1, 2 … in the order of their first use.
+
+    Attributes:
+        values: values by number.
+    """
+
+    __slots__ = ("_numbers", "values")
+
+    def __init__(self) -> None:
+        self.values: list[ValueT] = []
+        self._numbers: dict[ValueT, int] = {}
+
+    def of(self, value: ValueT) -> int:
+        """Return the number of `value`."""
+        number = self._numbers.get(value)
+        if number is None:
+            number = self._numbers[value] = len(self.values)
+            self.values.append(value)
+        return number
+
+
+class Memo(dict[KeyT, ResultT]):
+    """Dictionary that computes missing values. A hit costs no more than in a plain dictionary."""
+
+    __slots__ = ("_work_out",)
+
+    def __init__(self, work_out: Callable[[KeyT], ResultT]) -> None:
+        super().__init__()
+        self._work_out = work_out
+
+    def __missing__(self, key: KeyT) -> ResultT:
+        result = self[key] = self._work_out(key)
+        return result
+
+
+def key_of(event: msgspec.Struct) -> bytes:
+    """Return a hashable key for an event that may hold dictionaries. The tag distinguishes types."""
+    return msgspec.msgpack.encode(event)
+
+
+class CoreMemo(Generic[CoreT]):
+    """Memo of one agent's cores: (image, action) → (next image, result), each computed once on the real core.
+
+    Attributes:
+        images: all images seen so far.
+    """
+
+    def __init__(self, freeze: Callable[[CoreT], Hashable], restore: Callable[[Any], CoreT]) -> None:
+        """`freeze` also validates."""
+        self.images: Interner[Any] = Interner()
+        self._freeze, self._restore = freeze, restore
+        self._results: dict[tuple[int, Hashable], tuple[int, Any]] = {}
+
+    def enter(self, core: CoreT) -> int:
+        """Return the number of the core's image."""
+        return self.images.of(self._freeze(core))
+
+    def run(self, image: int, key: Hashable, act: Callable[[CoreT], ResultT]) -> tuple[int, ResultT]:
+        """Apply `act`, identified by `key`, to a core with this image. Return the next image and the result of `act`."""
+        memoised = self._results.get((image, key))
+        if memoised is None:
+            core = self._restore(self.images.values[image])
+            result = act(core)
+            memoised = self._results[image, key] = (self.enter(core), result)
+        return memoised
+
 
 State = tuple[int, ...]
 
@@ -278,3 +355,36 @@ class Search:
             path.append(self.model.labels.values[label])
             number = self._parents[number]
         return path[::-1]
+
+
+AGENTS_MAX = 6
+"""Largest number of agents. Beyond it, not even the states of one send per agent fit into a machine's memory."""
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """Limits of a fleet in one run.
+
+    Attributes:
+        agents: number of agents, at least two.
+        sends: number of messages per agent, to any receiver. Sends undone by a recovery do not count.
+        crashes: number of crashes in one run, each followed by its recovery.
+        epochs: number of epochs or rounds begun in one run (coordinated protocols).
+        checkpoints: number of basic checkpoints per agent, without forced ones (autonomous protocols).
+        states_max: number of states at which the search stops.
+    """
+
+    agents: int = 3
+    sends: int = 1
+    crashes: int = 1
+    epochs: int = 1
+    checkpoints: int = 1
+    states_max: int = 5_000_000
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.agents <= AGENTS_MAX:
+            raise UsageError(f"agents is {self.agents}: explore a fleet of 2 to {AGENTS_MAX} agents")
+        for name in ("sends", "crashes", "epochs", "checkpoints"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name} is {getattr(self, name)}: give 0 or more")
+        if self.states_max < 1:
+            raise UsageError(f"states_max is {self.states_max}: give at least 1")
