@@ -17,29 +17,25 @@ from typing import NamedTuple
 import msgspec
 
 from snapline.protocols.koo_toueg import (
+    AgentLost,
     Answer,
+    AnswerReceived,
+    AskAgent,
     CheckpointRequested,
     Command,
+    Decide,
     Discard,
     Event,
     KooTouegCore,
-    MakePermanent,
-    RoundDecided,
-    TakeTentative,
-    TentativeFailed,
-)
-from snapline.protocols.koo_toueg_round import (
-    AgentLost,
-    AnswerReceived,
-    AskAgent,
-    Decide,
     KooTouegRound,
     KooTouegRoundImage,
-    RoundStarted,
-    TimedOut,
-)
-from snapline.protocols.koo_toueg_round import (
+    MakePermanent,
+    RoundDecided,
     RoundEvent,
+    RoundStarted,
+    TakeTentative,
+    TentativeFailed,
+    TimedOut,
 )
 from snapline.sim.explorer.cuts import Judgement
 from snapline.sim.explorer.logged_model import LoggedMessage, LoggedModel, LoggedNode, SavedState

@@ -8,17 +8,17 @@ are parked until the decision.
 from collections import deque
 
 from snapline.protocols import koo_toueg as kt
-from snapline.protocols.koo_toueg import KooTouegCore
-from snapline.protocols.koo_toueg_round import (
+from snapline.protocols.koo_toueg import (
     AgentLost,
     AnswerReceived,
     AskAgent,
     Decide,
+    KooTouegCore,
     KooTouegRound,
+    RoundCommand,
     RoundStarted,
     TimedOut,
 )
-from snapline.protocols.koo_toueg_round import Command as RoundCommand
 from snapline.sim.script.agent import Image, ScriptedAgent
 from snapline.sim.script.fleet import COORDINATOR, ScriptedFleet
 from snapline.sim.script.line_commands import ScriptedLines

@@ -6,26 +6,24 @@ import pytest
 
 from snapline.errors import ProtocolError, UsageError
 from snapline.protocols.koo_toueg import (
+    AgentLost,
     Answer,
+    AnswerReceived,
+    AskAgent,
     CheckpointRequested,
     Command,
+    Decide,
     Discard,
     Event,
     KooTouegCore,
+    KooTouegRound,
     MakePermanent,
     MessageConsumed,
     MessageSent,
     RoundDecided,
+    RoundStarted,
     TakeTentative,
     TentativeFailed,
-)
-from snapline.protocols.koo_toueg_round import (
-    AgentLost,
-    AnswerReceived,
-    AskAgent,
-    Decide,
-    KooTouegRound,
-    RoundStarted,
     TimedOut,
 )
 

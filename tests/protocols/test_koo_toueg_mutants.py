@@ -4,9 +4,17 @@ import pytest
 from tests.protocols.test_koo_toueg_properties import Agent, Checkpoint, OrphanError, World, run_rounds
 
 from snapline.errors import ProtocolError
-from snapline.protocols import koo_toueg_round as coordinator
-from snapline.protocols.koo_toueg import Answer, ChannelTables, CheckpointRequested, Command, KooTouegCore, RoundDecided
-from snapline.protocols.koo_toueg_round import AnswerReceived, KooTouegRound
+from snapline.protocols import koo_toueg as coordinator
+from snapline.protocols.koo_toueg import (
+    Answer,
+    AnswerReceived,
+    ChannelTables,
+    CheckpointRequested,
+    Command,
+    KooTouegCore,
+    KooTouegRound,
+    RoundDecided,
+)
 
 MUTANT_ROUNDS = 6_000
 
@@ -77,14 +85,14 @@ class OneAnswerAnAgent(World):
     class round_type(KooTouegRound):
         """Takes an agent's first yes for its answer to whoever asks."""
 
-        def _ask(self, requests: dict[str, int], *, by: str | None) -> list[coordinator.Command]:
+        def _ask(self, requests: dict[str, int], *, by: str | None) -> list[coordinator.RoundCommand]:
             fresh = {agent: number for agent, number in requests.items() if agent not in self.asked}
             return super()._ask(fresh, by=by)
 
 
 class NoOneAsksOn(World):
     class round_type(KooTouegRound):
-        def _ask(self, requests: dict[str, int], *, by: str | None) -> list[coordinator.Command]:
+        def _ask(self, requests: dict[str, int], *, by: str | None) -> list[coordinator.RoundCommand]:
             return super()._ask(requests, by=by) if by is None else []
 
 
@@ -97,7 +105,7 @@ class NoIsYes(World):
             return super()._on_round_decided(event)
 
     class round_type(KooTouegRound):
-        def handle(self, now_ns: int, event: coordinator.Event) -> list[coordinator.Command]:
+        def handle(self, now_ns: int, event: coordinator.RoundEvent) -> list[coordinator.RoundCommand]:
             if isinstance(event, AnswerReceived) and not event.answer.is_willing and not event.answer.is_participant:
                 answer = Answer(event.answer.round, event.answer.by, True, False, {})
                 event = AnswerReceived(event.agent, answer)

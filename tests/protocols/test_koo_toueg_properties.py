@@ -9,18 +9,22 @@ from random import Random
 
 import pytest
 
-from snapline.protocols import koo_toueg_round as coordinator
+from snapline.protocols import koo_toueg as coordinator
 from snapline.protocols.koo_toueg import (
+    AgentLost,
     Answer,
+    AnswerReceived,
     CheckpointRequested,
     Discard,
     KooTouegCore,
+    KooTouegRound,
     MakePermanent,
     RoundDecided,
+    RoundStarted,
     TakeTentative,
     TentativeFailed,
+    TimedOut,
 )
-from snapline.protocols.koo_toueg_round import AgentLost, AnswerReceived, KooTouegRound, RoundStarted, TimedOut
 
 ROUNDS, ROUNDS_SLOW = 2_400, 60_000
 ROUNDS_PER_EXECUTION = 12
@@ -158,7 +162,7 @@ class World:
         self.seen["several initiators"] += len(initiators) > 1
         self.feed_round(RoundStarted())
 
-    def feed_round(self, event: coordinator.Event) -> None:
+    def feed_round(self, event: coordinator.RoundEvent) -> None:
         assert self.round is not None
         commands = self.round.handle(0, event)
         self.round.validate()

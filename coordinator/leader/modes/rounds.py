@@ -1,6 +1,6 @@
 """Rounds: koo-toueg epochs, from the first question to the last tentative checkpoint.
 
-Each epoch of a koo-toueg fleet is a round; `protocols/koo_toueg_round.py` asks and decides. This module sends questions to the hosts and
+Each epoch of a koo-toueg fleet is a round; `protocols/koo_toueg.py` asks and decides. This module sends questions to the hosts and
 passes their answers to the round. When the round decides to commit and all its tentative checkpoints are reported, they are added to
 the ledger. Then the newest checkpoints of all agents must be a consistent cut. `FleetHistory` computes lines independently of rounds, so
 this verifies each round (G1) before its epoch is decided. Then the line is materialised, as in any logged fleet; completing the epoch
@@ -18,12 +18,12 @@ from snapline.coordinator.leader.leader_state import LeaderState
 from snapline.coordinator.leader.recovery_lines.lines import Lines
 from snapline.errors import ProtocolError
 from snapline.messages.host_messages import CheckpointsAnswered, RequestCheckpoints
-from snapline.protocols.koo_toueg import Answer
-from snapline.protocols.koo_toueg_round import (
+from snapline.protocols.koo_toueg import (
+    Answer,
     AnswerReceived,
     AskAgent,
-    Command,
     KooTouegRound,
+    RoundCommand,
     RoundStarted,
     TimedOut,
 )
@@ -158,7 +158,7 @@ class Rounds:
         self._lines.on_round_ended(epoch)
         self._round = None
 
-    def _carry_out(self, commands: list[Command]) -> None:
+    def _carry_out(self, commands: list[RoundCommand]) -> None:
         agents = self._shared.state.image.agents
         by_host: dict[str, list[AskAgent]] = {}
         for command in commands:
