@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from snapline.sim.explorer.message_ledger import (
+from snapline.sim.explorer.cuts import (
     AgentLedger,
     Numbers,
     describe_flow,

@@ -14,9 +14,8 @@ from collections.abc import Iterator
 
 from snapline.protocols.names import CIC_PROTOCOLS
 from snapline.protocols.rule import CheckpointRule
-from snapline.sim.explorer.cuts import Judgement
+from snapline.sim.explorer.cuts import Judgement, empty_ledger, replaced, with_consumed, with_sent
 from snapline.sim.explorer.logged_model import LoggedMessage, LoggedModel, LoggedNode, SavedState
-from snapline.sim.explorer.message_ledger import empty_ledger, replaced, with_consumed, with_sent
 from snapline.sim.explorer.state_search import Bounds, CoreMemo, Fault, Memo, Outputs, ProposedMove, State
 
 RDT_PROTOCOLS = ("fdas", "fdi", "bhmr", "nras", "cbr", "cas")

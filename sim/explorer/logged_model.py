@@ -22,8 +22,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from snapline.sim.explorer.cuts import AllCuts, Cut, Judgement, Relation
-from snapline.sim.explorer.message_ledger import AgentLedger, Numbers, describe_flow, flow_of, replaced
+from snapline.sim.explorer.cuts import (
+    AgentLedger,
+    AllCuts,
+    Cut,
+    Judgement,
+    Numbers,
+    Relation,
+    describe_flow,
+    flow_of,
+    replaced,
+)
 from snapline.sim.explorer.recovery_checks import Recoveries
 from snapline.sim.explorer.state_search import Bounds, Fault, Interner, Memo, Model, Outputs, State
 

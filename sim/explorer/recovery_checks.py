@@ -13,8 +13,7 @@ import itertools
 from snapline.recovery.execution import NOT_RECEIVED, Execution
 from snapline.recovery.history import FleetHistory
 from snapline.recovery.lines import recovery_line
-from snapline.sim.explorer.cuts import AllCuts, Column, Cut, Relation
-from snapline.sim.explorer.message_ledger import AgentLedger
+from snapline.sim.explorer.cuts import AgentLedger, AllCuts, Column, Cut, Relation
 from snapline.sim.explorer.state_search import Fault, Interner, Memo
 
 RENAMED_AGENTS_MAX = 4

@@ -37,9 +37,8 @@ from snapline.protocols.koo_toueg import (
     TentativeFailed,
     TimedOut,
 )
-from snapline.sim.explorer.cuts import Judgement
+from snapline.sim.explorer.cuts import Judgement, empty_ledger, replaced, with_consumed, with_sent
 from snapline.sim.explorer.logged_model import LoggedMessage, LoggedModel, LoggedNode, SavedState
-from snapline.sim.explorer.message_ledger import empty_ledger, replaced, with_consumed, with_sent
 from snapline.sim.explorer.state_search import (
     Bounds,
     CoreMemo,
