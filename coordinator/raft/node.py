@@ -43,14 +43,13 @@ from pysyncobj import syncobj as library  # type: ignore[import-untyped]  # the 
 from pysyncobj.config import FAIL_REASON, SyncObjConf  # type: ignore[import-untyped]  # as above
 from pysyncobj.syncobj import SyncObj  # type: ignore[import-untyped]  # as above
 
-from snapline.coordinator.raft.configuration import ENTRY_BYTES_MAX, JOURNAL_BYTES_MAX
 from snapline.coordinator.raft.dump import DumpFile
 from snapline.coordinator.raft.fail_stop import fail_stop
 from snapline.coordinator.raft.hooks import check_release, drop_false_alarms, forbid_pickle, replaced_storage
 from snapline.coordinator.raft.journal import SqliteJournal
 from snapline.coordinator.raft.journal_file import ADVICE
 from snapline.coordinator.raft.learner import LEARNER_REQUEST, Learner, LogMarks, begin, is_request
-from snapline.coordinator.raft.peers import RaftNode
+from snapline.coordinator.raft.pysyncobj_settings import ENTRY_BYTES_MAX, JOURNAL_BYTES_MAX, RaftNode
 from snapline.coordinator.raft.state_machine import ApplyFailed, Machine
 from snapline.coordinator.raft.wake_up import WakeUp
 from snapline.errors import ExternalFailureError, LogError, MessageTooLargeError, UsageError

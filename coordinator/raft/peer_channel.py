@@ -5,7 +5,7 @@ import asyncio
 import grpc
 import grpc.aio
 
-from snapline.coordinator.raft.peers import RaftNode
+from snapline.coordinator.raft.pysyncobj_settings import RaftNode
 from snapline.security.transport import LINK_AGE_S_MAX, Security
 
 ROLE = "coordinator"

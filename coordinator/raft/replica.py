@@ -8,11 +8,10 @@ import grpc.aio
 import msgspec
 from pysyncobj.config import SyncObjConf  # type: ignore[import-untyped]  # the library has no types
 
-from snapline.coordinator.raft.configuration import raft_configuration
 from snapline.coordinator.raft.driver import RaftDriver
 from snapline.coordinator.raft.learner import LogMarks
 from snapline.coordinator.raft.node import SafeSyncObj
-from snapline.coordinator.raft.peers import RaftNode
+from snapline.coordinator.raft.pysyncobj_settings import RaftNode, raft_configuration
 from snapline.coordinator.raft.state_machine import Machine
 from snapline.coordinator.raft.streams import PeerStreams
 from snapline.coordinator.raft.transport import GrpcTransport

@@ -34,7 +34,7 @@ import grpc.aio
 from snapline.coordinator.raft.inbox import Inbox
 from snapline.coordinator.raft.messages import MESSAGES_MAX, Hello, Message, decode_batch, encode_hello
 from snapline.coordinator.raft.peer_channel import ROLE, DialledChannel
-from snapline.coordinator.raft.peers import RaftNode
+from snapline.coordinator.raft.pysyncobj_settings import RaftNode
 from snapline.errors import ProtocolError
 from snapline.protos.v1 import raft_pb2
 from snapline.security.dial_back import METHOD as CONFIRM

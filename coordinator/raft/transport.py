@@ -24,9 +24,8 @@ from typing import Any, Protocol
 from pysyncobj.poller import POLL_EVENT_TYPE  # type: ignore[import-untyped]  # the library has no types
 from pysyncobj.transport import Transport  # type: ignore[import-untyped]  # as above
 
-from snapline.coordinator.raft.configuration import HEARTBEAT_S
 from snapline.coordinator.raft.messages import Message, encode_message
-from snapline.coordinator.raft.peers import RaftNode
+from snapline.coordinator.raft.pysyncobj_settings import HEARTBEAT_S, RaftNode
 from snapline.coordinator.raft.streams import IncomingStream, OutgoingStream, PeerStreams
 
 _log = logging.getLogger("snapline.coordinator.raft")

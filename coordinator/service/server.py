@@ -23,15 +23,15 @@ from snapline.channels.options import server_options
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.events import ReplicaStatusChecked
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderOptions
-from snapline.coordinator.raft.configuration import raft_configuration
 from snapline.coordinator.raft.journal_file import ForeignLogError, known_cluster
 from snapline.coordinator.raft.learner import is_majority_lost
 from snapline.coordinator.raft.node import DUMP_FILE, JOURNAL_FILE
+from snapline.coordinator.raft.pysyncobj_settings import raft_configuration
 from snapline.coordinator.raft.replica import Replica, ReplicaOptions
-from snapline.coordinator.service.adapter import Driver
 from snapline.coordinator.service.calls import LeaderHint
 from snapline.coordinator.service.coordinator_stop import CoordinatorStop
 from snapline.coordinator.service.fork_log import create_fork_log
+from snapline.coordinator.service.leader_runner import LeaderRunner
 from snapline.coordinator.service.leader_statistics import LeaderFigures
 from snapline.coordinator.service.leadership import Leadership
 from snapline.coordinator.service.metrics import FAMILIES, CoordinatorMetrics
@@ -410,7 +410,7 @@ class _Process:
                     self._leadership.end(0 if self._machine.state.image.outcome == "stopped" else 1)
                     return
 
-    def _make_driver(self) -> Driver:
+    def _make_driver(self) -> LeaderRunner:
         """Make the driver of a new leader. LogError, UsageError: log and store do not agree."""
         state, options = self._machine.state, self._options
         _check_store(state, self._store)
@@ -429,17 +429,17 @@ class _Process:
         )
         retention = options.retention or Policy(keep_last=options.keep_epochs)
         keeper = StoreKeeper(self._store, state, retention=retention, on_deleted=self._figures.deleted)
-        return Driver(core, self._log, keeper, self._figures, self._begin_spans())
+        return LeaderRunner(core, self._log, keeper, [self._figures, *self._begin_spans()])
 
-    def _begin_spans(self) -> "FleetSpans | None":
-        """Begin the spans of a new leader."""
+    def _begin_spans(self) -> "list[FleetSpans]":
+        """Begin the spans of a new leader, if spans are exported."""
         if self._export is None:
-            return None
+            return []
         from snapline.coordinator.service.fleet_spans import FleetSpans
 
         self._spans = self._spans or FleetSpans(self._export, self._machine.state)
         self._spans.begin()
-        return self._spans
+        return [self._spans]
 
 
 def _log_lost(lost: list[str], store: Store) -> ForeignLogError:

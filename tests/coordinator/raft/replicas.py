@@ -19,10 +19,9 @@ from tests.coordinator.raft.linearizability import Operation, register
 from tests.coordinator.raft.marks import Marks
 
 from snapline.channels.options import server_options
-from snapline.coordinator.raft.configuration import raft_configuration
 from snapline.coordinator.raft.messages import Hello
 from snapline.coordinator.raft.outcomes import Committed, Outcome
-from snapline.coordinator.raft.peers import RaftNode
+from snapline.coordinator.raft.pysyncobj_settings import RaftNode, raft_configuration
 from snapline.coordinator.raft.replica import Replica, ReplicaOptions
 from snapline.errors import CoordinatorUnavailableError, LogError
 from snapline.security.transport import Security

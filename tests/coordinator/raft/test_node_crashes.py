@@ -18,11 +18,10 @@ from tests.coordinator.raft.recorded_disk import RecordedOs, Recording, can_reco
 from tests.coordinator.raft.storage_scripts import Stopped, fast_folder, lay_out, stop
 
 from snapline.coordinator.raft import fail_stop, files, journal
-from snapline.coordinator.raft.configuration import raft_configuration
 from snapline.coordinator.raft.dump import DumpFile
 from snapline.coordinator.raft.journal_file import Entry
 from snapline.coordinator.raft.node import SafeSyncObj
-from snapline.coordinator.raft.peers import RaftNode
+from snapline.coordinator.raft.pysyncobj_settings import RaftNode, raft_configuration
 from snapline.errors import LogError
 
 pytestmark = pytest.mark.skipif(not can_record_sqlite(), reason="SQLite is linked where its calls cannot be recorded")

@@ -13,9 +13,8 @@ import pytest
 from pysyncobj.config import FAIL_REASON  # type: ignore[import-untyped]  # the library has no types
 from tests.coordinator.raft.sim import Message, Replica, SafeReplica, StockReplica, World
 
-from snapline.coordinator.raft.configuration import ENTRY_BYTES_MAX
 from snapline.coordinator.raft.dump import Dump, encode_dump
-from snapline.coordinator.raft.peers import RaftNode
+from snapline.coordinator.raft.pysyncobj_settings import ENTRY_BYTES_MAX, RaftNode
 
 Entry = tuple[bytes, int, int]
 

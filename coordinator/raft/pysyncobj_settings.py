@@ -2,9 +2,14 @@
 
 The timings were measured with three replicas on one busy machine (fsync 4 ms median, 716 ms worst); the sizes are chosen.
 `SafeSyncObj` adds the file names and the state's callables.
+
+The replicas, as the library sees them.
 """
 
-from pysyncobj.config import SyncObjConf  # type: ignore[import-untyped]  # the library has no types
+import zlib
+
+from pysyncobj.config import SyncObjConf
+from pysyncobj.node import Node
 
 ENTRY_BYTES_MAX = 65_536
 """Largest size of one proposed entry: a quarter of a batch, so the library never splits and pickles an entry."""
@@ -78,3 +83,29 @@ def raft_configuration(
         logCompactionMinTime=COMPACTION_S,
         password=None,  # our transport has mutual TLS
     )
+
+
+class RaftNode(Node):  # type: ignore[misc]  # as above: its base is Any
+    """Replica with its permanent id and its address.
+
+    The library iterates over sets of nodes. Their hash is equal in every process, so a seed reproduces a run.
+    """
+
+    def __init__(self, id: str, address: str) -> None:
+        """Name a replica.
+
+        Args:
+            id: its name in the static list of members, such as `"c1"`; equal ids are the same replica.
+            address: `host:port` of its gRPC server.
+        """
+        super().__init__(id, address=address)
+        self._hash = zlib.crc32(id.encode())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Node) and self.id == other.id
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"RaftNode({self.id!r}, {self.address!r})"
