@@ -16,7 +16,7 @@ import msgspec
 from snapline.errors import UsageError
 from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG, PROTOCOLS
 from snapline.protocols.rules import RULES
-from snapline.sim.explorer.induced_model import InducedModel
+from snapline.sim.explorer.logged_model import InducedModel
 from snapline.sim.explorer.plain_model import PlainModel
 from snapline.sim.explorer.round_model import RoundModel
 from snapline.sim.explorer.stamped_model import StampedModel

@@ -14,27 +14,201 @@ Checks in every state: each channel holds exactly the messages sent and not cons
 this also finds every orphan. No other check of the books is needed: agents send at any time, so a run without crashes can
 produce any books that pass. Checks in every state that a crash may follow: the product's recovery lines (G5) and the
 checkpoints that it calls obsolete (G7), against all cuts.
+
+Checks of the product's recovery code against all cuts, in every state in which an agent could crash.
+
+`recovery.lines`, on the rollback-dependency graph, is called for every distinct set of columns; recoveries use its result.
+`recovery.history`, which the coordinator runs, also computes obsolete checkpoints and takes fifty times as long. Of all sets
+of columns that differ only in the agents' names, it is called for the first one.
+
+G7: the checkpoints on the recovery line of any single failure, computed from all cuts, are needed, and none of them may be
+called obsolete. The theorem of `recovery.garbage`, that later lines need no other checkpoints, is not checked here.
+
+Model of fleets with uncoordinated or communication-induced checkpoints, over the real rules.
+
+At any moment an agent may take a basic checkpoint or send, both a bounded number of times. It may also consume the first
+message of any channel; before that, its rule may force a checkpoint. Any agent may crash in any state; `logged` defines the
+recovery.
+
+Checks in every state, in addition to those of `logged`: no checkpoint is useless if the protocol is communication-induced, and
+every dependency is tracked if it promises RDT (G6). This holds after a crash too. (A forced checkpoint survives the undone
+message that forced it. So after a crash, rules may be in a state that no run without a crash reaches; their promises must
+still hold.)
 """
 
+import itertools
 from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import msgspec
 
+from snapline.protocols.names import CIC_PROTOCOLS
+from snapline.protocols.rule import CheckpointRule
+from snapline.recovery.execution import NOT_RECEIVED, Execution
+from snapline.recovery.history import FleetHistory
+from snapline.recovery.lines import recovery_line
 from snapline.sim.explorer.cuts import (
     AgentLedger,
     AllCuts,
+    Column,
     Cut,
     Judgement,
     Numbers,
     Relation,
     describe_flow,
+    empty_ledger,
     flow_of,
     replaced,
+    with_consumed,
+    with_sent,
 )
-from snapline.sim.explorer.recovery_checks import Recoveries
-from snapline.sim.explorer.state_search import Bounds, Fault, Interner, Memo, Model, Outputs, State
+from snapline.sim.explorer.state_search import (
+    Bounds,
+    CoreMemo,
+    Fault,
+    Interner,
+    Memo,
+    Model,
+    Outputs,
+    ProposedMove,
+    State,
+)
+
+RENAMED_AGENTS_MAX = 4
+"""Largest number of agents for which renaming saves time."""
+
+Columns = tuple[int, ...]
+
+
+class Recoveries:
+    """Recovery lines that the product computes after single failures.
+
+    Attributes:
+        lines: columns → recovery lines by failed agent, as entries of the columns.
+        history_type: class of the history; mutants replace it.
+    """
+
+    history_type: type[FleetHistory] = FleetHistory
+
+    def __init__(self, names: list[str], cuts: AllCuts) -> None:
+        self.lines: Memo[Columns, tuple[Cut, ...]] = Memo(self._lines_of)
+        self._names, self._cuts = names, cuts
+        self._agents = range(len(names))
+        self._renamings = [tuple(self._agents)]
+        if len(names) <= RENAMED_AGENTS_MAX:
+            self._renamings = list(itertools.permutations(self._agents))
+        self._renamed_columns: Interner[tuple[Cut, ...]] = Interner()
+        self._renamed: Memo[tuple[int, tuple[int, ...]], int] = Memo(lambda key: self._rename(*key))
+        self._sent: Memo[int, list[tuple[int, int, int]]] = Memo(self._sent_in)
+        self._received: Memo[int, dict[tuple[int, int], int]] = Memo(self._received_in)
+        self._asked: set[Columns] = set()
+
+    def check(self, columns: Columns, relation: Relation) -> None:
+        """Raise `Fault` if the product's result for any single failure is wrong."""
+        expected = [self._cuts.lines[relation, (agent,)] for agent in self._agents]
+        self._compare(self.lines[columns], expected)
+        key = min(
+            tuple([self._renamed[columns[agent], renaming] for agent in renaming]) for renaming in self._renamings
+        )
+        if key not in self._asked:
+            self._asked.add(key)
+            self._check_history([self._cuts.columns.values[column] for column in columns], expected)
+
+    def _compare(self, lines: "tuple[Cut, ...] | list[Cut]", expected: list[Cut]) -> None:
+        for agent, (line, right) in enumerate(zip(lines, expected, strict=True)):
+            if line != right:
+                text = f"{self._names[agent]} fails: the recovery line is {line}, by all cuts it is {right}"
+                raise Fault("recovery line", "G5", text)
+
+    def _rename(self, column: int, renaming: tuple[int, ...]) -> int:
+        """Return the number of a column without vectors and with its peers in another order."""
+        entries = []
+        for books in self._cuts.columns.values[column]:
+            received = [len(books.consumed[agent]) for agent in renaming]
+            entries.append((*(books.sent[agent] for agent in renaming), *received))
+        return self._renamed_columns.of(tuple(entries))
+
+    # -- recovery.lines -------------------------------------------------------------------------------------------------
+
+    def _lines_of(self, columns: Columns) -> tuple[Cut, ...]:
+        execution = self.execution_of(columns)
+        return tuple([tuple(recovery_line(execution, [agent])) for agent in self._agents])
+
+    def execution_of(self, columns: Columns) -> Execution:
+        """Return the columns as intervals and messages, for the code that reads traces. Events are not counted."""
+        execution = Execution(self._names, [], [], [], [], [], [], [], [], 0)
+        first = 0
+        for agent, column in enumerate(columns):
+            count = len(self._cuts.columns.values[column]) - 1
+            execution.intervals.append(list(range(first, first + count)))
+            execution.agent_of.extend([agent] * count)
+            execution.number_of.extend(range(count))
+            execution.sends.extend([[] for _ in range(count)])
+            first += count
+        for sender, column in enumerate(columns):
+            for receiver, number, interval in self._sent[column]:
+                node = execution.intervals[sender][interval]
+                execution.sends[node].append(len(execution.messages))
+                execution.messages.append(f"{sender}>{receiver}:{number}")
+                execution.sent.append(node)
+                received = self._received[columns[receiver]].get((sender, number))
+                execution.received.append(NOT_RECEIVED if received is None else execution.intervals[receiver][received])
+        return execution
+
+    def _sent_in(self, column: int) -> list[tuple[int, int, int]]:
+        """Return (receiver, number, interval) of every message sent. The interval ends at the first entry that includes the send."""
+        entries = self._cuts.columns.values[column]
+        return [
+            (receiver, number, sum([books.sent[receiver] < number for books in entries]) - 1)
+            for receiver, count in enumerate(entries[-1].sent)
+            for number in range(1, count + 1)
+        ]
+
+    def _received_in(self, column: int) -> dict[tuple[int, int], int]:
+        """Return, by (sender, number), the interval in which the message was consumed."""
+        entries = self._cuts.columns.values[column]
+        return {
+            (sender, number): sum([number not in books.consumed[sender] for books in entries]) - 1
+            for sender, numbers in enumerate(entries[-1].consumed)
+            for number in numbers
+        }
+
+    # -- recovery.history -----------------------------------------------------------------------------------------------
+
+    def _check_history(self, columns: list[Column], expected: list[Cut]) -> None:
+        history = self.history_type(self._names)
+        for name, column in zip(self._names, columns, strict=True):
+            self._report(history, name, column)
+        lines = [self._places(line.checkpoints, columns) for line in history.lines([[name] for name in self._names])]
+        self._compare(lines, expected)
+        for name, numbers in history.obsolete().items():
+            agent = self._names.index(name)
+            for failed, line in zip(self._names, expected, strict=True):
+                if line[agent] in numbers:
+                    text = f"checkpoint {line[agent]} of {name} is called obsolete, and if {failed} fails it is needed"
+                    raise Fault("garbage", "G7", text)
+
+    def _report(self, history: FleetHistory, name: str, column: Column) -> None:
+        before = column[0]
+        for number, books in enumerate(column[1:-1], 1):
+            history.add(name, number, self._sent_since(before, books), self._received_since(before, books))
+            before = books
+        history.report_live(name, self._received_since(before, column[-1]), self._sent_since(before, column[-1]))
+
+    def _sent_since(self, before: AgentLedger, books: AgentLedger) -> dict[str, int]:
+        pairs = zip(self._names, before.sent, books.sent, strict=True)
+        return {name: count for name, old, count in pairs if count != old}
+
+    def _received_since(self, before: AgentLedger, books: AgentLedger) -> dict[str, int]:
+        pairs = zip(self._names, before.consumed, books.consumed, strict=True)
+        return {name: numbers[-1] for name, old, numbers in pairs if numbers != old}
+
+    def _places(self, line: dict[str, int | None], columns: list[Column]) -> Cut:
+        """Return a recovery line as entries of the columns; the last entry is the live state."""
+        places = [line[name] for name in self._names]
+        pairs = zip(places, columns, strict=True)
+        return tuple(len(column) - 1 if place is None else place for place, column in pairs)
 
 
 class LoggedMessage(NamedTuple):
@@ -192,3 +366,137 @@ class LoggedModel(Model):
 
 def _waiting(node: LoggedNode) -> list[list[int]]:
     return [[message.number for message in messages] for messages in node.channels]
+
+
+RDT_PROTOCOLS = ("fdas", "fdi", "bhmr", "nras", "cbr", "cas")
+
+
+class InducedModel(LoggedModel):
+    """Model of a fleet under one rule. The coordinator's node is the number of crashes so far."""
+
+    def __init__(self, bounds: Bounds, rule_type: type[CheckpointRule]) -> None:
+        super().__init__(bounds)
+        self.rule_type = rule_type
+        self.promises_no_useless = rule_type.name in CIC_PROTOCOLS
+        self.promises_tracking = rule_type.name in RDT_PROTOCOLS
+        self.cores = [self._cores_of(agent) for agent in self.agents]
+        self._columns = [self._columns_memo(agent) for agent in self.agents]
+
+    def _cores_of(self, agent: int) -> CoreMemo[CheckpointRule]:
+        return CoreMemo(lambda rule: rule.freeze(), lambda image: self.rule_type.restore(agent, image))
+
+    def _columns_memo(self, agent: int) -> Memo[int, int]:
+        return Memo(lambda number: self._column(self.nodes[agent].values[number]))
+
+    def _column(self, node: LoggedNode) -> int:
+        return self.cuts.columns.of((*(past.books for past in node.checkpoints), node.now.books))
+
+    def start(self) -> State:
+        return (*(self._first_node(agent) for agent in self.agents), 0)
+
+    def _first_node(self, agent: int) -> int:
+        count = len(self.agents)
+        books = empty_ledger(count, agent, has_vector=self.promises_tracking)
+        core = self.cores[agent].enter(self.rule_type(agent, count))
+        past = SavedState(core, books, ((),) * count)
+        return self.nodes[agent].of(LoggedNode(past, (past,), ((),) * count))
+
+    # -- steps ----------------------------------------------------------------------------------------------------------
+
+    def proposals(self, actor: int, node: int) -> Iterator[ProposedMove]:
+        if actor == len(self.agents):
+            return
+        name, agent_node = self.names[actor], self.nodes[actor].values[node]
+        if agent_node.now.mark < self.bounds.checkpoints:
+            yield ProposedMove(f"{name} takes a basic checkpoint", "checkpoint")
+        if sum(agent_node.now.books.sent) < self.bounds.sends:
+            for to in self.agents:
+                if to != actor:
+                    yield ProposedMove(f"{name} sends to {self.names[to]}", "send", to)
+        for sender, messages in enumerate(agent_node.channels):
+            if messages:
+                yield ProposedMove(f"{name} receives {messages[0].number} from {self.names[sender]}", "receive", sender)
+
+    def carry_out(self, actor: int, node: int, proposal: ProposedMove) -> tuple[int, Outputs]:
+        agent_node = self.nodes[actor].values[node]
+        match proposal.kind:
+            case "checkpoint":
+                return self.nodes[actor].of(self.checkpoint(actor, agent_node, None)), ()
+            case "send":
+                return self._send(actor, agent_node, proposal.detail)
+            case _:
+                return self.nodes[actor].of(self.receive(actor, agent_node, proposal.detail)), ()
+
+    def checkpoint(self, agent: int, node: LoggedNode, cause: bytes | None, *, is_basic: bool = True) -> LoggedNode:
+        """Perform the rule's checkpoint action, then take the checkpoint: its image includes the action."""
+        core, _ = self.cores[agent].run(node.now.core, ("checkpoint", cause), lambda rule: rule.checkpoint(cause))
+        saved = node.now._replace(core=core, mark=node.now.mark + is_basic)
+        checkpoints = (*node.checkpoints, saved)
+        return node._replace(now=self.restart(agent, saved, len(checkpoints) - 1), checkpoints=checkpoints)
+
+    def _send(self, agent: int, node: LoggedNode, to: int) -> tuple[int, Outputs]:
+        now = node.now
+        core, piggyback = self.cores[agent].run(now.core, ("send", to), lambda rule: rule.send(to))
+        sent = LoggedMessage(now.books.sent[to] + 1, piggyback, now.books.vector)
+        log = replaced(now.log, to, (*now.log[to], sent))
+        after = node._replace(now=now._replace(core=core, books=with_sent(now.books, to), log=log))
+        if self.rule_type.checkpoints_after_sends:
+            after = self.checkpoint(agent, after, None, is_basic=False)
+        return self.nodes[agent].of(after), ((to, self.items.of((agent, sent))),)
+
+    def receive(self, agent: int, node: LoggedNode, sender: int) -> LoggedNode:
+        """Receive a message: test, checkpoint, merge, turn (the rule's duties 1 and 2)."""
+        message = node.channels[sender][0]
+        node = node._replace(channels=replaced(node.channels, sender, node.channels[sender][1:]))
+        cores, piggyback = self.cores[agent], message.piggyback
+        _, is_forced = cores.run(
+            node.now.core, ("forces", sender, piggyback), lambda rule: rule.forces(sender, piggyback)
+        )
+        if is_forced:
+            node = self.checkpoint(agent, node, piggyback, is_basic=False)
+        core, _ = cores.run(node.now.core, ("receive", sender, piggyback), lambda rule: rule.receive(sender, piggyback))
+        books = with_consumed(node.now.books, sender, message.number)
+        books = books._replace(vector=tuple(map(max, books.vector, message.vector)))
+        return node._replace(now=node.now._replace(core=core, books=books))
+
+    # -- recoveries -----------------------------------------------------------------------------------------------------
+
+    def crashes(self, state: State) -> list[tuple[int, State]]:
+        if not self.can_crash(state):
+            return []
+        count = len(self.agents)
+        lines = self.recoveries.lines[self.columns_of(state)]
+        return [
+            (self.labels.of(f"{name} crashes"), (*self.recovered(state, lines[agent]), state[count] + 1))
+            for agent, name in enumerate(self.names)
+        ]
+
+    def can_crash(self, state: State) -> bool:
+        return state[-1] < self.bounds.crashes
+
+    def restart(self, agent: int, past: SavedState, place: int, begun: int = 0) -> SavedState:
+        if not past.books.vector:
+            return past
+        return past._replace(books=past.books._replace(vector=replaced(past.books.vector, agent, place)))
+
+    # -- oracles --------------------------------------------------------------------------------------------------------
+
+    def columns_of(self, state: State) -> tuple[int, ...]:
+        return tuple([memo[node] for memo, node in zip(self._columns, state, strict=False)])
+
+    def check_promises(self, judgement: Judgement) -> None:
+        if self.promises_no_useless and judgement.useless:
+            agent, number = judgement.useless[0]
+            raise Fault(
+                "useless checkpoints", "G6", f"no consistent cut contains checkpoint {number} of {self.names[agent]}"
+            )
+        if self.promises_tracking and judgement.untracked:
+            i, x, j, y = judgement.untracked[0]
+            text = f"no causal path joins {x} of {self.names[i]} and {y} of {self.names[j]}, and no consistent cut holds both"
+            raise Fault("untracked dependencies", "G6", text)
+
+    def unfinished(self, actor: int, node: int) -> str:
+        if actor == len(self.agents):
+            return ""
+        agent_node = self.nodes[actor].values[node]
+        return f"{self.names[actor]} has messages waiting" if any(agent_node.channels) else ""
