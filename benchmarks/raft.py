@@ -44,7 +44,7 @@ from pysyncobj import SyncObj, replicated  # type: ignore[import-untyped]  # the
 
 from snapline.channels.memory_limits import keep_freed_memory
 from snapline.channels.options import server_options
-from snapline.coordinator.raft.outcomes import Committed
+from snapline.coordinator.raft.proposals import Committed
 from snapline.coordinator.raft.pysyncobj_settings import TICK_S, raft_configuration
 from snapline.coordinator.raft.replica import Replica, ReplicaOptions
 from snapline.security.transport import Security

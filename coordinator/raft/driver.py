@@ -30,12 +30,19 @@ from typing import Any, TypeVar
 
 from pysyncobj.config import FAIL_REASON  # type: ignore[import-untyped]  # the library has no types
 
-from snapline.coordinator.raft.counters import Counters
 from snapline.coordinator.raft.fail_stop import fail_stop
 from snapline.coordinator.raft.inbox import Inbox
 from snapline.coordinator.raft.node import SafeSyncObj
-from snapline.coordinator.raft.outcomes import Outcome, Rejected, Unknown, outcome_of
-from snapline.coordinator.raft.pending import Pending, settle, settle_error
+from snapline.coordinator.raft.proposals import (
+    Counters,
+    Outcome,
+    Pending,
+    Rejected,
+    Unknown,
+    outcome_of,
+    settle,
+    settle_error,
+)
 from snapline.coordinator.raft.pysyncobj_settings import TICK_S
 from snapline.coordinator.raft.streams import call_soon
 from snapline.errors import CoordinatorUnavailableError, LogError, UsageError

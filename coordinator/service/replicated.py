@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from snapline.coordinator.raft import outcomes
+from snapline.coordinator.raft import proposals
 from snapline.coordinator.raft.driver import RaftDriver
 from snapline.coordinator.state.fleet_records import Committed, OperationResult, ProposalOutcome, Rejected, Unknown
 from snapline.coordinator.state.fleet_state import FleetState
@@ -76,13 +76,13 @@ class RaftLog:
         """Commit and apply `entry`; see `log.ReplicatedLog`."""
         outcome = await self._driver.propose(entry)
         match outcome:
-            case outcomes.Committed():
+            case proposals.Committed():
                 if not isinstance(outcome.result, OperationResult):
                     raise LogError(f"an operation could not be applied: {outcome.result!r}")
                 return Committed(outcome.result)
-            case outcomes.Rejected():
+            case proposals.Rejected():
                 return Rejected(outcome.reason)
-            case outcomes.Unknown():
+            case proposals.Unknown():
                 return Unknown(outcome.reason)
 
     async def close(self) -> None:

@@ -26,7 +26,7 @@ from tests.coordinator.raft.replicas import Ledger, real_configuration
 from snapline.channels.options import server_options
 from snapline.coordinator.raft.journal import SqliteJournal
 from snapline.coordinator.raft.node import SafeSyncObj
-from snapline.coordinator.raft.outcomes import Committed
+from snapline.coordinator.raft.proposals import Committed
 from snapline.coordinator.raft.replica import Replica, ReplicaOptions
 from snapline.errors import SnaplineError
 from snapline.security.transport import Security

@@ -20,7 +20,7 @@ from tests.coordinator.raft.marks import Marks
 
 from snapline.channels.options import server_options
 from snapline.coordinator.raft.messages import Hello
-from snapline.coordinator.raft.outcomes import Committed, Outcome
+from snapline.coordinator.raft.proposals import Committed, Outcome
 from snapline.coordinator.raft.pysyncobj_settings import RaftNode, raft_configuration
 from snapline.coordinator.raft.replica import Replica, ReplicaOptions
 from snapline.errors import CoordinatorUnavailableError, LogError

@@ -15,7 +15,7 @@ from snapline.coordinator.raft import driver as driver_module
 from snapline.coordinator.raft import fail_stop
 from snapline.coordinator.raft.driver import FAILURES_MAX, IN_FLIGHT_MAX, RaftDriver
 from snapline.coordinator.raft.inbox import Inbox
-from snapline.coordinator.raft.outcomes import Committed, Rejected, Unknown
+from snapline.coordinator.raft.proposals import Committed, Rejected, Unknown
 from snapline.coordinator.raft.pysyncobj_settings import RaftNode
 from snapline.errors import CoordinatorUnavailableError, LogError, UsageError
 from snapline.messages.status import Standing
