@@ -37,7 +37,7 @@ def agree(offences: Iterable[str], excused: Mapping[str, str]) -> None:
 
 LADDERS = {
     "protocols/dependency_vector.py:": "a rule, its family, the face of all rules, which has no state but an ordinal",
-    "protocols/uncoordinated.py:": "the same",
+    "protocols/rule.py:": "the same",
 }
 
 

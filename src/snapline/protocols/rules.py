@@ -9,8 +9,7 @@ from snapline.protocols.bcs import BcsRule
 from snapline.protocols.bhmr import BhmrRule
 from snapline.protocols.dependency_vector import CasRule, CbrRule, FdasRule, FdiRule, NrasRule
 from snapline.protocols.hmnr import HmnrRule
-from snapline.protocols.rule import CheckpointRule
-from snapline.protocols.uncoordinated import UncoordinatedRule
+from snapline.protocols.rule import CheckpointRule, UncoordinatedRule
 
 RULES: dict[str, type[CheckpointRule]] = {
     rule.name: rule
