@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 
 from pysyncobj.config import FAIL_REASON  # type: ignore[import-untyped]  # the library has no types
 
-from snapline.coordinator.raft.fail_stop import fail_stop
+from snapline.coordinator.raft.durability import fail_stop
 from snapline.coordinator.raft.inbox import Inbox
 from snapline.coordinator.raft.node import SafeSyncObj
 from snapline.coordinator.raft.proposals import (

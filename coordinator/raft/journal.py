@@ -35,7 +35,7 @@ from typing import NoReturn, overload
 
 from pysyncobj.journal import Journal  # type: ignore[import-untyped]  # has no stubs
 
-from snapline.coordinator.raft.fail_stop import fail_stop
+from snapline.coordinator.raft.durability import fail_stop
 from snapline.coordinator.raft.journal_file import Entry, Fact, JournalFile
 
 CHECKPOINT_BYTES = 2**20

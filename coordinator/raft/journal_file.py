@@ -23,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 
-from snapline.coordinator.raft.files import make_folder, sync_folder
+from snapline.coordinator.raft.durability import make_folder, sync_folder
 from snapline.errors import LogError, UsageError
 from snapline.failpoints import failpoint
 

@@ -44,7 +44,7 @@ from pysyncobj.config import FAIL_REASON, SyncObjConf  # type: ignore[import-unt
 from pysyncobj.syncobj import SyncObj  # type: ignore[import-untyped]  # as above
 
 from snapline.coordinator.raft.dump import DumpFile
-from snapline.coordinator.raft.fail_stop import fail_stop
+from snapline.coordinator.raft.durability import fail_stop
 from snapline.coordinator.raft.hooks import check_release, drop_false_alarms, forbid_pickle, replaced_storage
 from snapline.coordinator.raft.journal import SqliteJournal
 from snapline.coordinator.raft.journal_file import ADVICE

@@ -38,7 +38,7 @@ from typing import NoReturn
 import msgspec
 
 from snapline.coordinator.raft.dump import DumpFile
-from snapline.coordinator.raft.files import make_folder, replace_durably, sync_folder
+from snapline.coordinator.raft.durability import make_folder, replace_durably, sync_folder
 from snapline.coordinator.raft.journal import SqliteJournal
 from snapline.coordinator.raft.learner import LogMarks
 from snapline.coordinator.raft.node import DUMP_FILE, JOURNAL_FILE

@@ -17,7 +17,7 @@ receives theirs.
 import shutil
 from pathlib import Path
 
-from snapline.coordinator.raft.files import sync_folder
+from snapline.coordinator.raft.durability import sync_folder
 from snapline.coordinator.raft.node import DUMP_FILE, JOURNAL_FILE
 from snapline.coordinator.service.backup import write_replica
 from snapline.coordinator.state.fleet_records import COMPLETE, AgentRecord, EpochRecord, ForkOrigin

@@ -12,7 +12,7 @@ import typer.main
 from snapline.agent_runtime.host import loop_watch
 from snapline.cli import command as exits
 from snapline.cli.main import app
-from snapline.coordinator.raft import fail_stop
+from snapline.coordinator.raft import durability
 from snapline.deploy import data_directory  # its error belongs to the tree as well
 from snapline.errors import SnaplineError
 
@@ -70,7 +70,7 @@ def test_every_exit_code_is_described(page: str) -> None:
         exits.INTERRUPTED,
         exits.PARTIAL,
         data_directory.DirectoryInUseError.exit_code,
-        fail_stop.FAIL_STOP_EXIT_CODE,
+        durability.FAIL_STOP_EXIT_CODE,
         loop_watch.HELD_EXIT_CODE,
     }
     assert described == used

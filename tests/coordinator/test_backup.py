@@ -17,7 +17,7 @@ from tests.coordinator.conftest import Agreed
 from tests.coordinator.raft.marks import Marks
 from tests.coordinator.raft.replicas import Cluster, Ledger, entry_of
 
-from snapline.coordinator.raft import fail_stop
+from snapline.coordinator.raft import durability
 from snapline.coordinator.raft.dump import decode_dump
 from snapline.coordinator.raft.journal import SqliteJournal
 from snapline.coordinator.raft.node import DUMP_FILE, JOURNAL_FILE
@@ -517,7 +517,7 @@ async def test_a_replica_restored_from_something_else_is_found_out(tmp_path: Pat
         reasons.append(reason)
         raise EndedError(reason)
 
-    fail_stop.install(end)
+    durability.install(end)
     cluster = await three_from(tmp_path, register_of(7), register_of(7), register_of(8))
     try:
         async with asyncio.timeout(20.0):
@@ -527,4 +527,4 @@ async def test_a_replica_restored_from_something_else_is_found_out(tmp_path: Pat
     finally:
         for name in cluster.names:
             await cluster.stop_one(name)
-        fail_stop.install(None)
+        durability.install(None)

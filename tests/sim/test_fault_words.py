@@ -69,7 +69,7 @@ def test_steps_of_a_point_are_those_of_the_code() -> None:
     """What `points_in` takes for granted."""
     for path, folder in (
         (ROOT / "storage/store/disk.py", "storage"),
-        (ROOT / "coordinator/raft/files.py", "coordinator"),
+        (ROOT / "coordinator/raft/durability.py", "coordinator"),
     ):
         steps = [
             line.split("{point}.")[1].split('"')[0] for line in path.read_text().splitlines() if "{point}." in line

@@ -15,7 +15,7 @@ from typing import NamedTuple, NoReturn
 import pytest
 from tests.coordinator.raft.recorded_disk import RecordedOs, Recording, recorded_sqlite
 
-from snapline.coordinator.raft import files
+from snapline.coordinator.raft import durability
 from snapline.coordinator.raft import journal as journal_module
 from snapline.coordinator.raft.dump import DumpFile
 from snapline.coordinator.raft.journal import SqliteJournal
@@ -143,7 +143,7 @@ class JournalScript:
 def record_journal(kind: type[SqliteJournal], recording: Recording) -> str:
     """Run the script; why the process ended, if it did."""
     with fast_folder() as folder, pytest.MonkeyPatch.context() as patch, recorded_sqlite(recording):
-        patch.setattr(files, "os", RecordedOs(recording, folder))
+        patch.setattr(durability, "os", RecordedOs(recording, folder))
         patch.setattr(journal_module, "CHECKPOINT_BYTES", 0)
         script = None
         try:
@@ -295,7 +295,7 @@ def transmit(sender: DumpFile, receiver: DumpFile) -> bool:
 def record_replica(recording: Recording) -> str:
     """Run the script; why the process ended, if it did."""
     with fast_folder() as folder, fast_folder() as leaders, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "os", RecordedOs(recording, folder))
+        patch.setattr(durability, "os", RecordedOs(recording, folder))
         patch.setattr(journal_module, "CHECKPOINT_BYTES", 0)
         replica = None
         with recorded_sqlite(recording):

@@ -12,7 +12,7 @@ from pysyncobj.config import FAIL_REASON  # type: ignore[import-untyped]  # the 
 from tests.coordinator.raft.peers_of import until
 
 from snapline.coordinator.raft import driver as driver_module
-from snapline.coordinator.raft import fail_stop
+from snapline.coordinator.raft import durability
 from snapline.coordinator.raft.driver import FAILURES_MAX, IN_FLIGHT_MAX, RaftDriver
 from snapline.coordinator.raft.inbox import Inbox
 from snapline.coordinator.raft.proposals import Committed, Rejected, Unknown
@@ -348,9 +348,9 @@ def ended() -> Any:
         reasons.append(reason)
         raise EndedError(reason)
 
-    fail_stop.install(hook)
+    durability.install(hook)
     yield reasons
-    fail_stop.install(None)
+    durability.install(None)
 
 
 async def test_some_failing_ticks_are_survived_and_many_in_a_row_are_not(driven: Driven, ended: list[str]) -> None:

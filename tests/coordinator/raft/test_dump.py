@@ -27,9 +27,9 @@ from tests.coordinator.raft.storage_scripts import (
 
 from snapline import failpoints
 from snapline.coordinator.raft import dump as dump_module
-from snapline.coordinator.raft import files
+from snapline.coordinator.raft import durability
 from snapline.coordinator.raft.dump import DumpFile, decode_dump, encode_dump
-from snapline.coordinator.raft.files import sync_folder
+from snapline.coordinator.raft.durability import sync_folder
 from snapline.errors import LogError, UsageError
 
 NOT_SERIALIZING = 0
@@ -333,7 +333,7 @@ def test_a_new_dump_starts_transmissions_anew(folder: Path) -> None:
 def record(recording: Recording) -> str:
     """Two dumps, the first of them marked as the one to be found; why the process ended, if it did."""
     with fast_folder() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "os", RecordedOs(recording, folder))
+        patch.setattr(durability, "os", RecordedOs(recording, folder))
         try:
             for idx in (41, 90):
                 recording.mark("try", idx)
@@ -374,21 +374,21 @@ def test_every_crash_leaves_the_old_dump_or_the_new_one() -> None:
 def without_file_sync(path: Path, pieces: list[bytes], *, point: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RecordedOs, "fsync", lambda self, handle: None)
-        files.replace_durably(path, pieces, point=point)
+        durability.replace_durably(path, pieces, point=point)
     sync_folder(path.parent)
 
 
 def without_folder_sync(path: Path, pieces: list[bytes], *, point: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "sync_folder", lambda path: None)
-        files.replace_durably(path, pieces, point=point)
+        patch.setattr(durability, "sync_folder", lambda path: None)
+        durability.replace_durably(path, pieces, point=point)
 
 
 def in_place(path: Path, pieces: list[bytes], *, point: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "with_name", lambda path, name: path)
         patch.setattr(RecordedOs, "replace", lambda self, source, target: None)
-        files.replace_durably(path, pieces, point=point)
+        durability.replace_durably(path, pieces, point=point)
 
 
 @pytest.mark.parametrize("mutant", [without_file_sync, without_folder_sync, in_place])

@@ -18,7 +18,7 @@ from tests.coordinator.raft.storage_scripts import (
 )
 
 from snapline import failpoints
-from snapline.coordinator.raft import fail_stop
+from snapline.coordinator.raft import durability
 from snapline.coordinator.raft.journal import SqliteJournal
 from snapline.coordinator.raft.journal_file import Entry, ForeignLogError
 from snapline.errors import LogError
@@ -253,12 +253,12 @@ def test_fail_stop_ends_the_process_even_if_the_hook_returns(monkeypatch: pytest
         raise Exited(code)
 
     monkeypatch.setattr(os, "_exit", exit_now)
-    fail_stop.install(lambda reason: None)  # type: ignore[arg-type,return-value]  # wrong on purpose
+    durability.install(lambda reason: None)  # type: ignore[arg-type,return-value]  # wrong on purpose
     try:
-        with pytest.raises(Exited, match=str(fail_stop.FAIL_STOP_EXIT_CODE)):
-            fail_stop.fail_stop("a reason")
+        with pytest.raises(Exited, match=str(durability.FAIL_STOP_EXIT_CODE)):
+            durability.fail_stop("a reason")
     finally:
-        fail_stop.install(None)
+        durability.install(None)
 
 
 # ---- damage, and files of others --------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from tests.coordinator.raft.storage_scripts import (
     replica_violations,
 )
 
-from snapline.coordinator.raft import fail_stop
+from snapline.coordinator.raft import durability
 from snapline.coordinator.raft.journal import SqliteJournal
 from snapline.coordinator.raft.journal_file import JournalFile
 
@@ -111,7 +111,7 @@ def test_the_crash_test_finds_a_journal_that_loses(kind: type[SqliteJournal]) ->
 
 @recorded
 def test_the_crash_test_finds_a_dump_reported_before_the_folder_is_synced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snapline.coordinator.raft.files.sync_folder", lambda path: None)
+    monkeypatch.setattr("snapline.coordinator.raft.durability.sync_folder", lambda path: None)
     recording = Recording()
     assert not record_replica(recording)
     assert replica_violations(recording, power_cuts=3)
@@ -220,7 +220,7 @@ def test_a_full_disk_ends_the_process_and_a_restart_finds_all(tmp_path: Path) ->
     limits = (300_000, resource.RLIM_INFINITY)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, limits)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == fail_stop.FAIL_STOP_EXIT_CODE, err
+    assert process.returncode == durability.FAIL_STOP_EXIT_CODE, err
     assert "the coordinator ends itself" in err and "mend the disk" in err
     journal = open_journal(tmp_path)
     assert journal[-1][1] >= int(out.splitlines()[-1].split()[1]) > 0

@@ -12,7 +12,7 @@ from pysyncobj.transport import Transport  # type: ignore[import-untyped]  # as 
 from tests.coordinator.raft.marks import Marks
 from tests.coordinator.raft.sim import SUCCESS, Replica, SafeReplica, StockReplica, World
 
-from snapline.coordinator.raft import fail_stop, node
+from snapline.coordinator.raft import durability, node
 from snapline.coordinator.raft.node import SafeSyncObj
 from snapline.coordinator.raft.pysyncobj_settings import ENTRY_BYTES_MAX, FALLBACK_S, RaftNode, raft_configuration
 from snapline.coordinator.raft.state_machine import ApplyFailed
@@ -405,7 +405,7 @@ def test_a_replica_that_ended_takes_no_proposals(tmp_path: Path) -> None:
 
 def test_files_of_another_cluster_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened(tmp_path, Words()).destroy()
-    monkeypatch.setattr(fail_stop, "_hook", _raise)
+    monkeypatch.setattr(durability, "_hook", _raise)
     with pytest.raises(LogError, match="real"):
         SafeSyncObj(
             RaftNode("c0", "127.0.0.1:1"),

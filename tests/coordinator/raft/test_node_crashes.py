@@ -17,7 +17,7 @@ from tests.coordinator.raft.marks import Marks
 from tests.coordinator.raft.recorded_disk import RecordedOs, Recording, can_record_sqlite, recorded_sqlite
 from tests.coordinator.raft.storage_scripts import Stopped, fast_folder, lay_out, stop
 
-from snapline.coordinator.raft import fail_stop, files, journal
+from snapline.coordinator.raft import durability, journal
 from snapline.coordinator.raft.dump import DumpFile
 from snapline.coordinator.raft.journal_file import Entry
 from snapline.coordinator.raft.node import SafeSyncObj
@@ -193,17 +193,17 @@ def words_of(log: list[Entry] | tuple[Entry, ...]) -> list[bytes]:
 
 @contextmanager
 def stopping() -> Iterator[None]:
-    fail_stop.install(stop)
+    durability.install(stop)
     try:
         yield
     finally:
-        fail_stop.install(None)
+        durability.install(None)
 
 
 def record() -> Recording:
     recording = Recording()
     with fast_folder() as folder, fast_folder() as elsewhere, stopping(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "os", RecordedOs(recording, folder))
+        patch.setattr(durability, "os", RecordedOs(recording, folder))
         patch.setattr(journal, "CHECKPOINT_BYTES", 0)
 
         def dump_of(log: list[Entry]) -> list[bytes]:
@@ -276,7 +276,7 @@ def test_the_crash_test_finds_a_replica_that_forgets(mutant: str, monkeypatch: p
     elif mutant == "unsynced dump":
         monkeypatch.setattr("snapline.coordinator.raft.dump.replace_durably", _later)
     else:
-        monkeypatch.setattr("snapline.coordinator.raft.files.sync_folder", lambda path: None)
+        monkeypatch.setattr("snapline.coordinator.raft.durability.sync_folder", lambda path: None)
     recording = record()
     monkeypatch.undo()
     assert violations(recording, power_cuts=2, step=2)
@@ -286,4 +286,4 @@ def _later(path: Path, pieces: list[bytes], *, point: str) -> None:
     """Writes and renames, and leaves the syncs to the kernel."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RecordedOs, "fsync", lambda self, handle: None)
-        files.replace_durably(path, pieces, point=point)
+        durability.replace_durably(path, pieces, point=point)
