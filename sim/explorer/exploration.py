@@ -16,9 +16,9 @@ import msgspec
 from snapline.errors import UsageError
 from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG, PROTOCOLS
 from snapline.protocols.rules import RULES
+from snapline.sim.explorer.chandy_lamport import PlainModel
 from snapline.sim.explorer.epoch_model import StampedModel
 from snapline.sim.explorer.logged_model import InducedModel
-from snapline.sim.explorer.plain_model import PlainModel
 from snapline.sim.explorer.round_model import RoundModel
 from snapline.sim.explorer.state_search import Bounds, Fault, Model, Search, SearchResult
 from snapline.sim.result import Violation

@@ -19,13 +19,18 @@ from snapline.protocols.names import CIC_PROTOCOLS
 from snapline.protocols.rule import CheckpointRule
 from snapline.protocols.rules import RULES
 from snapline.recovery.history import FleetHistory
-from snapline.sim.explorer.chandy_lamport import ChandyLamportCore, MarkerReceived, MessageReceived, SendMarker
+from snapline.sim.explorer.chandy_lamport import (
+    ChandyLamportCore,
+    MarkerReceived,
+    MessageReceived,
+    PlainModel,
+    SendMarker,
+)
 from snapline.sim.explorer.cuts import AllCuts, Cut, Relation
 from snapline.sim.explorer.epoch_model import EpochCoordinator, EpochNode, MarkerItem, StampedModel
 from snapline.sim.explorer.epoch_model import ExploredCut as EpochCut
 from snapline.sim.explorer.exploration import EXPLORED, PLAIN_CHANDY_LAMPORT, ModelFactory, explore, model_of
 from snapline.sim.explorer.logged_model import RDT_PROTOCOLS, Columns, InducedModel, Recoveries
-from snapline.sim.explorer.plain_model import PlainModel
 from snapline.sim.explorer.round_model import RoundModel
 from snapline.sim.explorer.state_search import Bounds, Fault, Interner, Model, Outputs, ProposedMove, Search, State
 
