@@ -45,13 +45,18 @@ from pysyncobj.syncobj import SyncObj  # type: ignore[import-untyped]  # as abov
 
 from snapline.coordinator.raft.dump import DumpFile
 from snapline.coordinator.raft.durability import fail_stop
-from snapline.coordinator.raft.hooks import check_release, drop_false_alarms, forbid_pickle, replaced_storage
 from snapline.coordinator.raft.journal import SqliteJournal
 from snapline.coordinator.raft.journal_file import ADVICE
 from snapline.coordinator.raft.learner import LEARNER_REQUEST, Learner, LogMarks, begin, is_request
+from snapline.coordinator.raft.pysyncobj_hooks import (
+    WakeUp,
+    check_release,
+    drop_false_alarms,
+    forbid_pickle,
+    replaced_storage,
+)
 from snapline.coordinator.raft.pysyncobj_settings import ENTRY_BYTES_MAX, JOURNAL_BYTES_MAX, RaftNode
 from snapline.coordinator.raft.state_machine import ApplyFailed, Machine
-from snapline.coordinator.raft.wake_up import WakeUp
 from snapline.errors import ExternalFailureError, LogError, MessageTooLargeError, UsageError
 from snapline.storage.store.log_marks import LogMark
 
