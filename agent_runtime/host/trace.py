@@ -1,6 +1,6 @@
 """A host's trace: one JSON object per line, for diagrams and analysis.
 
-`recovery/host_trace.py` describes the lines. Messages are sampled by their number, so that both ends trace the same ones. Lines are written whole,
+`recovery/trace_merge.py` describes the lines. Messages are sampled by their number, so that both ends trace the same ones. Lines are written whole,
 even if a SIGKILL ends the host.
 """
 

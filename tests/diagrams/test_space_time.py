@@ -18,8 +18,8 @@ from snapline.diagrams import shiviz
 from snapline.diagrams.event_window import CHOSEN_MAX, ROWS_MAX, EventLog, Rows, Window, message_name, natural_key
 from snapline.diagrams.space_time import draw_window, scene_of
 from snapline.protocols.names import CHANDY_LAMPORT
-from snapline.recovery.event_order import MarkerCame, TracedEvent, TracedMarkerSend, gather
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Recovery
+from snapline.recovery.trace_merge import MarkerCame, TracedEvent, TracedMarkerSend, gather
 
 SEEDS = range(4, 10)
 ROWS: tuple[Rows, ...] = ("agents", "hosts")

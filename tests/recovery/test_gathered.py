@@ -12,8 +12,8 @@ from tests.recovery.test_merge import Files, files_of, play, truth
 from snapline.diagrams.event_window import EventLog
 from snapline.errors import TraceError
 from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG
-from snapline.recovery.event_order import HostPart, MarkerCame, TracedEvent, TracedMarkerSend, gather, read_part
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Recovery
+from snapline.recovery.trace_merge import HostPart, MarkerCame, TracedEvent, TracedMarkerSend, gather, read_part
 
 PROTOCOLS = (CHANDY_LAMPORT, "koo-toueg", "uncoordinated", "hmnr")
 

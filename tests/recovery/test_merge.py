@@ -22,10 +22,10 @@ import snapline
 from snapline.agent_runtime.host import events as ev
 from snapline.errors import TraceError
 from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG, UNCOORDINATED
-from snapline.recovery import merge
+from snapline.recovery import trace_merge
 from snapline.recovery.analysis import Analysis, analyze
-from snapline.recovery.merge import Merged, merge_traces
 from snapline.recovery.trace import MessageReceived, MessageSent, Recovery, Trace, read_trace
+from snapline.recovery.trace_merge import Merged, merge_traces
 
 Files = dict[str, list[bytes]]
 
@@ -222,17 +222,17 @@ def is_later(message: str) -> bool:
 
 Method = Callable[..., Any]
 MUTANTS: dict[str, tuple[object, str, Method]] = {
-    "nothing is lost": (merge, "_find_lost", lambda own, sent: {}),
-    "only the receive is lost": (merge, "_kept", lambda section, cuts: deque(section.events)),
+    "nothing is lost": (trace_merge, "_find_lost", lambda own, sent: {}),
+    "only the receive is lost": (trace_merge, "_kept", lambda section, cuts: deque(section.events)),
     "who is in no line goes back to 0": (
-        merge._Merger,
+        trace_merge._Merger,
         "_whole",
         lambda self, line, active: {**dict.fromkeys(self._histories, 0), **line},
     ),
-    "who is in no line keeps all": (merge._Merger, "_whole", lambda self, line, active: line),
-    "recoveries are left out": (merge._Merger, "_recover", lambda self, line: None),
+    "who is in no line keeps all": (trace_merge._Merger, "_whole", lambda self, line, active: line),
+    "recoveries are left out": (trace_merge._Merger, "_recover", lambda self, line: None),
     "the oldest first, whatever has been sent": (
-        merge,
+        trace_merge,
         "interleaved",
         lambda queues, sent: iter(sorted((line for queue in queues for line in queue), key=lambda line: line.time_ns)),
     ),

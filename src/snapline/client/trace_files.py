@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from snapline.errors import TraceError, UsageError
-from snapline.recovery.event_order import TracedEvent, gather, read_part
-from snapline.recovery.merge import Merged, merge_traces
 from snapline.recovery.trace import Trace as Events
 from snapline.recovery.trace import read_items, read_trace
+from snapline.recovery.trace_merge import Merged, TracedEvent, gather, merge_traces, read_part
 
 STANDARD_INPUT = "-"
 SUFFIX = ".jsonl"

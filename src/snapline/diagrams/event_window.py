@@ -1,6 +1,6 @@
 """Events of a fleet for its space-time diagram: rows, windows, descriptions, and the happened-before relation.
 
-An event's *position* is its index in the order of all events (`recovery/event_order.py`), which respects causality. A *row* belongs to an agent
+An event's *position* is its index in the order of all events (`recovery/trace_merge.py`), which respects causality. A *row* belongs to an agent
 or, if there are too many agents, to a host. Markers go from host to host, so hosts have rows of their own above their agents. A picture with
 rows for hosts alone omits messages within a host, and shows the records of a host's agents for one epoch as one mark, at the last record.
 
@@ -22,8 +22,8 @@ from msgspec.structs import replace
 from snapline.diagrams.history import PastEvents
 from snapline.diagrams.shiviz import Clock, ClockStep, past_of_last, shiviz_log
 from snapline.ids import HOST_PREFIX
-from snapline.recovery.event_order import MarkerCame, TracedEvent, TracedMarkerSend
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Recovery
+from snapline.recovery.trace_merge import MarkerCame, TracedEvent, TracedMarkerSend
 
 Rows = Literal["agents", "hosts"]
 

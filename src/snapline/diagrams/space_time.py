@@ -15,8 +15,8 @@ from snapline.diagrams.event_window import ChosenEvent, EventLog, Window, time_o
 from snapline.diagrams.scene import Arrow, Band, EventDot, Front, Mark, Place, Scene, Ticks, round_step
 from snapline.diagrams.svg import draw
 from snapline.ids import HOST_PREFIX
-from snapline.recovery.event_order import MarkerCame, TracedMarkerSend
 from snapline.recovery.trace import CheckpointTaken, Recovery
+from snapline.recovery.trace_merge import MarkerCame, TracedMarkerSend
 
 STEP_MIN = 9
 """Smallest distance between two events, in pixels: their dots can be distinguished and clicked."""

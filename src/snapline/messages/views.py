@@ -109,7 +109,7 @@ class RecentTrace(msgspec.Struct, frozen=True):
         every: sampling interval: every N-th message of each channel is traced from now on.
         missed: number of lines lost or omitted since the given cursor.
         time_ns: time of the answer since 1970, by the host's clock.
-        lines: lines as `snapline run --trace` writes them (`recovery/host_trace.py`), the first of them a plan line.
+        lines: lines as `snapline run --trace` writes them (`recovery/trace_merge.py`), the first of them a plan line.
     """
 
     host: str

@@ -15,8 +15,7 @@ import msgspec
 from snapline.diagrams.event_window import EventLog
 from snapline.errors import NotFoundError
 from snapline.messages.views import RecentTrace
-from snapline.recovery.event_order import HostPart, gather
-from snapline.recovery.host_trace import HostLine, PlanLine
+from snapline.recovery.trace_merge import HostLine, HostPart, PlanLine, gather
 from snapline.view.facts import ViewCalls
 from snapline.view.streams import PERIOD_S
 

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from snapline.diagrams.event_window import ROWS_MAX, ChosenEvent, EventLog, Window, natural_key
 from snapline.diagrams.space_time import draw_window
 from snapline.ids import HOST_PREFIX
-from snapline.recovery.event_order import MarkerCame, TracedMarkerSend
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent
+from snapline.recovery.trace_merge import MarkerCame, TracedMarkerSend
 from snapline.view.frame import section
 from snapline.view.links import Targets
 from snapline.view.markup import Child, Markup, join, tag

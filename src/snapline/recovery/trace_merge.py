@@ -31,37 +31,170 @@ A checkpoint may have a number without a line: its state could not be saved, or 
 after the one before it, with the same state, which is the most that an agent can go back to.
 
 Sampled traces are merged in the same way, and describe the execution of the sampled messages. Markers are skipped.
+
+Traces of hosts merged into one order, unchanged: with markers and undone events.
+
+`merge.py` merges the same lines into one execution for analysis, and needs complete traces. This module accepts parts: traces that begin in
+the middle, such as the last seconds of a running fleet, and files whose ends are lost. Missing events are not guessed: a message whose send was
+not traced has no send. As in `merge.py`, plans follow each other with a `Recovery` between them, the union of the hosts' lines.
+Messages keep the names that hosts gave them. After a rollback a name is used again, and then means the last send with this name.
+
+Lines in the trace of a host, and the order of the lines of several hosts.
+
+    {"event": "plan", "plan": 2, "line": {"a": 5}, "time_ns": …}                agents here begin, or go back
+    {"event": "checkpoint", "agent": "a", "index": 6, "kind": "coordinated", "epochs": [4], "time_ns": …}
+    {"event": "send", "agent": "a", "message": "a>b:17", "to": "b", "time_ns": …}
+    {"event": "receive", "agent": "b", "message": "a>b:17", "time_ns": …}
+    {"event": "send_marker", "host": "h1", "to": "h2", "epoch": 4, "time_ns": …}     for all channels of a link together
+    {"event": "receive_marker", "host": "h2", "from": "h1", "epoch": 4, "time_ns": …}
+
+Lines are in the order of events on that host. Between hosts a message is sent before it is received; otherwise clocks
+decide. Markers are not events of agents: an analysis of a trace skips them.
 """
 
+import heapq
 import re
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, TypeVar, assert_never
 
 import msgspec
 
 from snapline.errors import TraceError
-from snapline.recovery.host_trace import (
-    CheckpointLine,
-    EventLine,
-    PlanLine,
-    ReceiveLine,
-    ReceiveMarkerLine,
-    SendLine,
-    SendMarkerLine,
-    interleaved,
-    numbered_lines,
-)
-from snapline.recovery.trace import (
-    CheckpointTaken,
-    Event,
-    Header,
-    MessageReceived,
-    MessageSent,
-    Recovery,
-    encode,
-)
+from snapline.recovery.trace import CheckpointTaken, Event, Header, MessageReceived, MessageSent, Recovery, encode
+
+
+class PlanLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="plan"):
+    """Start of a plan: the agents of `line` continue from these checkpoints; other agents continue from their current state."""
+
+    plan: int
+    line: dict[str, int]
+    time_ns: int = 0
+
+
+class CheckpointLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="checkpoint"):
+    """Checkpoint of an agent. `epochs`: the epochs that it records."""
+
+    agent: str
+    index: int
+    kind: Literal["basic", "forced", "coordinated"] = "basic"
+    time_ns: int = 0
+    epochs: tuple[int, ...] = ()
+
+
+class SendLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="send"):
+    """A message has left its agent's outbox."""
+
+    agent: str
+    message: str
+    to: str
+    time_ns: int = 0
+
+
+class ReceiveLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="receive"):
+    """A turn has consumed a message."""
+
+    agent: str
+    message: str
+    time_ns: int = 0
+
+
+class SendMarkerLine(msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="send_marker"):
+    """All agents of `host` have recorded: a marker item goes on the link to another host."""
+
+    host: str
+    to: str
+    epoch: int
+    time_ns: int = 0
+
+    @property
+    def message(self) -> str:
+        """Identity that the two ends share."""
+        return f"{self.host}>{self.to}#{self.epoch}"
+
+
+class ReceiveMarkerLine(
+    msgspec.Struct, frozen=True, gc=False, tag_field="event", tag="receive_marker", rename={"sender": "from"}
+):
+    """A marker item was received."""
+
+    host: str
+    sender: str
+    epoch: int
+    time_ns: int = 0
+
+    @property
+    def message(self) -> str:
+        """Identity that the two ends share."""
+        return f"{self.sender}>{self.host}#{self.epoch}"
+
+
+EventLine = CheckpointLine | SendLine | ReceiveLine
+MarkerLine = SendMarkerLine | ReceiveMarkerLine
+HostLine = EventLine | MarkerLine
+
+Line = TypeVar("Line", bound=HostLine)
+
+decode_line = msgspec.json.Decoder(PlanLine | HostLine).decode
+
+
+def numbered_lines(name: str, lines: Iterable[bytes]) -> Iterator[tuple[int, PlanLine | HostLine]]:
+    """Yield the lines of a host's file with their numbers. A killed process may leave an incomplete last line. `name`: file name, for errors.
+
+    Raises:
+        TraceError: a line is invalid.
+    """
+    torn: tuple[int, msgspec.DecodeError] | None = None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        if torn is not None:
+            raise _no_line(name, *torn) from torn[1]
+        try:
+            yield number, decode_line(line)
+        except msgspec.DecodeError as error:
+            torn = number, error
+    if torn is not None and isinstance(torn[1], msgspec.ValidationError):  # valid JSON, but not a line of a trace
+        raise _no_line(name, *torn) from torn[1]
+
+
+def _no_line(name: str, number: int, error: msgspec.DecodeError) -> TraceError:
+    return TraceError(f"{name}: line {number}: no line of a host's trace: {error}")
+
+
+def interleaved(queues: Sequence[deque[Line]], sent: Container[str]) -> Iterator[Line]:
+    """Yield all lines: each queue in its order, each receive after its send, else the oldest first.
+
+    The caller must add each send to `sent` before it requests the next line.
+
+    Raises:
+        TraceError: the receive of a message precedes its send.
+    """
+    ready: list[tuple[int, int]] = []
+    awaited: dict[str, int] = {}
+    moved = list(range(len(queues)))
+    while True:
+        for index in moved:
+            if queues[index]:
+                head = queues[index][0]
+                if isinstance(head, ReceiveLine | ReceiveMarkerLine) and head.message not in sent:
+                    awaited[head.message] = index
+                else:
+                    heapq.heappush(ready, (head.time_ns, index))
+        if not ready:
+            break
+        _, index = heapq.heappop(ready)
+        line = queues[index].popleft()
+        yield line
+        moved = [index]
+        if isinstance(line, SendLine | SendMarkerLine) and line.message in awaited:
+            moved.append(awaited.pop(line.message))
+    if awaited:
+        names = ", ".join(map(repr, awaited))
+        raise TraceError(
+            f"messages {names}: each is received before its send could come: the files contradict each other"
+        )
 
 
 class Merged(msgspec.Struct, frozen=True):
@@ -400,3 +533,153 @@ def _sender(message: str) -> str:
 def _natural(agent: str) -> list[str | int]:
     """`a2` before `a10`."""
     return [int(part) if index % 2 else part for index, part in enumerate(re.split(r"(\d+)", agent))]
+
+
+class TracedMarkerSend(msgspec.Struct, frozen=True, gc=False):
+    """A marker item has left its host. `message` names it."""
+
+    host: str
+    message: str
+    to: str
+    epoch: int
+
+
+class MarkerCame(msgspec.Struct, frozen=True, gc=False):
+    """A marker received by another host."""
+
+    host: str
+    message: str
+    sender: str
+    epoch: int
+
+
+Marker = TracedMarkerSend | MarkerCame
+
+
+class TracedEvent(msgspec.Struct, frozen=True, gc=False):
+    """A traced event.
+
+    Attributes:
+        host: host of the event; "" if unknown, and for a recovery.
+        time_ns: time since 1970 by the clock of that host; 0 if unknown.
+        epochs: epochs that a checkpoint records. plan: number of a recovery's plan.
+    """
+
+    event: Event | Marker | Recovery
+    host: str = ""
+    time_ns: int = 0
+    epochs: tuple[int, ...] = ()
+    plan: int = 0
+
+
+class HostPart(msgspec.Struct, frozen=True):
+    """Trace of one run of a host, in its order; plan lines precede the events under them."""
+
+    host: str
+    lines: Sequence[PlanLine | HostLine]
+
+
+def read_part(name: str, host: str, lines: Iterable[bytes]) -> HostPart:
+    """Read the file of a host. `name`: name of the file, for errors.
+
+    Raises:
+        TraceError: a line is invalid. The last line may be incomplete.
+    """
+    return HostPart(host, [line for _, line in numbered_lines(name, lines)])
+
+
+def gather(parts: Iterable[HostPart]) -> list[TracedEvent]:
+    """Return all events, in one order.
+
+    Raises:
+        TraceError: the parts contradict each other.
+    """
+    plans: dict[int, list[_HostSection]] = {}
+    for part in parts:
+        for plan, section in _host_sections(part).items():
+            plans.setdefault(plan, []).append(section)
+    return list(_events(plans))
+
+
+class _HostSection:
+    """Events of one host under one plan. `line` None: the trace began under this plan."""
+
+    __slots__ = ("host", "line", "lines", "time_ns")
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.lines: deque[HostLine] = deque()
+        self.line: dict[str, int] | None = None
+        self.time_ns = 0
+
+
+def _host_sections(part: HostPart) -> dict[int, _HostSection]:
+    """Return the sections by plan, in their order. Lines before the first plan line belong to the plan before it."""
+    sections: dict[int, _HostSection] = {}
+    here = _HostSection(part.host)
+    for line in part.lines:
+        if not isinstance(line, PlanLine):
+            here.lines.append(line)
+            continue
+        if not sections and here.lines:
+            sections[line.plan - 1] = here
+        here = sections.setdefault(line.plan, _HostSection(part.host))
+        if line.line:
+            here.line, here.time_ns = {**(here.line or {}), **line.line}, line.time_ns
+    return sections or {0: here}
+
+
+def _events(plans: Mapping[int, Sequence[_HostSection]]) -> Iterator[TracedEvent]:
+    is_first = True
+    for plan in sorted(plans):
+        sections = plans[plan]
+        line = {agent: number for section in sections for agent, number in (section.line or {}).items()}
+        if line and not is_first:
+            time_ns = max(section.time_ns for section in sections)
+            yield TracedEvent(Recovery(dict(line)), time_ns=time_ns, plan=plan)
+        is_first = False
+        yield from _under_plan(sections)
+
+
+def _under_plan(sections: Sequence[_HostSection]) -> Iterator[TracedEvent]:
+    homes: dict[int, str] = {}
+    for section in sections:
+        homes.update(dict.fromkeys(map(id, section.lines), section.host))
+    missing = _Missing(section.lines for section in sections)
+    for line in interleaved([section.lines for section in sections], missing):
+        missing.take(line)
+        yield _traced(line, homes[id(line)])
+
+
+class _Missing:
+    """Messages that a receive need not wait for: sent messages, and messages whose send was not traced."""
+
+    def __init__(self, queues: Iterable[Iterable[HostLine]]) -> None:
+        self._waiting = {
+            line.message for queue in queues for line in queue if isinstance(line, SendLine | SendMarkerLine)
+        }
+
+    def __contains__(self, message: object) -> bool:
+        return message not in self._waiting
+
+    def take(self, line: HostLine) -> None:
+        if isinstance(line, SendLine | SendMarkerLine):
+            self._waiting.discard(line.message)
+
+
+def _traced(line: HostLine, host: str) -> TracedEvent:
+    match line:
+        case CheckpointLine():
+            checkpoint = CheckpointTaken(line.agent, line.index, "forced" if line.kind == "forced" else "basic")
+            return TracedEvent(checkpoint, host, line.time_ns, line.epochs)
+        case SendLine():
+            event: Event | Marker = MessageSent(line.agent, line.message, line.to)
+        case ReceiveLine():
+            event = MessageReceived(line.agent, line.message)
+        case SendMarkerLine():
+            event = TracedMarkerSend(line.host, line.message, line.to, line.epoch)
+        case ReceiveMarkerLine():
+            event = MarkerCame(line.host, line.message, line.sender, line.epoch)
+        case _:
+            assert_never(line)
+    return TracedEvent(event, host, line.time_ns)
