@@ -31,17 +31,19 @@ Further faults of the library fixed here, each explained at its place:
 Departures from the paper: no pre-vote, static members.
 
 Everything runs on the tick thread. `propose` and `barrier` may also be called from one other thread (before `set_wake_scheduler`: from any thread).
+
+Interface of the replicated state machine, and the result of an entry whose `apply` raised.
 """
 
 import copy
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from pysyncobj import syncobj as library  # type: ignore[import-untyped]  # the library has no types
-from pysyncobj.config import FAIL_REASON, SyncObjConf  # type: ignore[import-untyped]  # as above
-from pysyncobj.syncobj import SyncObj  # type: ignore[import-untyped]  # as above
+from pysyncobj import syncobj as library
+from pysyncobj.config import FAIL_REASON, SyncObjConf
+from pysyncobj.syncobj import SyncObj
 
 from snapline.coordinator.raft.dump import DumpFile
 from snapline.coordinator.raft.durability import fail_stop
@@ -56,9 +58,32 @@ from snapline.coordinator.raft.pysyncobj_hooks import (
     replaced_storage,
 )
 from snapline.coordinator.raft.pysyncobj_settings import ENTRY_BYTES_MAX, JOURNAL_BYTES_MAX, RaftNode
-from snapline.coordinator.raft.state_machine import ApplyFailed, Machine
 from snapline.errors import ExternalFailureError, LogError, MessageTooLargeError, UsageError
 from snapline.storage.store.log_marks import LogMark
+
+
+class Machine(Protocol):
+    """The replicated state. Called on the tick thread only."""
+
+    def apply(self, entry: bytes) -> object:
+        """Apply a committed entry; deterministic, must not raise. LogError: the entry is not understood, and the process must end."""
+
+    def freeze(self) -> bytes:
+        """Return the whole state as bytes."""
+
+    def restore(self, image: bytes) -> None:
+        """Replace the state by one from `freeze`."""
+
+
+class ApplyFailed:
+    """Result of an entry whose `apply` raised; equal on every replica if the machine is deterministic."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __repr__(self) -> str:
+        return f"ApplyFailed({self.error!r})"
+
 
 log = logging.getLogger("snapline.coordinator.raft")
 

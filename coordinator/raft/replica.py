@@ -10,9 +10,8 @@ from pysyncobj.config import SyncObjConf  # type: ignore[import-untyped]  # the 
 
 from snapline.coordinator.raft.driver import RaftDriver
 from snapline.coordinator.raft.learner import LogMarks
-from snapline.coordinator.raft.node import SafeSyncObj
+from snapline.coordinator.raft.node import Machine, SafeSyncObj
 from snapline.coordinator.raft.pysyncobj_settings import RaftNode, raft_configuration
-from snapline.coordinator.raft.state_machine import Machine
 from snapline.coordinator.raft.streams import PeerStreams
 from snapline.coordinator.raft.transport import GrpcTransport
 from snapline.errors import UsageError

@@ -13,9 +13,8 @@ from tests.coordinator.raft.marks import Marks
 from tests.coordinator.raft.sim import SUCCESS, Replica, SafeReplica, StockReplica, World
 
 from snapline.coordinator.raft import durability, node
-from snapline.coordinator.raft.node import SafeSyncObj
+from snapline.coordinator.raft.node import ApplyFailed, SafeSyncObj
 from snapline.coordinator.raft.pysyncobj_settings import ENTRY_BYTES_MAX, FALLBACK_S, RaftNode, raft_configuration
-from snapline.coordinator.raft.state_machine import ApplyFailed
 from snapline.errors import LogError, MessageTooLargeError, UsageError
 
 BOTH = pytest.mark.parametrize("kind", [SafeReplica, StockReplica])
