@@ -7,8 +7,7 @@ import msgspec
 from snapline.sim.script.agent import ScriptedAgent, ScriptedMarker
 from snapline.sim.script.fleet import COORDINATOR, LINE_USAGE, ScriptedFleet
 from snapline.sim.script.message_history import RestartLine, ScriptedMessage, format_channels
-from snapline.sim.script.script_commands import Verb
-from snapline.sim.script.script_text import ScriptCommand
+from snapline.sim.script.script_text import ScriptCommand, Verb
 
 
 class ScriptedCut(msgspec.Struct, frozen=True):

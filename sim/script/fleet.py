@@ -15,9 +15,7 @@ from snapline.errors import ProtocolError
 from snapline.sim.script.agent import Image, ScriptedAgent, ScriptedMarker
 from snapline.sim.script.message_history import MessageHistory, RestartLine, ScriptedMessage
 from snapline.sim.script.protocol import ScriptedProtocol
-from snapline.sim.script.script_commands import Verb, dispatch
-from snapline.sim.script.script_text import ScriptCommand
-from snapline.sim.script.trace_format import format_call
+from snapline.sim.script.script_text import ScriptCommand, Verb, dispatch, format_call
 
 _Answer = TypeVar("_Answer")
 

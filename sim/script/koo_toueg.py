@@ -24,9 +24,7 @@ from snapline.sim.script.fleet import COORDINATOR, ScriptedFleet
 from snapline.sim.script.line_commands import ScriptedLines
 from snapline.sim.script.message_history import ScriptedMessage
 from snapline.sim.script.protocol import ScriptedProtocol
-from snapline.sim.script.script_commands import Verb
-from snapline.sim.script.script_text import ScriptCommand
-from snapline.sim.script.trace_format import format_call, format_command, format_value
+from snapline.sim.script.script_text import ScriptCommand, Verb, format_call, format_command, format_value
 
 
 class ScriptedKooToueg(ScriptedProtocol):

@@ -2,8 +2,7 @@
 
 from snapline.sim.script.fleet import COORDINATOR, LINE_USAGE, ScriptedFleet
 from snapline.sim.script.message_history import format_channels, format_line
-from snapline.sim.script.script_commands import Verb
-from snapline.sim.script.script_text import ScriptCommand
+from snapline.sim.script.script_text import ScriptCommand, Verb
 
 
 class ScriptedLines:

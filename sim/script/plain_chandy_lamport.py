@@ -21,9 +21,7 @@ from snapline.sim.script.cuts import ScriptedCut, ScriptedCuts
 from snapline.sim.script.fleet import ScriptedFleet
 from snapline.sim.script.message_history import ScriptedMessage
 from snapline.sim.script.protocol import ScriptedProtocol
-from snapline.sim.script.script_commands import Verb, number_of
-from snapline.sim.script.script_text import ScriptCommand
-from snapline.sim.script.trace_format import format_call, format_command
+from snapline.sim.script.script_text import ScriptCommand, Verb, format_call, format_command, number_of
 
 
 class ScriptedMarkers(ScriptedProtocol):

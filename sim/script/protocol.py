@@ -4,8 +4,7 @@ from abc import ABC, abstractmethod
 
 from snapline.sim.script.agent import Image, ScriptedAgent
 from snapline.sim.script.message_history import ScriptedMessage
-from snapline.sim.script.script_commands import Verb
-from snapline.sim.script.script_text import ScriptCommand
+from snapline.sim.script.script_text import ScriptCommand, Verb
 
 
 class ScriptedProtocol(ABC):

@@ -31,8 +31,7 @@ from snapline.sim.script.epoch_stamped_script import ScriptedStamps
 from snapline.sim.script.fleet import COORDINATOR, ScriptedFleet
 from snapline.sim.script.koo_toueg import ScriptedKooToueg
 from snapline.sim.script.plain_chandy_lamport import ScriptedMarkers
-from snapline.sim.script.script_commands import check_form
-from snapline.sim.script.script_text import ScriptCommand, read_blocks, write_block
+from snapline.sim.script.script_text import ScriptCommand, check_form, read_blocks, write_block
 
 MARKERS = "markers"
 

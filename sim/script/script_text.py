@@ -11,11 +11,20 @@
 A line that starts with `#` is a comment; blank lines are separators. The trace ends at the first blank line. The next block
 continues with the same fleet, unless it makes a new one. A command is a verb, words, and options of the form `name=value`.
 Rewriting changes only traces: everything up to and including `----` is kept. A block without `----` gets one.
+
+Commands of a scripted fleet: verbs, with a usage text that also defines the form of a command.
+
+Trace format of core commands and of the host's actions: `Name(value, name=value)`.
+
+Core commands are written with all their fields. A piggyback is decoded by its protocol, with agents by name.
 """
+
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from snapline.errors import UsageError
+from snapline.protocols.piggyback import decode, unpack_entries
 
 TRACE_FOLLOWS = "----"
 
@@ -97,3 +106,109 @@ def _read_command(number: int, line: str) -> ScriptCommand:
             raise UsageError(f"line {number}: {word!r} is no option: write each once, as name=value")
         options[name] = value
     return ScriptCommand(number, line.strip(), verb, words, options)
+
+
+class Verb(msgspec.Struct, frozen=True):
+    """Verb of a command. In `usage`, words in capitals are placeholders, and parts in brackets are optional."""
+
+    usage: str
+    run: Callable[[ScriptCommand], None]
+
+
+def dispatch(command: ScriptCommand, verbs: Mapping[str, Verb]) -> None:
+    """Carry out a command.
+
+    Raises:
+        UsageError: the verb is unknown, the form is wrong, or the verb itself fails.
+    """
+    verb = verbs.get(command.verb)
+    if verb is None:
+        raise command.error(f"{command.verb!r} is no command of this fleet: use one of {', '.join(sorted(verbs))}")
+    check_form(command, verb.usage)
+    verb.run(command)
+
+
+def check_form(command: ScriptCommand, usage: str) -> None:
+    """Check that a command has the words and options of `usage`, and no others."""
+    _, *parts = usage.split()
+    words = [part for part in parts if "=" not in part]
+    options = {part.strip("[]").partition("=")[0]: part.startswith("[") for part in parts if "=" in part}
+    least = sum(not word.startswith("[") for word in words)
+    most = len(command.words) if any(word.endswith("…]") for word in words) else len(words)
+    is_fitting = least <= len(command.words) <= most and all(name in options for name in command.options)
+    if not is_fitting or any(not may_miss and name not in command.options for name, may_miss in options.items()):
+        raise command.error(f"{command.text!r} is not understood: write {usage}")
+
+
+def number_of(command: ScriptCommand, option: str) -> int:
+    """Return the value of an option that must be a number from 1 on."""
+    value = command.options[option]
+    if not value.isascii() or not value.isdigit() or int(value) < 1:
+        raise command.error(f"{option}={value} is no number: write {option}=1, 2, 3 …")
+    return int(value)
+
+
+def format_call(name: str, *values: object, **fields: object) -> str:
+    """Format as `Name(value, field=value)`."""
+    parts = [format_value(value) for value in values] + [
+        f"{field}={format_value(value)}" for field, value in fields.items()
+    ]
+    return f"{name}({', '.join(parts)})"
+
+
+def format_command(command: msgspec.Struct) -> str:
+    """Format a core's command with all its fields."""
+    return format_call(type(command).__name__, **msgspec.structs.asdict(command))
+
+
+def format_value(value: object) -> str:
+    """Format a value: lists as [a, b], dictionaries as {a: 1}, both in their order."""
+    match value:
+        case None:
+            return "nobody"
+        case bool():
+            return "yes" if value else "no"
+        case bytes():
+            return value.decode()
+        case Mapping():
+            return "{" + ", ".join(f"{key}: {format_value(item)}" for key, item in value.items()) + "}"
+        case list() | tuple():
+            return "[" + ", ".join(map(format_value, value)) + "]"
+        case _:
+            return str(value)
+
+
+def piggyback_of(protocol: str, piggyback: bytes, names: Sequence[str]) -> dict[str, object]:
+    """Return the content of a piggyback, as fields for `format_call`; none for protocols without one.
+
+    Args:
+        protocol: name of a rule in `rules.RULES`.
+        piggyback: piggyback made by the rule.
+        names: agent names by ordinal.
+    """
+    numbers = decode(piggyback)
+    match protocol:
+        case "bcs":
+            return {"index": numbers[0]}
+        case "hmnr":
+            entries = unpack_entries(numbers[1:])
+            knows = {names[agent]: _hmnr_entry(value) for agent, value in sorted(entries.items())}
+            return {"clock": numbers[0], "knows": knows} if numbers else {"knows": {}}
+        case "fdas" | "fdi":
+            return {"knows": {names[agent]: count for agent, count in sorted(unpack_entries(numbers).items())}}
+        case "bhmr":
+            triples = sorted(zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True))
+            return {"knows": {names[agent]: _bhmr_entry(value, row, names) for agent, value, row in triples}}
+        case _:
+            return {}
+
+
+def _hmnr_entry(value: int) -> str:
+    """Format: number of known checkpoints; "taken": a checkpoint lies on the path from the last one; "behind": its clock is lower."""
+    return f"{value >> 2}{'' if value & 2 else ' taken'}{'' if value & 1 else ' behind'}"
+
+
+def _bhmr_entry(value: int, row: int, names: Sequence[str]) -> str:
+    """Format: number of known checkpoints; "simple": the path from the last one is simple; agents that it reaches."""
+    reached = " ".join(name for agent, name in enumerate(names) if row >> agent & 1)
+    return f"{value >> 1}{' simple' if value & 1 else ''} to {reached}"
