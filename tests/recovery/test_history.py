@@ -8,8 +8,7 @@ from tests.recovery.history_world import execute
 
 from snapline.errors import NotFoundError, ProtocolError, UsageError
 from snapline.recovery.cuts import DependencyRecord
-from snapline.recovery.history import FleetHistory, Line, LineCost
-from snapline.recovery.history_image import AgentImage, CheckpointImage, HistoryImage
+from snapline.recovery.history import AgentImage, CheckpointImage, FleetHistory, HistoryImage, Line, LineCost
 
 MakeHistory = Callable[..., FleetHistory]
 

@@ -6,13 +6,11 @@ import pytest
 from tests.recovery.history_world import execute
 
 from snapline.errors import ProtocolError
+from snapline.recovery import history, history_lines, history_records
 from snapline.recovery import history as history_module
-from snapline.recovery import history_lines, history_records, history_total
-from snapline.recovery.history import FleetHistory, Line
-from snapline.recovery.history_image import HistoryImage
+from snapline.recovery.history import Climb, FleetHistory, HistoryImage, Line, TotalLine
 from snapline.recovery.history_lines import LIVE, IntervalGraph, Reported, descend, last_place_within, single_failures
 from snapline.recovery.history_records import Channel, Column, CountChanges, Records
-from snapline.recovery.history_total import Climb, TotalLine
 
 SEEDS = 600
 
@@ -135,7 +133,7 @@ class AnAdvanceFreesNobody(TotalLine):
 
 
 class OnlyTheFirstCheckpointOfAClimbCounts(TotalLine):
-    def _raise(self, climb: Climb, agent: int, number: int) -> history_total.Missing | int | None:
+    def _raise(self, climb: Climb, agent: int, number: int) -> history.Missing | int | None:
         return super()._raise(climb, agent, self._records.after(agent, self.places[agent]))
 
 
