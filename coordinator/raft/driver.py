@@ -31,7 +31,6 @@ from typing import Any, TypeVar
 from pysyncobj.config import FAIL_REASON  # type: ignore[import-untyped]  # the library has no types
 
 from snapline.coordinator.raft.durability import fail_stop
-from snapline.coordinator.raft.inbox import Inbox
 from snapline.coordinator.raft.node import SafeSyncObj
 from snapline.coordinator.raft.proposals import (
     Counters,
@@ -44,7 +43,7 @@ from snapline.coordinator.raft.proposals import (
     settle_error,
 )
 from snapline.coordinator.raft.pysyncobj_settings import TICK_S
-from snapline.coordinator.raft.streams import call_soon
+from snapline.coordinator.raft.raft_streams import Inbox, call_soon
 from snapline.errors import CoordinatorUnavailableError, LogError, UsageError
 from snapline.messages.status import ReplicaStatus, Standing
 

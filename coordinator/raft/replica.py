@@ -12,7 +12,7 @@ from snapline.coordinator.raft.driver import RaftDriver
 from snapline.coordinator.raft.learner import LogMarks
 from snapline.coordinator.raft.node import Machine, SafeSyncObj
 from snapline.coordinator.raft.pysyncobj_settings import RaftNode, raft_configuration
-from snapline.coordinator.raft.streams import PeerStreams
+from snapline.coordinator.raft.raft_streams import PeerStreams
 from snapline.coordinator.raft.transport import GrpcTransport
 from snapline.errors import UsageError
 from snapline.ids import check_id

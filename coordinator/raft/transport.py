@@ -26,7 +26,7 @@ from pysyncobj.transport import Transport  # type: ignore[import-untyped]  # as 
 
 from snapline.coordinator.raft.messages import Message, encode_message
 from snapline.coordinator.raft.pysyncobj_settings import HEARTBEAT_S, RaftNode
-from snapline.coordinator.raft.streams import IncomingStream, OutgoingStream, PeerStreams
+from snapline.coordinator.raft.raft_streams import IncomingStream, OutgoingStream, PeerStreams
 
 _log = logging.getLogger("snapline.coordinator.raft")
 

@@ -16,7 +16,7 @@ INSIDE = {
     "messages/view_wire.py",
     "messages/wire.py",
     "coordinator/raft/messages.py",
-    "coordinator/raft/streams.py",
+    "coordinator/raft/raft_streams.py",
     "coordinator/service/users_servicer.py",
     "coordinator/service/server.py",
     "coordinator/service/servicer.py",

@@ -10,7 +10,7 @@ from pysyncobj.poller import createPoller  # type: ignore[import-untyped]  # the
 from snapline.channels.options import server_options
 from snapline.coordinator.raft.messages import Hello, Message, encode_hello, encode_message
 from snapline.coordinator.raft.pysyncobj_settings import RaftNode
-from snapline.coordinator.raft.streams import METHOD, SERVICE, IncomingStream, OutgoingStream, PeerStreams
+from snapline.coordinator.raft.raft_streams import METHOD, SERVICE, IncomingStream, OutgoingStream, PeerStreams
 from snapline.security.dial_back import METHOD as CONFIRM
 from snapline.security.dial_back import OutgoingCalls
 from snapline.security.transport import Security

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from snapline.coordinator.raft.inbox import Inbox, Item
+from snapline.coordinator.raft.raft_streams import Inbox, Item
 
 
 class Interrupted(Inbox):

@@ -17,12 +17,22 @@ compared: a replica that lost its disk counts from one again.
 Bounds. A batch ends at 1 MiB or 1,024 messages. An inbox with 4,096 messages or 32 MiB of one peer stops the reading of that peer's stream; then
 gRPC's window fills, and the peer's outbox. A stream whose outbox exceeds 64 MiB is ended. That limit must exceed the largest dump, which a
 leader sends without waiting for answers.
+
+Items that the event loop hands to the tick thread, and the pipe that wakes it.
+
+The library's poller waits on the pipe. A producer appends its item and then, unless the inbox is marked as woken, sets the mark and writes a
+byte. The tick thread (1) empties the pipe, (2) clears the mark, (3) takes the items. So a producer that finds the mark set has appended its
+item before the taking. If the mark were cleared after taking, or the pipe emptied after clearing, a wake-up could be lost.
+
+The connection to one peer: kept while dials fail, replaced when certificates are.
 """
 
 import asyncio
 import contextlib
 import logging
+import os
 import random
+import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
@@ -31,17 +41,102 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
-from snapline.coordinator.raft.inbox import Inbox
 from snapline.coordinator.raft.messages import MESSAGES_MAX, Hello, Message, decode_batch, encode_hello
-from snapline.coordinator.raft.peer_channel import ROLE, DialledChannel
 from snapline.coordinator.raft.pysyncobj_settings import RaftNode
 from snapline.errors import ProtocolError
 from snapline.protos.v1 import raft_pb2
 from snapline.security.dial_back import METHOD as CONFIRM
 from snapline.security.dial_back import DialBackClient, OutgoingCalls, RefusalLog
 from snapline.security.rpc_authorization import FIRST_BYTES_MAX, read_first
-from snapline.security.transport import Security
+from snapline.security.transport import LINK_AGE_S_MAX, Security
 from snapline.security.trust import transport_mismatch
+
+Item = Callable[[], None]
+"""A call to make on the tick thread."""
+
+
+class Inbox:
+    """Calls for the tick thread, in order. Any thread may put, the tick thread takes. Producers bound the size."""
+
+    def __init__(self) -> None:
+        self._items: deque[Item] = deque()
+        self._is_woken = False
+        self._is_closed = False
+        self._closing = threading.Lock()
+        self.descriptor, self._write_end = os.pipe()
+        os.set_blocking(self.descriptor, False)
+        os.set_blocking(self._write_end, False)
+
+    def put(self, item: Item) -> None:
+        """Queue `item` for the tick thread; it is dropped if the inbox is closed."""
+        self._items.append(item)
+        self.wake()
+
+    def wake(self) -> None:
+        """Wake the tick thread."""
+        if self._is_woken:
+            return
+        self._is_woken = True
+        # The lock prevents writing to a descriptor that was closed and reused in between.
+        with self._closing:
+            if not self._is_closed:
+                with contextlib.suppress(BlockingIOError):  # the pipe is full: the thread will wake
+                    os.write(self._write_end, b"w")
+
+    def take(self) -> list[Item]:
+        """Take all items; called on the tick thread."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.descriptor, 4096)
+        self._is_woken = False
+        items: list[Item] = []
+        # Only the items present now: an endless producer must not delay the ticks.
+        for _ in range(len(self._items)):
+            items.append(self._items.popleft())
+        return items
+
+    def close(self) -> None:
+        """Drop all items, including later ones. May be called again."""
+        with self._closing:
+            if not self._is_closed:
+                self._is_closed = True
+                os.close(self.descriptor)
+                os.close(self._write_end)
+        self._items.clear()
+
+
+ROLE = "coordinator"
+"""Role in the certificates of replicas."""
+
+
+class DialledChannel:
+    """The channel to one peer: kept while dials fail, so that its backoff grows; replaced for new certificates."""
+
+    def __init__(self, security: Security, node: RaftNode) -> None:
+        self._security = security
+        self._node = node
+        self._channel: grpc.aio.Channel | None = None
+        self._generation = 0
+        self._made_s = 0.0
+
+    @property
+    def is_old(self) -> bool:
+        """Return whether the channel should be replaced, so that an expired or withdrawn certificate is not used any longer."""
+        age_s = asyncio.get_running_loop().time() - self._made_s
+        return self._generation != self._security.generation or age_s > LINK_AGE_S_MAX
+
+    async def fresh(self) -> grpc.aio.Channel:
+        if self._channel is None or self.is_old:
+            await self.close()
+            self._channel = self._security.open_channel(self._node.address, role=ROLE, name=self._node.id)
+            self._generation = self._security.generation
+            self._made_s = asyncio.get_running_loop().time()
+        return self._channel
+
+    async def close(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
+            self._channel = None
+
 
 log = logging.getLogger("snapline.coordinator.raft")
 
