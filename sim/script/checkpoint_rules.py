@@ -6,12 +6,9 @@ Duties: `protocols/rule.py`. Steps of a message's turn: ask the rule, checkpoint
 from snapline.protocols.rule import CheckpointRule
 from snapline.protocols.rules import make_rule, restore_rule
 from snapline.recovery.zigzag import untracked
-from snapline.sim.script.agent import Image, ScriptedAgent
-from snapline.sim.script.fleet import ScriptedFleet
 from snapline.sim.script.line_commands import ScriptedLines
-from snapline.sim.script.message_history import ScriptedMessage
-from snapline.sim.script.protocol import ScriptedProtocol
 from snapline.sim.script.script_text import ScriptCommand, Verb, format_call, piggyback_of
+from snapline.sim.script.scripted_fleet import Image, ScriptedAgent, ScriptedFleet, ScriptedMessage, ScriptedProtocol
 
 
 class ScriptedRule(ScriptedProtocol):

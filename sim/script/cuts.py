@@ -4,10 +4,17 @@ from collections.abc import Callable
 
 import msgspec
 
-from snapline.sim.script.agent import ScriptedAgent, ScriptedMarker
-from snapline.sim.script.fleet import COORDINATOR, LINE_USAGE, ScriptedFleet
-from snapline.sim.script.message_history import RestartLine, ScriptedMessage, format_channels
 from snapline.sim.script.script_text import ScriptCommand, Verb
+from snapline.sim.script.scripted_fleet import (
+    COORDINATOR,
+    LINE_USAGE,
+    RestartLine,
+    ScriptedAgent,
+    ScriptedFleet,
+    ScriptedMarker,
+    ScriptedMessage,
+    format_channels,
+)
 
 
 class ScriptedCut(msgspec.Struct, frozen=True):

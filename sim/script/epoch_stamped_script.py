@@ -9,12 +9,17 @@ import msgspec
 
 from snapline.protocols import epoch_stamped as es
 from snapline.protocols.epoch_stamped import AgentReport, Coverage, EpochStampedCore, RecordedPart, check_coverage
-from snapline.sim.script.agent import Image, ScriptedAgent, ScriptedMarker
 from snapline.sim.script.cuts import ScriptedCut, ScriptedCuts
-from snapline.sim.script.fleet import COORDINATOR, ScriptedFleet
-from snapline.sim.script.message_history import ScriptedMessage
-from snapline.sim.script.protocol import ScriptedProtocol
 from snapline.sim.script.script_text import ScriptCommand, Verb, format_call, format_command, format_value, number_of
+from snapline.sim.script.scripted_fleet import (
+    COORDINATOR,
+    Image,
+    ScriptedAgent,
+    ScriptedFleet,
+    ScriptedMarker,
+    ScriptedMessage,
+    ScriptedProtocol,
+)
 
 
 class _Epoch(msgspec.Struct):

@@ -19,12 +19,16 @@ from snapline.protocols.koo_toueg import (
     RoundStarted,
     TimedOut,
 )
-from snapline.sim.script.agent import Image, ScriptedAgent
-from snapline.sim.script.fleet import COORDINATOR, ScriptedFleet
 from snapline.sim.script.line_commands import ScriptedLines
-from snapline.sim.script.message_history import ScriptedMessage
-from snapline.sim.script.protocol import ScriptedProtocol
 from snapline.sim.script.script_text import ScriptCommand, Verb, format_call, format_command, format_value
+from snapline.sim.script.scripted_fleet import (
+    COORDINATOR,
+    Image,
+    ScriptedAgent,
+    ScriptedFleet,
+    ScriptedMessage,
+    ScriptedProtocol,
+)
 
 
 class ScriptedKooToueg(ScriptedProtocol):

@@ -1,8 +1,7 @@
 """Common part of protocols with per-agent checkpoints: the line is computed, and survivors keep as much as possible."""
 
-from snapline.sim.script.fleet import COORDINATOR, LINE_USAGE, ScriptedFleet
-from snapline.sim.script.message_history import format_channels, format_line
 from snapline.sim.script.script_text import ScriptCommand, Verb
+from snapline.sim.script.scripted_fleet import COORDINATOR, LINE_USAGE, ScriptedFleet, format_channels, format_line
 
 
 class ScriptedLines:

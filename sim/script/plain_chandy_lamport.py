@@ -16,12 +16,16 @@ from snapline.sim.explorer.chandy_lamport import (
     SendMarker,
     SnapshotStarted,
 )
-from snapline.sim.script.agent import Image, ScriptedAgent, ScriptedMarker
 from snapline.sim.script.cuts import ScriptedCut, ScriptedCuts
-from snapline.sim.script.fleet import ScriptedFleet
-from snapline.sim.script.message_history import ScriptedMessage
-from snapline.sim.script.protocol import ScriptedProtocol
 from snapline.sim.script.script_text import ScriptCommand, Verb, format_call, format_command, number_of
+from snapline.sim.script.scripted_fleet import (
+    Image,
+    ScriptedAgent,
+    ScriptedFleet,
+    ScriptedMarker,
+    ScriptedMessage,
+    ScriptedProtocol,
+)
 
 
 class ScriptedMarkers(ScriptedProtocol):

@@ -6,16 +6,274 @@ carries out the duties of each core in order, and writes its own actions and eve
 
 A `ProtocolError` of a core is part of the trace, because a script may show how a broken network is detected. Any other error
 in a command is a `UsageError` that names the line.
+
+State of a scripted agent, and markers in channels.
+
+Interface of a protocol to the host of a script: its cores, its commands, and hooks that do nothing by default.
+
+Ground truth of a script: a record of the agents' actions, independent of the protocol.
+
+Every send, consumption, checkpoint and recovery is one line of a trace that `recovery.trace` reads. So `recovery` computes
+recovery lines, orphans and messages in transit, and a protocol's cuts can be compared with them.
 """
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
+import msgspec
+
 from snapline.errors import ProtocolError
-from snapline.sim.script.agent import Image, ScriptedAgent, ScriptedMarker
-from snapline.sim.script.message_history import MessageHistory, RestartLine, ScriptedMessage
-from snapline.sim.script.protocol import ScriptedProtocol
+from snapline.recovery.analysis import analyze
+from snapline.recovery.execution import NOT_RECEIVED, Execution, Line
+from snapline.recovery.lines import domino_rounds, recovery_line, recovery_line_by_checkpoints
+from snapline.recovery.trace import (
+    CheckpointTaken,
+    Header,
+    Kind,
+    MessageReceived,
+    MessageSent,
+    Recovery,
+    Trace,
+    encode,
+    read_trace,
+)
 from snapline.sim.script.script_text import ScriptCommand, Verb, dispatch, format_call
+
+RestartLine = dict[str, int | None]
+"""Agent → checkpoint that it is rolled back to; None: it keeps its live state."""
+
+
+class ScriptedMessage(msgspec.Struct, frozen=True):
+    """Message in transit. `stamp`: used by coordinated protocols. `piggyback`: used by the others."""
+
+    name: str
+    sender: str
+    receiver: str
+    number: int
+    stamp: int = 0
+    piggyback: bytes = b""
+
+
+class MessageHistory:
+    """Record of all events, in order.
+
+    Attributes:
+        agents: all agents so far, in the order of creation; the index of an agent is its ordinal.
+        messages: latest message of each name.
+        _lines: lines of the trace.
+    """
+
+    def __init__(self, agents: Collection[str]) -> None:
+        self.agents = list(agents)
+        self.messages: dict[str, ScriptedMessage] = {}
+        self._lines: list[bytes] = []
+
+    def checkpoint(self, agent: str, number: int, kind: Kind = "basic") -> None:
+        self._lines.append(encode(CheckpointTaken(agent, number, kind)))
+
+    def send(self, message: ScriptedMessage) -> None:
+        self.messages[message.name] = message
+        self._lines.append(encode(MessageSent(message.sender, message.name, message.receiver)))
+
+    def receive(self, message: ScriptedMessage) -> None:
+        self._lines.append(encode(MessageReceived(message.receiver, message.name)))
+
+    def recover(self, line: RestartLine) -> None:
+        """Record a recovery of the fleet to `line`."""
+        self._lines.append(encode(Recovery(line)))
+
+    def is_sent(self, name: str) -> bool:
+        """Return whether a message of this name exists that no recovery has undone."""
+        return any(isinstance(event, MessageSent) and event.message == name for event in self.trace().events)
+
+    def trace(self) -> Trace:
+        """Return the trace of all events, including recoveries."""
+        return read_trace([encode(Header(agents=self.agents)), *self._lines])
+
+    def line(self, failed: Collection[str]) -> RestartLine:
+        """Return the recovery line if these agents fail. Both algorithms must agree (G5)."""
+        execution = Execution.of(self.trace())
+        ordinals = execution.ordinals(failed)
+        numbers = recovery_line(execution, ordinals)
+        assert numbers == recovery_line_by_checkpoints(execution, ordinals), f"two recovery lines if {failed} fail"
+        lives = execution.live_line()
+        return {
+            agent: None if number == live else number
+            for agent, number, live in zip(execution.agents, numbers, lives, strict=True)
+        }
+
+    def rounds(self, failed: Collection[str]) -> list[str]:
+        """Return a description of the domino effect: one line per round after the rollback of the failed agents."""
+        return [
+            f"round {number}: {' '.join(round_.orphans)} never sent, so "
+            + ", ".join(f"{agent} goes back to {to}" for agent, to in round_.moved.items())
+            for number, round_ in enumerate(domino_rounds(self.trace(), failed))
+            if number
+        ]
+
+    def useless(self) -> dict[str, list[int]]:
+        """Return the checkpoints that are part of no consistent cut, by agent."""
+        return analyze(self.trace()).useless
+
+    def in_transit(self, line: Mapping[str, int | None]) -> list[ScriptedMessage]:
+        """Return messages sent but not consumed inside the line, in the order of sending.
+
+        An agent without an entry in the line keeps its live state.
+        """
+        execution = Execution.of(self.trace())
+        names = [execution.messages[message] for message in execution.in_transit(_numbers(execution, line))]
+        return [self.messages[name] for name in names]
+
+    def orphans(self, line: Mapping[str, int | None]) -> list[str]:
+        """Return the names of messages consumed but not sent inside the line."""
+        execution = Execution.of(self.trace())
+        inside = _numbers(execution, line)
+        return [
+            execution.messages[message]
+            for message, (sent, received) in enumerate(zip(execution.sent, execution.received, strict=True))
+            if received != NOT_RECEIVED
+            and execution.is_inside(received, inside)
+            and not execution.is_inside(sent, inside)
+        ]
+
+
+def _numbers(execution: Execution, line: Mapping[str, int | None]) -> Line:
+    lives = zip(execution.agents, execution.live_line(), strict=True)
+    return [live if (number := line.get(agent)) is None else number for agent, live in lives]
+
+
+def format_line(line: Mapping[str, int | None]) -> str:
+    """Format a line as `a=1 b=live`."""
+    return " ".join(f"{agent}={'live' if number is None else number}" for agent, number in line.items())
+
+
+def format_channels(messages: Collection[ScriptedMessage]) -> str:
+    """Format messages as `a->b m1 m2, b->c m3`, or `nothing`."""
+    channels: dict[str, list[str]] = {}
+    for message in messages:
+        channels.setdefault(f"{message.sender}->{message.receiver}", []).append(message.name)
+    return ", ".join(f"{channel} {' '.join(names)}" for channel, names in sorted(channels.items())) or "nothing"
+
+
+class ScriptedMarker(msgspec.Struct, frozen=True):
+    """Marker on a channel. `last_number`: unused by plain Chandy-Lamport."""
+
+    epoch: int
+    last_number: int = 0
+
+
+class Image(msgspec.Struct, frozen=True):
+    """Checkpoint: the agent's state, the numbers of its channels, and its core if the protocol saves it."""
+
+    state: tuple[str, ...] = ()
+    sent: dict[str, int] = {}
+    received: dict[str, int] = {}
+    core: bytes = b""
+
+
+class ScriptedAgent:
+    """One agent. Its state is the list of the messages that its turns consumed.
+
+    Attributes:
+        sent, received: last number sent and consumed, by the other end of the channel.
+        mailbox: messages that have arrived and are not consumed.
+        outbox: messages that a turn has handed over and that are not sent.
+        is_busy: a turn is running.
+        running: message that the running turn consumes; None for a turn without a message.
+        phase: "living", "left" (its leave is committed, but epochs still need it) or "gone".
+        failure: error that its core raised; the agent cannot be used until the fleet is rolled back.
+        images: checkpoints by number.
+    """
+
+    def __init__(self, name: str, first_image: Image) -> None:
+        self.name = name
+        self.phase = "living"
+        self.images = [first_image]
+        self.roll_back(0)
+
+    def roll_back(self, number: int) -> None:
+        """Restore a checkpoint and discard the later ones."""
+        del self.images[number + 1 :]
+        image = self.images[number]
+        self.state = list(image.state)
+        self.sent = dict(image.sent)
+        self.received = dict(image.received)
+        self.mailbox: list[ScriptedMessage] = []
+        self.outbox: list[tuple[str, str]] = []
+        self.running: ScriptedMessage | None = None
+        self.has_running_turn = False
+        self.failure = ""
+
+    def image(self, core: bytes = b"") -> Image:
+        """Return a checkpoint of the current state."""
+        return Image(tuple(self.state), dict(self.sent), dict(self.received), core)
+
+
+class ScriptedProtocol(ABC):
+    """Protocol part of a script. `ScriptedFleet` calls it as the duties of the cores require.
+
+    Attributes:
+        keeps_survivors: agents that have not failed keep their live state if the line allows it.
+        has_mailboxes: messages wait in a mailbox for a turn; otherwise they are consumed on arrival.
+    """
+
+    keeps_survivors = True
+    has_mailboxes = True
+
+    @abstractmethod
+    def verbs(self) -> dict[str, Verb]:
+        """Return the protocol's additional commands."""
+
+    @abstractmethod
+    def make_core(self, name: str) -> Image:
+        """Make the core of a new agent and return the agent's initial checkpoint."""
+
+    @abstractmethod
+    def restore_core(self, agent: ScriptedAgent, image: Image) -> None:
+        """Restore the core of an agent that was rolled back to `image`."""
+
+    @abstractmethod
+    def recover(self, failed: list[str]) -> None:
+        """Recover the fleet after these agents have crashed."""
+
+    @abstractmethod
+    def show_core(self, agent: ScriptedAgent) -> list[str]:
+        """Return a description of the core's state."""
+
+    @abstractmethod
+    def mark(self, agent: ScriptedAgent, receiver: str) -> tuple[int, bytes, dict[str, object]]:
+        """Return stamp and piggyback of a message that is being sent, and both as fields for the trace."""
+
+    def check_send(self, command: ScriptCommand) -> None:  # noqa: B027  # a hook
+        """Raise an error for a `send` that the protocol does not allow."""
+
+    def check_take(self, command: ScriptCommand, channel: tuple[str, str]) -> None:  # noqa: B027  # a hook
+        """Raise an error if no message may be taken from the channel now."""
+
+    def arrive(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:
+        """Move a message from its channel to the mailbox."""
+        agent.mailbox.append(message)
+
+    def admit(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:  # noqa: B027  # a hook
+        """Handle the start of the message's turn."""
+
+    def note_consumed(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:  # noqa: B027  # a hook
+        """Handle the consumption of the message by a turn."""
+
+    def note_sends(self, agent: ScriptedAgent) -> None:  # noqa: B027  # a hook
+        """Handle the end of a turn that has sent messages."""
+
+    def between_turns(self, agent: ScriptedAgent) -> None:  # noqa: B027  # a hook
+        """Carry out duties while no turn is running."""
+
+    def is_blocked(self, agent: ScriptedAgent) -> bool:
+        """Return whether the agent may neither take a turn nor send."""
+        return False
+
+    def validate(self) -> None:  # noqa: B027  # a hook
+        """Call `validate` of every core that has it."""
+
 
 _Answer = TypeVar("_Answer")
 
