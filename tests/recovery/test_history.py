@@ -7,8 +7,8 @@ import pytest
 from tests.recovery.history_world import execute
 
 from snapline.errors import NotFoundError, ProtocolError, UsageError
-from snapline.recovery.cuts import DependencyRecord
 from snapline.recovery.history import AgentImage, CheckpointImage, FleetHistory, HistoryImage, Line, LineCost
+from snapline.recovery.history_records import DependencyRecord
 
 MakeHistory = Callable[..., FleetHistory]
 

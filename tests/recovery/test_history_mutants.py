@@ -6,11 +6,21 @@ import pytest
 from tests.recovery.history_world import execute
 
 from snapline.errors import ProtocolError
-from snapline.recovery import history, history_lines, history_records
+from snapline.recovery import history, history_records
 from snapline.recovery import history as history_module
 from snapline.recovery.history import Climb, FleetHistory, HistoryImage, Line, TotalLine
-from snapline.recovery.history_lines import LIVE, IntervalGraph, Reported, descend, last_place_within, single_failures
-from snapline.recovery.history_records import Channel, Column, CountChanges, Records
+from snapline.recovery.history_records import (
+    LIVE,
+    Channel,
+    Column,
+    CountChanges,
+    IntervalGraph,
+    Records,
+    Reported,
+    descend,
+    last_place_within,
+    single_failures,
+)
 
 SEEDS = 600
 
@@ -34,7 +44,7 @@ def test_received_at_least_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     def at_most_less(records: Records, channel: Channel, sent: int, place: int, received: Reported) -> int:
         return last_place_within(records, channel, sent - 1, place, received)
 
-    monkeypatch.setattr(history_lines, "last_place_within", at_most_less)
+    monkeypatch.setattr(history_records, "last_place_within", at_most_less)
     assert_is_caught(about="line")
 
 
@@ -88,7 +98,7 @@ def test_intervals_do_not_undo_the_next_ones(monkeypatch: pytest.MonkeyPatch) ->
             super().__init__(records, ends, received)
             self.next_nodes = [[o for o in others if o != node + 1] for node, others in enumerate(self.next_nodes)]
 
-    monkeypatch.setattr(history_lines, "IntervalGraph", Unchained)
+    monkeypatch.setattr(history_records, "IntervalGraph", Unchained)
     assert_is_caught(about="lines")
 
 
@@ -96,7 +106,7 @@ def test_one_edge_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     def one_edge(next_nodes: list[list[int]]) -> list[int]:
         return [1 << node | sum(1 << o for o in set(others)) for node, others in enumerate(next_nodes)]
 
-    monkeypatch.setattr(history_lines, "reachable_sets", one_edge)
+    monkeypatch.setattr(history_records, "reachable_sets", one_edge)
     assert_is_caught(about="lines")
 
 

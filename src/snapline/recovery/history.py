@@ -66,9 +66,7 @@ from typing import Self
 import msgspec
 
 from snapline.errors import NotFoundError, ProtocolError, UsageError
-from snapline.recovery.cuts import DependencyRecord
-from snapline.recovery.history_lines import LIVE, descend, single_failures
-from snapline.recovery.history_records import Channel, Records
+from snapline.recovery.history_records import LIVE, Channel, DependencyRecord, Records, descend, single_failures
 
 Numbers = tuple[tuple[str, int], ...]
 
