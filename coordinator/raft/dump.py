@@ -42,7 +42,7 @@ import msgspec
 from pysyncobj.config import SERIALIZER_STATE  # type: ignore[import-untyped]  # has no stubs
 
 from snapline.coordinator.raft.durability import fail_stop, replace_durably
-from snapline.coordinator.raft.journal_file import ADVICE, Entry
+from snapline.coordinator.raft.journal import ADVICE, Entry
 from snapline.coordinator.raft.messages import NUMBER_MAX
 from snapline.errors import LogError, UsageError
 

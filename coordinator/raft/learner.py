@@ -32,8 +32,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from snapline.coordinator.raft.journal import SqliteJournal
-from snapline.coordinator.raft.journal_file import ForeignLogError
+from snapline.coordinator.raft.journal import ForeignLogError, SqliteJournal
 from snapline.storage.store.log_marks import LogMark
 
 LEARNER_REQUEST = 4

@@ -47,8 +47,7 @@ from pysyncobj.syncobj import SyncObj
 
 from snapline.coordinator.raft.dump import DumpFile
 from snapline.coordinator.raft.durability import fail_stop
-from snapline.coordinator.raft.journal import SqliteJournal
-from snapline.coordinator.raft.journal_file import ADVICE
+from snapline.coordinator.raft.journal import ADVICE, SqliteJournal
 from snapline.coordinator.raft.learner import LEARNER_REQUEST, Learner, LogMarks, begin, is_request
 from snapline.coordinator.raft.pysyncobj_hooks import (
     WakeUp,

@@ -23,7 +23,7 @@ from snapline.channels.options import server_options
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.events import ReplicaStatusChecked
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderOptions
-from snapline.coordinator.raft.journal_file import ForeignLogError, known_cluster
+from snapline.coordinator.raft.journal import ForeignLogError, known_cluster
 from snapline.coordinator.raft.learner import is_majority_lost
 from snapline.coordinator.raft.node import DUMP_FILE, JOURNAL_FILE
 from snapline.coordinator.raft.pysyncobj_settings import raft_configuration

@@ -294,7 +294,7 @@ FILES = {
     "memory/snapline-posts-*/": Kind(PRIVATE, "what posts have"),
     "memory/snapline-posts-*/post.sock": Kind(WITHIN, "a socket: what a launcher may"),
     "data/coordinator/": Kind(PRIVATE, "the coordinator's state"),
-    "data/coordinator/raft.sqlite*": Kind(PRIVATE, "its log", "coordinator/raft/journal_file.py"),
+    "data/coordinator/raft.sqlite*": Kind(PRIVATE, "its log", "coordinator/raft/journal.py"),
     "data/coordinator/*": Kind(WITHIN, "its address and its lock", "coordinator/service/server.py"),
     "data/store/": Kind(PRIVATE, "snapshots: what agents know", "storage/store/disk.py"),
     "data/store/*": Kind(WITHIN, "snapshots"),

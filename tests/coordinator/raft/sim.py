@@ -29,7 +29,7 @@ from pysyncobj.transport import Transport  # type: ignore[import-untyped]
 from tests.coordinator.raft.marks import Marks
 
 from snapline import failpoints
-from snapline.coordinator.raft import durability, journal_file
+from snapline.coordinator.raft import durability, journal
 from snapline.coordinator.raft.messages import decode_batch, encode_message
 from snapline.coordinator.raft.node import SafeSyncObj
 from snapline.coordinator.raft.pysyncobj_settings import RaftNode, raft_configuration
@@ -275,7 +275,7 @@ class World:
         for name, value in patches.items():
             setattr(library, name, value)
         failpoints.install(self.point)
-        new_log_id, journal_file.new_log_id = journal_file.new_log_id, lambda: f"{self.random.getrandbits(64):016x}"
+        new_log_id, journal.new_log_id = journal.new_log_id, lambda: f"{self.random.getrandbits(64):016x}"
         durability.install(self._fail_stop)
         library.logger.disabled = True
         ours = logging.getLogger("snapline.coordinator.raft")
@@ -288,7 +288,7 @@ class World:
             library.logger.disabled = False
             durability.install(None)
             failpoints.install(None)
-            journal_file.new_log_id = new_log_id
+            journal.new_log_id = new_log_id
             library_pickle.load, library_pickle.loads = pickles
             for name, value in before.items():
                 setattr(library, name, value)

@@ -18,8 +18,7 @@ from tests.coordinator.raft.recorded_disk import RecordedOs, Recording, recorded
 from snapline.coordinator.raft import durability
 from snapline.coordinator.raft import journal as journal_module
 from snapline.coordinator.raft.dump import DumpFile
-from snapline.coordinator.raft.journal import SqliteJournal
-from snapline.coordinator.raft.journal_file import Entry
+from snapline.coordinator.raft.journal import Entry, SqliteJournal
 from snapline.errors import LogError
 
 SUCCESS = 2

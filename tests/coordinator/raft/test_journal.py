@@ -19,8 +19,7 @@ from tests.coordinator.raft.storage_scripts import (
 
 from snapline import failpoints
 from snapline.coordinator.raft import durability
-from snapline.coordinator.raft.journal import SqliteJournal
-from snapline.coordinator.raft.journal_file import Entry, ForeignLogError
+from snapline.coordinator.raft.journal import Entry, ForeignLogError, SqliteJournal
 from snapline.errors import LogError
 
 recorded = pytest.mark.skipif(not can_record_sqlite(), reason="SQLite is linked where its calls cannot be recorded")

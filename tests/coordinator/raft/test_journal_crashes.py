@@ -24,8 +24,7 @@ from tests.coordinator.raft.storage_scripts import (
 )
 
 from snapline.coordinator.raft import durability
-from snapline.coordinator.raft.journal import SqliteJournal
-from snapline.coordinator.raft.journal_file import JournalFile
+from snapline.coordinator.raft.journal import JournalFile, SqliteJournal
 
 recorded = pytest.mark.skipif(not can_record_sqlite(), reason="SQLite is linked where its calls cannot be recorded")
 

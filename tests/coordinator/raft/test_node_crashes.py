@@ -19,7 +19,7 @@ from tests.coordinator.raft.storage_scripts import Stopped, fast_folder, lay_out
 
 from snapline.coordinator.raft import durability, journal
 from snapline.coordinator.raft.dump import DumpFile
-from snapline.coordinator.raft.journal_file import Entry
+from snapline.coordinator.raft.journal import Entry
 from snapline.coordinator.raft.node import SafeSyncObj
 from snapline.coordinator.raft.pysyncobj_settings import RaftNode, raft_configuration
 from snapline.errors import LogError
