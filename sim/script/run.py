@@ -27,10 +27,9 @@ from snapline.errors import UsageError
 from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG, PROTOCOLS
 from snapline.protocols.rules import RULES
 from snapline.sim.script.checkpoint_rules import ScriptedRule
-from snapline.sim.script.epoch_stamped_script import ScriptedStamps
 from snapline.sim.script.koo_toueg import ScriptedKooToueg
-from snapline.sim.script.plain_chandy_lamport import ScriptedMarkers
 from snapline.sim.script.script_text import ScriptCommand, check_form, read_blocks, write_block
+from snapline.sim.script.scripted_chandy_lamport import ScriptedMarkers, ScriptedStamps
 from snapline.sim.script.scripted_fleet import COORDINATOR, ScriptedFleet
 
 MARKERS = "markers"

@@ -3,23 +3,137 @@
 Duties: `protocols/epoch_stamped.py` and `coverage.py`. An agent owes a record for each epoch named by an announcement, a marker
 or a stamp; the host records it between turns. The coordinator of a script begins epochs, collects reports, and ends an epoch
 when its coverage is whole. The end of an epoch reaches all agents at once; other messages of the coordinator need a command.
+
+Common part of protocols that produce cuts: complete cuts, and their comparison with the ground truth.
+
+Scripts of plain Chandy-Lamport: fixed FIFO channels, markers only.
+
+Duties: `sim/explorer/chandy_lamport.py`. A message counts as received when the core has handled it, so there is no mailbox:
+`deliver` is both the arrival and the turn.
 """
+
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from snapline.protocols import epoch_stamped as es
 from snapline.protocols.epoch_stamped import AgentReport, Coverage, EpochStampedCore, RecordedPart, check_coverage
-from snapline.sim.script.cuts import ScriptedCut, ScriptedCuts
+from snapline.sim.explorer.chandy_lamport import (
+    ChandyLamportCore,
+    CompleteSnapshot,
+    Event,
+    MarkerReceived,
+    MessageReceived,
+    RecordState,
+    SendMarker,
+    SnapshotStarted,
+)
 from snapline.sim.script.script_text import ScriptCommand, Verb, format_call, format_command, format_value, number_of
 from snapline.sim.script.scripted_fleet import (
     COORDINATOR,
+    LINE_USAGE,
     Image,
+    RestartLine,
     ScriptedAgent,
     ScriptedFleet,
     ScriptedMarker,
     ScriptedMessage,
     ScriptedProtocol,
+    format_channels,
 )
+
+
+class ScriptedCut(msgspec.Struct, frozen=True):
+    """Complete cut.
+
+    Attributes:
+        numbers: checkpoint of each agent; 0 for an agent that is unborn in the cut.
+        in_transit: recorded channel states.
+        unborn: agents that are unborn in the cut.
+        gone: agents that had left before. Their actions are inside the cut; messages to them are dead letters.
+    """
+
+    numbers: dict[str, int]
+    in_transit: list[ScriptedMessage]
+    unborn: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+
+
+class ScriptedCuts:
+    """Complete cuts of a fleet that is rolled back to the last of them as a whole.
+
+    Attributes:
+        by_number: complete cuts by number; 0 holds the initial states.
+    """
+
+    def __init__(self, fleet: ScriptedFleet, word: str) -> None:
+        """`word`: name of a cut in the trace."""
+        self._fleet = fleet
+        self._word = word
+        self.by_number = {0: ScriptedCut(dict.fromkeys(fleet.book.agents, 0), [])}
+
+    def verbs(self, do_marker: Callable[[ScriptedAgent, str, ScriptedMarker], None]) -> dict[str, Verb]:
+        """Return the commands for cuts. `do_marker`: function that makes an agent receive a marker of a sender."""
+
+        def take(command: ScriptCommand, *, overtakes: bool) -> None:
+            sender, receiver = self._fleet.channel(command)
+            agent = self._fleet.agent(command, receiver)
+            do_marker(agent, sender, self._fleet.take_marker(command, overtakes=overtakes))
+
+        return {
+            "line": Verb(LINE_USAGE, self._do_line),
+            "marker": Verb("marker AGENT->AGENT", lambda command: take(command, overtakes=False)),
+            "overtake": Verb("overtake AGENT->AGENT", lambda command: take(command, overtakes=True)),
+        }
+
+    def _do_line(self, command: ScriptCommand) -> None:
+        """Print the last cut as the recovery line. The line does not depend on `failed`, which is only validated."""
+        self._fleet.agents_of(command, command.options.get("failed", "all"))
+        number = max(self.by_number)
+        self._fleet.trace.append(f"{self._word} {number}: {self._format(self.by_number[number])}")
+
+    def keep(self, number: int, cut: ScriptedCut) -> None:
+        """Store a complete cut, and write it and its errors to the trace."""
+        self.by_number[number] = cut
+        self._fleet.trace.append(f"{self._word} {number}: {self._format(cut)}")
+        self._fleet.trace += self._faults(number, cut)
+
+    def _format(self, cut: ScriptedCut) -> str:
+        numbers = (f"{agent}={'unborn' if agent in cut.unborn else number}" for agent, number in cut.numbers.items())
+        return f"cut {' '.join(numbers)}; in transit: {format_channels(cut.in_transit)}"
+
+    def _faults(self, number: int, cut: ScriptedCut) -> list[str]:
+        """Return violations of G1 and G2 by the ground truth."""
+        line = self._book_line(cut)
+        faults = [f"{self._word} {number} IS WRONG: {name} is an orphan" for name in self._fleet.book.orphans(line)]
+        expected = [message for message in self._fleet.book.in_transit(line) if message.receiver not in cut.gone]
+        if format_channels(expected) != format_channels(cut.in_transit):
+            faults.append(f"{self._word} {number} IS WRONG: really in transit: {format_channels(expected)}")
+        return faults
+
+    def _book_line(self, cut: ScriptedCut) -> RestartLine:
+        """Return the cut as a line: an agent that had left keeps its actions; an agent created later has none."""
+        return {agent: None if agent in cut.gone else cut.numbers.get(agent, 0) for agent in self._fleet.book.agents}
+
+    def recover_fleet(self) -> None:
+        """Set the whole fleet back to the last complete cut."""
+        number = max(self.by_number)
+        cut = self.by_number[number]
+        self._fleet.say(COORDINATOR, f"recovery to {self._word} {number}")
+        self._forget_all_outside(cut)
+        self._fleet.roll_back(self._book_line(cut), cut.in_transit)
+
+    def _forget_all_outside(self, cut: ScriptedCut) -> None:
+        """Remove agents that were not created inside the cut, and bring back those that left after it."""
+        receivers = [message.receiver for message in cut.in_transit]
+        for agent in list(self._fleet.agents.values()):
+            if agent.name in cut.gone:
+                agent.phase = "gone"
+            elif agent.name in cut.numbers and (agent.name not in cut.unborn or agent.name in receivers):
+                agent.phase = "living"
+            else:
+                del self._fleet.agents[agent.name]
+                self._fleet.say(agent.name, "Forget()")
 
 
 class _Epoch(msgspec.Struct):
@@ -247,3 +361,103 @@ class ScriptedStamps(ScriptedProtocol):
 def _report_of(name: str, record: RecordedPart) -> AgentReport:
     recorded = {channel: len(messages) for channel, messages in record.in_transit.items()}
     return AgentReport(name, record.is_unborn, record.sent, record.received, recorded)
+
+
+class ScriptedMarkers(ScriptedProtocol):
+    """Script part of plain Chandy-Lamport, with a `ChandyLamportCore` per agent.
+
+    Attributes:
+        _channels: (sender, receiver) of all channels.
+        _numbers: open snapshot → agent → its checkpoint.
+        _states: open snapshot → agent whose part is complete → channel states.
+    """
+
+    keeps_survivors = False
+    has_mailboxes = False
+
+    def __init__(self, fleet: ScriptedFleet, channels: Sequence[tuple[str, str]]) -> None:
+        self._fleet = fleet
+        self._cuts = ScriptedCuts(fleet, "snapshot")
+        self._channels = list(channels)
+        self._cores: dict[str, ChandyLamportCore] = {}
+        self._numbers: dict[int, dict[str, int]] = {}
+        self._states: dict[int, dict[str, list[ScriptedMessage]]] = {}
+
+    def verbs(self) -> dict[str, Verb]:
+        return self._cuts.verbs(self._take_marker) | {"record": Verb("record AGENT epoch=N", self._do_record)}
+
+    def make_core(self, name: str) -> Image:
+        incoming = [sender for sender, receiver in self._channels if receiver == name]
+        outgoing = [receiver for sender, receiver in self._channels if sender == name]
+        self._cores[name] = ChandyLamportCore(name, incoming=incoming, outgoing=outgoing)
+        return Image()
+
+    def restore_core(self, agent: ScriptedAgent, image: Image) -> None:
+        """Create a new core: a failure ends all open snapshots."""
+        self.make_core(agent.name)
+
+    def mark(self, agent: ScriptedAgent, receiver: str) -> tuple[int, bytes, dict[str, object]]:
+        return 0, b"", {}
+
+    def validate(self) -> None:
+        for core in self._cores.values():
+            core.validate()
+
+    def check_send(self, command: ScriptCommand) -> None:
+        if command.words[:2] not in self._channels:
+            raise command.error(f"there is no channel {'->'.join(command.words[:2])}: channels are fixed in `fleet`")
+
+    def check_take(self, command: ScriptCommand, channel: tuple[str, str]) -> None:
+        items = self._fleet.channels.get(channel, [])
+        if items and isinstance(items[0], ScriptedMarker):
+            arrow = command.words[0]
+            raise command.error(
+                f"the marker {items[0].epoch} stands first on {arrow}: release it with `marker {arrow}`"
+            )
+
+    def arrive(self, agent: ScriptedAgent, message: ScriptedMessage) -> None:
+        super().arrive(agent, message)
+        self._feed(agent, MessageReceived(message.sender, message.name.encode()))
+
+    def _do_record(self, command: ScriptCommand) -> None:
+        snapshot = number_of(command, "epoch")
+        self._feed(self._fleet.agent(command, command.words[0]), SnapshotStarted(snapshot))
+
+    def _take_marker(self, agent: ScriptedAgent, sender: str, marker: ScriptedMarker) -> None:
+        self._feed(agent, MarkerReceived(sender, marker.epoch))
+
+    def _feed(self, agent: ScriptedAgent, event: Event) -> None:
+        for command in self._fleet.guard(agent, lambda: self._cores[agent.name].handle(0, event)):
+            self._fleet.say(agent.name, format_command(command))
+            match command:
+                case RecordState():
+                    number = self._fleet.store(agent, agent.image())
+                    self._numbers.setdefault(command.snapshot, {})[agent.name] = number
+                case SendMarker():
+                    channel = self._fleet.channels.setdefault((agent.name, command.channel), [])
+                    channel.append(ScriptedMarker(command.snapshot))
+                case CompleteSnapshot():
+                    self._note_complete(agent.name, command)
+
+    def _note_complete(self, agent: str, command: CompleteSnapshot) -> None:
+        """Record that an agent's part is complete. The snapshot is complete when all parts are."""
+        states = self._states.setdefault(command.snapshot, {})
+        names = [payload.decode() for payloads in command.channel_states.values() for payload in payloads]
+        states[agent] = [self._fleet.book.messages[name] for name in names]
+        if len(states) == len(self._fleet.agents):
+            numbers = self._numbers.pop(command.snapshot)
+            in_transit = [message for name in self._fleet.agents for message in states[name]]
+            del self._states[command.snapshot]
+            self._cuts.keep(
+                command.snapshot, ScriptedCut({name: numbers[name] for name in self._fleet.agents}, in_transit)
+            )
+
+    def recover(self, failed: list[str]) -> None:
+        self._numbers, self._states = {}, {}
+        self._cuts.recover_fleet()
+
+    def show_core(self, agent: ScriptedAgent) -> list[str]:
+        return [
+            format_call("Snapshot", number, open=dict(open_states), closed=dict(closed_states))
+            for number, open_states, closed_states in self._cores[agent.name].freeze().snapshots
+        ]
