@@ -24,8 +24,7 @@ from random import Random
 from typing import NamedTuple, TypeVar
 
 from snapline.protocols.rules import RULES, make_rule
-from snapline.recovery.execution import Execution
-from snapline.recovery.lines import rounds
+from snapline.recovery.execution import Execution, rounds
 from snapline.recovery.trace import CheckpointTaken, Event, Kind, MessageReceived, MessageSent, Trace
 from snapline.recovery.zigzag import components_of, edges_of, useless
 

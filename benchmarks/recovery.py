@@ -23,9 +23,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from snapline.recovery.execution import Execution
+from snapline.recovery.execution import Execution, recovery_line, recovery_line_by_checkpoints, rounds
 from snapline.recovery.garbage import failures_undoing, obsolete
-from snapline.recovery.lines import recovery_line, recovery_line_by_checkpoints, rounds
 from snapline.recovery.trace import CheckpointTaken, Event, Header, MessageReceived, MessageSent, Trace, encode
 from snapline.recovery.zigzag import components_of, edges_of, useless
 

@@ -25,8 +25,14 @@ import msgspec
 
 from snapline.errors import ProtocolError
 from snapline.recovery.analysis import analyze
-from snapline.recovery.execution import NOT_RECEIVED, Execution, Line
-from snapline.recovery.lines import domino_rounds, recovery_line, recovery_line_by_checkpoints
+from snapline.recovery.execution import (
+    NOT_RECEIVED,
+    Execution,
+    Line,
+    domino_rounds,
+    recovery_line,
+    recovery_line_by_checkpoints,
+)
 from snapline.recovery.trace import (
     CheckpointTaken,
     Header,

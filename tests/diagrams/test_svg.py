@@ -16,7 +16,7 @@ from snapline.diagrams.style import COLORS
 from snapline.diagrams.text import analysis_text
 from snapline.errors import UsageError
 from snapline.recovery.analysis import Analysis, analyze
-from snapline.recovery.lines import Round
+from snapline.recovery.execution import Round
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Trace
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -18,9 +18,8 @@ from tests.recovery.executions import (
     undo,
 )
 
-from snapline.recovery.execution import Execution, Line
+from snapline.recovery.execution import Execution, Line, recovery_line
 from snapline.recovery.garbage import failures_undoing, obsolete
-from snapline.recovery.lines import recovery_line
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Trace
 from snapline.recovery.zigzag import components_of, edges_of
 

@@ -22,9 +22,15 @@ from tests.recovery.executions import (
 )
 
 from snapline.errors import UsageError
-from snapline.recovery import lines
-from snapline.recovery.execution import Execution, Line
-from snapline.recovery.lines import domino_rounds, recovery_line, recovery_line_by_checkpoints, rounds
+from snapline.recovery import execution as execution_module
+from snapline.recovery.execution import (
+    Execution,
+    Line,
+    domino_rounds,
+    recovery_line,
+    recovery_line_by_checkpoints,
+    rounds,
+)
 from snapline.recovery.trace import CheckpointTaken, MessageSent, Trace
 
 Way = Callable[[Execution, Collection[int]], Line]
@@ -177,7 +183,9 @@ def test_agents_of_one_round_move_at_once() -> None:
     assert [(step.moved, step.orphans) for step in found] == [({"a": 0}, []), ({"b": 0, "c": 0}, ["m1", "m2"])]
 
 
-def rounds_disagree(ask: Callable[[Trace, Collection[str]], list[lines.Round]], seeds: range) -> Iterator[str]:
+def rounds_disagree(
+    ask: Callable[[Trace, Collection[str]], list[execution_module.Round]], seeds: range
+) -> Iterator[str]:
     for seed in seeds:
         source = random.Random(seed)
         trace = random_trace(source, source.randint(1, 6), source.randint(1, 80), source.choice((0.1, 0.3)))
@@ -211,7 +219,7 @@ def test_the_staircase_takes_milliseconds() -> None:
 
 def mutant(old: str, new: str) -> types.ModuleType:
     """The module with one fault."""
-    source = inspect.getsource(lines)
+    source = inspect.getsource(execution_module)
     assert source.count(old) == 1, f"{old!r} does not stand once in the module"
     module = types.ModuleType("mutant")
     exec(compile(source.replace(old, new), "mutant", "exec"), module.__dict__)  # noqa: S102  # our own source
@@ -274,7 +282,7 @@ def test_a_faulty_line_is_noticed(name: str) -> None:
     ],
 )
 def test_a_fault_in_the_rounds_is_noticed(old: str, new: str) -> None:
-    ask: Callable[[Trace, Collection[str]], list[lines.Round]] = mutant(old, new).domino_rounds
+    ask: Callable[[Trace, Collection[str]], list[execution_module.Round]] = mutant(old, new).domino_rounds
     assert next(rounds_disagree(ask, range(200)), None) is not None
 
 

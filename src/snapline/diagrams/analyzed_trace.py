@@ -15,7 +15,7 @@ from snapline.diagrams.scene import Arrow, Band, Front, Mark, Place, Scene, Sign
 from snapline.diagrams.svg import draw
 from snapline.errors import UsageError
 from snapline.recovery.analysis import Analysis
-from snapline.recovery.lines import domino_rounds
+from snapline.recovery.execution import domino_rounds
 from snapline.recovery.trace import CheckpointTaken, Recovery, Trace
 
 EVENTS_MAX = 400

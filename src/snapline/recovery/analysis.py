@@ -10,9 +10,8 @@ from typing import TypeVar
 import msgspec
 
 from snapline.recovery.decide import redecide
-from snapline.recovery.execution import Execution, Line
+from snapline.recovery.execution import Execution, Line, recovery_line, rounds
 from snapline.recovery.garbage import failures_undoing, obsolete
-from snapline.recovery.lines import recovery_line, rounds
 from snapline.recovery.trace import Trace
 from snapline.recovery.zigzag import components_of, edges_of, useless
 
