@@ -36,9 +36,9 @@ from snapline.storage.packs.blob import KIND_CHUNK, PackBlob
 from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart, encode_checkpoint
 from snapline.storage.packs.pack import PackNeeds
 from snapline.storage.retention.catalog import Catalog
-from snapline.storage.store import files, layout
+from snapline.storage.store import layout
 from snapline.storage.store.disk import LocalDisk
-from snapline.storage.store.manifest import Manifest, Metadata, agent_line, encode_manifest
+from snapline.storage.store.manifest import Manifest, Metadata, agent_line, encode_manifest, encode_ref
 from snapline.storage.store.record import digest_of
 from snapline.storage.store.store import Store
 
@@ -186,7 +186,7 @@ def epochs(curves: Curves, folder: Path, largest: int) -> None:
         for epoch in range(1, count + 1):  # as the store writes them, but faster
             root, written = encode_manifest(Manifest(Metadata(epoch=epoch), lines, gathered.packs))
             (folder / layout.manifest_path(root)).write_bytes(written)
-            (folder / layout.ref_path(epoch)).write_bytes(files.encode_ref(epoch, root, store.store_id))
+            (folder / layout.ref_path(epoch)).write_bytes(encode_ref(epoch, root, store.store_id))
         curves.timed("list", count, store.epochs)
         newest = curves.timed("find the newest", count, store.resolve, "latest")
         curves.timed("read the newest", count, lambda at=newest, store=store: store.read_manifest(store.read_ref(at)))

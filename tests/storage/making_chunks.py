@@ -12,9 +12,9 @@ import msgspec
 from snapline.storage.packs.blob import KIND_CHUNK, PackBlob, end_of
 from snapline.storage.packs.checkpoint import AgentCheckpoint, StatePart, encode_checkpoint
 from snapline.storage.packs.pack import PackNeeds, PackReference
-from snapline.storage.store import files, layout
+from snapline.storage.store import layout
 from snapline.storage.store.disk import Disk
-from snapline.storage.store.manifest import Manifest, Metadata, agent_line
+from snapline.storage.store.manifest import Manifest, Metadata, agent_line, list_generations, read_manifest
 from snapline.storage.store.store import Store
 
 HOSTS = {"h1": ("a1", "a2"), "h2": ("b1",)}
@@ -120,7 +120,7 @@ def check_chunked(store: Store, epoch: int, state: State) -> None:
 
 
 def newest_manifest(disk: Disk, root: str) -> Manifest:
-    return files.read_manifest(disk, root, generation=max(files.generations(disk)[root]))
+    return read_manifest(disk, root, generation=max(list_generations(disk)[root]))
 
 
 def pack_paths(disk: Disk) -> list[str]:

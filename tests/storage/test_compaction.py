@@ -20,8 +20,8 @@ from snapline.storage.packs import compaction
 from snapline.storage.packs.blob import CODEC_ENCRYPTED, end_of
 from snapline.storage.packs.compaction import GRACE_S, plan_compaction
 from snapline.storage.packs.pack import PackReference
-from snapline.storage.store import files, layout
-from snapline.storage.store.manifest import Manifest
+from snapline.storage.store import layout
+from snapline.storage.store.manifest import Manifest, list_generations
 
 KEYS = Keys((make_wrapping_key(b"k" * 32),))
 
@@ -159,7 +159,7 @@ def test_packs_that_an_undecided_epoch_names_are_left_alone() -> None:
 
 
 def manifests_of(world: World) -> list[tuple[str, Manifest]]:
-    found = files.generations(world.disk)
+    found = list_generations(world.disk)
     return [(root, newest_manifest(world.disk, root)) for root in found]
 
 
@@ -220,6 +220,6 @@ def test_generations_do_not_pile_up() -> None:
         commit(world, 2)
         world.delete(0)
         world.compact(bytes_max=1)
-    assert max(map(len, files.generations(world.disk).values())) <= compaction.GENERATIONS_MAX
+    assert max(map(len, list_generations(world.disk).values())) <= compaction.GENERATIONS_MAX
     world.compact_fully()
     world.check()

@@ -21,8 +21,7 @@ from snapline.errors import SnaplineError, StoreError
 from snapline.storage.packs import compaction
 from snapline.storage.packs.compaction import GRACE_S, WRITER
 from snapline.storage.packs.generations import Retirement
-from snapline.storage.store import files
-from snapline.storage.store.manifest import encode_manifest
+from snapline.storage.store.manifest import encode_manifest, list_generations, read_manifest
 from snapline.storage.store.store import Store
 
 
@@ -152,7 +151,7 @@ def test_a_generation_whose_pack_is_gone_does_not_count() -> None:
     for path in done.packs:
         world.disk.unlink(path)
     check_restores(world)
-    for root in files.generations(world.disk):
+    for root in list_generations(world.disk):
         assert newest_manifest(world.disk, root).packs
     assert set(done.generations) <= set(world.compact().removed)
     world.compact_fully()
@@ -241,7 +240,7 @@ def _forget_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _read_old_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commits look at the first generation there is."""
-    read = files.read_manifest
+    read = read_manifest
     monkeypatch.setattr(
         "snapline.storage.store.store.read_newest", lambda disk, root, epoch: read(disk, root, epoch=epoch)
     )

@@ -24,7 +24,7 @@ from snapline.storage.retention import retention
 from snapline.storage.store import create_store, files, layout
 from snapline.storage.store import store as store_module
 from snapline.storage.store.disk import Disk, LocalDisk
-from snapline.storage.store.manifest import encode_manifest
+from snapline.storage.store.manifest import encode_manifest, encode_ref
 from snapline.storage.store.store import Store
 
 Commit = Callable[[Store, int], object]
@@ -135,7 +135,7 @@ def test_crash_at_every_call_keeps_what_was_published(has_unnamed_files: bool) -
 
 def _publish_first(store: Store, epoch: int) -> None:
     manifest = make_manifest(store, epoch, write_packs(store, epoch))
-    data = files.encode_ref(epoch, encode_manifest(manifest)[0], store.store_id)
+    data = encode_ref(epoch, encode_manifest(manifest)[0], store.store_id)
     store._create(f"refs/epochs/{epoch}", data, epoch=epoch, point="store.ref")
     store.write_manifest(manifest)
 

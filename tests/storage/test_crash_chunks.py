@@ -27,6 +27,7 @@ from snapline.storage.retention import retention
 from snapline.storage.store import files
 from snapline.storage.store import store as store_module
 from snapline.storage.store.disk import Disk
+from snapline.storage.store.manifest import list_generations, read_manifest
 from snapline.storage.store.store import Store
 
 KEPT = 4
@@ -252,10 +253,10 @@ def _delete_packs_first(disk: Disk, store_id: str, epoch: int, notes: retention.
     manifests, packs = retention._files_of_epoch(disk, store_id, epoch, notes)
     named = {
         pack.path
-        for other, numbers in files.generations(disk).items()
+        for other, numbers in list_generations(disk).items()
         for number in numbers
         if f"manifests/{other}.{number}" not in manifests
-        for pack in files.read_manifest(disk, other, generation=number).packs
+        for pack in read_manifest(disk, other, generation=number).packs
     }
     for path in [*[path for path in packs if path not in named], *manifests, f"refs/epochs/{epoch}"]:
         disk.unlink(path)
@@ -302,9 +303,9 @@ def _packs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def run(self: Retirement) -> list[str]:
         removed = right(self)
-        for root, numbers in files.generations(self._disk).items():
+        for root, numbers in list_generations(self._disk).items():
             for number in sorted(numbers)[:-1]:
-                for pack in files.read_manifest(self._disk, root, generation=number).packs:
+                for pack in read_manifest(self._disk, root, generation=number).packs:
                     files.unlink(self._disk, [pack.path])
         return removed
 

@@ -27,8 +27,8 @@ from snapline.storage.packs import compaction
 from snapline.storage.packs.blob import BlobEntry, end_of, header_bytes
 from snapline.storage.packs.compaction import GRACE_S
 from snapline.storage.packs.pack import PackIndex, PackReference, read_index
-from snapline.storage.store import files
 from snapline.storage.store.damage import finding_of
+from snapline.storage.store.manifest import list_generations, read_manifest
 from snapline.storage.store.record import DIGEST_BYTES, digest_of
 from snapline.storage.store.store import Store
 
@@ -68,7 +68,7 @@ def compacted() -> Case:
         patch.setattr(compaction, "DEAD_BYTES_MIN", 0)
         made = make_case(first=2, is_compacted=True)
     assert any(path.startswith("packs/compaction/") for path in made[0].files())
-    assert {numbers[0] for numbers in files.generations(made[0]).values()} == {1}
+    assert {numbers[0] for numbers in list_generations(made[0]).values()} == {1}
     return made
 
 
@@ -174,7 +174,7 @@ def _needs(index: PackIndex) -> Iterator[tuple[str, bytes]]:
 def classes_of_manifest(store: Store, disk: SimulatedDisk, path: str) -> Classes:
     data = content_of(disk, path)
     root, number = path.removeprefix("manifests/").split(".")
-    manifest = files.read_manifest(disk, root, generation=int(number))
+    manifest = read_manifest(disk, root, generation=int(number))
     for name, (start, end) in RECORD_FIELDS.items():
         yield f"manifest: {name}", start, end
     parts = {"chunk": manifest.chunks[0].digest, "last chunk": manifest.chunks[-1].digest}

@@ -28,7 +28,7 @@ from snapline.storage.keys.key_records import list_keys
 from snapline.storage.keys.protection import make_guard
 from snapline.storage.store import layout
 from snapline.storage.store.disk import LocalDisk
-from snapline.storage.store.files import encode_ref
+from snapline.storage.store.manifest import encode_ref
 from snapline.storage.store.record import canonical, seal
 from snapline.storage.store.store import Store
 

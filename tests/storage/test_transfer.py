@@ -17,7 +17,8 @@ from snapline.errors import DamagedDataError, NotFoundError, SnaplineError, Stor
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.packs.blob import decode_blob, header_bytes
 from snapline.storage.packs.pack import read_index
-from snapline.storage.store import files, layout, snapshot_reading
+from snapline.storage.store import layout, snapshot_reading
+from snapline.storage.store.manifest import encode_ref
 from snapline.storage.store.snapshot_reading import check_epoch
 from snapline.storage.store.store import Store
 from snapline.storage.transfer import transfer
@@ -453,7 +454,7 @@ def _publishing_first(source: Store, target: Store, epoch: int) -> None:
         right = transfer._Copy._write_manifest
 
         def write(self: Any) -> None:
-            data = files.encode_ref(epoch, root, target.store_id)
+            data = encode_ref(epoch, root, target.store_id)
             target._create(layout.ref_path(epoch), data, epoch=epoch, point="")
             right(self)
 

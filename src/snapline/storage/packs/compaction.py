@@ -61,7 +61,15 @@ from snapline.storage.packs.pack import PackReference, read_index
 from snapline.storage.store import files, layout
 from snapline.storage.store.disk import Disk
 from snapline.storage.store.guard import Guard
-from snapline.storage.store.manifest import Manifest, agent_line, chunk_place, encode_manifest
+from snapline.storage.store.manifest import (
+    Manifest,
+    agent_line,
+    chunk_place,
+    encode_manifest,
+    list_generations,
+    read_manifest,
+    read_ref,
+)
 
 LIVE_SHARE_MIN = 0.5
 """Live share below which a pack's blobs are moved. So a store takes at most about twice its live bytes, and each move frees as much as it
@@ -175,7 +183,7 @@ class _Survey:
     def __init__(self, disk: Disk, store_id: str, unreadable_packs: Collection[str]) -> None:
         self.disk = disk
         self.store_id = store_id
-        self._generations = files.generations(disk)
+        self._generations = list_generations(disk)
         roots = published_roots(disk, store_id)
         self.epochs = dict(sorted(roots.items(), key=lambda item: item[1], reverse=True))
         names = [f"{root}.{number}" for root in sorted(self._generations) for number in sorted(self._generations[root])]
@@ -196,7 +204,7 @@ class _Survey:
     def newest(self, root: str) -> tuple[int, Manifest]:
         """Return number and content of the newest generation; DamagedDataError if it is missing or damaged."""
         generation = max(self._generations.get(root, [0]))
-        return generation, files.read_manifest(self.disk, root, epoch=self.epochs[root], generation=generation)
+        return generation, read_manifest(self.disk, root, epoch=self.epochs[root], generation=generation)
 
     @property
     def is_complete(self) -> bool:
@@ -253,7 +261,7 @@ class _Survey:
         for root, numbers in sorted(self._generations.items()):
             for number in numbers if root not in self.epochs else ():
                 with contextlib.suppress(DamagedDataError):
-                    packs = files.read_manifest(self.disk, root, generation=number).packs
+                    packs = read_manifest(self.disk, root, generation=number).packs
                     self._aside.update([pack.path for pack in packs])
 
     def _is_free(self, path: str) -> bool:
@@ -450,7 +458,7 @@ def relocated(manifest: Manifest, places: Mapping[tuple[str, int], _Place]) -> M
 def _is_published(disk: Disk, store_id: str, epoch: int, root: str) -> bool:
     """Return whether the ref has this root. An unreadable ref counts as published: the sweep removes what remains."""
     try:
-        return files.read_ref(disk, epoch, store_id) == root
+        return read_ref(disk, epoch, store_id) == root
     except DamagedDataError:
         try:
             disk.size(layout.ref_path(epoch))

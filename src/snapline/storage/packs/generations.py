@@ -19,7 +19,7 @@ from snapline.storage.packs.checkpoint_packs import read_reported_index
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.store import files, layout
 from snapline.storage.store.disk import Disk
-from snapline.storage.store.manifest import Manifest, encode_manifest
+from snapline.storage.store.manifest import Manifest, encode_manifest, list_generations, read_manifest, read_ref
 
 WRITER = "compaction"
 """Writer id of the packs that compaction writes. No host start has this id: theirs end in a number."""
@@ -49,9 +49,9 @@ class Notes(msgspec.Struct):
 
 
 def read_newest(disk: Disk, root: str, *, epoch: int | None) -> Manifest:
-    """Return the newest generation, for writing a new manifest, which must name packs that stay; errors as `files.read_manifest`."""
-    generation = max(files.generations(disk).get(root, [0]))
-    return files.read_manifest(disk, root, epoch=epoch, generation=generation)
+    """Return the newest generation, for writing a new manifest, which must name packs that stay; errors as `read_manifest`."""
+    generation = max(list_generations(disk).get(root, [0]))
+    return read_manifest(disk, root, epoch=epoch, generation=generation)
 
 
 def other_generations(disk: Disk, manifest: Manifest) -> Iterator[Manifest]:
@@ -62,10 +62,10 @@ def other_generations(disk: Disk, manifest: Manifest) -> Iterator[Manifest]:
     root, _ = encode_manifest(manifest)
     numbers: list[int] = []
     with contextlib.suppress(OSError):  # The reader's own error is more useful.
-        numbers = sorted(files.generations(disk).get(root, []), reverse=True)
+        numbers = sorted(list_generations(disk).get(root, []), reverse=True)
     for generation in numbers:
         with contextlib.suppress(StoreError):
-            other = files.read_manifest(disk, root, generation=generation)
+            other = read_manifest(disk, root, generation=generation)
             if (other.packs, other.agents, other.chunks) != (manifest.packs, manifest.agents, manifest.chunks):
                 yield other
 
@@ -77,7 +77,7 @@ def published_roots(disk: Disk, store_id: str) -> dict[str, int]:
         epoch = layout.parse_ref_path(f"{layout.EPOCH_REFS}/{entry.name}")
         if epoch is not None and not entry.is_directory:
             with contextlib.suppress(StoreError):
-                epochs[files.read_ref(disk, epoch, store_id)] = epoch
+                epochs[read_ref(disk, epoch, store_id)] = epoch
     return epochs
 
 
@@ -101,7 +101,7 @@ class Retirement:
 
     def run(self) -> list[str]:
         notes, removed = self._notes, list[str]()
-        generations = files.generations(self._disk)
+        generations = list_generations(self._disk)
         replaced = []
         for root, epoch in published_roots(self._disk, self._store_id).items():
             *older, newest = sorted(generations.get(root, [0]))
@@ -132,7 +132,7 @@ class Retirement:
     def _is_whole(self, root: str, epoch: int, generation: int) -> bool:
         """Return whether every pack exists and its index agrees with the manifest."""
         try:
-            manifest = files.read_manifest(self._disk, root, epoch=epoch, generation=generation)
+            manifest = read_manifest(self._disk, root, epoch=epoch, generation=generation)
         except DamagedDataError:
             return False
         return all(self._is_in_pack(pack, entry) for pack, entry in entries_of(manifest))
@@ -179,7 +179,7 @@ class Retirement:
         return {pack for packs in packs_by_manifest.values() for pack in packs}
 
     def _packs_of(self, root: str, generation: int) -> frozenset[str]:
-        manifest = files.read_manifest(self._disk, root, generation=generation)
+        manifest = read_manifest(self._disk, root, generation=generation)
         return frozenset([pack.path for pack in manifest.packs])
 
     def _remove(self, paths: Sequence[str]) -> list[str]:

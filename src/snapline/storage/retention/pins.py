@@ -48,6 +48,7 @@ from snapline.ids import check_id
 from snapline.storage.store import files, layout
 from snapline.storage.store.damage import check_store, damaged
 from snapline.storage.store.disk import Disk, make_durable_directory
+from snapline.storage.store.manifest import read_ref
 from snapline.storage.store.record import canonical, seal, unseal
 from snapline.storage.timestamps import instant
 
@@ -417,7 +418,7 @@ def _contradiction(record: Record, path: str) -> str:
 def _root_of(disk: Disk, store_id: str, epoch: int) -> str:
     if not _is_there(disk, layout.ref_path(epoch)):
         raise NotFoundError(f"epoch {epoch} is not in the store {disk.location}: `snapshot list` shows what is")
-    return files.read_ref(disk, epoch, store_id)
+    return read_ref(disk, epoch, store_id)
 
 
 def _is_claim(path: str) -> bool:

@@ -20,7 +20,7 @@ from snapline.errors import DamagedDataError, StoreError
 from snapline.failpoints import failpoint
 from snapline.storage.store import files, layout
 from snapline.storage.store.disk import Disk
-from snapline.storage.store.manifest import Manifest
+from snapline.storage.store.manifest import Manifest, list_generations, read_manifest, read_ref
 
 Notes = dict[str, tuple[int, frozenset[str]]]
 """Path of a manifest → its epoch, and the packs that it names. A manifest never changes, so the owner of a store keeps
@@ -75,7 +75,7 @@ def _files_of_epoch(disk: Disk, store_id: str, epoch: int, notes: Notes) -> tupl
     """
     manifests: list[str] = []
     try:
-        root = files.read_ref(disk, epoch, store_id)
+        root = read_ref(disk, epoch, store_id)
         manifests = _manifests_with(disk, root)
         packs: dict[str, None] = {}
         for path in manifests or [layout.manifest_path(root)]:
@@ -86,7 +86,7 @@ def _files_of_epoch(disk: Disk, store_id: str, epoch: int, notes: Notes) -> tupl
 
 
 def _manifests_with(disk: Disk, root: str) -> list[str]:
-    return [layout.manifest_path(root, number) for number in sorted(files.generations(disk).get(root, []))]
+    return [layout.manifest_path(root, number) for number in sorted(list_generations(disk).get(root, []))]
 
 
 def _packs_of(disk: Disk, path: str, root: str, epoch: int, notes: Notes) -> Sequence[str]:
@@ -94,7 +94,7 @@ def _packs_of(disk: Disk, path: str, root: str, epoch: int, notes: Notes) -> Seq
     if known is not None and known[0] == epoch:
         return sorted(known[1])
     _, generation = layout.parse_manifest_path(path) or ("", 0)
-    return [pack.path for pack in files.read_manifest(disk, root, epoch=epoch, generation=generation).packs]
+    return [pack.path for pack in read_manifest(disk, root, epoch=epoch, generation=generation).packs]
 
 
 class _NamedPacks:
@@ -136,7 +136,7 @@ class _NamedPacks:
 
 def _note(disk: Disk, path: str, root: str, generation: int, notes: Notes) -> tuple[int, frozenset[str]]:
     """Read and cache epoch and packs of a manifest. StoreError: the store cannot be read now, so nothing may be deleted."""
-    return note(notes, path, files.read_manifest(disk, root, generation=generation))
+    return note(notes, path, read_manifest(disk, root, generation=generation))
 
 
 def note(notes: Notes, path: str, manifest: Manifest) -> tuple[int, frozenset[str]]:
@@ -152,7 +152,7 @@ def _roots(disk: Disk, store_id: str) -> dict[str, int]:
         epoch = layout.parse_ref_path(path)
         if epoch is not None:
             with contextlib.suppress(StoreError):
-                epochs[files.read_ref(disk, epoch, store_id)] = epoch
+                epochs[read_ref(disk, epoch, store_id)] = epoch
     return epochs
 
 
@@ -177,9 +177,9 @@ class _Sweep:
             if epoch is None:
                 continue
             try:
-                root = files.read_ref(self._disk, epoch, self._store_id)
+                root = read_ref(self._disk, epoch, self._store_id)
                 self._needed_roots.add(root)
-                files.read_manifest(self._disk, root, epoch=epoch)
+                read_manifest(self._disk, root, epoch=epoch)
             except StoreError:
                 self._kept_epochs.add(epoch)
 
@@ -191,7 +191,7 @@ class _Sweep:
             if not root or root in self._needed_roots:
                 continue
             with contextlib.suppress(StoreError):
-                manifest = files.read_manifest(self._disk, root, generation=generation)
+                manifest = read_manifest(self._disk, root, generation=generation)
                 if self._is_over(manifest.metadata.epoch):
                     unreferenced.append(path)
         return unreferenced

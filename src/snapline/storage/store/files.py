@@ -7,26 +7,17 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from snapline.errors import DamagedDataError, StoreError
-from snapline.storage.keys.signing import epoch_message
 from snapline.storage.store.damage import check_store, damaged
 from snapline.storage.store.disk import DirectoryEntry, Disk, write_once
-from snapline.storage.store.guard import Guard
 from snapline.storage.store.layout import (
     IDENTITY,
-    MANIFESTS,
-    is_root,
-    manifest_path,
-    parse_manifest_path,
-    ref_path,
 )
-from snapline.storage.store.manifest import MANIFEST_BYTES_MAX, Manifest, decode_manifest
 from snapline.storage.store.record import canonical, seal, unseal
 
 SMALL_BYTES_MAX = 4096
 """Largest small file: identity, refs and probes have about 200 bytes, plus signatures. Checked before reading."""
 
 IDENTITY_KIND = b"STOR"
-REF_KIND = b"EREF"
 PROBE_KIND = b"PROB"
 
 
@@ -34,23 +25,6 @@ class IdentityBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=
     """Body of the identity file: the store's id, 32 random hexadecimal digits."""
 
     store: str
-
-
-class RefBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Body of a ref. Its bytes follow from the coordinator's log, so any leader writes the same."""
-
-    epoch: int
-    root: str
-    store: str
-
-
-class SignedRefBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Body of a signed ref (version 2). The Ed25519 signature over `signing.epoch_message` is deterministic, so any leader writes the same bytes."""
-
-    epoch: int
-    root: str
-    store: str
-    signature: bytes
 
 
 class ProbeBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
@@ -61,10 +35,7 @@ class ProbeBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=Tru
 
 
 _identity_decoder = msgspec.msgpack.Decoder(IdentityBody)
-_ref_decoder = msgspec.msgpack.Decoder(RefBody)
-_signed_ref_decoder = msgspec.msgpack.Decoder(SignedRefBody)
 
-_SIGNED_REF_VERSION = 2
 _probe_decoder = msgspec.msgpack.Decoder(ProbeBody)
 
 
@@ -174,15 +145,6 @@ def encode_identity(store_id: str) -> bytes:
     return seal(IDENTITY_KIND, canonical.encode(IdentityBody(store=store_id)))
 
 
-def encode_ref(epoch: int, root: str, store_id: str, guard: Guard | None = None) -> bytes:
-    """Return the ref's file; signed if the guard has a signing key."""
-    if guard is None or not guard.signs:
-        return seal(REF_KIND, canonical.encode(RefBody(epoch=epoch, root=root, store=store_id)))
-    signature = guard.sign(epoch_message(store_id, epoch, root))
-    body = SignedRefBody(epoch=epoch, root=root, store=store_id, signature=signature)
-    return seal(REF_KIND, canonical.encode(body), version=_SIGNED_REF_VERSION)
-
-
 def encode_probe(token: bytes, store_id: str) -> bytes:
     """Return the probe's file."""
     return seal(PROBE_KIND, canonical.encode(ProbeBody(store=store_id, token=token)))
@@ -196,49 +158,6 @@ def read_identity(disk: Disk) -> str:
         return _identity_decoder.decode(body).store
 
 
-def read_ref(disk: Disk, epoch: int, store_id: str | None, guard: Guard | None = None) -> str:
-    """Return the root that the ref of `epoch` names. `store_id` None skips that comparison.
-
-    Raises:
-        DamagedDataError: the ref is missing, damaged, or belongs to another store or epoch.
-        UnsignedRefError: the ref is not signed as the guard demands.
-    """
-    path = ref_path(epoch)
-    data = read_file(disk, path, epoch=epoch, size_bytes_max=SMALL_BYTES_MAX)
-    body = unseal(REF_KIND, data, path=path, epoch=epoch, versions=(1, _SIGNED_REF_VERSION))
-    with decoding(path, epoch):
-        ref = _decode_ref(body)
-    if ref.epoch != epoch:
-        raise damaged(path, f"it is the ref of epoch {ref.epoch}", epoch=epoch)
-    check_store(ref.store, path, store_id, epoch=epoch)
-    if not is_root(ref.root):
-        raise damaged(path, f"{ref.root!r} is no root", epoch=epoch)
-    _check_signature(ref, path, guard)
-    return ref.root
-
-
-def _decode_ref(body: bytes) -> RefBody | SignedRefBody:
-    try:
-        return _ref_decoder.decode(body)
-    except msgspec.ValidationError:
-        return _signed_ref_decoder.decode(body)
-
-
-class UnsignedRefError(StoreError):
-    """A ref that none of the given keys has signed."""
-
-
-def _check_signature(ref: RefBody | SignedRefBody, path: str, guard: Guard | None) -> None:
-    if guard is None or not guard.verifies:
-        return
-    if isinstance(ref, RefBody):
-        raise UnsignedRefError(
-            f"{path} (epoch {ref.epoch}) is not signed, and there is a key to verify with: do not use it"
-        )
-    if not guard.verify(epoch_message(ref.store, ref.epoch, ref.root), ref.signature):
-        raise UnsignedRefError(f"{path} (epoch {ref.epoch}) was not signed by the owner of the key: do not use it")
-
-
 def read_probe(disk: Disk, path: str, store_id: str | None) -> bytes:
     """Return the probe's token."""
     body = unseal(PROBE_KIND, read_file(disk, path, epoch=None, size_bytes_max=SMALL_BYTES_MAX), path=path, epoch=None)
@@ -246,38 +165,6 @@ def read_probe(disk: Disk, path: str, store_id: str | None) -> bytes:
         probe = _probe_decoder.decode(body)
     check_store(probe.store, path, store_id)
     return probe.token
-
-
-def read_manifest(disk: Disk, root: str, *, epoch: int | None = None, generation: int | None = None) -> Manifest:
-    """Return the manifest with `root`, after every check; `epoch` is its expected epoch, if known.
-
-    With `generation` None, the first one is read, or the latest if the first was replaced.
-    """
-    if generation is None:
-        generation = find_generation(disk, root)
-    path = manifest_path(root, generation)
-    data = read_file(disk, path, epoch=epoch, size_bytes_max=MANIFEST_BYTES_MAX)
-    return decode_manifest(data, root=root, path=path, epoch=epoch)
-
-
-def find_generation(disk: Disk, root: str) -> int:
-    """Return which generation of a manifest to read: 0 while it exists, so that most readers need not list."""
-    with contextlib.suppress(OSError):
-        disk.size(manifest_path(root))
-        return 0
-    with contextlib.suppress(OSError):
-        return max(generations(disk).get(root, [0]))
-    return 0
-
-
-def generations(disk: Disk) -> dict[str, list[int]]:
-    """Return all generations of each manifest, root → numbers."""
-    generations: dict[str, list[int]] = {}
-    for entry in disk.list_directory(MANIFESTS):
-        parsed = parse_manifest_path(f"{MANIFESTS}/{entry.name}")
-        if parsed is not None and not entry.is_directory:
-            generations.setdefault(parsed[0], []).append(parsed[1])
-    return generations
 
 
 @contextlib.contextmanager

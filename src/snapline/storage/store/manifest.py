@@ -1,4 +1,4 @@
-"""The manifest of one epoch: its contents and their places.
+"""The manifest of one epoch: its contents and their places; and the ref, which makes the epoch a snapshot.
 
 The file is a record (kind `MANI`) whose body is the MessagePack array `[metadata, content, locations]`:
 
@@ -15,20 +15,28 @@ stays valid. The record's own digest covers everything.
 An agent's checkpoint lists its chunks, and the root covers it through its digest. The manifest holds the place of *every* chunk: it refers
 to no other manifest, and a restore follows no chain. So it may name packs of earlier epochs, but none of later ones. Files of version 1 have no
 chunks, and only packs of their own epoch.
+
+The ref `refs/epochs/<epoch>` is a record (kind `EREF`) that names the root of a complete epoch.
 """
 
+import contextlib
 from bisect import bisect_left
 from operator import attrgetter
 
 import msgspec
 from blake3 import blake3
 
-from snapline.errors import NotFoundError, UsageError
+from snapline.errors import NotFoundError, StoreError, UsageError
 from snapline.ids import check_id
+from snapline.storage.keys.signing import epoch_message
 from snapline.storage.packs.blob import CODEC_PLAIN, KIND_CHECKPOINT, KIND_CHUNK, BlobEntry, contradiction_of, end_of
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.store import layout
-from snapline.storage.store.damage import damaged
+from snapline.storage.store.damage import check_store, damaged
+from snapline.storage.store.disk import Disk
+from snapline.storage.store.files import SMALL_BYTES_MAX, decoding, read_file
+from snapline.storage.store.guard import Guard
+from snapline.storage.store.layout import MANIFESTS, is_root, manifest_path, parse_manifest_path, ref_path
 from snapline.storage.store.record import DIGEST_BYTES, OVERHEAD_BYTES, canonical, seal, unseal
 
 MANIFEST_VERSION = 2
@@ -396,3 +404,112 @@ def _contradiction_in_place(what: str, blob: AgentLine | ChunkPlace, sizes: list
     if reason:
         return f"{what}: {reason}"
     return f"{what} lies outside its pack" if end_of(entry) > sizes[blob.pack] else ""
+
+
+def read_manifest(disk: Disk, root: str, *, epoch: int | None = None, generation: int | None = None) -> Manifest:
+    """Return the manifest with `root`, after every check; `epoch` is its expected epoch, if known.
+
+    With `generation` None, the first one is read, or the latest if the first was replaced.
+    """
+    if generation is None:
+        generation = find_generation(disk, root)
+    path = manifest_path(root, generation)
+    data = read_file(disk, path, epoch=epoch, size_bytes_max=MANIFEST_BYTES_MAX)
+    return decode_manifest(data, root=root, path=path, epoch=epoch)
+
+
+def find_generation(disk: Disk, root: str) -> int:
+    """Return which generation of a manifest to read: 0 while it exists, so that most readers need not list."""
+    with contextlib.suppress(OSError):
+        disk.size(manifest_path(root))
+        return 0
+    with contextlib.suppress(OSError):
+        return max(list_generations(disk).get(root, [0]))
+    return 0
+
+
+def list_generations(disk: Disk) -> dict[str, list[int]]:
+    """Return all generations of each manifest, root → numbers."""
+    generations: dict[str, list[int]] = {}
+    for entry in disk.list_directory(MANIFESTS):
+        parsed = parse_manifest_path(f"{MANIFESTS}/{entry.name}")
+        if parsed is not None and not entry.is_directory:
+            generations.setdefault(parsed[0], []).append(parsed[1])
+    return generations
+
+
+REF_KIND = b"EREF"
+_SIGNED_REF_VERSION = 2
+
+
+class RefBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """Body of a ref. Its bytes follow from the coordinator's log, so any leader writes the same."""
+
+    epoch: int
+    root: str
+    store: str
+
+
+class SignedRefBody(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """Body of a signed ref (version 2). The Ed25519 signature over `signing.epoch_message` is deterministic, so any leader writes the same bytes."""
+
+    epoch: int
+    root: str
+    store: str
+    signature: bytes
+
+
+class UnsignedRefError(StoreError):
+    """A ref that none of the given keys has signed."""
+
+
+_ref_decoder = msgspec.msgpack.Decoder(RefBody)
+_signed_ref_decoder = msgspec.msgpack.Decoder(SignedRefBody)
+
+
+def encode_ref(epoch: int, root: str, store_id: str, guard: Guard | None = None) -> bytes:
+    """Return the ref's file; signed if the guard has a signing key."""
+    if guard is None or not guard.signs:
+        return seal(REF_KIND, canonical.encode(RefBody(epoch=epoch, root=root, store=store_id)))
+    signature = guard.sign(epoch_message(store_id, epoch, root))
+    body = SignedRefBody(epoch=epoch, root=root, store=store_id, signature=signature)
+    return seal(REF_KIND, canonical.encode(body), version=_SIGNED_REF_VERSION)
+
+
+def read_ref(disk: Disk, epoch: int, store_id: str | None, guard: Guard | None = None) -> str:
+    """Return the root that the ref of `epoch` names. `store_id` None skips that comparison.
+
+    Raises:
+        DamagedDataError: the ref is missing, damaged, or belongs to another store or epoch.
+        UnsignedRefError: the ref is not signed as the guard demands.
+    """
+    path = ref_path(epoch)
+    data = read_file(disk, path, epoch=epoch, size_bytes_max=SMALL_BYTES_MAX)
+    body = unseal(REF_KIND, data, path=path, epoch=epoch, versions=(1, _SIGNED_REF_VERSION))
+    with decoding(path, epoch):
+        ref = _decode_ref(body)
+    if ref.epoch != epoch:
+        raise damaged(path, f"it is the ref of epoch {ref.epoch}", epoch=epoch)
+    check_store(ref.store, path, store_id, epoch=epoch)
+    if not is_root(ref.root):
+        raise damaged(path, f"{ref.root!r} is no root", epoch=epoch)
+    _check_signature(ref, path, guard)
+    return ref.root
+
+
+def _decode_ref(body: bytes) -> RefBody | SignedRefBody:
+    try:
+        return _ref_decoder.decode(body)
+    except msgspec.ValidationError:
+        return _signed_ref_decoder.decode(body)
+
+
+def _check_signature(ref: RefBody | SignedRefBody, path: str, guard: Guard | None) -> None:
+    if guard is None or not guard.verifies:
+        return
+    if isinstance(ref, RefBody):
+        raise UnsignedRefError(
+            f"{path} (epoch {ref.epoch}) is not signed, and there is a key to verify with: do not use it"
+        )
+    if not guard.verify(epoch_message(ref.store, ref.epoch, ref.root), ref.signature):
+        raise UnsignedRefError(f"{path} (epoch {ref.epoch}) was not signed by the owner of the key: do not use it")

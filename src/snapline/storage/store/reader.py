@@ -25,7 +25,7 @@ from snapline.storage.store.disk import Disk
 from snapline.storage.store.fork_record import ForkRecord, read_fork
 from snapline.storage.store.guard import Guard, authenticates
 from snapline.storage.store.log_marks import LogMark, read_marks
-from snapline.storage.store.manifest import AgentLine, Manifest
+from snapline.storage.store.manifest import AgentLine, Manifest, read_manifest, read_ref
 from snapline.storage.store.opened_disk import OpenedDisk
 from snapline.storage.store.parallel_io import parallel_map, requests_at_once
 from snapline.storage.store.verify import Verification
@@ -97,7 +97,7 @@ class StoreReader:
         with files.reading(self._disk, layout.ref_path(epoch), epoch=epoch):
             if not exists(self._disk, layout.ref_path(epoch)):
                 raise NotFoundError(f"epoch {epoch} is not in the store {self.location}: `snapshot list` shows what is")
-        return files.read_ref(self._disk, epoch, self.store_id, self._guard)
+        return read_ref(self._disk, epoch, self.store_id, self._guard)
 
     def read_manifest(self, root: str, *, epoch: int | None = None) -> Manifest:
         """Return the manifest with `root`; if `epoch` is given, the manifest must be of that epoch, and errors name it.
@@ -105,7 +105,7 @@ class StoreReader:
         Raises:
             DamagedDataError: the manifest is missing or damaged.
         """
-        return files.read_manifest(self._disk, layout.check_root(root), epoch=epoch)
+        return read_manifest(self._disk, layout.check_root(root), epoch=epoch)
 
     def read_checkpoint(self, manifest: Manifest, agent: str) -> AgentCheckpoint:
         """Return one agent's checkpoint; every digest is checked first (G11).

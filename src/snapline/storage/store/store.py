@@ -55,7 +55,15 @@ from snapline.storage.store.create_store import initialize_store, missing_store_
 from snapline.storage.store.disk import Disk, make_durable_directory, write_once
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.log_marks import LogMark, add_mark
-from snapline.storage.store.manifest import Manifest, encode_manifest
+from snapline.storage.store.manifest import (
+    Manifest,
+    UnsignedRefError,
+    encode_manifest,
+    encode_ref,
+    find_generation,
+    read_manifest,
+    read_ref,
+)
 from snapline.storage.store.opened_disk import OpenedDisk
 from snapline.storage.store.opening import open_disk
 from snapline.storage.store.reader import StoreReader, epoch_of_pack, exists
@@ -118,11 +126,11 @@ class Store(StoreReader):
         """Refuse a store if no given key has signed any of its newest refs: one bad ref is damage, but all of them mean a wrong key."""
         if self.guard is None or not self.guard.verifies:
             return
-        refused: files.UnsignedRefError | None = None
+        refused: UnsignedRefError | None = None
         for epoch in reversed(self.epochs()[-SIGNERS_MAX:]):
             try:
                 self.read_ref(epoch)
-            except files.UnsignedRefError as error:
+            except UnsignedRefError as error:
                 refused = refused or error
             except (DamagedDataError, NotFoundError):
                 continue
@@ -259,7 +267,7 @@ class Store(StoreReader):
             try:
                 self._create(path, data, epoch=epoch, point="store.manifest")
             except FileExistsError:
-                files.read_manifest(self._disk, root, epoch=epoch)
+                read_manifest(self._disk, root, epoch=epoch)
                 raise StoreError(
                     f"{path} exists with other packs: give the new manifest of epoch {epoch} another creation time"
                 ) from None
@@ -274,15 +282,15 @@ class Store(StoreReader):
             DamagedDataError: the existing ref is damaged.
         """
         path = layout.ref_path(epoch)
-        manifest = layout.manifest_path(root, files.find_generation(self._disk, root))
+        manifest = layout.manifest_path(root, find_generation(self._disk, root))
         with files.reading(self._disk, manifest, epoch=epoch):
             self._disk.size(manifest)
         with files.writing(self._disk, f"the ref of epoch {epoch}"):
             try:
-                data = files.encode_ref(epoch, root, self.store_id, self._guard)
+                data = encode_ref(epoch, root, self.store_id, self._guard)
                 self._create(path, data, epoch=epoch, point="store.ref")
             except FileExistsError:
-                other = files.read_ref(self._disk, epoch, self.store_id, self._guard)
+                other = read_ref(self._disk, epoch, self.store_id, self._guard)
                 raise StoreError(
                     f"two fleets on one store: epoch {epoch} of {self.location} has root {other[:12]}…, not {root[:12]}…; "
                     "give each fleet a store of its own"

@@ -49,7 +49,7 @@ from snapline.storage.store.damage import Finding, damaged, finding_of
 from snapline.storage.store.disk import DirectoryEntry, Disk, StoreUnavailableError
 from snapline.storage.store.fork_record import read_fork
 from snapline.storage.store.guard import Guard, authenticates
-from snapline.storage.store.manifest import Manifest
+from snapline.storage.store.manifest import Manifest, find_generation, read_manifest, read_ref
 from snapline.storage.store.opening import open_disk
 
 LISTINGS_OF_LOGS = 3
@@ -172,7 +172,7 @@ class _Verifier:
     def check_epoch(self, epoch: int) -> None:
         self._check_ref(layout.ref_path(epoch), epoch)
         for root in self._roots:
-            generation = files.find_generation(self._disk, root)
+            generation = find_generation(self._disk, root)
             path = layout.manifest_path(root, generation)
             if not self._is_there(path):
                 self._check_missing(path, epoch, referrer=layout.ref_path(epoch))
@@ -186,7 +186,7 @@ class _Verifier:
             return
         with self._noting(path, epoch):
             self._note_checked(path, epoch)
-            self._roots[files.read_ref(self._disk, epoch, self._store_id, self._guard)] = epoch
+            self._roots[read_ref(self._disk, epoch, self._store_id, self._guard)] = epoch
 
     def _check_manifest(self, path: str, root: str, generation: int) -> None:
         epoch = self._roots.get(root)
@@ -194,7 +194,7 @@ class _Verifier:
             self.verification.unreferenced.append(path)
         with self._noting(path, epoch):
             checked = self._note_checked(path, epoch)
-            manifest = files.read_manifest(self._disk, root, epoch=epoch, generation=generation)
+            manifest = read_manifest(self._disk, root, epoch=epoch, generation=generation)
             self.verification.checked[checked] = msgspec.structs.replace(
                 self.verification.checked[checked], epoch=manifest.metadata.epoch
             )

@@ -34,6 +34,7 @@ from snapline.storage.keys.key_files import Keys, keys_from_environment
 from snapline.storage.store import files, layout
 from snapline.storage.store.damage import damaged
 from snapline.storage.store.disk import Disk
+from snapline.storage.store.manifest import find_generation
 from snapline.storage.store.store import Store
 from snapline.storage.transfer.archive_disk import (
     BLOCK_BYTES,
@@ -103,7 +104,7 @@ def _paths_of(store: Store, roots: dict[int, str]) -> list[str]:
     for epoch, root in roots.items():
         manifest = store.read_manifest(root, epoch=epoch)
         paths[layout.ref_path(epoch)] = None
-        paths[layout.manifest_path(root, files.find_generation(disk, root))] = None
+        paths[layout.manifest_path(root, find_generation(disk, root))] = None
         paths |= {pack.path: None for pack in manifest.packs}
     with files.reading(disk, layout.KEYS), contextlib.suppress(FileNotFoundError):
         paths |= {f"{layout.KEYS}/{entry.name}": None for entry in disk.list_directory(layout.KEYS)}

@@ -43,7 +43,16 @@ from snapline.storage.packs.blob import (
 )
 from snapline.storage.packs.pack import PackReference, read_index
 from snapline.storage.store import files, layout
-from snapline.storage.store.manifest import AgentLine, ChunkPlace, Manifest, Metadata, chunk_place, encode_manifest
+from snapline.storage.store.manifest import (
+    AgentLine,
+    ChunkPlace,
+    Manifest,
+    Metadata,
+    chunk_place,
+    encode_manifest,
+    find_generation,
+    list_generations,
+)
 from snapline.storage.store.snapshot_reading import (
     Key,
     PlacedBlob,
@@ -232,7 +241,7 @@ class _Copy:
     def _is_written(self) -> bool:
         """Return whether an earlier try wrote the manifest. A manifest without its packs is removed: no ref names it."""
         disk = self._target.disk
-        generations = files.generations(disk).get(self._root, [])
+        generations = list_generations(disk).get(self._root, [])
         if not generations:
             return False
         try:
@@ -280,9 +289,7 @@ class _Copy:
             if name is not None and name.number <= self._epoch:
                 with contextlib.suppress(DamagedDataError):
                     self._take(pack, self._target.read_pack_index(pack), wanted)
-                    self._shared_packs[pack.path] = layout.manifest_path(
-                        root, files.find_generation(self._target.disk, root)
-                    )
+                    self._shared_packs[pack.path] = layout.manifest_path(root, find_generation(self._target.disk, root))
 
     def _take(self, pack: PackReference, entries: Iterable[BlobEntry], wanted: dict[Key, PlacedBlob]) -> None:
         for entry in entries:
