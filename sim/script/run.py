@@ -26,10 +26,9 @@ from pathlib import Path
 from snapline.errors import UsageError
 from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG, PROTOCOLS
 from snapline.protocols.rules import RULES
-from snapline.sim.script.checkpoint_rules import ScriptedRule
-from snapline.sim.script.koo_toueg import ScriptedKooToueg
 from snapline.sim.script.script_text import ScriptCommand, check_form, read_blocks, write_block
 from snapline.sim.script.scripted_chandy_lamport import ScriptedMarkers, ScriptedStamps
+from snapline.sim.script.scripted_checkpoints import ScriptedKooToueg, ScriptedRule
 from snapline.sim.script.scripted_fleet import COORDINATOR, ScriptedFleet
 
 MARKERS = "markers"
