@@ -12,7 +12,7 @@ from tests.protocols.executions import BASIC, RECEIVE, SEND, Event, Graph
 
 from snapline.protocols.bcs import BcsRule
 from snapline.protocols.rules import RULES
-from snapline.recovery.decide import redecide
+from snapline.recovery.analysis import redecide
 from snapline.recovery.trace import Trace
 
 ROOT = Path(__file__).resolve().parents[2]

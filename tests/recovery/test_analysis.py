@@ -10,11 +10,9 @@ from tests.recovery.executions import Ends, Going, parse, random_trace
 
 from snapline.errors import UsageError
 from snapline.protocols.rules import RULES
-from snapline.recovery import decide
-from snapline.recovery.analysis import analyze, decide_and_analyze
-from snapline.recovery.decide import redecide
+from snapline.recovery import analysis as analysis_module
+from snapline.recovery.analysis import analyze, decide_and_analyze, redecide, untracked
 from snapline.recovery.trace import CheckpointTaken, MessageSent, Trace
-from snapline.recovery.zigzag import untracked
 
 NO_DEPENDENCY_UNTRACKED = ("fdas", "fdi", "bhmr", "nras", "cbr", "cas")
 
@@ -225,7 +223,7 @@ def test_channels_that_reorder_get_full_piggybacks(monkeypatch: pytest.MonkeyPat
         return found
 
     assert useless_of("hmnr") == 0
-    monkeypatch.setattr(decide, "_reordering_channels", lambda trace: set())
+    monkeypatch.setattr(analysis_module, "_reordering_channels", lambda trace: set())
     assert useless_of("hmnr") > 0
 
 
@@ -240,7 +238,7 @@ def test_channels_that_reorder_get_full_piggybacks(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_which_channels_reorder(text: str, channels: set[tuple[str, str]]) -> None:
-    assert decide._reordering_channels(parse(text)) == channels
+    assert analysis_module._reordering_channels(parse(text)) == channels
 
 
 def test_an_unknown_protocol_is_named_with_the_choices() -> None:

@@ -17,8 +17,7 @@ from snapline.diagrams.page import page, picture
 from snapline.diagrams.scene import Scene
 from snapline.diagrams.style import text
 from snapline.diagrams.svg import ARROWS_MAX, draw, telling
-from snapline.recovery.analysis import analyze
-from snapline.recovery.decide import redecide
+from snapline.recovery.analysis import analyze, redecide
 from snapline.recovery.trace import Trace
 
 EVENTS_MAX = 2_000

@@ -2,18 +2,352 @@
 
 Other modules of this package compute the parts: the line and the domino (`lines`), useless checkpoints (`zigzag`),
 obsolete ones (`garbage`), a protocol's decisions (`decide`). This one replaces ordinals by names. Linear in the events.
+
+Obsolete checkpoints: those that no later recovery line can contain (G7).
+
+Theory of operation
+-------------------
+A checkpoint is kept iff it is on the recovery line of some *single* failure, the survivors at their live states; later
+lines, also after further recoveries, use no other (protocols.md, section 7). The line of several failures is the
+entrywise minimum of their single lines, so its entries are among theirs. At most N(N+1)/2 checkpoints stay for N agents
+(Wang, Chung, Lin and Fuchs 1995).
+
+On the R-graph (`zigzag`): the failure of i undoes what is reachable from i's live interval. Give every interval the set
+of agents whose live interval reaches it. Along one agent's intervals the set only grows, and c(j,x) is on the line of
+i iff I(j,x) is the first of j's intervals whose set has i. So c(j,x) stays iff the set grows at I(j,x). The sets are
+bits of integers and are passed once along each edge between components: all N lines together cost one pass over the
+messages instead of N.
+
+This applies to a trace, in which all live states are known. For reports that arrive at different times, find the greatest
+consistent cut of the known states first: otherwise a needed checkpoint can be lost.
+
+Useless checkpoints (Z-cycles) and untracked dependencies, from the R-graph.
+
+Theory of operation
+-------------------
+A Z-path from c(i,x) to c(j,y) is a sequence of messages: i sends the first after c(i,x), the receiver of each sends the next
+one in the same or a later interval, perhaps before that receive, and j receives the last before c(j,y) (Netzer and Xu
+1995). A set of checkpoints extends to a consistent cut iff no Z-path leads from one of them to another, or to itself;
+so c is *useless* iff a Z-path leads from it to itself. Live states count as last checkpoints.
+
+The R-graph has the intervals as nodes and edges I(i,x) → I(i,x+1) and, for each message, from the interval of its send
+to that of its receive. Z-paths from c(i,x) to c(j,y) are its paths from I(i,x) to I(j,y-1) with at least one message.
+c(i,x) is therefore useless iff I(i,x) reaches I(i,x-1). As I(i,x-1) → I(i,x) is an edge, that is: iff both lie in one
+strongly connected component. One pass of Tarjan (1972) answers for all checkpoints at once, in linear time.
+
+RDT, rollback-dependency trackability (Wang 1997): a causal path connects everything that a Z-path connects, so that
+dependency vectors show it. That check costs intervals and messages times agents.
+
+Replays a trace under a protocol: drops its forced checkpoints and decides them again.
+
+The messages, their order, and the basic checkpoints stay; before each receive the protocol's rule decides whether a checkpoint is taken first
+(`cas`: always after each send). Each agent has the same rule as in a live fleet, fed with the trace's events. In a live fleet `cas`
+takes one checkpoint after all sends of a turn; a trace has no turns.
+
+Rules may send deltas against the last message on a channel, which only FIFO channels carry. In a trace messages
+may overtake each other. If the receives on a channel are not a gapless prefix of its sends, in order, each message gets
+its full piggyback. (A gap is a lost message, whose delta is lost too.)
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 import msgspec
 
-from snapline.recovery.decide import redecide
-from snapline.recovery.execution import Execution, Line, recovery_line, rounds
-from snapline.recovery.garbage import failures_undoing, obsolete
-from snapline.recovery.trace import Trace
-from snapline.recovery.zigzag import components_of, edges_of, useless
+from snapline.errors import UsageError
+from snapline.protocols.rule import CheckpointRule
+from snapline.protocols.rules import RULES, make_rule
+from snapline.recovery.execution import NOT_RECEIVED, Execution, Line, recovery_line, rounds
+from snapline.recovery.trace import CheckpointTaken, Event, Kind, MessageReceived, MessageSent, Trace
+
+
+def failures_undoing(execution: Execution, edges: list[list[int]], component: list[int]) -> list[int]:
+    """Return, by node, the agents whose single failure undoes it: bit i is agent i.
+
+    Args:
+        execution: the execution.
+        edges: `zigzag.edges_of(execution)`.
+        component: `zigzag.components_of(edges)`.
+    """
+    undone_by = [0] * (max(component, default=-1) + 1)
+    for agent, nodes in enumerate(execution.intervals):
+        undone_by[component[nodes[-1]]] |= 1 << agent
+    for node in sorted(range(len(edges)), key=component.__getitem__, reverse=True):
+        agents = undone_by[component[node]]
+        if agents:
+            for target in edges[node]:
+                undone_by[component[target]] |= agents
+    return [undone_by[component[node]] for node in range(len(edges))]
+
+
+def obsolete(execution: Execution, undone_by: list[int]) -> list[list[int]]:
+    """Return, by agent, the numbers of its obsolete checkpoints, ascending. `undone_by`: result of `failures_undoing`."""
+    by_agent: list[list[int]] = []
+    for nodes in execution.intervals:
+        numbers = []
+        before = 0
+        for number, node in enumerate(nodes):
+            if undone_by[node] == before:
+                numbers.append(number)
+            before = undone_by[node]
+        by_agent.append(numbers)
+    return by_agent
+
+
+class Untracked(msgspec.Struct, frozen=True):
+    """A Z-path leads from `sender`'s interval to `receiver`'s, and no causal path does."""
+
+    sender: str
+    sender_interval: int
+    receiver: str
+    receiver_interval: int
+
+
+def edges_of(execution: Execution) -> list[list[int]]:
+    """Return, by node, where the R-graph leads from it."""
+    received = execution.received
+    edges = [
+        [received[message] for message in messages if received[message] != NOT_RECEIVED] for messages in execution.sends
+    ]
+    for nodes in execution.intervals:
+        for node, after in pairwise(nodes):
+            edges[node].append(after)
+    return edges
+
+
+def components_of(edges: list[list[int]]) -> list[int]:
+    """Return, by node, its strongly connected component. Edges between components lead from higher numbers to lower ones."""
+    count = len(edges)
+    component = [-1] * count
+    entered = [0] * count  # order of entry, from 1; 0: not visited yet
+    lowest = [0] * count
+    open_nodes: list[int] = []
+    clock = components = 0
+    for root in range(count):
+        if entered[root]:
+            continue
+        path = [root]
+        edge_iterators = [iter(edges[root])]
+        clock += 1
+        entered[root] = lowest[root] = clock
+        open_nodes.append(root)
+        while path:
+            node = path[-1]
+            low = lowest[node]
+            for target in edge_iterators[-1]:
+                if not entered[target]:
+                    clock += 1
+                    entered[target] = lowest[target] = clock
+                    open_nodes.append(target)
+                    path.append(target)
+                    edge_iterators.append(iter(edges[target]))
+                    break
+                if component[target] < 0 and entered[target] < low:
+                    low = entered[target]
+            else:
+                path.pop()
+                edge_iterators.pop()
+                if low == entered[node]:
+                    while component[node] < 0:
+                        component[open_nodes.pop()] = components
+                    components += 1
+                elif low < lowest[path[-1]]:
+                    lowest[path[-1]] = low
+            lowest[node] = low
+    return component
+
+
+def useless(execution: Execution, component: list[int]) -> list[list[int]]:
+    """Return, by agent, the numbers of its useless checkpoints, ascending. `component`: `components_of(edges_of(execution))`."""
+    return [
+        [number for number, (before, node) in enumerate(pairwise(nodes), 1) if component[before] == component[node]]
+        for nodes in execution.intervals
+    ]
+
+
+def untracked(trace: Trace) -> list[Untracked]:
+    """Return the violations of RDT: for each pair of an interval and another agent, the last interval that is not tracked.
+
+    The vector of an interval is that of its closing checkpoint: by agent, the last interval from which a causal path
+    leads to it. Time and space grow with the trace times its agents: for tests and traces of moderate size.
+    """
+    execution = Execution.of(trace)
+    edges = edges_of(execution)
+    reaching = _last_reaching(execution, edges, components_of(edges))
+    causal = _causal_vectors(trace, execution)
+    names = execution.agents
+    return [
+        Untracked(names[agent], zigzag[agent], names[execution.agent_of[node]], execution.number_of[node])
+        for node, zigzag in enumerate(reaching)
+        for agent in range(len(names))
+        if zigzag[agent] > causal[node][agent]
+    ]
+
+
+def _last_reaching(execution: Execution, edges: list[list[int]], component: list[int]) -> list[list[int]]:
+    """Return, by node, by agent: the last interval of that agent from which the R-graph leads to the node; -1 if none."""
+    vectors = [[-1] * len(execution.agents) for _ in range(max(component, default=-1) + 1)]
+    for node, agent in enumerate(execution.agent_of):
+        vector = vectors[component[node]]
+        vector[agent] = max(vector[agent], execution.number_of[node])
+    for node in sorted(range(len(edges)), key=component.__getitem__, reverse=True):
+        source = vectors[component[node]]
+        for target in edges[node]:
+            if component[target] != component[node]:
+                vectors[component[target]] = list(map(max, vectors[component[target]], source))
+    return [vectors[component[node]] for node in range(len(edges))]
+
+
+def _causal_vectors(trace: Trace, execution: Execution) -> list[list[int]]:
+    """Return, by node, by agent: the last interval of that agent from which a causal path leads to the end of the node."""
+    agents = {agent: i for i, agent in enumerate(trace.agents)}
+    current = [[-1] * len(agents) for _ in agents]
+    for agent, vector in enumerate(current):
+        vector[agent] = 0
+    closed: list[list[int]] = [[] for _ in execution.agent_of]
+    carried: dict[str, list[int]] = {}
+    for event in trace.events:
+        agent = agents[event.agent]
+        vector = current[agent]
+        if isinstance(event, CheckpointTaken):
+            closed[execution.intervals[agent][event.number - 1]] = list(vector)
+            vector[agent] = event.number
+        elif isinstance(event, MessageSent):
+            carried[event.message] = list(vector)
+        else:
+            current[agent] = list(map(max, vector, carried[event.message]))
+    for agent, vector in enumerate(current):
+        closed[execution.intervals[agent][-1]] = vector
+    return closed
+
+
+NONE = "none"
+"""Name that drops the forced checkpoints and adds none."""
+
+UNCOORDINATED = "uncoordinated"
+
+
+def redecide(trace: Trace, protocol: str) -> tuple[Trace, dict[str, list[int]]]:
+    """Return the execution as it would have been under `protocol`, and the events that forced checkpoints.
+
+    Args:
+        trace: its forced checkpoints are ignored, those that remain are renumbered.
+        protocol: a name of `RULES`, or "none".
+
+    Returns:
+        The new trace; and by agent, for those with any, the ordinals of the events that forced: receives, for `cas`
+        sends. Ordinals count the agent's sends, receives and basic checkpoints from 0.
+
+    Raises:
+        UsageError: the protocol does not exist.
+    """
+    decision = _Decision(trace, check_protocol(protocol))
+    for event in trace.events:
+        match event:
+            case CheckpointTaken():
+                if event.kind == "basic":
+                    decision.take_basic(event)
+            case MessageSent():
+                decision.send(event)
+            case MessageReceived():
+                decision.receive(event)
+    forced = {agent: ordinals for agent, ordinals in decision.forced.items() if ordinals}
+    return Trace(list(trace.agents), decision.events), forced
+
+
+def check_protocol(protocol: str) -> str:
+    """Check the name of a protocol.
+
+    Raises:
+        UsageError: `protocol` is neither a rule nor "none".
+    """
+    name = UNCOORDINATED if protocol == NONE else protocol
+    if name not in RULES:
+        raise UsageError(f"--protocol {protocol!r} is unknown: choose one of {', '.join([NONE, *RULES])}")
+    return name
+
+
+class _Decision:
+    """Replays a trace with one rule per agent, and collects the new execution.
+
+    Attributes:
+        events: events of the new trace so far.
+        forced: by agent, the ordinals of events that forced.
+        _seen: by agent, the number of its events so far, without forced checkpoints.
+        _numbers: by agent, its last checkpoint in the new trace.
+        _carried: by message that will be received, its sender and piggyback.
+    """
+
+    def __init__(self, trace: Trace, name: str) -> None:
+        count = len(trace.agents)
+        self.events: list[Event] = []
+        self.forced: dict[str, list[int]] = {agent: [] for agent in trace.agents}
+        self._ordinals = {agent: i for i, agent in enumerate(trace.agents)}
+        self._rules: dict[str, CheckpointRule] = {
+            agent: make_rule(name, i, count) for agent, i in self._ordinals.items()
+        }
+        self._takes_after_sends = RULES[name].checkpoints_after_sends
+        self._reordering = _reordering_channels(trace)
+        self._received = {event.message for event in trace.events if isinstance(event, MessageReceived)}
+        self._seen = dict.fromkeys(trace.agents, 0)
+        self._numbers = dict.fromkeys(trace.agents, 0)
+        self._carried: dict[str, tuple[int, bytes]] = {}
+
+    def take_basic(self, event: CheckpointTaken) -> None:
+        self._rules[event.agent].checkpoint()
+        self._add_checkpoint(event.agent, "basic")
+        self._seen[event.agent] += 1
+
+    def send(self, event: MessageSent) -> None:
+        sender, rule, to = event.agent, self._rules[event.agent], self._ordinals[event.to]
+        piggyback = rule.send_full(to) if (sender, event.to) in self._reordering else rule.send(to)
+        if event.message in self._received:
+            self._carried[event.message] = (self._ordinals[sender], piggyback)
+        self.events.append(event)
+        if self._takes_after_sends:
+            rule.checkpoint()
+            self._force(sender)
+        self._seen[sender] += 1
+
+    def receive(self, event: MessageReceived) -> None:
+        agent, rule = event.agent, self._rules[event.agent]
+        sender, piggyback = self._carried.pop(event.message)
+        if rule.forces(sender, piggyback):
+            rule.checkpoint(piggyback)
+            self._force(agent)
+        rule.receive(sender, piggyback)
+        self.events.append(event)
+        self._seen[agent] += 1
+
+    def _force(self, agent: str) -> None:
+        self.forced[agent].append(self._seen[agent])
+        self._add_checkpoint(agent, "forced")
+
+    def _add_checkpoint(self, agent: str, kind: Kind) -> None:
+        self._numbers[agent] += 1
+        self.events.append(CheckpointTaken(agent, self._numbers[agent], kind))
+
+
+def _reordering_channels(trace: Trace) -> set[tuple[str, str]]:
+    """Return the channels on which the nth receive is not that of the nth send."""
+    sent: defaultdict[tuple[str, str], int] = defaultdict(int)
+    received: defaultdict[tuple[str, str], int] = defaultdict(int)
+    sent_at: dict[str, tuple[tuple[str, str], int]] = {}
+    reordering = set()
+    for event in trace.events:
+        if isinstance(event, MessageSent):
+            channel = (event.agent, event.to)
+            sent_at[event.message] = (channel, sent[channel])
+            sent[channel] += 1
+        elif isinstance(event, MessageReceived):
+            channel, index = sent_at[event.message]
+            if index != received[channel]:
+                reordering.add(channel)
+            received[channel] += 1
+    return reordering
+
 
 _Item = TypeVar("_Item")
 
