@@ -5,7 +5,7 @@ from pathlib import Path
 
 from snapline.errors import SnaplineError
 from snapline.sim.result import EXIT_CODES
-from snapline.sim.script.run import check_script, rewrite_script
+from snapline.sim.script.script_runner import check_script, rewrite_script
 
 USAGE_ERROR = 2
 

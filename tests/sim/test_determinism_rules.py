@@ -40,7 +40,7 @@ OUTSIDE = (
         "sim/pytest_plugin",
         "sim/chaos/",
     ),
-    *("sim/script/run.py", "sim/script/__main__.py"),
+    *("sim/script/script_runner.py", "sim/script/__main__.py"),
 )
 """Beginnings of the names of what stands around a run: starts, repeats, compares, reports. All else takes part."""
 

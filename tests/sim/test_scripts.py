@@ -24,7 +24,7 @@ from snapline.sim.explorer.chandy_lamport import ChandyLamportCore
 from snapline.sim.explorer.chandy_lamport import Command as MarkerCommand
 from snapline.sim.explorer.chandy_lamport import Event as MarkerEvent
 from snapline.sim.script.__main__ import main
-from snapline.sim.script.run import MARKERS, check_script, make_fleet, rewrite_script, run_script
+from snapline.sim.script.script_runner import MARKERS, check_script, make_fleet, rewrite_script, run_script
 from snapline.sim.script.script_text import ScriptCommand, read_blocks
 
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"

@@ -108,7 +108,7 @@ def script(
 
     Prints what differs. Exit code: 6 if anything does, and was not rewritten.
     """
-    from snapline.sim.script.run import check_script, rewrite_script
+    from snapline.sim.script.script_runner import check_script, rewrite_script
 
     scripts: list[dict[str, object]] = []
     for path in files:
