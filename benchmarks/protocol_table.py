@@ -24,9 +24,9 @@ from random import Random
 from typing import NamedTuple, TypeVar
 
 from snapline.protocols.rules import RULES, make_rule
-from snapline.recovery.analysis import components_of, edges_of, useless
 from snapline.recovery.execution import Execution, rounds
 from snapline.recovery.trace import CheckpointTaken, Event, Kind, MessageReceived, MessageSent, Trace
+from snapline.recovery.trace_analysis import components_of, edges_of, useless
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "protocols.md"
 BEGIN = "<!-- protocol table: made by benchmarks/protocol_table.py --write -->"

@@ -23,9 +23,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from snapline.recovery.analysis import components_of, edges_of, failures_undoing, obsolete, useless
 from snapline.recovery.execution import Execution, recovery_line, recovery_line_by_checkpoints, rounds
 from snapline.recovery.trace import CheckpointTaken, Event, Header, MessageReceived, MessageSent, Trace, encode
+from snapline.recovery.trace_analysis import components_of, edges_of, failures_undoing, obsolete, useless
 
 CHECKPOINT_SHARE = 0.05
 IN_TRANSIT_MAX = 500

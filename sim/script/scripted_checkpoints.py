@@ -27,7 +27,7 @@ from snapline.protocols.koo_toueg import (
 )
 from snapline.protocols.rule import CheckpointRule
 from snapline.protocols.rules import make_rule, restore_rule
-from snapline.recovery.analysis import untracked
+from snapline.recovery.trace_analysis import untracked
 from snapline.sim.script.script_text import ScriptCommand, Verb, format_call, format_command, format_value, piggyback_of
 from snapline.sim.script.scripted_fleet import (
     COORDINATOR,

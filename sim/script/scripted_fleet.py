@@ -24,7 +24,6 @@ from typing import TypeVar
 import msgspec
 
 from snapline.errors import ProtocolError
-from snapline.recovery.analysis import analyze
 from snapline.recovery.execution import (
     NOT_RECEIVED,
     Execution,
@@ -44,6 +43,7 @@ from snapline.recovery.trace import (
     encode,
     read_trace,
 )
+from snapline.recovery.trace_analysis import analyze
 from snapline.sim.script.script_text import ScriptCommand, Verb, dispatch, format_call
 
 RestartLine = dict[str, int | None]

@@ -10,8 +10,8 @@ from tests.kit.logged_fleet import LoggedFleet
 from snapline.agent_runtime.host.restore import restored
 from snapline.examples import domino
 from snapline.protocols.names import CIC_PROTOCOLS, KOO_TOUEG, UNCOORDINATED
-from snapline.recovery.analysis import analyze
 from snapline.recovery.trace import read_trace
+from snapline.recovery.trace_analysis import analyze
 
 LOGGED = (KOO_TOUEG, UNCOORDINATED, *CIC_PROTOCOLS)
 

@@ -16,9 +16,9 @@ from snapline.diagrams.analyzed_trace import AnalyzedTrace, analysis_svg
 from snapline.diagrams.domino import analysis_html
 from snapline.diagrams.domino import script as page_script
 from snapline.errors import UsageError
-from snapline.recovery.analysis import analyze
 from snapline.recovery.execution import domino_rounds
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Trace
+from snapline.recovery.trace_analysis import analyze
 
 NASTY = '</script></title><script>alert("1")</script>&\'\x00\u2028@data@'
 

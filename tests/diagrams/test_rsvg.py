@@ -18,7 +18,7 @@ from snapline.diagrams.analyzed_trace import analysis_svg
 from snapline.diagrams.event_window import EventLog
 from snapline.diagrams.space_time import draw_window
 from snapline.diagrams.style import COLORS
-from snapline.recovery.analysis import analyze
+from snapline.recovery.trace_analysis import analyze
 from snapline.recovery.trace_merge import TracedEvent
 from snapline.sim.report.space_time_svg import draw_run
 from snapline.sim.report.timeline import draw_timeline

@@ -15,9 +15,9 @@ from snapline.diagrams.domino import analysis_html
 from snapline.diagrams.style import COLORS
 from snapline.diagrams.text import analysis_text
 from snapline.errors import UsageError
-from snapline.recovery.analysis import Analysis, analyze
 from snapline.recovery.execution import Round
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Trace
+from snapline.recovery.trace_analysis import Analysis, analyze
 
 SVG = "{http://www.w3.org/2000/svg}"
 

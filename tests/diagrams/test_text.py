@@ -11,8 +11,8 @@ from tests.recovery.executions import parse, random_trace
 
 from snapline.diagrams import text as pictures_text
 from snapline.diagrams.text import analysis_text
-from snapline.recovery.analysis import analyze
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Trace
+from snapline.recovery.trace_analysis import analyze
 
 Draw = Callable[..., str]
 """`analysis_text`, or a mutant of it."""

@@ -12,8 +12,8 @@ from tests.protocols.executions import BASIC, RECEIVE, SEND, Event, Graph
 
 from snapline.protocols.bcs import BcsRule
 from snapline.protocols.rules import RULES
-from snapline.recovery.analysis import redecide
 from snapline.recovery.trace import Trace
+from snapline.recovery.trace_analysis import redecide
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "benchmarks" / "protocol_table.py"

@@ -10,9 +10,9 @@ from tests.recovery.executions import Ends, Going, parse, random_trace
 
 from snapline.errors import UsageError
 from snapline.protocols.rules import RULES
-from snapline.recovery import analysis as analysis_module
-from snapline.recovery.analysis import analyze, decide_and_analyze, redecide, untracked
+from snapline.recovery import trace_analysis as analysis_module
 from snapline.recovery.trace import CheckpointTaken, MessageSent, Trace
+from snapline.recovery.trace_analysis import analyze, decide_and_analyze, redecide, untracked
 
 NO_DEPENDENCY_UNTRACKED = ("fdas", "fdi", "bhmr", "nras", "cbr", "cas")
 

@@ -18,9 +18,9 @@ from tests.recovery.executions import (
     undo,
 )
 
-from snapline.recovery.analysis import components_of, edges_of, failures_undoing, obsolete
 from snapline.recovery.execution import Execution, Line, recovery_line
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Trace
+from snapline.recovery.trace_analysis import components_of, edges_of, failures_undoing, obsolete
 
 Kept = dict[str, set[int]]
 

@@ -23,8 +23,8 @@ from snapline.agent_runtime.host import events as ev
 from snapline.errors import TraceError
 from snapline.protocols.names import CHANDY_LAMPORT, KOO_TOUEG, UNCOORDINATED
 from snapline.recovery import trace_merge
-from snapline.recovery.analysis import Analysis, analyze
 from snapline.recovery.trace import MessageReceived, MessageSent, Recovery, Trace, read_trace
+from snapline.recovery.trace_analysis import Analysis, analyze
 from snapline.recovery.trace_merge import Merged, merge_traces
 
 Files = dict[str, list[bytes]]

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.recovery.executions import consistent_cuts, parse, random_trace, small_trace, useless_by_definition
 
-from snapline.recovery.analysis import components_of, edges_of, untracked, useless
 from snapline.recovery.execution import NOT_RECEIVED, Execution
 from snapline.recovery.trace import CheckpointTaken, MessageSent, Trace
+from snapline.recovery.trace_analysis import components_of, edges_of, untracked, useless
 
 Useless = dict[str, list[int]]
 

@@ -16,8 +16,8 @@ from snapline.errors import UsageError
 
 if TYPE_CHECKING:
     from snapline.cli.output import Printer
-    from snapline.recovery.analysis import Analysis
     from snapline.recovery.trace import Trace
+    from snapline.recovery.trace_analysis import Analysis
 
 DIAGRAM_WIDTH = 100
 """Columns of a diagram not printed to a terminal."""
@@ -96,7 +96,7 @@ def analyze(
 
     Also the checkpoints that no later recovery can need.
     """
-    from snapline.recovery.analysis import decide_and_analyze
+    from snapline.recovery.trace_analysis import decide_and_analyze
 
     printer = display.printer()
     traced = read_folder(Path(trace), printer, merged) if is_folder(trace, merged) else read(trace)

@@ -11,8 +11,8 @@ from typing import Any, cast
 import msgspec
 
 from snapline.client.trace_files import merge_folder, read_file, read_merged
-from snapline.recovery.analysis import Analysis, decide_and_analyze
 from snapline.recovery.trace import Trace as Events
+from snapline.recovery.trace_analysis import Analysis, decide_and_analyze
 
 
 class RecoveryLine(Mapping[str, object]):

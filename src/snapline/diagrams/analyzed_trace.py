@@ -14,9 +14,9 @@ from snapline.diagrams.history import INITIAL, PastEvents
 from snapline.diagrams.scene import Arrow, Band, Front, Mark, Place, Scene, Sign, counted
 from snapline.diagrams.svg import draw
 from snapline.errors import UsageError
-from snapline.recovery.analysis import Analysis
 from snapline.recovery.execution import domino_rounds
 from snapline.recovery.trace import CheckpointTaken, Recovery, Trace
+from snapline.recovery.trace_analysis import Analysis
 
 EVENTS_MAX = 400
 """Largest number of columns without a window: more than this are too narrow to distinguish on a screen."""

@@ -17,8 +17,8 @@ from snapline.diagrams.page import page, picture
 from snapline.diagrams.scene import Scene
 from snapline.diagrams.style import text
 from snapline.diagrams.svg import ARROWS_MAX, draw, telling
-from snapline.recovery.analysis import analyze, redecide
 from snapline.recovery.trace import Trace
+from snapline.recovery.trace_analysis import analyze, redecide
 
 EVENTS_MAX = 2_000
 """Largest number of columns of the picture, which scrolls: more would make the browser slow."""

@@ -18,8 +18,8 @@ import msgspec
 from snapline.diagrams.analyzed_trace import AnalyzedTrace, Window
 from snapline.diagrams.scene import Arrow, Mark, State
 from snapline.diagrams.style import clean
-from snapline.recovery.analysis import Analysis
 from snapline.recovery.trace import Trace
+from snapline.recovery.trace_analysis import Analysis
 
 WIDTH_MIN = 40
 """Smallest width in characters: less would show only a few events."""
