@@ -28,38 +28,205 @@ A candidate for a violation may take only a few times the events of the state th
 otherwise run to its end, which takes a hundred times as long.
 
 The size of a state is the number of its non-benign choices, faults and consumed messages.
+
+Delta debugging: leave out as much of a list as possible while a test still fails.
+
+The algorithm `ddmin` is Zeller and Hildebrandt's ("Simplifying and isolating failure-inducing input", 2002):
+
+1. Split the list into n parts.
+2. If one part alone fails, continue with it.
+3. Otherwise, if all parts but one fail, continue with those.
+4. Otherwise use twice as many parts, until each holds one item.
+
+The result is *1-minimal*: leaving out any single item makes the test pass. A smaller failing list may exist. The number of
+tests is a small multiple of log₂ of the length for a single culprit, and at most quadratic if nothing can be left out.
+
+`lowest` does the same for a number: it finds a smaller one that still fails.
+
+Departure: a failing test may report that it never used some of the items. Those are left out at once.
+
+Reduced scenarios, and choices limited to some streams, for the shrinker (`shrink.py`).
+
+Times change in whole milliseconds.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from hashlib import blake2b
+from typing import TypeVar
 
 import msgspec
 
 from snapline.errors import SnaplineError, UsageError
 from snapline.sim.choices import Key, RandomChoices, Record, RecordedChoices
+from snapline.sim.faults.durations import duration_ns, format_duration
 from snapline.sim.result import Result
-from snapline.sim.scenario import DelayPart, Scenario, StepsPart, format_scenario, parse_scenario
-from snapline.sim.search.ddmin import ddmin, lowest
-from snapline.sim.search.shrink_steps import (
-    MS,
-    TIMES,
-    FreshChoices,
-    duration_of,
-    in_fleet,
-    in_pattern,
-    is_valid,
-    with_delays,
-    with_every_ms,
-    with_fault_time,
-    with_less_work,
-    with_part,
-    with_rate,
-    with_trigger_messages,
-    with_until_ms,
-)
+from snapline.sim.scenario import DelayPart, FaultPart, Scenario, StepsPart, format_scenario, parse_scenario
 from snapline.sim.search.worker import Runner, error_kind, load_runner, name_of
+
+T = TypeVar("T")
+
+
+def ddmin(items: Sequence[T], needed: Callable[[list[T]], list[T] | None]) -> list[T]:
+    """Return a 1-minimal part of `items`, in their order.
+
+    Args:
+        items: a list that is known to fail.
+        needed: test of a list; returns None if it passes, else the items that the test used, in order.
+    """
+    kept = list(items)
+    parts = 2
+    while len(kept) >= 2:
+        size = -(-len(kept) // parts)
+        chunks = [kept[start : start + size] for start in range(0, len(kept), size)]
+        smaller, is_part = _smaller(chunks, needed)
+        if smaller is not None:
+            kept, parts = smaller, 2 if is_part else max(parts - 1, 2)
+        elif size == 1:
+            return kept
+        else:
+            parts = min(2 * parts, len(kept))
+    if kept and needed([]) is not None:
+        return []
+    return kept
+
+
+def _smaller(chunks: list[list[T]], needed: Callable[[list[T]], list[T] | None]) -> tuple[list[T] | None, bool]:
+    """Return the needed items of one chunk, or of all others; and whether it was one chunk."""
+    for chunk in chunks:
+        needed_items = needed(chunk)
+        if needed_items is not None:
+            return needed_items, True
+    if len(chunks) == 2:
+        return None, False  # with two chunks, a complement is the other chunk
+    for index in range(len(chunks)):
+        needed_items = needed([item for place, chunk in enumerate(chunks) if place != index for item in chunk])
+        if needed_items is not None:
+            return needed_items, False
+    return None, False
+
+
+def lowest(value: int, least: int, works: Callable[[int], bool], fineness: int = 2**62) -> None:
+    """Search for a lower value that works: the first of `least`, +1, +2, +4 …, then by bisection below it.
+
+    Args:
+        value: a value that is known to work.
+        fineness: stop when the remaining range is smaller than 1 / fineness of the value.
+    """
+    low = least - 1
+    for lower in doubling_steps(least, value):
+        if works(lower):
+            value = lower
+            break
+        low = lower
+    while value - low > 1 and (value - low) * fineness > value:
+        middle = (value + low) // 2
+        if works(middle):
+            value = middle
+        else:
+            low = middle
+
+
+def doubling_steps(least: int, value: int) -> Iterator[int]:
+    """Yield values below `value`: `least`, +1, +2, +4 …"""
+    step = 0
+    while least + step < value:
+        yield least + step
+        step = max(1, step * 2)
+
+
+MS = 10**6
+"""One millisecond in nanoseconds; times are reduced in whole milliseconds."""
+
+TIMES = ("at", "lasts", "restart_after", "back_after", "every")
+"""Fields of fault words that hold times or durations."""
+
+
+class FreshChoices(RandomChoices):
+    """Random choices of a seed in some streams, and benign ones in all others."""
+
+    def __init__(self, seed: int, streams: Collection[str]) -> None:
+        super().__init__(seed, is_recording=True)
+        self._drawn = frozenset(streams)
+
+    def pick(self, stream: str, key: Key, n: int) -> int:
+        return super().pick(stream, key, n) if stream in self._drawn else 0
+
+
+def duration_of(fault: FaultPart, field: str) -> int:
+    """Return a field of a fault in nanoseconds; 0 if the fault has no such field or it is empty."""
+    text = getattr(fault.word, field, "")
+    return duration_ns(text) if isinstance(text, str) and text else 0
+
+
+def is_valid(scenario: Scenario) -> bool:
+    """Return whether the scenario could be read from a file."""
+    try:
+        parse_scenario(format_scenario(scenario), source="a candidate")
+    except UsageError:
+        return False
+    return True
+
+
+def in_fleet(scenario: Scenario, **fields: object) -> Scenario:
+    return msgspec.structs.replace(scenario, fleet=msgspec.structs.replace(scenario.fleet, **fields))
+
+
+def in_pattern(scenario: Scenario, **fields: object) -> Scenario:
+    return in_fleet(scenario, pattern=msgspec.structs.replace(scenario.fleet.pattern, **fields))
+
+
+def with_part(scenario: Scenario, part: str, **fields: object) -> Scenario:
+    """Return the scenario with changed fields in a section such as "clients"."""
+    return msgspec.structs.replace(scenario, **{part: msgspec.structs.replace(getattr(scenario, part), **fields)})
+
+
+def with_less_work(scenario: Scenario, messages: int) -> Scenario:
+    """Return the scenario with fewer messages, and with proportionally earlier checkpoints and faults."""
+    most = max(1, scenario.fleet.pattern.messages)
+
+    def earlier(time_ns: int) -> int:
+        return max(1, time_ns * messages // (most * MS))
+
+    every = format_duration(earlier(scenario.fleet.trigger.every_ns) * MS)
+    reduced = in_fleet(scenario, trigger=msgspec.structs.replace(scenario.fleet.trigger, every=every))
+    for index, fault in enumerate(scenario.fault):
+        for field in TIMES:
+            if duration_of(fault, field):
+                reduced = with_fault_time(reduced, index, field, earlier(duration_of(fault, field)))
+    return in_pattern(reduced, messages=messages)
+
+
+def with_every_ms(scenario: Scenario, every_ms: int) -> Scenario:
+    every = format_duration(every_ms * MS)
+    return in_fleet(scenario, trigger=msgspec.structs.replace(scenario.fleet.trigger, every=every, jitter=0.0))
+
+
+def with_rate(scenario: Scenario, rate_per_s: float) -> Scenario:
+    return in_pattern(scenario, rate_per_s=rate_per_s)
+
+
+def with_trigger_messages(scenario: Scenario, messages: int) -> Scenario:
+    return in_fleet(scenario, trigger=msgspec.structs.replace(scenario.fleet.trigger, messages=messages))
+
+
+def with_delays(scenario: Scenario, delay: DelayPart) -> Scenario:
+    return msgspec.structs.replace(scenario, network=msgspec.structs.replace(scenario.network, delay=delay))
+
+
+def with_until_ms(scenario: Scenario, until_ms: int) -> Scenario:
+    until = format_duration(until_ms * 10**6)
+    return msgspec.structs.replace(scenario, run=msgspec.structs.replace(scenario.run, until=until))
+
+
+def with_fault_time(scenario: Scenario, index: int, field: str, time_ms: int) -> Scenario:
+    part = scenario.fault[index]
+    word = msgspec.structs.replace(part.word, **{field: format_duration(time_ms * 10**6)})
+    fault = list(scenario.fault)
+    fault[index] = msgspec.structs.replace(part, **{part.kind: word})
+    return msgspec.structs.replace(scenario, fault=fault)
+
 
 OTHER_SEEDS = 4
 """Number of further seeds tried for a candidate whose replayed choices lose the bug. A bug that one seed in four shows is then

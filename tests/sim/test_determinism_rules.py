@@ -29,7 +29,7 @@ OUTSIDE = (
         "sim/search/pool.py",
         "sim/search/worker.py",
         "sim/search/shrink.py",
-        "sim/search/ddmin.py",
+        "sim/search/shrink.py",
     ),
     *(
         "sim/search/compare",

@@ -18,8 +18,16 @@ from snapline.sim.faults.fault_kinds import CrashFault, PauseFault
 from snapline.sim.report.files import read_choices
 from snapline.sim.result import Result, Verdict, Violation
 from snapline.sim.scenario import FaultPart, FleetPart, PatternPart, Scenario, TriggerPart, parse_scenario
-from snapline.sim.search.ddmin import ddmin, doubling_steps, lowest
-from snapline.sim.search.shrink import ShrinkStep, Shrunk, renumbered, shrink, signature_of
+from snapline.sim.search.shrink import (
+    ShrinkStep,
+    Shrunk,
+    ddmin,
+    doubling_steps,
+    lowest,
+    renumbered,
+    shrink,
+    signature_of,
+)
 from snapline.sim.search.shrunk_files import render
 
 # -- delta debugging ----------------------------------------------------------------------------------------------------
