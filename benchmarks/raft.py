@@ -46,7 +46,7 @@ from snapline.channels.memory_limits import keep_freed_memory
 from snapline.channels.options import server_options
 from snapline.coordinator.raft.proposals import Committed
 from snapline.coordinator.raft.pysyncobj_settings import TICK_S, raft_configuration
-from snapline.coordinator.raft.replica import Replica, ReplicaOptions
+from snapline.coordinator.raft.raft_driver import Replica, ReplicaOptions
 from snapline.security.transport import Security
 from snapline.storage.store.store import Store
 

@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 
 import grpc
 
-from snapline.coordinator.raft.replica import Replica
+from snapline.coordinator.raft.raft_driver import Replica
 from snapline.coordinator.service.leadership import Leadership
 from snapline.errors import (
     CoordinatorUnavailableError,

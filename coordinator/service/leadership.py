@@ -10,8 +10,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from snapline.coordinator.raft.driver import RaftDriver
-from snapline.coordinator.service.adapter import Driver
+from snapline.coordinator.raft.raft_driver import RaftDriver
+from snapline.coordinator.service.leader_runner import LeaderRunner
 from snapline.errors import CoordinatorUnavailableError, SnaplineError
 from snapline.messages.status import Standing
 
@@ -27,12 +27,12 @@ class Leadership:
         led: set once this replica has led.
     """
 
-    def __init__(self, make: Callable[[], Driver]) -> None:
+    def __init__(self, make: Callable[[], LeaderRunner]) -> None:
         """`make` makes the driver of a new leader; it raises SnaplineError if this replica cannot lead."""
         self._make = make
         self._changed = asyncio.Event()
         self._standing = Standing()
-        self.driver: Driver | None = None
+        self.driver: LeaderRunner | None = None
         self.ended = asyncio.Event()
         self.led = asyncio.Event()
         self.exit_code = 0
@@ -89,7 +89,7 @@ class Leadership:
         self.driver.start()
         self.led.set()
 
-    def _on_driver_ended(self, driver: Driver) -> None:
+    def _on_driver_ended(self, driver: LeaderRunner) -> None:
         if driver is not self.driver:
             return
         if driver.failure is not None:

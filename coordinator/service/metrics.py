@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from snapline.coordinator.leader.epochs.store_watch import DEGRADED
 from snapline.coordinator.leader.leader_status import LeaderStatus
-from snapline.coordinator.raft.replica import Replica
+from snapline.coordinator.raft.raft_driver import Replica
 from snapline.coordinator.service.leader_statistics import NS, LeaderFigures
 from snapline.coordinator.service.leadership import Leadership
 from snapline.coordinator.state.fleet_records import (

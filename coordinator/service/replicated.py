@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from snapline.coordinator.raft import proposals
-from snapline.coordinator.raft.driver import RaftDriver
+from snapline.coordinator.raft.raft_driver import RaftDriver
 from snapline.coordinator.state.fleet_records import Committed, OperationResult, ProposalOutcome, Rejected, Unknown
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.coordinator.state.operations import decode_operation

@@ -27,7 +27,7 @@ from snapline.coordinator.raft.journal import ForeignLogError, known_cluster
 from snapline.coordinator.raft.learner import is_majority_lost
 from snapline.coordinator.raft.node import DUMP_FILE, JOURNAL_FILE
 from snapline.coordinator.raft.pysyncobj_settings import raft_configuration
-from snapline.coordinator.raft.replica import Replica, ReplicaOptions
+from snapline.coordinator.raft.raft_driver import Replica, ReplicaOptions
 from snapline.coordinator.service.calls import LeaderHint
 from snapline.coordinator.service.coordinator_stop import CoordinatorStop
 from snapline.coordinator.service.fork_log import create_fork_log

@@ -18,8 +18,7 @@ from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader import host_requests as words
 from snapline.coordinator.leader.leader_status import LeaderStatus
 from snapline.coordinator.leader.objectives import objectives_missed
-from snapline.coordinator.raft.replica import Replica
-from snapline.coordinator.service.adapter import Driver, Outbox
+from snapline.coordinator.raft.raft_driver import Replica
 from snapline.coordinator.service.calls import LeaderHint, with_grpc_errors
 from snapline.coordinator.service.documents import list_snapshots, show_document, verify
 from snapline.coordinator.service.epoch_history import epoch_history
@@ -38,6 +37,7 @@ from snapline.coordinator.service.fleet_answers import (
 )
 from snapline.coordinator.service.host_checks import check_end, check_forgetting, check_moves
 from snapline.coordinator.service.host_stream import HostStream, read_host_message
+from snapline.coordinator.service.leader_runner import LeaderRunner, Outbox
 from snapline.coordinator.service.leader_statistics import LeaderFigures
 from snapline.coordinator.service.leadership import Leadership
 from snapline.coordinator.service.loss_status import interval_of, loss_of
@@ -149,11 +149,11 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
                 await context.write(directive)
         finally:
             reader.cancel()
-            driver.close_stream(session)
+            driver.stream_closed(session)
             with contextlib.suppress(asyncio.CancelledError, grpc.RpcError):
                 await reader
 
-    async def _leading_or_abort(self, context: Context) -> Driver:
+    async def _leading_or_abort(self, context: Context) -> LeaderRunner:
         if self._leadership.driver is None:
             context.set_trailing_metadata(self.leader_hint.metadata())
             await context.abort(grpc.StatusCode.UNAVAILABLE, self.leader_hint.sentence())
@@ -174,7 +174,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
         refusal = self._security.refusal(context, role=HOST, name=join.host)
         return TurnedAway(refusal, True) if refusal else join
 
-    async def _read(self, driver: Driver, session: int, outbox: Outbox, context: Context) -> None:
+    async def _read(self, driver: LeaderRunner, session: int, outbox: Outbox, context: Context) -> None:
         try:
             stream = HostStream()
             while isinstance(data := await context.read(), bytes):
@@ -191,7 +191,7 @@ class CoordinatorServicer(coordinator_pb2_grpc.CoordinatorServicer):
 
     # ---- leader ---------------------------------------------------------------------------------------------------
 
-    def _leading(self) -> Driver:
+    def _leading(self) -> LeaderRunner:
         driver = self._leadership.driver
         if driver is None:
             raise CoordinatorUnavailableError(self.leader_hint.sentence())

@@ -10,7 +10,7 @@ import secrets
 import time
 
 from snapline.coordinator.leader.leader_state import SECOND_NS
-from snapline.coordinator.raft.driver import RaftDriver
+from snapline.coordinator.raft.raft_driver import RaftDriver
 from snapline.coordinator.service.calls import LeaderHint
 from snapline.coordinator.service.leadership import Leadership
 from snapline.coordinator.service.log import ReplicatedLog

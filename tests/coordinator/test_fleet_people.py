@@ -7,10 +7,9 @@ from typing import cast
 import pytest
 from tests.security.certificates import Authority, Leaf
 
-from snapline.coordinator.raft.driver import RaftDriver
-from snapline.coordinator.raft.replica import Replica
-from snapline.coordinator.service.adapter import Driver
+from snapline.coordinator.raft.raft_driver import RaftDriver, Replica
 from snapline.coordinator.service.calls import LeaderHint
+from snapline.coordinator.service.leader_runner import LeaderRunner
 from snapline.coordinator.service.leadership import Leadership
 from snapline.coordinator.service.users import FleetUsers
 from snapline.coordinator.state import operations as op
@@ -36,7 +35,7 @@ SECURITY = Security.loopback()
 
 class Elsewhere(LeaderHint):
     def __init__(self) -> None:
-        super().__init__(Leadership(lambda: cast(Driver, None)), cast(Replica, None), {})
+        super().__init__(Leadership(lambda: cast(LeaderRunner, None)), cast(Replica, None), {})
 
     def sentence(self) -> str:
         return "another replica, c2, leads the coordinator"
@@ -65,10 +64,10 @@ class Log:
 def people(
     *answers: str, leads: bool = True, security: Security = SECURITY, hosts: Mapping[str, str] = {"h1": ALIVE}
 ) -> tuple[FleetUsers, Log]:
-    state, leadership = FleetState(), Leadership(lambda: cast(Driver, None))
+    state, leadership = FleetState(), Leadership(lambda: cast(LeaderRunner, None))
     state.apply(op.Operation(1, "test", 1, op.MakeToken("ada", "operator", DIGEST, 1 << 62)))
     state.image.hosts.update({host: HostRecord(1, "", "", standing) for host, standing in hosts.items()})
-    leadership.driver = cast(Driver, object()) if leads else None
+    leadership.driver = cast(LeaderRunner, object()) if leads else None
     log = Log(state, *(answers or ("committed",)))
     return FleetUsers(state, cast(RaftDriver, None), log, leadership, Elsewhere(), node="c1", security=security), log
 

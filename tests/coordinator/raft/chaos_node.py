@@ -27,7 +27,7 @@ from snapline.channels.options import server_options
 from snapline.coordinator.raft.journal import SqliteJournal
 from snapline.coordinator.raft.node import SafeSyncObj
 from snapline.coordinator.raft.proposals import Committed
-from snapline.coordinator.raft.replica import Replica, ReplicaOptions
+from snapline.coordinator.raft.raft_driver import Replica, ReplicaOptions
 from snapline.errors import SnaplineError
 from snapline.security.transport import Security
 from snapline.storage.store.store import Store
