@@ -24,7 +24,7 @@ import tracemalloc
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from snapline.recovery.history import FleetHistory
+from snapline.recovery.dependency_history import FleetHistory
 
 AGENTS = 100
 KEPT = 5_000

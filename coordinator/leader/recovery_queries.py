@@ -2,7 +2,7 @@
 
 Survivors keep their live states, so the hosts of an autonomous fleet report their agents' positions (ReportNumbers) while the
 agents keep running. After a second the answer is computed from the replies so far. It is an estimate if a live state is unknown or
-has changed since (`recovery/history.py`); a recovery freezes the fleet first and is exact. While the store is being read a query
+has changed since (`recovery/dependency_history.py`); a recovery freezes the fleet first and is exact. While the store is being read a query
 waits, and after some seconds it is refused.
 """
 

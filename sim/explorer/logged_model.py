@@ -45,8 +45,8 @@ import msgspec
 
 from snapline.protocols.names import CIC_PROTOCOLS
 from snapline.protocols.rule import CheckpointRule
+from snapline.recovery.dependency_history import FleetHistory
 from snapline.recovery.execution import NOT_RECEIVED, Execution, recovery_line
-from snapline.recovery.history import FleetHistory
 from snapline.sim.explorer.cuts import (
     AgentLedger,
     AllCuts,

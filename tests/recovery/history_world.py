@@ -10,7 +10,7 @@ from itertools import product
 from math import prod
 from random import Random
 
-from snapline.recovery.history import AgentImage, CheckpointImage, FleetHistory, HistoryImage, Line
+from snapline.recovery.dependency_history import AgentImage, CheckpointImage, FleetHistory, HistoryImage, Line
 
 LIVE = 10**9  # a place above every checkpoint number
 

@@ -7,7 +7,7 @@ import pytest
 from tests.recovery.history_world import execute
 
 from snapline.errors import NotFoundError, ProtocolError, UsageError
-from snapline.recovery.history import AgentImage, CheckpointImage, FleetHistory, HistoryImage, Line, LineCost
+from snapline.recovery.dependency_history import AgentImage, CheckpointImage, FleetHistory, HistoryImage, Line, LineCost
 from snapline.recovery.history_records import DependencyRecord
 
 MakeHistory = Callable[..., FleetHistory]

@@ -6,9 +6,9 @@ import pytest
 from tests.recovery.history_world import execute
 
 from snapline.errors import ProtocolError
-from snapline.recovery import history, history_records
-from snapline.recovery import history as history_module
-from snapline.recovery.history import Climb, FleetHistory, HistoryImage, Line, TotalLine
+from snapline.recovery import dependency_history, history_records
+from snapline.recovery import dependency_history as history_module
+from snapline.recovery.dependency_history import Climb, FleetHistory, HistoryImage, Line, TotalLine
 from snapline.recovery.history_records import (
     LIVE,
     Channel,
@@ -143,7 +143,7 @@ class AnAdvanceFreesNobody(TotalLine):
 
 
 class OnlyTheFirstCheckpointOfAClimbCounts(TotalLine):
-    def _raise(self, climb: Climb, agent: int, number: int) -> history.Missing | int | None:
+    def _raise(self, climb: Climb, agent: int, number: int) -> dependency_history.Missing | int | None:
         return super()._raise(climb, agent, self._records.after(agent, self.places[agent]))
 
 

@@ -18,7 +18,7 @@ from snapline.protocols.koo_toueg import ChannelTables, CheckpointRequested, Koo
 from snapline.protocols.names import CIC_PROTOCOLS
 from snapline.protocols.rule import CheckpointRule
 from snapline.protocols.rules import RULES
-from snapline.recovery.history import FleetHistory
+from snapline.recovery.dependency_history import FleetHistory
 from snapline.sim.explorer.chandy_lamport import (
     ChandyLamportCore,
     MarkerReceived,

@@ -1,7 +1,7 @@
 """Ledger of a logged fleet's checkpoints in the store, and the recovery line that follows from them.
 
 One ledger serves one plan. It begins with the *base*, the newest complete epoch, and adds checkpoints that hosts report above it. Base 0
-is the initial states, each of which is a checkpoint 0 in a pack of its own kind. `recovery/history.py` computes the line; the ledger
+is the initial states, each of which is a checkpoint 0 in a pack of its own kind. `recovery/dependency_history.py` computes the line; the ledger
 keeps the files: which pack holds which checkpoint, and which packs no line can need any more.
 
 `FleetHistory` numbers each agent's checkpoints from 0, but the base epoch may hold an agent's checkpoint with any number. So the history
@@ -17,7 +17,7 @@ from snapline.coordinator.leader.events import LineAgent, StoredCheckpoint
 from snapline.coordinator.state.fleet_records import AgentRecord
 from snapline.errors import ProtocolError
 from snapline.messages.host_messages import ReportedPack
-from snapline.recovery.history import FleetHistory, Line
+from snapline.recovery.dependency_history import FleetHistory, Line
 
 UNBORN = "unborn"
 
