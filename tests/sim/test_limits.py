@@ -33,8 +33,8 @@ from snapline.sim.scenario import (
     SwarmPart,
     TriggerPart,
 )
-from snapline.sim.search.generated import count_drawn, empty_counts, never_drawn
 from snapline.sim.search.swarm import STANDARD, draw
+from snapline.sim.search.sweep import count_drawn, empty_counts, never_drawn
 from snapline.sim.world.kernel import Kernel
 from snapline.sim.world.limits import LIMITS, limited
 from snapline.sim.world.network import Network
