@@ -59,7 +59,7 @@ from snapline.coordinator.state.fleet_records import (
 from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import DamagedDataError, ExternalFailureError, LogError, NotFoundError, UsageError
 from snapline.protocols.names import is_autonomous
-from snapline.storage.store.layout import CHECKPOINTS, manifest_path, parse_pack_path
+from snapline.storage.disk.layout import CHECKPOINTS, manifest_path, parse_pack_path
 from snapline.storage.store.log_marks import LogMark
 from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.record import canonical, seal, unseal

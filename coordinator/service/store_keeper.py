@@ -17,6 +17,7 @@ from snapline.coordinator.leader.events import (
     DeleteCheckpoints,
     DeleteEpochs,
     EpochPublished,
+    EpochReleased,
     LineChecked,
     LineMaterialised,
     ManifestAgent,
@@ -24,10 +25,13 @@ from snapline.coordinator.leader.events import (
     MaterialiseLine,
     ProbeWritten,
     PublishEpoch,
+    ReleaseEpoch,
+    RemoveProbe,
     ResolveSnapshot,
     ScanCheckpoints,
     SnapshotResolved,
     SweepCheckpoints,
+    SweepLogs,
     SweepStore,
     WriteManifest,
     WriteProbe,
@@ -39,6 +43,7 @@ from snapline.coordinator.state.fleet_view import FleetView
 from snapline.errors import DamagedDataError, SnaplineError, StoreError
 from snapline.failpoints import failpoint
 from snapline.protocols.names import is_autonomous
+from snapline.storage.disk.layout import manifest_path, parse_manifest_path
 from snapline.storage.packs.blob import BlobEntry
 from snapline.storage.packs.compaction import WRITER
 from snapline.storage.packs.pack import PackReference
@@ -46,7 +51,6 @@ from snapline.storage.retention.catalog import snapshot_time, summarise
 from snapline.storage.retention.holds import Holds
 from snapline.storage.retention.retention_policy import Policy, SnapshotTime, retained
 from snapline.storage.store.damage import damaged, finding_of
-from snapline.storage.store.layout import manifest_path, parse_manifest_path
 from snapline.storage.store.manifest import AgentLine, Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 from snapline.storage.timestamps import instant
@@ -64,12 +68,7 @@ DELETED_KEPT = 10_000
 
 
 class StoreKeeper:
-    """Store calls of one coordinator. All methods may run on any thread, several at a time.
-
-    Attributes:
-        logs: sweeper of host logs, used on the cleaner's thread.
-        outputs: releaser of outputs.
-    """
+    """Store calls of one coordinator (`LeaderStore`). All methods may run on any thread, several at a time."""
 
     def __init__(
         self,
@@ -94,8 +93,8 @@ class StoreKeeper:
         self._wall_ns = wall_ns
         self._now_ns = now_ns
         self._retention = retention
-        self.logs = LogSweeper(store)
-        self.outputs = OutputReleaser(store, wall_ns)
+        self._logs = LogSweeper(store)
+        self._outputs = OutputReleaser(store, wall_ns)
         self._holds = Holds(store, now_s=lambda: wall_ns() / 1e9)
         self._times: dict[int, SnapshotTime] = {}
         self._dependencies = _dependencies()
@@ -113,9 +112,9 @@ class StoreKeeper:
             return ProbeWritten(command.session, "", b"", str(error))
         return ProbeWritten(command.session, path, content)
 
-    def remove_probe(self, path: str) -> None:
+    def remove_probe(self, command: RemoveProbe) -> None:
         """Remove a probe."""
-        self._quietly(lambda: self._store.remove_probe(path), f"probe {path} remains")
+        self._quietly(lambda: self._store.remove_probe(command.path), f"probe {command.path} remains")
 
     def write_manifest(self, command: WriteManifest) -> ManifestWritten:
         """Read every pack's index back, compare, and write the manifest (G4, G11)."""
@@ -133,7 +132,7 @@ class StoreKeeper:
             lines = [_line(agent, gathered.checkpoints[agent.pack], command) for agent in command.agents]
             metadata = self._metadata(command, validity)
             root = self._store.write_manifest(Manifest(metadata, lines, gathered.packs, gathered.chunks))
-        self.outputs.on_written(root, metadata)
+        self._outputs.on_written(root, metadata)
         failpoint("coordinator.epoch.stored")
         return root
 
@@ -245,7 +244,7 @@ class StoreKeeper:
             return EpochPublished(epoch, str(error), damaged_path=_path_of(error, command.root))
         except (SnaplineError, OSError) as error:
             return EpochPublished(epoch, str(error), is_final=self._has_other_owner(epoch, command.root))
-        numbers = self.outputs.known(epoch, command.root)
+        numbers = self._outputs.known(epoch, command.root)
         return (
             EpochPublished(epoch) if numbers is None else EpochPublished(epoch, inputs=numbers[0], outputs=numbers[1])
         )
@@ -255,6 +254,10 @@ class StoreKeeper:
             return self._store.read_ref(epoch) != root
         except (SnaplineError, OSError):
             return False
+
+    def release(self, command: ReleaseEpoch) -> EpochReleased:
+        """Release the outputs of a complete epoch."""
+        return self._outputs.release(command)
 
     def resolve(self, command: ResolveSnapshot) -> SnapshotResolved:
         """Find the epoch with this tag or number."""
@@ -355,6 +358,10 @@ class StoreKeeper:
         if summary is None:
             return None
         return snapshot_time(summary)
+
+    def sweep_logs(self, command: SweepLogs) -> None:
+        """Delete batches of host logs that no plan needs any more."""
+        self._logs.sweep(command)
 
     def delete_checkpoints(self, command: DeleteCheckpoints) -> None:
         """Delete checkpoint packs; the sweep after the next plan repeats what failed."""

@@ -16,7 +16,7 @@ from snapline.agent_runtime.host import events as ev
 from snapline.messages.inputs import ACCEPTED, REPEATED, InputOutcome
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.world_state import WorldState
-from snapline.storage.store.layout import LOG
+from snapline.storage.disk.layout import LOG
 
 
 class HostLogOracle:

@@ -16,10 +16,10 @@ from snapline.sim.oracles.pack_reader import read_pack
 from snapline.sim.world.replicated_log import SimulatedLog
 from snapline.sim.world.world_state import WorldState
 from snapline.storage.capture.sealed_journal import whole_turn
+from snapline.storage.disk import layout
 from snapline.storage.outputs.record import Release
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.retention.retention_policy import parse_created
-from snapline.storage.store import layout
 from snapline.storage.store.manifest import Manifest
 
 

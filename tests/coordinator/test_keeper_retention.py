@@ -13,10 +13,10 @@ from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.errors import StoreError
 from snapline.messages.host_messages import ReportedPack
+from snapline.storage.disk import layout
 from snapline.storage.outputs.record import EmittedOutput
 from snapline.storage.retention.holds import Holds
 from snapline.storage.retention.retention_policy import Policy
-from snapline.storage.store import layout
 from snapline.storage.store.manifest import Manifest
 from snapline.storage.store.store import Store
 from snapline.storage.timestamps import instant

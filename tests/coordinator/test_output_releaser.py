@@ -11,8 +11,8 @@ from snapline.coordinator.leader import events as ev
 from snapline.coordinator.service.output_releaser import OutputReleaser
 from snapline.coordinator.state.lineage import Ancestor
 from snapline.errors import NotFoundError, StoreError
+from snapline.storage.disk.layout import manifest_path
 from snapline.storage.packs.checkpoint import AgentCheckpoint, SavedOutput, SavedOutputs, encode_checkpoint
-from snapline.storage.store.layout import manifest_path
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 

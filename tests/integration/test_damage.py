@@ -18,7 +18,7 @@ from snapline.agent_runtime.snapshots.cut import load_cut
 from snapline.cli.main import app
 from snapline.errors import DamagedDataError
 from snapline.examples.bank import tokens_in
-from snapline.storage.store import layout
+from snapline.storage.disk import layout
 
 EPOCHS = 5
 POSITIONS = 3

@@ -15,9 +15,9 @@ from tests.storage.making import make_store, write_epoch
 from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import StoreError
+from snapline.storage.disk import layout
 from snapline.storage.retention import catalog as catalog_module
 from snapline.storage.retention.catalog import Catalog, read_summaries
-from snapline.storage.store import layout
 from snapline.storage.store.manifest import Manifest, Metadata
 from snapline.storage.store.store import Store
 

@@ -20,8 +20,9 @@ from tests.storage.making import (
 from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk, broken_write_once
 
 from snapline.errors import SnaplineError, StoreError, StoreMissingError
+from snapline.storage.disk import layout
 from snapline.storage.retention import retention
-from snapline.storage.store import create_store, files, layout
+from snapline.storage.store import create_store, files
 from snapline.storage.store import store as store_module
 from snapline.storage.store.disk import Disk, LocalDisk
 from snapline.storage.store.manifest import encode_manifest, encode_ref

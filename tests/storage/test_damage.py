@@ -18,8 +18,8 @@ from tests.storage.making import (
 from tests.storage.simulated_disk import Inode, SimulatedDisk
 
 from snapline.errors import DamagedDataError, StoreError
+from snapline.storage.disk import layout
 from snapline.storage.packs.blob import BlobEntry, contradiction_of, decode_blob
-from snapline.storage.store import layout
 from snapline.storage.store.damage import finding_of
 from snapline.storage.store.record import digest_of
 from snapline.storage.store.store import Store

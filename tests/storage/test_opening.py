@@ -13,7 +13,8 @@ from tests.storage.object_servers import BUCKET, FakeS3, fake_s3
 from snapline.errors import StoreError, UsageError
 from snapline.storage.buckets import object_disk
 from snapline.storage.buckets.object_disk import DiskCapabilities, ObjectDisk
-from snapline.storage.store import layout, opening
+from snapline.storage.disk import layout
+from snapline.storage.store import opening
 from snapline.storage.store.disk import LocalDisk
 from snapline.storage.store.opening import open_disk
 from snapline.storage.store.store import Store

@@ -9,9 +9,9 @@ from tests.storage.making import make_store, seeded_bytes, write_epoch
 from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk
 
 from snapline.errors import DamagedDataError, NotFoundError, SnaplineError, StoreError, UsageError
+from snapline.storage.disk import layout
 from snapline.storage.retention import pins
 from snapline.storage.retention.holds import Holds
-from snapline.storage.store import layout
 from snapline.storage.store.disk import Disk
 from snapline.storage.store.record import canonical, seal
 from snapline.storage.store.store import Store

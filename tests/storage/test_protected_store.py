@@ -22,11 +22,11 @@ from tests.storage.protecting import BOTH, NEW, OLD, content, put_file
 from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDisk
 
 from snapline.errors import DamagedDataError, StoreError, StoreKeyError, StoreMissingError, UsageError
+from snapline.storage.disk import layout
 from snapline.storage.keys import key_rotation
 from snapline.storage.keys.key_files import NO_KEYS, Keys, make_signing_key, make_wrapping_key
 from snapline.storage.keys.key_records import list_keys
 from snapline.storage.keys.protection import make_guard
-from snapline.storage.store import layout
 from snapline.storage.store.disk import LocalDisk
 from snapline.storage.store.manifest import encode_ref
 from snapline.storage.store.record import canonical, seal

@@ -14,10 +14,11 @@ from tests.storage.protecting import NEW, OLD
 from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDisk, below
 
 from snapline.errors import DamagedDataError, NotFoundError, SnaplineError, StoreError, UsageError
+from snapline.storage.disk import layout
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.packs.blob import decode_blob, header_bytes
 from snapline.storage.packs.pack import read_index
-from snapline.storage.store import layout, snapshot_reading
+from snapline.storage.store import snapshot_reading
 from snapline.storage.store.manifest import encode_ref
 from snapline.storage.store.snapshot_reading import check_epoch
 from snapline.storage.store.store import Store

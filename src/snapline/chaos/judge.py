@@ -18,8 +18,8 @@ from snapline.errors import SnaplineError
 from snapline.recovery.history_records import DependencyRecord, in_transit_numbers, orphans
 from snapline.sim.result import Violation
 from snapline.sim.workloads.workload import Workload
+from snapline.storage.disk import layout
 from snapline.storage.packs.checkpoint import AgentCheckpoint
-from snapline.storage.store import layout
 from snapline.storage.store.store import Store
 
 VIOLATIONS_MAX = 10

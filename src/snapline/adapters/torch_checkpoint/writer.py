@@ -40,13 +40,13 @@ from snapline.adapters.torch_checkpoint.records import (
 from snapline.adapters.torch_checkpoint.shards import ItemTables, RankWriter
 from snapline.errors import DamagedDataError, NotFoundError, UsageError
 from snapline.failpoints import failpoint
+from snapline.storage.disk import layout
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.packs import compaction
 from snapline.storage.packs.checkpoint import AgentCheckpoint, ChunkReference, encode_checkpoint
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.retention import pins, retention
 from snapline.storage.retention.holds import Holds
-from snapline.storage.store import layout
 from snapline.storage.store import manifest as manifests
 from snapline.storage.store.manifest import Manifest, agent_line
 from snapline.storage.store.store import Store

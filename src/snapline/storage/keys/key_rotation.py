@@ -21,6 +21,7 @@ import os
 from collections.abc import Callable
 
 from snapline.errors import DamagedDataError, StoreError, UsageError
+from snapline.storage.disk.layout import KEYS
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.keys.key_records import (
     GENERATION_MAX,
@@ -34,7 +35,6 @@ from snapline.storage.keys.key_records import (
 )
 from snapline.storage.store import files
 from snapline.storage.store.disk import Disk
-from snapline.storage.store.layout import KEYS
 
 ROUNDS_MAX = 8
 """Limit on rounds: one does the work, one verifies it; more are needed only while others write keys under the old key."""

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from blake3 import blake3
 
 from snapline.errors import StoreError, StoreKeyError, UsageError
+from snapline.storage.disk import layout
 from snapline.storage.keys import key_records, signing
 from snapline.storage.keys.encryption import KEY_BYTES, PackCipher, require_package
 from snapline.storage.keys.key_files import SIGNING_KEY_VARIABLE, STORE_KEY_VARIABLE, Keys, keys_from_environment
@@ -42,7 +43,7 @@ from snapline.storage.keys.key_records import DIGEST_KEY, KeyRecord, is_data_key
 from snapline.storage.log.reader import holds_batches
 from snapline.storage.object_streams.segments import list_object_streams, list_segments
 from snapline.storage.outputs.reader import holds_outputs
-from snapline.storage.store import files, layout
+from snapline.storage.store import files
 from snapline.storage.store.disk import DirectoryEntry, Disk
 from snapline.storage.store.record import Buffer, digest_of
 

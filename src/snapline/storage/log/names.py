@@ -14,7 +14,7 @@ import msgspec
 
 from snapline.errors import UsageError
 from snapline.ids import check_id
-from snapline.storage.store.layout import EPOCH_MAX, LOG
+from snapline.storage.disk.layout import EPOCH_MAX, LOG
 
 NUMBER_MAX = EPOCH_MAX
 """Largest number of a plan, start or entry; fits a signed 64-bit integer."""

@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
+from snapline.storage.disk.layout import OBJECT_STREAMS
 from snapline.storage.object_streams.index import ObjectStreamIndex, ObjectStreamReplay, Path, StoredObject
 from snapline.storage.object_streams.records import (
     LOCK_NAME,
@@ -48,7 +49,6 @@ from snapline.storage.object_streams.segments import (
 from snapline.storage.store import files
 from snapline.storage.store.disk import creates_only
 from snapline.storage.store.guard import Guard
-from snapline.storage.store.layout import OBJECT_STREAMS
 from snapline.storage.store.locks import LockHeldError
 from snapline.storage.store.record import Buffer
 from snapline.storage.store.store import Store

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from snapline.errors import DamagedDataError, UsageError
 from snapline.failpoints import failpoint
+from snapline.storage.disk.layout import OBJECT_STREAMS, TEMPORARY, parse_temporary_path
 from snapline.storage.object_streams.records import (
     Contents,
     EntryLine,
@@ -29,7 +30,6 @@ from snapline.storage.store import files
 from snapline.storage.store.damage import damaged
 from snapline.storage.store.disk import Disk, appends, make_durable_directory
 from snapline.storage.store.guard import Cipher, Guard
-from snapline.storage.store.layout import OBJECT_STREAMS, TEMPORARY, parse_temporary_path
 from snapline.storage.store.record import HEAD_BYTES, MAGIC, Buffer, record_bytes
 
 SEGMENT_BYTES_MAX = 2**26

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from snapline.errors import DamagedDataError, StoreError, UsageError
+from snapline.storage.disk.layout import OUTPUTS
 from snapline.storage.outputs.names import (
     CONSUMERS,
     Cursor,
@@ -20,7 +21,6 @@ from snapline.storage.outputs.names import (
 from snapline.storage.store import files
 from snapline.storage.store.damage import check_store, damaged
 from snapline.storage.store.disk import Disk, make_durable_directory, write_once
-from snapline.storage.store.layout import OUTPUTS
 from snapline.storage.store.record import canonical, seal, unseal
 
 CURSOR_KIND = b"OCUR"

@@ -13,7 +13,7 @@ import msgspec
 
 from snapline.errors import UsageError
 from snapline.ids import check_id
-from snapline.storage.store.layout import EPOCH_MAX, OUTPUTS
+from snapline.storage.disk.layout import EPOCH_MAX, OUTPUTS
 
 CONSUMERS = f"{OUTPUTS}/consumers"
 

@@ -23,6 +23,7 @@ import msgspec
 
 from snapline.errors import DamagedDataError, NotFoundError, UsageError
 from snapline.failpoints import failpoint
+from snapline.storage.disk.layout import OUTPUTS
 from snapline.storage.outputs.names import START, Cursor, PartName, first_path, parse_cursor, parse_part_path
 from snapline.storage.outputs.record import (
     FILE_BYTES_MAX,
@@ -36,7 +37,6 @@ from snapline.storage.store import files
 from snapline.storage.store.damage import damaged
 from snapline.storage.store.disk import Disk
 from snapline.storage.store.guard import Guard
-from snapline.storage.store.layout import OUTPUTS
 
 
 class RevertedEpochs(msgspec.Struct, frozen=True, gc=False):

@@ -17,12 +17,12 @@ import msgspec
 
 from snapline.errors import UsageError
 from snapline.ids import check_id
+from snapline.storage.disk.layout import EPOCH_MAX, check_root
 from snapline.storage.outputs.names import Cursor, PartName, first_path
 from snapline.storage.store import files
 from snapline.storage.store.damage import check_place, damaged
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.guarded_data import open_data
-from snapline.storage.store.layout import EPOCH_MAX, check_root
 from snapline.storage.store.record import canonical, seal, unseal
 
 FILE_BYTES_MAX = 2**26

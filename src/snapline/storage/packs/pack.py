@@ -23,6 +23,7 @@ import msgspec
 
 from snapline.errors import UsageError
 from snapline.ids import check_id
+from snapline.storage.disk import layout
 from snapline.storage.packs.blob import (
     KIND_CHECKPOINT,
     KIND_CHUNK,
@@ -34,7 +35,6 @@ from snapline.storage.packs.blob import (
     encode_blob,
     end_of,
 )
-from snapline.storage.store import layout
 from snapline.storage.store.damage import damaged
 from snapline.storage.store.disk import Disk
 from snapline.storage.store.record import DIGEST_BYTES, Buffer, canonical, digest_of, seal, unseal

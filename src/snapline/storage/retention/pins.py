@@ -45,7 +45,8 @@ import msgspec
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
 from snapline.failpoints import failpoint
 from snapline.ids import check_id
-from snapline.storage.store import files, layout
+from snapline.storage.disk import layout
+from snapline.storage.store import files
 from snapline.storage.store.damage import check_store, damaged
 from snapline.storage.store.disk import Disk, make_durable_directory
 from snapline.storage.store.manifest import read_ref

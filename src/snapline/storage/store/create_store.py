@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 from snapline.errors import StoreMissingError, UsageError
 from snapline.failpoints import failpoint
-from snapline.storage.store import files, layout
+from snapline.storage.disk import layout
+from snapline.storage.store import files
 from snapline.storage.store.disk import Disk, make_durable_directory, write_once
 from snapline.storage.store.reader import exists
 

@@ -5,7 +5,7 @@ from typing import Protocol
 import msgspec
 
 from snapline.errors import DamagedDataError
-from snapline.storage.store.layout import CHECKPOINTS, parse_checkpoint_name, parse_pack_path
+from snapline.storage.disk.layout import CHECKPOINTS, parse_checkpoint_name, parse_pack_path
 
 
 class Finding(msgspec.Struct, frozen=True):

@@ -29,7 +29,7 @@ from typing import Protocol
 import msgspec
 
 from snapline.failpoints import failpoint
-from snapline.storage.store.layout import TEMPORARY
+from snapline.storage.disk.layout import TEMPORARY
 from snapline.storage.store.locks import lock_file
 from snapline.storage.store.record import Buffer
 

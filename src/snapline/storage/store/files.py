@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from snapline.errors import DamagedDataError, StoreError
-from snapline.storage.store.damage import check_store, damaged
-from snapline.storage.store.disk import DirectoryEntry, Disk, write_once
-from snapline.storage.store.layout import (
+from snapline.storage.disk.layout import (
     IDENTITY,
 )
+from snapline.storage.store.damage import check_store, damaged
+from snapline.storage.store.disk import DirectoryEntry, Disk, write_once
 from snapline.storage.store.record import canonical, seal, unseal
 
 SMALL_BYTES_MAX = 4096

@@ -21,10 +21,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from snapline.errors import DamagedDataError
+from snapline.storage.disk.layout import IDENTITY
 from snapline.storage.store import disk as port
 from snapline.storage.store import files
 from snapline.storage.store.disk import DirectoryEntry, Disk, StoreUnavailableError
-from snapline.storage.store.layout import IDENTITY
 from snapline.storage.store.record import Buffer
 
 _Result = TypeVar("_Result")

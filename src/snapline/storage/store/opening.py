@@ -37,8 +37,8 @@ from snapline.storage.buckets.object_disk import (
     put_new,
     translating,
 )
+from snapline.storage.disk.layout import IDENTITY, TEMPORARY, parse_location
 from snapline.storage.store.disk import Disk, LocalDisk
-from snapline.storage.store.layout import IDENTITY, TEMPORARY, parse_location
 
 if TYPE_CHECKING:
     from obstore.store import MemoryStore, ObjectStore

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TypeVar
 
 from snapline.errors import DamagedDataError, NotFoundError, StoreKeyError, UsageError
+from snapline.storage.disk import layout
 from snapline.storage.keys.key_records import list_keys
 from snapline.storage.log.names import LogName
 from snapline.storage.log.reader import LogReader
@@ -20,7 +21,7 @@ from snapline.storage.packs.generations import other_generations
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.packs.parts import PartReader
 from snapline.storage.retention import pins
-from snapline.storage.store import files, layout, verify
+from snapline.storage.store import files, verify
 from snapline.storage.store.disk import Disk
 from snapline.storage.store.fork_record import ForkRecord, read_fork
 from snapline.storage.store.guard import Guard, authenticates

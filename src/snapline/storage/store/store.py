@@ -34,6 +34,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, StoreKeyError, StoreMissingError, UsageError
 from snapline.failpoints import failpoint
+from snapline.storage.disk import layout
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import VERIFY_KEY_VARIABLE, Keys
 from snapline.storage.keys.keys_in_use import keys_in_use
@@ -50,7 +51,7 @@ from snapline.storage.packs.gathering import Gathered, gather
 from snapline.storage.packs.generations import read_newest
 from snapline.storage.packs.pack import PackNeeds, PackReference, PackWriter
 from snapline.storage.retention import retention
-from snapline.storage.store import files, layout
+from snapline.storage.store import files
 from snapline.storage.store.create_store import initialize_store, missing_store_error
 from snapline.storage.store.disk import Disk, make_durable_directory, write_once
 from snapline.storage.store.guard import Guard

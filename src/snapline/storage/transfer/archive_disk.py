@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from snapline.errors import DamagedDataError, NotFoundError, StoreError
-from snapline.storage.store import layout
+from snapline.storage.disk import layout
 from snapline.storage.store.damage import damaged
 from snapline.storage.store.disk import DirectoryEntry
 from snapline.storage.store.record import Buffer

@@ -28,6 +28,7 @@ import msgspec
 
 from snapline.errors import UsageError
 from snapline.failpoints import failpoint
+from snapline.storage.disk import layout
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.keys.protection import make_guard
 from snapline.storage.log.names import LogName
@@ -40,7 +41,7 @@ from snapline.storage.packs.checkpoint import (
     encode_checkpoint,
 )
 from snapline.storage.packs.pack import PackReference
-from snapline.storage.store import files, layout
+from snapline.storage.store import files
 from snapline.storage.store.create_store import check_no_store
 from snapline.storage.store.disk import Disk, make_durable_directory, write_once
 from snapline.storage.store.fork_record import ForkRecord, encode_fork

@@ -34,6 +34,7 @@ import msgspec
 
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
 from snapline.failpoints import failpoint
+from snapline.storage.disk import layout
 from snapline.storage.packs.blob import (
     CODEC_LZ4,
     KIND_CHECKPOINT,
@@ -42,7 +43,7 @@ from snapline.storage.packs.blob import (
     PackBlob,
 )
 from snapline.storage.packs.pack import PackReference, read_index
-from snapline.storage.store import files, layout
+from snapline.storage.store import files
 from snapline.storage.store.manifest import (
     AgentLine,
     ChunkPlace,
