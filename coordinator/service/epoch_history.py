@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from snapline.coordinator.state.epoch_records import EpochEnd, PartTimes
+from snapline.coordinator.state.fleet_records import EpochEnd, PartTimes
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.messages.documents import Rows, document
 

@@ -11,9 +11,9 @@ a decision and its export leaves the hosts' spans without a parent.
 
 from opentelemetry import trace
 
+from snapline.coordinator.service.leader_driver import LeaderObserver
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.epoch_records import EpochEnd
-from snapline.coordinator.state.fleet_records import Committed, PlanRecord, ProposalOutcome
+from snapline.coordinator.state.fleet_records import Committed, EpochEnd, PlanRecord, ProposalOutcome
 from snapline.coordinator.state.fleet_view import FleetView
 from snapline.telemetry.span_export import SpanExport
 from snapline.telemetry.span_ids import checkpoint_ids, recovery_ids
@@ -22,7 +22,7 @@ NAMES_SHOWN = 16
 """Largest number of lost hosts named in a span."""
 
 
-class FleetSpans:
+class FleetSpans(LeaderObserver):
     """Spans exported by the leaders of one process."""
 
     def __init__(self, export: SpanExport, state: FleetView) -> None:
@@ -37,7 +37,7 @@ class FleetSpans:
         plan = self._state.plan
         self._exported_plan = plan.number if plan is not None and plan.done_ns else self._exported_plan
 
-    def decided(self, kind: op.Kind, outcome: ProposalOutcome) -> None:
+    def proposal_ended(self, kind: op.Kind, outcome: ProposalOutcome) -> None:
         """Export spans after a proposal has ended and the state has applied it."""
         if not isinstance(outcome, Committed) or outcome.result.is_refused:
             return

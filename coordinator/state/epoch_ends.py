@@ -1,8 +1,16 @@
 """Records of an epoch's end: its outcome, for hosts that repeat a report, and its figures, for operators."""
 
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.epoch_records import ENDS_KEPT, REASON_CHARACTERS_MAX, EpochAccount, EpochEnd
-from snapline.coordinator.state.fleet_records import OUTCOMES_KEPT, EpochRecord, FleetImage, OutcomeRecord
+from snapline.coordinator.state.fleet_records import (
+    ENDS_KEPT,
+    OUTCOMES_KEPT,
+    REASON_CHARACTERS_MAX,
+    EpochAccount,
+    EpochEnd,
+    EpochRecord,
+    FleetImage,
+    OutcomeRecord,
+)
 
 
 def note_complete(image: FleetImage, kind: op.CompleteEpoch, record: EpochRecord) -> None:

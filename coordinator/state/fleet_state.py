@@ -31,7 +31,6 @@ from snapline.coordinator.state import operations as op
 from snapline.coordinator.state import request_table, users
 from snapline.coordinator.state.definition_rules import define_agents, define_fleet, next_ordinal, refusal_of_names
 from snapline.coordinator.state.epoch_ends import note_aborted, note_complete
-from snapline.coordinator.state.epoch_records import EpochAccount
 from snapline.coordinator.state.fleet_records import (
     ALIVE,
     APPLIED,
@@ -54,6 +53,7 @@ from snapline.coordinator.state.fleet_records import (
     VOID,
     AgentRecord,
     CondemnedRecord,
+    EpochAccount,
     EpochRecord,
     HostRecord,
     OperationResult,

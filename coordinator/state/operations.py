@@ -12,7 +12,7 @@ from typing import cast
 import msgspec
 from google.protobuf.message import Message
 
-from snapline.coordinator.state.epoch_records import EpochAccount
+from snapline.coordinator.state.fleet_records import EpochAccount
 from snapline.errors import LogError, ProtocolError, UsageError
 from snapline.messages.codec import OneofCodec
 from snapline.messages.host_messages import PlaceRule

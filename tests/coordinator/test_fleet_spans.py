@@ -11,8 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from snapline.coordinator.service.fleet_spans import FleetSpans
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.epoch_records import EpochAccount, PartTimes
-from snapline.coordinator.state.fleet_records import Committed, Rejected
+from snapline.coordinator.state.fleet_records import Committed, EpochAccount, PartTimes, Rejected
 from snapline.telemetry.span_export import SpanExport
 from snapline.telemetry.span_ids import checkpoint_ids, recovery_ids
 
@@ -30,7 +29,7 @@ class Leading:
     def do(self, kind: op.Kind, at_ns: int) -> None:
         """It is committed, and its leader hears of that."""
         self.fleet.at = at_ns - 1
-        self.spans.decided(kind, Committed(self.fleet.do(kind)))
+        self.spans.proposal_ended(kind, Committed(self.fleet.do(kind)))
 
     def begin(self, at_ns: int) -> int:
         self.fleet.at = at_ns - 1
@@ -86,7 +85,7 @@ def test_a_recovery_is_linked_to_the_checkpoint_that_it_restores() -> None:
     leading.fleet.lose("h2")
     leading.do(op.CommitPlan(1, epoch, ("h1",), "lost: host h2", rolled_back=4), 1_500)
     leading.do(op.ConfirmPlan(2, "h1", 1), 1_700)
-    leading.spans.decided(op.ConfirmPlan(2, "h1", 1), Rejected("said twice"))
+    leading.spans.proposal_ended(op.ConfirmPlan(2, "h1", 1), Rejected("said twice"))
     told = leading.all_told()
     recovery = told["recovery"]
     assert times(recovery) == (1_000, 1_700)

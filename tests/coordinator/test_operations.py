@@ -3,7 +3,7 @@
 import pytest
 
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.epoch_records import EpochAccount, PartTimes
+from snapline.coordinator.state.fleet_records import EpochAccount, PartTimes
 from snapline.errors import LogError, UsageError
 from snapline.protos.v1 import operation_pb2
 

@@ -3,7 +3,7 @@
 Durations of different hosts are compared, never their clocks.
 """
 
-from snapline.coordinator.state.epoch_records import EpochAccount, PartTimes
+from snapline.coordinator.state.fleet_records import EpochAccount, PartTimes
 from snapline.messages.host_messages import EpochReport
 
 

@@ -18,7 +18,7 @@ from snapline.coordinator.leader.epochs.store_watch import StoreWatch
 from snapline.coordinator.leader.events import WriteManifest
 from snapline.coordinator.leader.leader_state import LeaderState
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.epoch_records import EpochAccount
+from snapline.coordinator.state.fleet_records import EpochAccount
 from snapline.messages.host_messages import EpochReport
 
 UNBORN_BYTES_MAX = 48 * 1024
