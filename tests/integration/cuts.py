@@ -11,7 +11,7 @@ from tests.integration.fleets.paced_bank import Purse
 from snapline.agent_runtime.fleet import Fleet
 from snapline.agent_runtime.snapshots.cut import Cut, load_cut
 from snapline.examples.bank import tokens_in
-from snapline.recovery.history_records import DependencyRecord, in_transit_numbers, orphans
+from snapline.recovery.dependency_records import DependencyRecord, in_transit_numbers, orphans
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.store.store import Store
 

@@ -22,7 +22,7 @@ from snapline.protocols.epoch_stamped import (
     TurnBoundaryReached,
     WaitingMessage,
 )
-from snapline.recovery.history_records import DependencyRecord, in_transit_numbers, orphans
+from snapline.recovery.dependency_records import DependencyRecord, in_transit_numbers, orphans
 
 AGENTS, TOKENS, STEPS = 3, 10, 500
 EXECUTIONS, LONG_EXECUTIONS = 600, 20_000

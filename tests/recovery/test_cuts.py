@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from snapline.recovery.history_records import DependencyRecord, Orphans, in_transit_numbers, is_consistent, orphans
+from snapline.recovery.dependency_records import DependencyRecord, Orphans, in_transit_numbers, is_consistent, orphans
 
 NOTHING = DependencyRecord({}, {})
 

@@ -8,7 +8,7 @@ from tests.recovery.history_world import execute
 
 from snapline.errors import NotFoundError, ProtocolError, UsageError
 from snapline.recovery.dependency_history import AgentImage, CheckpointImage, FleetHistory, HistoryImage, Line, LineCost
-from snapline.recovery.history_records import DependencyRecord
+from snapline.recovery.dependency_records import DependencyRecord
 
 MakeHistory = Callable[..., FleetHistory]
 

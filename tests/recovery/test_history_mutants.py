@@ -6,10 +6,10 @@ import pytest
 from tests.recovery.history_world import execute
 
 from snapline.errors import ProtocolError
-from snapline.recovery import dependency_history, history_records
+from snapline.recovery import dependency_history, dependency_records
 from snapline.recovery import dependency_history as history_module
 from snapline.recovery.dependency_history import Climb, FleetHistory, HistoryImage, Line, TotalLine
-from snapline.recovery.history_records import (
+from snapline.recovery.dependency_records import (
     LIVE,
     Channel,
     Column,
@@ -44,7 +44,7 @@ def test_received_at_least_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     def at_most_less(records: Records, channel: Channel, sent: int, place: int, received: Reported) -> int:
         return last_place_within(records, channel, sent - 1, place, received)
 
-    monkeypatch.setattr(history_records, "last_place_within", at_most_less)
+    monkeypatch.setattr(dependency_records, "last_place_within", at_most_less)
     assert_is_caught(about="line")
 
 
@@ -98,7 +98,7 @@ def test_intervals_do_not_undo_the_next_ones(monkeypatch: pytest.MonkeyPatch) ->
             super().__init__(records, ends, received)
             self.next_nodes = [[o for o in others if o != node + 1] for node, others in enumerate(self.next_nodes)]
 
-    monkeypatch.setattr(history_records, "IntervalGraph", Unchained)
+    monkeypatch.setattr(dependency_records, "IntervalGraph", Unchained)
     assert_is_caught(about="lines")
 
 
@@ -106,7 +106,7 @@ def test_one_edge_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     def one_edge(next_nodes: list[list[int]]) -> list[int]:
         return [1 << node | sum(1 << o for o in set(others)) for node, others in enumerate(next_nodes)]
 
-    monkeypatch.setattr(history_records, "reachable_sets", one_edge)
+    monkeypatch.setattr(dependency_records, "reachable_sets", one_edge)
     assert_is_caught(about="lines")
 
 
@@ -245,8 +245,8 @@ def test_counts_of_forgotten_checkpoints_are_lost(monkeypatch: pytest.MonkeyPatc
     def heirs_alone(successor: CountChanges, gone: CountChanges) -> CountChanges:
         return successor
 
-    monkeypatch.setattr(history_records, "hand_down", lose)
-    monkeypatch.setattr(history_records, "heirs_changes", heirs_alone)
+    monkeypatch.setattr(dependency_records, "hand_down", lose)
+    monkeypatch.setattr(dependency_records, "heirs_changes", heirs_alone)
     assert_is_caught()
 
 

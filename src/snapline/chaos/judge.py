@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 
 from snapline.agent_runtime.snapshots.cut import Cut, load_cut
 from snapline.errors import SnaplineError
-from snapline.recovery.history_records import DependencyRecord, in_transit_numbers, orphans
+from snapline.recovery.dependency_records import DependencyRecord, in_transit_numbers, orphans
 from snapline.sim.result import Violation
 from snapline.sim.workloads.workload import Workload
 from snapline.storage.disk import layout

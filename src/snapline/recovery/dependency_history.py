@@ -66,7 +66,7 @@ from typing import Self
 import msgspec
 
 from snapline.errors import NotFoundError, ProtocolError, UsageError
-from snapline.recovery.history_records import LIVE, Channel, DependencyRecord, Records, descend, single_failures
+from snapline.recovery.dependency_records import LIVE, Channel, DependencyRecord, Records, descend, single_failures
 
 Numbers = tuple[tuple[str, int], ...]
 

@@ -6,7 +6,7 @@ from snapline.agent_runtime.snapshots.cut import Cut, load_cut
 from snapline.deploy.conformance.bench import require
 from snapline.deploy.conformance.token_fleet import AGENTS, LINES, TOKENS, Transfer, TransferCounts, fleet
 from snapline.errors import SnaplineError
-from snapline.recovery.history_records import DependencyRecord, in_transit_numbers, orphans
+from snapline.recovery.dependency_records import DependencyRecord, in_transit_numbers, orphans
 from snapline.storage.packs.checkpoint import AgentCheckpoint
 from snapline.storage.store.store import Store
 
