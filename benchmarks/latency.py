@@ -23,7 +23,7 @@ from benchmarks.snapshot import cpu_s, snapshots, until_running
 from snapline.deploy.local import LocalFleet
 from snapline.messages.coordinator_client import CoordinatorClient
 from snapline.security.transport import Security
-from snapline.sim.search.statistics import percentile
+from snapline.sim.search.compare import percentile
 
 SETTLE_S = 0.3
 """Left out behind each change: what was asked before it."""

@@ -20,8 +20,7 @@ import msgspec
 from snapline.errors import UsageError
 from snapline.protocols.advice import SIMPLEST_FIRST, hourly_cost_s, simplest
 from snapline.protocols.policy import daly
-from snapline.sim.search.compare import Cell, Comparison, Setting
-from snapline.sim.search.statistics import Difference, draws, mean_of, with_percentiles
+from snapline.sim.search.compare import Cell, Comparison, Difference, Setting, draws, mean_of, with_percentiles
 
 
 class PricedSetting(msgspec.Struct, frozen=True):

@@ -14,8 +14,7 @@ from snapline.diagrams.legend import legend
 from snapline.diagrams.style import data, head, px, text, title
 from snapline.errors import UsageError
 from snapline.sim.search.advice import Advice
-from snapline.sim.search.compare import METRICS, Cell, Comparison, Setting
-from snapline.sim.search.statistics import Summary
+from snapline.sim.search.compare import METRICS, Cell, Comparison, Setting, Summary
 
 PANEL_WIDTH, PANEL_HEIGHT = 560, 180
 GAP, LEFT, TOP = 64, 72, 72

@@ -42,9 +42,9 @@ from snapline.sim.faults.faults import DESCRIPTIONS
 from snapline.sim.faults.points import FAILPOINTS
 from snapline.sim.result import EXIT_CODES, Result, Verdict
 from snapline.sim.scenario import PATTERN_NAMES, FaultPart, Scenario
+from snapline.sim.search.compare import Summary, summarise
 from snapline.sim.search.pool import SEED_TIMEOUT_S, make_setup, other_hash_seed, run_tasks
 from snapline.sim.search.replay import Divergence, Fingerprint, check_determinism, fingerprint_of
-from snapline.sim.search.statistics import Summary, summarise
 from snapline.sim.search.swarm import draw
 from snapline.sim.search.worker import Runner, Task, error_kind
 from snapline.sim.world.limits import LIMITS

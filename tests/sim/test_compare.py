@@ -21,6 +21,7 @@ from snapline.sim.search.advice import recommend
 from snapline.sim.search.compare import (
     Comparison,
     Setting,
+    Summary,
     compare,
     difference_of,
     failures,
@@ -29,7 +30,6 @@ from snapline.sim.search.compare import (
     work_s,
 )
 from snapline.sim.search.compare_views import advice_text, figure, table, ticks
-from snapline.sim.search.statistics import Summary
 from snapline.sim.search.swarm import STANDARD
 
 TEMPLATE = Scenario(name="bank", fleet=FleetPart(pattern=PatternPart(messages=100)), run=RunPart(until="20s"))

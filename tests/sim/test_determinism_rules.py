@@ -34,7 +34,7 @@ OUTSIDE = (
     *(
         "sim/search/compare",
         "sim/search/ray_sweep",
-        "sim/search/statistics.py",
+        "sim/search/compare.py",
         "sim/report/",
         "sim/plugin",
         "sim/pytest_plugin",

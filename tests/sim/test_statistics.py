@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snapline.sim.search.statistics import (
+from snapline.sim.search.compare import (
     EXACT_DEGREES_MAX,
     Difference,
     bootstrap,
