@@ -8,10 +8,10 @@ import msgspec
 from snapline.agent_runtime.encoding import message_decoder, message_name
 from snapline.errors import EncodingError, UsageError
 from snapline.messages.payloads import split_message
+from snapline.storage.disk.record import Buffer
 from snapline.storage.outputs import reader as reading
 from snapline.storage.outputs.reader import OutputBatch
 from snapline.storage.outputs.record import matches_topic
-from snapline.storage.store.record import Buffer
 
 
 class MessageReader:

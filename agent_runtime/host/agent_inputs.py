@@ -11,9 +11,9 @@ import msgspec
 from snapline.agent_runtime.traceparents import without_tail
 from snapline.errors import ProtocolError
 from snapline.storage.ages import ages_ns, step_ns
+from snapline.storage.disk.record import digest_of
 from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.checkpoint import DROPPED_REPLY, NO_INPUTS, KnownKey, SavedInputs
-from snapline.storage.store.record import digest_of
 
 KEYS_KEPT = 1000
 """Largest number of keys of consumed inputs that an agent remembers: some 60 KB in each of its checkpoints."""

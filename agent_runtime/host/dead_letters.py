@@ -21,9 +21,9 @@ from snapline.messages.dead_letters import (
 )
 from snapline.messages.effect_commands import EffectRetry, is_effect_request, is_effect_resolution, read_effect_request
 from snapline.messages.payloads import CREATE
+from snapline.storage.disk.record import digest_of
 from snapline.storage.log.record import LoggedInput
 from snapline.storage.packs.checkpoint import DeadLetterRecord, StashedMessage
-from snapline.storage.store.record import digest_of
 
 IDENTITY_BYTES = 8
 

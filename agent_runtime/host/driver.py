@@ -69,7 +69,7 @@ from snapline.messages.host_messages import (
 )
 from snapline.messages.planned_ends import MayLeave
 from snapline.protocols.policy import Adaptive, AnyOf
-from snapline.storage.store.damage import finding_of
+from snapline.storage.disk.record import finding_of
 from snapline.storage.store.store import Store
 
 TURNS_IN_A_ROW = 64

@@ -25,8 +25,8 @@ from snapline.messages import host_messages as msg
 from snapline.messages.effect_commands import is_effect_resolution
 from snapline.messages.inputs import ACCEPTED, KEY_CHARACTERS_MAX, REFUSED, REPEATED, RETRY, InputOutcome
 from snapline.messages.payloads import CREATE
+from snapline.storage.disk.record import digest_of
 from snapline.storage.log.record import LoggedInput
-from snapline.storage.store.record import digest_of
 
 QUEUED_BYTES_MAX = 64 * 1024 * 1024
 """Largest size of inputs that wait for a batch; above it, clients must retry. An unavailable store must not fill the memory."""

@@ -12,7 +12,7 @@ from snapline.agent_runtime.traceparents import without_tail
 from snapline.messages import host_messages as msg
 from snapline.messages.payloads import MARK
 from snapline.messages.turn_deaths import CAPTURE, TurnDeath
-from snapline.storage.store.record import digest_of
+from snapline.storage.disk.record import digest_of
 
 DIGEST_BYTES = 8
 

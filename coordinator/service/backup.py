@@ -60,9 +60,9 @@ from snapline.coordinator.state.fleet_state import FleetState
 from snapline.errors import DamagedDataError, ExternalFailureError, LogError, NotFoundError, UsageError
 from snapline.protocols.names import is_autonomous
 from snapline.storage.disk.layout import CHECKPOINTS, manifest_path, parse_pack_path
+from snapline.storage.disk.record import canonical, seal, unseal
 from snapline.storage.store.log_marks import LogMark
 from snapline.storage.store.manifest import Manifest
-from snapline.storage.store.record import canonical, seal, unseal
 from snapline.storage.store.store import Store
 
 NUMBERS_STEP = 1_000_000
@@ -82,7 +82,7 @@ _NO_OP = b"\x01"
 
 
 class Backup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Content of a backup file, in MessagePack within a record of kind `BKUP` (storage/store/record.py).
+    """Content of a backup file, in MessagePack within a record of kind `BKUP` (storage/disk/record.py).
 
     Attributes:
         cluster: the store's id, which is also the name of the Raft cluster.

@@ -30,9 +30,9 @@ from snapline.coordinator.leader.events import (
 )
 from snapline.errors import DamagedDataError, NotFoundError, ProtocolError
 from snapline.messages.host_messages import ReportedPack
+from snapline.storage.disk.record import damaged
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, encode_checkpoint, size_of
 from snapline.storage.packs.pack import PackNeeds, PackReference
-from snapline.storage.store.damage import damaged
 from snapline.storage.store.store import Store
 
 _log = logging.getLogger("snapline.coordinator")

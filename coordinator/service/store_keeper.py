@@ -44,13 +44,13 @@ from snapline.errors import DamagedDataError, SnaplineError, StoreError
 from snapline.failpoints import failpoint
 from snapline.protocols.names import is_autonomous
 from snapline.storage.disk.layout import manifest_path, parse_manifest_path
+from snapline.storage.disk.record import damaged, finding_of
 from snapline.storage.packs.blob import BlobEntry
 from snapline.storage.packs.compaction import WRITER
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.retention.catalog import snapshot_time, summarise
 from snapline.storage.retention.holds import Holds
 from snapline.storage.retention.retention_policy import Policy, SnapshotTime, retained
-from snapline.storage.store.damage import damaged, finding_of
 from snapline.storage.store.manifest import AgentLine, Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 from snapline.storage.timestamps import instant

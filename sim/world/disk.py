@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from snapline.errors import UsageError
 from snapline.sim.choices import Choices
+from snapline.storage.disk.record import Buffer
 from snapline.storage.store.disk import DirectoryEntry, Disk
-from snapline.storage.store.record import Buffer
 
 STALE_NS = 50_000_000
 """Time for which a stale cache hides a new file: longer than a turn of the coordinator, shorter than its retries."""

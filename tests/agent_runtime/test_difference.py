@@ -22,6 +22,7 @@ from snapline.storage.capture.blob_value import Blob
 from snapline.storage.capture.image import PART_ARRAY, PART_BLOB
 from snapline.storage.capture.saved_values import Content, SavedArray, read_state
 from snapline.storage.capture.values import ArrayHead, Pickled, encode_pickling
+from snapline.storage.disk.record import digest_of
 from snapline.storage.packs.checkpoint import (
     AgentCheckpoint,
     DeadLetterRecord,
@@ -33,7 +34,6 @@ from snapline.storage.packs.checkpoint import (
     encode_checkpoint,
 )
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line
-from snapline.storage.store.record import digest_of
 from snapline.storage.store.store import Store
 
 SCALARS = st.one_of(

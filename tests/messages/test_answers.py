@@ -28,8 +28,8 @@ from snapline.messages.status import (
     RecoveryTime,
     StoreStatus,
 )
+from snapline.storage.disk.record import Finding
 from snapline.storage.retention.catalog import SnapshotSummary
-from snapline.storage.store.damage import Finding
 
 BACK = AgentOnLine("a", 3, 1, 4)
 

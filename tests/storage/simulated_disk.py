@@ -13,9 +13,9 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from snapline.storage.disk.record import Buffer
 from snapline.storage.store.disk import DirectoryEntry, Disk
 from snapline.storage.store.opened_disk import OpenedDisk
-from snapline.storage.store.record import Buffer
 
 
 class SimulatedCrashError(BaseException):

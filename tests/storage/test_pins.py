@@ -10,10 +10,10 @@ from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk
 
 from snapline.errors import DamagedDataError, NotFoundError, SnaplineError, StoreError, UsageError
 from snapline.storage.disk import layout
+from snapline.storage.disk.record import canonical, seal
 from snapline.storage.retention import pins
 from snapline.storage.retention.holds import Holds
 from snapline.storage.store.disk import Disk
-from snapline.storage.store.record import canonical, seal
 from snapline.storage.store.store import Store
 
 NOW_S = 1_700_000_000.0

@@ -3,8 +3,8 @@
 import msgspec
 
 from snapline.messages.status import ForkedFrom
+from snapline.storage.disk.record import Finding
 from snapline.storage.retention.catalog import SnapshotSummary
-from snapline.storage.store.damage import Finding
 
 
 class SnapshotsReply(msgspec.Struct, frozen=True, gc=False):

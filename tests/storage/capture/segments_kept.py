@@ -7,8 +7,8 @@ import msgspec
 
 from snapline.storage.capture.history import History
 from snapline.storage.capture.image import PART_HISTORY, CapturedPart, ChunkTable
+from snapline.storage.disk.record import digest_of
 from snapline.storage.packs.checkpoint import ChunkReference, StatePart
-from snapline.storage.store.record import digest_of
 
 
 class Message(msgspec.Struct, frozen=True):

@@ -30,8 +30,8 @@ from snapline.storage.capture.image import (
     StateImage,
 )
 from snapline.storage.capture.tokens import BLOCK_TOKENS, fresh_token
+from snapline.storage.disk.record import digest_of
 from snapline.storage.packs.checkpoint import ChunkReference, StatePart
-from snapline.storage.store.record import digest_of
 
 MIB = 1024 * 1024
 

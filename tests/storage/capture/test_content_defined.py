@@ -17,7 +17,7 @@ from snapline.storage.capture.content_defined import (
     plain_candidates,
     vector_candidates,
 )
-from snapline.storage.store.record import digest_of
+from snapline.storage.disk.record import digest_of
 
 MIB = 1024 * 1024
 

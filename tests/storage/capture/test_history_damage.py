@@ -12,8 +12,8 @@ from tests.storage.capture.segments_kept import Message, read
 from snapline.errors import DamagedDataError, EncodingError
 from snapline.storage.capture.history import History
 from snapline.storage.capture.image import PART_HISTORY
+from snapline.storage.disk.record import digest_of
 from snapline.storage.packs.checkpoint import StatePart
-from snapline.storage.store.record import digest_of
 
 
 class Other(msgspec.Struct):

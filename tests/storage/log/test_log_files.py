@@ -15,13 +15,12 @@ from tests.storage.protecting import NEW, OLD, content, put_file
 from tests.storage.simulated_disk import Inode, SimulatedDisk
 
 from snapline.errors import DamagedDataError, StoreError
+from snapline.storage.disk.record import canonical, finding_of, seal
 from snapline.storage.keys import key_rotation
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.keys.key_records import list_keys
 from snapline.storage.log.names import LogName, entry_path
 from snapline.storage.log.record import BATCH_BYTES_MAX, LogBatch, LoggedInput, encode_seal
-from snapline.storage.store.damage import finding_of
-from snapline.storage.store.record import canonical, seal
 from snapline.storage.store.store import Store
 
 SECRET = LogBatch([LoggedInput("secret-agent", 77, "secret-client", "secret key", b"secret payload", 0)])

@@ -12,14 +12,13 @@ from tests.storage.protecting import NEW, OLD, content, put_file
 from tests.storage.simulated_disk import Inode, SimulatedDisk
 
 from snapline.errors import DamagedDataError, StoreError
+from snapline.storage.disk.record import canonical, finding_of, seal
 from snapline.storage.keys import key_rotation
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.keys.key_records import list_keys
 from snapline.storage.outputs import record as records
 from snapline.storage.outputs.reader import RevertedEpochs
 from snapline.storage.outputs.record import FILE_BYTES_MAX
-from snapline.storage.store.damage import finding_of
-from snapline.storage.store.record import canonical, seal
 from snapline.storage.store.store import Store
 
 

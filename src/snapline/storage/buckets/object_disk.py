@@ -39,8 +39,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from snapline.storage.disk.record import Buffer
 from snapline.storage.store.disk import DirectoryEntry
-from snapline.storage.store.record import Buffer
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore

@@ -31,8 +31,8 @@ from xxhash import xxh3_128_digest
 from snapline.errors import StoreError
 from snapline.storage.capture.content_defined import CHUNK_BYTES_MAX, cut
 from snapline.storage.capture.image import PART_BLOB, Buffer, CapturedPart, ChunkTable, SourceChunk, StateImage
+from snapline.storage.disk.record import digest_of
 from snapline.storage.packs.checkpoint import ChunkReference, StatePart
-from snapline.storage.store.record import digest_of
 
 CUT_BYTES_MIN = CHUNK_BYTES_MAX
 """Size up to which blobs stay in one chunk."""

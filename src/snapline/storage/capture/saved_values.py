@@ -30,8 +30,8 @@ from snapline.storage.capture.values import (
     ArrayHead,
     split_head,
 )
+from snapline.storage.disk.record import digest_of
 from snapline.storage.packs.checkpoint import AgentCheckpoint, ChunkReference, StatePart
-from snapline.storage.store.record import digest_of
 
 ReadParts = Callable[[str, Sequence[StatePart]], Sequence[Buffer]]
 """`PartReader.read`: agent, parts → the checked bytes of each (G11)."""

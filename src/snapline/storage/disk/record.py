@@ -1,1 +1,173 @@
-"""  """
+"""The envelope of every small file, and of a pack's header and index, with a BLAKE3 digest over all preceding bytes.
+
+    magic "SNAPLINE" (8) | kind (4) | version (u32) | body length (u64) | body (MessagePack) | BLAKE3 of all before (32)
+
+Integers are little-endian. This outer layout never changes. So a reader can distinguish a damaged file (wrong digest) from
+an intact file of a later version (right digest, unknown version), and reject the latter with a clear error.
+
+Damage found in a store, with its evidence: which file, which epoch, which agent (G11).
+"""
+
+import struct
+from typing import Protocol
+
+import msgspec
+from blake3 import blake3
+
+from snapline.errors import DamagedDataError, StoreError
+from snapline.storage.disk.layout import CHECKPOINTS, parse_checkpoint_name, parse_pack_path
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One damaged, missing or surplus file.
+
+    Attributes:
+        path: inside the store, such as `packs/h1.3/7.ab12…`.
+        epoch: the epoch of the file; None if unknown, and for files that belong to none.
+        reason: description of the problem.
+        agent: the agent whose checkpoint is damaged; empty if it is not a single one.
+        number: number of that checkpoint, in a checkpoint pack; otherwise None.
+    """
+
+    path: str
+    epoch: int | None
+    reason: str
+    agent: str = ""
+    number: int | None = None
+
+    @property
+    def plan(self) -> int | None:
+        """The plan of a damaged checkpoint pack; None for other files."""
+        name = parse_pack_path(self.path, CHECKPOINTS)
+        return None if name is None else name.number
+
+
+def damaged(path: str, reason: str, *, epoch: int | None = None, blob: str = "") -> DamagedDataError:
+    """Return (not raise) the error for damage; `finding_of` extracts its evidence again.
+
+    `blob`: name of the damaged blob, which names its agent; empty if it is not a single one.
+    """
+    agent, number = owner_of(path, blob)
+    finding = Finding(path=path, epoch=epoch, reason=reason, agent=agent, number=number)
+    owner = f", agent {agent!r}" if agent else ""
+    owner += "" if number is None else f", checkpoint {number}"
+    if epoch is not None:
+        context, step = f" (epoch {epoch})", "restore an earlier epoch"
+    elif finding.plan is not None:
+        context, step = f" (plan {finding.plan})", "a recovery goes back to a checkpoint before it"
+    else:
+        context, step = "", "check the store's disk"
+    error = DamagedDataError(f"{path}{context}{owner} is damaged: {reason}; {step}")
+    error.__dict__["finding"] = finding
+    return error
+
+
+class PlacedRecord(Protocol):
+    """A record that names its store and path."""
+
+    @property
+    def store(self) -> str: ...
+
+    @property
+    def path(self) -> str: ...
+
+
+def check_place(record: PlacedRecord, path: str, store_id: str | None) -> None:
+    """Raise DamagedDataError if the record at `path` belongs elsewhere; `store_id` None skips that comparison."""
+    if record.path != path:
+        raise damaged(path, f"it is the file {record.path}")
+    check_store(record.store, path, store_id)
+
+
+def check_store(store: str, path: str, store_id: str | None, *, epoch: int | None = None) -> None:
+    """Raise DamagedDataError if the data at `path` belongs to another store; `store_id` None accepts any."""
+    if store_id is not None and store != store_id:
+        raise damaged(path, f"it belongs to store {store}, this is {store_id}", epoch=epoch)
+
+
+def owner_of(path: str, blob: str) -> tuple[str, int | None]:
+    """Return the agent, and in a checkpoint pack the number, of the checkpoint blob `blob` in the pack at `path`."""
+    known = parse_checkpoint_name(blob) if parse_pack_path(path, CHECKPOINTS) is not None else None
+    return known or (blob, None)
+
+
+def finding_of(error: DamagedDataError) -> Finding | None:
+    """Return the finding in an error that `storage/` raised; None if it came from elsewhere."""
+    finding = error.__dict__.get("finding")
+    return finding if isinstance(finding, Finding) else None
+
+
+RECORD_VERSION = 1
+"""Default version of a record."""
+
+DIGEST_BYTES = 32
+
+MAGIC = b"SNAPLINE"
+_HEAD = struct.Struct("<8s4sIQ")
+HEAD_BYTES = _HEAD.size
+OVERHEAD_BYTES = HEAD_BYTES + DIGEST_BYTES
+
+canonical = msgspec.msgpack.Encoder(order="sorted")
+"""Canonical MessagePack: shortest forms, map keys sorted, no other freedom. The same values give the same bytes."""
+
+
+Buffer = bytes | bytearray | memoryview
+
+
+def digest_of(data: Buffer) -> bytes:
+    """Return the BLAKE3 digest of `data`, 32 bytes."""
+    return blake3(data).digest()
+
+
+def seal(kind: bytes, body: bytes, *, version: int = RECORD_VERSION) -> bytes:
+    """Return the record of `kind` (4 bytes) around `body`."""
+    head = _HEAD.pack(MAGIC, kind, version, len(body)) + body
+    return head + digest_of(head)
+
+
+def unseal(
+    kind: bytes, data: bytes, *, path: str, epoch: int | None, versions: tuple[int, ...] = (RECORD_VERSION,)
+) -> bytes:
+    """Return the body of the record `data`, which must contain nothing else.
+
+    `path` and `epoch` are used in errors; `versions` are those that the caller can read.
+
+    Raises:
+        DamagedDataError: wrong magic, kind, length or digest; missing or surplus bytes.
+        StoreError: the record is intact, but of another version.
+    """
+    if len(data) < OVERHEAD_BYTES:
+        raise damaged(path, f"truncated: {len(data)} bytes left, a record has at least {OVERHEAD_BYTES}", epoch=epoch)
+    magic, found_kind, version, length = _HEAD.unpack_from(data)
+    if magic != MAGIC:
+        raise damaged(path, "it does not begin with SNAPLINE", epoch=epoch)
+    _check_length(len(data), length + OVERHEAD_BYTES, path=path, epoch=epoch)
+    if digest_of(memoryview(data)[:-DIGEST_BYTES]) != data[-DIGEST_BYTES:]:
+        raise damaged(path, "its digest does not match its bytes", epoch=epoch)
+    if found_kind != kind:
+        raise damaged(path, f"it holds a record of kind {found_kind!r}, not {kind!r}", epoch=epoch)
+    if version not in versions:
+        raise StoreError(
+            f"{path} has format version {version}, this snapline reads up to {versions[-1]}: use a newer snapline"
+        )
+    return data[HEAD_BYTES:-DIGEST_BYTES]
+
+
+def version_of(data: bytes) -> int:
+    """Return the version of a record that `unseal` has accepted."""
+    return int(_HEAD.unpack_from(data)[2])
+
+
+def record_bytes(head: bytes) -> int | None:
+    """Return the length of the record that begins with these `HEAD_BYTES`; None if they are not the beginning of a record."""
+    if len(head) < HEAD_BYTES:
+        return None
+    magic, _, _, length = _HEAD.unpack_from(head)
+    return int(length) + OVERHEAD_BYTES if magic == MAGIC else None
+
+
+def _check_length(found: int, expected: int, *, path: str, epoch: int | None) -> None:
+    if found < expected:
+        raise damaged(path, f"truncated: {found} of {expected} bytes", epoch=epoch)
+    if found > expected:
+        raise damaged(path, f"{found - expected} surplus bytes after the end", epoch=epoch)

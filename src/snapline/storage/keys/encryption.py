@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from blake3 import blake3
 
 from snapline.errors import UsageError
-from snapline.storage.store.record import Buffer
+from snapline.storage.disk.record import Buffer
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

@@ -36,6 +36,7 @@ from blake3 import blake3
 
 from snapline.errors import StoreError, StoreKeyError, UsageError
 from snapline.storage.disk import layout
+from snapline.storage.disk.record import Buffer, digest_of
 from snapline.storage.keys import key_records, signing
 from snapline.storage.keys.encryption import KEY_BYTES, PackCipher, require_package
 from snapline.storage.keys.key_files import SIGNING_KEY_VARIABLE, STORE_KEY_VARIABLE, Keys, keys_from_environment
@@ -45,7 +46,6 @@ from snapline.storage.object_streams.segments import list_object_streams, list_s
 from snapline.storage.outputs.reader import holds_outputs
 from snapline.storage.store import files
 from snapline.storage.store.disk import DirectoryEntry, Disk
-from snapline.storage.store.record import Buffer, digest_of
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

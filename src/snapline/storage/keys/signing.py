@@ -14,8 +14,8 @@ Limit: a signature cannot show that the newest epoch was not deleted. Only the c
 from typing import TYPE_CHECKING
 
 from snapline.errors import UsageError
+from snapline.storage.disk.record import canonical
 from snapline.storage.keys.encryption import missing_package_error
-from snapline.storage.store.record import canonical
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey

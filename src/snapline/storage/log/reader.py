@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from snapline.errors import DamagedDataError, NotFoundError
 from snapline.failpoints import failpoint
 from snapline.storage.disk.layout import LOG
+from snapline.storage.disk.record import HEAD_BYTES
 from snapline.storage.log.deletions import first_missing, holds, read_all
 from snapline.storage.log.names import (
     SEALED,
@@ -35,7 +36,6 @@ from snapline.storage.log.record import (
 from snapline.storage.store import files
 from snapline.storage.store.disk import Disk, creates_only
 from snapline.storage.store.guard import Guard, authenticates
-from snapline.storage.store.record import HEAD_BYTES
 
 READINGS = 3
 """Number of passes over the deletion records before a batch counts as missing. One listing may miss a record and also its replacement."""

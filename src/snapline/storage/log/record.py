@@ -1,6 +1,6 @@
 """File format of host logs: batches of the external inputs that a host has accepted, seals, and marks.
 
-All files are records (`storage/store/record.py`): kind `LBAT` for batches, `LSEA` for seals and marks. Each record contains its store and path, so
+All files are records (`storage/disk/record.py`): kind `LBAT` for batches, `LSEA` for seals and marks. Each record contains its store and path, so
 a file in the wrong place counts as damage.
 
 A batch contains a random nonce, so no two batches have the same bytes. A writer that finds its own bytes knows that it wrote them. Where
@@ -15,14 +15,22 @@ from msgspec.structs import asdict, replace
 
 from snapline.errors import StoreError, UsageError
 from snapline.ids import check_id
+from snapline.storage.disk.record import (
+    RECORD_VERSION,
+    canonical,
+    check_place,
+    damaged,
+    digest_of,
+    seal,
+    unseal,
+    version_of,
+)
 from snapline.storage.keys.signing import log_message
 from snapline.storage.log.names import NUMBER_MAX, LogName, entry_path
 from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.store import files
-from snapline.storage.store.damage import check_place, damaged
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.guarded_data import open_data
-from snapline.storage.store.record import RECORD_VERSION, canonical, digest_of, seal, unseal, version_of
 
 BATCH_BYTES_MAX = 2**26
 """Largest batch file (64 MiB, four of the longest messages). Checked before writing and before reading."""

@@ -3,7 +3,7 @@
     shelves/<stream>/<n>     segment n = 1, 2, 3 …: header | commit | commit | …
     shelves/<stream>/lock    held by the one process that has the stream open
 
-Header and commits are records (`storage/store/record.py`) of the kinds `SHSG` and `SHCO`. The bytes of a commit's objects follow its record, in
+Header and commits are records (`storage/disk/record.py`) of the kinds `SHSG` and `SHCO`. The bytes of a commit's objects follow its record, in
 the order of its contents; the record holds their total length.
 
 An **object** is bytes and the digests of other objects that it refers to. Its digest is its name, so equal objects are stored
@@ -23,12 +23,11 @@ import msgspec
 
 from snapline.ids import check_id
 from snapline.storage.disk.layout import OBJECT_STREAMS
+from snapline.storage.disk.record import DIGEST_BYTES, Buffer, canonical, check_place, damaged, digest_of, seal, unseal
 from snapline.storage.packs.blob import CODEC_LZ4, CODEC_PLAIN, LZ4_BYTES_MAX, LZ4_RATIO_MAX, compress
 from snapline.storage.store import files
-from snapline.storage.store.damage import check_place, damaged
 from snapline.storage.store.guard import CIPHER_OVERHEAD_BYTES, Cipher, Guard
 from snapline.storage.store.guarded_data import open_data
-from snapline.storage.store.record import DIGEST_BYTES, Buffer, canonical, digest_of, seal, unseal
 
 HEADER_KIND = b"SHSG"
 COMMIT_KIND = b"SHCO"

@@ -1,6 +1,6 @@
 """File format of released outputs.
 
-All files are records (`storage/store/record.py`) of kind `OUTP`. A release is one file, or several parts if it is large. Part 0 lists the number
+All files are records (`storage/disk/record.py`) of kind `OUTP`. A release is one file, or several parts if it is large. Part 0 lists the number
 of outputs of each part. The names of other parts contain the random id of their release, which part 0 names. So parts of interrupted tries are
 never read, and no try can complete another's. Every part contains its path; elsewhere it counts as damaged.
 
@@ -18,12 +18,11 @@ import msgspec
 from snapline.errors import UsageError
 from snapline.ids import check_id
 from snapline.storage.disk.layout import EPOCH_MAX, check_root
+from snapline.storage.disk.record import canonical, check_place, damaged, seal, unseal
 from snapline.storage.outputs.names import Cursor, PartName, first_path
 from snapline.storage.store import files
-from snapline.storage.store.damage import check_place, damaged
 from snapline.storage.store.guard import Guard
 from snapline.storage.store.guarded_data import open_data
-from snapline.storage.store.record import canonical, seal, unseal
 
 FILE_BYTES_MAX = 2**26
 """Largest part (64 MiB). Checked before writing and before reading."""

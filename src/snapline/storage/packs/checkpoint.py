@@ -11,8 +11,8 @@ from collections.abc import Iterable
 import msgspec
 
 from snapline.errors import DamagedDataError, EncodingError, StoreError
+from snapline.storage.disk.record import DIGEST_BYTES, Buffer
 from snapline.storage.packs.saved_effects import SavedEffects
-from snapline.storage.store.record import DIGEST_BYTES, Buffer
 
 CHECKPOINT_VERSION = 2
 """Version of the fields below. Version 1, which had no parts, can still be read; others are rejected."""

@@ -30,8 +30,8 @@ import msgspec
 
 from snapline.failpoints import failpoint
 from snapline.storage.disk.layout import TEMPORARY
+from snapline.storage.disk.record import Buffer
 from snapline.storage.store.locks import lock_file
-from snapline.storage.store.record import Buffer
 
 WRITE_BYTES = 8 * 2**20
 """Size of one write: a small pack is one call, and a large one is never held twice."""

@@ -10,9 +10,8 @@ from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.disk.layout import (
     IDENTITY,
 )
-from snapline.storage.store.damage import check_store, damaged
+from snapline.storage.disk.record import canonical, check_store, damaged, seal, unseal
 from snapline.storage.store.disk import DirectoryEntry, Disk, write_once
-from snapline.storage.store.record import canonical, seal, unseal
 
 SMALL_BYTES_MAX = 4096
 """Largest small file: identity, refs and probes have about 200 bytes, plus signatures. Checked before reading."""

@@ -10,11 +10,10 @@ import msgspec
 
 from snapline.errors import StoreError
 from snapline.storage.disk.layout import FORK, is_root
+from snapline.storage.disk.record import canonical, check_store, damaged, seal, unseal
 from snapline.storage.store import files
-from snapline.storage.store.damage import check_store, damaged
 from snapline.storage.store.disk import Disk
 from snapline.storage.store.guard import Guard
-from snapline.storage.store.record import canonical, seal, unseal
 
 FORK_KIND = b"FORK"
 

@@ -5,7 +5,7 @@ Digests of plain bytes are keyed where blobs are encrypted, so that they reveal 
 
 from typing import Protocol
 
-from snapline.storage.store.record import Buffer
+from snapline.storage.disk.record import Buffer
 
 
 class Cipher(Protocol):

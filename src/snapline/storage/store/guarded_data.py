@@ -1,7 +1,7 @@
 """Decryption of data with a key of its own: batches of host logs, and parts of output files."""
 
 from snapline.errors import StoreError, StoreKeyError
-from snapline.storage.store.damage import damaged
+from snapline.storage.disk.record import damaged
 from snapline.storage.store.guard import Guard
 
 

@@ -22,10 +22,10 @@ from typing import TypeVar
 
 from snapline.errors import DamagedDataError
 from snapline.storage.disk.layout import IDENTITY
+from snapline.storage.disk.record import Buffer
 from snapline.storage.store import disk as port
 from snapline.storage.store import files
 from snapline.storage.store.disk import DirectoryEntry, Disk, StoreUnavailableError
-from snapline.storage.store.record import Buffer
 
 _Result = TypeVar("_Result")
 

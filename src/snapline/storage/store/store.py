@@ -35,6 +35,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, StoreKeyError, StoreMissingError, UsageError
 from snapline.failpoints import failpoint
 from snapline.storage.disk import layout
+from snapline.storage.disk.record import Buffer, digest_of
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import VERIFY_KEY_VARIABLE, Keys
 from snapline.storage.keys.keys_in_use import keys_in_use
@@ -68,7 +69,6 @@ from snapline.storage.store.manifest import (
 from snapline.storage.store.opened_disk import OpenedDisk
 from snapline.storage.store.opening import open_disk
 from snapline.storage.store.reader import StoreReader, epoch_of_pack, exists
-from snapline.storage.store.record import Buffer, digest_of
 
 SIGNERS_MAX = 16
 """Number of newest refs to search for one that a given key has signed: an attacker who forges refs rarely forges more."""

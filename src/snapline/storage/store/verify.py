@@ -29,6 +29,7 @@ import msgspec
 
 from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.disk import layout
+from snapline.storage.disk.record import Finding, damaged, finding_of
 from snapline.storage.keys import key_records
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.log.deletions import read_deletions
@@ -46,7 +47,6 @@ from snapline.storage.packs.checkpoint_packs import difference_in_size, keyring_
 from snapline.storage.packs.pack import PackIndex, PackReference, read_index
 from snapline.storage.retention import pins
 from snapline.storage.store import files, log_marks
-from snapline.storage.store.damage import Finding, damaged, finding_of
 from snapline.storage.store.disk import DirectoryEntry, Disk, StoreUnavailableError
 from snapline.storage.store.fork_record import read_fork
 from snapline.storage.store.guard import Guard, authenticates

@@ -20,9 +20,8 @@ import msgspec
 
 from snapline.errors import DamagedDataError, NotFoundError, StoreError
 from snapline.storage.disk import layout
-from snapline.storage.store.damage import damaged
+from snapline.storage.disk.record import Buffer, damaged
 from snapline.storage.store.disk import DirectoryEntry
-from snapline.storage.store.record import Buffer
 
 BLOCK_BYTES = 512
 """Size of a block of tar."""
