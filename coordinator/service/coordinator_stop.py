@@ -8,7 +8,7 @@ import asyncio
 import logging
 
 from snapline.coordinator.leader.host_requests import CoordinatorStopRequested
-from snapline.coordinator.service.adapter import Driver
+from snapline.coordinator.service.leader_runner import LeaderRunner
 from snapline.coordinator.service.leadership import Leadership
 from snapline.coordinator.state.fleet_records import ALIVE, RUNNING
 from snapline.coordinator.state.fleet_view import FleetView
@@ -50,7 +50,7 @@ class CoordinatorStop:
         state, begun = self._state, self._state.image.begun
         wait = f"for {self._limit_s:g} s at most; a second signal ends it at once"
         _log.info("a last snapshot is taken before this coordinator stops, %s", wait)
-        asked_driver: Driver | None = None
+        asked_driver: LeaderRunner | None = None
         while self._is_fleet_running():
             driver = self._leadership.driver
             if driver is not None and driver is not asked_driver:

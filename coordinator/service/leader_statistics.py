@@ -1,16 +1,18 @@
 """Durations and sizes of epochs and recoveries, and pauses of agents, as this process has seen them while it led.
 
-The replicated state has decisions and their times; hosts report how much they have written. The leader's adapter (`adapter.py`) passes both
-on to this module. Nothing is decided from them. A new leader begins at zero, which monitoring systems handle as a counter reset.
+The replicated state has decisions and their times; hosts report how much they have written. The leader's driver shows both to its
+observers. Nothing is decided from them. A new leader begins at zero, which monitoring systems handle as a counter reset.
 """
 
 from collections import Counter
 from typing import NamedTuple
 
+from snapline.coordinator.leader.events import Event, MessageReceived
+from snapline.coordinator.service.leader_driver import LeaderObserver
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import COMPLETE, Committed, ProposalOutcome
 from snapline.coordinator.state.fleet_view import FleetView
-from snapline.messages.host_messages import CheckpointsStored, EpochReport, HostMessage
+from snapline.messages.host_messages import CheckpointsStored, EpochReport
 from snapline.telemetry.metrics import Distribution
 
 PACKS_KEPT = 4096
@@ -35,7 +37,7 @@ class ReportedPart(NamedTuple):
     pauses_ns: int
 
 
-class LeaderFigures:
+class LeaderFigures(LeaderObserver):
     """Figures of all leaders of one process.
 
     Attributes:
@@ -59,13 +61,13 @@ class LeaderFigures:
         """Path → report on a pack that no complete epoch holds yet."""
         self._plan_counted = 0
 
-    def heard(self, message: HostMessage) -> None:
-        """Take a host's message."""
-        match message:
-            case EpochReport():
-                self._keep(message, message.epoch)
-            case CheckpointsStored():
-                self._keep(message, 0)
+    def event_received(self, event: Event) -> None:
+        """Take a host's report."""
+        match event:
+            case MessageReceived(message=EpochReport() as report):
+                self._keep(report, report.epoch)
+            case MessageReceived(message=CheckpointsStored() as report):
+                self._keep(report, 0)
             case _:
                 pass
 
@@ -82,7 +84,7 @@ class LeaderFigures:
         """Count deleted files."""
         self.reclaimed_files += files
 
-    def decided(self, kind: op.Kind, outcome: ProposalOutcome) -> None:
+    def proposal_ended(self, kind: op.Kind, outcome: ProposalOutcome) -> None:
         """Take the outcome of a proposal that the state has applied."""
         if not isinstance(outcome, Committed) or outcome.result.is_refused:
             return

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from snapline.coordinator.leader.events import OutputReadersChanged
-from snapline.coordinator.service.adapter import Driver
+from snapline.coordinator.service.leader_runner import LeaderRunner
 from snapline.coordinator.service.leadership import Leadership
 from snapline.errors import CoordinatorUnavailableError, NotFoundError
 from snapline.messages.outputs import (
@@ -65,7 +65,7 @@ class OutputFeed:
         """Set, and replaced by another, at each release."""
         self._epochs: list[int] | None = None
         """Epochs that have outputs, ascending; None: they must be listed. Releases reported during the listing are added."""
-        self._listed_by: Driver | None = None
+        self._listed_by: LeaderRunner | None = None
         """Driver of the leadership under which the epochs were listed."""
         self._listing = asyncio.Lock()
         self._released_while_listing: list[int] = []
@@ -73,8 +73,8 @@ class OutputFeed:
         self._pages = asyncio.Semaphore(PAGES_AT_ONCE)
         self._waiting = self._waits = 0
         """Number of calls that wait now, and that have ever waited."""
-        self._watched: Driver | None = None
-        """Driver whose hosts were notified that a reader follows the outputs."""
+        self._watched: LeaderRunner | None = None
+        """LeaderRunner whose hosts were notified that a reader follows the outputs."""
         store.watch_outputs(self._on_released)
 
     async def read(self, after: str, topic: str, wait_s: float) -> ReadOutputsReply:
@@ -121,12 +121,12 @@ class OutputFeed:
         if not await asyncio.to_thread(self._store.forget_consumer, name):
             raise NotFoundError(f"no consumer {name!r} of outputs: `snapline output consumers list` shows them")
 
-    async def _page(self, after: str, topic: str, driver: Driver) -> ReadOutputsReply:
+    async def _page(self, after: str, topic: str, driver: LeaderRunner) -> ReadOutputsReply:
         async with self._pages:
             epochs = await self._list(driver)
             return await asyncio.to_thread(read_page, self._store, after, topic, epochs)
 
-    async def _list(self, driver: Driver) -> list[int]:
+    async def _list(self, driver: LeaderRunner) -> list[int]:
         """Return the epochs that have outputs. They are listed again under a new leadership, as other leaders' releases are not reported here."""
         async with self._listing:
             if self._epochs is None or self._listed_by is not driver:
@@ -136,7 +136,7 @@ class OutputFeed:
             return self._epochs
 
     @contextlib.asynccontextmanager
-    async def _watching(self, driver: Driver) -> AsyncIterator[None]:
+    async def _watching(self, driver: LeaderRunner) -> AsyncIterator[None]:
         """Notify hosts that a reader follows outputs, so that they request epochs for pending ones."""
         self._waiting += 1
         if self._watched is not driver:
@@ -157,7 +157,7 @@ class OutputFeed:
         if watched is self._leadership.driver:
             watched.feed(OutputReadersChanged(is_watched=False))
 
-    async def _wait(self, changed: asyncio.Event, driver: Driver, deadline_s: float) -> None:
+    async def _wait(self, changed: asyncio.Event, driver: LeaderRunner, deadline_s: float) -> None:
         """Wait for the next release, the end of the fleet, or the end of this leadership."""
         loop = asyncio.get_running_loop()
         while not changed.is_set() and loop.time() < deadline_s:
@@ -169,13 +169,13 @@ class OutputFeed:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), max(0.0, min(LOOK_S, left_s)))
 
-    def _driver(self) -> Driver:
+    def _driver(self) -> LeaderRunner:
         driver = self._leadership.driver
         if driver is None or (self._leadership.ended.is_set() and not self._has_ended()):
             raise CoordinatorUnavailableError(self._who_leads())
         return driver
 
-    def _is_over(self, driver: Driver) -> bool:
+    def _is_over(self, driver: LeaderRunner) -> bool:
         """Return whether no more outputs will be released."""
         return self._has_ended() and (self._leadership.ended.is_set() or driver.standing().is_released)
 

@@ -1,22 +1,23 @@
 """One replica of the simulated coordinator; while it leads, it runs the production leader core and store keeper.
 
-It is the counterpart of `coordinator/service/adapter.py` in virtual time. Proposals go to the model of the replicated log. Blocking
-calls of the keeper happen at one instant at their end, and several may overlap.
+It is the environment of the leader's driver in virtual time. Proposals go to the model of the replicated log. Blocking calls of the
+store keeper happen at one instant at their end, and several may overlap.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.host_requests import AnswerMoves, MovesRequested
 from snapline.coordinator.leader.leader_state import LeaderOptions
+from snapline.coordinator.service.leader_driver import LeaderDriver
 from snapline.coordinator.service.restore_requests import Restoring
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_records import ProposalOutcome, Unknown
 from snapline.coordinator.state.fleet_state import FleetState
-from snapline.coordinator.state.operations import CommitPlan, Operation, encode_operation
-from snapline.messages.host_messages import AgentsFrozen, FreezeAgents
+from snapline.coordinator.state.operations import CommitPlan
+from snapline.messages.host_messages import AgentsFrozen, Directive, FreezeAgents
 from snapline.messages.status import Standing
 from snapline.messages.wire import decode_host_message, encode_directive
 from snapline.sim.faults.executor import WHEN_DECIDING, WHEN_SENDING
@@ -56,32 +57,8 @@ def _keeper(shared: WorldState, node: str, state: FleetState) -> StoreKeeper:
     )
 
 
-def _calls(keeper: StoreKeeper) -> dict[type[ev.Command], Callable[[Any], ev.Event]]:
-    return {
-        ev.WriteManifest: keeper.write_manifest,
-        ev.PublishEpoch: keeper.publish,
-        ev.ReleaseEpoch: keeper.outputs.release,
-        ev.CheckLine: keeper.check_line,
-        ev.ResolveSnapshot: keeper.resolve,
-        ev.MaterialiseLine: keeper.materialise,
-        ev.ScanCheckpoints: keeper.scan,
-        ev.WriteProbe: keeper.write_probe,
-    }
-
-
-def _chores(keeper: StoreKeeper) -> dict[type[ev.Command], Callable[[Any], object]]:
-    return {
-        ev.RemoveProbe: lambda command: keeper.remove_probe(command.path),
-        ev.DeleteEpochs: keeper.delete,
-        ev.SweepStore: keeper.sweep,
-        ev.SweepLogs: keeper.logs.sweep,
-        ev.DeleteCheckpoints: keeper.delete_checkpoints,
-        ev.SweepCheckpoints: keeper.sweep_checkpoints,
-    }
-
-
 class SimLeader:
-    """A leader core and the execution of its commands.
+    """A leader: the environment of its driver (`LeaderEnvironment`).
 
     Attributes:
         is_over: the leader has been replaced or has crashed.
@@ -107,24 +84,22 @@ class SimLeader:
         self._term = term
         self.is_over = False
         state = log.state_of(node)
-        self._core = LeaderCore(state, _options(shared, f"{node}.{term}"))
+        core = LeaderCore(state, _options(shared, f"{node}.{term}"))
+        self._core = core
+        self._driver = LeaderDriver(core, _keeper(shared, node, state), self)
         self.restoring = Restoring(state, shared.stores.of(node))
-        keeper = _keeper(shared, node, state)
         self._sessions: dict[int, Stream] = {}
         self._hosts: dict[int, str] = {}
         self.freezes = Freezes()
         self._numbers = 0
         self._works = 0
-        self._wakeup_ns = 0
         self._cleaning_until_ns = 0
-        self._calls = _calls(keeper)
-        self._chores = _chores(keeper)
 
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def start(self, _: object = None) -> None:
         """Start to lead."""
-        self.feed(ev.LeaderStarted())
+        self._driver.start()
         if self._shared.scenario.outputs.is_watched:
             self.feed(ev.OutputReadersChanged(is_watched=True))
 
@@ -148,26 +123,9 @@ class SimLeader:
             self._shared.core_failed(self._node, error)
 
     def feed(self, event: ev.Event) -> None:
-        """Feed an event to the core and execute its commands."""
-        if self.is_over:
-            return
-        for command in self._core.handle(self._kernel.now_ns, event):
-            self._carry_out(command)
-        if self._core.wakeup_ns < self._wakeup_ns or not self._wakeup_ns:
-            self._set_timer()
-
-    def _set_timer(self) -> None:
-        self._wakeup_ns = self._core.wakeup_ns
-        self._kernel.at(self._wakeup_ns, self.fire, (self._timer_fired, self._wakeup_ns))
-
-    def _timer_fired(self, wakeup_ns: int) -> None:
-        if wakeup_ns != self._wakeup_ns:
-            return
-        if self._core.wakeup_ns > self._kernel.now_ns:
-            self._set_timer()
-            return
-        self._wakeup_ns = 0
-        self.feed(ev.TimerFired())
+        """Feed an event to the driver, unless this leader is over."""
+        if not self.is_over:
+            self._driver.feed(event)
 
     def has_released(self, epoch: int) -> bool:
         """Return whether the leader has released all complete epochs up to this one."""
@@ -221,94 +179,106 @@ class SimLeader:
         if self._sessions.pop(number, None) is not None:
             self.feed(ev.StreamClosed(number))
 
-    # ---- commands -------------------------------------------------------------------------------------------------
+    # ---- the driver's environment ---------------------------------------------------------------------------------
 
-    def _carry_out(self, command: ev.Command) -> None:
-        kind = type(command)
-        if kind in self._calls:
-            self._kernel.at(self._kernel.now_ns + self._cost_ns(), self.fire, (self._work, command))
-        elif kind in self._chores:
-            begin_ns = max(self._kernel.now_ns, self._cleaning_until_ns)
-            self._cleaning_until_ns = begin_ns + self._cost_ns()
-            self._kernel.at(self._cleaning_until_ns, self.fire, (self._chore, command))
-        else:
-            self._say(command)
+    def now_ns(self) -> int:
+        return self._kernel.now_ns
+
+    def wall_ns(self) -> int:
+        return self._shared.clocks.wall_ns(self._node)
+
+    def set_timer(self, when_ns: int, function: Callable[[], None]) -> None:
+        self._kernel.at(when_ns, self.fire, (_call, function))
+
+    def in_worker(self, command: ev.Command, work: Callable[[Any], ev.Event], then: Callable[[ev.Event], None]) -> None:
+        self._kernel.at(self._kernel.now_ns + self._cost_ns(), self.fire, (self._work, (command, work, then)))
+
+    def in_cleaner(self, command: ev.Command, chore: Callable[[Any], object]) -> None:
+        begin_ns = max(self._kernel.now_ns, self._cleaning_until_ns)
+        self._cleaning_until_ns = begin_ns + self._cost_ns()
+        self._kernel.at(self._cleaning_until_ns, self.fire, (self._clean, (command, chore)))
 
     def _cost_ns(self) -> int:
         self._works += 1
         return self._shared.stores.cost_ns(self._node, (self._node, self._term, self._works))
 
-    def _work(self, command: ev.Command) -> None:
-        answer = self._calls[type(command)](command)
+    def _work(self, call: tuple[ev.Command, Callable[[Any], ev.Event], Callable[[ev.Event], None]]) -> None:
+        command, work, then = call
+        answer = work(command)
         self._notes.store.on_damaged(getattr(answer, "damaged_path", ""))
         if isinstance(command, ev.PublishEpoch) and isinstance(answer, ev.EpochPublished) and not answer.error:
             self._notes.store.on_published(command.epoch, command.root)
         if isinstance(command, ev.ReleaseEpoch) and isinstance(answer, ev.EpochReleased) and not answer.error:
             self._notes.store.on_released(command.epoch)
-        self.feed(answer)
+        then(answer)
 
-    def _chore(self, command: ev.Command) -> None:
+    def _clean(self, call: tuple[ev.Command, Callable[[Any], object]]) -> None:
+        command, chore = call
         logs = self._notes.host_logs.files() if isinstance(command, ev.SweepLogs) else {}
-        self._chores[type(command)](command)
+        chore(command)
         self._notes.host_logs.on_swept(logs)
         self._notes.store.on_deleted(command, self._node)
 
-    def _say(self, command: ev.Command) -> None:
-        match command:
-            case ev.SendDirective():
-                streams = [self._sessions[number] for number in command.sessions if number in self._sessions]
-                if isinstance(command.directive, FreezeAgents):
-                    self._note_freeze(command.directive, command.sessions)
-                if streams:
-                    message = encode_directive(command.directive)
-                    for stream in streams:
-                        stream.send(self._node, message)
-                        self._shared.points.passed(WHEN_SENDING)
-            case ev.Propose():
-                self._propose(command)
-            case ev.CloseStream():
-                ending = self._sessions.get(command.session)
-                if ending is not None:
-                    self._kernel.at(ending.pipes[self._node].last_ns + 1, ending.close)
-            case ev.Note():
-                pass
-            case ev.EndRun():
-                self._notes.log.is_ended = True
-            case ev.AnswerSnapshot():
-                self._notes.questions.on_answered(command)
-            case ev.AnswerRestore():
-                self._notes.on_restore_answered(command)
-            case AnswerMoves():
-                self._notes.on_moves_answered(command)
-            case _:
-                raise AssertionError(f"no way to carry out {command!r}")
+    def send(self, sessions: Sequence[int], directive: Directive) -> None:
+        streams = [self._sessions[number] for number in sessions if number in self._sessions]
+        if isinstance(directive, FreezeAgents):
+            self._note_freeze(directive, sessions)
+        if streams:
+            message = encode_directive(directive)
+            for stream in streams:
+                stream.send(self._node, message)
+                self._shared.points.passed(WHEN_SENDING)
 
     def _note_freeze(self, freeze: FreezeAgents, sessions: Iterable[int]) -> None:
         for number in sessions:
             if number in self._sessions:
                 self.freezes.on_freeze_sent(number, self._hosts[number], freeze, self._kernel.now_ns)
 
-    def _propose(self, command: ev.Propose) -> None:
+    def close_stream(self, session: int) -> None:
+        ending = self._sessions.get(session)
+        if ending is not None:
+            self._kernel.at(ending.pipes[self._node].last_ns + 1, ending.close)
+
+    def propose(self, command: ev.Propose, entry: bytes, ended: Callable[[ProposalOutcome], None]) -> None:
         if isinstance(command.kind, CommitPlan):
             self.freezes.on_plan_proposed((command.client, command.sequence), self._kernel.now_ns)
-        operation = Operation(self._shared.clocks.wall_ns(self._node), command.client, command.sequence, command.kind)
-        entry = encode_operation(operation)
         proposal = self._notes.log.on_proposed(self._node, entry)
         answered: list[bool] = []
+
+        def decide(outcome: ProposalOutcome) -> None:
+            self._shared.points.passed(WHEN_DECIDING)
+            ended(outcome)
 
         def end(outcome: ProposalOutcome) -> None:
             if not answered:
                 answered.append(True)
                 self._notes.log.on_outcome(proposal, outcome)
-                self.fire((self._decided, ev.ProposalEnded(command.token, outcome)))
+                self.fire((decide, outcome))
 
         self._log.propose(self._node, entry, end)
         late_ns = self._kernel.now_ns + PROPOSAL_TIMEOUT_NS
         self._kernel.at(late_ns, lambda _: end(Unknown("the log did not answer in time")))
 
-    def _decided(self, event: ev.ProposalEnded) -> None:
-        self._shared.points.passed(WHEN_DECIDING)
-        self.feed(event)
+    def answer(self, answer: ev.AnswerTool) -> None:
+        match answer:
+            case ev.AnswerSnapshot():
+                self._notes.questions.on_answered(answer)
+            case ev.AnswerRestore():
+                self._notes.on_restore_answered(answer)
+            case AnswerMoves():
+                self._notes.on_moves_answered(answer)
+            case _:
+                raise AssertionError(f"nobody asked for {answer!r}")
+
+    def note(self, note: ev.Note) -> None:
+        pass
+
+    def end(self, exit_code: int) -> None:
+        self._notes.log.is_ended = True
+
+
+def _call(function: Callable[[], None]) -> None:
+    function()
 
 
 class SimulatedReplica:

@@ -21,7 +21,7 @@ from snapline.client.outputs import OutputReaderState
 from snapline.client.sync_client import SyncClient
 from snapline.coordinator.leader.events import OutputReadersChanged
 from snapline.coordinator.service import output_feed
-from snapline.coordinator.service.adapter import Driver
+from snapline.coordinator.service.leader_runner import LeaderRunner
 from snapline.coordinator.service.leadership import Leadership
 from snapline.coordinator.service.output_feed import OutputFeed
 from snapline.errors import (
@@ -128,7 +128,7 @@ class OutputCoordinator(FakeCoordinator):
         raise AssertionError("abort raises")
 
 
-def _never() -> Driver:
+def _never() -> LeaderRunner:
     raise AssertionError
 
 

@@ -1,13 +1,16 @@
 """A leader core on a bench: proposals are committed and the store answers at once, unless a test holds them back."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import msgspec
 
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.leader_state import LeaderOptions
+from snapline.coordinator.service.leader_driver import LeaderDriver, LeaderObserver
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import Committed, ProposalOutcome
 from snapline.coordinator.state.fleet_state import FleetState
@@ -19,8 +22,53 @@ SECOND = 1_000 * MS
 DIGEST = b"d"
 
 
-class Bench:
-    """One leader, its log, its store and its hosts' streams.
+class BenchStore:
+    """A store (`LeaderStore`) where everything succeeds, but for what the bench says."""
+
+    def __init__(self, bench: "Bench") -> None:
+        self._bench = bench
+
+    def write_probe(self, command: ev.WriteProbe) -> ev.ProbeWritten:
+        return ev.ProbeWritten(command.session, f"probes/{command.session}", b"content")
+
+    def write_manifest(self, command: ev.WriteManifest) -> ev.ManifestWritten:
+        return ev.ManifestWritten(command.epoch, f"root-{command.epoch}")
+
+    def publish(self, command: ev.PublishEpoch) -> ev.EpochPublished:
+        return ev.EpochPublished(command.epoch, outputs={} if self._bench.emitted == {} else None)
+
+    def release(self, command: ev.ReleaseEpoch) -> ev.EpochReleased:
+        return ev.EpochReleased(command.epoch, outputs=self._bench.emitted.get(command.epoch, {}))
+
+    def check_line(self, command: ev.CheckLine) -> ev.LineChecked:
+        damaged = self._bench.damaged.get(command.epoch, "")
+        return ev.LineChecked(command.epoch, "flipped" if damaged else "", damaged)
+
+    def resolve(self, command: ev.ResolveSnapshot) -> ev.SnapshotResolved:
+        found = self._bench.tags.get(command.snapshot, 0)
+        return ev.SnapshotResolved(command.snapshot, found, "" if found else f"no snapshot {command.snapshot}")
+
+    def materialise(self, command: ev.MaterialiseLine) -> ev.LineMaterialised:
+        raise NotImplementedError
+
+    def scan(self, command: ev.ScanCheckpoints) -> ev.CheckpointsScanned:
+        raise NotImplementedError
+
+    def remove_probe(self, command: ev.RemoveProbe) -> None: ...
+
+    def delete(self, command: ev.DeleteEpochs) -> None: ...
+
+    def sweep(self, command: ev.SweepStore) -> None: ...
+
+    def sweep_logs(self, command: ev.SweepLogs) -> None: ...
+
+    def delete_checkpoints(self, command: ev.DeleteCheckpoints) -> None: ...
+
+    def sweep_checkpoints(self, command: ev.SweepCheckpoints) -> None: ...
+
+
+class Bench(LeaderObserver):
+    """One leader, its log, its store and its hosts' streams: the environment of its driver, and an observer.
 
     Attributes:
         held: classes of commands that are not carried out, but kept in `waiting`.
@@ -41,6 +89,7 @@ class Bench:
         keep_epochs: int = 3,
         timeout_ns: int = 0,
         may_begin_anew: bool = True,
+        store: BenchStore | None = None,
     ) -> None:
         self.now = 100 * SECOND
         self.state = FleetState()
@@ -70,6 +119,9 @@ class Bench:
         self.tags: dict[str, int] = {}
         self.emitted: dict[int, dict[str, int]] = {}
         """Epoch → what its agents have emitted in it. Where none has, the store says so as it publishes."""
+        self._store = store or BenchStore(self)
+        self._calls: deque[Callable[[], None]] = deque()
+        """What comes back to the driver, when it has carried out its commands."""
         self.start_leader()
 
     def start_leader(self, client: str = "leader") -> None:
@@ -79,48 +131,33 @@ class Bench:
             self.state,
             msgspec.structs.replace(self.options, client=client),
         )
+        self.driver = LeaderDriver(self.core, self._store, self, [self])
         self.current = {}
         self.feed(ev.LeaderStarted())
 
     # ---- events -----------------------------------------------------------------------------------------------------
 
     def feed(self, event: ev.Event) -> None:
-        events = deque([event])
-        while events:
-            self._note(events[0])
-            for command in self.core.handle(self.now, events.popleft()):
-                self.commands.append(command)
-                self._note(command)
-                if self._is_held(command):
-                    self.waiting.append(command)
-                elif (answer := self._carry_out(command)) is not None:
-                    events.append(answer)
-                events.extend(self._quiesced(command))
+        self._calls.append(partial(self.driver.feed, event))
+        self._make_calls()
+
+    def _make_calls(self) -> None:
+        while self._calls:
+            self._calls.popleft()()
             self.state.validate()
 
-    def _quiesced(self, command: ev.Command) -> list[ev.Event]:
-        """Hosts call no effects, and say so when they are asked, but for those in `calling`."""
-        if not isinstance(command, ev.SendDirective) or not isinstance(command.directive, ends.Quiesce):
-            return []
-        answer = ends.Quiesced(command.directive.number)
-        idle = [
-            number for host, number in self.current.items() if number in command.sessions and host not in self.calling
-        ]
-        return [ev.MessageReceived(number, answer) for number in idle if command.directive.holds_effects]
+    def command_issued(self, command: ev.Command) -> None:
+        self.commands.append(command)
 
-    def _note(self, what: ev.Event | ev.Command) -> None:
-        """For those who write down what happens."""
-
-    def _is_held(self, command: ev.Command) -> bool:
+    def is_held(self, command: ev.Command) -> bool:
         return isinstance(command, self.held)
 
     def release(self) -> None:
         """Carry out what was held back."""
         waiting, self.waiting, self.held = self.waiting, [], ()
         for command in waiting:
-            answer = self._carry_out(command)
-            if answer is not None:
-                self.feed(answer)
+            self.driver.carry_out(command)
+            self._make_calls()
 
     def pass_time(self, seconds: float, *, silent: tuple[str, ...] = ()) -> None:
         """Let time pass; hosts with a stream go on sending heartbeats, but for the silent ones."""
@@ -135,45 +172,59 @@ class Bench:
                         self.say(host, self.beats[host]() if host in self.beats else msg.Heartbeat(1))
             self.feed(ev.TimerFired())
 
-    def _carry_out(self, command: ev.Command) -> ev.Event | None:
-        match command:
-            case ev.Propose():
-                return self._propose(command)
-            case ev.SendDirective():
-                for number in command.sessions:
-                    self.heard.setdefault(number, []).append(command.directive)
-            case ev.CloseStream():
-                self.closed.append(command.session)
-                self.current = {host: x for host, x in self.current.items() if x != command.session}
-            case ev.WriteProbe():
-                return ev.ProbeWritten(command.session, f"probes/{command.session}", b"content")
-            case ev.WriteManifest():
-                return ev.ManifestWritten(command.epoch, f"root-{command.epoch}")
-            case ev.PublishEpoch():
-                return ev.EpochPublished(command.epoch, outputs={} if self.emitted == {} else None)
-            case ev.ReleaseEpoch():
-                return ev.EpochReleased(command.epoch, outputs=self.emitted.get(command.epoch, {}))
-            case ev.CheckLine():
-                damaged = self.damaged.get(command.epoch, "")
-                return ev.LineChecked(command.epoch, "flipped" if damaged else "", damaged)
-            case ev.ResolveSnapshot():
-                found = self.tags.get(command.snapshot, 0)
-                error = "" if found else f"no snapshot {command.snapshot}"
-                return ev.SnapshotResolved(command.snapshot, found, error)
-            case ev.AnswerSnapshot():
-                self.answers.append(command)
-            case ev.Note():
-                self.notes.append(command)
-        return None
+    # ---- the driver's environment -----------------------------------------------------------------------------------
 
-    def _propose(self, command: ev.Propose) -> ev.ProposalEnded:
-        outcomes = self.outcomes.get(type(command.kind))
-        if outcomes:
-            return ev.ProposalEnded(command.token, outcomes.pop(0))
-        operation = op.Operation(self.now + self.AHEAD_NS, command.client, command.sequence, command.kind)
-        result = self.state.apply(op.decode_operation(op.encode_operation(operation)))
-        self.log.append(command.kind)
-        return ev.ProposalEnded(command.token, Committed(result))
+    def now_ns(self) -> int:
+        return self.now
+
+    def wall_ns(self) -> int:
+        return self.now + self.AHEAD_NS
+
+    def set_timer(self, when_ns: int, function: Callable[[], None]) -> None:
+        """`pass_time` asks the core."""
+
+    def send(self, sessions: Sequence[int], directive: msg.Directive) -> None:
+        for number in sessions:
+            self.heard.setdefault(number, []).append(directive)
+        if isinstance(directive, ends.Quiesce) and directive.holds_effects:
+            # Hosts call no effects, and say so when they are asked, but for those in `calling`.
+            for host, number in self.current.items():
+                if number in sessions and host not in self.calling:
+                    answer = ev.MessageReceived(number, ends.Quiesced(directive.number))
+                    self._calls.append(partial(self.driver.feed, answer))
+
+    def close_stream(self, session: int) -> None:
+        self.closed.append(session)
+        self.current = {host: x for host, x in self.current.items() if x != session}
+
+    def propose(self, command: ev.Propose, entry: bytes, ended: Callable[[ProposalOutcome], None]) -> None:
+        if self.is_held(command):
+            self.waiting.append(command)
+        elif outcomes := self.outcomes.get(type(command.kind)):
+            self._calls.append(partial(ended, outcomes.pop(0)))
+        else:
+            result = self.state.apply(op.decode_operation(entry))
+            self.log.append(command.kind)
+            self._calls.append(partial(ended, Committed(result)))
+
+    def in_worker(self, command: ev.Command, work: Callable[[Any], ev.Event], then: Callable[[ev.Event], None]) -> None:
+        if self.is_held(command):
+            self.waiting.append(command)
+        else:
+            self._calls.append(partial(then, work(command)))
+
+    def in_cleaner(self, command: ev.Command, chore: Callable[[Any], object]) -> None:
+        chore(command)
+
+    def answer(self, answer: ev.AnswerTool) -> None:
+        if isinstance(answer, ev.AnswerSnapshot):
+            self.answers.append(answer)
+
+    def note(self, note: ev.Note) -> None:
+        self.notes.append(note)
+
+    def end(self, exit_code: int) -> None:
+        """The core's last command."""
 
     # ---- hosts --------------------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ import sys
 from typing import Any
 
 import msgspec
-from tests.coordinator.bench import MS, Bench
+from tests.coordinator.bench import MS, Bench, BenchStore
 from tests.kit.checkpoints import Packs, taken
 from tests.kit.golden import main, names_of, run_script
 from tests.kit.golden import show as show_value
@@ -60,6 +60,56 @@ QUIET = (
 """Events that stand in the script itself, or that are time."""
 
 
+class ScriptedStore(BenchStore):
+    """A store of packs, whose next calls fail if the script says so.
+
+    Attributes:
+        failing: class of a command → why the next one fails.
+    """
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench)
+        self.packs = Packs()
+        self.failing: dict[str, str] = {}
+        self._bases: dict[int, tuple[ev.StoredCheckpoint, ...]] = {0: ()}
+
+    def write_manifest(self, command: ev.WriteManifest) -> ev.ManifestWritten:
+        reason = self._reason(command)
+        return ev.ManifestWritten(command.epoch, "", reason) if reason else super().write_manifest(command)
+
+    def publish(self, command: ev.PublishEpoch) -> ev.EpochPublished:
+        reason = self._reason(command)
+        return ev.EpochPublished(command.epoch, reason) if reason else super().publish(command)
+
+    def release(self, command: ev.ReleaseEpoch) -> ev.EpochReleased:
+        reason = self._reason(command)
+        return ev.EpochReleased(command.epoch, reason) if reason else super().release(command)
+
+    def materialise(self, command: ev.MaterialiseLine) -> ev.LineMaterialised:
+        if reason := self._reason(command):
+            return ev.LineMaterialised(command.epoch, "", error=reason)
+        self._bases[command.epoch] = tuple([self._based(x, command.epoch) for x in command.agents])
+        return ev.LineMaterialised(command.epoch, f"root-{command.epoch}")
+
+    def scan(self, command: ev.ScanCheckpoints) -> ev.CheckpointsScanned:
+        found = [x for plan, stored in self.packs.found.values() if plan == command.plan for x in stored]
+        found.sort(key=lambda x: (x.agent, x.number, x.epoch))
+        return ev.CheckpointsScanned(command.plan, command.base_epoch, self._bases[command.base_epoch], tuple(found))
+
+    def _reason(self, command: ev.Command) -> str:
+        return self.failing.pop(type(command).__name__, "")
+
+    def _based(self, agent: ev.LineAgent, epoch: int) -> ev.StoredCheckpoint:
+        known = [x for _, stored in self.packs.found.values() for x in stored if x.agent == agent.agent]
+        sent: dict[str, int] = {}
+        received: dict[str, int] = {}
+        for x in [x for x in known if x.number <= agent.number]:
+            sent.update(x.sent)
+            received.update(x.received)
+        pack = msg.ReportedPack(f"packs/{epoch}", 1, b"")
+        return ev.StoredCheckpoint(agent.agent, agent.number, "basic", epoch, pack, sent, received)
+
+
 class ScriptedLeader(Bench):
     """A leader core whose commands are written down; it is told what a script says."""
 
@@ -68,15 +118,14 @@ class ScriptedLeader(Bench):
         self.trace: list[str] = []
         self.names: dict[int, str] = {}
         self.held_names: tuple[str, ...] = ()
-        self.failing: dict[str, str] = {}
-        self.store = Packs()
-        self.bases: dict[int, tuple[ev.StoredCheckpoint, ...]] = {0: ()}
+        self.scripted_store = ScriptedStore(self)
         self.reported: dict[str, int] = {}
         super().__init__(
             int(options.get("hosts", "2")),
             agents=int(options.get("agents", "4")),
             period_ns=int(options.get("period_ms", "0")) * MS,
             timeout_ns=int(options.get("timeout_ms", "0")) * MS,
+            store=self.scripted_store,
         )
         self.definition = msgspec.structs.replace(self.definition, protocol=options.get("protocol", "p"))
 
@@ -151,7 +200,7 @@ class ScriptedLeader(Bench):
         self.release()
 
     def do_fail(self, command: ScriptCommand) -> None:
-        self.failing[command.words[0]] = command.options["reason"]
+        self.scripted_store.failing[command.words[0]] = command.options["reason"]
 
     # ---- hosts of logged fleets --------------------------------------------------------------------------------------
 
@@ -166,7 +215,7 @@ class ScriptedLeader(Bench):
             for agent, number in numbers.items()
         ]
         count = self.reported[host] = self.reported.get(host, 0) + 1
-        store: Any = self.store
+        store: Any = self.scripted_store.packs
         report = write_checkpoints(store, host, self.state.plan_number, captures)
         start = self.state.image.hosts[host].start
         self.say(host, msgspec.structs.replace(report, host_start=start, sequence=count))
@@ -209,13 +258,15 @@ class ScriptedLeader(Bench):
         self.names[self.sessions + 1] = host
         return super().join(host, *arguments, **options)  # type: ignore[arg-type]  # as they came
 
-    def _note(self, what: ev.Event | ev.Command) -> None:
-        if isinstance(what, ev.Command):
-            self.trace.append(self._line_of(what))
-        elif not isinstance(what, QUIET):
-            self.trace.append(f"    <- {_answer(what)}")
+    def event_received(self, event: ev.Event) -> None:
+        if not isinstance(event, QUIET):
+            self.trace.append(f"    <- {_answer(event)}")
 
-    def _is_held(self, command: ev.Command) -> bool:
+    def command_issued(self, command: ev.Command) -> None:
+        super().command_issued(command)
+        self.trace.append(self._line_of(command))
+
+    def is_held(self, command: ev.Command) -> bool:
         name = type(command.kind if isinstance(command, ev.Propose) else command).__name__
         return name in self.held_names
 
@@ -231,37 +282,6 @@ class ScriptedLeader(Bench):
             case ev.Note():
                 return f"{command.level}: {command.text}"
         return show(command)
-
-    def _carry_out(self, command: ev.Command) -> ev.Event | None:
-        reason = self.failing.pop(type(command).__name__, "")
-        match command:
-            case ev.WriteManifest() if reason:
-                return ev.ManifestWritten(command.epoch, "", reason)
-            case ev.PublishEpoch() if reason:
-                return ev.EpochPublished(command.epoch, reason)
-            case ev.ReleaseEpoch() if reason:
-                return ev.EpochReleased(command.epoch, reason)
-            case ev.MaterialiseLine() if reason:
-                return ev.LineMaterialised(command.epoch, "", error=reason)
-            case ev.MaterialiseLine():
-                self.bases[command.epoch] = tuple([self._based(x, command.epoch) for x in command.agents])
-                return ev.LineMaterialised(command.epoch, f"root-{command.epoch}")
-            case ev.ScanCheckpoints():
-                found = [x for plan, stored in self.store.found.values() if plan == command.plan for x in stored]
-                found.sort(key=lambda x: (x.agent, x.number, x.epoch))
-                base = self.bases[command.base_epoch]
-                return ev.CheckpointsScanned(command.plan, command.base_epoch, base, tuple(found))
-        return super()._carry_out(command)
-
-    def _based(self, agent: ev.LineAgent, epoch: int) -> ev.StoredCheckpoint:
-        known = [x for _, stored in self.store.found.values() for x in stored if x.agent == agent.agent]
-        sent: dict[str, int] = {}
-        received: dict[str, int] = {}
-        for x in [x for x in known if x.number <= agent.number]:
-            sent.update(x.sent)
-            received.update(x.received)
-        pack = msg.ReportedPack(f"packs/{epoch}", 1, b"")
-        return ev.StoredCheckpoint(agent.agent, agent.number, "basic", epoch, pack, sent, received)
 
 
 # ---- text -------------------------------------------------------------------------------------------------------------

@@ -346,7 +346,7 @@ class LoggedWorld(World):
         if self.state.plan_number != plan_number:
             self.known, self.known_initial = {}, set()
 
-    def feed(self, event: ev.Event) -> None:
+    def event_received(self, event: ev.Event) -> None:
         if isinstance(event, ev.MessageReceived) and isinstance(event.message, msg.CheckpointsStored):
             report = event.message
             session = self.core.parts.host_sessions.session(event.session) if self.core is not None else None
@@ -356,7 +356,6 @@ class LoggedWorld(World):
         if isinstance(event, ev.LineMaterialised) and self.core is not None and event.damaged_path:
             is_heard = self.core.parts.open_epochs.get(event.epoch) is not None
             self.damage_told |= {event.damaged_path} if is_heard else set()
-        super().feed(event)
 
     def learn(self, stored: list[ev.StoredCheckpoint]) -> None:
         for x in stored:
@@ -410,35 +409,33 @@ class LoggedWorld(World):
 
     # ---- commands -----------------------------------------------------------------------------------------------------
 
-    def _carry_out(self, core: object, command: ev.Command) -> None:
+    def command_issued(self, command: ev.Command) -> None:
         match command:
             case ev.MaterialiseLine():
                 self._check_line_asked(command)
-                self.reply(core, self.delay(30), lambda: self._materialise(command))  # type: ignore[arg-type]
-            case ev.ScanCheckpoints():
-                self.reply(core, self.delay(30), lambda: self._scan(command))  # type: ignore[arg-type]
-            case ev.DeleteCheckpoints():
-                for path in command.paths:
-                    self._delete_pack(path)
-            case ev.AnswerLine():
-                assert command.request not in self.lines_found, "answered twice"
-                self.lines_found[command.request] = command
-            case ev.SweepCheckpoints():
-                for path in [x for x, (plan, _) in self.packs.items() if plan < command.plan]:
-                    if path not in command.kept:
-                        del self.packs[path]
             case ev.Propose() if isinstance(command.kind, op.BeginEpoch):
                 if command.token not in self.tokens and not self.is_koo_toueg:
                     self.expected = self.oracle()
                 self.tokens.add(command.token)
-                super()._carry_out(core, command)  # type: ignore[arg-type]
             case ev.Propose() if isinstance(command.kind, op.CommitPlan):
                 if command.token not in self.tokens:
                     self._check_plan(command.kind)
                 self.tokens.add(command.token)
-                super()._carry_out(core, command)  # type: ignore[arg-type]
-            case _:
-                super()._carry_out(core, command)  # type: ignore[arg-type]
+
+    def answered(self, answer: ev.AnswerTool) -> None:
+        if isinstance(answer, ev.AnswerLine):
+            assert answer.request not in self.lines_found, "answered twice"
+            self.lines_found[answer.request] = answer
+        super().answered(answer)
+
+    def delete_checkpoints(self, command: ev.DeleteCheckpoints) -> None:
+        for path in command.paths:
+            self._delete_pack(path)
+
+    def sweep_checkpoints(self, command: ev.SweepCheckpoints) -> None:
+        for path in [x for x, (plan, _) in self.packs.items() if plan < command.plan]:
+            if path not in command.kept:
+                del self.packs[path]
 
     def _check_plan(self, kind: op.CommitPlan) -> None:
         """A plan starts from the greatest consistent cut of all that the leader can know; survivors keep their live states."""
@@ -512,7 +509,7 @@ class LoggedWorld(World):
                 found[x.agent] = self.content[command.base_epoch][x.agent]
         return found
 
-    def _materialise(self, command: ev.MaterialiseLine) -> ev.LineMaterialised:
+    def materialise(self, command: ev.MaterialiseLine) -> ev.LineMaterialised:
         luck, epoch = self.random.random(), command.epoch
         if luck < self.chaos * 0.03:
             return ev.LineMaterialised(epoch, "", error="disk full")
@@ -533,7 +530,7 @@ class LoggedWorld(World):
         unborn = tuple([x.agent for x in command.agents if x.agent not in content])
         return ev.LineMaterialised(epoch, f"root-{epoch}", unborn)
 
-    def _scan(self, command: ev.ScanCheckpoints) -> ev.CheckpointsScanned:
+    def scan(self, command: ev.ScanCheckpoints) -> ev.CheckpointsScanned:
         if self.random.random() < self.chaos * 0.1:
             return ev.CheckpointsScanned(command.plan, command.base_epoch, error="no route to the store")
         if command.base_epoch in self.damaged_lines:

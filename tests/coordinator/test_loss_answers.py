@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.coordinator.conftest import Agreed
 
+from snapline.coordinator.leader.events import MessageReceived
 from snapline.coordinator.service.leader_statistics import LeaderFigures
 from snapline.coordinator.service.loss_status import RECOVERIES_SHOWN, interval_of, loss_of
 from snapline.coordinator.state import operations as op
@@ -32,7 +33,7 @@ def timed(*hosts: str) -> Timed:
 
 def complete(fleet: Timed, figures: LeaderFigures, completed: op.CompleteEpoch) -> None:
     result = fleet.do(completed)
-    figures.decided(completed, Committed(result))
+    figures.proposal_ended(completed, Committed(result))
 
 
 def pack(path: str, size_bytes: int) -> ReportedPack:
@@ -123,8 +124,8 @@ def test_the_leader_knows_what_agents_waited_and_what_was_written() -> None:
         EpochReport(epoch, 2, pack("b", 50), capture_ns=40, captures_ns=60),
     )
     for message in (*said, *said):  # again, on a new stream
-        figures.heard(message)
-    figures.heard(EpochReport(epoch + 1, 1, pack("c", 7), capture_ns=99, captures_ns=99))
+        figures.event_received(MessageReceived(1, message))
+    figures.event_received(MessageReceived(1, EpochReport(epoch + 1, 1, pack("c", 7), capture_ns=99, captures_ns=99)))
     complete(fleet, figures, op.CompleteEpoch(epoch, "root", (), 1_000, 20, 2))
     found = interval_of(fleet.state, figures)
     assert (found.pause_ns, found.capture_ns, found.new_bytes) == (40, 70, 150)
@@ -138,7 +139,11 @@ def test_checkpoints_that_agents_take_alone_add_up_to_the_next_epoch() -> None:
     fleet = timed()
     figures = LeaderFigures(fleet.state)
     for path, host_start, pause_ns in (("a", 1, 10), ("b", 1, 20), ("c", 2, 25)):
-        figures.heard(CheckpointsStored(host_start, 1, 1, pack(path, 5), capture_ns=pause_ns, captures_ns=2 * pause_ns))
+        figures.event_received(
+            MessageReceived(
+                1, CheckpointsStored(host_start, 1, 1, pack(path, 5), capture_ns=pause_ns, captures_ns=2 * pause_ns)
+            )
+        )
     complete(fleet, figures, op.CompleteEpoch(fleet.begin(), "root"))
     found = interval_of(fleet.state, figures)
     assert (found.pause_ns, found.capture_ns, found.new_bytes) == (25, 60, 15)

@@ -35,7 +35,7 @@ def test_epochs_of_a_store_that_is_away_are_neither_damaged_nor_deleted(tmp_path
         assert checked.error and not checked.damaged_path
     published = keeper.publish(ev.PublishEpoch(3, roots[3]))
     assert published.error and not published.damaged_path and not published.is_final
-    released = keeper.outputs.release(ev.ReleaseEpoch(3, roots[3], (), is_fall_back=True))
+    released = keeper.release(ev.ReleaseEpoch(3, roots[3], (), is_fall_back=True))
     assert released.error and not released.damaged_path and not released.damaged_epoch
     scanned = keeper.scan(ev.ScanCheckpoints(1, 3, roots[3]))
     assert scanned.error and not scanned.damaged_path

@@ -7,7 +7,7 @@ from tests.coordinator.conftest import Agreed
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_state import FleetState
-from snapline.coordinator.state.turn_deaths import DEATHS_KEPT
+from snapline.coordinator.state.operation_rules import DEATHS_KEPT
 from snapline.messages.host_messages import Plan, TurnSurvived
 from snapline.messages.turn_deaths import TurnDeath
 

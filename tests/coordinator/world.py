@@ -6,7 +6,8 @@ they go by what hosts really did.
 import functools
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from tests.coordinator.world_outputs import WorldOutputs
 from tests.kit.virtual_time import VirtualTime
@@ -15,6 +16,7 @@ from snapline.agent_runtime.host.epoch_reports import ChannelNumbers, EpochRepor
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.leader_state import LeaderOptions
+from snapline.coordinator.service.leader_driver import LeaderDriver, LeaderObserver
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state.fleet_records import (
     ALIVE,
@@ -22,6 +24,7 @@ from snapline.coordinator.state.fleet_records import (
     RUNNING,
     Committed,
     OperationResult,
+    ProposalOutcome,
     Rejected,
     Unknown,
 )
@@ -32,6 +35,9 @@ from snapline.messages import planned_ends as ends
 MS = 1_000_000
 SECOND = 1_000 * MS
 DIGEST = b"d" * 32
+
+DELAYS_MS: dict[type[ev.Command], int] = {ev.WriteManifest: 20, ev.MaterialiseLine: 30, ev.ScanCheckpoints: 30}
+"""Longest delays of the store, where they are not 10 ms."""
 
 
 class FakeHost:
@@ -181,7 +187,7 @@ class FakeHost:
         return msg.Join(self.name, self.instance, f"{self.name}:1", "f", DIGEST, self.plan)
 
     def say(self, message: msg.HostMessage) -> None:
-        self.world.send(self, message)
+        self.world.message(self, message)
 
     def ask(self, make: Callable[[int], msg.HostMessage]) -> None:
         self.asked += 1
@@ -230,8 +236,58 @@ class FakeHost:
         self.reports.written(report, numbers)
 
 
-class World(VirtualTime):
-    """One execution."""
+class Environment:
+    """The leader's driver in a world: an environment whose answers come late, in another order, or never."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+
+    def now_ns(self) -> int:
+        return self._world.now_ns
+
+    def wall_ns(self) -> int:
+        return self._world.now_ns
+
+    def set_timer(self, when_ns: int, function: Callable[[], None]) -> None:
+        self._world.later(max(1, when_ns - self._world.now_ns), function)
+
+    def propose(self, command: ev.Propose, entry: bytes, ended: Callable[[ProposalOutcome], None]) -> None:
+        world, core = self._world, self._world.core
+        world.after(world.delay(8), lambda: world.commit(core, entry, ended))
+
+    def send(self, sessions: Sequence[int], directive: msg.Directive) -> None:
+        for number in sessions:
+            host = self._world.sessions.get(number)
+            if host is not None:
+                self._world.deliver(number, host, directive)
+
+    def close_stream(self, session: int) -> None:
+        self._world.disconnect(session)
+
+    def in_worker(self, command: ev.Command, work: Callable[[Any], ev.Event], then: Callable[[ev.Event], None]) -> None:
+        world = self._world
+        is_release = isinstance(command, ev.ReleaseEpoch)
+        delay_ns = world.outputs.delay_ns() if is_release else world.delay(DELAYS_MS.get(type(command), 10))
+        world.later(delay_ns, lambda: then(work(command)))
+
+    def in_cleaner(self, command: ev.Command, chore: Callable[[Any], object]) -> None:
+        if isinstance(command, ev.SweepStore):
+            self._world.after(self._world.delay(400), lambda: chore(command))
+        else:
+            chore(command)
+
+    def answer(self, answer: ev.AnswerTool) -> None:
+        self._world.answered(answer)
+
+    def note(self, note: ev.Note) -> None:
+        self._world.notes.append(note.text)
+
+    def end(self, exit_code: int) -> None:
+        self._world.ended = ev.EndRun(exit_code)
+
+
+class World(VirtualTime, LeaderObserver):
+    """One execution; also the store of the leader's driver, and its observer."""
 
     host_class: type[FakeHost] = FakeHost
 
@@ -296,8 +352,8 @@ class World(VirtualTime):
             self.state,
             LeaderOptions(f"leader-{self.leaders}", f"c{self.leaders}", options.hosts_expected, keep_epochs=3),
         )
+        self.driver = LeaderDriver(self.core, self, Environment(self), [self])
         self.feed(ev.LeaderStarted())
-        self._tick(self.core)
         for host in list(self.hosts.values()):
             self.after(self.delay(300), functools.partial(self.connect, host))
 
@@ -307,69 +363,28 @@ class World(VirtualTime):
             del self.sessions[session]
         self.after(self.delay(1500), self.start_leader)
 
-    def _tick(self, core: LeaderCore) -> None:
-        def tick() -> None:
-            if self.core is core:
-                self.feed(ev.TimerFired())
-                self._tick(core)
-
-        self.after(max(1, core.wakeup_ns - self.now_ns), tick)
-
     def feed(self, event: ev.Event) -> None:
-        if self.core is None or self.ended is not None:
-            return
-        for command in self.core.handle(self.now_ns, event):
-            self._carry_out(self.core, command)
+        if self.core is not None and self.ended is None:
+            self.driver.feed(event)
 
-    def reply(self, core: LeaderCore, delay_ns: int, make: Callable[[], ev.Event]) -> None:
-        """Something done outside, answered later; nothing of it if the leader has died meanwhile."""
+    def later(self, delay_ns: int, call: Callable[[], None]) -> None:
+        """Call back the present driver; not if the leader has died meanwhile."""
+        core = self.core
 
-        def answer() -> None:
-            if self.core is core:
-                self.feed(make())
+        def call_back() -> None:
+            if self.core is core and self.ended is None:
+                call()
 
-        self.after(delay_ns, answer)
+        self.after(delay_ns, call_back)
 
-    def _carry_out(self, core: LeaderCore, command: ev.Command) -> None:
-        match command:
-            case ev.Propose():
-                self.after(self.delay(8), lambda: self._commit(core, command))
-            case ev.SendDirective():
-                for number in command.sessions:
-                    host = self.sessions.get(number)
-                    if host is not None:
-                        self._deliver(number, host, command.directive)
-            case ev.CloseStream():
-                self.disconnect(command.session)
-            case ev.WriteProbe():
-                path = f"probes/{self.asked}"
-                self.probes[path] = path.encode()
-                self.reply(core, self.delay(10), lambda: ev.ProbeWritten(command.session, path, path.encode()))
-            case ev.RemoveProbe():
-                self.probes.pop(command.path, None)
-            case ev.WriteManifest():
-                self.reply(core, self.delay(20), lambda: self._write(command))
-            case ev.PublishEpoch():
-                self.reply(core, self.delay(10), lambda: self._publish(command))
-            case ev.ReleaseEpoch():
-                self.reply(core, self.outputs.delay_ns(), lambda: self.outputs.release(command, self.state.image))
-            case ev.CheckLine():
-                self.reply(core, self.delay(10), lambda: self._check_line(command))
-            case ev.DeleteEpochs():
-                for epoch in command.epochs:
-                    self._delete(epoch)
-            case ev.SweepStore():
-                self.after(self.delay(400), lambda: self._sweep(command))
+    def answered(self, answer: ev.AnswerTool) -> None:
+        match answer:
             case ev.AnswerSnapshot():
-                self.answers.append(command)
+                self.answers.append(answer)
             case ev.AnswerRestore():
-                self.restores.append(command)
-            case ev.Note():
-                self.notes.append(command.text)
-            case ev.EndRun():
-                self.ended = command
+                self.restores.append(answer)
 
-    def _deliver(self, number: int, host: FakeHost, directive: msg.Directive) -> None:
+    def deliver(self, number: int, host: FakeHost, directive: msg.Directive) -> None:
         """Directives of one stream stay in order, since delays are added to the stream's last delivery."""
 
         def deliver() -> None:
@@ -382,20 +397,17 @@ class World(VirtualTime):
 
     # ---- the log ----------------------------------------------------------------------------------------------------
 
-    def _commit(self, core: LeaderCore, command: ev.Propose) -> None:
+    def commit(self, core: LeaderCore | None, entry: bytes, ended: Callable[[ProposalOutcome], None]) -> None:
         luck = self.random.random()
         is_dead = self.core is not core
+        outcome: ProposalOutcome
         if luck < self.chaos * 0.05 or (is_dead and luck < 0.5):
-            outcome: Rejected | Unknown | Committed = Rejected("no")
-            if self.random.random() < 0.5:
-                outcome = Unknown("who knows")
+            outcome = Rejected("no") if self.random.random() < 0.5 else Unknown("who knows")
         else:
-            operation = op.Operation(self.now_ns, command.client, command.sequence, command.kind)
-            entry = op.encode_operation(operation)
             result = self._apply(entry)
             outcome = Unknown("lost reply") if luck > 1 - self.chaos * 0.05 else Committed(result)
         if not is_dead:
-            self.reply(core, self.delay(3), lambda: ev.ProposalEnded(command.token, outcome))
+            self.later(self.delay(3), lambda: ended(outcome))
 
     def _apply(self, entry: bytes) -> OperationResult:
         before = self.state.newest_complete()
@@ -455,20 +467,31 @@ class World(VirtualTime):
 
     # ---- the store --------------------------------------------------------------------------------------------------
 
-    def _write(self, command: ev.WriteManifest) -> ev.ManifestWritten:
+    def write_probe(self, command: ev.WriteProbe) -> ev.ProbeWritten:
+        path = f"probes/{self.asked}"
+        self.probes[path] = path.encode()
+        return ev.ProbeWritten(command.session, path, path.encode())
+
+    def remove_probe(self, command: ev.RemoveProbe) -> None:
+        self.probes.pop(command.path, None)
+
+    def write_manifest(self, command: ev.WriteManifest) -> ev.ManifestWritten:
         if self.random.random() < self.chaos * 0.05:
             return ev.ManifestWritten(command.epoch, "", "disk full")
         self.manifests[command.epoch] = command
         return ev.ManifestWritten(command.epoch, f"root-{command.epoch}")
 
-    def _publish(self, command: ev.PublishEpoch) -> ev.EpochPublished:
+    def publish(self, command: ev.PublishEpoch) -> ev.EpochPublished:
         if self.random.random() < self.chaos * 0.05:
             return ev.EpochPublished(command.epoch, "disk full")
         assert self.refs.get(command.epoch, command.root) == command.root, "two roots for one epoch"
         self.refs[command.epoch] = command.root
         return ev.EpochPublished(command.epoch, outputs=self.outputs.known(command.epoch))
 
-    def _check_line(self, command: ev.CheckLine) -> ev.LineChecked:
+    def release(self, command: ev.ReleaseEpoch) -> ev.EpochReleased:
+        return self.outputs.release(command, self.state.image)
+
+    def check_line(self, command: ev.CheckLine) -> ev.LineChecked:
         if self.random.random() < self.chaos * 0.1:
             self.damaged_lines.add(command.epoch)
         if command.epoch in self.damaged_lines:
@@ -480,11 +503,30 @@ class World(VirtualTime):
             self.damaged_blobs.add(command.epoch)
         return ev.LineChecked(command.epoch)
 
-    def _sweep(self, command: ev.SweepStore) -> None:
-        """Behind all else that is to be cleaned: what it was told may be old by now."""
+    def resolve(self, command: ev.ResolveSnapshot) -> ev.SnapshotResolved:
+        raise NotImplementedError
+
+    def materialise(self, command: ev.MaterialiseLine) -> ev.LineMaterialised:
+        raise NotImplementedError
+
+    def scan(self, command: ev.ScanCheckpoints) -> ev.CheckpointsScanned:
+        raise NotImplementedError
+
+    def delete(self, command: ev.DeleteEpochs) -> None:
+        for epoch in command.epochs:
+            self._delete(epoch)
+
+    def sweep(self, command: ev.SweepStore) -> None:
+        """Behind all else that is to be cleaned: what the command says may be old by now."""
         for epoch in sorted({*self.refs, *self.manifests}):
             if epoch <= command.begun and epoch not in (*command.kept, *command.undecided):
                 self._delete(epoch)
+
+    def sweep_logs(self, command: ev.SweepLogs) -> None: ...
+
+    def delete_checkpoints(self, command: ev.DeleteCheckpoints) -> None: ...
+
+    def sweep_checkpoints(self, command: ev.SweepCheckpoints) -> None: ...
 
     def _delete(self, epoch: int) -> None:
         assert epoch not in self.state.image.epochs, f"epoch {epoch} is deleted, and the log knows it (G4, G7)"
@@ -527,7 +569,7 @@ class World(VirtualTime):
         if self.sessions.pop(number, None) is not None:
             self.after(self.delay(5), lambda: self.feed(ev.StreamClosed(number)))
 
-    def send(self, host: FakeHost, message: msg.HostMessage) -> None:
+    def message(self, host: FakeHost, message: msg.HostMessage) -> None:
         """In order within a stream, sometimes twice; lost with the stream, or late: after it has been closed."""
         number, core = host.session, self.core
         if number not in self.sessions or core is None:

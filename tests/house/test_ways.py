@@ -18,7 +18,8 @@ STARS = (
     "agent_runtime/host/core.py",
     "agent_runtime/host/driver.py",
     "coordinator/leader/core.py",
-    "coordinator/service/adapter.py",
+    "coordinator/service/leader_driver.py",
+    "coordinator/service/leader_runner.py",
 )
 """The cores, and what carries their commands out: every way goes through them again and again."""
 

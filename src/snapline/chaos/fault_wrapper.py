@@ -112,22 +112,22 @@ class FaultTarget:
 
     def watch_coordinator(self) -> None:
         from snapline.coordinator.leader.events import ProposalEnded
-        from snapline.coordinator.service import adapter
+        from snapline.coordinator.service import leader_driver, leader_runner
 
         self.before(
-            adapter.Driver,
+            leader_driver.LeaderDriver,
             "feed",
             moments.WHEN_DECIDING,
             if_=lambda _, event: isinstance(event, ProposalEnded),
         )
-        self.before(adapter.Outbox, "get", moments.WHEN_SENDING, if_=_was_directive_written)
-        inner = adapter.Driver.__init__
+        self.before(leader_runner.Outbox, "get", moments.WHEN_SENDING, if_=_was_directive_written)
+        inner = leader_runner.LeaderRunner.__init__
 
-        def init(driver: Any, core: Any, log: Any, *more: Any) -> None:
-            inner(driver, core, log, *more)
+        def init(runner: Any, core: Any, log: Any, *more: Any) -> None:
+            inner(runner, core, log, *more)
             log.propose = self._hiding_outcomes(log.propose)
 
-        adapter.Driver.__init__ = init  # type: ignore[assignment]
+        leader_runner.LeaderRunner.__init__ = init  # type: ignore[assignment]
 
     def _hiding_outcomes(self, propose: Callable[[bytes], Awaitable[Any]]) -> Callable[[bytes], Awaitable[Any]]:
         """Wrap `propose` so that a share of the outcomes is hidden."""

@@ -1,31 +1,26 @@
-"""Adapter around the leader core: streams, log, store, clock. It carries out commands and decides nothing."""
+"""Environment of the leader's driver in production: streams of hosts, requests of tools, the log, threads, the clock."""
 
 import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.leader.core import LeaderCore
 from snapline.coordinator.leader.leader_status import LeaderStatus
-from snapline.coordinator.service.leader_statistics import LeaderFigures
+from snapline.coordinator.service.leader_driver import LeaderDriver, LeaderObserver
 from snapline.coordinator.service.log import ReplicatedLog
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_records import ProposalOutcome, Rejected, Unknown
-from snapline.coordinator.state.operations import Operation, encode_operation
 from snapline.errors import CoordinatorUnavailableError, LogError, UsageError
 from snapline.messages.host_messages import Directive, HostMessage, Plan
 from snapline.messages.wire import encode_directive
 
-if TYPE_CHECKING:
-    from snapline.coordinator.service.fleet_spans import FleetSpans
-
 _log = logging.getLogger("snapline.coordinator")
 
-CommandT = TypeVar("CommandT", bound=ev.Command)
 AnswerT = TypeVar("AnswerT", bound=ev.AnswerTool)
 
 OUTBOX_DIRECTIVES_MAX = 4096
@@ -66,12 +61,12 @@ class Outbox:
         return await self._waiting.get()
 
 
-class Driver:
-    """Feeds one leader core and carries out its commands, on one event loop.
+class LeaderRunner:
+    """Runs one leader on one event loop: the environment of its driver (`LeaderEnvironment`).
 
     Attributes:
-        ended: set when the driver has ended; `exit_code` or `failure` says how.
-        on_ended: called when the driver has ended by itself, not by `stop`.
+        ended: set when the leader has ended; `exit_code` or `failure` says how.
+        on_ended: called when the leader has ended by itself, not by `stop`.
     """
 
     def __init__(
@@ -79,14 +74,11 @@ class Driver:
         core: LeaderCore,
         log: ReplicatedLog,
         keeper: StoreKeeper,
-        figures: LeaderFigures,
-        spans: "FleetSpans | None" = None,
+        observers: Sequence[LeaderObserver] = (),
     ) -> None:
         self._core = core
-        self._figures = figures
-        self._spans = spans
+        self._driver = LeaderDriver(core, keeper, self, observers)
         self._replicated_log = log
-        self._keeper = keeper
         self._pool = ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="coordinator-store")
         self._cleaner = ThreadPoolExecutor(1, thread_name_prefix="coordinator-sweep")
         self._tasks: set[asyncio.Task[None]] = set()
@@ -95,17 +87,17 @@ class Driver:
         """The last plan that was sent, and its encoding."""
         self._pending_requests: dict[int, asyncio.Future[ev.AnswerTool]] = {}
         self._numbers = 0
+        self._timer: asyncio.TimerHandle | None = None
         self.ended = asyncio.Event()
         self.exit_code = 1
         self.failure: BaseException | None = None
-        self.on_ended: Callable[[Driver], None] = lambda _: None
+        self.on_ended: Callable[[LeaderRunner], None] = lambda _: None
 
     # ---- lifecycle --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to lead."""
-        self.feed(ev.LeaderStarted())
-        self._spawn(self._run_timer())
+        self._unless_ended(self._driver.start)
 
     def close_streams(self) -> None:
         """Take no more events, and end all streams after the queued directives."""
@@ -123,6 +115,8 @@ class Driver:
     async def stop(self) -> None:
         """End all work. The outcome of pending proposals is unknown."""
         self.close_streams()
+        if self._timer is not None:
+            self._timer.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -142,11 +136,14 @@ class Driver:
 
     def feed(self, event: ev.Event) -> None:
         """Hand an event to the core and carry out its commands."""
+        self._unless_ended(self._driver.feed, event)
+
+    def _unless_ended(self, function: Callable[..., object], *arguments: object) -> None:
+        """Call the driver, unless this leader has ended; what it raises ends the leader."""
         if self.ended.is_set():
             return
         try:
-            for command in self._core.handle(time.monotonic_ns(), event):
-                self._carry_out(command)
+            function(*arguments)
         except Exception as error:
             self._fail(error)
 
@@ -160,11 +157,6 @@ class Driver:
         if not self.ended.is_set():
             self._stop_taking_events()
             self.on_ended(self)
-
-    async def _run_timer(self) -> None:
-        while True:
-            await asyncio.sleep(max(0.0, (self._core.wakeup_ns - time.monotonic_ns()) / 1e9))
-            self.feed(ev.TimerFired())
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.create_task(work)
@@ -185,7 +177,7 @@ class Driver:
         outbox = self._outboxes[self._numbers] = Outbox()
         return self._numbers, outbox
 
-    def close_stream(self, session: int) -> None:
+    def stream_closed(self, session: int) -> None:
         """Report a closed stream to the core."""
         if self._outboxes.pop(session, None) is not None:
             self.feed(ev.StreamClosed(session))
@@ -193,7 +185,6 @@ class Driver:
     def on_host_message(self, session: int, message: HostMessage) -> None:
         """Feed a host's message to the core."""
         if session in self._outboxes:
-            self._figures.heard(message)
             self.feed(ev.MessageReceived(session, message))
 
     async def ask(self, question: Callable[[int], ev.Event], answer: type[AnswerT]) -> AnswerT:
@@ -219,62 +210,28 @@ class Driver:
         """Return this leader's view of itself."""
         return self._core.standing()
 
-    # ---- commands ---------------------------------------------------------------------------------------------------
+    # ---- the driver's environment -----------------------------------------------------------------------------------
 
-    def _carry_out(self, command: ev.Command) -> None:
-        match command:
-            case ev.SendDirective():
-                self._send(command)
-            case ev.Propose():
-                self._spawn(self._propose(command))
-            case ev.WriteManifest():
-                self._in_thread(self._keeper.write_manifest, command)
-            case ev.PublishEpoch():
-                self._in_thread(self._keeper.publish, command)
-            case ev.ReleaseEpoch():
-                self._in_thread(self._keeper.outputs.release, command)
-            case ev.CheckLine():
-                self._in_thread(self._keeper.check_line, command)
-            case ev.ResolveSnapshot():
-                self._in_thread(self._keeper.resolve, command)
-            case ev.MaterialiseLine():
-                self._in_thread(self._keeper.materialise, command)
-            case ev.ScanCheckpoints():
-                self._in_thread(self._keeper.scan, command)
-            case ev.WriteProbe():
-                self._in_thread(self._keeper.write_probe, command)
-            case ev.RemoveProbe():
-                self._cleaner.submit(self._keeper.remove_probe, command.path)
-            case ev.DeleteEpochs():
-                self._cleaner.submit(self._keeper.delete, command)
-            case ev.SweepStore():
-                self._cleaner.submit(self._keeper.sweep, command)
-            case ev.SweepLogs():
-                self._cleaner.submit(self._keeper.logs.sweep, command)
-            case ev.DeleteCheckpoints():
-                self._cleaner.submit(self._keeper.delete_checkpoints, command)
-            case ev.SweepCheckpoints():
-                self._cleaner.submit(self._keeper.sweep_checkpoints, command)
-            case ev.CloseStream():
-                outbox = self._outboxes.pop(command.session, None)
-                if outbox is not None:
-                    outbox.close()
-            case ev.AnswerTool():
-                waiting = self._pending_requests.get(command.request)
-                if waiting is not None and not waiting.done():
-                    waiting.set_result(command)
-            case ev.Note():
-                _log.log(logging.getLevelNamesMapping()[command.level.upper()], command.text)
-            case ev.EndRun():
-                self.exit_code = command.exit_code
-                self._end()
-            case _:
-                raise AssertionError(f"no way to carry out {command!r}")
+    def now_ns(self) -> int:
+        """Return the monotonic time."""
+        return time.monotonic_ns()
 
-    def _send(self, command: ev.SendDirective) -> None:
-        outboxes = [self._outboxes[number] for number in command.sessions if number in self._outboxes]
+    def wall_ns(self) -> int:
+        """Return the time since 1970."""
+        return time.time_ns()
+
+    def set_timer(self, when_ns: int, function: Callable[[], None]) -> None:
+        """Call `function` on the loop at a monotonic time, unless this leader has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+        delay_s = max(0.0, (when_ns - time.monotonic_ns()) / 1e9)
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._unless_ended, function)
+
+    def send(self, sessions: Sequence[int], directive: Directive) -> None:
+        """Queue a directive for the streams of hosts."""
+        outboxes = [self._outboxes[number] for number in sessions if number in self._outboxes]
         if outboxes:
-            message = self._encoded(command.directive)
+            message = self._encoded(directive)
             for outbox in outboxes:
                 outbox.put(message)
 
@@ -286,11 +243,19 @@ class Driver:
             self._plan = (directive, encode_directive(directive))
         return self._plan[1]
 
-    async def _propose(self, command: ev.Propose) -> None:
+    def close_stream(self, session: int) -> None:
+        """End a stream after the queued directives."""
+        outbox = self._outboxes.pop(session, None)
+        if outbox is not None:
+            outbox.close()
+
+    def propose(self, command: ev.Propose, entry: bytes, ended: Callable[[ProposalOutcome], None]) -> None:
+        """Propose an entry to the log."""
+        self._spawn(self._propose(entry, ended))
+
+    async def _propose(self, entry: bytes, ended: Callable[[ProposalOutcome], None]) -> None:
         outcome: ProposalOutcome
         try:
-            operation = Operation(time.time_ns(), command.client, command.sequence, command.kind)
-            entry = encode_operation(operation)
             async with asyncio.timeout(PROPOSAL_TIMEOUT_S):
                 outcome = await self._replicated_log.propose(entry)
         except TimeoutError:
@@ -298,15 +263,34 @@ class Driver:
         except UsageError as error:
             _log.error("an operation that cannot be proposed: %s", error)
             outcome = Rejected(str(error))
-        self._figures.decided(command.kind, outcome)
-        if self._spans is not None:
-            self._spans.decided(command.kind, outcome)
-        self.feed(ev.ProposalEnded(command.token, outcome))
+        self._unless_ended(ended, outcome)
 
-    def _in_thread(self, call: Callable[[CommandT], ev.Event], command: CommandT) -> None:
-        self._spawn(self._run_in_thread(call, command))
+    def in_worker(self, command: ev.Command, work: Callable[[Any], ev.Event], then: Callable[[ev.Event], None]) -> None:
+        """Make a blocking call in one of the store's threads."""
+        self._spawn(self._run_in_worker(command, work, then))
 
-    async def _run_in_thread(self, call: Callable[[CommandT], ev.Event], command: CommandT) -> None:
+    async def _run_in_worker(
+        self, command: ev.Command, work: Callable[[Any], ev.Event], then: Callable[[ev.Event], None]
+    ) -> None:
         loop = asyncio.get_running_loop()
         with contextlib.suppress(asyncio.CancelledError):
-            self.feed(await loop.run_in_executor(self._pool, call, command))
+            self._unless_ended(then, await loop.run_in_executor(self._pool, work, command))
+
+    def in_cleaner(self, command: ev.Command, chore: Callable[[Any], object]) -> None:
+        """Make a blocking call in the thread that cleans the store."""
+        self._cleaner.submit(chore, command)
+
+    def answer(self, answer: ev.AnswerTool) -> None:
+        """Answer a tool's request, if it still waits."""
+        waiting = self._pending_requests.get(answer.request)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer)
+
+    def note(self, note: ev.Note) -> None:
+        """Log a note of the core."""
+        _log.log(logging.getLevelNamesMapping()[note.level.upper()], note.text)
+
+    def end(self, exit_code: int) -> None:
+        """End the run."""
+        self.exit_code = exit_code
+        self._end()

@@ -1,0 +1,204 @@
+"""Driver of a leader core: hands events to the core and carries out its commands.
+
+The driver decides nothing, and has no sockets, threads or clocks: its `LeaderEnvironment` provides them. The environment is the
+process in production (`leader_runner.py`), a heap with virtual time in the simulator (`sim/world/simulated_replica.py`), and a
+bench or a world of plain functions in tests. The store's work is a `LeaderStore`: `StoreKeeper` in production and in the simulator.
+
+All calls come from one thread. The environment calls back later, never while a call of the driver runs.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from snapline.coordinator.leader import events as ev
+from snapline.coordinator.leader.core import LeaderCore
+from snapline.coordinator.state.fleet_records import ProposalOutcome, Rejected
+from snapline.coordinator.state.operations import Kind, Operation, encode_operation
+from snapline.errors import UsageError
+from snapline.messages.host_messages import Directive
+
+_log = logging.getLogger("snapline.coordinator")
+
+
+class LeaderEnvironment(Protocol):
+    """Environment of a leader: clocks, streams of hosts, the replicated log, threads for the store, tools."""
+
+    def now_ns(self) -> int:
+        """Return the monotonic time."""
+
+    def wall_ns(self) -> int:
+        """Return the time since 1970, which operations carry."""
+
+    def set_timer(self, when_ns: int, function: Callable[[], None]) -> None:
+        """Call `function` at this monotonic time, or soon if it has passed. The timer set before is no longer needed."""
+
+    def send(self, sessions: Sequence[int], directive: Directive) -> None:
+        """Send a directive to hosts, in order; sessions that are over are skipped."""
+
+    def close_stream(self, session: int) -> None:
+        """End a host's stream after what was sent."""
+
+    def propose(self, command: ev.Propose, entry: bytes, ended: Callable[[ProposalOutcome], None]) -> None:
+        """Propose an entry to the log; call `ended` once, within a deadline."""
+
+    def in_worker(self, command: ev.Command, work: Callable[[Any], ev.Event], then: Callable[[ev.Event], None]) -> None:
+        """Make the blocking call `work(command)`, several at a time, and pass its answer on."""
+
+    def in_cleaner(self, command: ev.Command, chore: Callable[[Any], object]) -> None:
+        """Make the blocking call `chore(command)`, one after the other."""
+
+    def answer(self, answer: ev.AnswerTool) -> None:
+        """Answer a tool's request."""
+
+    def note(self, note: ev.Note) -> None:
+        """Log a note of the core."""
+
+    def end(self, exit_code: int) -> None:
+        """End the run."""
+
+
+class LeaderStore(Protocol):
+    """Work on the store that a leader's commands ask for; see `StoreKeeper`."""
+
+    def write_probe(self, command: ev.WriteProbe) -> ev.ProbeWritten: ...
+    def write_manifest(self, command: ev.WriteManifest) -> ev.ManifestWritten: ...
+    def publish(self, command: ev.PublishEpoch) -> ev.EpochPublished: ...
+    def release(self, command: ev.ReleaseEpoch) -> ev.EpochReleased: ...
+    def check_line(self, command: ev.CheckLine) -> ev.LineChecked: ...
+    def resolve(self, command: ev.ResolveSnapshot) -> ev.SnapshotResolved: ...
+    def materialise(self, command: ev.MaterialiseLine) -> ev.LineMaterialised: ...
+    def scan(self, command: ev.ScanCheckpoints) -> ev.CheckpointsScanned: ...
+    def remove_probe(self, command: ev.RemoveProbe) -> None: ...
+    def delete(self, command: ev.DeleteEpochs) -> None: ...
+    def sweep(self, command: ev.SweepStore) -> None: ...
+    def sweep_logs(self, command: ev.SweepLogs) -> None: ...
+    def delete_checkpoints(self, command: ev.DeleteCheckpoints) -> None: ...
+    def sweep_checkpoints(self, command: ev.SweepCheckpoints) -> None: ...
+
+
+class LeaderObserver:
+    """Observer of a leader's driver; by default each hook does nothing."""
+
+    def event_received(self, event: ev.Event) -> None:
+        """Note an event, before the core handles it."""
+
+    def command_issued(self, command: ev.Command) -> None:
+        """Note a command, before it is carried out."""
+
+    def proposal_ended(self, kind: Kind, outcome: ProposalOutcome) -> None:
+        """Note how a proposal ended, before the core handles it."""
+
+
+class LeaderDriver:
+    """Driver of one leader core, from the begin of its leadership to the end.
+
+    Attributes:
+        core: the leader core.
+    """
+
+    def __init__(
+        self,
+        core: LeaderCore,
+        store: LeaderStore,
+        environment: LeaderEnvironment,
+        observers: Sequence[LeaderObserver] = (),
+    ) -> None:
+        self.core = core
+        self._store = store
+        self._environment = environment
+        self._observers = tuple(observers)
+        self._wakeup_ns = 0
+        """Time of the next call of the timer; 0: none is due."""
+
+    def start(self) -> None:
+        """Begin to lead."""
+        self.feed(ev.LeaderStarted())
+
+    def feed(self, event: ev.Event) -> None:
+        """Hand an event to the core and carry out its commands."""
+        for observer in self._observers:
+            observer.event_received(event)
+        for command in self.core.handle(self._environment.now_ns(), event):
+            for observer in self._observers:
+                observer.command_issued(command)
+            self.carry_out(command)
+        if self.core.wakeup_ns < self._wakeup_ns or not self._wakeup_ns:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        self._wakeup_ns = self.core.wakeup_ns
+        self._environment.set_timer(self._wakeup_ns, partial(self._on_timer, self._wakeup_ns))
+
+    def _on_timer(self, wakeup_ns: int) -> None:
+        if wakeup_ns != self._wakeup_ns:
+            return  # An earlier wakeup has replaced this one.
+        if self.core.wakeup_ns > self._environment.now_ns():
+            self._set_timer()
+            return
+        self._wakeup_ns = 0
+        self.feed(ev.TimerFired())
+
+    def carry_out(self, command: ev.Command) -> None:
+        """Carry out one command of the core."""
+        environment, store = self._environment, self._store
+        match command:
+            case ev.SendDirective():
+                environment.send(command.sessions, command.directive)
+            case ev.Propose():
+                self._propose(command)
+            case ev.CloseStream():
+                environment.close_stream(command.session)
+            case ev.AnswerTool():
+                environment.answer(command)
+            case ev.Note():
+                environment.note(command)
+            case ev.EndRun():
+                environment.end(command.exit_code)
+            case ev.WriteProbe():
+                environment.in_worker(command, store.write_probe, self.feed)
+            case ev.WriteManifest():
+                environment.in_worker(command, store.write_manifest, self.feed)
+            case ev.PublishEpoch():
+                environment.in_worker(command, store.publish, self.feed)
+            case ev.ReleaseEpoch():
+                environment.in_worker(command, store.release, self.feed)
+            case ev.CheckLine():
+                environment.in_worker(command, store.check_line, self.feed)
+            case ev.ResolveSnapshot():
+                environment.in_worker(command, store.resolve, self.feed)
+            case ev.MaterialiseLine():
+                environment.in_worker(command, store.materialise, self.feed)
+            case ev.ScanCheckpoints():
+                environment.in_worker(command, store.scan, self.feed)
+            case ev.RemoveProbe():
+                environment.in_cleaner(command, store.remove_probe)
+            case ev.DeleteEpochs():
+                environment.in_cleaner(command, store.delete)
+            case ev.SweepStore():
+                environment.in_cleaner(command, store.sweep)
+            case ev.SweepLogs():
+                environment.in_cleaner(command, store.sweep_logs)
+            case ev.DeleteCheckpoints():
+                environment.in_cleaner(command, store.delete_checkpoints)
+            case ev.SweepCheckpoints():
+                environment.in_cleaner(command, store.sweep_checkpoints)
+            case _:
+                raise AssertionError(f"no way to carry out {command!r}")
+
+    def _propose(self, command: ev.Propose) -> None:
+        operation = Operation(self._environment.wall_ns(), command.client, command.sequence, command.kind)
+        try:
+            entry = encode_operation(operation)
+        except UsageError as error:
+            _log.error("an operation that cannot be proposed: %s", error)
+            rejected = ev.ProposalEnded(command.token, Rejected(str(error)))
+            self._environment.in_worker(command, lambda _: rejected, self.feed)  # Later: the core is still at work.
+            return
+        self._environment.propose(command, entry, partial(self._proposal_ended, command))
+
+    def _proposal_ended(self, command: ev.Propose, outcome: ProposalOutcome) -> None:
+        for observer in self._observers:
+            observer.proposal_ended(command.kind, outcome)
+        self.feed(ev.ProposalEnded(command.token, outcome))
