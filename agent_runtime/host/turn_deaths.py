@@ -1,6 +1,6 @@
 """The part of a host core that knows in which turns processes have died. A message that has killed more processes than its limit gets no more turns.
 
-The coordinator counts the deaths (`coordinator/state/turn_deaths.py`), and sends the counts with each plan. A turn is identified by its agent and a
+The coordinator counts the deaths (`coordinator/state/operation_rules.py`), and sends the counts with each plan. A turn is identified by its agent and a
 digest of its message and sender, which survive any recovery. The message's number on its channel does not: a sender that was rolled back may send in
 another order. So equal messages of one sender count as one.
 """

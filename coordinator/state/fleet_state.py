@@ -29,8 +29,6 @@ import msgspec
 
 from snapline.coordinator.state import operations as op
 from snapline.coordinator.state import request_table, users
-from snapline.coordinator.state.definition_rules import define_agents, define_fleet, next_ordinal, refusal_of_names
-from snapline.coordinator.state.epoch_ends import note_aborted, note_complete
 from snapline.coordinator.state.fleet_records import (
     ALIVE,
     APPLIED,
@@ -64,10 +62,21 @@ from snapline.coordinator.state.fleet_records import (
     problem_of_host,
 )
 from snapline.coordinator.state.fleet_view import FleetView
-from snapline.coordinator.state.host_operations import drain_hosts, forget_hosts, open_host_log
+from snapline.coordinator.state.operation_rules import (
+    count_process_end,
+    define_agents,
+    define_fleet,
+    drain_hosts,
+    forget_hosts,
+    forgive,
+    next_ordinal,
+    note_aborted,
+    note_complete,
+    open_host_log,
+    refusal_of_names,
+)
 from snapline.coordinator.state.placement import are_weights, place, weights_by_host
 from snapline.coordinator.state.restore import make_void, refusal_of_restore
-from snapline.coordinator.state.turn_deaths import count_process_end, forgive
 from snapline.errors import LogError
 from snapline.protocols.names import is_autonomous
 

@@ -3,9 +3,9 @@
 from snapline.coordinator.leader.epochs.accounts import add_report
 from snapline.coordinator.service.epoch_history import epoch_history
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state.operation_rules import note_aborted, note_complete
 from snapline.coordinator.state.fleet_records import ENDS_KEPT, REASON_CHARACTERS_MAX, EpochRecord, decode_image
 from snapline.coordinator.state.fleet_state import FleetState
+from snapline.coordinator.state.operation_rules import note_aborted, note_complete
 from snapline.messages.host_messages import EpochReport, ReportedPack
 
 PACK = ReportedPack("packs/x", 70, b"")

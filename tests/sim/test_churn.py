@@ -9,7 +9,7 @@ import snapline
 from snapline.agent_runtime.host.core import HostCore
 from snapline.coordinator.leader.modes.agent_removal import Leaving
 from snapline.coordinator.service.line_store import ComposedLine
-from snapline.coordinator.state import definition_rules
+from snapline.coordinator.state import operation_rules
 from snapline.sim.faults.fault_kinds import CrashFault
 from snapline.sim.result import Result
 from snapline.sim.run import run
@@ -118,7 +118,7 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> list[HostCore]:
         found.append(self)
 
     monkeypatch.setattr(HostCore, "__init__", kept)
-    monkeypatch.setattr(definition_rules, "agents_max", lambda protocol: AGENTS_MAX)
+    monkeypatch.setattr(operation_rules, "agents_max", lambda protocol: AGENTS_MAX)
     return found
 
 

@@ -1,0 +1,226 @@
+"""First operations of a log: the fleet's definition and its initial agents. Also the rules for names of agents created later.
+
+A definition comes in several operations, each of which may be repeated: a repetition changes nothing, and the definition of another
+fleet is refused.
+
+Operations on single hosts: forget a host, drain it, open its log.
+
+Counts of turns during which processes died, so that a message that kills its process is not delivered forever.
+
+While a turn runs, its host keeps a mark outside the process's memory (`agent_runtime/host/turn_marks.py`). After the process has died, the host's
+next process or the launcher reads the mark, and the turn is counted here. Plans carry the counts to hosts. A message whose count exceeds
+its limit gets no turn and becomes a dead letter. A run of a host is counted once, even if several processes report it.
+
+The count of a turn is reset when the turn has ended successfully. The counts of all agents of a host are reset when its process has ended
+between turns: the new process may run other code.
+
+If several turns were running, all of them are counted. But if one that ran on the event loop was counted before, only such turns are:
+turns in threads last long and were probably not the cause.
+
+Records of an epoch's end: its outcome, for hosts that repeat a report, and its figures, for operators.
+"""
+
+from msgspec.structs import replace
+
+from snapline.coordinator.state import operations as op
+from snapline.coordinator.state.fleet_records import (
+    AGENTS_EVER_MAX,
+    APPLIED,
+    ENDS_KEPT,
+    OUTCOMES_KEPT,
+    OVER,
+    REASON_CHARACTERS_MAX,
+    REFUSED,
+    UNCHANGED,
+    AgentRecord,
+    EpochAccount,
+    EpochEnd,
+    EpochRecord,
+    FleetImage,
+    HostRecord,
+    LogRecord,
+    OperationResult,
+    OutcomeRecord,
+    agents_max,
+    is_id,
+    problem_of_agent_size,
+)
+from snapline.coordinator.state.fleet_view import FleetView
+from snapline.messages.turn_deaths import TurnDeath
+
+
+def define_fleet(state: FleetView, kind: op.DefineFleet) -> OperationResult:
+    """Define the fleet. Repeating the same definition changes nothing."""
+    image = state.image
+    if image.agents_defined:
+        if image.definition_digest == kind.definition_digest:
+            return OperationResult(UNCHANGED)
+        return OperationResult(REFUSED, "another fleet has been defined already")
+    if image.fork is not None and image.definition_digest != kind.definition_digest:
+        return OperationResult(REFUSED, "the fork was made for another definition of the fleet")
+    if not 0 < kind.agents <= agents_max(kind.protocol):
+        return OperationResult(REFUSED, f"a fleet has 1 to {agents_max(kind.protocol)} agents, this one {kind.agents}")
+    image.cluster, image.name, image.protocol = kind.cluster, kind.name, kind.protocol
+    image.period_ns, image.epoch_timeout_ns = kind.period_ns, kind.epoch_timeout_ns
+    image.definition_digest, image.agents_defined = kind.definition_digest, kind.agents
+    image.never_stops, image.policy, image.log_bytes_max = kind.never_stops, kind.policy, kind.log_bytes_max
+    image.definition_parts = list(kind.parts)
+    image.places, image.rpo_ns, image.rto_ns = list(kind.places), kind.rpo_ns, kind.rto_ns
+    return OperationResult(APPLIED)
+
+
+def define_agents(state: FleetView, kind: op.DefineAgents) -> OperationResult:
+    """Define the next initial agents, in the order of the definition."""
+    image = state.image
+    position = len(image.agents)
+    if state.is_defined or kind.first < position:
+        return OperationResult(UNCHANGED, number=position)
+    if kind.first > position or len(kind.agents) != len(kind.kinds):
+        return OperationResult(
+            REFUSED, f"agents from {kind.first} on were defined, {position} is next", number=position
+        )
+    if position + len(kind.agents) > image.agents_defined:
+        return OperationResult(REFUSED, f"more agents than the {image.agents_defined} announced", number=position)
+    names = dict.fromkeys(kind.agents)
+    if len(names) != len(kind.agents) or not all(is_id(x) and x not in image.agents for x in names):
+        return OperationResult(REFUSED, "an agent is defined twice, or has no valid id", number=position)
+    for number, (agent, agent_kind) in enumerate(zip(kind.agents, kind.kinds, strict=True), position):
+        if problem := problem_of_agent_size(agent, agent_kind, number):
+            return OperationResult(REFUSED, problem, number=position)
+    for agent, agent_kind in zip(kind.agents, kind.kinds, strict=True):
+        image.agents[agent] = AgentRecord(agent_kind, ordinal=next_ordinal(image))
+    return OperationResult(APPLIED, number=len(image.agents))
+
+
+def next_ordinal(image: FleetImage) -> int:
+    """Return an ordinal that no agent of this fleet has had."""
+    image.next_ordinal += 1
+    return image.next_ordinal - 1
+
+
+def refusal_of_names(state: FleetView, kind: op.CreateAgents) -> str:
+    """Return why these agents cannot be created; "": they can."""
+    image = state.image
+    if not kind.agents or len(kind.agents) != len(kind.kinds):
+        return "a creation names agents and their kinds"
+    for agent in kind.agents:
+        if not is_id(agent):
+            return f"{agent!r} is no valid agent id"
+        if (agent in image.agents or agent in image.gone) and not state.is_reset_to_unborn(agent):
+            return f"agent {agent} has been created before, and ids are never used again"
+    if len(dict.fromkeys(kind.agents)) != len(kind.agents):
+        return "an agent is created twice"
+    count_max = agents_max(image.protocol)
+    if len(image.agents) + len(kind.agents) > count_max:
+        return f"a fleet has at most {count_max} agents, those counted that left since the oldest kept epoch"
+    for number, (agent, agent_kind) in enumerate(zip(kind.agents, kind.kinds, strict=True), len(image.agents)):
+        if problem := problem_of_agent_size(agent, agent_kind, number):
+            return problem
+    if len(image.agents) + len(image.gone) + len(kind.agents) > AGENTS_EVER_MAX:
+        return f"a fleet has at most {AGENTS_EVER_MAX} agents in all its life"
+    return ""
+
+
+def forget_hosts(state: FleetView, kind: op.ForgetHosts) -> OperationResult:
+    """Remove the records of lost and departed hosts; new hosts begin above their starts (G9)."""
+    image = state.image
+    needed = [host for host in kind.hosts if host in image.hosts and not state.may_forget(host)]
+    if needed:
+        return OperationResult(REFUSED, f"host {needed[0]} is alive, or agents are placed there until the next plan")
+    removed = [image.hosts.pop(host) for host in kind.hosts if host in image.hosts]
+    image.forgotten_start = max([image.forgotten_start, *[record.start for record in removed]])
+    return OperationResult(APPLIED) if removed else OperationResult(UNCHANGED, "no such host is known")
+
+
+def drain_hosts(state: FleetView, kind: op.DrainHosts) -> OperationResult:
+    """Set or clear the drain mark of hosts; agents move with the next plan."""
+    records = [state.image.hosts[host] for host in kind.hosts if host in state.image.hosts]
+    changed = [record for record in records if record.is_drained != kind.is_drained]
+    for record in changed:
+        record.is_drained = kind.is_drained
+    return OperationResult(APPLIED if changed else UNCHANGED)
+
+
+def open_host_log(state: FleetView, kind: op.OpenHostLog) -> OperationResult:
+    """Record a host log and its newest batch, so that the hosts of later plans know them."""
+    end = state.why_work_is_over(kind.host, kind.host_start, kind.plan)
+    if end:
+        return OperationResult(OVER, end)
+    logs = state.image.logs
+    record = LogRecord(kind.plan, kind.host, kind.host_start, kind.newest)
+    for index, known in enumerate(logs):
+        if (known.plan, known.host, known.host_start) == (record.plan, record.host, record.host_start):
+            if known.newest >= record.newest:
+                return OperationResult(UNCHANGED)
+            logs[index] = record
+            return OperationResult(APPLIED)
+    logs.append(record)
+    return OperationResult(APPLIED)
+
+
+DEATHS_KEPT = 256
+"""Number of turns that are counted; some 200 bytes each in the image and in each plan. The least recently counted is forgotten first."""
+
+
+def count_process_end(image: FleetImage, host: str, record: HostRecord, died_in: tuple[TurnDeath, ...]) -> None:
+    """Note that the process of the run in `record` ended during these turns; (): between turns, as far as known."""
+    if record.died == record.instance:
+        return
+    if not died_in:
+        agents = image.agents
+        image.deaths = [x for x in image.deaths if x.agent not in agents or agents[x.agent].host != host]
+        return
+    record.died = record.instance
+    for death in _counted(image, died_in):
+        times = 1 + max([x.times for x in image.deaths if is_same(x, death)], default=0)
+        others = [x for x in image.deaths if not is_same(x, death)]
+        image.deaths = [*others, replace(death, times=times)][-DEATHS_KEPT:]
+
+
+def _counted(image: FleetImage, died_in: tuple[TurnDeath, ...]) -> tuple[TurnDeath, ...]:
+    on_loop = tuple([x for x in died_in if not x.is_beside and any(is_same(x, counted) for counted in image.deaths)])
+    return on_loop or died_in
+
+
+def is_same(one: TurnDeath, other: TurnDeath) -> bool:
+    """Return whether both are about the same message for the same agent."""
+    return one.agent == other.agent and one.digest == other.digest
+
+
+def forgive(image: FleetImage, kind: op.ForgiveTurn) -> OperationResult:
+    """Reset the count of a turn."""
+    others = [x for x in image.deaths if x.agent != kind.agent or x.digest != kind.digest]
+    is_changed = len(others) < len(image.deaths)
+    image.deaths = others
+    return OperationResult(APPLIED if is_changed else UNCHANGED)
+
+
+def note_complete(image: FleetImage, kind: op.CompleteEpoch, record: EpochRecord) -> None:
+    """Note that the epoch is complete."""
+    sizes = (kind.state_bytes, kind.channel_state_bytes, kind.channel_state_messages)
+    begun = (kind.epoch, record.plan, record.trigger, record.begun_ns)
+    _note(image, EpochEnd(*begun, record.ended_ns, True, "", *sizes, account=kind.account))
+
+
+def note_aborted(
+    image: FleetImage, epoch: int, record: EpochRecord, reason: str, account: EpochAccount | None = None
+) -> None:
+    """Note that the epoch was aborted by the operation that is being applied."""
+    begun = (epoch, record.plan, record.trigger, record.begun_ns)
+    _note(image, EpochEnd(*begun, image.now_ns, False, reason, account=account))
+
+
+def _note(image: FleetImage, end: EpochEnd) -> None:
+    image.outcomes.append(OutcomeRecord(end.epoch, end.is_complete, end.reason))
+    del image.outcomes[:-OUTCOMES_KEPT]
+    image.ends.append(_short(end))
+    del image.ends[:-ENDS_KEPT]
+
+
+def _short(end: EpochEnd) -> EpochEnd:
+    if len(end.reason) <= REASON_CHARACTERS_MAX:
+        return end
+    sizes = (end.state_bytes, end.channel_state_bytes, end.channel_state_messages)
+    reason = end.reason[: REASON_CHARACTERS_MAX - 1] + "…"
+    begun = (end.epoch, end.plan, end.trigger, end.begun_ns)
+    return EpochEnd(*begun, end.ended_ns, end.is_complete, reason, *sizes, account=end.account)
