@@ -17,7 +17,6 @@ from snapline.errors import UsageError
 from snapline.protocols.policy import daly
 from snapline.sim.result import ExecutedFault, Result
 from snapline.sim.scenario import FleetPart, PatternPart, RunPart, Scenario, format_scenario, parse_scenario
-from snapline.sim.search.advice import recommend
 from snapline.sim.search.compare import (
     Comparison,
     Setting,
@@ -29,7 +28,7 @@ from snapline.sim.search.compare import (
     values_of,
     work_s,
 )
-from snapline.sim.search.compare_views import advice_text, figure, table, ticks
+from snapline.sim.search.compare_report import advice_text, figure, recommend, table, ticks
 from snapline.sim.search.swarm import STANDARD
 
 TEMPLATE = Scenario(name="bank", fleet=FleetPart(pattern=PatternPart(messages=100)), run=RunPart(until="20s"))

@@ -16,8 +16,8 @@ from snapline.errors import UsageError
 
 if TYPE_CHECKING:
     from snapline.sim.scenario import Scenario
-    from snapline.sim.search.advice import Advice
     from snapline.sim.search.compare import Comparison
+    from snapline.sim.search.compare_report import Advice
 
 EVERY = "all"
 
@@ -58,7 +58,7 @@ def compare(
     The recommendation needs the failure rate 0 and one above it. Times are virtual. A fleet of your own runs under each protocol
     in turn, until nothing moves in it any more. Exit code: 0, or 3 if a run did not pass.
     """
-    from snapline.sim.search.compare_views import figure
+    from snapline.sim.search.compare_report import figure
 
     printer = display.printer()
     template = _comparable(scenario, arg, patterns)
@@ -154,7 +154,7 @@ def _rate(text: str) -> float:
 
 def _advice(found: "Comparison", mtbf_s: float) -> "tuple[Advice | None, str]":
     """Return the recommendation, or None and the reason."""
-    from snapline.sim.search.advice import recommend
+    from snapline.sim.search.compare_report import recommend
 
     if all(math.isnan(value) for values in found.bare.values() for value in values):
         return None, (
@@ -176,7 +176,7 @@ def _document(found: "Comparison", advice: "Advice | None", why_none: str) -> Do
 
 
 def _show(found: "Comparison", advice: "Advice | None", why_none: str, tables: DocumentTables) -> None:
-    from snapline.sim.search.compare_views import advice_text, table
+    from snapline.sim.search.compare_report import advice_text, table
 
     tables.line(table(found))
     tables.line(why_none if advice is None else advice_text(advice).rstrip("\n"))
