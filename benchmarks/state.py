@@ -41,6 +41,7 @@ from snapline.storage.capture.history import History
 from snapline.storage.capture.image import ChunkTable, StateImage
 from snapline.storage.capture.torch_state import TorchState
 from snapline.storage.capture.tracked import tracked_array
+from snapline.storage.disk.local_disk import LocalDisk, write_once
 from snapline.storage.disk.record import digest_of
 from snapline.storage.keys.key_files import Keys, make_signing_key, make_wrapping_key
 from snapline.storage.log.names import LogName
@@ -49,7 +50,6 @@ from snapline.storage.packs import parts
 from snapline.storage.packs.blob import KIND_CHUNK, PackBlob
 from snapline.storage.packs.checkpoint import AgentCheckpoint, encode_checkpoint
 from snapline.storage.packs.pack import PackNeeds, PackReference
-from snapline.storage.store.disk import LocalDisk, write_once
 from snapline.storage.store.manifest import Manifest, Metadata, agent_line
 from snapline.storage.store.store import Store
 

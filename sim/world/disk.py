@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from snapline.errors import UsageError
 from snapline.sim.choices import Choices
+from snapline.storage.disk.local_disk import DirectoryEntry, Disk
 from snapline.storage.disk.record import Buffer
-from snapline.storage.store.disk import DirectoryEntry, Disk
 
 STALE_NS = 50_000_000
 """Time for which a stale cache hides a new file: longer than a turn of the coordinator, shorter than its retries."""
@@ -98,7 +98,7 @@ _Node = _File | _Directory
 
 
 class NodeDisk:
-    """View of the file system of one node. Implements `snapline.storage.store.disk.Disk`; made by `VirtualDisk`."""
+    """View of the file system of one node. Implements `snapline.storage.disk.local_disk.Disk`; made by `VirtualDisk`."""
 
     def __init__(self, shared: "VirtualDisk", node: str, *, location: str) -> None:
         self.node = node

@@ -7,6 +7,7 @@ import pytest
 from tests.kit.command_line import Outcome, Run, invoke
 
 from snapline.cli import keys
+from snapline.storage.disk.local_disk import LocalDisk
 from snapline.storage.keys.key_files import (
     Keys,
     generate_wrapping_key,
@@ -17,7 +18,6 @@ from snapline.storage.keys.key_files import (
 from snapline.storage.keys.key_records import list_keys
 from snapline.storage.keys.protection import load_protection
 from snapline.storage.store import files
-from snapline.storage.store.disk import LocalDisk
 from snapline.storage.store.store import Store
 
 PACK = "a" * 32

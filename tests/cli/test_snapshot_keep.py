@@ -12,8 +12,8 @@ import typer
 from tests.kit.command_line import Run
 
 from snapline.cli import snapshot_retention, stores
+from snapline.storage.disk.local_disk import LocalDisk
 from snapline.storage.retention.holds import Holds
-from snapline.storage.store.disk import LocalDisk
 from snapline.storage.store.store import Store
 
 

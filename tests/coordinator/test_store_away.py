@@ -9,8 +9,8 @@ from tests.storage.making import make_store, write_epoch
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.service.store_keeper import StoreKeeper
 from snapline.coordinator.state.fleet_view import FleetView
+from snapline.storage.disk.local_disk import LocalDisk
 from snapline.storage.retention.retention_policy import Policy
-from snapline.storage.store.disk import LocalDisk
 from snapline.storage.store.store import Store
 
 

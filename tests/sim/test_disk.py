@@ -17,7 +17,7 @@ from snapline.errors import DamagedDataError, StoreError, UsageError
 from snapline.sim.choices import Key, RandomChoices, RecordedChoices
 from snapline.sim.world import disk as disk_module
 from snapline.sim.world.disk import STALE_NS, NodeDisk, VirtualDisk
-from snapline.storage.store.disk import Disk, LocalDisk, write_once
+from snapline.storage.disk.local_disk import Disk, LocalDisk, write_once
 from snapline.storage.store.store import Store
 
 DIRECTORIES = ("a", "b", "a/c")

@@ -68,7 +68,7 @@ def test_the_registry_of_failpoints_is_the_code() -> None:
 def test_steps_of_a_point_are_those_of_the_code() -> None:
     """What `points_in` takes for granted."""
     for path, folder in (
-        (ROOT / "storage/store/disk.py", "storage"),
+        (ROOT / "storage/disk/local_disk.py", "storage"),
         (ROOT / "coordinator/raft/durability.py", "coordinator"),
     ):
         steps = [

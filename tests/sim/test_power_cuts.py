@@ -5,8 +5,8 @@ import pytest
 from snapline.sim.run import run
 from snapline.sim.scenario import parse_scenario
 from snapline.storage.disk import layout
+from snapline.storage.disk.local_disk import Disk
 from snapline.storage.retention import retention
-from snapline.storage.store.disk import Disk
 
 DELETING = """
 schema = 1

@@ -6,11 +6,11 @@ import msgspec
 from tests.storage.making import seeded_bytes
 from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDisk
 
+from snapline.storage.disk.local_disk import Disk
 from snapline.storage.disk.record import canonical, seal
 from snapline.storage.keys.key_files import Keys, make_wrapping_key
 from snapline.storage.keys.key_records import KEYS_KIND
 from snapline.storage.keys.protection import Protection, load_protection
-from snapline.storage.store.disk import Disk
 
 STORE = "5" * 32
 OTHER_STORE = "6" * 32

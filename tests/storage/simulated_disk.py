@@ -13,8 +13,8 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from snapline.storage.disk.local_disk import DirectoryEntry, Disk
 from snapline.storage.disk.record import Buffer
-from snapline.storage.store.disk import DirectoryEntry, Disk
 from snapline.storage.store.opened_disk import OpenedDisk
 
 
@@ -35,7 +35,7 @@ Node = Inode | None
 
 
 class SimulatedDisk:
-    """Implements `snapline.storage.store.disk.Disk`."""
+    """Implements `snapline.storage.disk.local_disk.Disk`."""
 
     def __init__(self, *, has_unnamed_files: bool = True) -> None:
         self.location = "simulated"

@@ -21,10 +21,10 @@ from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk, bro
 
 from snapline.errors import SnaplineError, StoreError, StoreMissingError
 from snapline.storage.disk import layout
+from snapline.storage.disk.local_disk import Disk, LocalDisk
 from snapline.storage.retention import retention
 from snapline.storage.store import create_store, files
 from snapline.storage.store import store as store_module
-from snapline.storage.store.disk import Disk, LocalDisk
 from snapline.storage.store.manifest import encode_manifest, encode_ref
 from snapline.storage.store.store import Store
 

@@ -20,13 +20,13 @@ from tests.storage.making_chunks import (
 from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk, broken_write_once
 
 from snapline.errors import SnaplineError, StoreError
+from snapline.storage.disk.local_disk import Disk
 from snapline.storage.packs import compaction
 from snapline.storage.packs.compaction import GRACE_S
 from snapline.storage.packs.generations import Retirement
 from snapline.storage.retention import retention
 from snapline.storage.store import files
 from snapline.storage.store import store as store_module
-from snapline.storage.store.disk import Disk
 from snapline.storage.store.manifest import list_generations, read_manifest
 from snapline.storage.store.store import Store
 

@@ -14,13 +14,13 @@ from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDi
 from tests.storage.test_transfer import disk_of, make_source
 
 from snapline.errors import DamagedDataError, SnaplineError, StoreError, StoreMissingError, UsageError
+from snapline.storage.disk.local_disk import write_once
 from snapline.storage.keys.key_files import Keys, make_signing_key
 from snapline.storage.log.names import LogName
 from snapline.storage.log.record import LogBatch, LoggedInput
 from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint
 from snapline.storage.retention.holds import Holds
 from snapline.storage.store import files
-from snapline.storage.store.disk import write_once
 from snapline.storage.store.fork_record import encode_fork
 from snapline.storage.store.snapshot_reading import check_epoch
 from snapline.storage.store.store import Store

@@ -22,10 +22,10 @@ from tests.storage.protecting import (
 from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import DamagedDataError, StoreError, UsageError
+from snapline.storage.disk.local_disk import Disk
 from snapline.storage.keys import key_records, key_rotation
 from snapline.storage.keys.key_files import NO_KEYS, Keys, make_wrapping_key
 from snapline.storage.keys.key_records import list_keys, open_key, read_record
-from snapline.storage.store.disk import Disk
 
 THIRD = Keys((make_wrapping_key(b"3" * 32),))
 

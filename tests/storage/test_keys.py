@@ -27,6 +27,7 @@ from tests.storage.protecting import (
 from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import DamagedDataError, StoreError, UsageError
+from snapline.storage.disk.local_disk import LocalDisk
 from snapline.storage.disk.record import finding_of
 from snapline.storage.keys import key_files, key_records
 from snapline.storage.keys.key_files import (
@@ -45,7 +46,6 @@ from snapline.storage.keys.key_files import (
 )
 from snapline.storage.keys.key_records import list_keys, read_record
 from snapline.storage.keys.protection import load_protection
-from snapline.storage.store.disk import LocalDisk
 
 # -- key files ---------------------------------------------------------------------------------------------------------
 

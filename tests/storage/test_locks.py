@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from snapline.storage.store.locks import LockHeldError, lock_file
+from snapline.storage.disk.local_disk import LockHeldError, lock_file
 
-HOLD = "import sys; from snapline.storage.store.locks import lock_file; lock_file(sys.argv[1]); print(flush=True); sys.stdin.read()"
+HOLD = "import sys; from snapline.storage.disk.local_disk import lock_file; lock_file(sys.argv[1]); print(flush=True); sys.stdin.read()"
 
 
 def test_the_holder_is_named_until_it_ends(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from snapline.errors import StoreError, UsageError
 from snapline.storage.buckets import object_disk
 from snapline.storage.buckets.object_disk import DiskCapabilities, ObjectDisk
 from snapline.storage.disk import layout
+from snapline.storage.disk.local_disk import LocalDisk
 from snapline.storage.store import opening
-from snapline.storage.store.disk import LocalDisk
 from snapline.storage.store.opening import open_disk
 from snapline.storage.store.store import Store
 

@@ -10,10 +10,10 @@ from tests.storage.simulated_disk import SimulatedCrashError, SimulatedDisk
 
 from snapline.errors import DamagedDataError, NotFoundError, SnaplineError, StoreError, UsageError
 from snapline.storage.disk import layout
+from snapline.storage.disk.local_disk import Disk
 from snapline.storage.disk.record import canonical, seal
 from snapline.storage.retention import pins
 from snapline.storage.retention.holds import Holds
-from snapline.storage.store.disk import Disk
 from snapline.storage.store.store import Store
 
 NOW_S = 1_700_000_000.0
@@ -65,7 +65,7 @@ class FlatDisk:
 
     def list_directory(self, path: str) -> list[Any]:
         self.touched += 1
-        from snapline.storage.store.disk import DirectoryEntry
+        from snapline.storage.disk.local_disk import DirectoryEntry
 
         names = [name for name in self.files if name.rpartition("/")[0] == path]
         return [DirectoryEntry(name.rpartition("/")[2], False) for name in sorted(names)]

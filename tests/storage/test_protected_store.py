@@ -23,12 +23,12 @@ from tests.storage.simulated_disk import Inode, SimulatedCrashError, SimulatedDi
 
 from snapline.errors import DamagedDataError, StoreError, StoreKeyError, StoreMissingError, UsageError
 from snapline.storage.disk import layout
+from snapline.storage.disk.local_disk import LocalDisk
 from snapline.storage.disk.record import canonical, seal
 from snapline.storage.keys import key_rotation
 from snapline.storage.keys.key_files import NO_KEYS, Keys, make_signing_key, make_wrapping_key
 from snapline.storage.keys.key_records import list_keys
 from snapline.storage.keys.protection import make_guard
-from snapline.storage.store.disk import LocalDisk
 from snapline.storage.store.manifest import encode_ref
 from snapline.storage.store.store import Store
 

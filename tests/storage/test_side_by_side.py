@@ -14,12 +14,11 @@ from tests.storage.making_chunks import check_chunked, commit_chunked, first_sta
 
 from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.buckets.object_disk import ObjectDisk
+from snapline.storage.disk.local_disk import Disk, LocalDisk, parallel_map, requests_at_once
 from snapline.storage.disk.record import digest_of
 from snapline.storage.packs import parts
 from snapline.storage.packs.blob import KIND_CHUNK, PackBlob, end_of
 from snapline.storage.packs.pack import PackReference
-from snapline.storage.store.disk import Disk, LocalDisk
-from snapline.storage.store.parallel_io import parallel_map, requests_at_once
 from snapline.storage.store.store import Store
 
 TOGETHER = 4

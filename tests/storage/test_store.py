@@ -16,9 +16,9 @@ from tests.storage.making import check_epoch_restores, make_manifest, seeded_byt
 from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import DamagedDataError, EncodingError, NotFoundError, StoreError, StoreMissingError, UsageError
+from snapline.storage.disk.local_disk import LocalDisk
 from snapline.storage.packs.checkpoint import AgentCheckpoint, InTransitMessage, decode_checkpoint, encode_checkpoint
 from snapline.storage.packs.pack import PackReference
-from snapline.storage.store.disk import LocalDisk
 from snapline.storage.store.manifest import Manifest, Metadata
 from snapline.storage.store.store import Store
 

@@ -24,6 +24,7 @@ from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import DamagedDataError, NotFoundError, SnaplineError, StoreError, StoreMissingError
 from snapline.storage.buckets import object_disk
+from snapline.storage.disk.local_disk import Disk
 from snapline.storage.keys import key_records
 from snapline.storage.log.names import LogName
 from snapline.storage.object_streams.object_stream import ObjectStream
@@ -31,7 +32,6 @@ from snapline.storage.object_streams.segments import list_object_streams
 from snapline.storage.retention.catalog import summarise
 from snapline.storage.retention.holds import Holds
 from snapline.storage.store import opening
-from snapline.storage.store.disk import Disk
 from snapline.storage.store.log_marks import LogMark
 from snapline.storage.store.store import Store
 from snapline.storage.transfer.transfer import copy_epoch

@@ -14,7 +14,7 @@ from snapline.cli.output import Document, DocumentTables, count, document, rows_
 from snapline.errors import DamagedDataError, StoreMissingError, UsageError
 
 if TYPE_CHECKING:
-    from snapline.storage.store.disk import Disk
+    from snapline.storage.disk.local_disk import Disk
 
 PUBLIC_SUFFIX = ".pub"
 

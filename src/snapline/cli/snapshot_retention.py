@@ -233,7 +233,7 @@ def lock_fleet(data_dir: Path | None) -> Iterator[None]:
         return
     from snapline.coordinator.service.server import LOCK_FILE
     from snapline.deploy import data_directory
-    from snapline.storage.store.locks import lock_file
+    from snapline.storage.disk.local_disk import lock_file
 
     folder = data_dir / data_directory.COORDINATOR_FOLDER
     with contextlib.ExitStack() as held:

@@ -20,7 +20,7 @@ import msgspec
 
 from snapline.errors import ExternalFailureError, UsageError
 from snapline.folders import make_private
-from snapline.storage.store.locks import LockHeldError, lock_file
+from snapline.storage.disk.local_disk import LockHeldError, lock_file
 
 STORE_FOLDER, COORDINATOR_FOLDER, LOGS_FOLDER, TRACES_FOLDER = "store", "coordinator", "logs", "traces"
 METRICS_FOLDER, MARKS_FOLDER = "metrics", "marks"

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 from tests.storage.simulated_disk import Node, SimulatedDisk
 
+from snapline.storage.disk.local_disk import DirectoryEntry
 from snapline.storage.disk.record import Buffer
 from snapline.storage.log.names import MARKS
-from snapline.storage.store.disk import DirectoryEntry
 
 STATES_MAX = 100_000
 

@@ -3,8 +3,8 @@
 from tests.storage.making import make_store, seeded_bytes
 from tests.storage.simulated_disk import SimulatedDisk
 
+from snapline.storage.disk.local_disk import Disk
 from snapline.storage.object_streams.object_stream import ObjectStream
-from snapline.storage.store.disk import Disk
 from snapline.storage.store.store import Store
 
 PATH = ("thread", "")

@@ -27,7 +27,7 @@ All methods raise only OSError, and never EIO, which means damaged bytes (`files
 not damaged anything. Threads may share a disk. After a fork it works in the parent only.
 be reached has damaged nothing. Threads may share a disk. After a fork it works in the parent only.
 
-Carries G4 as `storage/store/disk.py` does: a name has all its bytes, or does not exist.
+Carries G4 as `storage/disk/local_disk.py` does: a name has all its bytes, or does not exist.
 """
 
 import contextlib
@@ -39,8 +39,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from snapline.storage.disk.local_disk import DirectoryEntry
 from snapline.storage.disk.record import Buffer
-from snapline.storage.store.disk import DirectoryEntry
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -112,7 +112,7 @@ class _PendingObject:
 
 
 class ObjectDisk:
-    """Implements `snapline.storage.store.disk.Disk`. Use `opening.open_disk`, unless you bring your own obstore store."""
+    """Implements `snapline.storage.disk.local_disk.Disk`. Use `opening.open_disk`, unless you bring your own obstore store."""
 
     def __init__(
         self,

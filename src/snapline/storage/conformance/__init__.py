@@ -1,7 +1,7 @@
 """Conformance checks for every disk of a checkpoint store, including third-party ones.
 
 `Store` relies on a few properties of its disk. A name is created once; a name has all its bytes or does not exist;
-acknowledged changes are visible to all; listings are complete. The checks test these through the protocol (`storage/store/disk.py`), with many
+acknowledged changes are visible to all; listings are complete. The checks test these through the protocol (`storage/disk/local_disk.py`), with many
 threads, and then run whole stores, host logs and outputs on it. They cannot check whether bytes survive a power failure.
 
 In a test suite:

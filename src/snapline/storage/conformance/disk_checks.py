@@ -18,7 +18,7 @@ from snapline.storage.conformance.harness import (
     require_missing,
     temporary_name,
 )
-from snapline.storage.store.disk import Disk, make_durable_directory
+from snapline.storage.disk.local_disk import Disk, make_durable_directory
 
 RACED_NAMES = 20
 """Number of races: enough to detect a server that decides randomly, even fairly."""

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
-from snapline.storage.store.disk import Disk, make_durable_directory, write_once
+from snapline.storage.disk.local_disk import Disk, make_durable_directory, write_once
 
 OpenDisk = Callable[[str], Disk]
 """Returns a new disk object for the named place."""

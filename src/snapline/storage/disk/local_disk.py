@@ -1,1 +1,396 @@
-"""  """
+"""The disk as `storage/` sees it: a protocol of primitive calls, and its implementation for the local file system.
+
+Every file is written once and never changed. `write_once` makes a file appear under its name whole and durable, or not at all:
+
+1. open a temporary file; unnamed where the file system supports it (`O_TMPFILE`), so a killed process leaves nothing;
+2. write its bytes;
+3. `fdatasync`: the bytes are on the disk before any name refers to them;
+4. `link` to the name, which fails if the name exists. Never rename over a name: that would replace a file on which others rely;
+5. `fsync` the directory: now the name is on the disk too.
+
+If `fdatasync` fails, the file is abandoned: the kernel may have dropped the dirty pages and report success for the next sync. The
+next attempt writes another file. A directory is different: its entries are journalled, and a failed journal
+refuses all later writes. So the sync of a directory may be repeated.
+
+The caller's one duty: sync a new directory in its parent before a file inside it counts as durable
+(`make_durable_directory`).
+
+A simulator replaces `Disk`; the crash test records its calls. Paths are relative to the store; `""` is the store itself.
+All methods raise only OSError.
+
+Lock files: one process at a time; the second gets an error that names the first.
+
+The kernel releases a lock when its descriptor is closed or its process ends in any way. The file's text is for people: it names the
+holder, but only while the file is locked.
+
+Parallel calls to a disk: an object store has a high latency per request, and parallel requests hide it.
+
+A pack is one object, sent by one conditional request. So it exists whole or not at all, and a failure is retried
+for the whole pack (`Store.write_pack`). Multipart uploads are not used: radosgw ignores the condition when it joins the parts, and an interrupted
+upload would stay until somebody looks for it. Large amounts of data are many packs, and these are sent in parallel.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from snapline.failpoints import failpoint
+from snapline.storage.disk.layout import TEMPORARY
+from snapline.storage.disk.record import Buffer
+
+HOLDER_BYTES_MAX = 400
+"""Largest text: a process id, a machine's name (255 characters at most), and a time."""
+
+
+class LockHeldError(BlockingIOError):
+    """The file is locked. The message names the holder: `process 17 on alpha, since 2026-01-31T09:00:00Z`."""
+
+
+def lock_file(path: str | os.PathLike[str]) -> int:
+    """Lock a file, creating it if it is missing, and write the holder into it; return the descriptor that holds the lock.
+
+    Raises:
+        LockHeldError: another process holds the lock.
+        OSError: the file cannot be opened.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(handle, HOLDER_BYTES_MAX, 0).decode(errors="replace").strip()
+        os.close(handle)
+        raise LockHeldError(holder or "another process") from None
+    except OSError:
+        os.close(handle)
+        raise
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    with contextlib.suppress(OSError):  # on a full disk the lock still holds
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}, since {now}\n".encode(), 0)
+    return handle
+
+
+WRITE_BYTES = 8 * 2**20
+"""Size of one write: a small pack is one call, and a large one is never held twice."""
+
+_JOIN_BYTES_MAX = 2**18
+"""Below 256 KiB, joining the pieces is cheaper than the kernel's work per buffer."""
+
+_BUFFERS_MAX = 1024
+"""Buffers per call (IOV_MAX of Linux)."""
+
+_NO_UNNAMED_FILES = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL})
+"""Errors of file systems and old kernels that lack `O_TMPFILE`."""
+
+_READ_BYTES_MAX = 2**30
+"""Largest read: Linux reads at most 2 GiB - 4 KiB in one call."""
+
+
+class StoreUnavailableError(OSError):
+    """The opened store is away, or another store is in its place (`opened_disk.py`)."""
+
+
+class DirectoryEntry(msgspec.Struct, frozen=True, gc=False):
+    """A name in a directory. Everything that is not a directory counts as a file."""
+
+    name: str
+    is_directory: bool
+
+
+class Disk(Protocol):
+    """Primitive calls of a disk; they make no decisions."""
+
+    @property
+    def location(self) -> str:
+        """Location of the store, for messages."""
+
+    def make_root(self) -> None:
+        """Make the store's directory and its ancestors, each synced in its parent; existing ones are kept."""
+
+    def make_directory(self, path: str) -> None:
+        """Make one directory; FileExistsError if it exists."""
+
+    def remove_directory(self, path: str) -> None:
+        """Remove an empty directory."""
+
+    def sync_directory(self, path: str) -> None:
+        """Make the directory's entries durable."""
+
+    def open_temporary(self, directory: str, name: str) -> int:
+        """Open a file for writing without a name, or with the name `temporary/<name>` if the file system needs one."""
+
+    def write(self, handle: int, pieces: Sequence[Buffer]) -> None:
+        """Append all pieces."""
+
+    def sync_data(self, handle: int) -> None:
+        """Make the file's bytes and length durable."""
+
+    def link(self, handle: int, path: str) -> None:
+        """Give the open file a name; FileExistsError if it is taken."""
+
+    def close(self, handle: int) -> None:
+        """Close the file and remove its temporary name, if it has one."""
+
+    def unlink(self, path: str) -> None:
+        """Remove a name; FileNotFoundError if it does not exist."""
+
+    def size(self, path: str) -> int:
+        """Return the file's length."""
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        """Return the bytes from `offset` on: `length` bytes, fewer only if the file ends earlier."""
+
+    def list_directory(self, path: str) -> list[DirectoryEntry]:
+        """Return the directory's entries, sorted by name."""
+
+
+class LocalDisk:
+    """The file system of this machine, or one mounted here. Threads may share it."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._named: dict[int, str] = {}
+        self._has_unnamed_files = hasattr(os, "O_TMPFILE") and Path("/proc/self/fd").is_dir()
+
+    @property
+    def location(self) -> str:
+        return str(self._root)
+
+    def make_root(self) -> None:
+        missing = []
+        path = self._root.absolute()
+        while not path.is_dir():
+            missing.append(path)
+            path = path.parent
+        for directory in reversed(missing):
+            directory.mkdir(mode=0o700, exist_ok=True)  # States of agents may be confidential.
+            _sync_directory(directory.parent)
+
+    def make_directory(self, path: str) -> None:
+        os.mkdir(self._full(path))
+
+    def remove_directory(self, path: str) -> None:
+        os.rmdir(self._full(path))
+
+    def sync_directory(self, path: str) -> None:
+        _sync_directory(self._full(path))
+
+    def open_temporary(self, directory: str, name: str) -> int:
+        if self._has_unnamed_files:
+            try:
+                return os.open(self._full(directory), os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                if error.errno not in _NO_UNNAMED_FILES:
+                    raise
+                self._has_unnamed_files = False
+        os.stat(self._full(directory))  # Create nothing if the store is not there.
+        path = self._full(f"{TEMPORARY}/{name}")
+        os.makedirs(self._full(TEMPORARY), exist_ok=True)
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        self._named[handle] = path
+        return handle
+
+    def write(self, handle: int, pieces: Sequence[Buffer]) -> None:
+        if sum(map(len, pieces)) <= _JOIN_BYTES_MAX:
+            pieces = (b"".join(pieces),)
+        buffers = [memoryview(piece) for piece in pieces if piece]
+        while buffers:
+            written = os.writev(handle, buffers[:_BUFFERS_MAX])
+            buffers = _drop_front(buffers, written)
+
+    def sync_data(self, handle: int) -> None:
+        os.fdatasync(handle)
+
+    def link(self, handle: int, path: str) -> None:
+        source = self._named.get(handle)
+        if source is not None:
+            os.link(source, self._full(path))
+            return
+        # A directory descriptor makes Python call linkat(AT_SYMLINK_FOLLOW), which gives an unnamed file its name.
+        directory = os.open(os.path.dirname(self._full(path)), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.link(f"/proc/self/fd/{handle}", os.path.basename(path), dst_dir_fd=directory, follow_symlinks=True)
+        finally:
+            os.close(directory)
+
+    def close(self, handle: int) -> None:
+        source = self._named.pop(handle, None)
+        try:
+            if source is not None:
+                os.unlink(source)
+        finally:
+            os.close(handle)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(self._full(path))
+
+    def size(self, path: str) -> int:
+        return os.stat(self._full(path)).st_size
+
+    def read(self, path: str, offset: int, length: int) -> bytes:
+        handle = os.open(self._full(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            data = os.pread(handle, min(length, _READ_BYTES_MAX), offset)
+            if len(data) == length:
+                return data
+            parts = [data]
+            while parts[-1] and (rest := length - sum(map(len, parts))):
+                parts.append(os.pread(handle, min(rest, _READ_BYTES_MAX), offset + length - rest))
+            return b"".join(parts)
+        finally:
+            os.close(handle)
+
+    def read_into(self, path: str, offset: int, buffers: Sequence[memoryview]) -> int:
+        """Fill `buffers`, one after the other, from `offset` on; return the number of bytes read."""
+        handle = os.open(self._full(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        rest, read_bytes = [buffer for buffer in buffers if len(buffer)], 0
+        try:
+            while rest:
+                count = os.preadv(handle, rest[:_BUFFERS_MAX], offset + read_bytes)
+                if not count:
+                    break
+                read_bytes += count
+                rest = _drop_front(rest, count)
+        finally:
+            os.close(handle)
+        return read_bytes
+
+    def lock(self, path: str) -> int:
+        """Lock a file, creating it if it is missing, until the descriptor is closed or the process ends.
+
+        Raises LockHeldError if it is locked.
+        """
+        return lock_file(self._full(path))
+
+    def list_directory(self, path: str) -> list[DirectoryEntry]:
+        with os.scandir(self._full(path)) as entries:
+            listing = [DirectoryEntry(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+        return sorted(listing, key=lambda entry: entry.name)
+
+    def _full(self, path: str) -> str:
+        return os.path.join(self._root, path)
+
+
+def write_once(disk: Disk, path: str, pieces: Iterable[Buffer], *, temporary_name: str, point: str) -> None:
+    """Make the file `path` appear whole and durable; failpoints are named `<point>.opened` and so on.
+
+    Raises:
+        FileExistsError: the name is taken; nothing was changed.
+        OSError: the disk failed. If only the last step failed, the file exists, and may or may not survive a crash.
+    """
+    directory = path.rpartition("/")[0]
+    handle = disk.open_temporary(directory, temporary_name)
+    try:
+        failpoint(f"{point}.opened")
+        for gathered in _gather(pieces):
+            disk.write(handle, gathered)
+        failpoint(f"{point}.written")
+        disk.sync_data(handle)
+        failpoint(f"{point}.synced")
+        disk.link(handle, path)
+        failpoint(f"{point}.linked")
+    finally:
+        disk.close(handle)
+    disk.sync_directory(directory)
+    failpoint(f"{point}.durable")
+
+
+def read_into(disk: Disk, path: str, offset: int, buffers: Sequence[memoryview]) -> int:
+    """Fill `buffers`, one after the other, from `offset` on; return the number of bytes read.
+
+    Uses the disk's own `read_into`, which copies nothing, or else `read` and a copy.
+    """
+    direct = getattr(disk, "read_into", None)
+    if direct is not None:
+        return int(direct(path, offset, buffers))
+    data = memoryview(disk.read(path, offset, sum(map(len, buffers))))
+    start = 0
+    for buffer in buffers:
+        piece = data[start : start + len(buffer)]
+        buffer[: len(piece)] = piece
+        start += len(piece)
+    return start
+
+
+def creates_only(disk: Disk) -> bool:
+    """Return whether the disk refuses to overwrite a name. Some object stores overwrite."""
+    return bool(getattr(getattr(disk, "abilities", None), "creates_only", True))
+
+
+def appends(disk: Disk) -> bool:
+    """Return whether a named file can still grow. Objects cannot."""
+    return bool(getattr(getattr(disk, "abilities", None), "appends", True))
+
+
+def make_durable_directory(disk: Disk, path: str) -> None:
+    """Create a directory if it is missing, and sync its parent in any case: its creator may have died before the sync."""
+    with contextlib.suppress(FileExistsError):
+        disk.make_directory(path)
+    disk.sync_directory(path.rpartition("/")[0])
+
+
+def _gather(pieces: Iterable[Buffer]) -> Iterator[list[Buffer]]:
+    """Yield the pieces in lists of about `WRITE_BYTES`."""
+    gathered: list[Buffer] = []
+    size = 0
+    for piece in pieces:
+        gathered.append(piece)
+        size += len(piece)
+        if size >= WRITE_BYTES:
+            yield gathered
+            gathered, size = [], 0
+    if gathered:
+        yield gathered
+
+
+def _drop_front(buffers: list[memoryview], written: int) -> list[memoryview]:
+    """Return what is left of `buffers` after their first `written` bytes."""
+    for index, buffer in enumerate(buffers):
+        if written < len(buffer):
+            return [buffer[written:], *buffers[index + 1 :]]
+        written -= len(buffer)
+    return []
+
+
+def _sync_directory(path: str | Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+
+_AHEAD = 4
+"""Calls per thread that begin before a result is taken: a caller that takes only the first results waits for few others."""
+
+
+def requests_at_once(disk: Disk) -> int:
+    """Return the number of requests worth sending to the disk in parallel; 1 means sequentially."""
+    return int(getattr(disk, "requests_at_once", 1))
+
+
+def parallel_map(call: Callable[[ItemT], ResultT], items: Sequence[ItemT], count: int) -> Iterator[ResultT]:
+    """Yield the result of `call` for each item, in order; up to `count` calls run at once, in threads.
+
+    The first exception ends the iteration, after the calls that have begun.
+    """
+    if min(count, len(items)) < 2:
+        yield from map(call, items)
+        return
+    with ThreadPoolExecutor(min(count, len(items)), thread_name_prefix="snapline-store") as threads:
+        for start in range(0, len(items), _AHEAD * count):
+            yield from threads.map(call, items[start : start + _AHEAD * count])

@@ -22,6 +22,7 @@ from collections.abc import Callable
 
 from snapline.errors import DamagedDataError, StoreError, UsageError
 from snapline.storage.disk.layout import KEYS
+from snapline.storage.disk.local_disk import Disk
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.keys.key_records import (
     GENERATION_MAX,
@@ -34,7 +35,6 @@ from snapline.storage.keys.key_records import (
     write_record,
 )
 from snapline.storage.store import files
-from snapline.storage.store.disk import Disk
 
 ROUNDS_MAX = 8
 """Limit on rounds: one does the work, one verifies it; more are needed only while others write keys under the old key."""

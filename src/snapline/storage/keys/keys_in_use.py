@@ -1,12 +1,12 @@
 """Finds the keys of an encrypted store that are still in use."""
 
+from snapline.storage.disk.local_disk import Disk
 from snapline.storage.log.reader import keys_of_batches
 from snapline.storage.object_streams.segments import keys_of_object_streams
 from snapline.storage.outputs.reader import keys_of_outputs
 from snapline.storage.packs import checkpoint_packs
 from snapline.storage.packs.checkpoint_packs import key_of_pack
 from snapline.storage.retention import retention
-from snapline.storage.store.disk import Disk
 
 
 def keys_in_use(disk: Disk, store_id: str) -> set[str]:

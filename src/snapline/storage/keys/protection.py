@@ -36,6 +36,7 @@ from blake3 import blake3
 
 from snapline.errors import StoreError, StoreKeyError, UsageError
 from snapline.storage.disk import layout
+from snapline.storage.disk.local_disk import DirectoryEntry, Disk
 from snapline.storage.disk.record import Buffer, digest_of
 from snapline.storage.keys import key_records, signing
 from snapline.storage.keys.encryption import KEY_BYTES, PackCipher, require_package
@@ -45,7 +46,6 @@ from snapline.storage.log.reader import holds_batches
 from snapline.storage.object_streams.segments import list_object_streams, list_segments
 from snapline.storage.outputs.reader import holds_outputs
 from snapline.storage.store import files
-from snapline.storage.store.disk import DirectoryEntry, Disk
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

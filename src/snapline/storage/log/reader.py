@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from snapline.errors import DamagedDataError, NotFoundError
 from snapline.failpoints import failpoint
 from snapline.storage.disk.layout import LOG
+from snapline.storage.disk.local_disk import Disk, creates_only
 from snapline.storage.disk.record import HEAD_BYTES
 from snapline.storage.log.deletions import first_missing, holds, read_all
 from snapline.storage.log.names import (
@@ -34,7 +35,6 @@ from snapline.storage.log.record import (
     open_batch,
 )
 from snapline.storage.store import files
-from snapline.storage.store.disk import Disk, creates_only
 from snapline.storage.store.guard import Guard, authenticates
 
 READINGS = 3

@@ -44,13 +44,13 @@ from collections.abc import Callable, Iterable
 from snapline.errors import NotFoundError, StoreError, UsageError
 from snapline.failpoints import failpoint
 from snapline.storage.disk.layout import LOG, TEMPORARY, parse_temporary_path
+from snapline.storage.disk.local_disk import Disk, make_durable_directory, write_once
 from snapline.storage.keys.signing import log_message
 from snapline.storage.log.deletions import note_deletions
 from snapline.storage.log.names import SEALED, SEALING, LogName, check_log, check_number, entry_path
 from snapline.storage.log.reader import holds_batch, list_numbers, read_entry, unsupported_reason
 from snapline.storage.log.record import LogBatch, PreparedBatch, encode_batch, encode_seal, is_certificate
 from snapline.storage.store import files
-from snapline.storage.store.disk import Disk, make_durable_directory, write_once
 from snapline.storage.store.guard import Guard, authenticates
 
 JUMPS_MAX = 40

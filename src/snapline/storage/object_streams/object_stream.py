@@ -30,6 +30,7 @@ import msgspec
 
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
 from snapline.storage.disk.layout import OBJECT_STREAMS
+from snapline.storage.disk.local_disk import LockHeldError, creates_only
 from snapline.storage.disk.record import Buffer
 from snapline.storage.object_streams.index import ObjectStreamIndex, ObjectStreamReplay, Path, StoredObject
 from snapline.storage.object_streams.records import (
@@ -48,9 +49,7 @@ from snapline.storage.object_streams.segments import (
     ObjectStreamSegments,
 )
 from snapline.storage.store import files
-from snapline.storage.store.disk import creates_only
 from snapline.storage.store.guard import Guard
-from snapline.storage.store.locks import LockHeldError
 from snapline.storage.store.store import Store
 
 SMALL_BYTES = 2**20

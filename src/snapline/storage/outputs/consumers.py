@@ -11,6 +11,7 @@ import msgspec
 
 from snapline.errors import DamagedDataError, StoreError, UsageError
 from snapline.storage.disk.layout import OUTPUTS
+from snapline.storage.disk.local_disk import Disk, make_durable_directory, write_once
 from snapline.storage.disk.record import canonical, check_store, damaged, seal, unseal
 from snapline.storage.outputs.names import (
     CONSUMERS,
@@ -20,7 +21,6 @@ from snapline.storage.outputs.names import (
     parse_cursor,
 )
 from snapline.storage.store import files
-from snapline.storage.store.disk import Disk, make_durable_directory, write_once
 
 CURSOR_KIND = b"OCUR"
 

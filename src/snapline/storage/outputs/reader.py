@@ -24,6 +24,7 @@ import msgspec
 from snapline.errors import DamagedDataError, NotFoundError, UsageError
 from snapline.failpoints import failpoint
 from snapline.storage.disk.layout import OUTPUTS
+from snapline.storage.disk.local_disk import Disk
 from snapline.storage.disk.record import damaged
 from snapline.storage.outputs.names import START, Cursor, PartName, first_path, parse_cursor, parse_part_path
 from snapline.storage.outputs.record import (
@@ -35,7 +36,6 @@ from snapline.storage.outputs.record import (
     open_outputs,
 )
 from snapline.storage.store import files
-from snapline.storage.store.disk import Disk
 from snapline.storage.store.guard import Guard
 
 

@@ -13,10 +13,10 @@ import msgspec
 
 from snapline.errors import StoreError
 from snapline.storage.disk import layout
+from snapline.storage.disk.local_disk import Disk
 from snapline.storage.packs.blob import BlobEntry
 from snapline.storage.packs.checkpoint_packs import read_reported_index
 from snapline.storage.packs.pack import PackIndex, PackReference
-from snapline.storage.store.disk import Disk
 from snapline.storage.store.manifest import ChunkPlace, Manifest, chunk_place
 
 

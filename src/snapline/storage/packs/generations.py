@@ -15,11 +15,11 @@ import msgspec
 from snapline.errors import DamagedDataError, StoreError
 from snapline.failpoints import failpoint
 from snapline.storage.disk import layout
+from snapline.storage.disk.local_disk import Disk
 from snapline.storage.packs.blob import BlobEntry
 from snapline.storage.packs.checkpoint_packs import read_reported_index
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.store import files
-from snapline.storage.store.disk import Disk
 from snapline.storage.store.manifest import Manifest, encode_manifest, list_generations, read_manifest, read_ref
 
 WRITER = "compaction"

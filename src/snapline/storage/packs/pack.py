@@ -24,6 +24,7 @@ import msgspec
 from snapline.errors import UsageError
 from snapline.ids import check_id
 from snapline.storage.disk import layout
+from snapline.storage.disk.local_disk import Disk
 from snapline.storage.disk.record import DIGEST_BYTES, Buffer, canonical, damaged, digest_of, seal, unseal
 from snapline.storage.packs.blob import (
     KIND_CHECKPOINT,
@@ -36,7 +37,6 @@ from snapline.storage.packs.blob import (
     encode_blob,
     end_of,
 )
-from snapline.storage.store.disk import Disk
 
 INDEX_VERSION = 2
 """Version 1 had no chunks and no references to other packs."""

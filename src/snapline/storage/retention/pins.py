@@ -46,9 +46,9 @@ from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageEr
 from snapline.failpoints import failpoint
 from snapline.ids import check_id
 from snapline.storage.disk import layout
+from snapline.storage.disk.local_disk import Disk, make_durable_directory
 from snapline.storage.disk.record import canonical, check_store, damaged, seal, unseal
 from snapline.storage.store import files
-from snapline.storage.store.disk import Disk, make_durable_directory
 from snapline.storage.store.manifest import read_ref
 from snapline.storage.timestamps import instant
 

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from snapline.errors import DamagedDataError, StoreError
 from snapline.failpoints import failpoint
 from snapline.storage.disk import layout
+from snapline.storage.disk.local_disk import Disk
 from snapline.storage.store import files
-from snapline.storage.store.disk import Disk
 from snapline.storage.store.manifest import Manifest, list_generations, read_manifest, read_ref
 
 Notes = dict[str, tuple[int, frozenset[str]]]

@@ -10,8 +10,8 @@ from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.disk.layout import (
     IDENTITY,
 )
+from snapline.storage.disk.local_disk import DirectoryEntry, Disk, write_once
 from snapline.storage.disk.record import canonical, check_store, damaged, seal, unseal
-from snapline.storage.store.disk import DirectoryEntry, Disk, write_once
 
 SMALL_BYTES_MAX = 4096
 """Largest small file: identity, refs and probes have about 200 bytes, plus signatures. Checked before reading."""

@@ -10,9 +10,9 @@ import msgspec
 
 from snapline.errors import StoreError
 from snapline.storage.disk.layout import FORK, is_root
+from snapline.storage.disk.local_disk import Disk
 from snapline.storage.disk.record import canonical, check_store, damaged, seal, unseal
 from snapline.storage.store import files
-from snapline.storage.store.disk import Disk
 from snapline.storage.store.guard import Guard
 
 FORK_KIND = b"FORK"

@@ -17,9 +17,9 @@ import msgspec
 from snapline.errors import DamagedDataError, StoreError
 from snapline.ids import check_id
 from snapline.storage.disk import layout
+from snapline.storage.disk.local_disk import Disk, make_durable_directory
 from snapline.storage.disk.record import canonical, check_store, damaged, seal, unseal
 from snapline.storage.store import files
-from snapline.storage.store.disk import Disk, make_durable_directory
 
 MARK_KIND = b"RLOG"
 NUMBER_MAX = 10**9

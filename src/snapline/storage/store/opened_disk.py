@@ -21,11 +21,11 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from snapline.errors import DamagedDataError
+from snapline.storage.disk import local_disk as port
 from snapline.storage.disk.layout import IDENTITY
+from snapline.storage.disk.local_disk import DirectoryEntry, Disk, StoreUnavailableError
 from snapline.storage.disk.record import Buffer
-from snapline.storage.store import disk as port
 from snapline.storage.store import files
-from snapline.storage.store.disk import DirectoryEntry, Disk, StoreUnavailableError
 
 _Result = TypeVar("_Result")
 

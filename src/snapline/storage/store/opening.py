@@ -38,7 +38,7 @@ from snapline.storage.buckets.object_disk import (
     translating,
 )
 from snapline.storage.disk.layout import IDENTITY, TEMPORARY, parse_location
-from snapline.storage.store.disk import Disk, LocalDisk
+from snapline.storage.disk.local_disk import Disk, LocalDisk
 
 if TYPE_CHECKING:
     from obstore.store import MemoryStore, ObjectStore

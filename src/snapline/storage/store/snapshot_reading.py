@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from snapline.errors import DamagedDataError
+from snapline.storage.disk.local_disk import Disk
 from snapline.storage.disk.record import Buffer, damaged
 from snapline.storage.packs.blob import PLAIN_KEYRING, BlobEntry, Keyring, decode_blob, end_of
 from snapline.storage.packs.checkpoint import decode_checkpoint
 from snapline.storage.packs.checkpoint_packs import keyring_of
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.store import files
-from snapline.storage.store.disk import Disk
 from snapline.storage.store.manifest import AgentLine, Manifest
 from snapline.storage.store.store import Store
 

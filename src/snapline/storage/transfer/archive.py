@@ -31,10 +31,10 @@ import msgspec
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
 from snapline.folders import open_private
 from snapline.storage.disk import layout
+from snapline.storage.disk.local_disk import Disk
 from snapline.storage.disk.record import damaged
 from snapline.storage.keys.key_files import Keys, keys_from_environment
 from snapline.storage.store import files
-from snapline.storage.store.disk import Disk
 from snapline.storage.store.manifest import find_generation
 from snapline.storage.store.store import Store
 from snapline.storage.transfer.archive_disk import (

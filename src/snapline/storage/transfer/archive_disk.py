@@ -20,8 +20,8 @@ import msgspec
 
 from snapline.errors import DamagedDataError, NotFoundError, StoreError
 from snapline.storage.disk import layout
+from snapline.storage.disk.local_disk import DirectoryEntry
 from snapline.storage.disk.record import Buffer, damaged
-from snapline.storage.store.disk import DirectoryEntry
 
 BLOCK_BYTES = 512
 """Size of a block of tar."""
@@ -71,7 +71,7 @@ def reading_archive(path: Path) -> Iterator["ArchiveDisk"]:
 
 
 class ArchiveDisk:
-    """Implements `snapline.storage.store.disk.Disk`; writing methods raise OSError. Threads may share it. See `reading_archive`."""
+    """Implements `snapline.storage.disk.local_disk.Disk`; writing methods raise OSError. Threads may share it. See `reading_archive`."""
 
     def __init__(self, path: Path, handle: int) -> None:
         self._path = path

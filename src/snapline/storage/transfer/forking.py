@@ -29,6 +29,7 @@ import msgspec
 from snapline.errors import UsageError
 from snapline.failpoints import failpoint
 from snapline.storage.disk import layout
+from snapline.storage.disk.local_disk import Disk, make_durable_directory, write_once
 from snapline.storage.keys.key_files import Keys
 from snapline.storage.keys.protection import make_guard
 from snapline.storage.log.names import LogName
@@ -43,7 +44,6 @@ from snapline.storage.packs.checkpoint import (
 from snapline.storage.packs.pack import PackReference
 from snapline.storage.store import files
 from snapline.storage.store.create_store import check_no_store
-from snapline.storage.store.disk import Disk, make_durable_directory, write_once
 from snapline.storage.store.fork_record import ForkRecord, encode_fork
 from snapline.storage.store.manifest import AgentLine, Manifest, Metadata, chunk_place
 from snapline.storage.store.opened_disk import OpenedDisk
