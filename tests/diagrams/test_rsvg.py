@@ -15,8 +15,7 @@ from tests.recovery.executions import parse
 from tests.view.test_simulation import CONFIG, simulated
 
 from snapline.diagrams.analyzed_trace import analysis_svg
-from snapline.diagrams.event_window import EventLog
-from snapline.diagrams.space_time import draw_window
+from snapline.diagrams.event_window import EventLog, draw_window
 from snapline.diagrams.style import COLORS
 from snapline.recovery.trace_analysis import analyze
 from snapline.recovery.trace_merge import TracedEvent

@@ -15,8 +15,17 @@ from tests.recovery.test_merge import files_of, play
 
 from snapline.diagrams import event_window as happened_module
 from snapline.diagrams import shiviz
-from snapline.diagrams.event_window import CHOSEN_MAX, ROWS_MAX, EventLog, Rows, Window, message_name, natural_key
-from snapline.diagrams.space_time import draw_window, scene_of
+from snapline.diagrams.event_window import (
+    CHOSEN_MAX,
+    ROWS_MAX,
+    EventLog,
+    Rows,
+    Window,
+    draw_window,
+    message_name,
+    natural_key,
+    scene_of,
+)
 from snapline.protocols.names import CHANDY_LAMPORT
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Recovery
 from snapline.recovery.trace_merge import MarkerCame, TracedEvent, TracedMarkerSend, gather

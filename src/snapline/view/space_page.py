@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from snapline.diagrams.event_window import ROWS_MAX, ChosenEvent, EventLog, Window, natural_key
-from snapline.diagrams.space_time import draw_window
+from snapline.diagrams.event_window import ROWS_MAX, ChosenEvent, EventLog, Window, draw_window, natural_key
 from snapline.ids import HOST_PREFIX
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent
 from snapline.recovery.trace_merge import MarkerCame, TracedMarkerSend

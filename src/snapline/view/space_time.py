@@ -16,8 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from snapline.client.trace_files import SUFFIX, read_trace_events
-from snapline.diagrams.event_window import ChosenEvent, EventLog, Window
-from snapline.diagrams.space_time import draw_window
+from snapline.diagrams.event_window import ChosenEvent, EventLog, Window, draw_window
 from snapline.errors import SnaplineError, UsageError
 from snapline.recovery.trace import MessageReceived, MessageSent, Recovery
 from snapline.view.auth import HEADERS
