@@ -15,8 +15,8 @@ from typing import Protocol, TypeVar
 
 from snapline.coordinator.leader import events as ev
 from snapline.coordinator.state.fleet_state import FleetState
+from snapline.coordinator.state.lineage import above, refusal_of_restore
 from snapline.coordinator.state.operations import TEXT_CHARACTERS_MAX
-from snapline.coordinator.state.restore import above, refusal_of_restore
 from snapline.errors import ExternalFailureError, NotFoundError, UsageError
 from snapline.messages.answers import InputsAgain, RestorePreview, RestoreReply, TopicUndone
 from snapline.messages.effect_records import (

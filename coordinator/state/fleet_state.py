@@ -62,6 +62,7 @@ from snapline.coordinator.state.fleet_records import (
     problem_of_host,
 )
 from snapline.coordinator.state.fleet_view import FleetView
+from snapline.coordinator.state.lineage import make_void, refusal_of_restore
 from snapline.coordinator.state.operation_rules import (
     count_process_end,
     define_agents,
@@ -76,7 +77,6 @@ from snapline.coordinator.state.operation_rules import (
     refusal_of_names,
 )
 from snapline.coordinator.state.placement import are_weights, place, weights_by_host
-from snapline.coordinator.state.restore import make_void, refusal_of_restore
 from snapline.errors import LogError
 from snapline.protocols.names import is_autonomous
 

@@ -14,8 +14,8 @@ from snapline.coordinator.leader.modes import coordinated, epoch_reports
 from snapline.coordinator.leader.plans import restores
 from snapline.coordinator.leader.plans.plans import Plans
 from snapline.coordinator.state import fleet_state
+from snapline.coordinator.state import lineage as going_back
 from snapline.coordinator.state import operations as op
-from snapline.coordinator.state import restore as going_back
 from snapline.coordinator.state.fleet_records import (
     COMPLETE,
     CONDEMNED,

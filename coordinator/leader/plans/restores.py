@@ -1,7 +1,7 @@
 """Restores: requests to return to an epoch, and their results.
 
 One restore at a time is active. `plans.py` makes its plan like any other, but from the requested epoch, and commits it together with
-the marks that make later epochs void (`state/restore.py`). The client's token identifies the request: if it is repeated, to this leader
+the marks that make later epochs void (`state/lineage.py`). The client's token identifies the request: if it is repeated, to this leader
 or the next one, it is the same restore, and its plan in the log is the answer. A leader that dies before that entry has done nothing.
 """
 
@@ -9,7 +9,7 @@ import msgspec
 
 from snapline.coordinator.leader.events import AnswerRestore, RestoreRequested
 from snapline.coordinator.leader.leader_state import SECOND_NS, LeaderState
-from snapline.coordinator.state.restore import refusal_of_restore
+from snapline.coordinator.state.lineage import refusal_of_restore
 from snapline.messages.concerns import Concern
 
 REFUSE_NS = 60 * SECOND_NS
