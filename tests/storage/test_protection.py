@@ -31,6 +31,7 @@ from tests.storage.protecting import (
 )
 
 from snapline.errors import DamagedDataError, StoreError, StoreKeyError, UsageError
+from snapline.storage.disk.guard import CIPHER_OVERHEAD_BYTES, Guard
 from snapline.storage.disk.record import OVERHEAD_BYTES, digest_of
 from snapline.storage.keys import encryption, protection
 from snapline.storage.keys.key_files import (
@@ -44,7 +45,6 @@ from snapline.storage.keys.key_records import KeyRecord, list_keys, read_record
 from snapline.storage.keys.protection import Protection
 from snapline.storage.keys.signing import epoch_message
 from snapline.storage.packs.blob import Keyring, PackBlob, decode_blob, encode_blob
-from snapline.storage.store.guard import CIPHER_OVERHEAD_BYTES, Guard
 
 SIGNER = make_signing_key(b"s" * 32)
 

@@ -20,12 +20,12 @@ from collections.abc import Collection, Iterable, Mapping
 import msgspec
 
 from snapline.errors import DamagedDataError, StoreError
+from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.layout import LOG
 from snapline.storage.disk.local_disk import Disk, write_once
 from snapline.storage.disk.record import canonical, check_store, damaged, seal, unseal
 from snapline.storage.log.names import LogName, deletions_path, is_deletions_path, parse_directory
 from snapline.storage.store import files
-from snapline.storage.store.guard import Guard
 
 DELETIONS_KIND = b"LDEL"
 

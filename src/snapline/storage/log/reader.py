@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from snapline.errors import DamagedDataError, NotFoundError
 from snapline.failpoints import failpoint
+from snapline.storage.disk.guard import Guard, authenticates
 from snapline.storage.disk.layout import LOG
 from snapline.storage.disk.local_disk import Disk, creates_only
 from snapline.storage.disk.record import HEAD_BYTES
@@ -35,7 +36,6 @@ from snapline.storage.log.record import (
     open_batch,
 )
 from snapline.storage.store import files
-from snapline.storage.store.guard import Guard, authenticates
 
 READINGS = 3
 """Number of passes over the deletion records before a batch counts as missing. One listing may miss a record and also its replacement."""

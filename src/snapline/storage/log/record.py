@@ -15,6 +15,7 @@ from msgspec.structs import asdict, replace
 
 from snapline.errors import StoreError, UsageError
 from snapline.ids import check_id
+from snapline.storage.disk.guard import Guard, open_data
 from snapline.storage.disk.record import (
     RECORD_VERSION,
     canonical,
@@ -29,8 +30,6 @@ from snapline.storage.keys.signing import log_message
 from snapline.storage.log.names import NUMBER_MAX, LogName, entry_path
 from snapline.storage.packs.checkpoint import JournalEntry
 from snapline.storage.store import files
-from snapline.storage.store.guard import Guard
-from snapline.storage.store.guarded_data import open_data
 
 BATCH_BYTES_MAX = 2**26
 """Largest batch file (64 MiB, four of the longest messages). Checked before writing and before reading."""

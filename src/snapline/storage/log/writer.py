@@ -43,6 +43,7 @@ from collections.abc import Callable, Iterable
 
 from snapline.errors import NotFoundError, StoreError, UsageError
 from snapline.failpoints import failpoint
+from snapline.storage.disk.guard import Guard, authenticates
 from snapline.storage.disk.layout import LOG, TEMPORARY, parse_temporary_path
 from snapline.storage.disk.local_disk import Disk, make_durable_directory, write_once
 from snapline.storage.keys.signing import log_message
@@ -51,7 +52,6 @@ from snapline.storage.log.names import SEALED, SEALING, LogName, check_log, chec
 from snapline.storage.log.reader import holds_batch, list_numbers, read_entry, unsupported_reason
 from snapline.storage.log.record import LogBatch, PreparedBatch, encode_batch, encode_seal, is_certificate
 from snapline.storage.store import files
-from snapline.storage.store.guard import Guard, authenticates
 
 JUMPS_MAX = 40
 """Step 3: each jump doubles the distance. To outrun 40 jumps, the appender would have to append 2⁴⁰ batches."""

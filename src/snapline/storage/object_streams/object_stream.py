@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import msgspec
 
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
+from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.layout import OBJECT_STREAMS
 from snapline.storage.disk.local_disk import LockHeldError, creates_only
 from snapline.storage.disk.record import Buffer
@@ -49,7 +50,6 @@ from snapline.storage.object_streams.segments import (
     ObjectStreamSegments,
 )
 from snapline.storage.store import files
-from snapline.storage.store.guard import Guard
 from snapline.storage.store.store import Store
 
 SMALL_BYTES = 2**20

@@ -22,12 +22,11 @@ import lz4.block
 import msgspec
 
 from snapline.ids import check_id
+from snapline.storage.disk.guard import CIPHER_OVERHEAD_BYTES, Cipher, Guard, open_data
 from snapline.storage.disk.layout import OBJECT_STREAMS
 from snapline.storage.disk.record import DIGEST_BYTES, Buffer, canonical, check_place, damaged, digest_of, seal, unseal
 from snapline.storage.packs.blob import CODEC_LZ4, CODEC_PLAIN, LZ4_BYTES_MAX, LZ4_RATIO_MAX, compress
 from snapline.storage.store import files
-from snapline.storage.store.guard import CIPHER_OVERHEAD_BYTES, Cipher, Guard
-from snapline.storage.store.guarded_data import open_data
 
 HEADER_KIND = b"SHSG"
 COMMIT_KIND = b"SHCO"

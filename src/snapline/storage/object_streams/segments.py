@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from snapline.errors import DamagedDataError, UsageError
 from snapline.failpoints import failpoint
+from snapline.storage.disk.guard import Cipher, Guard
 from snapline.storage.disk.layout import OBJECT_STREAMS, TEMPORARY, parse_temporary_path
 from snapline.storage.disk.local_disk import Disk, appends, make_durable_directory
 from snapline.storage.disk.record import HEAD_BYTES, MAGIC, Buffer, damaged, record_bytes
@@ -29,7 +30,6 @@ from snapline.storage.object_streams.records import (
     segment_path,
 )
 from snapline.storage.store import files
-from snapline.storage.store.guard import Cipher, Guard
 
 SEGMENT_BYTES_MAX = 2**26
 """Size after which a new segment begins (64 MiB). One compaction rewrites about as much."""

@@ -23,6 +23,7 @@ import msgspec
 
 from snapline.errors import DamagedDataError, NotFoundError, UsageError
 from snapline.failpoints import failpoint
+from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.layout import OUTPUTS
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.disk.record import damaged
@@ -36,7 +37,6 @@ from snapline.storage.outputs.record import (
     open_outputs,
 )
 from snapline.storage.store import files
-from snapline.storage.store.guard import Guard
 
 
 class RevertedEpochs(msgspec.Struct, frozen=True, gc=False):

@@ -17,12 +17,11 @@ import msgspec
 
 from snapline.errors import UsageError
 from snapline.ids import check_id
+from snapline.storage.disk.guard import Guard, open_data
 from snapline.storage.disk.layout import EPOCH_MAX, check_root
 from snapline.storage.disk.record import canonical, check_place, damaged, seal, unseal
 from snapline.storage.outputs.names import Cursor, PartName, first_path
 from snapline.storage.store import files
-from snapline.storage.store.guard import Guard
-from snapline.storage.store.guarded_data import open_data
 
 FILE_BYTES_MAX = 2**26
 """Largest part (64 MiB). Checked before writing and before reading."""

@@ -36,6 +36,7 @@ import msgspec
 from snapline.errors import DamagedDataError, StoreError, UsageError
 from snapline.failpoints import failpoint
 from snapline.storage.ages import ages_ns
+from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.layout import OUTPUTS, TEMPORARY, check_root, parse_temporary_path
 from snapline.storage.disk.local_disk import Disk, creates_only, make_durable_directory, write_once
 from snapline.storage.outputs.consumers import ConsumerPosition, acknowledge, forget, lowest_cursor, read_consumers
@@ -43,7 +44,6 @@ from snapline.storage.outputs.names import START, Cursor, PartName, first_path, 
 from snapline.storage.outputs.reader import list_parts, read_part, released_epochs
 from snapline.storage.outputs.record import EmittedOutput, OutputBody, check_outputs, encode_parts, split_into_parts
 from snapline.storage.store import files
-from snapline.storage.store.guard import Guard
 
 AGE_NS_MAX = 7 * 24 * 3600 * 10**9
 """Default age at which releases are deleted, in nanoseconds (a week): enough for a consumer that is away over a long weekend."""

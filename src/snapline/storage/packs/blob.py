@@ -20,8 +20,8 @@ import lz4.block
 import msgspec
 
 from snapline.errors import StoreError, StoreKeyError, UsageError
+from snapline.storage.disk.guard import CIPHER_OVERHEAD_BYTES, Cipher, Guard
 from snapline.storage.disk.record import DIGEST_BYTES, Buffer, canonical, damaged, digest_of
-from snapline.storage.store.guard import CIPHER_OVERHEAD_BYTES, Cipher, Guard
 
 KIND_CHECKPOINT = 1
 """An `AgentCheckpoint`."""

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator, Mapping
 from snapline.errors import DamagedDataError, NotFoundError, UsageError
 from snapline.failpoints import failpoint
 from snapline.storage.disk import layout
+from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.disk.record import Buffer, damaged, owner_of
 from snapline.storage.packs.blob import (
@@ -30,7 +31,6 @@ from snapline.storage.packs.blob import (
 from snapline.storage.packs.checkpoint import AgentCheckpoint, decode_checkpoint
 from snapline.storage.packs.pack import PackIndex, PackReference, read_index
 from snapline.storage.store import files
-from snapline.storage.store.guard import Guard
 
 
 def difference_in_size(found: int, expected: int) -> str:

@@ -55,13 +55,13 @@ import msgspec
 from snapline.errors import DamagedDataError, StoreError
 from snapline.failpoints import failpoint
 from snapline.storage.disk import layout
+from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.packs.blob import KIND_CHUNK, BlobEntry, PackBlob, end_of
 from snapline.storage.packs.checkpoint_packs import keyring_of, read_blob, read_reported_index
 from snapline.storage.packs.generations import GRACE_S, WRITER, Notes, Retirement, entries_of, published_roots
 from snapline.storage.packs.pack import PackReference, read_index
 from snapline.storage.store import files
-from snapline.storage.store.guard import Guard
 from snapline.storage.store.manifest import (
     Manifest,
     agent_line,

@@ -12,6 +12,7 @@ import msgspec
 
 from snapline.errors import DamagedDataError
 from snapline.storage.capture.decoder import buffer_for
+from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.local_disk import Disk, parallel_map, read_into, requests_at_once
 from snapline.storage.disk.record import damaged, digest_of
 from snapline.storage.packs.blob import (
@@ -29,7 +30,6 @@ from snapline.storage.packs.checkpoint import StatePart
 from snapline.storage.packs.checkpoint_packs import keyring_of
 from snapline.storage.packs.pack import PackIndex
 from snapline.storage.store import files
-from snapline.storage.store.guard import Guard
 from snapline.storage.store.manifest import Manifest
 
 RUN_BYTES_MAX = 8 * 2**20

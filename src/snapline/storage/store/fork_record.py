@@ -9,11 +9,11 @@ refs are signed, so is the record: otherwise an attacker could allow a fork to m
 import msgspec
 
 from snapline.errors import StoreError
+from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.layout import FORK, is_root
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.disk.record import canonical, check_store, damaged, seal, unseal
 from snapline.storage.store import files
-from snapline.storage.store.guard import Guard
 
 FORK_KIND = b"FORK"
 

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from snapline.errors import DamagedDataError, NotFoundError, StoreKeyError, UsageError
 from snapline.storage.disk import layout
+from snapline.storage.disk.guard import Guard, authenticates
 from snapline.storage.disk.local_disk import Disk, parallel_map, requests_at_once
 from snapline.storage.keys.key_records import list_keys
 from snapline.storage.log.names import LogName
@@ -24,7 +25,6 @@ from snapline.storage.packs.parts import PartReader
 from snapline.storage.retention import pins
 from snapline.storage.store import files, verify
 from snapline.storage.store.fork_record import ForkRecord, read_fork
-from snapline.storage.store.guard import Guard, authenticates
 from snapline.storage.store.log_marks import LogMark, read_marks
 from snapline.storage.store.manifest import AgentLine, Manifest, read_manifest, read_ref
 from snapline.storage.store.opened_disk import OpenedDisk

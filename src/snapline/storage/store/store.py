@@ -35,6 +35,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, StoreKeyError, StoreMissingError, UsageError
 from snapline.failpoints import failpoint
 from snapline.storage.disk import layout
+from snapline.storage.disk.guard import Guard
 from snapline.storage.disk.local_disk import Disk, make_durable_directory, write_once
 from snapline.storage.disk.record import Buffer, digest_of
 from snapline.storage.keys import key_records
@@ -55,7 +56,6 @@ from snapline.storage.packs.pack import PackNeeds, PackReference, PackWriter
 from snapline.storage.retention import retention
 from snapline.storage.store import files
 from snapline.storage.store.create_store import initialize_store, missing_store_error
-from snapline.storage.store.guard import Guard
 from snapline.storage.store.log_marks import LogMark, add_mark
 from snapline.storage.store.manifest import (
     Manifest,

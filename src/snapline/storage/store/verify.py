@@ -29,6 +29,7 @@ import msgspec
 
 from snapline.errors import DamagedDataError, StoreError
 from snapline.storage.disk import layout
+from snapline.storage.disk.guard import Guard, authenticates
 from snapline.storage.disk.local_disk import DirectoryEntry, Disk, StoreUnavailableError
 from snapline.storage.disk.record import Finding, damaged, finding_of
 from snapline.storage.keys import key_records
@@ -49,7 +50,6 @@ from snapline.storage.packs.pack import PackIndex, PackReference, read_index
 from snapline.storage.retention import pins
 from snapline.storage.store import files, log_marks
 from snapline.storage.store.fork_record import read_fork
-from snapline.storage.store.guard import Guard, authenticates
 from snapline.storage.store.manifest import Manifest, find_generation, read_manifest, read_ref
 from snapline.storage.store.opening import open_disk
 
