@@ -4,7 +4,7 @@ ShiViz
 ------
 A ShiViz host is a snapline agent. In a window of a long run, clocks start at 1 again, and receives of earlier sends are not
 connected to them. A recovery is an event of every agent that it rolls back. Undone events stay in the log, because they did
-happen. `diagrams/shiviz.py` computes the clocks.
+happen. `diagrams/event_history.py` computes the clocks.
 
 Perfetto
 --------
@@ -17,7 +17,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import assert_never
 
-from snapline.diagrams.shiviz import ClockStep, shiviz_log
+from snapline.diagrams.event_history import ClockStep, shiviz_log
 from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, MessageSent, Recovery
 from snapline.sim.world.recording import EpochSpan, HostSpan, Recording, TimedEvent
 

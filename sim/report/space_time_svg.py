@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
-from snapline.diagrams.history import INITIAL, PastEvents
+from snapline.diagrams.event_history import INITIAL, PastEvents
 from snapline.diagrams.scene import Arrow, Band, Front, Place, Scene
 from snapline.diagrams.svg import draw
 from snapline.recovery.trace import CheckpointTaken, Recovery

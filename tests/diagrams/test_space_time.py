@@ -13,8 +13,8 @@ from tests.diagrams.test_scene import SVG, elements
 from tests.recovery.test_gathered import parts_of
 from tests.recovery.test_merge import files_of, play
 
+from snapline.diagrams import event_history
 from snapline.diagrams import event_window as happened_module
-from snapline.diagrams import shiviz
 from snapline.diagrams.event_window import (
     CHOSEN_MAX,
     ROWS_MAX,
@@ -264,7 +264,7 @@ def test_the_log_for_shiviz_is_of_exactly_the_window_and_obeys_its_rules(seed: i
 
 
 def a_clock_does_not_join(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(shiviz, "max", lambda one, other: one, raising=False)
+    patch.setattr(event_history, "max", lambda one, other: one, raising=False)
 
 
 def a_step_that_counts_not_breaks_the_chain(patch: pytest.MonkeyPatch) -> None:

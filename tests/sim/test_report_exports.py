@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from tests.sim.recordings import NAMES, Fleet, Operation, busy_steps, few, operations
 
-from snapline.diagrams import shiviz
+from snapline.diagrams import event_history
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Recovery
 from snapline.sim.report import exports
 from snapline.sim.report.exports import to_perfetto, to_shiviz
@@ -76,7 +76,7 @@ def test_shiviz_clocks_are_exactly_happened_before(steps: list[Operation]) -> No
 def test_a_clock_that_does_not_join_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     recording = Fleet(3).run([("send", 0, 1, 5), ("receive", 0, 0, 5)])
     assert clocks_are_right(recording)
-    monkeypatch.setattr(shiviz, "max", lambda one, other: one, raising=False)
+    monkeypatch.setattr(event_history, "max", lambda one, other: one, raising=False)
     assert not clocks_are_right(recording)
 
 

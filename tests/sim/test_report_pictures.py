@@ -25,7 +25,7 @@ from tests.sim.recordings import (
     result_of,
 )
 
-from snapline.diagrams import history as past
+from snapline.diagrams import event_history as past
 from snapline.diagrams.style import clean
 from snapline.recovery.trace import CheckpointTaken, Event, MessageReceived, MessageSent, Recovery, read_trace
 from snapline.sim.faults.fault_kinds import CrashFault

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from msgspec.structs import replace
 
-from snapline.diagrams.history import INITIAL, PastEvents
+from snapline.diagrams.event_history import INITIAL, PastEvents
 from snapline.diagrams.scene import Arrow, Band, Front, Mark, Place, Scene, Sign, counted
 from snapline.diagrams.svg import draw
 from snapline.errors import UsageError

@@ -25,9 +25,8 @@ from typing import Literal, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from snapline.diagrams.history import PastEvents
+from snapline.diagrams.event_history import Clock, ClockStep, PastEvents, past_of_last, shiviz_log
 from snapline.diagrams.scene import Arrow, Band, EventDot, Front, Mark, Place, Scene, Ticks, round_step
-from snapline.diagrams.shiviz import Clock, ClockStep, past_of_last, shiviz_log
 from snapline.diagrams.svg import draw
 from snapline.ids import HOST_PREFIX
 from snapline.recovery.trace import CheckpointTaken, MessageReceived, MessageSent, Recovery
