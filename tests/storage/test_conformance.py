@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from snapline.storage import conformance
-from snapline.storage.buckets.object_disk import DiskCapabilities, ObjectDisk
 from snapline.storage.disk.local_disk import DirectoryEntry, Disk, LocalDisk
+from snapline.storage.disk.object_disk import DiskCapabilities, ObjectDisk
 from snapline.storage.disk.record import Buffer
 from snapline.storage.store.opening import open_disk
 

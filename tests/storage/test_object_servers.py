@@ -16,7 +16,7 @@ from tests.storage.object_servers import (
 
 from snapline.errors import DamagedDataError, StoreError, UsageError
 from snapline.storage import conformance
-from snapline.storage.buckets.object_disk import ObjectDisk
+from snapline.storage.disk.object_disk import ObjectDisk
 from snapline.storage.store import opening
 from snapline.storage.store.opened_disk import OpenedDisk
 from snapline.storage.store.opening import open_disk

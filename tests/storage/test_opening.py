@@ -11,10 +11,9 @@ from tests.storage.making import check_epoch_restores, write_epoch
 from tests.storage.object_servers import BUCKET, FakeS3, fake_s3
 
 from snapline.errors import StoreError, UsageError
-from snapline.storage.buckets import object_disk
-from snapline.storage.buckets.object_disk import DiskCapabilities, ObjectDisk
-from snapline.storage.disk import layout
+from snapline.storage.disk import layout, object_disk
 from snapline.storage.disk.local_disk import LocalDisk
+from snapline.storage.disk.object_disk import DiskCapabilities, ObjectDisk
 from snapline.storage.store import opening
 from snapline.storage.store.opening import open_disk
 from snapline.storage.store.store import Store

@@ -13,8 +13,8 @@ from tests.storage.making import check_epoch_restores, seeded_bytes, write_epoch
 from tests.storage.making_chunks import check_chunked, commit_chunked, first_state
 
 from snapline.errors import DamagedDataError, StoreError
-from snapline.storage.buckets.object_disk import ObjectDisk
 from snapline.storage.disk.local_disk import Disk, LocalDisk, parallel_map, requests_at_once
+from snapline.storage.disk.object_disk import ObjectDisk
 from snapline.storage.disk.record import digest_of
 from snapline.storage.packs import parts
 from snapline.storage.packs.blob import KIND_CHUNK, PackBlob, end_of

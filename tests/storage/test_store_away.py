@@ -23,7 +23,7 @@ from tests.storage.protecting import OLD
 from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import DamagedDataError, NotFoundError, SnaplineError, StoreError, StoreMissingError
-from snapline.storage.buckets import object_disk
+from snapline.storage.disk import object_disk
 from snapline.storage.disk.local_disk import Disk
 from snapline.storage.keys import key_records
 from snapline.storage.log.names import LogName

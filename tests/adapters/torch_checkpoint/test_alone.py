@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 
 from snapline.adapters.torch_checkpoint import SnaplineReader, SnaplineWriter
 from snapline.errors import DamagedDataError, UsageError
-from snapline.storage.buckets.object_disk import ObjectDisk
+from snapline.storage.disk.object_disk import ObjectDisk
 from snapline.storage.keys.key_files import Keys, make_wrapping_key
 from snapline.storage.store.manifest import Manifest, Metadata
 from snapline.storage.store.store import Store

@@ -15,7 +15,7 @@ from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline import failpoints
 from snapline.errors import DamagedDataError, NotFoundError, StoreError, UsageError
-from snapline.storage.buckets.object_disk import ObjectDisk
+from snapline.storage.disk.object_disk import ObjectDisk
 from snapline.storage.keys.key_files import NO_KEYS
 from snapline.storage.keys.keys_in_use import keys_in_use
 from snapline.storage.object_streams import object_stream as object_stream_module

@@ -8,7 +8,7 @@ from tests.storage.outputs.releasing import CREATED_NS, make_output, make_output
 from tests.storage.simulated_disk import SimulatedDisk
 
 from snapline.errors import NotFoundError, StoreError, UsageError
-from snapline.storage.buckets.object_disk import DiskCapabilities
+from snapline.storage.disk.object_disk import DiskCapabilities
 from snapline.storage.outputs import record as records
 from snapline.storage.outputs import writer as writing
 from snapline.storage.outputs.reader import RevertedEpochs

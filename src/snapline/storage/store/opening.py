@@ -29,7 +29,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from snapline.errors import StoreError, UsageError
-from snapline.storage.buckets.object_disk import (
+from snapline.storage.disk.layout import IDENTITY, TEMPORARY, parse_location
+from snapline.storage.disk.local_disk import Disk, LocalDisk
+from snapline.storage.disk.object_disk import (
     DiskCapabilities,
     ObjectDisk,
     get_range,
@@ -37,8 +39,6 @@ from snapline.storage.buckets.object_disk import (
     put_new,
     translating,
 )
-from snapline.storage.disk.layout import IDENTITY, TEMPORARY, parse_location
-from snapline.storage.disk.local_disk import Disk, LocalDisk
 
 if TYPE_CHECKING:
     from obstore.store import MemoryStore, ObjectStore
